@@ -116,7 +116,7 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
         first = {n: a[:8] for n, a in batch.items()}
         one = draw_rounding(stand, [first])
         few = ReferenceAssessment()
-        few.update(stand.reference.run(first), stand.truth.aside(first), 8)
+        few.update(stand.reference.run(first), stand.truth.extra_outputs(first), 8)
         early = [q for i, e in few.errors.items() for q in e.ratios(one.for_output(i))]
         validity = assessment.result(stand)
     ratios = np.concatenate([q.ravel() for q in kinds] or [np.zeros(0)])

@@ -235,7 +235,7 @@ def _measure_champion(
         case.annotations,
     )
     try:
-        incumbent = measure_incumbent(champion, beside=compared, evidence=evidence)
+        incumbent = measure_incumbent(champion, comparison=compared, evidence=evidence)
     except GateError as error:
         if case.policy.incumbent is not None:
             raise

@@ -56,7 +56,7 @@ def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> Champio
     origin = SamplesOrigin(str(paths.EVAL_IMAGES), paths.EVAL_LABELS)
     annotations = open_annotations(origin, policy.metrics, len(samples))
     beside = Compared(candidate, samples, labels, size, policy, opener, annotations)
-    return measure_incumbent(champion, beside=beside, evidence=evidence)
+    return measure_incumbent(champion, comparison=beside, evidence=evidence)
 
 
 def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:

@@ -135,7 +135,7 @@ class JobSpec(Record):
         origin = SamplesOrigin(self.inputs, _path(self.labels), None, _path(self.slices))
         metrics = self.policy.metrics
         own = samples.labels() if metrics and self.labelled and not self.labels else None
-        annotations = open_annotations(origin, metrics, samples.count, own=own)
+        annotations = open_annotations(origin, metrics, samples.count, source_labels=own)
         self.verify_annotations(annotations)
         labels = None
         if origin.labels:

@@ -387,7 +387,7 @@ def widen_by_rounding(
         """By number, of the floats of which float64 is the same function."""
         truth = (truths.through, truths.alone)[alone]
         return {
-            number: NoiseStatistics.middle(
+            number: NoiseStatistics.median(
                 [_noise_of(truth[number], value, run[alone][number]) for run in runs]
             )
             for number, value in values.items()

@@ -67,7 +67,7 @@ def _compare_node(
     names = [*node.input, *[""] * (len(module.sources) - len(node.input))]
     is_permuted = node.op_type not in _COMMUTATIVE and sorted(names) == sorted(module.proto.input)
     for place, ((kind, held), name) in enumerate(zip(module.sources, names, strict=False)):
-        got = constant(name) if kind == "held" and name else None
+        got = constant(name) if kind == "initializer" and name else None
         if got is not None:
             yield from _compare_constant(f"{path}.{held}", got, to_numpy(getattr(module, held)))
         elif (kind == "absent") != (not name):

@@ -166,23 +166,23 @@ def thumbnails(
     if layout is None or not is_installed("PIL"):
         return {}
     (input_spec,) = samples.specs
-    fits = spec is not None and _makes(spec, input_spec)
+    fits = spec is not None and _matches(spec, input_spec)
     pictures = {}
-    for place in _worst(evidence, count=len(samples)):
-        tensor = samples.at([place])[input_spec.name][0]
+    for sample in _worst(evidence, count=len(samples)):
+        tensor = samples.at([sample])[input_spec.name][0]
         pixels = (
             np.clip(np.round(np.nan_to_num(to_pixels(tensor, spec))), 0, 255).astype(np.uint8)
             if spec is not None and fits
             else _stretched(tensor, layout)
         )
-        pictures[place] = _png(pixels)
+        pictures[sample] = _png(pixels)
     return pictures
 
 
 def save(folder: Path, pictures: Mapping[int, bytes]) -> None:
     """Write `<sample>.png` for each. Raises StorageError."""
-    for place, png in pictures.items():
-        files.write_bytes(folder / f"{place}.png", png)
+    for sample, png in pictures.items():
+        files.write_bytes(folder / f"{sample}.png", png)
 
 
 def _worst(evidence: Evidence, *, count: int) -> list[int]:
@@ -192,7 +192,7 @@ def _worst(evidence: Evidence, *, count: int) -> list[int]:
         for runtime in evidence.runtimes
         for output in runtime.outputs
     ]
-    return [place for place in interleaved(lists) if place < count][:MOST]
+    return [sample for sample in interleaved(lists) if sample < count][:MOST]
 
 
 def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:
@@ -209,12 +209,12 @@ def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:
     return layout if all(isinstance(n, int) and n >= _SMALLEST for n in sides) else None
 
 
-def _makes(spec: PreprocessSpec, given: TensorSpec) -> bool:
+def _matches(spec: PreprocessSpec, tensor: TensorSpec) -> bool:
     """Return whether the spec's tensors have this dtype and shape."""
-    if spec.dtype != given.dtype:
+    if spec.dtype != tensor.dtype:
         return False
-    shape = given.shape[1:]
-    return all(want in (None, got) for want, got in zip(spec.shape, shape, strict=True))
+    shape = tensor.shape[1:]
+    return all(expected in (None, size) for expected, size in zip(spec.shape, shape, strict=True))
 
 
 def _stretched(tensor: NDArray[np.generic], layout: str) -> NDArray[np.uint8]:

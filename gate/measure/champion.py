@@ -70,7 +70,7 @@ class Compared:
 
 
 def measure_incumbent(
-    champion: Champion, *, beside: Compared, evidence: Evidence
+    champion: Champion, *, comparison: Compared, evidence: Evidence
 ) -> ChampionComparison:
     """Compare the new file with the serving version, or return why that is not possible.
 
@@ -81,47 +81,47 @@ def measure_incumbent(
     if champion.onnx_path is None or champion.evidence is None:
         return ChampionComparison(state=champion.incomparable, absent=champion.absent, **fields)
     if champion.sha256 == evidence.subject.sha256:
-        return ChampionComparison(state="compared", samples=len(beside.samples), **fields)
+        return ChampionComparison(state="compared", samples=len(comparison.samples), **fields)
     old = TestedFile(champion.onnx_path, champion.evidence.subject)
     try:
         _check_preprocessing(champion.evidence, evidence)
-        _check_outputs(old, beside.candidate)
-        both = _Pair(old, beside)
-        metrics = both.run()
+        _check_outputs(old, comparison.candidate)
+        pair = _Pair(old, comparison)
+        metrics = pair.run()
     except (InputMismatch, OutputMismatch) as error:
-        unpaired = tuple(_unpaired(beside.metrics, champion.evidence, evidence))
+        unpaired = tuple(_unpaired(comparison.metrics, champion.evidence, evidence))
         if unpaired:
-            count = len(beside.samples)
+            count = len(comparison.samples)
             return ChampionComparison(state="compared", samples=count, metrics=unpaired, **fields)
         return ChampionComparison(state="incomparable", absent=str(error).rstrip("."), **fields)
     return ChampionComparison(
         state="compared",
-        samples=len(beside.samples),
-        outputs=both.answers(),
+        samples=len(comparison.samples),
+        outputs=pair.answers(),
         metrics=metrics,
-        champion_latency=both.latency(0),
-        latency=both.latency(1),
+        champion_latency=pair.latency(0),
+        latency=pair.latency(1),
         **fields,
     )
 
 
 def _check_preprocessing(old: Evidence, new: Evidence) -> None:
     """Raise InputMismatch if the champion expects other preprocessing than these samples have."""
-    theirs, ours = old.source.preprocess_sha256, new.source.preprocess_sha256
-    if theirs is not None and ours is not None and theirs != ours:
+    champion_spec, new_spec = old.source.preprocess_sha256, new.source.preprocess_sha256
+    if champion_spec is not None and new_spec is not None and champion_spec != new_spec:
         raise InputMismatch(
-            f"its inputs need other preprocessing ({theirs.short}) than these samples have "
-            f"({ours.short})"
+            f"its inputs need other preprocessing ({champion_spec.short}) than these samples have "
+            f"({new_spec.short})"
         )
 
 
 def _check_outputs(old: TestedFile, new: TestedFile) -> None:
-    theirs = {spec.name: spec.shape[1:] for spec in old.subject.outputs}
+    shapes = {spec.name: spec.shape[1:] for spec in old.subject.outputs}
     for spec in new.subject.outputs:
-        if spec.name not in theirs or not _fits(theirs[spec.name], spec.shape[1:]):
-            old_shapes = ", ".join(f"'{name}' {list(shape)}" for name, shape in theirs.items())
+        if spec.name not in shapes or not _fits(shapes[spec.name], spec.shape[1:]):
+            listed = ", ".join(f"'{name}' {list(shape)}" for name, shape in shapes.items())
             raise OutputMismatch(
-                f"its outputs per sample are {old_shapes}; the new file returns '{spec.name}' "
+                f"its outputs per sample are {listed}; the new file returns '{spec.name}' "
                 f"{list(spec.shape[1:])}"
             )
 
@@ -154,30 +154,30 @@ class _Side(NamedTuple):
 class _Pair:
     """Both files, the serving one first."""
 
-    def __init__(self, old: TestedFile, beside: Compared) -> None:
-        self._beside = beside
-        self._sides = [self._open(old), self._open(beside.candidate)]
+    def __init__(self, old: TestedFile, comparison: Compared) -> None:
+        self._comparison = comparison
+        self._sides = [self._open(old), self._open(comparison.candidate)]
         sizes = {side.binding.batch_size for side in self._sides if side.binding.fixed}
         if len(sizes) > 1:
             raise InputMismatch(f"the two files have different fixed batch sizes: {sorted(sizes)}")
         self._batch_size = min(sizes, default=self._sides[0].binding.batch_size)
-        self._names = [spec.name for spec in beside.candidate.subject.outputs]
+        self._names = [spec.name for spec in comparison.candidate.subject.outputs]
         self._classes: dict[str, ClassStatistics] = {}
 
     def run(self) -> tuple[ChampionMetric, ...]:
         """Run all samples in both, then enough batches for timing. Return the metrics."""
-        beside = self._beside
+        comparison = self._comparison
         with closing(
-            MetricRun(beside.metrics, outputs=self._names, annotations=beside.annotations)
+            MetricRun(comparison.metrics, outputs=self._names, annotations=comparison.annotations)
         ) as metrics:
             self._run(metrics)
-            return tuple(_paired(metrics, beside.metrics, samples=len(beside.samples)))
+            return tuple(_paired(metrics, comparison.metrics, samples=len(comparison.samples)))
 
     def _run(self, metrics: MetricRun) -> None:
-        labels, start, turns = self._beside.labels, 0, 0
+        labels, start, turns = self._comparison.labels, 0, 0
         first: Batch | None = None
         # NaN is allowed, because both files get the same samples.
-        for batch in self._beside.samples.allow_nan().batches(self._batch_size):
+        for batch in self._comparison.samples.allow_nan().batches(self._batch_size):
             first = batch if first is None else first
             outputs = self._turn(batch, turns)
             rows = len(next(iter(batch.values())))
@@ -198,9 +198,9 @@ class _Pair:
         return self._sides[side].stopwatch.result()
 
     def _open(self, file: TestedFile) -> _Side:
-        beside = self._beside
+        comparison = self._comparison
         inputs = file.subject.inputs
-        binding = bind_samples(inputs, beside.samples, batch_size=beside.batch_size)
+        binding = bind_samples(inputs, comparison.samples, batch_size=comparison.batch_size)
         try:
             session = self._session(file)
         except GateError:
@@ -210,7 +210,7 @@ class _Pair:
         return _Side(session, binding, Stopwatch())
 
     def _session(self, file: TestedFile) -> Any:
-        chained = self._beside.chained
+        chained = self._comparison.chained
         if (chained is None) == bool(file.subject.parts):
             raise OutputMismatch("one is a release of several files, the other a single file")
         if chained is not None:
@@ -227,7 +227,7 @@ class _Pair:
         self, outputs: list[list[Any]], start: int, labels: NDArray[np.int64] | None
     ) -> None:
         for name, old, new in zip(self._names, *outputs, strict=True):
-            if not (self._beside.policy.counts_classes(name) and _is_classes(old, new)):
+            if not (self._comparison.policy.counts_classes(name) and _is_classes(old, new)):
                 continue
             if name not in self._classes:
                 self._classes[name] = ClassStatistics(new.shape[1])
@@ -278,23 +278,26 @@ def _unpaired(
 
     Only metrics with the same definition and source are compared.
     """
-    theirs = {metric.name: metric for metric in old.metrics if metric.failure is None}
+    champion_metrics, new_metrics = (
+        {metric.name: metric for metric in evidence.metrics if metric.failure is None}
+        for evidence in (old, new)
+    )
     for metric in policies:
-        before = theirs.get(metric.name)
-        now = next((m for m in new.metrics if m.name == metric.name and m.failure is None), None)
-        if before is None or now is None:
+        champion = champion_metrics.get(metric.name)
+        measured = new_metrics.get(metric.name)
+        if champion is None or measured is None:
             continue
         same = ("definition_sha256", "source")
-        if all(getattr(before, name) == getattr(now, name) for name in same):
-            groups, failure = tuple(_unpaired_groups(metric, before, now)), None
+        if all(getattr(champion, name) == getattr(measured, name) for name in same):
+            groups, failure = tuple(_unpaired_groups(metric, champion, measured)), None
             if metric.aggregation == "sum":
                 groups, failure = (), "sums over different samples can't be compared; use a mean"
             elif not groups:
                 failure = "the champion was not measured on these slices"
             yield ChampionMetric(
                 name=metric.name,
-                definition_sha256=now.definition_sha256,
-                source=now.source,
+                definition_sha256=measured.definition_sha256,
+                source=measured.source,
                 paired=False,
                 failure=failure,
                 groups=groups,
@@ -302,32 +305,32 @@ def _unpaired(
 
 
 def _unpaired_groups(
-    metric: MetricPolicy, before: MetricEvidence, now: MetricEvidence
+    metric: MetricPolicy, champion: MetricEvidence, measured: MetricEvidence
 ) -> Iterator[ChampionMetricGroup]:
     """Yield unpaired comparisons of the groups; nothing if the champion lacks one of them."""
-    theirs = {group.title: group for group in before.groups}
-    if not {group.title for group in now.groups} <= set(theirs):
+    champion_groups = {group.title: group for group in champion.groups}
+    if not {group.title for group in measured.groups} <= set(champion_groups):
         return
-    levels = holm_levels(metric.confidence, len(now.groups) - 1)
-    for group in now.groups:
-        ours, old = _served(group), _served(theirs[group.title])
-        if ours is None or old is None:
+    levels = holm_levels(metric.confidence, len(measured.groups) - 1)
+    for group in measured.groups:
+        new, old = _served(group), _served(champion_groups[group.title])
+        if new is None or old is None:
             return
         if metric.is_higher_better:
-            one, other = (old.value, old.high), (ours.value, ours.low)
+            old_limits, new_limits = (old.value, old.high), (new.value, new.low)
         else:
-            one, other = (-old.value, -old.low), (-ours.value, -ours.high)
+            old_limits, new_limits = (-old.value, -old.low), (-new.value, -new.high)
         group_levels = levels if group.column is not None else (metric.confidence,)
-        bounds = unpaired_bounds(one, other, group_levels)
+        bounds = unpaired_bounds(old_limits, new_limits, group_levels)
         change = MetricDrop(
-            drop=one[0] - other[0],
+            drop=old_limits[0] - new_limits[0],
             changed=None,
             method=bounds.method,
             bounds=bounds.upper,
-            scale=max(abs(old.value), abs(ours.value)) or 1.0,
+            scale=max(abs(old.value), abs(new.value)) or 1.0,
         )
         yield _champion_metric_group(
-            group, MetricValue(value=old.value, low=old.low, high=old.high), ours, change
+            group, MetricValue(value=old.value, low=old.low, high=old.high), new, change
         )
 
 
@@ -341,8 +344,8 @@ def _served(group: MetricGroup) -> MetricSide | None:
 
 def _is_classes(old: Any, new: Any) -> bool:
     """Return whether both are float arrays of the same shape (batch, classes >= 2)."""
-    both = (old, new)
-    if not all(isinstance(each, np.ndarray) and each.dtype.kind == "f" for each in both):
+    outputs = (old, new)
+    if not all(isinstance(each, np.ndarray) and each.dtype.kind == "f" for each in outputs):
         return False
     return bool(new.ndim == 2 and new.shape[1] >= 2 and old.shape == new.shape)
 

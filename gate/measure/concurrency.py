@@ -39,7 +39,7 @@ class ConcurrencyInstrument:
     @staticmethod
     def is_enabled(job: MeasurementJob) -> bool:
         """Return whether a runtime of the policy is a server."""
-        kinds = {wanted.kind or name for name, wanted in job.policy.runtimes.items()}
+        kinds = {runtime.kind or name for name, runtime in job.policy.runtimes.items()}
         return SERVER in kinds and bool(job.policy.instruments.stability_samples)
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:  # noqa: ARG002

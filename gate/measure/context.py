@@ -110,10 +110,10 @@ class ReferencePass:
 
         It is infinite if the number of outputs, shapes, integers, bools or nonfinite values differ.
         """
-        again = self.run(batch)
-        if len(again) != len(expected):
+        repeated = self.run(batch)
+        if len(repeated) != len(expected):
             return math.inf
-        return max((_spread(a, b) for a, b in zip(expected, again, strict=True)), default=0.0)
+        return max((_spread(a, b) for a, b in zip(expected, repeated, strict=True)), default=0.0)
 
     def state_spread(self, batch: Batch, expected: list[OutputArray]) -> dict[str, float]:
         """Return the `spread` due to each parameter and buffer that forward changes.
@@ -123,20 +123,20 @@ class ReferencePass:
         state = self.session.state
         if not state.changed:
             return {}
-        left = state.after(lambda: self.run(batch))
+        final_state = state.after(lambda: self.run(batch))
 
         def spread(*names: str) -> float:
-            state.replace({name: left[name] for name in names})
+            state.replace({name: final_state[name] for name in names})
             return self.spread(batch, expected)
 
-        together = spread(*left)
-        if together == 0.0:
-            return dict.fromkeys(left, 0.0)
-        alone = {name: spread(name) for name in left}
-        if not any(alone.values()):
-            return dict.fromkeys(left, together)
-        worst = max(alone, key=lambda name: alone[name])
-        return alone | {worst: max(together, alone[worst])}
+        combined = spread(*final_state)
+        if combined == 0.0:
+            return dict.fromkeys(final_state, 0.0)
+        individual = {name: spread(name) for name in final_state}
+        if not any(individual.values()):
+            return dict.fromkeys(final_state, combined)
+        worst = max(individual, key=lambda name: individual[name])
+        return individual | {worst: max(combined, individual[worst])}
 
     def timed_run(self, batch: Batch, stopwatch: Stopwatch) -> list[OutputArray]:
         """Run a batch and add its time to a stopwatch of `meter`."""
@@ -153,15 +153,15 @@ class ReferencePass:
         return outputs
 
 
-def _spread(one: OutputArray, other: OutputArray) -> float:
-    if one.shape != other.shape:
+def _spread(left: OutputArray, right: OutputArray) -> float:
+    if left.shape != right.shape:
         return math.inf
-    if np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"):
+    if np.array_equal(left, right, equal_nan=left.dtype.kind in "fc"):
         return 0.0
-    if one.dtype.kind != "f" or not np.array_equal(np.isfinite(one), np.isfinite(other)):
+    if left.dtype.kind != "f" or not np.array_equal(np.isfinite(left), np.isfinite(right)):
         return math.inf
-    finite = np.isfinite(one)
-    a, b = (np.where(finite, array, 0.0).astype(np.float64) for array in (one, other))
+    finite = np.isfinite(left)
+    a, b = (np.where(finite, array, 0.0).astype(np.float64) for array in (left, right))
     return worst_ratio(columns(np.abs(a - b)), columns(np.abs(a)))
 
 
@@ -307,10 +307,10 @@ class MeasurementContext:
 
     def _fake_quantizes(self) -> bool:
         """Return whether the reference rounds floats to the steps of a quantized type."""
-        watch = FakeQuantization()
-        with watch:
+        mode = FakeQuantization()
+        with mode:
             self.reference.run(self.example)
-        return watch.is_used
+        return mode.is_used
 
     def reference_choices(self, batch: Batch) -> list[Choice]:
         """Return the decisions of the reference on a batch; cached for the last batch.
@@ -328,7 +328,7 @@ class MeasurementContext:
         decision, so that each run can decide by itself."""
         if not self.truth.validity.record.own_choices:
             return None
-        return ChoiceReplay(self.reference_choices(batch), own=True)
+        return ChoiceReplay(self.reference_choices(batch), from_model=True)
 
     def replayed(
         self, runtime: RuntimeName, batch: Batch, *, scale: float = 1.0
@@ -349,7 +349,7 @@ class MeasurementContext:
             return run_rounded(lambda _: run(), self.policy.determinism, batch, rounding)
 
         def truth(mode: DispatchMode) -> list[OutputArray] | None:
-            return self.truth.aside(batch, mode=mode)
+            return self.truth.extra_outputs(batch, mode=mode)
 
         try:
             choices = session.run(self.binding.by_input(batch))
@@ -453,14 +453,14 @@ class MeasurementContext:
         If one sample affects all others, at least one of these parts changes.
         """
         try:
-            whole = self.answers.reference(batch)
-            if any(r.ndim == 0 or len(r) != length(batch) for r in whole):
+            outputs = self.answers.reference(batch)
+            if any(r.ndim == 0 or len(r) != length(batch) for r in outputs):
                 return False
             for rows in (slice(size), slice(-size, None)):
                 part = self.reference.run({name: array[rows] for name, array in batch.items()})
-                if len(part) != len(whole):
+                if len(part) != len(outputs):
                     return False
-                if not all(agree(one, r[rows]) for one, r in zip(part, whole, strict=True)):
+                if not all(map(agree, part, (output[rows] for output in outputs))):
                     return False
         except GateError:
             return False
@@ -494,7 +494,7 @@ class MeasurementContext:
             except Exception:  # other checks report a model that fails here
                 return
         if sizes:
-            vars(self)["sample_bytes"] = sizes[0].each(sizes[1], samples=small)
+            vars(self)["sample_bytes"] = sizes[0].bytes_per_sample(sizes[1], samples=small)
 
     def run_example(self) -> list[OutputArray]:
         """Return the outputs for `example`; this is the first run. Raises EvidenceError.
@@ -538,22 +538,22 @@ class MeasurementContext:
     @property
     def noise_samples(self) -> int:
         """Number of leading samples that are computed in float64."""
-        wanted = self.policy.instruments.noise_samples
-        return wanted and self.first + wanted
+        count = self.policy.instruments.noise_samples
+        return count and self.first + count
 
     def batches_with_truth(self) -> Iterator[Batch]:
         """Yield the batches of the measurement that are also computed in float64."""
-        done = 0
+        count = 0
         for batch in self.samples.batches(self.binding.batch_size):
-            if done >= self.noise_samples:
+            if count >= self.noise_samples:
                 return
             yield batch
-            done += length(batch)
+            count += length(batch)
 
     @cached_property
     def answers(self) -> ReferenceCache:
         """Cached outputs of the reference for the batches of instruments."""
-        return ReferenceCache(self.reference.run, self.truth.aside)
+        return ReferenceCache(self.reference.run, self.truth.extra_outputs)
 
 
 def _without_value(outputs: list[OutputArray]) -> frozenset[int]:

@@ -79,9 +79,9 @@ class Stopwatch:
 
     def drain(self) -> tuple[float, ...]:
         """Return and remove the collected seconds, without those of the first batch."""
-        taken = tuple(self._rest)
+        seconds = tuple(self._rest)
         self._rest.clear()
-        return taken
+        return seconds
 
     def extend(self, seconds: Sequence[float]) -> None:
         """Add the seconds that another stopwatch drained, for batches of the same size."""

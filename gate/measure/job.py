@@ -194,7 +194,7 @@ class Chained(Opener, Protocol):
     ) -> Session:
         """Open all files in this runtime as one session. Raises any exception."""
 
-    def cases(self, whole: MeasurementJob) -> Mapping[str, MeasurementJob]:
+    def cases(self, release: MeasurementJob) -> Mapping[str, MeasurementJob]:
         """Return a job for each file and its submodule, by the name of the part."""
 
 
@@ -312,11 +312,12 @@ def open_annotations(
     metrics: Sequence[MetricPolicy],
     samples: int | None,
     *,
-    own: NDArray[np.int64] | None = None,
+    source_labels: NDArray[np.int64] | None = None,
 ) -> Annotations:
     """Read labels and slices for the metrics; empty without metrics.
 
-    `own`: class indices of the sample source, used if no label file is named. Raises DataError.
+    `source_labels`: class indices of the sample source, used if no label file is named. Raises
+    DataError.
     """
     if not metrics:
         return Annotations()
@@ -324,7 +325,7 @@ def open_annotations(
     read = Annotations.open(
         labels=origin.labels, slices=origin.slices, names=names, samples=samples
     )
-    return replace(read, labels=own) if origin.labels is None else read
+    return replace(read, labels=source_labels) if origin.labels is None else read
 
 
 def class_labels(
@@ -407,7 +408,7 @@ class EvaluationData:
         """
         assert self.origin is not None
         origin, count = replace(self.origin, labels=labels, slices=slices), self.samples.count
-        annotations = open_annotations(origin, metrics, count, own=self.labels)
+        annotations = open_annotations(origin, metrics, count, source_labels=self.labels)
         labelled = replace(self, annotations=annotations, origin=origin)
         if labels is None:
             return labelled

@@ -87,7 +87,7 @@ class NoiseStatistics:
         self._samples += samples
         batched = bool(truth.ndim) and len(truth) == samples
         truth, reference, candidate = np.atleast_1d(truth, reference, candidate)
-        for rows in chunks(truth, whole=not batched):
+        for rows in chunks(truth, single=not batched):
             self._add(truth[rows], reference[rows], candidate[rows], batched=batched)
 
     def _add(
@@ -125,21 +125,21 @@ class NoiseStatistics:
         return merged
 
     @classmethod
-    def middle(cls, draws: Sequence[NoiseStatistics]) -> NoiseStatistics:
+    def median(cls, draws: Sequence[NoiseStatistics]) -> NoiseStatistics:
         """Return the median of several measurements of the same samples, which ignores outliers."""
-        middle = cls()
-        middle._draws = len(draws)
-        middle._samples, middle._elements = draws[0]._samples, draws[0]._elements
-        middle._binades = GroupedErrors.middle(draw._binades for draw in draws)
+        median = cls()
+        median._draws = len(draws)
+        median._samples, median._elements = draws[0]._samples, draws[0]._elements
+        median._binades = GroupedErrors.median(draw._binades for draw in draws)
         columns: dict[int, GroupedErrors | None] = {}
         for axis in draws[0]._columns or {}:
             tallies = [(draw._columns or {}).get(axis) for draw in draws]
             complete = [tally for tally in tallies if tally is not None]
             columns[axis] = (
-                GroupedErrors.middle(complete) if len(complete) == len(tallies) else None
+                GroupedErrors.median(complete) if len(complete) == len(tallies) else None
             )
-        middle._columns = columns
-        return middle
+        median._columns = columns
+        return median
 
     def result(
         self,
@@ -156,27 +156,27 @@ class NoiseStatistics:
         if not self._elements:
             return _nothing(self._samples, math.inf if self._broken else 0.0)
         groups = list(self._groups(rounding))
-        whole = groups[0]
+        total = groups[0]
         count = sum(len(group.name) for group in groups[1:])
-        ratio, place, side = worst_of(groups, count, peaks=False)
+        ratio, group_name, side = worst_of(groups, count, peaks=False)
         peak, _, _ = worst_of(groups, count, peaks=True)
-        apart = whole.apart() if diff is None else diff
+        largest_difference = total.difference() if diff is None else diff
         if self._broken:
             ratio = peak = math.inf
         return NoiseParity(
             samples=self._samples,
             elements=self._elements,
-            truth_rms=float(whole.tally.rms(TRUTH)[0]),
-            reference_rms=float(whole.tally.rms(REFERENCE)[0]),
-            candidate_rms=float(whole.tally.rms(CANDIDATE)[0]),
-            rounding_rms=None if whole.rounding is None else float(whole.rounding_rms()[0]),
+            truth_rms=float(total.tally.rms(TRUTH)[0]),
+            reference_rms=float(total.tally.rms(REFERENCE)[0]),
+            candidate_rms=float(total.tally.rms(CANDIDATE)[0]),
+            rounding_rms=None if total.rounding is None else float(total.rounding_rms()[0]),
             rounding_draws=rounding._draws if rounding and rounding._draws else None,
-            scatter=float(whole.scatter(1)[0]),
-            group=place,
-            floor_peak=float(whole.noise_floor(peaks=True)[0]),
+            scatter=float(total.scatter(1)[0]),
+            group=group_name,
+            floor_peak=float(total.noise_floor(peaks=True)[0]),
             ratio=ratio,
             peak=peak,
-            diff=math.inf if self._broken else apart,
+            diff=math.inf if self._broken else largest_difference,
             closer=side,
             baseline=baseline,
         )
@@ -219,10 +219,10 @@ class NoiseStatistics:
         last = max(self._columns or {}, default=0)
         for axis, tally in (self._columns or {}).items():
             if tally is not None:
-                also = (rounding._columns or {}).get(axis) if rounding else None
-                word = {1: "channel", last: "column"}.get(axis, f"axis {axis}, index")
-                names = [f"{word} {place}" for place in range(len(tally.counts))]
-                yield NoiseGroups(axis, names, tally, also)
+                rounding_tally = (rounding._columns or {}).get(axis) if rounding else None
+                axis_name = {1: "channel", last: "column"}.get(axis, f"axis {axis}, index")
+                names = [f"{axis_name} {index}" for index in range(len(tally.counts))]
+                yield NoiseGroups(axis, names, tally, rounding_tally)
 
     def _ordinary(self) -> NDArray[np.int64]:
         """Return the end of the binades of ordinary elements, for each quantile."""
@@ -248,10 +248,10 @@ def _nothing(samples: int, ratio: float) -> NoiseParity:
     )
 
 
-def _merged(one: GroupedErrors | None, other: GroupedErrors | None) -> GroupedErrors | None:
-    if one is None or other is None or len(one.counts) != len(other.counts):
+def _merged(left: GroupedErrors | None, right: GroupedErrors | None) -> GroupedErrors | None:
+    if left is None or right is None or len(left.counts) != len(right.counts):
         return None
-    return one.merge(other)
+    return left.merge(right)
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -263,8 +263,8 @@ def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _arranged(array: NDArray[np.generic], axis: int) -> NDArray[np.generic]:
     """Return the array in shape (samples, repeats, length of `axis`)."""
-    moved = np.moveaxis(array, axis, -1)
-    return moved.reshape(len(array), -1, moved.shape[-1])
+    arranged = np.moveaxis(array, axis, -1)
+    return arranged.reshape(len(array), -1, arranged.shape[-1])
 
 
 def _binades(magnitudes: Floats) -> NDArray[np.int64]:
@@ -303,7 +303,7 @@ def rounding_floor(context: MeasurementContext, *, draws: int = DRAWS) -> Roundi
     floors: RoundingErrors = []
     for several in zip(*list(runs.values())[:draws], strict=True):
         measured = [each for each in several if each is not None]
-        floors.append(NoiseStatistics.middle(measured) if len(measured) == draws else None)
+        floors.append(NoiseStatistics.median(measured) if len(measured) == draws else None)
     return floors
 
 
@@ -323,7 +323,7 @@ def _rounding_errors(
         if truth is None:
             return {}
         floors = floors or {draw: [None] * len(reference) for draw in draws}
-        for draw, own in floors.items():  # only one run is in memory at a time
+        for draw, statistics in floors.items():  # only one run is in memory at a time
             _steps.debug("rounding floor: %d of %d forwards left", left, total)
             left -= length(batch)
             try:
@@ -333,11 +333,11 @@ def _rounding_errors(
                     run = validity.about_reference(run, null, reference)
             except GateError:
                 return {}
-            for place, (r64, r, moved) in enumerate(zip(truth, reference, run, strict=False)):
-                if r64.shape == r.shape == moved.shape and r.dtype.kind == "f":
-                    sides = validity.without_flips(place, r64, r, moved, start=start)
-                    floor = own[place] = own[place] or NoiseStatistics(columns=True)
-                    floor.update(*sides, moved, samples=length(batch))
+            for output, (r64, r, rounded) in enumerate(zip(truth, reference, run, strict=False)):
+                if r64.shape == r.shape == rounded.shape and r.dtype.kind == "f":
+                    sides = validity.without_flips(output, r64, r, rounded, start=start)
+                    floor = statistics[output] = statistics[output] or NoiseStatistics(columns=True)
+                    floor.update(*sides, rounded, samples=length(batch))
         start += length(batch)
     return floors
 
@@ -377,7 +377,7 @@ class OutlierTracker:
         self._floors = floors
         self.axis = axis
         self._scores: dict[int, float] = {}
-        self._other = 0.0
+        self._unstored = 0.0
         """The largest score of the samples that are not stored."""
         self._plain: dict[int, float] = {}
         """The largest differences above `_PLAIN`, by sample."""
@@ -388,15 +388,15 @@ class OutlierTracker:
         """Add a batch of two float arrays of equal shape. The check `finite` handles elements that
         are not finite on one side."""
         reference, candidate = np.atleast_1d(reference, candidate)
-        for rows in chunks(reference, whole=self.axis != 0):
-            apart = finite_distances(reference[rows], candidate[rows])
+        for rows in chunks(reference, single=self.axis != 0):
+            errors = finite_distances(reference[rows], candidate[rows])
             with np.errstate(all="ignore"):
-                scores = to_floor_units(apart, reference[rows], self._floors)
+                scores = to_floor_units(errors, reference[rows], self._floors)
             start = span.start + (rows.start or 0)
             worst = _largest(self._by_sample(scores))
             self._scores.update(enumerate(worst.tolist(), start))
             if self.axis is not None:
-                self._keep_plain(self._by_sample(apart), self._by_sample(reference[rows]), start)
+                self._keep_plain(self._by_sample(errors), self._by_sample(reference[rows]), start)
         self._keep()
 
     def merge(self, other: OutlierTracker) -> OutlierTracker:
@@ -404,7 +404,7 @@ class OutlierTracker:
         merged = OutlierTracker(self._floors, axis=self.axis)
         merged._scores = {**self._scores, **other._scores}
         merged._plain = {**self._plain, **other._plain}
-        merged._other = max(self._other, other._other)
+        merged._unstored = max(self._unstored, other._unstored)
         settled = [late.settled for late in (self, other) if late.settled is not None]
         merged.settled = max(settled, default=None)
         merged._keep()
@@ -421,17 +421,17 @@ class OutlierTracker:
     def _keep(self) -> None:
         """Discard all but the worst samples; for equal scores keep the first ones."""
         if len(self._scores) > KEPT:
-            ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
-            self._other = max(self._other, self._scores[ranked[KEPT]])
-            self._scores = {place: self._scores[place] for place in ranked[:KEPT]}
+            ranked = sorted(self._scores, key=lambda sample: (-self._scores[sample], sample))
+            self._unstored = max(self._unstored, self._scores[ranked[KEPT]])
+            self._scores = {sample: self._scores[sample] for sample in ranked[:KEPT]}
         if len(self._plain) > _MOST_PLAIN:
-            ranked = sorted(self._plain, key=lambda place: (-self._plain[place], place))
-            self._plain = {place: self._plain[place] for place in ranked[:_MOST_PLAIN]}
+            ranked = sorted(self._plain, key=lambda sample: (-self._plain[sample], sample))
+            self._plain = {sample: self._plain[sample] for sample in ranked[:_MOST_PLAIN]}
 
-    def _keep_plain(self, apart: Floats, reference: OutputArray, start: int) -> None:
+    def _keep_plain(self, errors: Floats, reference: OutputArray, start: int) -> None:
         with np.errstate(all="ignore"):
             size = np.where(np.isfinite(reference), np.abs(reference), 0.0)
-            shares = _largest(apart) / _largest(size)
+            shares = _largest(errors) / _largest(size)
         for row in np.flatnonzero(np.isfinite(shares) & (shares > _PLAIN)).tolist():
             self._plain[start + row] = float(shares[row])
 
@@ -441,11 +441,11 @@ class OutlierTracker:
     @property
     def doubtful(self) -> list[int]:
         """The samples that should be computed again, worst first."""
-        ranked = sorted(self._scores, key=lambda place: (-self._scores[place], place))
-        worst = [place for place in ranked if self._scores[place] > DOUBTFUL]
+        ranked = sorted(self._scores, key=lambda sample: (-self._scores[sample], sample))
+        worst = [sample for sample in ranked if self._scores[sample] > DOUBTFUL]
         return list(dict.fromkeys([*worst, *sorted(self._plain)]))
 
-    def record(self, sample: int, *, by_own: float, by_first: float) -> None:
+    def record(self, sample: int, *, by_rounding: float, by_first: float) -> None:
         """Replace the score of a sample that was computed again, in units of its rounding error.
 
         `by_first`, in units of the larger of this error and the floor of the first samples, applies
@@ -453,14 +453,14 @@ class OutlierTracker:
         """
         if sample not in self._plain and sample not in self._scores:
             return
-        score = by_own if sample in self._plain else min(by_own, by_first)
+        score = by_rounding if sample in self._plain else min(by_rounding, by_first)
         self._scores[sample] = score
         self.settled = max(self.settled or 0.0, score)
 
     @property
     def worst(self) -> float:
         """The largest score of all samples; 0 without any."""
-        return max(self._other, *self._scores.values(), 0.0)
+        return max(self._unstored, *self._scores.values(), 0.0)
 
 
 def _largest(values: Floats) -> Floats:
@@ -474,9 +474,9 @@ def to_floor_units(errors: Floats, values: OutputArray, floors: Sequence[NoiseGr
     A floor grows with the value, relative to the largest value of its group, and with the median
     growth of the sample's columns.
     """
-    whole, *columns = floors
+    total, *columns = floors
     magnitudes = np.abs(values.astype(np.float64))
-    smallest = _grown(whole.noise_floor(peaks=True)[0], magnitudes / whole.largest[0])
+    smallest = _grown(total.noise_floor(peaks=True)[0], magnitudes / total.largest[0])
     for group in columns:
         if values.ndim <= group.axis or values.shape[group.axis] != len(group.name):
             continue
@@ -485,11 +485,11 @@ def to_floor_units(errors: Floats, values: OutputArray, floors: Sequence[NoiseGr
         shape = [1] * values.ndim
         shape[group.axis] = -1
         floor = np.where(
-            empty, whole.noise_floor(peaks=True)[0], group.noise_floor(peaks=True)
+            empty, total.noise_floor(peaks=True)[0], group.noise_floor(peaks=True)
         ).reshape(shape)
-        growth = magnitudes / np.where(empty, whole.largest[0], group.largest).reshape(shape)
-        others = tuple(axis for axis in range(1, values.ndim) if axis != group.axis)
-        typical = np.median(growth.max(axis=others, keepdims=True), axis=group.axis, keepdims=True)
+        growth = magnitudes / np.where(empty, total.largest[0], group.largest).reshape(shape)
+        reduced = tuple(axis for axis in range(1, values.ndim) if axis != group.axis)
+        typical = np.median(growth.max(axis=reduced, keepdims=True), axis=group.axis, keepdims=True)
         smallest = np.minimum(smallest, _grown(floor, np.maximum(growth, typical)))
     return np.asarray(errors / smallest)
 
@@ -521,10 +521,10 @@ class NoiseFloor:
         """Return the measured state, without values derived from it."""
         return vars(self) | {"_first": {}}
 
-    def become(self, other: NoiseFloor) -> None:
+    def copy_state(self, source: NoiseFloor) -> None:
         """Replace the state in place by that of another process; other objects share this floor."""
-        self._noise, self._rounding, self._first = other._noise, other._rounding, {}
-        self._baselines, self.few_draws = other._baselines, other.few_draws
+        self._noise, self._rounding, self._first = source._noise, source._rounding, {}
+        self._baselines, self.few_draws = source._baselines, source.few_draws
 
     def update(
         self,

@@ -56,14 +56,14 @@ class OutlierAnalysis:
     def __init__(self, context: MeasurementContext) -> None:
         self._context = context
 
-    def at(self, sample: int) -> RoundingVariants | None:
+    def variants(self, sample: int) -> RoundingVariants | None:
         """Return the values that rounding permits for a sample.
 
         None without float64 outputs, or if the model can't run under random rounding.
         """
         start, measured = self._measured_batch(sample)
         alone, row = self._smallest_batch(sample)
-        truth = self._context.truth.aside(alone)
+        truth = self._context.truth.extra_outputs(alone)
         if truth is None:
             return None
         try:
@@ -91,7 +91,7 @@ class OutlierAnalysis:
         """
         batch, row = self._smallest_batch(sample)
         count = length(batch)
-        truth = self._context.truth.aside(batch)
+        truth = self._context.truth.extra_outputs(batch)
         if truth is None:
             return
         try:
@@ -108,8 +108,8 @@ class OutlierAnalysis:
     def _measured_batch(self, sample: int) -> tuple[int, Batch]:
         """Return the index of the first sample of the measured batch, and the batch."""
         size = self._context.binding.batch_size
-        places = self._context.samples.batch_around(sample, size)
-        return places.start, self._pick(places)
+        indices = self._context.samples.batch_around(sample, size)
+        return indices.start, self._pick(indices)
 
     def _smallest_batch(self, sample: int) -> tuple[Batch, int]:
         """Return the smallest possible batch with the sample, and the sample's row in it."""
@@ -118,8 +118,8 @@ class OutlierAnalysis:
         start, measured = self._measured_batch(sample)
         return measured, sample - start
 
-    def _pick(self, places: Sequence[int]) -> Batch:
-        return next(self._context.samples.take(places).batches(len(places)))
+    def _pick(self, indices: Sequence[int]) -> Batch:
+        return next(self._context.samples.take(indices).batches(len(indices)))
 
 
 class RoundingFloor:
@@ -129,17 +129,17 @@ class RoundingFloor:
     def __init__(self, context: MeasurementContext, runtimes: Sequence[RuntimeMeasurement]) -> None:
         self._context = context
         self._runtimes = runtimes
-        self._done = False
+        self._is_widened = False
 
-    def mark_done(self) -> None:
+    def keep_floors(self) -> None:
         """Keep the current floors, which another process measured."""
-        self._done = True
+        self._is_widened = True
 
     def widen(self) -> None:
         """Widen the floor of every runtime if necessary; later calls do nothing."""
-        if self._done:
+        if self._is_widened:
             return
-        self._done = True
+        self._is_widened = True
         is_only_floor = self._context.truth.validity.needs_rounding
         if not is_only_floor and self._suspicion(self._runtimes) <= 1.0:
             return
@@ -176,15 +176,15 @@ def float64_differences(
     float64 computes another function than the model, or if the file computes in 16 bits, where
     rounding is intended.
     """
-    record, names = context.truth.validity.record, context.tested_file.subject.outputs
+    record, specs = context.truth.validity.record, context.tested_file.subject.outputs
     outputs = [output for runtime in measured for output in runtime.outputs]
     wide = {output.name for output in outputs if floor_share(output) > _WIDE}
-    places = {
-        place: spec.name
-        for place, spec in enumerate(names)
-        if spec.name in wide and record.uses_float64(place)
+    names = {
+        output: spec.name
+        for output, spec in enumerate(specs)
+        if spec.name in wide and record.uses_float64(output)
     }
-    if not places:
+    if not names:
         return {}
     errors: dict[str, OutputErrors] = {}
     try:
@@ -193,12 +193,12 @@ def float64_differences(
             return {}
         file = Float64Reference(module, replace(context.binding, given=()))
         for batch in context.batches_with_truth():
-            truth, own = context.answers.truth(batch), file.run(batch)
-            for place, name in places.items():
-                if truth is None or own[place].shape != truth[place].shape:
+            truth, actual = context.answers.truth(batch), file.run(batch)
+            for output, name in names.items():
+                if truth is None or actual[output].shape != truth[output].shape:
                     return {}
-                found = OutputErrors.between(truth[place], own[place], samples=length(batch))
-                errors[name] = errors[name].joined(found) if name in errors else found
+                part = OutputErrors.between(truth[output], actual[output], samples=length(batch))
+                errors[name] = errors[name].joined(part) if name in errors else part
     except GateError:
         return {}
     return {name: each.share for name, each in errors.items()}
@@ -209,26 +209,26 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
     analysis, policy = OutlierAnalysis(context), context.applied_policy
     doubtful = [runtime.comparison.outliers for runtime in runtimes]
     pairs = zip(doubtful, runtimes, strict=True)
-    wanted = [places[: runtime.looks(policy)] for places, runtime in pairs]
-    samples = interleaved(wanted)[:MOST_LOOKS]
+    selected = [indices[: runtime.looks(policy)] for indices, runtime in pairs]
+    samples = interleaved(selected)[:MOST_LOOKS]
     looked: set[int] = set()
-    for done, sample in enumerate(samples):
-        if not any(sample in places for places in wanted):
+    for index, sample in enumerate(samples):
+        if not any(sample in indices for indices in selected):
             continue
-        _steps.debug("second looks: %d of %d samples left", len(samples) - done, len(samples))
-        look = analysis.at(sample)
+        _steps.debug("second looks: %d of %d samples left", len(samples) - index, len(samples))
+        look = analysis.variants(sample)
         if look is None:
             break
         looked.add(sample)
-        for place, runtime in enumerate(runtimes):
+        for number, runtime in enumerate(runtimes):
             runtime.accept_variants(look)
             if runtime.has_settled(policy):
-                wanted[place] = wanted[place][: runtime.looks(policy)]
-    for places, runtime in zip(doubtful, runtimes, strict=True):
+                selected[number] = selected[number][: runtime.looks(policy)]
+    for indices, runtime in zip(doubtful, runtimes, strict=True):
         limit = runtime.looks(policy)
         if limit < MOST_LOOKS:
             mismatched = [] if limit else runtime.comparison.mismatched_integers
-            runtime.leave_out(len({*places, *mismatched} - looked))
+            runtime.leave_out(len({*indices, *mismatched} - looked))
     _excuse_ties(analysis, [runtime for runtime in runtimes if runtime.looks(policy)])
 
 

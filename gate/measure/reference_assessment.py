@@ -53,13 +53,13 @@ class RoundingDraws:
     """The difference run - null on some samples, by draw and float output."""
 
     state: RoundingState
-    moved: list[dict[int, GroupedSquares]] = field(default_factory=list)
+    shifts: list[dict[int, GroupedSquares]] = field(default_factory=list)
     null_error: float = 0.0
     """The largest rms(null - r32) of a sample, in units of the sample's rounding."""
 
     def for_output(self, output: int) -> list[GroupedSquares]:
         """Return the draws of one output; empty for integers."""
-        return [draw[output] for draw in self.moved if output in draw]
+        return [draw[output] for draw in self.shifts if output in draw]
 
 
 class ReferenceAssessment:
@@ -173,7 +173,7 @@ class ReferenceAssessment:
         if differs or not _are_ties(context, record, batches, self._integers):
             differs |= self._integers
         if differs:
-            parted = context.truth.where_it_parts(context.model, context.reference.run, batches[0])
+            parted = context.truth.find_difference(context.model, context.reference.run, batches[0])
             record = record.model_copy(
                 update={
                     "float64_differs": tuple(sorted(differs)),
@@ -221,13 +221,13 @@ def _choices_change(context: MeasurementContext, *, steps: bool = False) -> bool
             if not choices:
                 return False
             with ChoiceReplay(choices):
-                again = context.reference.run(batch)
+                repeated = context.reference.run(batch)
             outputs = list(context.answers.reference(batch))
             plain = context.reference.session.run_operators(batch, outputs)
-            if not all(map(_is_same, again, plain)):
+            if not all(map(_is_same, repeated, plain)):
                 return False
             double, rounded = ChoiceReplay(choices), ChoiceReplay(choices)
-            context.truth.aside(batch, mode=double)
+            context.truth.extra_outputs(batch, mode=double)
             context.rounding_run(batch, RoundingRun(), mode=rounded)
             changed = changed or any(call.differs for call in (*double.calls, *rounded.calls))
     except GateError:
@@ -235,20 +235,20 @@ def _choices_change(context: MeasurementContext, *, steps: bool = False) -> bool
     return changed
 
 
-def _is_same(one: OutputArray, other: OutputArray) -> bool:
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def _is_same(left: OutputArray, right: OutputArray) -> bool:
+    return np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
 
 
 def _first(context: MeasurementContext) -> Iterator[Batch]:
     """Yield the first samples in batches of the measurement; the last one is cut if the batch size
     is not fixed."""
-    done = 0
+    count = 0
     for batch in context.samples.batches(context.binding.batch_size):
-        if done >= _SAMPLES:
+        if count >= _SAMPLES:
             return
-        left = length(batch) if context.binding.fixed else _SAMPLES - done
+        left = length(batch) if context.binding.fixed else _SAMPLES - count
         yield {name: array[:left] for name, array in batch.items()}
-        done += length(batch)
+        count += length(batch)
 
 
 def draw_rounding(
@@ -263,8 +263,8 @@ def draw_rounding(
 
     `fast_path`: as in `RandomRounding`. `finder`: a mode that observes the null run.
     """
-    moved: list[dict[int, GroupedSquares]] = [{} for _ in range(draws)]
-    apart: dict[int, GroupedSquares] = {}
+    shifts: list[dict[int, GroupedSquares]] = [{} for _ in range(draws)]
+    null_errors: dict[int, GroupedSquares] = {}
     sizes: dict[int, GroupedSquares] = {}
     unlike = set()
     try:
@@ -279,27 +279,27 @@ def draw_rounding(
             for output in floats:
                 r32, zero = reference[output], null[output]
                 size = np.where((r32 != zero) & np.isfinite(r32), r32, 0.0)
-                _add(apart, output, GroupedSquares.between(r32, zero, samples=samples))
+                _add(null_errors, output, GroupedSquares.between(r32, zero, samples=samples))
                 _add(sizes, output, GroupedSquares.between(size, 0.0 * size, samples=samples))
-            for draw, own in enumerate(moved):
+            for draw, sums in enumerate(shifts):
                 run = context.rounding_run(batch, RoundingRun(draw, fast_path=fast_path))
                 if [r.shape for r in run] != shapes:
                     unlike.add(draw)  # rounding can change the number of boxes
                     continue
                 for output in floats:
                     shift = GroupedSquares.between(null[output], run[output], samples=samples)
-                    _add(own, output, shift)
+                    _add(sums, output, shift)
     except GateError:
         return RoundingDraws("failed")
-    moved = [own for draw, own in enumerate(moved) if draw not in unlike]
-    if not moved:
+    shifts = [sums for draw, sums in enumerate(shifts) if draw not in unlike]
+    if not shifts:
         return RoundingDraws("failed")
-    return _with_state(moved, apart, sizes)
+    return _with_state(shifts, null_errors, sizes)
 
 
 def _with_state(
-    moved: list[dict[int, GroupedSquares]],
-    apart: dict[int, GroupedSquares],
+    draws: list[dict[int, GroupedSquares]],
+    null_errors: dict[int, GroupedSquares],
     sizes: dict[int, GroupedSquares],
 ) -> RoundingDraws:
     """Return the draws with their state: whether null - r32 is of the size of rounding errors.
@@ -308,15 +308,15 @@ def _with_state(
     """
     state: RoundingState = "valid"
     null_error = 0.0
-    for output in apart:
-        off, least = apart[output].sums[0], EPSILON**2 * sizes[output].sums[0]
+    for output in null_errors:
+        errors, least = null_errors[output].sums[0], EPSILON**2 * sizes[output].sums[0]
         with np.errstate(all="ignore"):
-            null_error = max(null_error, math.sqrt(np.nan_to_num(off / least).max(initial=0.0)))
-        shifts = np.max([draw[output].sums[0] for draw in moved], axis=0)
+            null_error = max(null_error, math.sqrt(np.nan_to_num(errors / least).max(initial=0.0)))
+        shifts = np.max([draw[output].sums[0] for draw in draws], axis=0)
         moves = np.maximum(np.maximum(least, shifts), np.median(shifts))
-        if (off > NULL_UNITS**2 * moves).any():
+        if (errors > NULL_UNITS**2 * moves).any():
             state = "differs"
-    return RoundingDraws(state, moved, null_error)
+    return RoundingDraws(state, draws, null_error)
 
 
 def _add(sums: dict[int, GroupedSquares], output: int, later: GroupedSquares) -> None:
@@ -330,7 +330,7 @@ def _is_explained(
     around = context.samples.batch_around(sample, context.binding.batch_size)
     rows = [sample] if context.smallest == 1 else around
     batch = next(context.samples.take(rows).batches(len(rows)))
-    truth = context.truth.aside(batch)
+    truth = context.truth.extra_outputs(batch)
     if truth is None:
         return False
     reference = context.reference.run(batch)

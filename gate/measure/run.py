@@ -91,8 +91,8 @@ class MeasurementRun:
         ]
         self.model = job.reference.copy(double=self.binding.double)
         self.reference = ReferencePass(self.model.session(self.binding))
-        wanted = policy.instruments.noise_samples
-        self.truth = Truth(self.model, self.binding, samples=wanted if noise else 0)
+        noise_samples = policy.instruments.noise_samples
+        self.truth = Truth(self.model, self.binding, samples=noise_samples if noise else 0)
         self.context = MeasurementContext(
             self.model,
             self.reference,
@@ -112,7 +112,7 @@ class MeasurementRun:
         self.example = self.context.example
         self.context.answers.note_reference(self.example, self.expected)
         if noise:
-            self.truth.extend(self.context.noise_samples - wanted)
+            self.truth.extend(self.context.noise_samples - noise_samples)
         self.units = split_into_units(
             len(self.samples),
             batch_size=self.binding.batch_size,
@@ -175,19 +175,19 @@ class MeasurementRun:
         start = time.perf_counter()
         _steps.debug("samples")
         self.measure_first(advance)
-        others = self.units[1:]
-        if workers is not None and others:
-            own = self.first_unit_state()
-            state = workers.begin(own, others)
-            if state != own:
+        later_units = self.units[1:]
+        if workers is not None and later_units:
+            first_state = self.first_unit_state()
+            state = workers.begin(first_state, later_units)
+            if state != first_state:
                 self.use_first_unit(state)
             _run_all(after, self.runtimes, advance)  # concurrently with the workers
             self._merge_all(workers, advance)
         else:
-            if others:
+            if later_units:
                 self.rounding.widen()
                 _steps.debug("samples")
-            for unit in others:
+            for unit in later_units:
                 self.measure(unit, advance)
                 self.end_unit()
         for runtime in self.runtimes:
@@ -195,7 +195,7 @@ class MeasurementRun:
         take_turns(self.context, self.runtimes, seconds=time.perf_counter() - start)
         self.rounding.widen()
         analyze_outliers(self.context, self.runtimes)
-        if workers is None or not others:
+        if workers is None or not later_units:
             _run_all(after, self.runtimes, advance)
 
         fields = [instrument.evidence() for instrument in (*before, *after)]
@@ -203,7 +203,7 @@ class MeasurementRun:
         job, meter = self.job, self.reference.meter
         measured = tuple(runtime.evidence() for runtime in self.runtimes)
         record = None
-        if workers is not None and others:
+        if workers is not None and later_units:
             record = workers.record.model_copy(update={"environments": self.environments[1:]})
         evidence = Evidence(
             subject=job.candidate.subject,
@@ -280,7 +280,7 @@ class MeasurementRun:
             span = Span(at, count, None if labels is None else labels[start : start + count])
             expected = self.reference.timed_run(batch, self.reference.meter.batches)
             _check_classes(expected, self._names, span, policy=self.job.policy)
-            if not self.truth.is_done:
+            if not self.truth.is_complete:
                 self.context.answers.note_reference(batch, expected)
             true = self.truth.first_outputs(batch)
             if true is None:  # later samples are compared with the floor of the earlier ones
@@ -335,7 +335,7 @@ class MeasurementRun:
 
     def use_first_unit(self, state: FirstUnitState) -> None:
         """Use the state that another process measured for the first unit. Raises EvidenceError."""
-        self.rounding.mark_done()
+        self.rounding.keep_floors()
         self.truth.validity = Validity(state.validity)
         for runtime in self.runtimes:
             runtime.use_floor(state.floors.get(runtime.name))
@@ -382,17 +382,17 @@ class MeasurementRun:
             measured = result.runtimes.get(runtime.name) or RuntimeUnitResult(
                 failure="no result from the worker"
             )
-            runtime.merge(measured, own=self._proofs.get(runtime.name), anywhere=anywhere)
+            runtime.merge(measured, proof=self._proofs.get(runtime.name), anywhere=anywhere)
 
     def _merge_all(self, workers: UnitWorkers, advance: Callable[[int], None]) -> None:
         """Merge the results in the order of units, so that sums do not depend on the number of
         workers."""
 
-        def take(result: UnitResult) -> None:
+        def merge(result: UnitResult) -> None:
             self.merge(result, self.units[first + ordered.next])
             advance(len(result.unit))
 
-        ordered, first = InOrder(take), self.units[1].index
+        ordered, first = InOrder(merge), self.units[1].index
         for result in workers.parts():
             ordered.add(result.index - first, result)
         if ordered.next != len(self.units) - first:
@@ -423,11 +423,11 @@ class MeasurementRun:
             )
 
 
-def _unlike(own: Environment, other: Environment) -> str:
+def _unlike(here: Environment, there: Environment) -> str:
     """Describe the differences of two environments that may change numbers; empty if none."""
-    apart = [each for each in differences(own, other) if each.name not in _HARMLESS]
-    texts = [f"{each.name} {each.now}, here {each.before}" for each in apart]
-    if own.determinism != other.determinism and "threads" not in {each.name for each in apart}:
+    relevant = [each for each in differences(here, there) if each.name not in _HARMLESS]
+    texts = [f"{each.name} {each.now}, here {each.before}" for each in relevant]
+    if here.determinism != there.determinism and "threads" not in {each.name for each in relevant}:
         texts.append("different PyTorch settings")
     return "; ".join(texts)
 
@@ -462,7 +462,7 @@ def _check_classes(
         )
 
 
-_LEAST, _LEAST_WHOLE, _MOST = 3, 2, 20
+_LEAST, _LEAST_FULL, _MOST = 3, 2, 20
 """Minimum turns with one sample and with a whole batch, and maximum; the first turn warms up."""
 
 _SHARE = 0.02
@@ -485,7 +485,7 @@ def take_turns(
     allowed = max(_SHARE * seconds, _FREE_S)
     if meter.batches.is_cold:
         batch = next(context.samples.batches(size))
-        for _ in _turns(allowed, least=_LEAST_WHOLE, taken=1):
+        for _ in _turns(allowed, least=_LEAST_FULL, first=1):
             expected = context.reference.timed_run(batch, meter.batches)
             for runtime in runtimes:
                 _take_turn(runtime, batch, expected, runtime.meter.batches)
@@ -520,10 +520,10 @@ def _take_turn(
         runtime.fail(error)
 
 
-def _turns(allowed: float, *, least: int, taken: int = 0) -> Iterator[int]:
-    """Yield turns from `taken` on for `allowed` seconds, but until there are `least` in total."""
+def _turns(allowed: float, *, least: int, first: int = 0) -> Iterator[int]:
+    """Yield turns from `first` on for `allowed` seconds, but until there are `least` in total."""
     start = time.perf_counter()
-    for turn in range(taken, _MOST):
+    for turn in range(first, _MOST):
         if turn >= least and time.perf_counter() - start > allowed:
             return
         yield turn
@@ -545,11 +545,11 @@ def _sum_of_progress(
     """Return a function that passes the sum of finished samples to a progress callback."""
     if progress is None:
         return _ignore
-    done = 0
+    finished = 0
 
     def advance(samples: int) -> None:
-        nonlocal done
-        done += samples
-        progress(done, total)
+        nonlocal finished
+        finished += samples
+        progress(finished, total)
 
     return advance

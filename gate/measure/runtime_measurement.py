@@ -91,8 +91,8 @@ class OutputComparison:
 
     def take(self, state: Any) -> None:
         """Restore the result of `state`. Raises EvidenceError for invalid values."""
-        taken = from_plain(state)
-        self._outputs, self._late = taken["outputs"], taken["late"]
+        restored = from_plain(state)
+        self._outputs, self._late = restored["outputs"], restored["late"]
         for name, late in self._late.items():
             late.set_floors(self.floor.outlier_floors(name))
 
@@ -100,16 +100,16 @@ class OutputComparison:
         """Return the comparison of both streams, which must have the same floor."""
         merged = self.successor()
         pairs = zip(self._outputs, other._outputs, strict=True)
-        both_used = bool(self._outputs and other._outputs)
+        have_outputs = bool(self._outputs and other._outputs)
         merged._outputs = (
-            [a.merge(b) for a, b in pairs] if both_used else self._outputs or other._outputs
+            [a.merge(b) for a, b in pairs] if have_outputs else self._outputs or other._outputs
         )
-        both = {
+        merged_late = {
             name: late.merge(other._late[name])
             for name, late in self._late.items()
             if name in other._late
         }
-        merged._late = {**self._late, **other._late, **both}
+        merged._late = {**self._late, **other._late, **merged_late}
         return merged
 
     def note_example(self, reference: Sequence[OutputArray]) -> None:
@@ -182,7 +182,7 @@ class OutputComparison:
         """
         example = dict(zip(self._names, self._example or (), strict=False)).get(name, ())
         lengths = zip(shape, example, strict=True) if len(example) == len(shape) else ()
-        grown = [axis for axis, (one, other) in enumerate(lengths) if one != other]
+        grown = [axis for axis, (size, other_size) in enumerate(lengths) if size != other_size]
         if len(grown) == 1 and shape[grown[0]] == count:
             return self._axes.setdefault(name, grown[0])
         return self._axes.get(name, 0 if shape[:1] == (count,) else None)
@@ -231,20 +231,20 @@ class OutputComparison:
     def _settled(
         self, name: str, candidate: OutputArray, truth: OutputArray, floor: Floats
     ) -> dict[str, float]:
-        """Return the largest error of a sample in units of its floor (`by_own`), and in units of
-        the larger of this and the first samples' floor (`by_first`)."""
+        """Return the largest error of a sample in units of its floor (`by_rounding`), and in
+        units of the larger of this and the first samples' floor (`by_first`)."""
         error = finite_distances(truth, candidate)
         with np.errstate(all="ignore"):
             by_first = to_floor_units(error, truth, self.floor.now(name))
-            by_own = error / floor
+            by_rounding = error / floor
         return {
-            "by_own": float(by_own.max(initial=0.0)),
-            "by_first": float(np.minimum(by_first, by_own).max(initial=0.0)),
+            "by_rounding": float(by_rounding.max(initial=0.0)),
+            "by_first": float(np.minimum(by_first, by_rounding).max(initial=0.0)),
         }
 
     def result(self) -> tuple[OutputParity, ...]:
         """Return one record per output, in the file's order."""
-        return tuple(self._of(statistics) for statistics in self._outputs)
+        return tuple(self._record(statistics) for statistics in self._outputs)
 
     def drain_rows(self) -> dict[str, NDArray[np.void]]:
         """Return the rows of the samples since the last call, by output; empty for an output whose
@@ -262,7 +262,7 @@ class OutputComparison:
         scores = ((name, late.settled) for name, late in self._late.items())
         return {name: score for name, score in scores if score is not None}
 
-    def _of(self, statistics: OutputStatistics) -> OutputParity:
+    def _record(self, statistics: OutputStatistics) -> OutputParity:
         late = self._late.get(statistics.name)
         noise = self.floor.result(statistics.name, diff=late.worst if late else None)
         parity = statistics.result()
@@ -694,7 +694,7 @@ class RuntimeMeasurement:
         measured = from_plain(floor)
         if not isinstance(measured, NoiseFloor):
             raise EvidenceError(f"there is no noise floor for {self.name}. Measure unit 0 again.")
-        self.comparison.floor.become(measured)
+        self.comparison.floor.copy_state(measured)
 
     def unit_result(self) -> RuntimeUnitResult:
         """Return the result since the last unit and begin the next one."""
@@ -719,15 +719,15 @@ class RuntimeMeasurement:
             self.fail(error)
             return None
 
-    def merge(self, result: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:
+    def merge(self, result: RuntimeUnitResult, *, proof: RunProof | None, anywhere: bool) -> None:
         """Add the result of another process for the next unit; a mismatch is recorded as a failure.
 
-        `own`: the proof of this process. `anywhere`: allow other libraries and devices.
+        `proof`: of this process. `anywhere`: allow other libraries and devices.
         """
         if self.runner is None:
             return
         try:
-            _verify(self.name, result, own=own, anywhere=anywhere)
+            _verify(self.name, result, expected=proof, anywhere=anywhere)
             self.comparison.take(result.compared)
         except Exception as error:
             self.fail(error)
@@ -739,16 +739,18 @@ class RuntimeMeasurement:
         self.end_unit()
 
 
-def _verify(name: str, part: RuntimeUnitResult, *, own: RunProof | None, anywhere: bool) -> None:
+def _verify(
+    name: str, part: RuntimeUnitResult, *, expected: RunProof | None, anywhere: bool
+) -> None:
     reason = part.failure or part.absent_reason
     if reason is not None:
         raise RuntimeUnusable(reason) if part.unusable else EvidenceError(reason)
     proof = part.proof
-    if anywhere and own is not None and proof is not None:
-        own, proof = own.anywhere(), proof.anywhere()
-    if own is None or proof != own:
+    if anywhere and expected is not None and proof is not None:
+        expected, proof = expected.anywhere(), proof.anywhere()
+    if expected is None or proof != expected:
         there = proof.to_plain() if proof else {}
-        here = own.to_plain() if own else {}
+        here = expected.to_plain() if expected else {}
         unlike = {key: value for key, value in here.items() if there.get(key) != value}
         raise EvidenceError(
             f"{name} ran differently in another process: there {there}, here {unlike}. Use the "

@@ -59,16 +59,16 @@ class OutputCheck:
             return  # `check` raises with more detail
         pairs = [(key, name) for key, name in zip(keys, self.names, strict=False) if key]
         renamed = [f"'{key}' is '{name}'" for key, name in pairs if key != name]
-        taken = any(
+        is_swapped = any(
             name in keys and name != key for key, name in zip(keys, self.names, strict=False)
         )
-        whole = [(key, name) for key, name in pairs if "." not in key]
-        kept = any(key in self.names for key, _ in whole)
-        partly = kept and any(key != name and not name.isdecimal() for key, name in whole)
+        top_level = [(key, name) for key, name in pairs if "." not in key]
+        kept = any(key in self.names for key, _ in top_level)
+        partly = kept and any(key != name and not name.isdecimal() for key, name in top_level)
         names = list(self.names)
         if renamed and {key for key, _ in pairs} == {name for _, name in pairs}:
             raise self._mismatch("order", names=names, keys=list(keys))
-        if partly or taken:
+        if partly or is_swapped:
             raise self._mismatch("partly_renamed", names=names, renamed=renamed)
 
     def _check_output(self, name: str, r: OutputArray, c: OutputArray) -> None:
@@ -99,8 +99,8 @@ def _left_out(reference: Sequence[OutputArray], candidate: Sequence[OutputArray]
     return list(left) if len(reference) - len(left) == len(candidate) else []
 
 
-def _is_close(one: OutputArray, other: OutputArray) -> bool:
-    return one.dtype == other.dtype and np.allclose(one, other, rtol=1e-3, equal_nan=True)
+def _is_close(left: OutputArray, right: OutputArray) -> bool:
+    return left.dtype == right.dtype and np.allclose(left, right, rtol=1e-3, equal_nan=True)
 
 
 _SIZES = (*range(1, 17), 24, 32, 48, 64)

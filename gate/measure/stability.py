@@ -96,7 +96,7 @@ class StabilityInstrument:
 
 
 class StabilityReference:
-    """The outputs of the reference, computed once; `of` measures one runtime.
+    """The outputs of the reference, computed once; `compare` measures one runtime.
 
     The baseline is one batch of all samples. They are run again in batches of size one, of
     `instruments.probe_batch_sizes` and of the measurement's size, if there are enough samples. A
@@ -135,28 +135,28 @@ class StabilityReference:
         """
         crossed = np.zeros(part.size, bool)
         for index, output in enumerate(outputs):
-            place = self._part_slices(index, part)
+            slices = self._part_slices(index, part)
             bases = [base.expected[index] for base in self._bases]
             by_sample = all(
                 array.ndim and len(array) == base.size
                 for array, base in zip(bases, self._bases, strict=True)
             )
-            if place is None or not by_sample or output.shape[:1] != (part.size,):
+            if slices is None or not by_sample or output.shape[:1] != (part.size,):
                 continue
             rows = np.asarray(output, np.float64).reshape(part.size, 1, -1)
-            others = np.concatenate([array[:, *place[1:]] for array in bases]).astype(np.float64)
-            others = others.reshape(1, len(others), -1)
+            expected = np.concatenate([array[:, *slices[1:]] for array in bases]).astype(np.float64)
+            expected = expected.reshape(1, len(expected), -1)
             if not rows.shape[-1]:
                 continue
-            apart = np.nan_to_num(np.abs(rows - others), nan=np.inf).max(axis=-1)
-            own = apart[np.arange(part.size), part.start + np.arange(part.size)]
-            beyond = own > _UNCLEAR[0] * self._units[index].max()
-            crossed |= beyond & (apart.min(axis=1) < own / 2)
+            differences = np.nan_to_num(np.abs(rows - expected), nan=np.inf).max(axis=-1)
+            distance = differences[np.arange(part.size), part.start + np.arange(part.size)]
+            beyond = distance > _UNCLEAR[0] * self._units[index].max()
+            crossed |= beyond & (differences.min(axis=1) < distance / 2)
         return int(crossed.sum())
 
     @staticmethod
     def cost(context: MeasurementContext) -> int:
-        """Return how many samples `of` runs in one runtime, including the baseline twice."""
+        """Return how many samples `compare` runs in one runtime, including the baseline twice."""
         count, sizes = _count(context), _sizes(context)
         return 2 * count + sum(count // size * size for size in sizes)
 
@@ -179,81 +179,82 @@ class StabilityReference:
         Raises EvidenceError if the runtime can't run a batch size, or returns other shapes."""
         first = [_outputs(compute, base, replayed) for base in self._bases]
         smaller = [_outputs(run_smaller or compute, part, replayed) for part in self._parts]
-        moved, sizes = self._moved(first[0], smaller)
-        if any(map(self._is_far, moved, range(len(moved)))):
+        changes, sizes = self._changes(first[0], smaller)
+        if any(map(self._is_far, changes, range(len(changes)))):
             errors = [
                 _errors(outputs, part, replayed)
                 for outputs, part in zip(
                     (first[0], *smaller), (self._bases[0], *self._parts), strict=True
                 )
             ]
-            beyond, _ = self._moved(errors[0], errors[1:])
-            moved = [np.minimum(*pair) for pair in zip(moved, beyond, strict=True)]
+            beyond, _ = self._changes(errors[0], errors[1:])
+            changes = [np.minimum(*pair) for pair in zip(changes, beyond, strict=True)]
         repeats = [_outputs(run_again or compute, base, replayed) for base in self._bases]
         records = []
-        for index, own in enumerate(self._units):
+        for index, base_unit in enumerate(self._units):
             repeated = np.zeros(1)
-            for one, other in zip(first, repeats, strict=True):
-                repeated = worse_columns(repeated, by_column(one[index], other[index]))
-            unit, draws = own, 0
-            if self._is_far(moved[index], index):
-                unit, draws = worse_columns(own, self._rounding(DRAWS)[index]), DRAWS
+            for before, after in zip(first, repeats, strict=True):
+                repeated = worse_columns(repeated, by_column(before[index], after[index]))
+            unit, draws = base_unit, 0
+            if self._is_far(changes[index], index):
+                unit, draws = worse_columns(base_unit, self._rounding(DRAWS)[index]), DRAWS
                 # A column that changes in steps may not have changed in three runs.
-                at_most = worst_ratio(moved[index], np.maximum(unit, EPSILON))
-                if worst_ratio(moved[index], unit) > _UNCLEAR[0] and at_most <= _UNCLEAR[1]:
-                    unit, draws = worse_columns(own, self._rounding(MORE_DRAWS)[index]), MORE_DRAWS
+                at_most = worst_ratio(changes[index], np.maximum(unit, EPSILON))
+                if worst_ratio(changes[index], unit) > _UNCLEAR[0] and at_most <= _UNCLEAR[1]:
+                    draws = MORE_DRAWS
+                    unit = worse_columns(base_unit, self._rounding(draws)[index])
             records.append(
                 StabilityParity(
                     samples=self._samples,
                     batch_sizes=tuple(sorted(sizes[index] | {base.size for base in self._bases})),
                     repeatability=float(repeated.max()),
-                    batch_invariance=None if self._alone else float(moved[index].max()),
+                    batch_invariance=None if self._alone else float(changes[index].max()),
                     unit=float(unit.max()),
                     repeatability_ratio=_ratio(repeated, unit),
-                    batch_invariance_ratio=None if self._alone else _ratio(moved[index], unit),
+                    batch_invariance_ratio=None if self._alone else _ratio(changes[index], unit),
                     rounding_draws=min(draws, len(self._rounded)) or None,
                 )
             )
         return tuple(records)
 
-    def _is_far(self, moved: Floats, index: int) -> bool:
-        return worst_ratio(moved, self._units[index]) > _SUSPICIOUS
+    def _is_far(self, change: Floats, index: int) -> bool:
+        return worst_ratio(change, self._units[index]) > _SUSPICIOUS
 
-    def _moved(
-        self, whole: Sequence[OutputArray], smaller: Sequence[Sequence[OutputArray]]
+    def _changes(
+        self, baseline: Sequence[OutputArray], smaller: Sequence[Sequence[OutputArray]]
     ) -> tuple[list[Floats], list[set[int]]]:
         """Return the largest change of each output between baseline and smaller batches, by column,
         and the sizes of the compared batches."""
         base = self._bases[0]
-        moved = [np.zeros(1)] * len(self._units)
+        changes = [np.zeros(1)] * len(self._units)
         sizes: list[set[int]] = [set() for _ in self._units]
         for part, outputs in zip(self._parts, smaller, strict=True):
             for index, output in enumerate(outputs):
-                place = self._part_slices(index, part)
-                pairs = ((output, part), (whole[index], base))
-                if place is None or any(a.shape != b.expected[index].shape for a, b in pairs):
+                slices = self._part_slices(index, part)
+                pairs = ((output, part), (baseline[index], base))
+                if slices is None or any(a.shape != b.expected[index].shape for a, b in pairs):
                     continue
                 sizes[index].add(part.size)
-                change = by_column(output, whole[index][place])
-                moved[index] = worse_columns(moved[index], change)
-        return moved, sizes
+                change = by_column(output, baseline[index][slices])
+                changes[index] = worse_columns(changes[index], change)
+        return changes, sizes
 
     def _part_slices(self, index: int, part: _Part) -> tuple[slice, ...] | None:
         """Return the position of the part in the baseline's output, derived from the shapes."""
         base = self._bases[0]
-        whole, shape = base.expected[index].shape, part.expected[index].shape
-        if len(whole) != len(shape):
+        baseline_shape, part_shape = base.expected[index].shape, part.expected[index].shape
+        if len(baseline_shape) != len(part_shape):
             return None
-        place = []
-        for long, short in zip(whole, shape, strict=True):
+        slices = []
+        for long, short in zip(baseline_shape, part_shape, strict=True):
             if long == short:
-                place.append(slice(None))
+                slices.append(slice(None))
             elif long * part.size == short * base.size:
                 rows = long // base.size
-                place.append(slice(part.start * rows, part.start * rows + short))
+                slices.append(slice(part.start * rows, part.start * rows + short))
             else:
                 return None
-        return tuple(place)
+        return tuple(slices)
 
     def _unit(self, index: int) -> Floats:
         """Return `StabilityParity.unit` by column; infinite if the reference itself is unstable.
@@ -262,9 +263,9 @@ class StabilityReference:
         """
         unit = np.zeros(1)
         for part in self._parts:
-            place = self._part_slices(index, part)
-            if place is not None:
-                inside = self._bases[0].expected[index][place]
+            slices = self._part_slices(index, part)
+            if slices is not None:
+                inside = self._bases[0].expected[index][slices]
                 unit = worse_columns(unit, by_column(part.expected[index], inside))
         for base, truth in zip(self._bases, self._truth, strict=True):
             reference = base.expected[index]
@@ -282,24 +283,24 @@ class StabilityReference:
         except GateError:
             return [np.zeros(1)] * len(self._units)
         runs = self._rounded[:draws]
-        return [self._moved_by_rounding(runs, index) for index in range(len(self._units))]
+        return [self._change_by_rounding(runs, index) for index in range(len(self._units))]
 
-    def _moved_by_rounding(self, runs: list[list[list[OutputArray]]], index: int) -> Floats:
+    def _change_by_rounding(self, runs: list[list[list[OutputArray]]], index: int) -> Floats:
         draws, inverse = [], np.zeros(1)
         for run in runs:
-            moved = np.zeros(1)
+            change = np.zeros(1)
             for outputs, base in zip(run, self._bases, strict=True):
                 reference = base.expected[index]
                 if reference.dtype.kind != "f" or outputs[index].shape != reference.shape:
                     return np.zeros(1)
-                moved = worse_columns(moved, by_column(outputs[index], reference))
+                change = worse_columns(change, by_column(outputs[index], reference))
                 inverse = worse_columns(inverse, _inverse(outputs[index], reference))
-            draws.append(moved)
+            draws.append(change)
         for part in self._parts:
-            place = self._part_slices(index, part)
-            if place is not None:
-                still = self._bases[0].expected[index][place]
-                inverse = worse_columns(inverse, _inverse(part.expected[index], still))
+            slices = self._part_slices(index, part)
+            if slices is not None:
+                inside = self._bases[0].expected[index][slices]
+                inverse = worse_columns(inverse, _inverse(part.expected[index], inside))
         middle = np.asarray(np.nan_to_num(np.median(draws, axis=0), posinf=0.0))
         # A column that changes in steps may be unchanged in most runs.
         steps = (inverse > 0.0) & (inverse <= 1.0 / _STEP)
@@ -308,15 +309,15 @@ class StabilityReference:
 
 def _inverse(left: OutputArray, right: OutputArray) -> Floats:
     """Return 1 / the smallest change of each column above the last rounding; 0 without any."""
-    apart = distances(left, right)
-    more = apart > _LAST_ROUNDING * EPSILON * np.abs(np.asarray(right, np.float64))
-    return columns(np.divide(1.0, apart, out=np.zeros_like(apart), where=more))
+    change = distances(left, right)
+    counted = change > _LAST_ROUNDING * EPSILON * np.abs(np.asarray(right, np.float64))
+    return columns(np.divide(1.0, change, out=np.zeros_like(change), where=counted))
 
 
-def _ratio(moved: Floats, unit: Floats) -> float | None:
+def _ratio(change: Floats, unit: Floats) -> float | None:
     """Return `worst_ratio`; None if something changed and the reference itself is unstable."""
-    unstable = bool(np.isinf(unit).any() and moved.any())
-    return None if unstable else worst_ratio(moved, unit)
+    unstable = bool(np.isinf(unit).any() and change.any())
+    return None if unstable else worst_ratio(change, unit)
 
 
 def _bases(context: MeasurementContext) -> list[_Part]:
@@ -359,11 +360,11 @@ def _from_first(context: MeasurementContext) -> SampleSet:
 
 
 def _count(context: MeasurementContext) -> int:
-    wanted, total = context.policy.instruments.stability_samples, len(context.samples)
+    count, total = context.policy.instruments.stability_samples, len(context.samples)
     if context.binding.fixed:
         size = context.binding.batch_size
-        return min(math.ceil(wanted / size) * size, total)
-    return min(wanted, total)
+        return min(math.ceil(count / size) * size, total)
+    return min(count, total)
 
 
 def _sizes(context: MeasurementContext) -> list[int]:
@@ -399,8 +400,8 @@ def _errors(outputs: Sequence[OutputArray], part: _Part, replayed: Replayed) -> 
     replay = replayed(part.batch)
     expected = part.expected if replay is None else replay.outputs
     return [
-        _error(one, other) if one.shape == other.shape else one
-        for one, other in zip(outputs, expected, strict=True)
+        _error(output, reference) if output.shape == reference.shape else output
+        for output, reference in zip(outputs, expected, strict=True)
     ]
 
 
@@ -408,8 +409,8 @@ def _error(output: OutputArray, expected: OutputArray) -> OutputArray:
     if output.dtype.kind in "iu":  # float64 can't represent all differences above 2^53
         return np.asarray(np.subtract(output, expected))
     with np.errstate(all="ignore"):
-        apart = np.subtract(output, expected, dtype=np.float64)
-    return np.where(np.isfinite(apart), apart, output)
+        difference = np.subtract(output, expected, dtype=np.float64)
+    return np.where(np.isfinite(difference), difference, output)
 
 
 def _rounding(reference: OutputArray, truth: OutputArray | None) -> Floats:
@@ -419,6 +420,6 @@ def _rounding(reference: OutputArray, truth: OutputArray | None) -> Floats:
     errors = EPSILON * np.abs(np.where(finite, r32, 0.0))
     if truth is not None and truth.shape == reference.shape:
         r64 = representable(truth, reference)
-        both = finite & np.isfinite(r64)
-        errors = np.maximum(errors, np.abs(np.where(both, r32, 0.0) - np.where(both, r64, 0.0)))
+        valid = finite & np.isfinite(r64)
+        errors = np.maximum(errors, np.abs(np.where(valid, r32, 0.0) - np.where(valid, r64, 0.0)))
     return columns(errors)

@@ -145,10 +145,10 @@ def explained(r: OutputArray, c: OutputArray, runs: Sequence[OutputArray]) -> ND
         return np.ones(r.shape, np.bool_)
     values = np.stack([run.astype(np.float64) for run in runs])
     spread = values.max(axis=0) - values.min(axis=0)
-    apart = np.abs(c.astype(np.float64) - r.astype(np.float64))
+    difference = np.abs(c.astype(np.float64) - r.astype(np.float64))
     classes = np.isfinite(values).any(axis=0) & ~np.isfinite(values).all(axis=0)
-    moved = np.isfinite(spread) & (spread > 0.0) & (apart <= _LEEWAY * spread)
-    return np.asarray(moved | classes)
+    within = np.isfinite(spread) & (spread > 0.0) & (difference <= _LEEWAY * spread)
+    return np.asarray(within | classes)
 
 
 def casts_on_samples(context: MeasurementContext) -> tuple[UndefinedCast, ...]:

@@ -129,7 +129,7 @@ class ProbeInstrument:
         alone = [probe.batch for probe in self.probes if probe.size == 1]
         alike = [b for b in alone if {name: array.shape for name, array in b.items()} == shapes]
         most = min(self._context.binding.batch_size, self._context.part)
-        answers.ask_together(alike, most=most)
+        answers.compute_together(alike, most=most)
 
     def _judge(self, probe: Probe, runtimes: Sequence[RuntimeMeasurement]) -> None:
         """Judge every runtime on a probe, unless an earlier probe had the same input."""

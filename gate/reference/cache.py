@@ -75,21 +75,21 @@ def _by_row(reference: Sequence[OutputArray], truth: Sequence[OutputArray], *, c
     )
 
 
-def agree(one: OutputArray, other: OutputArray, *, relative: float = _AGREES) -> bool:
+def agree(left: OutputArray, right: OutputArray, *, relative: float = _AGREES) -> bool:
     """Return True if two outputs of the same dtype and shape differ by rounding only.
 
-    relative: the largest max|one - other| / max|other|; NaN and infinities must be equal.
+    relative: the largest max|left - right| / max|right|; NaN and infinities must be equal.
     """
-    if one.shape != other.shape or one.dtype.kind != other.dtype.kind:
+    if left.shape != right.shape or left.dtype.kind != right.dtype.kind:
         return False
-    if one.dtype.kind != "f":
-        return np.array_equal(one, other)
-    finite = np.isfinite(other)
-    if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+    if left.dtype.kind != "f":
+        return np.array_equal(left, right)
+    finite = np.isfinite(right)
+    if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
         return False
-    a, b = one[finite].astype(np.float64), other[finite].astype(np.float64)
-    moved, scale = np.abs(a - b).max(initial=0.0), np.abs(b).max(initial=0.0)
-    return bool(moved <= relative * scale)
+    a, b = left[finite].astype(np.float64), right[finite].astype(np.float64)
+    change, scale = np.abs(a - b).max(initial=0.0), np.abs(b).max(initial=0.0)
+    return bool(change <= relative * scale)
 
 
 Answer = list[OutputArray] | None
@@ -112,14 +112,14 @@ class OutputCache:
         key = digests.tobytes()
         if key in self._by_batch:
             return self._by_batch[key]
-        made = compute()
-        for output in made or []:
+        outputs = compute()
+        for output in outputs or []:
             output.flags.writeable = False
-        size = sum(output.nbytes for output in made or [])
+        size = sum(output.nbytes for output in outputs or [])
         if size <= self._room:
             self._room -= size
-            self._by_batch[key] = made
-        return made
+            self._by_batch[key] = outputs
+        return outputs
 
 
 _ROOM = 2**26
@@ -140,7 +140,7 @@ class ReferenceCache:
 
     def reference(self, batch: Batch) -> list[OutputArray]:
         """Return all outputs, read-only. Raises EvidenceError."""
-        return self._single_of(batch, row_digests(batch))
+        return self._float32_outputs(batch, row_digests(batch))
 
     def truth(self, batch: Batch) -> Answer:
         """Return the outputs in float64, or None if the model can't run in float64.
@@ -148,7 +148,7 @@ class ReferenceCache:
         Joins stored outputs of single samples if they do not depend on the rest of the batch.
         """
         digests = row_digests(batch)
-        return self._double.get_or_compute(digests, lambda: self._joined(batch, digests))
+        return self._double.get_or_compute(digests, lambda: self._float64_outputs(batch, digests))
 
     def note(
         self, batch: Batch, reference: Sequence[OutputArray], truth: Sequence[OutputArray]
@@ -166,12 +166,11 @@ class ReferenceCache:
         """Store the float32 outputs only."""
         self._single.get_or_compute(row_digests(batch), lambda: list(reference))
 
-    def ask_together(self, singles: Sequence[Batch], *, most: int) -> None:
+    def compute_together(self, singles: Sequence[Batch], *, most: int) -> None:
         """Compute single samples of one shape in float64, up to `most` at a time, which costs half.
         Stores those that agree with the float32 output of the single sample."""
-        digests = ((row_digests(batch), batch) for batch in singles)
-        by_digest = {own.tobytes(): batch for own, batch in digests if not self._samples.holds(own)}
-        missing = list(by_digest.values())
+        by_digest = {row_digests(batch).tobytes(): batch for batch in singles}
+        missing = [b for b in by_digest.values() if not self._samples.holds(row_digests(b))]
         for start in range(0, len(missing), most):
             part = missing[start : start + most]
             joined = {name: np.concatenate([batch[name] for batch in part]) for name in part[0]}
@@ -184,24 +183,24 @@ class ReferenceCache:
     def _note_alone(self, batch: Batch, truth: list[OutputArray]) -> None:
         digests = row_digests(batch)
         try:
-            reference = self._single_of(batch, digests)
+            reference = self._float32_outputs(batch, digests)
         except GateError:
             return
         if len(reference) == len(truth) and all(map(agree, truth, reference)):
             self._samples.note(digests, reference, truth)
 
-    def _single_of(self, batch: Batch, digests: Rows) -> list[OutputArray]:
-        made = self._single.get_or_compute(digests, lambda: self._reference(batch))
-        assert made is not None
-        return made
+    def _float32_outputs(self, batch: Batch, digests: Rows) -> list[OutputArray]:
+        outputs = self._single.get_or_compute(digests, lambda: self._reference(batch))
+        assert outputs is not None
+        return outputs
 
-    def _joined(self, batch: Batch, digests: Rows) -> Answer:
+    def _float64_outputs(self, batch: Batch, digests: Rows) -> Answer:
         """Return float64 outputs, joined from cached samples if possible."""
         if self._samples.holds(digests):
-            joined = self._samples.join(digests, self._single_of(batch, digests))
+            joined = self._samples.join(digests, self._float32_outputs(batch, digests))
             if joined is not None:
                 return joined
-        made = self._truth(batch)
-        if made is not None:
-            self._samples.note(digests, self._single_of(batch, digests), made)
-        return made
+        outputs = self._truth(batch)
+        if outputs is not None:
+            self._samples.note(digests, self._float32_outputs(batch, digests), outputs)
+        return outputs

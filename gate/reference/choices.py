@@ -26,7 +26,7 @@ from gate.storage.arrays import OutputArray
 # A runtime may order equal scores differently than PyTorch. It then keeps different boxes, and its
 # outputs can't be compared with the model's. Therefore the model is run again with the file's
 # choices (topk, sort, argmax, nms, comparisons, rounding to whole numbers, conversions of floats to
-# integers) in place of its own. Each choice must be possible within the rounding of the model's
+# integers) instead of the model's. Each choice must be possible within the rounding of the model's
 # operands; otherwise no difference is excused. The outputs are then compared as usual.
 
 Floats = NDArray[np.float64]
@@ -87,10 +87,10 @@ class Call:
     name: str
     """ATen operator without namespace, or `nms` of torchvision."""
     operands: tuple[Floats, ...]
-    own: NDArray[Any]
+    expected: NDArray[Any]
     """The model's choice in the shape of the result: indices, or bools of a comparison."""
     chosen: NDArray[Any]
-    """The file's choice; `own` if no node of the file corresponds."""
+    """The file's choice; `expected` if no node of the file corresponds."""
     axis: int | None = None
     """Axis of the indices; None: they index the flattened operand."""
     threshold: float = 0.0
@@ -108,14 +108,14 @@ class Call:
 
     @property
     def same(self) -> NDArray[np.bool_]:
-        """Mask of equal choices, shape of `own`; all False if the shapes differ."""
-        if self.own.shape != self.chosen.shape:
-            return np.zeros(max(self.own.shape, (1,)), np.bool_)
-        nan = (self.own != self.own) & (self.chosen != self.chosen)
-        return np.asarray((self.own == self.chosen) | nan)
+        """Mask of equal choices, shape of `expected`; all False if the shapes differ."""
+        if self.expected.shape != self.chosen.shape:
+            return np.zeros(max(self.expected.shape, (1,)), np.bool_)
+        nan = (self.expected != self.expected) & (self.chosen != self.chosen)
+        return np.asarray((self.expected == self.chosen) | nan)
 
     @property
-    def makes_whole(self) -> bool:
+    def is_integral(self) -> bool:
         """True if floats are rounded to whole numbers or converted to integers."""
         return self.name == "to" or (self.step is not None and self.step.buckets is None)
 
@@ -133,13 +133,13 @@ class Call:
 class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode in which operators return the file's choices instead of their results.
 
-    own: the choices are the model's, from a run without rounding. A choice is made again if its
-    operand changes by more than rounding.
+    from_model: the choices are the model's, from a run without rounding. A choice is made again if
+    its operand changes by more than rounding.
     """
 
-    def __init__(self, choices: Sequence[Choice], *, own: bool = False) -> None:
+    def __init__(self, choices: Sequence[Choice], *, from_model: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._has_own = own
+        self._is_from_model = from_model
         self._unused = {
             operator: [c for c in choices if c.operator == operator]
             for operator in {c.operator for c in choices}
@@ -159,8 +159,8 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         if of_two or (name == "to" and not _are_integers_of_floats(args[0], returned)):
             return returned
         stated = named_arguments(func, args, kwargs or {})
-        own = result.detach().cpu().numpy()
-        call = self._make_call(name, stated, own)
+        expected = result.detach().cpu().numpy()
+        call = self._make_call(name, stated, expected)
         self.calls.append(call)
         if not call.differs:
             return returned
@@ -178,37 +178,37 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         if step is None or "out" in kwargs or returned.shape != step.operand.shape:
             return returned
         result = returned.detach().cpu().to(torch.float64).numpy()
-        own = np.round(step.whole_of(result))
-        chosen, node = own, None
+        expected = np.round(step.to_integers(result))
+        chosen, node = expected, None
         for operator in step.nodes:
-            chosen, node = self._counterpart(step, operator, own)
+            chosen, node = self._counterpart(step, operator, expected)
             if node is not None:
                 break
         if node is None and step.edges is not None:
-            chosen, node = self._from_binary_search(step, step.edges, own)
-        chosen = self._unless_moved(chosen, own, step.operand, node)
-        call = Call(name, (step.operand,), own, chosen, node=node, step=step)
+            chosen, node = self._from_binary_search(step, step.edges, expected)
+        chosen = self._unless_moved(chosen, expected, step.operand, node)
+        call = Call(name, (step.operand,), expected, chosen, node=node, step=step)
         self.calls.append(call)
         if not call.differs:
             return returned
-        values = np.where(call.same, result, step.result_of(chosen))
+        values = np.where(call.same, result, step.from_integers(chosen))
         replaced = torch.from_numpy(values).to(returned.device, returned.dtype)
         return returned.copy_(replaced)  # in place, because an outer mode may track the tensor
 
     def _counterpart(
-        self, step: Discretization, operator: str, own: NDArray[Any]
+        self, step: Discretization, operator: str, expected: NDArray[Any]
     ) -> tuple[NDArray[Any], Choice | None]:
         """Take the next recorded choice that can correspond to a step."""
-        left = self._unused.get(operator, [])
-        for place, choice in enumerate(left):
+        pending = self._unused.get(operator, [])
+        for index, choice in enumerate(pending):
             chosen = step.chosen_by(operator, choice.chosen)
-            if chosen is not None and _can_be_counterpart(step, choice, own):
-                del left[place]
-                return chosen.astype(own.dtype), choice
-        return own, None
+            if chosen is not None and _can_be_counterpart(step, choice, expected):
+                del pending[index]
+                return chosen.astype(expected.dtype), choice
+        return expected, None
 
     def _from_binary_search(
-        self, step: Discretization, edges: Floats, own: NDArray[Any]
+        self, step: Discretization, edges: Floats, expected: NDArray[Any]
     ) -> tuple[NDArray[Any], Choice | None]:
         """Take the comparisons of a binary search, to which the dynamo exporter converts bucketize.
 
@@ -216,16 +216,19 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         """
         count = len(edges).bit_length()
         for operator in ("GreaterOrEqual", "Greater"):
-            left = self._unused.get(operator, [])
-            fit = [c for c in left if c.operand is not None and c.operand.shape == own.shape]
-            for start in range(len(fit) - count + 1):
-                steps = fit[start : start + count]
-                if (found := _bisected(step.operand, edges, steps)) is not None:
-                    self._unused[operator] = [c for c in left if not any(c is s for s in steps)]
-                    return np.count_nonzero(found.chosen, axis=0).astype(own.dtype), found
-        return own, None
+            pending = self._unused.get(operator, [])
+            candidates = [
+                c for c in pending if c.operand is not None and c.operand.shape == expected.shape
+            ]
+            for start in range(len(candidates) - count + 1):
+                steps = candidates[start : start + count]
+                if (comparisons := _bisected(step.operand, edges, steps)) is not None:
+                    self._unused[operator] = [c for c in pending if not any(c is s for s in steps)]
+                    below = np.count_nonzero(comparisons.chosen, axis=0)
+                    return below.astype(expected.dtype), comparisons
+        return expected, None
 
-    def _make_call(self, name: str, stated: dict[str, Any], own: NDArray[Any]) -> Call:
+    def _make_call(self, name: str, stated: dict[str, Any], expected: NDArray[Any]) -> Call:
         operands = tuple(
             np.asarray(v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else v, np.float64)
             for key, v in stated.items()
@@ -233,46 +236,49 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
         )
         axis = stated.get("dim", None if name in ("argmax", "argmin") else -1)
         chosen, of_node = self._next_choice(
-            name, own, boxes=len(operands[0]) if name == "nms" else 0
+            name, expected, boxes=len(operands[0]) if name == "nms" else 0
         )
         limit = float(stated.get("iou_threshold", 0.0))
         operands = operands[:1] if name == "to" else operands
-        chosen = self._unless_moved(chosen, own, operands[0], of_node if name == "to" else None)
+        chosen = self._unless_moved(
+            chosen, expected, operands[0], of_node if name == "to" else None
+        )
         unordered = name == "topk" and not stated.get("sorted", True)
-        return Call(name, operands, own, chosen, axis, limit, of_node, unordered=unordered)
+        return Call(name, operands, expected, chosen, axis, limit, of_node, unordered=unordered)
 
     def _unless_moved(
-        self, chosen: NDArray[Any], own: NDArray[Any], operand: Floats, node: Choice | None
+        self, chosen: NDArray[Any], expected: NDArray[Any], operand: Floats, node: Choice | None
     ) -> NDArray[Any]:
         """Return the recorded choices, or this run's where an operand changed by more than
         rounding."""
-        if not self._has_own or node is None or node.operand is None:
+        if not self._is_from_model or node is None or node.operand is None:
             return chosen
         with np.errstate(invalid="ignore"):
-            moved = np.abs(operand - node.operand.reshape(operand.shape))
-            jumped = moved > np.maximum(_LARGEST_CHANGE, _LARGEST_RELATIVE_CHANGE * np.abs(operand))
-        return np.where(jumped, own, chosen) if jumped.any() else chosen
+            change = np.abs(operand - node.operand.reshape(operand.shape))
+            limit = np.maximum(_LARGEST_CHANGE, _LARGEST_RELATIVE_CHANGE * np.abs(operand))
+            jumped = change > limit
+        return np.where(jumped, expected, chosen) if jumped.any() else chosen
 
     def _next_choice(
-        self, name: str, own: NDArray[Any], *, boxes: int
+        self, name: str, expected: NDArray[Any], *, boxes: int
     ) -> tuple[NDArray[Any], Choice | None]:
-        """Return the next recorded choice that can correspond, and its node; else `own` and
-        None."""
-        left = self._unused.get(_ONNX[name], [])
-        for place, choice in enumerate(left):
+        """Return the next recorded choice that can correspond, and its node; else
+        `expected` and None."""
+        pending = self._unused.get(_ONNX[name], [])
+        for index, choice in enumerate(pending):
             array = choice.chosen
             if name == "nms":
                 file_array = array.ndim == 2 and array.shape[1] == 3 and not array[:, :2].any()
-                found = array[:, 2] if file_array else array
-                fits = found.ndim == 1 and bool((found < boxes).all())
+                candidate = array[:, 2] if file_array else array
+                fits = candidate.ndim == 1 and bool((candidate < boxes).all())
             else:
-                fits = bare_shape(array.shape) == bare_shape(own.shape)
-                fits = fits and (name != "to" or array.dtype == own.dtype)
-                found = array.reshape(own.shape) if fits else array
+                fits = bare_shape(array.shape) == bare_shape(expected.shape)
+                fits = fits and (name != "to" or array.dtype == expected.dtype)
+                candidate = array.reshape(expected.shape) if fits else array
             if fits:
-                del left[: place + 1]
-                return found.astype(own.dtype, order="C"), choice  # keeps arrays of no dimension
-        return own, None
+                del pending[: index + 1]
+                return candidate.astype(expected.dtype, order="C"), choice  # also of no dimension
+        return expected, None
 
 
 def _bisected(x: Floats, edges: Floats, steps: Sequence[Choice]) -> Choice | None:
@@ -296,13 +302,13 @@ def _bisected(x: Floats, edges: Floats, steps: Sequence[Choice]) -> Choice | Non
     return Choice("Greater", np.less.outer(np.arange(len(edges)), low), margins)
 
 
-def _can_be_counterpart(step: Discretization, choice: Choice, own: NDArray[Any]) -> bool:
+def _can_be_counterpart(step: Discretization, choice: Choice, expected: NDArray[Any]) -> bool:
     """Return True if a node's choice may correspond to a step of the model."""
     if step.buckets is not None:
         return True
     if choice.operand is not None:
         return step.is_near(choice.operand)
-    near = np.abs(choice.chosen.reshape(own.shape) - own) <= 1.0
+    near = np.abs(choice.chosen.reshape(expected.shape) - expected) <= 1.0
     return step.is_quantized and bool(near.all())
 
 
@@ -328,9 +334,9 @@ def _choice_of(call: Call) -> Choice | None:
     if call.name == "to" and not (np.abs(x) < _FRACTIONS).any():
         return None
     if call.step is None or call.step.buckets is None:
-        return Choice(call.operator, call.own, x if call.makes_whole else None)
-    places = np.arange(call.step.buckets).reshape(-1, *[1] * x.ndim)
-    return Choice(call.operator, call.own > places)
+        return Choice(call.operator, call.expected, x if call.is_integral else None)
+    edges = np.arange(call.step.buckets).reshape(-1, *[1] * x.ndim)
+    return Choice(call.operator, call.expected > edges)
 
 
 @dataclass(frozen=True)
@@ -377,8 +383,8 @@ def replay(
             for draw in range(draws):
                 moved = ChoiceReplay(replayed)
                 runs.append(rounded(partial(_inside, moved, run), draw))
-                for call, other, widest in zip(mode.calls, moved.calls, errors, strict=False):
-                    _widen(call, other, widest)
+                for call, rerun, widest in zip(mode.calls, moved.calls, errors, strict=False):
+                    _widen(call, rerun, widest)
             if all(is_open(call, error) for call, error in differing):
                 double = truth(ChoiceReplay(replayed))
                 return ReplayedReference(
@@ -392,9 +398,9 @@ def _attempts(
 ) -> Iterator[tuple[AbstractContextManager[object], Sequence[Choice]]]:
     """Yield contexts with the choices to replay: all, then all except conversions."""
     yield from ((context, choices) for context in _suppressions(choices))
-    others = [choice for choice in choices if choice.operator != "Cast"]
-    if others and len(others) < len(choices):
-        yield from ((context, others) for context in _suppressions(others))
+    without_casts = [choice for choice in choices if choice.operator != "Cast"]
+    if without_casts and len(without_casts) < len(choices):
+        yield from ((context, without_casts) for context in _suppressions(without_casts))
 
 
 def _suppressions(choices: Sequence[Choice]) -> Iterator[AbstractContextManager[object]]:
@@ -418,46 +424,46 @@ def _inside(mode: ChoiceReplay, run: Run) -> list[OutputArray]:
 def _rounding(call: Call, operand: Floats) -> Floats:
     """Return the rounding error of each element; 0 for whole numbers, which may be counts."""
     return np.where(
-        _are_whole(call, operand), 0.0, np.maximum(2.0 * EPSILON * np.abs(operand), UNDERFLOW)
+        _are_integers(call, operand), 0.0, np.maximum(2.0 * EPSILON * np.abs(operand), UNDERFLOW)
     )
 
 
-def _are_whole(call: Call, operand: Floats) -> NDArray[np.bool_]:
+def _are_integers(call: Call, operand: Floats) -> NDArray[np.bool_]:
     """Return which elements count as exact whole numbers.
 
     These are all elements if all are whole. For a conversion, only elements that could have a
     fraction in float32 are considered.
     """
-    small = np.abs(operand) < _FRACTIONS if call.makes_whole else np.ones(operand.shape, np.bool_)
-    whole = bool((operand == np.round(operand))[small].all())
-    return small & whole
+    small = np.abs(operand) < _FRACTIONS if call.is_integral else np.ones(operand.shape, np.bool_)
+    are_integers = bool((operand == np.round(operand))[small].all())
+    return small & are_integers
 
 
-def _are_whole_by_chance(moved: Floats) -> bool:
+def _have_fractions(operand: Floats) -> bool:
     """Return True if rounding produces fractions from whole numbers: a product like k / 255 *
     255."""
-    small = np.abs(moved) < EXACT
-    return bool((moved != np.round(moved))[small].any())
+    small = np.abs(operand) < EXACT
+    return bool((operand != np.round(operand))[small].any())
 
 
-def _widen(call: Call, moved: Call, widest: list[Floats]) -> None:
-    leeway = _STEP_TOLERANCE if call.makes_whole else _TOLERANCE
-    for place, (x, y) in enumerate(zip(call.operands, moved.operands, strict=False)):
-        if call.name != moved.name or x.shape != y.shape:
+def _widen(call: Call, rounded: Call, widest: list[Floats]) -> None:
+    leeway = _STEP_TOLERANCE if call.is_integral else _TOLERANCE
+    for index, (x, y) in enumerate(zip(call.operands, rounded.operands, strict=False)):
+        if call.name != rounded.name or x.shape != y.shape:
             continue
         with np.errstate(all="ignore"):
             error = np.abs(x - y)
             error = np.where(np.isfinite(error), error, 0.0)
-            whole = _are_whole(call, x)
-            if whole.any() and _are_whole_by_chance(y):
-                whole = np.zeros_like(whole)
+            are_integers = _are_integers(call, x)
+            if are_integers.any() and _have_fractions(y):
+                are_integers = np.zeros_like(are_integers)
                 error = np.where(error < 0.5, error, 0.0)
-                widest[place] = np.fmax(widest[place], 2.0 * EPSILON * np.abs(x))
-            typical = _typical_of_rows(x, error) if call.makes_whole else _typical(call, x, error)
+                widest[index] = np.fmax(widest[index], 2.0 * EPSILON * np.abs(x))
+            typical = _typical_of_rows(x, error) if call.is_integral else _typical(call, x, error)
             # A change of one element in a step (round, floor, ceil) says nothing about others.
-            steps = call.makes_whole and whole
-            widest[place] = np.fmax(
-                widest[place], np.where(steps, error, leeway * np.fmax(error, typical))
+            steps = call.is_integral and are_integers
+            widest[index] = np.fmax(
+                widest[index], np.where(steps, error, leeway * np.fmax(error, typical))
             )
 
 
@@ -507,7 +513,7 @@ def is_open(call: Call, errors: Sequence[Floats]) -> bool:
             # Whole numbers, also as floats, have no rounding, so equal ones are not a near-tie.
             near = (np.abs(left - right) <= error) & (error > 0.0)
             near &= _is_tie_of_file(call, error)
-        return bool((near | (call.own == call.chosen)).all())
+        return bool((near | (call.expected == call.chosen)).all())
     return _may_select(call, errors[0])
 
 
@@ -518,13 +524,13 @@ def _is_tie_of_file(call: Call, error: Floats) -> NDArray[np.bool_]:
     """
     margin = None if call.node is None else call.node.operand
     if margin is None:
-        return np.ones(call.own.shape, np.bool_)
+        return np.ones(call.expected.shape, np.bool_)
     if call.step is None:
-        return np.asarray(np.abs(margin.reshape(call.own.shape)) <= error)
+        return np.asarray(np.abs(margin.reshape(call.expected.shape)) <= error)
     # the edges between the model's bucket and the file's
-    first, last = np.minimum(call.own, call.chosen), np.maximum(call.own, call.chosen)
-    places = np.arange(len(margin)).reshape(-1, *[1] * call.own.ndim)
-    between = (first <= places) & (places < last)
+    first, last = np.minimum(call.expected, call.chosen), np.maximum(call.expected, call.chosen)
+    edges = np.arange(len(margin)).reshape(-1, *[1] * call.expected.ndim)
+    between = (first <= edges) & (edges < last)
     return np.asarray(((np.abs(margin) <= error) | ~between).all(axis=0))
 
 
@@ -550,7 +556,7 @@ def _floats_of_file(call: Call) -> Floats | None:
     """Return the floats that the file converts; None if they are not recorded."""
     if call.is_bucket or call.node is None or call.node.operand is None:
         return None
-    file_array = np.asarray(call.node.operand, np.float64).reshape(call.own.shape)
+    file_array = np.asarray(call.node.operand, np.float64).reshape(call.expected.shape)
     # Sign(x) * Floor(Abs(x))
     is_trunc = call.step is not None and call.step.decide is np.trunc
     return np.copysign(file_array, call.operands[0]) if is_trunc else file_array
@@ -563,8 +569,8 @@ def _has_no_result(call: Call, error: Floats) -> NDArray[np.bool_]:
     """
     file_array = _floats_of_file(call)
     if file_array is None:
-        return np.zeros(call.own.shape, np.bool_)
-    dtype, ends = call.own.dtype, []
+        return np.zeros(call.expected.shape, np.bool_)
+    dtype, ends = call.expected.dtype, []
     for x in (call.operands[0], file_array):
         with np.errstate(all="ignore"):
             ends.append(not_held(x - error, dtype) | not_held(x + error, dtype))
@@ -576,32 +582,34 @@ def _undefined(calls: Sequence[Call], errors: Sequence[list[Floats]]) -> Iterato
         if call.name != "to" or call.node is None:
             continue
         if count := int((~_is_possible(call, error[0])).sum()):
-            yield UndefinedCast(tensor=call.node.tensor, dtype=call.own.dtype.name, elements=count)
+            yield UndefinedCast(
+                tensor=call.node.tensor, dtype=call.expected.dtype.name, elements=count
+            )
 
 
 def _may_select(call: Call, error: Floats) -> bool:
     """Return whether the value at each index equals the model's within rounding."""
     (x, *_), axis = call.operands, call.axis
-    own, chosen = call.own, call.chosen
+    expected, chosen = call.expected, call.chosen
     if axis is None:
         x, error, axis = x.ravel(), error.ravel(), 0
-        own, chosen = own.reshape(1), chosen.reshape(1)
-    elif own.ndim < x.ndim:
-        own, chosen = np.expand_dims(own, axis), np.expand_dims(chosen, axis)
+        expected, chosen = expected.reshape(1), chosen.reshape(1)
+    elif expected.ndim < x.ndim:
+        expected, chosen = np.expand_dims(expected, axis), np.expand_dims(chosen, axis)
     if chosen.size and not 0 <= int(chosen.min()) <= int(chosen.max()) < x.shape[axis]:
         return False
     ordered = np.sort(chosen, axis=axis)
     if (np.diff(ordered, axis=axis) == 0).any():
         return False
     if call.unordered:
-        own, chosen = (_by_value(x, indices, axis) for indices in (own, chosen))
-    one, other = np.take_along_axis(x, own, axis), np.take_along_axis(x, chosen, axis)
-    room = np.take_along_axis(error, own, axis) + np.take_along_axis(error, chosen, axis)
+        expected, chosen = (_by_value(x, indices, axis) for indices in (expected, chosen))
+    left, right = np.take_along_axis(x, expected, axis), np.take_along_axis(x, chosen, axis)
+    room = np.take_along_axis(error, expected, axis) + np.take_along_axis(error, chosen, axis)
     with np.errstate(all="ignore"):
-        near = (one == other) | (np.abs(one - other) <= room)
+        near = (left == right) | (np.abs(left - right) <= room)
     if call.name in _FIRST_OF_EQUAL:
         near &= room > 0.0  # equal whole numbers have no rounding, so they are not a near-tie
-    return bool((near | (own == chosen)).all())
+    return bool((near | (expected == chosen)).all())
 
 
 def _by_value(x: Floats, indices: NDArray[Any], axis: int) -> NDArray[Any]:
@@ -639,16 +647,16 @@ def _may_suppress(call: Call, errors: Sequence[Floats]) -> bool:
     return bool(suppresses.any(axis=1).all())
 
 
-def _overlaps(boxes: Floats, others: Floats) -> Floats:
+def _overlaps(boxes: Floats, kept: Floats) -> Floats:
     """Return the intersection over union of each pair, shape (boxes, others)."""
     sides = []
     for low, high in ((0, 2), (1, 3)):  # by axis, because arrays whose last axis is 2 are slow
-        side = np.minimum.outer(boxes[:, high], others[:, high])
-        side -= np.maximum.outer(boxes[:, low], others[:, low])
+        side = np.minimum.outer(boxes[:, high], kept[:, high])
+        side -= np.maximum.outer(boxes[:, low], kept[:, low])
         sides.append(np.maximum(side, 0.0, out=side))
     inside = sides[0] * sides[1]
     with np.errstate(all="ignore"):
-        union = _areas(boxes)[:, None] + _areas(others)[None, :] - inside
+        union = _areas(boxes)[:, None] + _areas(kept)[None, :] - inside
         return np.asarray(np.where(union > 0.0, inside / union, 0.0))
 
 
@@ -665,5 +673,5 @@ def _overlap_error(boxes: Floats, error: Floats, kept: NDArray[Any]) -> Floats:
     moves = 2.0 * error.max(axis=1, initial=0.0)
     with np.errstate(all="ignore"):
         share = np.nan_to_num(moves / sides.min(axis=1), nan=np.inf, posinf=np.inf)
-    both = share[:, None] + share[None, kept]
-    return np.asarray(2.0 * both + 8.0 * EPSILON)
+    pair_share = share[:, None] + share[None, kept]
+    return np.asarray(2.0 * pair_share + 8.0 * EPSILON)

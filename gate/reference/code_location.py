@@ -31,10 +31,10 @@ _HALF: dict[torch.dtype, Literal["float16", "bfloat16"]] = {
 _CASTS = frozenset({"to", "_to_copy", "lift_fresh", "clone", "detach", "alias", "contiguous"})
 """Operators that may occur in the run of only one of the two dtypes."""
 
-_KEPT = 1 << 12
+_SAMPLED = 1 << 12
 """Number of compared elements of a result."""
 
-_PARTED = 1e-4
+_TOLERANCE = 1e-4
 """A relative rms difference of results beyond the rounding of one operator."""
 
 _LINE = 200
@@ -51,16 +51,16 @@ def locate_code(operator: str, model: nn.Module) -> CodeLocation:
         nodes = (each.f_locals.get("self") for each in _frames())
         node = next((each for each in nodes if isinstance(each, OnnxNode)), None)
         return CodeLocation(operator=operator, module=paths.get(id(node), ""))
-    module, found = "", None
+    module, user_frame = "", None
     for frame in _forward_frames():
-        own = frame.f_locals.get("self")
-        if not module and isinstance(own, nn.Module):
-            module = paths.get(id(own), "")
-        if found is None and not frame.f_code.co_filename.startswith(_TORCH):
-            found = frame
-    if found is None:
+        owner = frame.f_locals.get("self")
+        if not module and isinstance(owner, nn.Module):
+            module = paths.get(id(owner), "")
+        if user_frame is None and not frame.f_code.co_filename.startswith(_TORCH):
+            user_frame = frame
+    if user_frame is None:
         return CodeLocation(operator=operator, module=module)
-    name, line = found.f_code.co_filename, found.f_lineno
+    name, line = user_frame.f_code.co_filename, user_frame.f_lineno
     source = linecache.getline(name, line).strip()[:_LINE]
     return CodeLocation(
         operator=operator, module=module, file=Path(name).name, line=line, source=source
@@ -139,12 +139,12 @@ class _StepRecorder(DispatchMode):  # type: ignore[no-untyped-call]
                 float(value) for value in tree_leaves((args, kwargs)) if isinstance(value, float)
             )
             flat = first.reshape(-1)
-            kept = flat[:: max(1, len(flat) // _KEPT)].to(torch.float64).numpy().copy()
+            kept = flat[:: max(1, len(flat) // _SAMPLED)].to(torch.float64).numpy().copy()
             self.steps.append(_Step(name, numbers, kept, locate_code(name, self._model)))
         return returned
 
 
-def where_they_part(
+def find_difference(
     in_float32: tuple[nn.Module, Callable[[], object]],
     in_float64: tuple[nn.Module, Callable[[DispatchMode], object]],
 ) -> CodeLocation | None:
@@ -157,22 +157,22 @@ def where_they_part(
     with single:
         in_float32[1]()
     in_float64[1](double)
-    for one, other in zip(single.steps, double.steps, strict=False):
-        if one.operator != other.operator or _differ(one, other):
-            return one.location
+    for single_step, double_step in zip(single.steps, double.steps, strict=False):
+        if single_step.operator != double_step.operator or _differ(single_step, double_step):
+            return single_step.location
     return None
 
 
-def _differ(one: _Step, other: _Step) -> bool:
-    if len(one.numbers) != len(other.numbers) or one.result.shape != other.result.shape:
+def _differ(left: _Step, right: _Step) -> bool:
+    if len(left.numbers) != len(right.numbers) or left.result.shape != right.result.shape:
         return True
     if any(
         not math.isclose(a, b, rel_tol=1e-6)
-        for a, b in zip(one.numbers, other.numbers, strict=True)
+        for a, b in zip(left.numbers, right.numbers, strict=True)
     ):
         return True
-    finite = np.isfinite(one.result)
+    finite = np.isfinite(left.result)
     with np.errstate(all="ignore"):
-        apart = np.sqrt(np.square(one.result - other.result)[finite].sum())
-        scale = np.sqrt(np.square(one.result)[finite].sum())
-    return not bool(apart <= _PARTED * scale)
+        distance = np.sqrt(np.square(left.result - right.result)[finite].sum())
+        scale = np.sqrt(np.square(left.result)[finite].sum())
+    return not bool(distance <= _TOLERANCE * scale)

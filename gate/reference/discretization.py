@@ -16,7 +16,7 @@ from gate.reference.torch_session import DispatchMode
 
 Floats = NDArray[np.float64]
 
-_WHOLE: Mapping[str, Callable[[Floats], Floats]] = {
+_ROUNDINGS: Mapping[str, Callable[[Floats], Floats]] = {
     "floor": np.floor,
     "ceil": np.ceil,
     "round": np.rint,
@@ -44,8 +44,8 @@ value."""
 
 STEPS = frozenset(
     {
-        *_WHOLE, *FAKE_QUANTIZERS, "div", "floor_divide", "remainder", "fmod", "frac", "bucketize",
-        "searchsorted",
+        *_ROUNDINGS, *FAKE_QUANTIZERS, "div", "floor_divide", "remainder", "fmod", "frac",
+        "bucketize", "searchsorted",
     }
 )  # fmt: skip
 """Names of ATen operators. `div`: with a rounding mode."""
@@ -82,9 +82,9 @@ class Discretization:
     """Returns the whole numbers for operands; monotonic."""
     nodes: tuple[str, ...]
     """ONNX operators that may compute this call."""
-    whole_of: Callable[[Floats], Floats] = _unchanged
+    to_integers: Callable[[Floats], Floats] = _unchanged
     """Returns the whole numbers from a result of the operator."""
-    result_of: Callable[[Floats], Floats] = _unchanged
+    from_integers: Callable[[Floats], Floats] = _unchanged
     """Returns the result of the operator from whole numbers."""
     edges: Floats | None = None
     """Sorted boundaries of the buckets. None: the operand is rounded."""
@@ -106,8 +106,8 @@ class Discretization:
             return below if operator == "Greater" else self.buckets - below
         if bare_shape(chosen.shape) != bare_shape(self.operand.shape):
             return None
-        whole = chosen.reshape(self.operand.shape).astype(np.float64)
-        return np.copysign(whole, self.operand) if self.decide is np.trunc else whole
+        integers = chosen.reshape(self.operand.shape).astype(np.float64)
+        return np.copysign(integers, self.operand) if self.decide is np.trunc else integers
 
     def is_near(self, operand: NDArray[Any]) -> bool:
         """Return True if the operand of a node may correspond to the model's."""
@@ -131,26 +131,26 @@ def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | 
     if name not in STEPS or not _is_float(x) or (name == "div" and mode is None):
         return None
     wide = _wide(x)
-    if name in _WHOLE:
-        decide, scale = _WHOLE[name], 10.0 ** stated.get("decimals", 0)
+    if name in _ROUNDINGS:
+        decide, scale = _ROUNDINGS[name], 10.0 ** stated.get("decimals", 0)
         if scale == 1.0:
             return Discretization(wide, decide, _NODES[decide])
         return Discretization(
-            wide * scale, decide, _NODES[decide], lambda y: y * scale, lambda whole: whole / scale
+            wide * scale, decide, _NODES[decide], lambda y: y * scale, lambda n: n / scale
         )
-    other = _wide(stated.get("other", 1.0))  # none of frac
+    divisor = _wide(stated.get("other", 1.0))  # none of frac
     truncates = mode == "trunc" or name in ("fmod", "frac")
     divide: Callable[[Floats], Floats] = np.trunc if truncates else np.floor
     with np.errstate(all="ignore"):
-        quotient = np.asarray(wide / other)
+        quotient = np.asarray(wide / divisor)
     if name not in ("remainder", "fmod", "frac"):
         return Discretization(quotient, divide, _NODES[divide])
     return Discretization(
         quotient,
         divide,
         ("Mod",) if name == "fmod" else _NODES[divide],
-        lambda y: (wide - y) / other,
-        lambda whole: wide - whole * other,
+        lambda y: (wide - y) / divisor,
+        lambda integers: wide - integers * divisor,
     )
 
 
@@ -178,7 +178,7 @@ def _quantized(stated: Mapping[str, Any]) -> Discretization | None:
         lambda steps: np.asarray(np.clip(np.rint(steps), *ends)),
         ("QuantizeLinear",),
         lambda y: y / scale,
-        lambda whole: whole * scale,
+        lambda integers: integers * scale,
         is_quantized=True,
     )
 

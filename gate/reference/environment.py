@@ -201,12 +201,12 @@ def _read_precisions() -> dict[tuple[str, str], str]:
     A level without a value returns the inherited one, so the general levels are cleared one after
     the other while reading. `_tf32` sets the needed values afterwards and restores all at its end.
     """
-    own = {}
+    precisions = {}
     for backend, operation in _LEVELS:
-        own[backend, operation] = _precision(backend, operation)
+        precisions[backend, operation] = _precision(backend, operation)
         if operation == "all":
             _set_precision(backend, operation, "none")
-    return own
+    return precisions
 
 
 def _precision(backend: str, operation: str) -> str:
@@ -244,8 +244,8 @@ def describe_processor() -> tuple[str, tuple[str, ...] | None]:
 
 def _field(text: str, name: str) -> str | None:
     """Return the first field of this name: all cores of a machine have the same."""
-    found = re.search(rf"^{name}[ \t]*:[ \t]*(\S.*)$", text, flags=re.MULTILINE)
-    return found.group(1).strip() if found else None
+    match = re.search(rf"^{name}[ \t]*:[ \t]*(\S.*)$", text, flags=re.MULTILINE)
+    return match.group(1).strip() if match else None
 
 
 _DISTRIBUTIONS = {
@@ -282,8 +282,8 @@ def describe_environment(determinism: Determinism) -> Environment:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name, candidates in _DISTRIBUTIONS.items():
-        if found := package_versions(candidates):
-            versions[name] = next(iter(found.values()))
+        if installed := package_versions(candidates):
+            versions[name] = next(iter(installed.values()))
     versions["torch"] = str(torch.__version__)
     if "onnxruntime" in versions:  # several builds may be installed, but only one is imported
         versions["onnxruntime"] = str(onnx_runtime().__version__)
@@ -312,5 +312,5 @@ def _driver_version() -> str | None:
         text = (_DRIVER / "version").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
-    return found.group(1) if found else None
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return match.group(1) if match else None

@@ -16,7 +16,7 @@ from gate.data.input_binding import InputBinding
 from gate.data.reader import length
 from gate.errors import ModelError, first_line
 from gate.records.instruments import CodeLocation
-from gate.reference.code_location import where_they_part
+from gate.reference.code_location import find_difference
 from gate.reference.discretization import discretization_of
 from gate.reference.environment import default_dtype
 from gate.reference.error_models import named_arguments
@@ -30,7 +30,7 @@ from gate.storage.arrays import Batch, OutputArray
 # arithmetic: resnet18 on 32 samples of 64 x 64 took twice the CPU time.
 
 
-_MOST_PLACES = 4096
+_MOST_POSITIONS = 4096
 """With a larger output one sample is enough work for a product, and is computed by rows."""
 
 _MOST_ELEMENTS = 2**20
@@ -72,9 +72,9 @@ class Convolution:
             return None
         if not (_is_plain(x) and _is_plain(weight)):
             return None
-        found = cls(x, weight, bias, *map(_pair, steps))
-        places = found.sizes[0] * found.sizes[1]
-        return found if places > _MOST_PLACES or (places > 0 and len(x) > 1) else None
+        conv = cls(x, weight, bias, *map(_pair, steps))
+        positions = conv.sizes[0] * conv.sizes[1]
+        return conv if positions > _MOST_POSITIONS or (positions > 0 and len(x) > 1) else None
 
     @property
     def sizes(self) -> Pair:
@@ -104,15 +104,15 @@ class Convolution:
         samples = max(1, _MOST_ELEMENTS // (flat.shape[1] * rows * columns))
         # Unfolding a large picture at once allocates pages that the system has to clear each time.
         height = rows if samples > 1 else max(1, _MOST_ELEMENTS // (flat.shape[1] * columns))
-        whole = self.x.new_empty(len(self.x), channels, rows, columns)
+        output = self.x.new_empty(len(self.x), channels, rows, columns)
         for start in range(0, len(padded), samples):
             part = padded[start : start + samples]
             for top in range(0, rows, height):
-                made = whole[start : start + samples, :, top : top + height]
-                unfolded = self._unfolded(part[:, :, top * self.stride[0] :], made.shape[2])
+                block = output[start : start + samples, :, top : top + height]
+                unfolded = self._unfolded(part[:, :, top * self.stride[0] :], block.shape[2])
                 product = flat @ unfolded.reshape(flat.shape[1], -1)
-                made.copy_(product.view(channels, len(part), *made.shape[2:]).transpose(0, 1))
-        return whole if self.bias is None else whole.add_(self.bias.view(1, -1, 1, 1))
+                block.copy_(product.view(channels, len(part), *block.shape[2:]).transpose(0, 1))
+        return output if self.bias is None else output.add_(self.bias.view(1, -1, 1, 1))
 
     def _unfolded(self, x: torch.Tensor, rows: int) -> torch.Tensor:
         """Return the inputs by which each kernel element is multiplied in the first output rows.
@@ -251,7 +251,7 @@ def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.T
     if step is None:
         returned: torch.Tensor = func(*args, **kwargs)
         return returned
-    return torch.from_numpy(step.result_of(step.decide(step.operand)))
+    return torch.from_numpy(step.from_integers(step.decide(step.operand)))
 
 
 def _wider(value: Any, narrow: torch.dtype | None) -> Any:
@@ -266,7 +266,7 @@ class Truth:
 
     def __init__(self, model: ReferenceModel, binding: InputBinding, *, samples: int) -> None:
         """`samples`: number of first samples that `first_outputs` computes; 0 for none."""
-        self._samples, self._done = samples, 0
+        self._samples, self._computed = samples, 0
         self._float64: Float64Reference | None = None
         self.unmeasured: str | None = None
         self.validity: Validity = UNRESTRICTED
@@ -297,7 +297,7 @@ class Truth:
             self._float64, self.unmeasured = None, str(error)
             return None
 
-    def where_it_parts(
+    def find_difference(
         self, model: ReferenceModel, run: Forward, batch: Batch
     ) -> CodeLocation | None:
         """Return the first operator of `model` that computes another function in float64, or None.
@@ -306,14 +306,16 @@ class Truth:
             return None
         double = self._float64
         try:
-            return where_they_part(
+            return find_difference(
                 (model.module, lambda: run(batch)),
                 (double.model, lambda mode: double.run(batch, mode=mode)),
             )
         except Exception:  # some recorded operators can't be compared
             return None
 
-    def aside(self, batch: Batch, *, mode: DispatchMode | None = None) -> list[OutputArray] | None:
+    def extra_outputs(
+        self, batch: Batch, *, mode: DispatchMode | None = None
+    ) -> list[OutputArray] | None:
         """Return the outputs in float64 for inputs that are not samples.
 
         A failure does not affect the samples. `mode`: as in `Float64Reference.run`.
@@ -334,17 +336,17 @@ class Truth:
         return run_in_parts(double.run, batch, size=self.part_size(batch))
 
     @property
-    def is_done(self) -> bool:
+    def is_complete(self) -> bool:
         """True after `first_outputs` has computed all first samples."""
-        return self._done >= self._samples
+        return self._computed >= self._samples
 
     def rewind(self) -> None:
         """Start again with the first sample."""
-        self._done = 0
+        self._computed = 0
 
     def first_outputs(self, batch: Batch) -> list[OutputArray] | None:
         """Return the outputs in float64 for whole batches, up to the first `samples`; then None."""
-        if self.is_done:
+        if self.is_complete:
             return None
-        self._done += length(batch)
+        self._computed += length(batch)
         return self.outputs(batch)

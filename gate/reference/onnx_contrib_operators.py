@@ -74,8 +74,8 @@ def _fused_conv(
     bias: Tensor | None = None,
     added: Tensor | None = None,
 ) -> Tensor:
-    made = convolve(call, x, weight, bias)
-    return _activated(call, made if added is None else made + added)
+    result = convolve(call, x, weight, bias)
+    return _activated(call, result if added is None else result + added)
 
 
 @operator("FusedGemm", domain=MICROSOFT)
@@ -92,9 +92,9 @@ def _fused_matmul(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
             x = x.movedim(0, -2)
         return x.transpose(-1, -2) if call.get(f"trans{suffix}", 0) and x.ndim > 1 else x
 
-    made = torch.matmul(transposed(a, "A"), transposed(b, "B"))
+    product = torch.matmul(transposed(a, "A"), transposed(b, "B"))
     alpha = call.get("alpha", 1.0)
-    return made if alpha == 1 else alpha * made
+    return product if alpha == 1 else alpha * product
 
 
 @operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
@@ -105,11 +105,11 @@ def _skip_layer_norm(call: OperatorCall, x: Tensor, skip: Tensor, gamma: Tensor,
     total = x + skip if bias is None else x + bias + skip
     if simple:
         square = (total * total).mean(-1, keepdim=True)
-        made = total * torch.rsqrt(square + call.get("epsilon", 1e-5)) * gamma
+        result = total * torch.rsqrt(square + call.get("epsilon", 1e-5)) * gamma
     else:
         norm = replace(call, outputs=1, attributes={"epsilon": call.get("epsilon", 1e-12)})
-        made = layer_norm(norm, total, gamma, beta)
-    return (made, None, None, total)[: call.outputs]
+        result = layer_norm(norm, total, gamma, beta)
+    return (result, None, None, total)[: call.outputs]
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
@@ -123,10 +123,11 @@ def _embed_layer_norm(
     gamma: Tensor,
     beta: Tensor,
     mask: Tensor | None = None,
-    places: Tensor | None = None,
+    position_ids: Tensor | None = None,
 ) -> Value:
-    at = torch.arange(words.shape[1]).unsqueeze(0) if places is None else places.to(torch.int64)
-    total = word[words.to(torch.int64)] + position[at]
+    if position_ids is None:
+        position_ids = torch.arange(words.shape[1]).unsqueeze(0)
+    total = word[words.to(torch.int64)] + position[position_ids.to(torch.int64)]
     if segments is not None and segment is not None:
         total = total + segment[segments.to(torch.int64)]
     norm = replace(call, outputs=1, attributes={"epsilon": call.get("epsilon", 1e-12)})
@@ -177,10 +178,10 @@ def _attention(
     _length: Any = None,
 ) -> Value:
     count = call.get("num_heads")
-    made = x @ weight
-    made = made if bias is None else made + bias
-    sizes = call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
-    q, k, v = (heads(part, count) for part in torch.split(made, list(sizes), -1))
+    projected = x @ weight
+    projected = projected if bias is None else projected + bias
+    sizes = call.get("qkv_hidden_sizes") or [projected.shape[-1] // 3] * 3
+    q, k, v = (heads(part, count) for part in torch.split(projected, list(sizes), -1))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     extra = None if mask is None else _mask_bias(call, mask, len(x), k.shape[2], x)
@@ -230,17 +231,18 @@ def _multi_head_attention(
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
-def _rotary(call: OperatorCall, x: Tensor, places: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotary(call: OperatorCall, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     width = call.get("rotary_embedding_dim", 0)
     flat = x.ndim == 3
     if flat:
         count = call.get("num_heads", 0) or x.shape[-1] // (cos.shape[-1] * 2)
         x = heads(x, count)
-    if places.numel() == 1 and places.ndim == 1:
-        places = places + torch.arange(x.shape[2]).unsqueeze(0)
-    places = places.expand(len(x), x.shape[2])
-    made = rotated(x, cos, sin, places, width=width, interleaved=bool(call.get("interleaved", 0)))
-    return made.transpose(1, 2).flatten(2) if flat else made
+    if positions.numel() == 1 and positions.ndim == 1:
+        positions = positions + torch.arange(x.shape[2]).unsqueeze(0)
+    positions = positions.expand(len(x), x.shape[2])
+    interleaved = bool(call.get("interleaved", 0))
+    result = rotated(x, cos, sin, positions, width=width, interleaved=interleaved)
+    return result.transpose(1, 2).flatten(2) if flat else result
 
 
 @operator("GroupQueryAttention", domain=MICROSOFT)
@@ -255,7 +257,7 @@ def _group_query_attention(
     total: Tensor,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
-    places: Tensor | None = None,
+    position_ids: Tensor | None = None,
     added: Tensor | None = None,
     sink: Tensor | None = None,
     *_scales: Any,
@@ -272,25 +274,25 @@ def _group_query_attention(
     rows = []
     for row, end in enumerate((last.reshape(-1) + 1).tolist()):
         before = 0 if length == most else end - length
-        at = before + torch.arange(length)
-        own = [q[row : row + 1], k[row : row + 1]]
+        positions = before + torch.arange(length)
+        qk = [q[row : row + 1], k[row : row + 1]]
         if call.get("do_rotary", 0):
             assert cos is not None
             assert sin is not None
-            transposed = at if places is None else places[row]
-            own = [
-                rotated(x, cos, sin, transposed.unsqueeze(0), width=2 * cos.shape[-1],
+            rotary_positions = positions if position_ids is None else position_ids[row]
+            qk = [
+                rotated(x, cos, sin, rotary_positions.unsqueeze(0), width=2 * cos.shape[-1],
                         interleaved=bool(call.get("rotary_interleaved", 0)))
-                for x in own
+                for x in qk
             ]  # fmt: skip
-        for made, past, new in zip(present, (past_k, past_v), (own[1][0], v[row]), strict=True):
+        for cache, past, new in zip(present, (past_k, past_v), (qk[1][0], v[row]), strict=True):
             if past is not None:
-                made[row, :, :before] = past[row, :, :before]
-            made[row, :, before : before + length] = new
+                cache[row, :, :before] = past[row, :, :before]
+            cache[row, :, before : before + length] = new
         span = before + length
         keys, values = (x[row].repeat_interleave(count // groups, 0)[:, :span] for x in present)
         bias = None if added is None else added[row if len(added) > 1 else 0, ..., :span]
-        rows.append(_attended(call, (own[0][0], keys, values), at, bias=bias, sink=sink))
+        rows.append(_attended(call, (qk[0][0], keys, values), positions, bias=bias, sink=sink))
     return (torch.stack(rows).transpose(1, 2).flatten(2), *present)[: call.outputs]
 
 
@@ -313,8 +315,8 @@ def _attended(
         scores = cap * torch.tanh(scores / cap)
     if bias is not None:
         scores = scores + bias
-    apart = at.unsqueeze(1) - torch.arange(k.shape[1])
-    hidden = (apart < 0) | (apart >= window if window > 0 else apart < 0)
+    offset = at.unsqueeze(1) - torch.arange(k.shape[1])
+    hidden = (offset < 0) | (offset >= window if window > 0 else offset < 0)
     scores = scores.masked_fill(hidden, -torch.inf)
     if sink is not None or call.get("smooth_softmax", 0):
         sink_scores = scores.new_zeros(len(scores)) if sink is None else sink.to(scores.dtype)

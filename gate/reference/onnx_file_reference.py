@@ -38,11 +38,11 @@ class OnnxFileReference(TorchReference):
         match.
         """
         subject = file.subject
-        own = self.module.file
-        if own is not None and file.is_copy_of(own):
+        reference_file = self.module.file
+        if reference_file is not None and file.is_copy_of(reference_file):
             raise ModelError(
-                f"the reference {own.path} is identical to the judged file, so the check would "
-                "prove nothing. Pass the file that it was made from."
+                f"the reference {reference_file.path} is identical to the judged file, so the "
+                "check would prove nothing. Pass the file that it was made from."
             )
         inputs, outputs = ([s.name for s in each] for each in (subject.inputs, subject.outputs))
         return OnnxFileReference(self.module.arranged(inputs, outputs), device=self.device)

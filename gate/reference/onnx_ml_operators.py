@@ -60,9 +60,9 @@ def _binarizer(call: OperatorCall, x: Tensor) -> Tensor:
 
 @_ml("ArrayFeatureExtractor")
 def _array_feature_extractor(_call: OperatorCall, x: Value, index: Tensor) -> Value:
-    places = index.reshape(-1).to(torch.int64)
-    taken = np.take(x, places.numpy(), -1) if is_text(x) else torch.index_select(x, -1, places)
-    return taken.reshape(1, -1) if taken.ndim == 1 else taken
+    indices = index.reshape(-1).to(torch.int64)
+    selected = np.take(x, indices.numpy(), -1) if is_text(x) else torch.index_select(x, -1, indices)
+    return selected.reshape(1, -1) if selected.ndim == 1 else selected
 
 
 @_ml("Imputer")
@@ -143,22 +143,22 @@ def _paired_scores(score: Tensor, transform: str, *, shares: bool) -> Tensor:
     return torch.sigmoid(pair) if transform == "LOGISTIC" else pair
 
 
-def _named(call: OperatorCall, places: Tensor) -> Value:
+def _named(call: OperatorCall, indices: Tensor) -> Value:
     texts = call.get("classlabels_strings")
     if texts:
-        return np.array(texts, object)[places.numpy()]
+        return np.array(texts, object)[indices.numpy()]
     numbers = call.get("classlabels_int64s") or call.get("classlabels_ints")
-    return torch.tensor(numbers, dtype=torch.int64)[places] if numbers else places
+    return torch.tensor(numbers, dtype=torch.int64)[indices] if numbers else indices
 
 
 @_ml("LinearRegressor")
 def _linear_regressor(call: OperatorCall, x: Tensor) -> Tensor:
     x, targets = _floats(x), call.get("targets", 1)
     weight = x.new_tensor(call.get("coefficients")).reshape(targets, -1)
-    made = x @ weight.T
+    scores = x @ weight.T
     if call.get("intercepts"):
-        made = made + x.new_tensor(call.get("intercepts"))
-    return _regressor_scores(made, call.get("post_transform", "NONE"))
+        scores = scores + x.new_tensor(call.get("intercepts"))
+    return _regressor_scores(scores, call.get("post_transform", "NONE"))
 
 
 @_ml("LinearClassifier")
@@ -171,8 +171,8 @@ def _linear_classifier(call: OperatorCall, x: Tensor) -> Value:
         scores = scores + x.new_tensor(call.get("intercepts"))
     transform = call.get("post_transform", "NONE")
     if rows == 1:
-        places = (scores[:, 0] > 0).to(torch.int64)
-        return _named(call, places), _paired_scores(scores[:, 0], transform, shares=True)
+        indices = (scores[:, 0] > 0).to(torch.int64)
+        return _named(call, indices), _paired_scores(scores[:, 0], transform, shares=True)
     return _named(call, scores.argmax(1)), _transformed(scores, transform)
 
 
@@ -188,7 +188,7 @@ class _Forest:
     def __init__(self, call: OperatorCall) -> None:
         get = call.get
         trees, numbers = get("nodes_treeids"), get("nodes_nodeids")
-        place = {pair: i for i, pair in enumerate(zip(trees, numbers, strict=True))}
+        index_of = {pair: i for i, pair in enumerate(zip(trees, numbers, strict=True))}
         count = len(trees)
         self.feature = torch.tensor(get("nodes_featureids"))
         stored = get("nodes_values_as_tensor")
@@ -201,16 +201,16 @@ class _Forest:
         leaves = [mode == "LEAF" for mode in modes]
         self.mode = torch.tensor([0 if mode == "LEAF" else _MODES.index(mode) for mode in modes])
         below = [
-            [i if leaves[i] else place[trees[i], child] for i, child in enumerate(get(name))]
+            [i if leaves[i] else index_of[trees[i], child] for i, child in enumerate(get(name))]
             for name in ("nodes_truenodeids", "nodes_falsenodeids")
         ]
         self.true, self.false = (torch.tensor(children) for children in below)
         lost = get("nodes_missing_value_tracks_true") or [0] * count
         self.lost = torch.tensor(lost, dtype=torch.bool)
-        children = {child for both in below for i, child in enumerate(both) if not leaves[i]}
+        children = {child for branch in below for i, child in enumerate(branch) if not leaves[i]}
         self.roots = torch.tensor([i for i in range(count) if i not in children])
         self.leaf = torch.tensor(leaves)
-        self.place = place
+        self.index_of = index_of
 
     def leaves(self, x: Tensor) -> Tensor:
         """Return the leaf of each sample in each tree, shape (samples, trees)."""
@@ -219,9 +219,9 @@ class _Forest:
         edges = self.edge.to(x.dtype)
         while not bool(self.leaf[at].all()):
             value, edge, mode = torch.gather(x, 1, self.feature[at]), edges[at], self.mode[at]
-            taken = torch.stack([value <= edge, value < edge, value >= edge, value > edge,
+            outcomes = torch.stack([value <= edge, value < edge, value >= edge, value > edge,
                                  value == edge, value != edge])  # fmt: skip
-            goes_true = torch.gather(taken, 0, mode.unsqueeze(0)).squeeze(0)
+            goes_true = torch.gather(outcomes, 0, mode.unsqueeze(0)).squeeze(0)
             goes_true = goes_true | (torch.isnan(value) & self.lost[at])
             at = torch.where(goes_true, self.true[at], self.false[at])
         return at
@@ -230,16 +230,16 @@ class _Forest:
 def _forest(call: OperatorCall) -> _Forest:
     if "forest" not in call.derived:
         call.derived["forest"] = _Forest(call)
-    made: _Forest = call.derived["forest"]
-    return made
+    forest: _Forest = call.derived["forest"]
+    return forest
 
 
 def _weights(call: OperatorCall, kind: str) -> Tensor:
     stored = call.get(f"{kind}_weights_as_tensor")
     if stored is None:
         return torch.tensor(list(call.get(f"{kind}_weights")), dtype=torch.float64)
-    made: Tensor = tensor_from_proto(stored).double()
-    return made
+    weights: Tensor = tensor_from_proto(stored).double()
+    return weights
 
 
 def _votes(call: OperatorCall, x: Tensor, kind: str, count: int) -> tuple[Tensor, Tensor]:
@@ -249,19 +249,19 @@ def _votes(call: OperatorCall, x: Tensor, kind: str, count: int) -> tuple[Tensor
     """
     forest, get = _forest(call), call.get
     owners = [
-        forest.place[pair]
+        forest.index_of[pair]
         for pair in zip(get(f"{kind}_treeids"), get(f"{kind}_nodeids"), strict=True)
     ]
     where = torch.tensor(owners), torch.tensor(get(f"{kind}_ids"))
     table = torch.zeros(len(forest.leaf), count, dtype=torch.float64)
     table.index_put_(where, _weights(call, kind), True)
-    held = torch.zeros(len(forest.leaf), count, dtype=torch.bool)
-    held[where] = True
+    voted = torch.zeros(len(forest.leaf), count, dtype=torch.bool)
+    voted[where] = True
     at = forest.leaves(x)
-    return _aggregated(call, table.to(x.dtype)[at], held[at]), held[at].any(1)
+    return _aggregated(call, table.to(x.dtype)[at], voted[at]), voted[at].any(1)
 
 
-def _aggregated(call: OperatorCall, votes: Tensor, held: Tensor) -> Tensor:
+def _aggregated(call: OperatorCall, votes: Tensor, voted: Tensor) -> Tensor:
     """Aggregate the weights of all trees.
 
     For the minimum and maximum, trees without a weight for a target are skipped.
@@ -270,16 +270,16 @@ def _aggregated(call: OperatorCall, votes: Tensor, held: Tensor) -> Tensor:
     if transform not in ("MIN", "MAX"):
         return votes.mean(1) if transform == "AVERAGE" else votes.sum(1)
     worst = votes.new_tensor(torch.inf if transform == "MIN" else -torch.inf)
-    candidates = torch.where(held, votes, worst)
+    candidates = torch.where(voted, votes, worst)
     best = candidates.amin(1) if transform == "MIN" else candidates.amax(1)
-    return torch.where(held.any(1), best, torch.zeros_like(best))
+    return torch.where(voted.any(1), best, torch.zeros_like(best))
 
 
 def _base(call: OperatorCall, x: Tensor) -> Tensor | None:
     stored = call.attributes.get("base_values_as_tensor")
     if stored is not None:
-        made: Tensor = tensor_from_proto(stored).to(x.dtype)
-        return made
+        base: Tensor = tensor_from_proto(stored).to(x.dtype)
+        return base
     values = call.get("base_values")
     return x.new_tensor(list(values)) if values else None
 
@@ -296,16 +296,16 @@ def _tree_regressor(call: OperatorCall, x: Tensor) -> Tensor:
 def _tree_classifier(call: OperatorCall, x: Tensor) -> Value:
     x = _floats(x)
     count = len(call.get("classlabels_strings") or call.get("classlabels_int64s"))
-    scores, held = _votes(call, x, "class", count)
+    scores, voted = _votes(call, x, "class", count)
     base, transform = _base(call, x), call.get("post_transform", "NONE")
     if count <= 2:
-        return _binary(call, scores, held, base)
+        return _binary(call, scores, voted, base)
     scores = scores if base is None else scores + base
-    ranked = torch.where(held, scores, scores.new_tensor(-torch.inf)) if base is None else scores
+    ranked = torch.where(voted, scores, scores.new_tensor(-torch.inf)) if base is None else scores
     return _named(call, ranked.argmax(1)), _transformed(scores, transform)
 
 
-def _binary(call: OperatorCall, scores: Tensor, held: Tensor, base: Tensor | None) -> Value:
+def _binary(call: OperatorCall, scores: Tensor, voted: Tensor, base: Tensor | None) -> Value:
     """Return labels and scores of one or two classes by ONNX Runtime's rules; ONNX defines none.
 
     If all leaves have one class, its score decides: positive weights are probabilities, others are
@@ -315,8 +315,8 @@ def _binary(call: OperatorCall, scores: Tensor, held: Tensor, base: Tensor | Non
     transform, zero = call.get("post_transform", "NONE"), torch.zeros_like(scores[:, 0])
     single = scores.shape[1] == 2 and len(set(call.get("class_ids"))) == 1
     shares = single and bool((_weights(call, "class") >= 0).all())
-    first, has_first = scores[:, 0], held[:, 0]
-    second, has_second = (scores[:, 1], held[:, 1]) if scores.shape[1] == 2 else (zero, zero > 0)
+    first, has_first = scores[:, 0], voted[:, 0]
+    second, has_second = (scores[:, 1], voted[:, 1]) if scores.shape[1] == 2 else (zero, zero > 0)
     if base is not None and len(base) == 2:
         alone = zero > 0
         total = base[1] + first
@@ -326,15 +326,15 @@ def _binary(call: OperatorCall, scores: Tensor, held: Tensor, base: Tensor | Non
         alone = ~has_second
         first = first if base is None else first + base[0]
     decisive = torch.where(has_second, second, first)
-    places = (decisive > (0.5 if shares else 0.0)).to(torch.int64)
-    labels = _named(call, places) if single or call.get("classlabels_strings") else places
+    indices = (decisive > (0.5 if shares else 0.0)).to(torch.int64)
+    labels = _named(call, indices) if single or call.get("classlabels_strings") else indices
     if scores.shape[1] == 1:
         return labels, first.unsqueeze(1)
-    both = torch.stack(
+    pair = torch.stack(
         [torch.where(has_first, first, zero), torch.where(has_second, second, zero)], 1
     )
-    own = _paired_scores(first, transform, shares=shares)
-    return labels, torch.where(alone.unsqueeze(1), own, _transformed(both, transform))
+    derived = _paired_scores(first, transform, shares=shares)
+    return labels, torch.where(alone.unsqueeze(1), derived, _transformed(pair, transform))
 
 
 @_ml("SVMRegressor")
@@ -344,21 +344,21 @@ def _svm_regressor(call: OperatorCall, x: Tensor) -> Tensor:
     count = call.get("n_supports", 0)
     if count:
         vectors = x.new_tensor(call.get("support_vectors")).reshape(count, -1)
-        made = _kernel(call, x, vectors) @ coefficients
+        scores = _kernel(call, x, vectors) @ coefficients
     else:
-        made = _kernel(call, x, coefficients.reshape(1, -1)).squeeze(1)
-    made = (made + x.new_tensor(call.get("rho"))[0]).unsqueeze(1)
+        scores = _kernel(call, x, coefficients.reshape(1, -1)).squeeze(1)
+    scores = (scores + x.new_tensor(call.get("rho"))[0]).unsqueeze(1)
     if call.get("one_class", 0):
-        return torch.where(made > 0, torch.ones_like(made), -torch.ones_like(made))
-    return made  # ONNX Runtime ignores post_transform
+        return torch.where(scores > 0, torch.ones_like(scores), -torch.ones_like(scores))
+    return scores  # ONNX Runtime ignores post_transform
 
 
 def _kernel(call: OperatorCall, x: Tensor, vectors: Tensor) -> Tensor:
     gamma, shift, degree = call.get("kernel_params") or (0.0, 0.0, 0.0)
     kind: Any = call.get("kernel_type", "LINEAR")
     if kind == "RBF":
-        apart = ((x.unsqueeze(1) - vectors) ** 2).sum(-1)
-        return torch.exp(-gamma * apart)
+        distance = ((x.unsqueeze(1) - vectors) ** 2).sum(-1)
+        return torch.exp(-gamma * distance)
     product = x @ vectors.T
     if kind == "POLY":
         return (gamma * product + shift) ** degree

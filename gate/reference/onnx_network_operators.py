@@ -66,8 +66,8 @@ def convolve(call: OperatorCall, x: Tensor, weight: Tensor, bias: Tensor | None 
         x, padding = _pad_by(x, pairs), (0,) * rank
     run: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
     dilations = tuple(call.get("dilations") or [1] * rank)
-    made: Tensor = run(x, weight, bias, strides, padding, dilations, call.get("group", 1))
-    return made
+    result: Tensor = run(x, weight, bias, strides, padding, dilations, call.get("group", 1))
+    return result
 
 
 @operator("Conv")
@@ -83,7 +83,7 @@ def _conv_transpose(
     strides = call.get("strides") or [1] * rank
     dilations = call.get("dilations") or [1] * rank
     extra = call.get("output_padding") or [0] * rank
-    whole = [
+    full_sizes = [
         step * (size - 1) + added + (width - 1) * dilation + 1
         for step, size, added, width, dilation in zip(
             strides, x.shape[2:], extra, weight.shape[2:], dilations, strict=True
@@ -91,31 +91,31 @@ def _conv_transpose(
     ]
     auto, shape = call.get("auto_pad", "NOTSET"), call.get("output_shape")
     if shape is not None or auto in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = list(shape or [n * s for n, s in zip(x.shape[2:], strides, strict=True)])[-rank:]
+        targets = list(shape or [n * s for n, s in zip(x.shape[2:], strides, strict=True)])[-rank:]
         pairs = []
-        for size, target in zip(whole, wanted, strict=True):
+        for size, target in zip(full_sizes, targets, strict=True):
             total = max(size - target, 0)
             half = total // 2
             pairs.append((half, total - half) if auto == "SAME_UPPER" else (total - half, half))
     else:
-        wanted, pairs = [], _paddings(call, x.shape[2:], weight.shape[2:], strides)
+        targets, pairs = [], _paddings(call, x.shape[2:], weight.shape[2:], strides)
     run: Any = (
         functional.conv_transpose1d,
         functional.conv_transpose2d,
         functional.conv_transpose3d,
     )[rank - 1]
     # PyTorch requires output_padding below stride or dilation; additional padding is zero anyway.
-    made = run(x, weight, None, tuple(strides), 0, 0, call.get("group", 1), tuple(dilations))
-    for axis, (size, (before, after)) in enumerate(zip(whole, pairs, strict=True), 2):
-        lacking = size - made.shape[axis]
+    result = run(x, weight, None, tuple(strides), 0, 0, call.get("group", 1), tuple(dilations))
+    for axis, (size, (before, after)) in enumerate(zip(full_sizes, pairs, strict=True), 2):
+        lacking = size - result.shape[axis]
         if lacking > 0:
-            made = _pad_by(made, [(0, lacking if i == axis else 0) for i in range(2, x.ndim)])
-        made = made.narrow(axis, before, size - before - after)
-    for axis, target in enumerate(wanted, 2):
-        lacking = target - made.shape[axis]
+            result = _pad_by(result, [(0, lacking if i == axis else 0) for i in range(2, x.ndim)])
+        result = result.narrow(axis, before, size - before - after)
+    for axis, target in enumerate(targets, 2):
+        lacking = target - result.shape[axis]
         if lacking > 0:
-            made = _pad_by(made, [(0, lacking if i == axis else 0) for i in range(2, x.ndim)])
-    return made if bias is None else made + bias.reshape(-1, *[1] * rank)
+            result = _pad_by(result, [(0, lacking if i == axis else 0) for i in range(2, x.ndim)])
+    return result if bias is None else result + bias.reshape(-1, *[1] * rank)
 
 
 @operator("DeformConv")
@@ -135,8 +135,8 @@ def _deform_conv(
     if any(before != after for before, after in pairs):
         x, padding = _pad_by(x, pairs), (0, 0)
     dilation = tuple(call.get("dilations") or [1, 1])
-    made: Tensor = deform_conv2d(x, offset, weight, bias, tuple(strides), padding, dilation, mask)
-    return made
+    result: Tensor = deform_conv2d(x, offset, weight, bias, tuple(strides), padding, dilation, mask)
+    return result
 
 
 @operator("CausalConvWithState")
@@ -149,11 +149,11 @@ def _causal_conv(
 ) -> Value:
     width = weight.shape[-1]
     before = x.new_zeros(*x.shape[:2], width - 1) if past is None else past
-    whole = torch.cat([before, x], -1)
-    made = functional.conv1d(whole, weight, bias, groups=x.shape[1])
+    padded = torch.cat([before, x], -1)
+    result = functional.conv1d(padded, weight, bias, groups=x.shape[1])
     if call.get("activation", "none") in ("silu", "swish"):
-        made = functional.silu(made)
-    return made, whole[..., whole.shape[-1] - (width - 1) :]
+        result = functional.silu(result)
+    return result, padded[..., padded.shape[-1] - (width - 1) :]
 
 
 # Pooling. Windows are gathered first, so that all attributes of ONNX are handled in one place.
@@ -221,25 +221,25 @@ def _max_pool(call: OperatorCall, x: Tensor) -> Value:
             len(kernel) - 1
         ]
         dilations = call.get("dilations") or [1] * len(kernel)
-        made: Tensor = run(_pad_by(x, padded, -math.inf), kernel, strides, 0, dilations)
+        pooled: Tensor = run(_pad_by(x, padded, -math.inf), kernel, strides, 0, dilations)
         inside: Any = (..., *map(slice, counts))
-        return made[inside]
+        return pooled[inside]
     least = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-    whole = x if x.is_floating_point() else x.to(torch.int64)
-    windows = _windows(call, whole, kernel, strides, pairs, counts, beyond, least)
+    wide = x if x.is_floating_point() else x.to(torch.int64)
+    windows = _windows(call, wide, kernel, strides, pairs, counts, beyond, least)
     if call.outputs < 2:
         return windows.amax(-1).to(x.dtype)
-    values, places = windows.max(-1)
-    return values.to(x.dtype), _flat_indices(call, x, (kernel, strides, pairs, counts), places)
+    values, positions = windows.max(-1)
+    return values.to(x.dtype), _flat_indices(call, x, (kernel, strides, pairs, counts), positions)
 
 
-def _flat_indices(call: OperatorCall, x: Tensor, plan: Any, places: Tensor) -> Tensor:
+def _flat_indices(call: OperatorCall, x: Tensor, plan: Any, positions: Tensor) -> Tensor:
     """Return flat indices of the largest elements; column-major if `storage_order` is 1."""
     kernel, strides, pairs, counts = plan
     rank = len(kernel)
     dilations = call.get("dilations") or [1] * rank
     where: list[Tensor] = []
-    rest = places
+    rest = positions
     for axis in reversed(range(rank)):
         shape = [1] * (rank + 2)
         shape[axis + 2] = counts[axis]
@@ -248,7 +248,7 @@ def _flat_indices(call: OperatorCall, x: Tensor, plan: Any, places: Tensor) -> T
         rest = rest // kernel[axis]
     sizes = x.shape[2:]
     order = range(rank) if not call.get("storage_order", 0) else reversed(range(rank))
-    flat = torch.zeros_like(places)
+    flat = torch.zeros_like(positions)
     for axis in order:
         flat = flat * sizes[axis] + where[axis]
     planes = torch.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * rank)
@@ -263,8 +263,8 @@ def _average_pool(call: OperatorCall, x: Tensor) -> Tensor:
     even = all(a == b <= size // 2 for (a, b), size in zip(pairs, kernel, strict=True))
     if even and not call.get("ceil_mode", 0) and max(call.get("dilations") or [1]) == 1:
         run: Any = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[rank - 1]
-        made: Tensor = run(x, kernel, strides, [a for a, _ in pairs], count_include_pad=included)
-        return made
+        pooled: Tensor = run(x, kernel, strides, [a for a, _ in pairs], count_include_pad=included)
+        return pooled
     windows = _windows(call, x, kernel, strides, pairs, counts, beyond, 0.0)
     # Elements beyond the padding never count; the padding counts if the node includes it.
     counted = x.new_ones(1, 1, *x.shape[2:])
@@ -302,7 +302,7 @@ def _global_lp_pool(call: OperatorCall, x: Tensor) -> Tensor:
 
 @operator("MaxUnpool")
 def _max_unpool(
-    call: OperatorCall, x: Tensor, places: Tensor, shape: Tensor | None = None
+    call: OperatorCall, x: Tensor, indices: Tensor, shape: Tensor | None = None
 ) -> Tensor:
     kernel, strides = _kernel_of(call)
     pads = call.get("pads") or [0] * (2 * len(kernel))
@@ -316,7 +316,7 @@ def _max_unpool(
         ]
     )
     flat = x.new_zeros(math.prod(x.shape[:2]) * math.prod(natural))
-    flat = flat.scatter(0, places.reshape(-1), x.reshape(-1))
+    flat = flat.scatter(0, indices.reshape(-1), x.reshape(-1))
     return flat.reshape(*x.shape[:2], *natural)
 
 
@@ -324,10 +324,10 @@ def _max_unpool(
 def _max_roi_pool(call: OperatorCall, x: Tensor, rois: Tensor) -> Tensor:
     from torchvision.ops import roi_pool
 
-    made: Tensor = roi_pool(
+    pooled: Tensor = roi_pool(
         x, rois, tuple(call.get("pooled_shape")), call.get("spatial_scale", 1.0)
     )
-    return made
+    return pooled
 
 
 @operator("Col2Im")
@@ -337,23 +337,23 @@ def _col2im(call: OperatorCall, x: Tensor, image: Tensor, block: Tensor) -> Tens
     strides = call.get("strides") or [1] * rank
     dilations = call.get("dilations") or [1] * rank
     pads = call.get("pads") or [0] * (2 * rank)
-    whole = [size + pads[i] + pads[i + rank] for i, size in enumerate(sizes)]
+    padded = [size + pads[i] + pads[i + rank] for i, size in enumerate(sizes)]
     counts = [
         (size - dilation * (width - 1) - 1) // step + 1
-        for size, width, step, dilation in zip(whole, kernel, strides, dilations, strict=True)
+        for size, width, step, dilation in zip(padded, kernel, strides, dilations, strict=True)
     ]
     channels = x.shape[1] // math.prod(kernel)
     parts = x.reshape(len(x), channels, math.prod(kernel), *counts)
-    made = x.new_zeros(len(x), channels, *whole)
-    for number, place in enumerate(itertools.product(*map(range, kernel))):
+    folded = x.new_zeros(len(x), channels, *padded)
+    for number, offsets in enumerate(itertools.product(*map(range, kernel))):
         cut = tuple(
             slice(at * dilation, at * dilation + (count - 1) * step + 1, step)
-            for at, dilation, count, step in zip(place, dilations, counts, strides, strict=True)
+            for at, dilation, count, step in zip(offsets, dilations, counts, strides, strict=True)
         )
-        made[(slice(None), slice(None), *cut)] += parts[:, :, number]
+        folded[(slice(None), slice(None), *cut)] += parts[:, :, number]
     for axis, size in enumerate(sizes):
-        made = made.narrow(axis + 2, pads[axis], size)
-    return made
+        folded = folded.narrow(axis + 2, pads[axis], size)
+    return folded
 
 
 # Normalization.
@@ -366,12 +366,12 @@ def _batch_norm(
     epsilon = call.get("epsilon", 1e-5)
     if call.opset < 14 or not call.get("training_mode", 0):
         return functional.batch_norm(x, mean, var, scale, bias, False, 0.0, epsilon)
-    over = [0, *range(2, x.ndim)]
-    own, spread = x.mean(over), x.var(over, unbiased=False)
-    made = functional.batch_norm(x, own, spread, scale, bias, False, 0.0, epsilon)
+    axes = [0, *range(2, x.ndim)]
+    batch_mean, batch_var = x.mean(axes), x.var(axes, unbiased=False)
+    result = functional.batch_norm(x, batch_mean, batch_var, scale, bias, False, 0.0, epsilon)
     kept = call.get("momentum", 0.9)
-    running = (mean * kept + own * (1 - kept), var * kept + spread * (1 - kept))
-    return (made, *running)[: call.outputs]
+    running = (mean * kept + batch_mean * (1 - kept), var * kept + batch_var * (1 - kept))
+    return (result, *running)[: call.outputs]
 
 
 @operator("InstanceNormalization")
@@ -388,26 +388,26 @@ def layer_norm(call: OperatorCall, x: Tensor, scale: Tensor, bias: Tensor | None
     axis, epsilon = call.get("axis", -1) % x.ndim, call.get("epsilon", 1e-5)
     shape = tuple(x.shape[axis:])
     if scale.shape == shape and (bias is None or bias.shape == shape):
-        made = functional.layer_norm(x, shape, scale, bias, epsilon)
+        result = functional.layer_norm(x, shape, scale, bias, epsilon)
     else:
-        made = functional.layer_norm(x, shape, None, None, epsilon) * scale
-        made = made if bias is None else made + bias
+        result = functional.layer_norm(x, shape, None, None, epsilon) * scale
+        result = result if bias is None else result + bias
     if call.outputs < 2:
-        return made
-    over = tuple(range(axis, x.ndim))
-    mean = x.mean(over, keepdim=True)
-    inverse = torch.rsqrt(x.var(over, unbiased=False, keepdim=True) + epsilon)
-    return (made, mean, inverse)[: call.outputs]
+        return result
+    axes = tuple(range(axis, x.ndim))
+    mean = x.mean(axes, keepdim=True)
+    inverse = torch.rsqrt(x.var(axes, unbiased=False, keepdim=True) + epsilon)
+    return (result, mean, inverse)[: call.outputs]
 
 
 @operator("RMSNormalization", "SimplifiedLayerNormalization")
 def rms_norm(call: OperatorCall, x: Tensor, scale: Tensor) -> Value:
     """Return x / sqrt(mean(x^2) + epsilon) * scale."""
     axis = call.get("axis", -1) % x.ndim
-    over = tuple(range(axis, x.ndim))
-    inverse = torch.rsqrt((x * x).mean(over, keepdim=True) + call.get("epsilon", 1e-5))
-    made = x * inverse * scale
-    return made if call.outputs < 2 else (made, inverse)
+    axes = tuple(range(axis, x.ndim))
+    inverse = torch.rsqrt((x * x).mean(axes, keepdim=True) + call.get("epsilon", 1e-5))
+    result = x * inverse * scale
+    return result if call.outputs < 2 else (result, inverse)
 
 
 @operator("GroupNormalization")
@@ -437,9 +437,9 @@ def _lp_normalization(call: OperatorCall, x: Tensor) -> Tensor:
 
 @operator("MeanVarianceNormalization")
 def _mean_variance(call: OperatorCall, x: Tensor) -> Tensor:
-    over = axes_of(call, None) or [0, 2, 3]
-    centered = x - x.mean(over, keepdim=True)
-    return centered / ((centered * centered).mean(over, keepdim=True).sqrt() + 1e-9)
+    axes = axes_of(call, None) or [0, 2, 3]
+    centered = x - x.mean(axes, keepdim=True)
+    return centered / ((centered * centered).mean(axes, keepdim=True).sqrt() + 1e-9)
 
 
 # Resizing: along each axis, an output is a weighted sum of a few elements (`_taps`).
@@ -464,34 +464,34 @@ def _resize(
     scales: Tensor | None = None,
     sizes: Tensor | None = None,
 ) -> Tensor:
-    over = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
-    wanted: dict[int, int] = {}
+    axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
+    target_sizes: dict[int, int] = {}
     if sizes is not None and sizes.numel():
-        wanted = dict(zip(over, integers(sizes), strict=True))
+        target_sizes = dict(zip(axes, integers(sizes), strict=True))
         factors = {
-            a: float(np.float32(size) / np.float32(x.shape[a])) for a, size in wanted.items()
+            a: float(np.float32(size) / np.float32(x.shape[a])) for a, size in target_sizes.items()
         }
         policy = call.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             pick = min if policy == "not_larger" else max
             scale = pick(factors.values())
-            factors = dict.fromkeys(over, scale)
-            wanted = {a: math.floor(scale * x.shape[a] + 0.5) for a in over}
+            factors = dict.fromkeys(axes, scale)
+            target_sizes = {a: math.floor(scale * x.shape[a] + 0.5) for a in axes}
     else:
         assert scales is not None
-        factors = dict(zip(over, scales.float().tolist(), strict=True))
+        factors = dict(zip(axes, scales.float().tolist(), strict=True))
     region = None
     if roi is not None and roi.numel():
         ends = roi.tolist()
-        region = {a: (ends[i], ends[i + len(over)]) for i, a in enumerate(over)}
-    return _resized(call, x, factors, wanted, region)
+        region = {a: (ends[i], ends[i + len(axes)]) for i, a in enumerate(axes)}
+    return _resized(call, x, factors, target_sizes, region)
 
 
 def _resized(
     call: OperatorCall,
     x: Tensor,
     factors: dict[int, float],
-    wanted: dict[int, int],
+    target_sizes: dict[int, int],
     region: dict[int, tuple[float, float]] | None,
 ) -> Tensor:
     dtype, outside = x.dtype, None
@@ -500,7 +500,7 @@ def _resized(
     crop = call.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     for axis, scale in factors.items():
         size = x.shape[axis]
-        count = wanted.get(axis, math.floor(np.float32(size) * np.float32(scale)))
+        count = target_sizes.get(axis, math.floor(np.float32(size) * np.float32(scale)))
         part = region.get(axis, (0.0, 1.0)) if region is not None else (0.0, 1.0)
         if scale == 1.0 and count == size and not (crop and part != (0.0, 1.0)):
             continue
@@ -524,19 +524,19 @@ def _resized(
     )
 
 
-def _interpolated(x: Tensor, axis: int, places: Any, weights: Any) -> Tensor:
+def _interpolated(x: Tensor, axis: int, positions: Any, weights: Any) -> Tensor:
     """Return weighted sums of elements along an axis. Places and weights: shape (outputs, taps)."""
     if weights is None:
-        return torch.index_select(x, axis, torch.from_numpy(places[:, 0]))
+        return torch.index_select(x, axis, torch.from_numpy(positions[:, 0]))
     shape = [1] * x.ndim
-    shape[axis] = len(places)
-    made: Tensor | None = None
-    for tap in range(places.shape[1]):
+    shape[axis] = len(positions)
+    result: Tensor | None = None
+    for tap in range(positions.shape[1]):
         share = torch.from_numpy(np.ascontiguousarray(weights[:, tap])).to(x.dtype).reshape(shape)
-        part = torch.index_select(x, axis, torch.from_numpy(places[:, tap].copy())) * share
-        made = part if made is None else made + part
-    assert made is not None
-    return made
+        part = torch.index_select(x, axis, torch.from_numpy(positions[:, tap].copy())) * share
+        result = part if result is None else result + part
+    assert result is not None
+    return result
 
 
 def _coordinates(
@@ -553,20 +553,20 @@ def _coordinates(
     kind: Any = np.float64 if exact and not nearest else np.float32
     at, factor = np.arange(count, dtype=kind), kind(scale)
     default = "half_pixel" if call.opset >= 11 and call.operator == "Resize" else "asymmetric"
-    how = call.get("coordinate_transformation_mode", default)
+    transformation = call.get("coordinate_transformation_mode", default)
     half = kind(0.5)
-    if how == "asymmetric":
+    if transformation == "asymmetric":
         return at / factor
-    if how == "half_pixel" or (how == "pytorch_half_pixel" and count > 1):
+    if transformation == "half_pixel" or (transformation == "pytorch_half_pixel" and count > 1):
         return (at + half) / factor - half
-    if how == "pytorch_half_pixel":
+    if transformation == "pytorch_half_pixel":
         return at * kind(0)
-    if how == "half_pixel_symmetric":
+    if transformation == "half_pixel_symmetric":
         adjust = kind(count) / (factor * kind(size))
         return kind(size) / kind(2) * (kind(1) - adjust) + (at + half) / factor - half
-    if how == "align_corners":
+    if transformation == "align_corners":
         return at * kind(0) if count == 1 else at * kind(size - 1) / kind(count - 1)
-    if how == "tf_half_pixel_for_nn":
+    if transformation == "tf_half_pixel_for_nn":
         return (at + half) / factor
     start, end = map(kind, part)  # tf_crop_and_resize
     if count == 1:
@@ -586,11 +586,11 @@ def _taps(call: OperatorCall, at: Any, size: int, scale: float) -> tuple[Any, An
     base = np.floor(at)
     wide = math.ceil(reach)
     steps = np.arange(-wide + 1, wide + 1)
-    places = base[:, None] + steps
-    distance = np.abs(places - at[:, None]) / stretch
+    positions = base[:, None] + steps
+    distance = np.abs(positions - at[:, None]) / stretch
     coefficient = call.get("cubic_coeff_a", -0.75)
     weights = _cubic(distance, coefficient) if cubic else np.maximum(0, 1 - distance)
-    inside = (places >= 0) & (places <= size - 1)
+    inside = (positions >= 0) & (positions <= size - 1)
     if call.get("exclude_outside", 0):
         weights = np.where(inside, weights, 0)
     if call.get("exclude_outside", 0) or call.get("antialias", 0):
@@ -599,20 +599,20 @@ def _taps(call: OperatorCall, at: Any, size: int, scale: float) -> tuple[Any, An
         clipped = at.clip(0, size - 1)
         base = np.floor(clipped)
         upper = clipped - base
-        places, weights = base[:, None] + np.array([0, 1]), np.stack([1 - upper, upper], 1)
-    return places.clip(0, size - 1).astype(np.int64), weights
+        positions, weights = base[:, None] + np.array([0, 1]), np.stack([1 - upper, upper], 1)
+    return positions.clip(0, size - 1).astype(np.int64), weights
 
 
 def _nearest(call: OperatorCall, at: Any, scale: float) -> Any:
     if call.operator == "Upsample" or call.opset < 11:
         return np.ceil(at) if scale < 1 else np.floor(at)
-    how = call.get("nearest_mode", "round_prefer_floor")
-    if how == "floor":
+    rounding = call.get("nearest_mode", "round_prefer_floor")
+    if rounding == "floor":
         return np.floor(at)
-    if how == "ceil":
+    if rounding == "ceil":
         return np.ceil(at)
     half = at.dtype.type(0.5)
-    return np.ceil(at - half) if how == "round_prefer_floor" else np.floor(at + half)
+    return np.ceil(at - half) if rounding == "round_prefer_floor" else np.floor(at + half)
 
 
 def _cubic(d: Any, a: float) -> Any:
@@ -645,8 +645,8 @@ def _roi_align(call: OperatorCall, x: Tensor, rois: Tensor, batch: Tensor) -> Te
         from torchvision.ops import roi_align
 
         boxes = torch.cat([batch.to(x.dtype).reshape(-1, 1), rois], 1)
-        made: Tensor = roi_align(x, boxes, size, scale, ratio if ratio > 0 else -1, half)
-        return made
+        pooled: Tensor = roi_align(x, boxes, size, scale, ratio if ratio > 0 else -1, half)
+        return pooled
     return _roi_align_max(x, rois, batch, (size, ratio, scale, half))
 
 
@@ -654,7 +654,7 @@ def _roi_align_max(x: Tensor, rois: Tensor, batch: Tensor, plan: Any) -> Tensor:
     """Return the largest weighted corner among the samples of each cell, like ONNX Runtime."""
     (height, width), ratio, scale, half = plan
     shift = 0.5 if half else 0.0
-    made = x.new_zeros(len(rois), x.shape[1], height, width)
+    pooled = x.new_zeros(len(rois), x.shape[1], height, width)
     for number, (box, source) in enumerate(zip(rois.tolist(), integers(batch), strict=True)):
         left, top, right, bottom = (end * scale - shift for end in box)
         wide, high = right - left, bottom - top
@@ -674,8 +674,8 @@ def _roi_align_max(x: Tensor, rois: Tensor, batch: Tensor, plan: Any) -> Tensor:
                 )
             ]
             if parts:  # an empty cell has no samples
-                made[number, :, i, j] = torch.stack(parts).amax(0)
-    return made
+                pooled[number, :, i, j] = torch.stack(parts).amax(0)
+    return pooled
 
 
 def _corners(x: Tensor, row: float, column: float) -> list[Tensor]:
@@ -719,7 +719,7 @@ def _non_max_suppression(
         if least is not None:
             kept = kept[score > least.reshape(-1)[0]]
         picked = kept[nms(corners[batch, kept], score[kept], threshold)][:count]
-        chosen += [[batch, kind, place] for place in picked.tolist()]
+        chosen += [[batch, kind, box] for box in picked.tolist()]
     return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 3)
 
 
@@ -752,12 +752,12 @@ def _activations(call: OperatorCall, default: list[str], directions: int) -> lis
         iter(call.get("activation_alpha") or ()),
         iter(call.get("activation_beta") or ()),
     )
-    made: list[Activation] = []
+    activations: list[Activation] = []
     for name in names:
         alpha = next(alphas, None) if name in _NEED_ALPHA else None
         beta = next(betas, None) if name in _NEED_BETA else None
-        made.append(_bound(_ACTIVATIONS[name], alpha, beta))
-    return made
+        activations.append(_bound(_ACTIVATIONS[name], alpha, beta))
+    return activations
 
 
 def _bound(
@@ -787,17 +787,17 @@ def _recur(
     every, last = [], []
     for number, start in enumerate(starts):
         step, backward = step_of(number), reverse or number == 1
-        state, made = tuple(start), [start[0]] * time
+        state, hidden = tuple(start), [start[0]] * time
         for turn in range(time):
-            place = time - 1 - turn if backward else turn
-            moved = step(x[place], state)
-            made[place] = moved[0]
+            t = time - 1 - turn if backward else turn
+            new = step(x[t], state)
+            hidden[t] = new[0]
             if lengths is not None:
-                live = (place < lengths).reshape(-1, 1)
-                made[place] = torch.where(live, moved[0], torch.zeros_like(moved[0]))
-                moved = tuple(torch.where(live, n, o) for n, o in zip(moved, state, strict=True))
-            state = moved
-        every.append(torch.stack(made) if made else x.new_zeros(0, *start[0].shape))
+                live = (t < lengths).reshape(-1, 1)
+                hidden[t] = torch.where(live, new[0], torch.zeros_like(new[0]))
+                new = tuple(torch.where(live, n, o) for n, o in zip(new, state, strict=True))
+            state = new
+        every.append(torch.stack(hidden) if hidden else x.new_zeros(0, *start[0].shape))
         last.append(state)
     outputs = torch.stack(every, 1)
     ends = [torch.stack(states) for states in zip(*last, strict=True)]
@@ -811,11 +811,11 @@ def _initial_states(call: OperatorCall, x: Tensor, weight: Tensor, *states: Tens
     layout, hidden = call.get("layout", 0), call.get("hidden_size") or 0
     x = x.transpose(0, 1) if layout else x
     shape = (len(weight), x.shape[1], hidden)
-    whole = [
+    initial = [
         x.new_zeros(shape) if state is None else state.transpose(0, 1) if layout else state
         for state in states
     ]
-    return x, list(zip(*(state.unbind(0) for state in whole), strict=True))
+    return x, list(zip(*(state.unbind(0) for state in initial), strict=True))
 
 
 def _clipped(call: OperatorCall, x: Tensor) -> Tensor:
@@ -865,10 +865,10 @@ def _gru(
     hidden, late = recurrent_weight.shape[-1], bool(call.get("linear_before_reset", 0))
 
     def step_of(d: int) -> Step:
-        gate, own = acts[2 * d], acts[2 * d + 1]
+        gate, activate = acts[2 * d], acts[2 * d + 1]
         w, r = weight[d].T, recurrent_weight[d]
-        both = x.new_zeros(6 * hidden) if bias is None else bias[d]
-        wb, rb = both[: 3 * hidden], both[3 * hidden :]
+        biases = x.new_zeros(6 * hidden) if bias is None else bias[d]
+        wb, rb = biases[: 3 * hidden], biases[3 * hidden :]
 
         def step(now: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             (h,) = state
@@ -879,7 +879,7 @@ def _gru(
                 new = into[:, 2 * hidden :] + reset * (h @ r[2 * hidden :].T + rb[2 * hidden :])
             else:
                 new = into[:, 2 * hidden :] + (reset * h) @ r[2 * hidden :].T + rb[2 * hidden :]
-            return ((1 - z) * own(_clipped(call, new)) + z * h,)
+            return ((1 - z) * activate(_clipped(call, new)) + z * h,)
 
         return step
 
@@ -987,21 +987,21 @@ def _attention(
     shares = torch.where(torch.isnan(shares), torch.zeros_like(shares), shares)
     # ONNX Runtime returns the lowest float32 as the score of a masked position.
     biased = biased.masked_fill(~allowed, torch.finfo(torch.float32).min)
-    made = shares @ v
+    result = shares @ v
     if flat:
-        made = made.transpose(1, 2).flatten(2)
+        result = result.transpose(1, 2).flatten(2)
     at = (plain, capped, biased, shares)[call.get("qk_matmul_output_mode", 0)]
-    return (made, *present, at)[: max(call.outputs, 1)]
+    return (result, *present, at)[: max(call.outputs, 1)]
 
 
 @operator("RotaryEmbedding")
 def _rotary_embedding(
-    call: OperatorCall, x: Tensor, cos: Tensor, sin: Tensor, places: Tensor | None = None
+    call: OperatorCall, x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None
 ) -> Tensor:
     shape = x.shape
     if x.ndim == 3:
         x = heads(x, call.get("num_heads"))
-    return _like(rotated(x, cos, sin, places, width=call.get("rotary_embedding_dim", 0),
+    return _like(rotated(x, cos, sin, position_ids, width=call.get("rotary_embedding_dim", 0),
                          interleaved=bool(call.get("interleaved", 0))), shape)  # fmt: skip
 
 
@@ -1013,7 +1013,7 @@ def rotated(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,
-    places: Tensor | None,
+    position_ids: Tensor | None,
     *,
     width: int,
     interleaved: bool,
@@ -1021,16 +1021,16 @@ def rotated(
     """Rotate pairs of (batch, heads, length, size) by the angles of their positions."""
     size = width or x.shape[-1]
     turned, kept = x[..., :size], x[..., size:]
-    if places is not None:
-        cos, sin = cos[places], sin[places]
+    if position_ids is not None:
+        cos, sin = cos[position_ids], sin[position_ids]
     cos, sin = cos[..., : size // 2].unsqueeze(1), sin[..., : size // 2].unsqueeze(1)
     if interleaved:
         a, b = turned[..., 0::2], turned[..., 1::2]
-        made = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+        result = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     else:
         a, b = turned.chunk(2, -1)
-        made = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-    return torch.cat([made, kept], -1)
+        result = torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+    return torch.cat([result, kept], -1)
 
 
 # Losses.
@@ -1047,9 +1047,9 @@ def _nll_loss(
 def _loss(
     logs: Tensor, target: Tensor, weight: Tensor | None, reduction: str, left: int | None
 ) -> Tensor:
-    whole = target.to(torch.int64)
-    dead = torch.zeros_like(whole, dtype=torch.bool) if left is None else whole == left
-    safe = torch.where(dead, torch.zeros_like(whole), whole)
+    labels = target.to(torch.int64)
+    dead = torch.zeros_like(labels, dtype=torch.bool) if left is None else labels == left
+    safe = torch.where(dead, torch.zeros_like(labels), labels)
     loss = -torch.gather(logs, 1, safe.unsqueeze(1)).squeeze(1)
     share = torch.ones_like(loss) if weight is None else weight[safe]
     share = torch.where(dead, torch.zeros_like(share), share)
@@ -1075,26 +1075,24 @@ def _cross_entropy(
 @operator("DFT")
 def _dft(call: OperatorCall, x: Tensor, length: Tensor | None = None,
          axis: Tensor | None = None) -> Tensor:  # fmt: skip
-    over = (
-        int(scalar(axis)) if axis is not None else call.get("axis", -2 if call.opset >= 20 else 1)
-    )
-    over = over % x.ndim
+    dim = int(scalar(axis)) if axis is not None else call.get("axis", -2 if call.opset >= 20 else 1)
+    dim = dim % x.ndim
     count = None if length is None else int(scalar(length))
-    whole = (
+    signal = (
         torch.view_as_complex(x.contiguous())
         if x.shape[-1] == 2
         else (torch.complex(x[..., 0], torch.zeros_like(x[..., 0])))
     )
-    one_sided = bool(call.get("onesided", 0))
+    is_onesided = bool(call.get("onesided", 0))
     if call.get("inverse", 0):
-        if one_sided:
-            return torch.fft.irfft(whole, count, over).unsqueeze(-1)
-        return torch.view_as_real(torch.fft.ifft(whole, count, over))
-    if one_sided:
-        made = torch.fft.rfft(x[..., 0], count, over)
+        if is_onesided:
+            return torch.fft.irfft(signal, count, dim).unsqueeze(-1)
+        return torch.view_as_real(torch.fft.ifft(signal, count, dim))
+    if is_onesided:
+        spectrum = torch.fft.rfft(x[..., 0], count, dim)
     else:
-        made = torch.fft.fft(whole, count, over)
-    return torch.view_as_real(made.contiguous())
+        spectrum = torch.fft.fft(signal, count, dim)
+    return torch.view_as_real(spectrum.contiguous())
 
 
 @operator("STFT")
@@ -1111,27 +1109,27 @@ def _stft(
     frames = signal.unfold(1, size, hop).movedim(-1, 2)
     if window is not None:
         lacking = size - len(window)
-        whole = (
+        padded_window = (
             functional.pad(window, (lacking // 2, lacking - lacking // 2)) if lacking else window
         )
-        frames = frames * whole.reshape(1, 1, -1, 1)
-    one_sided = bool(call.get("onesided", 1))
+        frames = frames * padded_window.reshape(1, 1, -1, 1)
+    is_onesided = bool(call.get("onesided", 1))
     if frames.shape[-1] == 2:
-        made = torch.fft.fft(torch.view_as_complex(frames.contiguous()), dim=2)
-        made = made[:, :, : size // 2 + 1] if one_sided else made
-    elif one_sided:
-        made = torch.fft.rfft(frames[..., 0], dim=2)
+        spectrum = torch.fft.fft(torch.view_as_complex(frames.contiguous()), dim=2)
+        spectrum = spectrum[:, :, : size // 2 + 1] if is_onesided else spectrum
+    elif is_onesided:
+        spectrum = torch.fft.rfft(frames[..., 0], dim=2)
     else:
-        made = torch.fft.fft(frames[..., 0], dim=2)
-    return torch.view_as_real(made.contiguous())
+        spectrum = torch.fft.fft(frames[..., 0], dim=2)
+    return torch.view_as_real(spectrum.contiguous())
 
 
 @operator("HannWindow", "HammingWindow", "BlackmanWindow")
 def _window(call: OperatorCall, size: Tensor) -> Tensor:
     count = int(scalar(size))
-    over = count if call.get("periodic", 1) else count - 1
+    period = count if call.get("periodic", 1) else count - 1
     dtype = DTYPES[call.get("output_datatype", TensorProto.FLOAT)]
-    angle = torch.arange(count).to(dtype) * (2 * math.pi / over)
+    angle = torch.arange(count).to(dtype) * (2 * math.pi / period)
     if call.operator == "BlackmanWindow":
         return 0.42 - 0.5 * torch.cos(angle) + 0.08 * torch.cos(2 * angle)
     alpha = 25.0 / 46.0 if call.operator == "HammingWindow" else 0.5

@@ -96,13 +96,13 @@ def operator(*names: str, since: int = 1, domain: str = "") -> Callable[[Operato
 
 def find_operator(domain: str, name: str, opset: int) -> Operator | None:
     """Return the function of an operator at an opset, None if the table has none."""
-    found = [each for each in TABLE.get((domain, name), ()) if each[0] <= opset]
-    return max(found, key=lambda each: each[0])[1] if found else None
+    candidates = [each for each in TABLE.get((domain, name), ()) if each[0] <= opset]
+    return max(candidates, key=lambda each: each[0])[1] if candidates else None
 
 
-def tensor_from_proto(proto: TensorProto, folder: str = "") -> Value:
+def tensor_from_proto(proto: TensorProto) -> Value:
     """Return a tensor of the same values, or an array of strings."""
-    array = numpy_helper.to_array(proto, folder)
+    array = numpy_helper.to_array(proto)
     if proto.data_type == TensorProto.STRING:
         return np.vectorize(_text, otypes=[object])(array) if array.size else array.astype(object)
     return from_numpy(array, proto.data_type)
@@ -118,9 +118,9 @@ def from_numpy(array: np.ndarray[Any, Any], elem_type: int = 0) -> Tensor:
     if array.dtype.kind not in "biufc":
         array = array.astype(np.int8 if elem_type in (TensorProto.INT4, TensorProto.INT2)
                              else np.uint8 if dtype == torch.uint8 else np.float32)  # fmt: skip
-    made = np.array(array, copy=True, order="C")
+    copied = np.array(array, copy=True, order="C")
     # ONNX Runtime returns uint64 as ulonglong, which torch does not take.
-    return torch.from_numpy(made.view(np.uint64) if made.dtype == np.uint64 else made)
+    return torch.from_numpy(copied.view(np.uint64) if copied.dtype == np.uint64 else copied)
 
 
 def _text(value: Any) -> str:
@@ -174,8 +174,10 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "And": torch.logical_and,
     "Or": torch.logical_or, "Xor": torch.logical_xor, "Greater": torch.gt, "Less": torch.lt,
     "GreaterOrEqual": torch.ge, "LessOrEqual": torch.le, "BitwiseAnd": torch.bitwise_and,
-    "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+    "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor, "MatMul": torch.matmul,
 }  # fmt: skip
+
+_VARIADIC = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
 
 
 def _register_elementwise() -> None:
@@ -183,6 +185,8 @@ def _register_elementwise() -> None:
         operator(name)(lambda _call, x, f=unary: f(x))
     for name, binary in _BINARY.items():
         operator(name)(lambda _call, a, b, f=binary: f(a, b))
+    for name, variadic in _VARIADIC.items():
+        operator(name)(lambda _call, *values, f=variadic: reduce(f, values))
 
 
 _register_elementwise()
@@ -201,8 +205,8 @@ def _equal(_call: OperatorCall, a: Value, b: Value) -> Tensor:
 
 @operator("Div")
 def _div(_call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
-    whole = not a.is_floating_point() and not a.is_complex()
-    return torch.div(a, b, rounding_mode="trunc" if whole else None)
+    are_integers = not a.is_floating_point() and not a.is_complex()
+    return torch.div(a, b, rounding_mode="trunc" if are_integers else None)
 
 
 @operator("Pow")
@@ -221,21 +225,6 @@ def _mod(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
 def _bit_shift(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     left = call.get("direction") == "LEFT"
     return torch.bitwise_left_shift(a, b) if left else torch.bitwise_right_shift(a, b)
-
-
-@operator("Max")
-def _max(_call: OperatorCall, *values: Tensor) -> Tensor:
-    return reduce(torch.maximum, values)
-
-
-@operator("Min")
-def _min(_call: OperatorCall, *values: Tensor) -> Tensor:
-    return reduce(torch.minimum, values)
-
-
-@operator("Sum")
-def _sum(_call: OperatorCall, *values: Tensor) -> Tensor:
-    return reduce(torch.add, values)
 
 
 @operator("Mean")
@@ -287,8 +276,8 @@ def _gelu(call: OperatorCall, x: Tensor) -> Tensor:
 @operator("Shrink")
 def _shrink(call: OperatorCall, x: Tensor) -> Tensor:
     bias, edge = call.get("bias", 0.0), call.get("lambd", 0.5)
-    moved = torch.where(x < -edge, x + bias, torch.where(x > edge, x - bias, torch.zeros_like(x)))
-    return moved.to(x.dtype)
+    shrunk = torch.where(x < -edge, x + bias, torch.where(x > edge, x - bias, torch.zeros_like(x)))
+    return shrunk.to(x.dtype)
 
 
 @operator("PRelu")
@@ -342,8 +331,8 @@ def cast(x: Value, elem_type: int, *, saturate: bool = True) -> Value:  # noqa: 
         return _to_float8(x, dtype, saturate=saturate)
     if elem_type in RANGES:
         low, high = RANGES[elem_type]
-        whole = x.to(torch.int64)
-        return ((whole - low) % (high - low + 1) + low).to(dtype)
+        wide = x.to(torch.int64)
+        return ((wide - low) % (high - low + 1) + low).to(dtype)
     if x.is_floating_point() and dtype in UNSIGNED:
         return x.to(torch.int64).to(dtype)
     return x.to(dtype)
@@ -394,7 +383,7 @@ def _bit_cast(call: OperatorCall, x: Tensor) -> Tensor:
 # Shapes.
 
 
-@operator("Identity", "Dropout", "OptionalGetElement")
+@operator("Identity", "Dropout", "Optional", "OptionalGetElement")
 def _identity(_call: OperatorCall, x: Value = None) -> Value:
     return x
 
@@ -422,10 +411,10 @@ def _size(_call: OperatorCall, x: Value) -> Tensor:
 
 @operator("Reshape")
 def _reshape(call: OperatorCall, x: Value, shape: Tensor) -> Value:
-    wanted = integers(shape)
+    sizes = integers(shape)
     if not call.get("allowzero", 0):
-        wanted = [x.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
-    return x.reshape(tuple(wanted))
+        sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]
+    return x.reshape(tuple(sizes))
 
 
 @operator("Flatten")
@@ -451,10 +440,10 @@ def axes_of(call: OperatorCall, axes: Value) -> list[int] | None:
 
 @operator("Squeeze")
 def _squeeze(call: OperatorCall, x: Value, axes: Tensor | None = None) -> Value:
-    taken = axes_of(call, axes)
+    stated = axes_of(call, axes)
     rank = len(x.shape)
-    wanted = taken or [i for i in range(rank) if x.shape[i] == 1]
-    gone = {axis % rank for axis in wanted}
+    squeezed = stated or [i for i in range(rank) if x.shape[i] == 1]
+    gone = {axis % rank for axis in squeezed}
     return x.reshape([size for i, size in enumerate(x.shape) if i not in gone])
 
 
@@ -468,8 +457,8 @@ def _unsqueeze(call: OperatorCall, x: Value, axes: Tensor | None = None) -> Valu
 
 @operator("Expand")
 def _expand(_call: OperatorCall, x: Value, shape: Tensor) -> Value:
-    wanted = np.broadcast_shapes(tuple(x.shape), tuple(integers(shape)))
-    return np.broadcast_to(x, wanted) if is_text(x) else x.expand(wanted)
+    target_shape = np.broadcast_shapes(tuple(x.shape), tuple(integers(shape)))
+    return np.broadcast_to(x, target_shape) if is_text(x) else x.expand(target_shape)
 
 
 @operator("Tile")
@@ -509,12 +498,12 @@ def _slice(
         integers(call.get(name) if value is None else value)
         for name, value in (("starts", starts), ("ends", ends))
     )
-    taken = axes_of(call, axes)
+    stated_axes = axes_of(call, axes)
     strides = integers(steps) or [1] * len(first)
-    over = list(range(len(first))) if taken is None else taken
+    sliced_axes = list(range(len(first))) if stated_axes is None else stated_axes
     cuts: list[Any] = [slice(None)] * len(x.shape)
     flips: list[int] = []
-    for axis, start, stop, step in zip(over, first, last, strides, strict=True):
+    for axis, start, stop, step in zip(sliced_axes, first, last, strides, strict=True):
         axis = axis % len(x.shape)  # noqa: PLW2901
         size = x.shape[axis]
         if step > 0 or is_text(x):
@@ -540,8 +529,8 @@ def _gather(call: OperatorCall, x: Value, index: Tensor) -> Value:
     kept = _nonnegative(index, x.shape[axis])
     if is_text(x):
         return np.take(x, kept.numpy(), axis)
-    taken = torch.index_select(x, axis, kept.reshape(-1))
-    return taken.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+    selected = torch.index_select(x, axis, kept.reshape(-1))
+    return selected.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
 
 @operator("GatherElements")
@@ -560,9 +549,9 @@ def _gather_nd(call: OperatorCall, x: Value, index: Tensor) -> Value:
     kept = index.to(torch.int64).reshape(math.prod(batch), -1, depth)
     flat = x.reshape(math.prod(batch), *x.shape[outer:])
     rows = torch.arange(kept.shape[0]).reshape(-1, 1).expand(kept.shape[:2])
-    places = [rows, *kept.unbind(-1)]
-    taken = flat[tuple(each.numpy() for each in places) if is_text(x) else tuple(places)]
-    return taken.reshape((*index.shape[:-1], *x.shape[outer + depth :]))
+    indices = [rows, *kept.unbind(-1)]
+    selected = flat[tuple(each.numpy() for each in indices) if is_text(x) else tuple(indices)]
+    return selected.reshape((*index.shape[:-1], *x.shape[outer + depth :]))
 
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
@@ -572,23 +561,23 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
 def _scatter_elements(call: OperatorCall, x: Value, index: Tensor, updates: Value) -> Value:
     axis = call.get("axis", 0) % len(x.shape)
     kept = _nonnegative(index, x.shape[axis])
-    how = call.get("reduction", "none")
+    reduction = call.get("reduction", "none")
     if is_text(x):
         changed = x.copy()
         np.put_along_axis(changed, kept.numpy(), updates, axis)
         return changed
-    if how == "none":
+    if reduction == "none":
         return torch.scatter(x, axis, kept, updates)
-    return torch.scatter_reduce(x, axis, kept, updates, _REDUCTIONS[how])
+    return torch.scatter_reduce(x, axis, kept, updates, _REDUCTIONS[reduction])
 
 
 @operator("ScatterND")
 def _scatter_nd(call: OperatorCall, x: Value, index: Tensor, updates: Value) -> Value:
-    depth, how = index.shape[-1], call.get("reduction", "none")
+    depth, reduction = index.shape[-1], call.get("reduction", "none")
     outer, inner = tuple(x.shape[:depth]), tuple(x.shape[depth:])
     sizes = [math.prod(outer[i + 1 :]) for i in range(depth)]
-    kept = [_nonnegative(one, outer[i]) for i, one in enumerate(index.unbind(-1))]
-    rows = sum((one * size for one, size in zip(kept, sizes, strict=True)),
+    kept = [_nonnegative(indices, outer[i]) for i, indices in enumerate(index.unbind(-1))]
+    rows = sum((indices * size for indices, size in zip(kept, sizes, strict=True)),
                torch.zeros(index.shape[:-1], dtype=torch.int64)).reshape(-1)  # fmt: skip
     if is_text(x):
         changed = x.copy().reshape(math.prod(outer), -1)
@@ -596,10 +585,10 @@ def _scatter_nd(call: OperatorCall, x: Value, index: Tensor, updates: Value) -> 
         return changed.reshape(x.shape)
     width = math.prod(inner)
     flat, new = x.reshape(-1, width), updates.reshape(len(rows), width)
-    places = rows.reshape(-1, 1).expand(-1, width)
-    if how == "none":
-        return torch.scatter(flat, 0, places, new).reshape(x.shape)
-    return torch.scatter_reduce(flat, 0, places, new, _REDUCTIONS[how]).reshape(x.shape)
+    targets = rows.reshape(-1, 1).expand(-1, width)
+    if reduction == "none":
+        return torch.scatter(flat, 0, targets, new).reshape(x.shape)
+    return torch.scatter_reduce(flat, 0, targets, new, _REDUCTIONS[reduction]).reshape(x.shape)
 
 
 @operator("TensorScatter")
@@ -610,9 +599,9 @@ def _tensor_scatter(
     starts = [0] * len(cache) if write is None else integers(write)
     size, count = cache.shape[axis], update.shape[axis]
     for row, start in enumerate(starts):
-        places = torch.arange(count) + start
-        places = places % size if call.get("mode", "linear") == "circular" else places
-        changed[row].index_copy_(axis - 1, places, update[row])
+        positions = torch.arange(count) + start
+        positions = positions % size if call.get("mode", "linear") == "circular" else positions
+        changed[row].index_copy_(axis - 1, positions, update[row])
     return changed
 
 
@@ -642,8 +631,8 @@ def _onehot(call: OperatorCall, index: Tensor, depth: Tensor, values: Value) -> 
     count = int(scalar(depth))
     axis = call.get("axis", -1)
     axis = axis + index.ndim + 1 if axis < 0 else axis
-    whole = index.to(torch.int64)
-    kept = torch.where(whole < 0, whole + count, whole).unsqueeze(axis)
+    indices = index.to(torch.int64)
+    kept = torch.where(indices < 0, indices + count, indices).unsqueeze(axis)
     shape = [1] * (index.ndim + 1)
     shape[axis] = count
     hot = kept == torch.arange(count).reshape(shape)
@@ -685,9 +674,9 @@ def _unique(call: OperatorCall, x: Value) -> Value:
         rank[order] = np.arange(len(order))
         values = np.take(values, order, 0 if axis is None else axis)
         first, counts, inverse = first[order], counts[order], rank[inverse]
-    found = values.astype(object) if is_text(x) else torch.from_numpy(values)
+    unique = values.astype(object) if is_text(x) else torch.from_numpy(values)
     rest = (torch.from_numpy(each.astype(np.int64)) for each in (first, inverse, counts))
-    return (found, *rest)[: call.outputs]
+    return (unique, *rest)[: call.outputs]
 
 
 @operator("DepthToSpace")
@@ -713,9 +702,9 @@ def _space_to_depth(call: OperatorCall, x: Tensor) -> Tensor:
 def _reverse_sequence(call: OperatorCall, x: Tensor, lengths: Tensor) -> Tensor:
     time, batch = call.get("time_axis", 0), call.get("batch_axis", 1)
     moved = x.movedim((batch, time), (0, 1))
-    place = torch.arange(moved.shape[1]).reshape(1, -1)
+    position = torch.arange(moved.shape[1]).reshape(1, -1)
     count = lengths.to(torch.int64).reshape(-1, 1)
-    back = torch.where(place < count, count - 1 - place, place)
+    back = torch.where(position < count, count - 1 - position, position)
     rows = torch.arange(moved.shape[0]).reshape(-1, 1)
     return moved[rows, back].movedim((0, 1), (batch, time))
 
@@ -732,8 +721,8 @@ def _pad(
     rank = len(x.shape)
     over = [axis % rank for axis in integers(axes)] if axes is not None else list(range(rank))
     before, after = [0] * rank, [0] * rank
-    for place, axis in enumerate(over):
-        before[axis], after[axis] = widths[place], widths[place + len(over)]
+    for number, axis in enumerate(over):
+        before[axis], after[axis] = widths[number], widths[number + len(over)]
     mode = call.get("mode", "constant")
     if mode == "constant":
         filling = call.get("value", 0.0) if value is None else scalar(value)
@@ -745,29 +734,29 @@ def _pad(
         if before[axis] or after[axis]:
             first, last = max(-before[axis], 0), x.shape[axis] - max(-after[axis], 0)
             size = last - first
-            wanted = np.arange(-max(before[axis], 0), size + max(after[axis], 0))
-            wanted = first + _padded(wanted, size, mode)
-            x = torch.index_select(x, axis, torch.from_numpy(wanted))
+            indices = np.arange(-max(before[axis], 0), size + max(after[axis], 0))
+            indices = first + _padded(indices, size, mode)
+            x = torch.index_select(x, axis, torch.from_numpy(indices))
     return x
 
 
-def _padded(place: np.ndarray[Any, Any], size: int, mode: str) -> np.ndarray[Any, Any]:
+def _padded(indices: np.ndarray[Any, Any], size: int, mode: str) -> np.ndarray[Any, Any]:
     if mode == "edge":
-        return place.clip(0, size - 1)
+        return indices.clip(0, size - 1)
     if mode == "wrap":
-        return place % size
+        return indices % size
     period = max(2 * size - 2, 1)
-    folded = place % period
+    folded = indices % period
     return np.where(folded < size, folded, period - folded)
 
 
 @operator("CenterCropPad")
 def _center_crop_pad(call: OperatorCall, x: Tensor, shape: Tensor) -> Tensor:
     over = call.get("axes") or range(x.ndim)
-    for axis, wanted in zip(over, integers(shape), strict=True):
-        extra = x.shape[axis] - wanted
+    for axis, target in zip(over, integers(shape), strict=True):
+        extra = x.shape[axis] - target
         if extra > 0:
-            x = x.narrow(axis, extra // 2, wanted)
+            x = x.narrow(axis, extra // 2, target)
         elif extra < 0:
             flat = [0] * (2 * x.ndim)
             after = 2 * (x.ndim - 1 - axis % x.ndim)
@@ -780,68 +769,68 @@ def _center_crop_pad(call: OperatorCall, x: Tensor, shape: Tensor) -> Tensor:
 
 
 def _reduced(
-    call: OperatorCall, x: Tensor, axes: Value, how: Callable[[Tensor, list[int]], Tensor]
+    call: OperatorCall, x: Tensor, axes: Value, compute: Callable[[Tensor, list[int]], Tensor]
 ) -> Tensor:
-    """Reduce with `how`, a function of tensor and axes that keeps reduced axes with size 1."""
-    taken = axes_of(call, axes)
-    if not taken:
+    """Reduce with `compute`, a function of tensor and axes that keeps reduced axes with size 1."""
+    stated_axes = axes_of(call, axes)
+    if not stated_axes:
         if call.get("noop_with_empty_axes", 0):
-            return how(x.unsqueeze(-1), [x.ndim]).squeeze(-1)
-        taken = list(range(x.ndim))
-    over = sorted({axis % x.ndim for axis in taken}) if x.ndim else []
+            return compute(x.unsqueeze(-1), [x.ndim]).squeeze(-1)
+        stated_axes = list(range(x.ndim))
+    over = sorted({axis % x.ndim for axis in stated_axes}) if x.ndim else []
     if not over:  # a scalar
-        return how(x.reshape(1), [0]).reshape(())
-    kept = how(x, over)
+        return compute(x.reshape(1), [0]).reshape(())
+    kept = compute(x, over)
     if call.get("keepdims", 1):
         return kept
     return kept.reshape([size for i, size in enumerate(kept.shape) if i not in over])
 
 
-def _extreme(x: Tensor, over: list[int], *, largest: bool) -> Tensor:
+def _extreme(x: Tensor, axes: list[int], *, largest: bool) -> Tensor:
     if x.dtype == torch.bool:
-        return _extreme(x.to(torch.uint8), over, largest=largest).bool()
-    if not all(x.shape[axis] for axis in over):
-        shape = [1 if i in over else size for i, size in enumerate(x.shape)]
+        return _extreme(x.to(torch.uint8), axes, largest=largest).bool()
+    if not all(x.shape[axis] for axis in axes):
+        shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
         if x.is_floating_point():
             return torch.full(shape, -math.inf if largest else math.inf, dtype=x.dtype)
         limits = torch.iinfo(x.dtype)
         return torch.full(shape, limits.min if largest else limits.max, dtype=x.dtype)
-    return (torch.amax if largest else torch.amin)(x, over, keepdim=True)
+    return (torch.amax if largest else torch.amin)(x, axes, keepdim=True)
 
 
-def _total(x: Tensor, over: list[int]) -> Tensor:
-    return torch.sum(x, over, keepdim=True, dtype=None if x.is_floating_point() else x.dtype)
+def _total(x: Tensor, axes: list[int]) -> Tensor:
+    return torch.sum(x, axes, keepdim=True, dtype=None if x.is_floating_point() else x.dtype)
 
 
-def _average(x: Tensor, over: list[int]) -> Tensor:
+def _average(x: Tensor, axes: list[int]) -> Tensor:
     if x.is_floating_point():
-        return torch.mean(x, over, keepdim=True)
-    count = math.prod(x.shape[axis] for axis in over)
-    return torch.div(_total(x.to(torch.int64), over), count, rounding_mode="trunc").to(x.dtype)
+        return torch.mean(x, axes, keepdim=True)
+    count = math.prod(x.shape[axis] for axis in axes)
+    return torch.div(_total(x.to(torch.int64), axes), count, rounding_mode="trunc").to(x.dtype)
 
 
-def _product(x: Tensor, over: list[int]) -> Tensor:
-    for axis in over:
+def _product(x: Tensor, axes: list[int]) -> Tensor:
+    for axis in axes:
         x = torch.prod(x, axis, keepdim=True, dtype=x.dtype)
     return x
 
 
-def _root(x: Tensor, over: list[int]) -> Tensor:
-    squares = _total(x * x, over)
+def _root(x: Tensor, axes: list[int]) -> Tensor:
+    squares = _total(x * x, axes)
     return torch.sqrt(squares if x.is_floating_point() else squares.double()).to(x.dtype)
 
 
-def _log_total(x: Tensor, over: list[int]) -> Tensor:
-    total = _total(x, over)
+def _log_total(x: Tensor, axes: list[int]) -> Tensor:
+    total = _total(x, axes)
     return torch.log(total if x.is_floating_point() else total.double()).to(x.dtype)
 
 
-def _log_sum_exp(x: Tensor, over: list[int]) -> Tensor:
+def _log_sum_exp(x: Tensor, axes: list[int]) -> Tensor:
     if not x.is_floating_point():
-        return torch.logsumexp(x.double(), over, keepdim=True).to(x.dtype)
+        return torch.logsumexp(x.double(), axes, keepdim=True).to(x.dtype)
     if not x.numel():
-        return _extreme(x, over, largest=True)
-    return torch.logsumexp(x, over, keepdim=True)
+        return _extreme(x, axes, largest=True)
+    return torch.logsumexp(x, axes, keepdim=True)
 
 
 _REDUCERS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
@@ -855,8 +844,8 @@ _REDUCERS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
 
 
 def _register_reductions() -> None:
-    for name, how in _REDUCERS.items():
-        operator(name)(lambda call, x, axes=None, how=how: _reduced(call, x, axes, how))
+    for name, compute in _REDUCERS.items():
+        operator(name)(lambda call, x, axes=None, compute=compute: _reduced(call, x, axes, compute))
 
 
 _register_reductions()
@@ -878,20 +867,20 @@ def _top_k(call: OperatorCall, x: Tensor, k: Tensor | None = None) -> Value:
     axis = call.get("axis", -1)
     # Of equal elements the first counts, which torch.topk does not guarantee.
     largest = bool(call.get("largest", 1))
-    values, places = torch.sort(x, dim=axis, descending=largest, stable=True)
-    return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
+    values, indices = torch.sort(x, dim=axis, descending=largest, stable=True)
+    return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
 
 
 @operator("CumSum", "CumProd")
 def _cumulated(call: OperatorCall, x: Tensor, axis: Tensor) -> Tensor:
-    over = int(scalar(axis)) % max(x.ndim, 1)
+    dim = int(scalar(axis)) % max(x.ndim, 1)
     sums = call.operator == "CumSum"
-    x = x.flip(over) if call.get("reverse", 0) else x
+    x = x.flip(dim) if call.get("reverse", 0) else x
     if call.get("exclusive", 0):
-        first = torch.full_like(x.narrow(over, 0, 1), 0 if sums else 1)
-        x = torch.cat([first, x.narrow(over, 0, x.shape[over] - 1)], over)
-    made = (torch.cumsum if sums else torch.cumprod)(x, over, dtype=x.dtype)
-    return made.flip(over) if call.get("reverse", 0) else made
+        first = torch.full_like(x.narrow(dim, 0, 1), 0 if sums else 1)
+        x = torch.cat([first, x.narrow(dim, 0, x.shape[dim] - 1)], dim)
+    result = (torch.cumsum if sums else torch.cumprod)(x, dim, dtype=x.dtype)
+    return result.flip(dim) if call.get("reverse", 0) else result
 
 
 # Softmax and products.
@@ -928,11 +917,6 @@ def _hardmax(call: OperatorCall, x: Tensor) -> Tensor:
     return hot.reshape(x.shape)
 
 
-@operator("MatMul")
-def _matmul(_call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
-    return torch.matmul(a, b)
-
-
 @operator("Gemm")
 def _gemm(call: OperatorCall, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     a = a.T if call.get("transA", 0) else a
@@ -954,19 +938,14 @@ def _einsum(call: OperatorCall, *values: Tensor) -> Tensor:
 # Sequences, optional values and strings.
 
 
-@operator("SequenceEmpty")
-def _sequence_empty(_call: OperatorCall) -> list[Value]:
-    return []
-
-
-@operator("SequenceConstruct")
+@operator("SequenceEmpty", "SequenceConstruct")
 def _sequence_construct(_call: OperatorCall, *values: Value) -> list[Value]:
     return list(values)
 
 
 @operator("SequenceAt")
-def _sequence_at(_call: OperatorCall, values: list[Value], place: Tensor) -> Value:
-    return values[int(scalar(place))]
+def _sequence_at(_call: OperatorCall, values: list[Value], position: Tensor) -> Value:
+    return values[int(scalar(position))]
 
 
 @operator("SequenceLength")
@@ -976,18 +955,18 @@ def _sequence_length(_call: OperatorCall, values: list[Value]) -> Tensor:
 
 @operator("SequenceInsert")
 def _sequence_insert(
-    _call: OperatorCall, values: list[Value], value: Value, place: Tensor | None = None
+    _call: OperatorCall, values: list[Value], value: Value, position: Tensor | None = None
 ) -> list[Value]:
-    at = len(values) if place is None else int(scalar(place))
+    at = len(values) if position is None else int(scalar(position))
     at = at + len(values) if at < 0 else at
     return [*values[:at], value, *values[at:]]
 
 
 @operator("SequenceErase")
 def _sequence_erase(
-    _call: OperatorCall, values: list[Value], place: Tensor | None = None
+    _call: OperatorCall, values: list[Value], position: Tensor | None = None
 ) -> list[Value]:
-    at = (-1 if place is None else int(scalar(place))) % len(values)
+    at = (-1 if position is None else int(scalar(position))) % len(values)
     return [*values[:at], *values[at + 1 :]]
 
 
@@ -1014,11 +993,6 @@ def _concat_from_sequence(call: OperatorCall, values: list[Value]) -> Value:
     return torch.stack(values, axis) if call.get("new_axis", 0) else torch.cat(values, axis)
 
 
-@operator("Optional")
-def _optional(_call: OperatorCall, x: Value = None) -> Value:
-    return x
-
-
 @operator("OptionalHasElement")
 def _optional_has_element(_call: OperatorCall, x: Value = None) -> Tensor:
     return torch.tensor(x is not None)
@@ -1031,7 +1005,7 @@ def _string_normalizer(call: OperatorCall, x: Value) -> Value:
     change = {"LOWER": str.lower, "UPPER": str.upper}.get(call.get("case_change_action"), str)
 
     def kept(row: Sequence[str]) -> list[str]:
-        return [change(one) for one in row if (one if exact else one.lower()) not in left]
+        return [change(word) for word in row if (word if exact else word.lower()) not in left]
 
     if x.ndim == 2:
         return np.array([kept(row) for row in x] if x.size else [], object).reshape(len(x), -1)
@@ -1046,11 +1020,11 @@ def _string_concat(_call: OperatorCall, a: Value, b: Value) -> Value:
 @operator("StringSplit")
 def _string_split(call: OperatorCall, x: Value) -> Value:
     most, mark = call.attributes.get("maxsplit"), call.attributes.get("delimiter") or None
-    parts = [one.split(mark, -1 if most is None else most) if one else []
-             for one in x.reshape(-1)]  # fmt: skip
-    counts = torch.tensor([len(one) for one in parts], dtype=torch.int64).reshape(x.shape)
+    parts = [text.split(mark, -1 if most is None else most) if text else []
+             for text in x.reshape(-1)]  # fmt: skip
+    counts = torch.tensor([len(text) for text in parts], dtype=torch.int64).reshape(x.shape)
     width = int(counts.max()) if x.size else 0
-    rows = [[*one, *[""] * (width - len(one))] for one in parts]
+    rows = [[*text, *[""] * (width - len(text))] for text in parts]
     return np.array(rows, object).reshape(*x.shape, width), counts
 
 

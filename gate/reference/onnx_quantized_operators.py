@@ -67,12 +67,12 @@ def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 _TYPES = {dtype: elem for elem, dtype in reversed(DTYPES.items())}
 
 
-def _type_of(call: OperatorCall, like: Tensor | None, place: int) -> int:
+def _type_of(call: OperatorCall, like: Tensor | None, index: int) -> int:
     """Return the element type of the output, from the graph or from a zero point."""
     if call.output_types and call.output_types[0]:
         return call.output_types[0]
-    if place < len(call.input_types) and call.input_types[place]:
-        return call.input_types[place]
+    if index < len(call.input_types) and call.input_types[index]:
+        return call.input_types[index]
     return TensorProto.UINT8 if like is None else _TYPES[like.dtype]
 
 
@@ -86,8 +86,8 @@ def _quantize_linear(
     factor = _broadcast(scale, x, axis, block).to(x.dtype)
     if DTYPES[elem_type] in FLOAT8:
         return cast(x / factor, elem_type, saturate=bool(call.get("saturate", 1)))
-    whole = None if zero is None else _broadcast(zero.to(torch.int64), x, axis, block)
-    return quantize(x, factor, whole, elem_type)
+    zero_point = None if zero is None else _broadcast(zero.to(torch.int64), x, axis, block)
+    return quantize(x, factor, zero_point, elem_type)
 
 
 @operator("DequantizeLinear")
@@ -142,8 +142,8 @@ def _matmul_integer_to_float(
     bias: Tensor | None = None,
 ) -> Tensor:
     total = _integer_product(a, za, b, zb).to(scale_a.dtype)
-    made = total * (scale_a * scale_b)
-    return made if bias is None else made + bias
+    product = total * (scale_a * scale_b)
+    return product if bias is None else product + bias
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
@@ -155,8 +155,8 @@ def _dynamic_quantize_matmul(
     zero: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    whole, own, own_zero = _dynamic_quantize_linear(call, a)
-    return _matmul_integer_to_float(call, whole, b, own, scale, own_zero, zero, bias)
+    quantized, scale_a, zero_a = _dynamic_quantize_linear(call, a)
+    return _matmul_integer_to_float(call, quantized, b, scale_a, scale, zero_a, zero, bias)
 
 
 @operator("QLinearMatMul")
@@ -208,8 +208,8 @@ def _qlinear_conv(
     if bias is not None:
         total = total + bias.double().reshape(shape)
     factor = sx.reshape(()) * sw.reshape(-1) / sy.reshape(())
-    made = total.to(sx.dtype) * (factor if factor.numel() == 1 else factor.reshape(shape))
-    return quantize(made, sy.new_ones(()), zy, _type_of(call, zy, 7))
+    result = total.to(sx.dtype) * (factor if factor.numel() == 1 else factor.reshape(shape))
+    return quantize(result, sy.new_ones(()), zy, _type_of(call, zy, 7))
 
 
 @operator("QLinearConv", domain=MICROSOFT)
@@ -238,12 +238,12 @@ def _qgemm(
     total = left @ (right - zb.double())
     if bias is not None:
         total = total + bias.double()
-    made = total.to(sa.dtype) * (call.get("alpha", 1.0) * sa * sb)
-    return made if sy is None else quantize(made, sy, zy, _type_of(call, zy, 8))
+    product = total.to(sa.dtype) * (call.get("alpha", 1.0) * sa * sb)
+    return product if sy is None else quantize(product, sy, zy, _type_of(call, zy, 8))
 
 
-def _requantize(call: OperatorCall, made: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    return quantize(made, scale.reshape(()), zero, _type_of(call, zero, -1))
+def _requantize(call: OperatorCall, result: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    return quantize(result, scale.reshape(()), zero, _type_of(call, zero, -1))
 
 
 @operator("QLinearAdd", "QLinearMul", domain=MICROSOFT)
@@ -304,20 +304,20 @@ def _softmax(call: OperatorCall, x: Tensor) -> Tensor:
 @_on_dequantized("QLinearGlobalAveragePool")
 def _global_pool(call: OperatorCall, x: Tensor) -> Tensor:
     last = bool(call.get("channels_last", 0))
-    over = tuple(range(1, x.ndim - 1)) if last else tuple(range(2, x.ndim))
-    return x.mean(over, keepdim=True)
+    axes = tuple(range(1, x.ndim - 1)) if last else tuple(range(2, x.ndim))
+    return x.mean(axes, keepdim=True)
 
 
 @_on_dequantized("QLinearReduceMean")
 def _reduce_mean(call: OperatorCall, x: Tensor) -> Tensor:
-    over = call.get("axes") or list(range(x.ndim))
-    return x.mean(over, keepdim=bool(call.get("keepdims", 1)))
+    axes = call.get("axes") or list(range(x.ndim))
+    return x.mean(axes, keepdim=bool(call.get("keepdims", 1)))
 
 
 def _standard(name: str) -> Operator:
-    found = find_operator("", name, 22)
-    assert found is not None
-    return found
+    function = find_operator("", name, 22)
+    assert function is not None
+    return function
 
 
 @_on_dequantized("QLinearAveragePool")
@@ -325,8 +325,8 @@ def _average_pool(call: OperatorCall, x: Tensor) -> Tensor:
     pool = _standard("AveragePool")
     if call.get("channels_last", 0):
         return pool(call, x.movedim(-1, 1)).movedim(1, -1)
-    made: Tensor = pool(call, x)
-    return made
+    pooled: Tensor = pool(call, x)
+    return pooled
 
 
 @operator("QLinearConcat", domain=MICROSOFT)
@@ -348,8 +348,8 @@ def _qlinear_where(
     sy: Tensor,
     zy: Tensor,
 ) -> Tensor:
-    made = torch.where(condition, dequantize(a, sa, za), dequantize(b, sb, zb))
-    return _requantize(call, made, sy, zy)
+    selected = torch.where(condition, dequantize(a, sa, za), dequantize(b, sb, zb))
+    return _requantize(call, selected, sy, zy)
 
 
 @operator("NhwcMaxPool", domain=MICROSOFT)

@@ -58,7 +58,7 @@ Env = dict[str, Value]
 
 _HALF = (torch.float16, torch.bfloat16)
 
-_OWN_TYPES = {"Cast", "CastLike", "Pow", "Dropout", "BitCast"}
+_MIXED_TYPES = {"Cast", "CastLike", "Pow", "Dropout", "BitCast"}
 """Operators whose float inputs may have different types."""
 
 _CASTS = {"Cast", "BitCast"}
@@ -72,7 +72,7 @@ _LARGE = 2**31 - 1
 
 @dataclass(frozen=True)
 class _Scope:
-    """What all nodes of a file share."""
+    """Values that all nodes of a file share."""
 
     opsets: Mapping[str, int]
     types: Mapping[str, int]
@@ -107,20 +107,20 @@ class OnnxNode(nn.Module):
             tuple(scope.types.get(name, 0) for name in proto.input),
         )
         self.sources: list[tuple[str, Any]] = []
-        """For each input: `("held", name of the parameter)`, `("text", array)`, `("value", name in
-        the graph)` or `("absent", None)`."""
-        for place, name in enumerate(proto.input):
-            self.sources.append(self._source(place, name, schema, scope))
-        self.wanted = [name for kind, name in self.sources if kind == "value"]
+        """For each input: `("initializer", name of the parameter)`, `("text", array)`, `("value",
+        name in the graph)` or `("absent", None)`."""
+        for index, name in enumerate(proto.input):
+            self.sources.append(self._source(index, name, schema, scope))
+        self.value_names = [name for kind, name in self.sources if kind == "value"]
 
     @property
     def has_sixteen_bits(self) -> bool:
         """True if the node returns or computes with 16-bit floats."""
-        taken = zip(self.sources, self.call.input_types, strict=True)
-        kinds = [kind for (source, _), kind in taken if source == "value"]
+        typed_sources = zip(self.sources, self.call.input_types, strict=True)
+        kinds = [kind for (source, _), kind in typed_sources if source == "value"]
         if any(DTYPES.get(kind) in _HALF for kind in (*kinds, *self.call.output_types)):
             return True
-        if self.call.operator in _OWN_TYPES:  # weights may be stored in 16 bits
+        if self.call.operator in _MIXED_TYPES:  # weights may be stored in 16 bits
             return False
         return any(each.dtype in _HALF for each in self.parameters(recurse=False))
 
@@ -128,7 +128,7 @@ class OnnxNode(nn.Module):
         """Return the attributes of another node of this operator, with the defaults of an opset."""
         return _attributes(node, _schema(self.call.domain, self.call.operator, opset))
 
-    def _source(self, place: int, name: str, schema: Any, scope: _Scope) -> tuple[str, Any]:
+    def _source(self, index: int, name: str, schema: Any, scope: _Scope) -> tuple[str, Any]:
         if not name:
             return "absent", None
         if name not in scope.constants:
@@ -136,9 +136,9 @@ class OnnxNode(nn.Module):
         value = scope.constants[name]
         if not isinstance(value, torch.Tensor):
             return "text", value
-        attribute_name = f"input_{place}"
-        if schema is not None and place < len(schema.inputs):
-            stated = schema.inputs[place]
+        attribute_name = f"input_{index}"
+        if schema is not None and index < len(schema.inputs):
+            stated = schema.inputs[index]
             if stated.option != defs.OpSchema.FormalParameterOption.Variadic:
                 attribute_name = stated.name
         attribute_name = _unused_name(self, attribute_name)
@@ -146,7 +146,7 @@ class OnnxNode(nn.Module):
             self.register_parameter(attribute_name, nn.Parameter(value, requires_grad=False))
         else:
             self.register_buffer(attribute_name, value)
-        return "held", attribute_name
+        return "initializer", attribute_name
 
     def forward(self, *values: Value, outer: Env | None = None) -> Value:
         """Return the outputs of the node.
@@ -154,47 +154,45 @@ class OnnxNode(nn.Module):
         values: the inputs that are not initializers. outer: values that subgraphs take from the
         enclosing graph.
         """
-        given = iter(values)
+        remaining = iter(values)
         inputs: list[Value] = []
         for kind, name in self.sources:
             if kind == "value":
-                inputs.append(next(given))
+                inputs.append(next(remaining))
             else:
-                inputs.append(
-                    getattr(self, name) if kind == "held" else name if kind == "text" else None
-                )
+                inputs.append(getattr(self, name) if kind == "initializer" else name)
         if self.call.operator in _CONTROL and not self.call.domain:
             return self._controlled(inputs, outer or {})
         function = find_operator(self.call.domain, self.call.operator, self.call.opset)
         if function is None:
-            return computed_by_onnx(self.proto, self.call, inputs)
+            return compute_with_onnx(self.proto, self.call, inputs)
         unsorted = self.call.operator == "TopK" and not self.call.get("sorted", 1)
         if unsorted or (self.call.operator not in _CASTS and any(map(_exceeds_int64, inputs))):
-            return computed_by_runtime(self.proto, self.call, inputs)
+            return compute_with_runtime(self.proto, self.call, inputs)
         typed, narrow = _as_computable(inputs, self.call)
         return self._as_declared(function(self.call, *typed), narrow)
 
-    def _as_declared(self, made: Value, narrow: torch.dtype | None) -> Value:
+    def _as_declared(self, outputs: Value, narrow: torch.dtype | None) -> Value:
         """Convert outputs to the graph's element types, but keep floats that are wider."""
-        if isinstance(made, tuple):
-            return tuple(self._to_declared_dtype(each, i, narrow) for i, each in enumerate(made))
-        return self._to_declared_dtype(made, 0, narrow)
+        if isinstance(outputs, tuple):
+            return tuple(self._to_declared_dtype(each, i, narrow) for i, each in enumerate(outputs))
+        return self._to_declared_dtype(outputs, 0, narrow)
 
-    def _to_declared_dtype(self, made: Value, place: int, narrow: torch.dtype | None) -> Value:
-        if isinstance(made, str):  # an element of a NumPy array of strings
-            return np.array(made, object)
-        if not isinstance(made, torch.Tensor):
-            return made
+    def _to_declared_dtype(self, output: Value, index: int, narrow: torch.dtype | None) -> Value:
+        if isinstance(output, str):  # an element of a NumPy array of strings
+            return np.array(output, object)
+        if not isinstance(output, torch.Tensor):
+            return output
         types = self.call.output_types
-        stated = DTYPES.get(types[place]) if place < len(types) else None
-        if made.is_floating_point():
-            if narrow is None or made.dtype in _HALF:
-                return made
+        stated = DTYPES.get(types[index]) if index < len(types) else None
+        if output.is_floating_point():
+            if narrow is None or output.dtype in _HALF:
+                return output
             target = narrow if stated is None else stated
-            return made.to(target) if target in _HALF else made
+            return output.to(target) if target in _HALF else output
         if stated is None or stated.is_floating_point or stated.is_complex:
-            return made
-        return made if made.dtype == stated else made.to(stated)
+            return output
+        return output if output.dtype == stated else output.to(stated)
 
     def _controlled(self, inputs: list[Value], outer: Env) -> Value:
         kind = self.call.operator
@@ -255,7 +253,7 @@ def _as_computable(
     floats = {v.dtype for v in inputs if isinstance(v, torch.Tensor) and v.is_floating_point()}
     narrow = next((dtype for dtype in _HALF if dtype in floats), None)
     widest = torch.float64 if torch.float64 in floats else torch.float32
-    mixed = len(floats - set(_HALF)) > 1 and call.operator not in _OWN_TYPES
+    mixed = len(floats - set(_HALF)) > 1 and call.operator not in _MIXED_TYPES
 
     def typed(value: Value) -> Value:
         if isinstance(value, list):
@@ -278,20 +276,20 @@ class OnnxGraph(nn.Module):
 
     def __init__(self, graph: onnx.GraphProto, scope: _Scope) -> None:
         super().__init__()
-        own: dict[str, Value] = {each.name: tensor_from_proto(each) for each in graph.initializer}
-        own |= {each.values.name: _dense(each) for each in graph.sparse_initializer}
+        constants: Env = {each.name: tensor_from_proto(each) for each in graph.initializer}
+        constants |= {each.values.name: _dense(each) for each in graph.sparse_initializer}
         nodes = []
         for node in graph.node:
             constant = _constant(node)
             if constant is None:
                 nodes.append(node)
             else:
-                own[node.output[0]] = constant
-        bound = {each.name for each in graph.input if each.name not in own}
+                constants[node.output[0]] = constant
+        bound = {each.name for each in graph.input if each.name not in constants}
         bound |= {name for node in nodes for name in node.output}
         kept = {name: value for name, value in scope.constants.items() if name not in bound}
-        inner = replace(scope, constants=kept | own, types={**scope.types, **_types(graph)})
-        self.inputs = [each.name for each in graph.input if each.name not in own]
+        inner = replace(scope, constants=kept | constants, types={**scope.types, **_types(graph)})
+        self.inputs = [each.name for each in graph.input if each.name not in constants]
         self.outputs = [each.name for each in graph.output]
         self.output_shapes = [_shape(each) for each in graph.output]
         self.output_types = [each.type.tensor_type.elem_type for each in graph.output]
@@ -303,34 +301,34 @@ class OnnxGraph(nn.Module):
             path = _unused_name(self, name)
             self.add_module(path, OnnxNode(node, inner))
             self.paths.append(path)
-        made = {name for node in nodes for name in node.output} | set(self.inputs)
+        computed = {name for node in nodes for name in node.output} | set(self.inputs)
         self.constants: dict[str, str] = {}
         """Constants that are outputs, for example of a branch, with the names of their buffers."""
         self.texts: Env = {}
         for name in dict.fromkeys(self.outputs):
-            if name in inner.constants and name not in made:
+            if name in inner.constants and name not in computed:
                 value = inner.constants[name]
                 if isinstance(value, torch.Tensor):
                     self.constants[name] = _unused_name(self, f"constant_{name}")
                     self.register_buffer(self.constants[name], value)
                 else:
                     self.texts[name] = value
-        used = {name for path in self.paths for name in self._taken(path)}
+        used = {name for path in self.paths for name in self._read_names(path)}
         used |= {name for name in self.outputs if name not in inner.constants}
-        self.captured = sorted(used - made - {""})
+        self.captured = sorted(used - computed - {""})
         """Names of values from enclosing graphs."""
         self.last: list[list[str]] = self._last_uses()
 
-    def _taken(self, path: str) -> list[str]:
+    def _read_names(self, path: str) -> list[str]:
         node: Any = self.get_submodule(path)
-        return [*node.wanted, *node.captured]
+        return [*node.value_names, *node.captured]
 
     def _last_uses(self) -> list[list[str]]:
         """Return, for each node, the values that are not needed after it."""
         needed = set(self.outputs)
         freed: list[list[str]] = []
         for path in reversed(self.paths):
-            names = set(self._taken(path)) - needed
+            names = set(self._read_names(path)) - needed
             needed |= names
             freed.insert(0, sorted(names))
         return freed
@@ -340,16 +338,16 @@ class OnnxGraph(nn.Module):
     ) -> Iterator[tuple[str, Value]]:
         """Compute node by node; yield each value with its name."""
         env: Env = dict(outer or {}) | dict(zip(self.inputs, inputs, strict=True)) | self.texts
-        env |= {name: getattr(self, held) for name, held in self.constants.items()}
+        env |= {name: getattr(self, buffer) for name, buffer in self.constants.items()}
         yield from env.items()
         for path, freed in zip(self.paths, self.last, strict=True):
             node: Any = self.get_submodule(path)
-            values = [env[name] for name in node.wanted]
+            values = [env[name] for name in node.value_names]
             try:
                 if node.captured:
-                    made = node(*values, outer={name: env[name] for name in node.captured})
+                    outputs = node(*values, outer={name: env[name] for name in node.captured})
                 else:
-                    made = node(*values)
+                    outputs = node(*values)
             except ModelError:
                 raise
             except Exception as error:
@@ -357,7 +355,7 @@ class OnnxGraph(nn.Module):
                     f"the node {path!r} ({node.call.operator}, opset {node.call.opset}) of the "
                     f"reference can't be computed: {type(error).__name__}: {first_line(error)}"
                 ) from error
-            for name, value in zip(node.proto.output, _outputs(made), strict=False):
+            for name, value in zip(node.proto.output, _outputs(outputs), strict=False):
                 if name:
                     env[name] = value
                     yield name, value
@@ -366,16 +364,16 @@ class OnnxGraph(nn.Module):
 
     def compute(self, inputs: Sequence[Value], outer: Env | None = None) -> list[Value]:
         """Return the outputs in the order of the graph."""
-        found = {name: value for name, value in self.values(inputs, outer) if name in self.outputs}
-        return [found[name] for name in self.outputs]
+        outputs = {name: v for name, v in self.values(inputs, outer) if name in self.outputs}
+        return [outputs[name] for name in self.outputs]
 
     def forward(self, *inputs: Value, outer: Env | None = None) -> Any:
         """Return the outputs in the order of the graph."""
         return self.compute(inputs, outer)
 
 
-def _outputs(made: Value) -> tuple[Value, ...]:
-    return made if isinstance(made, tuple) else (made,)
+def _outputs(result: Value) -> tuple[Value, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def _as_outputs(values: Sequence[Value]) -> Value:
@@ -383,12 +381,12 @@ def _as_outputs(values: Sequence[Value]) -> Value:
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, int]:
-    found = {
+    types = {
         each.name: each.type.tensor_type.elem_type
         for each in (*graph.input, *graph.value_info, *graph.output)
         if each.type.HasField("tensor_type")
     }
-    return found | {each.name: each.data_type for each in graph.initializer}
+    return types | {each.name: each.data_type for each in graph.initializer}
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int]:
@@ -397,12 +395,12 @@ def _shape(value: onnx.ValueInfoProto) -> list[int]:
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> Tensor:
-    values, places = tensor_from_proto(sparse.values), tensor_from_proto(sparse.indices)
+    values, indices = tensor_from_proto(sparse.values), tensor_from_proto(sparse.indices)
     flat = torch.zeros(math.prod(sparse.dims), dtype=values.dtype)
-    if places.ndim == 2:
+    if indices.ndim == 2:
         strides = [math.prod(sparse.dims[i + 1 :]) for i in range(len(sparse.dims))]
-        places = (places * torch.tensor(strides)).sum(1)
-    flat[places] = values
+        indices = (indices * torch.tensor(strides)).sum(1)
+    flat[indices] = values
     return flat.reshape(tuple(sparse.dims))
 
 
@@ -433,9 +431,9 @@ def _loop(body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
     rows: list[list[Value]] = [[] for _ in body.outputs[1 + len(states) :]]
     iteration = 0
     while live and (most is None or iteration < most):
-        made = body(torch.tensor(iteration), torch.tensor(True), *states, outer=outer)
-        live, states = bool(scalar(made[0])), made[1 : 1 + len(states)]
-        for row, value in zip(rows, made[1 + len(states) :], strict=True):
+        outputs = body(torch.tensor(iteration), torch.tensor(True), *states, outer=outer)
+        live, states = bool(scalar(outputs[0])), outputs[1 : 1 + len(states)]
+        for row, value in zip(rows, outputs[1 + len(states) :], strict=True):
             row.append(value)
         iteration += 1
     first = 1 + len(states)
@@ -443,13 +441,13 @@ def _loop(body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
     return _as_outputs([*states, *stacked])
 
 
-def _stacked(rows: list[Value], body: OnnxGraph, place: int, axis: int = 0) -> Value:
+def _stacked(rows: list[Value], body: OnnxGraph, index: int, axis: int = 0) -> Value:
     if rows and is_text(rows[0]):
         return np.stack(rows, axis)
     if rows:
         return torch.stack(rows, axis)
-    dtype = DTYPES.get(body.output_types[place], torch.float32)
-    return torch.zeros((0, *body.output_shapes[place]), dtype=dtype)
+    dtype = DTYPES.get(body.output_types[index], torch.float32)
+    return torch.zeros((0, *body.output_shapes[index]), dtype=dtype)
 
 
 def _scan(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
@@ -474,9 +472,9 @@ def _scanned(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: En
     kept = len(states)
     rows: list[list[Value]] = [[] for _ in body.outputs[kept:]]
     for parts in zip(*slices, strict=True):
-        made = body(*states, *parts, outer=outer)
-        states = made[:kept]
-        for row, value in zip(rows, made[kept:], strict=True):
+        outputs = body(*states, *parts, outer=outer)
+        states = outputs[:kept]
+        for row, value in zip(rows, outputs[kept:], strict=True):
             row.append(value)
     into = call.get("scan_output_axes") or [0] * len(rows)
     behind = call.get("scan_output_directions") or [0] * len(rows)
@@ -514,7 +512,7 @@ def open_plain(model: bytes | str | WithData) -> Any:
     return open_session(model, options, setup)
 
 
-def computed_by_onnx(proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence[Value]) -> Value:
+def compute_with_onnx(proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence[Value]) -> Value:
     """Compute one node with `onnx.reference`.
 
     Raises ModelError if it fails, or disagrees with ONNX Runtime.
@@ -525,14 +523,14 @@ def computed_by_onnx(proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence
     arrays = [None if value is None else to_numpy(value) for value in inputs]
     try:
         model, feed = _single_node_model(proto, call, arrays)
-        made: Any = ReferenceEvaluator(model).run(None, feed)
+        outputs: Any = ReferenceEvaluator(model).run(None, feed)
         if not call.derived.get("agrees"):
             narrow = [a.astype(np.float32) if a is not None and a.dtype == np.float64
                       and call.input_types[i : i + 1] != (TensorProto.DOUBLE,) else a
                       for i, a in enumerate(arrays)]  # fmt: skip
             single, narrow_feed = _single_node_model(proto, call, narrow)
             expected = open_plain(single.SerializeToString()).run(None, narrow_feed)
-            call.derived["agrees"] = _agree(made, expected)
+            call.derived["agrees"] = _agree(outputs, expected)
     except Exception as error:
         raise ModelError(
             f"the reference has the operator {where} (node {proto.name!r}), which can't be "
@@ -543,10 +541,10 @@ def computed_by_onnx(proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence
             f"the reference has the operator {where} (node {proto.name!r}), for which onnx's "
             "reference implementation and ONNX Runtime disagree, so nothing can judge it."
         )
-    return _as_outputs([_value(each) for each in made])
+    return _as_outputs([_value(each) for each in outputs])
 
 
-def computed_by_runtime(
+def compute_with_runtime(
     proto: onnx.NodeProto, call: OperatorCall, inputs: Sequence[Value]
 ) -> Value:
     """Compute a node whose result ONNX does not fully define, such as an unsorted TopK.
@@ -559,14 +557,14 @@ def computed_by_runtime(
     return _as_outputs(_value(open_plain(model.SerializeToString()).run(None, feed)))
 
 
-def _value(made: Any) -> Value:
-    if isinstance(made, list):
-        return [_value(each) for each in made]
-    if not isinstance(made, np.ndarray):
-        return made if isinstance(made, dict) else torch.as_tensor(made)
-    if made.dtype.kind in "OUS":
-        return made.astype(object)
-    value = from_numpy(made)
+def _value(result: Any) -> Value:
+    if isinstance(result, list):
+        return [_value(each) for each in result]
+    if not isinstance(result, np.ndarray):
+        return result if isinstance(result, dict) else torch.as_tensor(result)
+    if result.dtype.kind in "OUS":
+        return result.astype(object)
+    value = from_numpy(result)
     # For the float64 reference, the float32 result of this node continues in float64.
     return value.to(torch.get_default_dtype()) if value.dtype == torch.float32 else value
 
@@ -579,10 +577,10 @@ def _single_node_model(
     node.CopyFrom(proto)
     feed: dict[str, Any] = {}
     infos = []
-    for place, array in enumerate(arrays):
+    for index, array in enumerate(arrays):
         if array is None:
             continue
-        node.input[place] = name = f"input_{place}"
+        node.input[index] = name = f"input_{index}"
         kind = (
             TensorProto.STRING
             if array.dtype.kind in "OU"
@@ -598,15 +596,15 @@ def _single_node_model(
     return helper.make_model(graph, opset_imports=imports, ir_version=8), feed
 
 
-def _agree(made: Sequence[Any], expected: Sequence[Any]) -> bool:
-    if len(made) != len(expected):
+def _agree(outputs: Sequence[Any], expected: Sequence[Any]) -> bool:
+    if len(outputs) != len(expected):
         return False
-    for one, other in zip(made, expected, strict=True):
-        if isinstance(one, list) or isinstance(other, list):
-            if one != other:
+    for actual_output, expected_output in zip(outputs, expected, strict=True):
+        if isinstance(actual_output, list) or isinstance(expected_output, list):
+            if actual_output != expected_output:
                 return False
             continue
-        a, b = np.asarray(one), np.asarray(other)
+        a, b = np.asarray(actual_output), np.asarray(expected_output)
         if a.shape != b.shape:
             return False
         if b.dtype.kind != "f":
@@ -679,13 +677,13 @@ class OnnxReference(OnnxGraph):
         They are matched by name, or by position if the two files share no name. Raises ModelError
         if they share only some of the names.
         """
-        other = copy.copy(self)
-        other.order, other.returned = tuple(range(len(self.inputs))), None
+        arranged = copy.copy(self)
+        arranged.order, arranged.returned = tuple(range(len(self.inputs))), None
         if _paired_by_name("inputs", self.inputs, inputs):
-            other.order = tuple(list(inputs).index(name) for name in self.inputs)
+            arranged.order = tuple(list(inputs).index(name) for name in self.inputs)
         if _paired_by_name("outputs", self.outputs, outputs):
-            other.returned = tuple(outputs)
-        return other
+            arranged.returned = tuple(outputs)
+        return arranged
 
     def node_paths(self) -> dict[str, str]:
         """Return the module path of each node, by the names of the node and of its outputs.
@@ -707,16 +705,16 @@ class OnnxReference(OnnxGraph):
                 f"the reference takes {len(self.order)} inputs ({', '.join(self.inputs)}), "
                 f"and {len(values)} were given."
             )
-        taken = [values[place] for place in self.order]
+        ordered = [values[index] for index in self.order]
         return [np.array(v, object) if isinstance(v, list) and v and not isinstance(
-            v[0], torch.Tensor) else v for v in taken]  # fmt: skip
+            v[0], torch.Tensor) else v for v in ordered]  # fmt: skip
 
     def forward(self, *values: Value, outer: Env | None = None) -> Any:  # noqa: ARG002
         """Return the outputs; by name if the other file has the same names."""
-        made = [_comparable(value) for value in self.compute(self.arguments(values))]
+        outputs = [_comparable(value) for value in self.compute(self.arguments(values))]
         if self.returned is None:
-            return made[0] if len(made) == 1 else tuple(made)
-        named = dict(zip(self.outputs, made, strict=True))
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        named = dict(zip(self.outputs, outputs, strict=True))
         return {name: named[name] for name in self.returned}
 
 
@@ -725,7 +723,7 @@ def _comparable(value: Value) -> Value:
     return torch.from_numpy(text_digests(value)) if is_text(value) else value
 
 
-def _paired_by_name(what: str, names: Sequence[str], judged: Sequence[str]) -> bool:
+def _paired_by_name(kind: str, names: Sequence[str], judged: Sequence[str]) -> bool:
     """Return False if the two files share no name, or differ in number, which is judged later."""
     if set(names) == set(judged):
         return True
@@ -734,10 +732,10 @@ def _paired_by_name(what: str, names: Sequence[str], judged: Sequence[str]) -> b
         return False
     only = [name for name in names if name not in judged]
     raise ModelError(
-        f"the {what} of the reference and of the judged file share only some names: "
+        f"the {kind} of the reference and of the judged file share only some names: "
         f"{_listed(shared)}. Only the reference has {_listed(only)}, only the judged file has "
         f"{_listed(name for name in judged if name not in names)}. Rename the "
-        f"{what} of one file so that the names are the same in both."
+        f"{kind} of one file so that the names are the same in both."
     )
 
 
@@ -768,8 +766,8 @@ class RuntimeReference:
             for name, value in zip(self._reference.inputs, values, strict=True)
         }
         names = list(self._reference.returned or self._reference.outputs)
-        made = [_plain(each) for each in self._session.run(names, feed)]
-        return self._binding.from_call(made)
+        outputs = [_plain(each) for each in self._session.run(names, feed)]
+        return self._binding.from_call(outputs)
 
 
 def _as_input_type(value: Any, kind: str) -> Any:
@@ -779,8 +777,8 @@ def _as_input_type(value: Any, kind: str) -> Any:
         "tensor(double)": np.float64,
         "tensor(float)": np.float32,
     }
-    wanted = types.get(kind)
-    return value.astype(wanted) if wanted is not None and value.dtype.kind == "f" else value
+    dtype = types.get(kind)
+    return value.astype(dtype) if dtype is not None and value.dtype.kind == "f" else value
 
 
 def _plain(value: Any) -> OutputArray:
@@ -816,16 +814,16 @@ def _with_keys(model: onnx.ModelProto) -> onnx.ModelProto:
     maps = map_keys(model)
     if not maps:
         return model
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for node in made.graph.node:
+    extended = onnx.ModelProto()
+    extended.CopyFrom(model)
+    for node in extended.graph.node:
         if maps.keys() & set(node.output):
             node.output.append(keys_name(node.output[0]))
-    del made.graph.output[:]
+    del extended.graph.output[:]
     for value in model.graph.output:
         names = [value.name, keys_name(value.name)] if value.name in maps else []
-        made.graph.output.extend([onnx.ValueInfoProto(name=name) for name in names] or [value])
-    return made
+        extended.graph.output.extend([onnx.ValueInfoProto(name=name) for name in names] or [value])
+    return extended
 
 
 def _has_body(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:

@@ -53,37 +53,37 @@ class Draws:
 
     def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return standard normal float32 numbers (shared)."""
-        return self._taken(_normal(), shape)
+        return self._slice(_normal(), shape)
 
     def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return uniform float32 numbers between -1 and 1 (shared)."""
-        return self._taken(_uniform(), shape)
+        return self._slice(_uniform(), shape)
 
     def shares(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return new uniform float32 numbers between 0 and 1 (not shared)."""
         return torch.rand(shape, generator=self._random)
 
-    def _taken(self, store: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    def _slice(self, store: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         count = math.prod(shape)
         pieces = -(-count // _STRETCH)
         starts = torch.randint(_LAST_START, (pieces,), generator=self._random).tolist()
         if pieces == 1:  # the usual case: most of the time here is dispatching
             return store.narrow(0, starts[0], count).view(shape)
-        taken = [store.narrow(0, start, _STRETCH) for start in starts]
-        return torch.cat(taken)[:count].view(shape) if taken else store[:0].view(shape)
+        slices = [store.narrow(0, start, _STRETCH) for start in starts]
+        return torch.cat(slices)[:count].view(shape) if slices else store[:0].view(shape)
 
 
 @cache
 def _normal() -> torch.Tensor:
-    return _both_signs(np.random.default_rng(0).standard_normal(_NUMBERS, np.float32))
+    return _with_negatives(np.random.default_rng(0).standard_normal(_NUMBERS, np.float32))
 
 
 @cache
 def _uniform() -> torch.Tensor:
-    return _both_signs(np.random.default_rng(1).random(_NUMBERS, np.float32) * 2.0 - 1.0)
+    return _with_negatives(np.random.default_rng(1).random(_NUMBERS, np.float32) * 2.0 - 1.0)
 
 
-def _both_signs(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
+def _with_negatives(numbers: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
     with torch.inference_mode(False):  # the store outlives the inference mode of its first caller
         return torch.from_numpy(np.concatenate([numbers, -numbers]))
 
@@ -120,9 +120,10 @@ def transformed(y: torch.Tensor, operation: Operation, *, unit: float, draw: Dra
     return y + width * unit * rms * error
 
 
-# It is the same for every input, so an implementation always decides it in the same way. A
-# file that decides otherwise than PyTorch (the logarithm of a distance, cut to an integer) gives
-# other answers to all inputs: such differences do not count toward the noise floor.
+# A value that depends on shapes only is the same for every input, so an implementation always
+# decides it in the same way. A file that decides otherwise than PyTorch (the logarithm of a
+# distance, cut to an integer) returns other outputs for all inputs: such differences do not count
+# toward the noise floor.
 
 
 _JUMPS = frozenset({"floor", "ceil", "round", "trunc", "fix", "sign", "frac", "fmod", "remainder",
@@ -172,7 +173,7 @@ class InputIndependentValues:
     """The values, without random rounding, of tensors that do not depend on the inputs."""
 
     def __init__(self) -> None:
-        self._still: Any = WeakIdKeyDictionary()
+        self._values: Any = WeakIdKeyDictionary()
         self._literal: torch.Tensor | None = None
         """The last result: in inference mode the next operator gets it as another object."""
 
@@ -198,46 +199,46 @@ class InputIndependentValues:
             return func(*args, **kwargs)
         try:
             for value in args:  # most operators return here; tree_map is slow
-                self._of(value)
-            given, named = tree_map(self._of, (args, kwargs))
+                self._unrounded_value(value)
+            unrounded_args, unrounded_kwargs = tree_map(self._unrounded_value, (args, kwargs))
         except _DependsOnInput:
             return None
-        return func(*given, **named)
+        return func(*unrounded_args, **unrounded_kwargs)
 
-    def is_discrete(self, name: str, kwargs: dict[str, Any], still: Any) -> bool:
+    def is_discrete(self, name: str, kwargs: dict[str, Any], result: Any) -> bool:
         """Return whether the result is discrete: not floats, or floats in steps."""
         return (
             name in _JUMPS
             or kwargs.get("rounding_mode") is not None
-            or not any(one.is_floating_point() or one.is_complex() for one in _tensors(still))
+            or not any(leaf.is_floating_point() or leaf.is_complex() for leaf in _tensors(result))
         )
 
-    def note(self, returned: Any, still: Any) -> None:
-        """Store the unrounded result `still` for the result that was returned instead."""
-        for one, other in zip(_tensors(returned), _tensors(still), strict=True):
-            self._still[one] = other
+    def note(self, returned: Any, results: Any) -> None:
+        """Store the unrounded `results` for those that were returned instead."""
+        for tensor, unrounded in zip(_tensors(returned), _tensors(results), strict=True):
+            self._values[tensor] = unrounded
 
-    def _of(self, value: Any) -> Any:
+    def _unrounded_value(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        still = self._still.get(value)
+        unrounded = self._values.get(value)
         literal = self._literal
-        if still is None and literal is not None and value.data_ptr() == literal.data_ptr():
+        if unrounded is None and literal is not None and value.data_ptr() == literal.data_ptr():
             return value
-        if still is None:
+        if unrounded is None:
             raise _DependsOnInput
-        return still
+        return unrounded
 
     def _forget(self, args: tuple[Any, ...]) -> None:
-        """Yield all tensors that share memory with the overwritten one."""
-        written = {one.untyped_storage().data_ptr() for one in _tensors(args[:1])}
-        gone = [t for t in self._still if t.untyped_storage().data_ptr() in written]
+        """Forget all tensors that share memory with the overwritten one."""
+        written = {argument.untyped_storage().data_ptr() for argument in _tensors(args[:1])}
+        gone = [t for t in self._values if t.untyped_storage().data_ptr() in written]
         for tensor in gone:
-            del self._still[tensor]
+            del self._values[tensor]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 # Monte Carlo arithmetic (D. S. Parker, "Monte Carlo Arithmetic: exploiting randomness in
@@ -337,16 +338,16 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         if name == "scaled_dot_product_attention" and args[1].shape[-2] >= MANY_TERMS:
             with self:
                 return _attention(**Operation.from_call(func, name, args, kwargs).arguments)
-        still = self._unrounded.run(func, overload, args, kwargs)
-        if still is not None and self._unrounded.is_discrete(name, kwargs, still):
-            returned = still
+        unrounded = self._unrounded.run(func, overload, args, kwargs)
+        if unrounded is not None and self._unrounded.is_discrete(name, kwargs, unrounded):
+            returned = unrounded
         else:
-            returned = self._moved(func, overload, args, kwargs)
-        if still is not None:
-            self._unrounded.note(returned, still)
+            returned = self._run_rounded(func, overload, args, kwargs)
+        if unrounded is not None:
+            self._unrounded.note(returned, unrounded)
         return returned
 
-    def _moved(
+    def _run_rounded(
         self, func: Any, overload: _Overload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not self._unit:
@@ -372,17 +373,17 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             return returned.copy_(rounded) if writes else rounded
         if isinstance(returned, tuple) and not aliases:
             return tuple(
-                self._round_result(value, model, replace(operation, output=place))
+                self._round_result(value, model, replace(operation, output=index))
                 if isinstance(value, torch.Tensor)
                 else value
-                for place, value in enumerate(returned)
+                for index, value in enumerate(returned)
             )
         return returned
 
-    def _with_scale_of(self, moved: tuple[Any, ...], returned: Any) -> Any:
+    def _with_scale_of(self, args: tuple[Any, ...], returned: Any) -> Any:
         """Return the result of an operator that only moves values, and pass on their scale."""
-        if self._steps and moved and isinstance(returned, torch.Tensor):
-            scale = self._scale_of(moved[0])
+        if self._steps and args and isinstance(returned, torch.Tensor):
+            scale = self._scale_of(args[0])
             if scale is not None and scale.numel() == 1:
                 self._steps[returned] = scale
         return returned
@@ -452,17 +453,17 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
         rounded = _where(moves, share).add_(1.0).mul_(tensor)
         if error is not None:
             # A variance that is zero here, and values normalized by it, may be nonzero elsewhere.
-            still = model.terms not in ("squares", "normalized")
-            rounded.add_(_where(moves, error) if still else error, alpha=self._unit)
+            keeps_zeros = model.terms not in ("squares", "normalized")
+            rounded.add_(_where(moves, error) if keeps_zeros else error, alpha=self._unit)
         return rounded.clamp_(*model.range) if model.bounded else rounded
 
     def _approximated(
-        self, share: torch.Tensor, still: torch.Tensor, model: ErrorModel, operation: Operation
+        self, share: torch.Tensor, result: torch.Tensor, model: ErrorModel, operation: Operation
     ) -> torch.Tensor:
         """Add the error of an approximation. It keeps the sign and a part of the result."""
-        x = operation.factor(still)
+        x = operation.factor(result)
         free = 1.0 - _BIAS
-        error = self._draws.normal(still.shape).mul(free / 3.0).clamp_(-free, free)
+        error = self._draws.normal(result.shape).mul(free / 3.0).clamp_(-free, free)
         phase = 2.0 * math.pi * self._draws.shares(())
         near = x.clamp(-_FAR, _FAR).mul_(2.0 * math.pi).add_(phase).cos_()
         error.add_(near, alpha=_BIAS)
@@ -470,8 +471,8 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             x.abs().mul_(model.scaled).add_(model.absolute) if model.scaled else model.absolute
         )
         if model.below_zero:
-            error.mul_(still < 0.0)
-        share.addcdiv_(error, still, value=self._unit)
+            error.mul_(result < 0.0)
+        share.addcdiv_(error, result, value=self._unit)
         # Zeros and infinities have no relative error and stay unchanged.
         return share.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=_LEAST - 1.0)
 
@@ -587,18 +588,13 @@ def run_rounded(
 ) -> list[OutputArray]:
     """Return all outputs of one run, reproducible by its number. Raises EvidenceError if the model
     fails under random rounding."""
-    mode = RandomRounding(
-        seed(determinism, rounding.draw),
-        scale=rounding.scale,
-        ties=rounding.ties,
-        fast_path=rounding.fast_path,
-        by_squares=rounding.by_squares,
-    )
+    options = dict(vars(rounding))
+    mode = RandomRounding(seed(determinism, options.pop("draw")), **options)
     with threads_set(_threads(determinism, batch)), mode:
         return run(batch)
 
 
 def _threads(determinism: DeterminismPolicy, batch: Batch) -> int | None:
-    """One for a small batch, unless the policy says how many; None: as many as there are."""
+    """Return 1 for a small batch, unless the policy sets the number; None: do not change it."""
     small = sum(array.size for array in batch.values()) <= _SMALL
     return 1 if small and determinism.threads is None else None

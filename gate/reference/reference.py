@@ -87,9 +87,9 @@ class ReferenceModel(ABC):
         """Return the reference in float64. Raises ModelError."""
 
     @abstractmethod
-    def flat(self, binding: InputBinding, *, own_tensors: bool) -> nn.Module:
+    def flat(self, binding: InputBinding, *, without_submodules: bool) -> nn.Module:
         """Return a module that takes positional inputs and returns a tuple of tensors, for
-        `torch.jit.trace`. `own_tensors`: without submodules, which traces faster."""
+        `torch.jit.trace`, which is faster for a module `without_submodules`."""
 
     @abstractmethod
     def weights_digest(self) -> Digest:

@@ -90,8 +90,8 @@ class Operation:
 
     def again(self, argument: torch.Tensor, **replaced: Any) -> torch.Tensor:
         """Call the operator again with another first argument and the named replacements."""
-        others = dict(list(self.arguments.items())[1:])
-        result: torch.Tensor = self.operator(argument, **{**others, **replaced})
+        rest = dict(list(self.arguments.items())[1:])
+        result: torch.Tensor = self.operator(argument, **{**rest, **replaced})
         return result
 
 
@@ -178,10 +178,10 @@ def _in_blocks(size: int) -> _Add:
 _LAST_AXES = (_in_lanes(4), _in_lanes(8))
 """Orders of GlobalAveragePool (4 lanes), and ReduceSum, ReduceMean and norms over last axes (8)."""
 
-_OTHER_AXES = (_in_lanes(1), _in_lanes(4))
+_LEADING_AXES = (_in_lanes(1), _in_lanes(4))
 """Orders over leading axes (1 lane), and over axes in between (4)."""
 
-_ONE_BY_ONE = (_in_lanes(1),)
+_SEQUENTIAL = (_in_lanes(1),)
 """Order of ReduceL2 and ReduceLogSumExp over any axes."""
 
 _COLUMNS: tuple[_Add, ...] = (_in_blocks(128), _in_blocks(256))
@@ -200,7 +200,7 @@ _WINDOWS: tuple[_Add, ...] = (
 """Orders of Conv and ConvTranspose, by the number of positions. Terms are added one by one in the
 optimized channel layout and in PyTorch's convolutions."""
 
-_ONE_SIGN, _EQUAL = 0.2, 0.9
+_SAME_SIGN, _EQUAL = 0.2, 0.9
 """Values of y^2 / (n T) from which most products have one sign. It is 1 if all are equal, and 0.33
 at an edge where a window of positive numbers is padded with zeros. Few products reach the first
 value by chance, so they must reach the second."""
@@ -247,22 +247,22 @@ def _farthest_error(
 
 
 def _biased(
-    error: torch.Tensor, usual: torch.Tensor, own: torch.Tensor, *, beyond: float = _BIASED
+    error: torch.Tensor, usual: torch.Tensor, terms_error: torch.Tensor, *, beyond: float = _BIASED
 ) -> torch.Tensor:
-    """Return the error of a walk of RMS `usual`, or the terms' error `own` where it exceeds
-    `beyond` RMS."""
-    own = own.reshape(usual.shape)
-    return torch.where(own.abs() > beyond * usual, own, error)
+    """Return the error of a walk of RMS `usual`, or `terms_error` where it exceeds `beyond`
+    RMS."""
+    terms_error = terms_error.reshape(usual.shape)
+    return torch.where(terms_error.abs() > beyond * usual, terms_error, error)
 
 
 def _with_order_error(
-    error: torch.Tensor, usual: torch.Tensor, own: _OrderError | None
+    error: torch.Tensor, usual: torch.Tensor, order_error: _OrderError | None
 ) -> torch.Tensor:
-    """Return `_biased`, but 0 for exact sums. `own`: None if unknown."""
-    if own is None:
+    """Return `_biased`, but 0 for exact sums. `order_error`: None if unknown."""
+    if order_error is None:
         return error
-    error = _biased(error, usual, own.error)
-    return error.masked_fill(own.is_exact.reshape(usual.shape), 0.0)
+    error = _biased(error, usual, order_error.error)
+    return error.masked_fill(order_error.is_exact.reshape(usual.shape), 0.0)
 
 
 def _axes(operation: Operation) -> list[int] | None:
@@ -289,7 +289,7 @@ def _sum_error(
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     n = math.prod(x.shape[axis] for axis in axes)
     last = [*kept, *axes] == list(range(x.dim()))
-    orders = orders or (_LAST_AXES if last else _OTHER_AXES)
+    orders = orders or (_LAST_AXES if last else _LEADING_AXES)
     rows = x.detach().permute(*kept, *axes).reshape(-1, n).numpy()
     return _OrderError(_farthest_error(compute, rows, orders), _are_exact(compute, rows))
 
@@ -323,8 +323,8 @@ def _reduced(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     n = _window(operation) or _count(operation.argument, y)
     total = n if operation.name != "sum" else 1.0
     usual = walk(total * y, total * squares, n, last=True).div_(total)
-    own = _sum_error(operation, lambda rows, add: add(rows) / rows.dtype.type(total))
-    error = _with_order_error(usual * draw(y.shape), usual, own)
+    order_error = _sum_error(operation, lambda rows, add: add(rows) / rows.dtype.type(total))
+    error = _with_order_error(usual * draw(y.shape), usual, order_error)
     return _cancelled(error, y, lambda: squares, operation.argument)
 
 
@@ -363,11 +363,11 @@ def _squares(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
             variance = squares / rows.dtype.type(degrees)
             return mean if operation.output else variance if root == 1.0 else np.sqrt(variance)
 
-        own = _sum_error(operation, compute)
+        order_error = _sum_error(operation, compute)
     else:
         power = named.get("ord", named.get("p", 2))
-        own = _norm_error(operation, 2.0 if power is None else power)
-    return _with_order_error(error, usual, own)
+        order_error = _norm_error(operation, 2.0 if power is None else power)
+    return _with_order_error(error, usual, order_error)
 
 
 def _norm_error(operation: Operation, power: object) -> _OrderError | None:
@@ -381,7 +381,7 @@ def _norm_error(operation: Operation, power: object) -> _OrderError | None:
         return norm
 
     return _sum_error(
-        operation, compute, _ONE_BY_ONE if power == 2 else (*_ONE_BY_ONE, *_LAST_AXES)
+        operation, compute, _SEQUENTIAL if power == 2 else (*_SEQUENTIAL, *_LAST_AXES)
     )
 
 
@@ -399,8 +399,8 @@ def _exponentials(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Te
         logarithm: _Rows = np.log(add(np.exp(rows - largest[:, None]))) + largest
         return logarithm
 
-    own = _sum_error(operation, compute, _ONE_BY_ONE)
-    return _with_order_error(usual * draw(y.shape), usual, own)
+    order_error = _sum_error(operation, compute, _SEQUENTIAL)
+    return _with_order_error(usual * draw(y.shape), usual, order_error)
 
 
 def _softmax_error(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tensor | None:
@@ -416,11 +416,11 @@ def _softmax_error(operation: Operation, y: torch.Tensor, _: Draw) -> torch.Tens
         total = add(np.exp(rows - rows.max(-1)[:, None]))
         return -np.log(total) if logarithm else 1.0 / total
 
-    own = _farthest_error(compute, rows.reshape(-1, rows.shape[-1]).numpy(), _LAST_AXES)
-    own = own.reshape(*rows.shape[:-1], 1).movedim(-1, dim)
+    sum_error = _farthest_error(compute, rows.reshape(-1, rows.shape[-1]).numpy(), _LAST_AXES)
+    sum_error = sum_error.reshape(*rows.shape[:-1], 1).movedim(-1, dim)
     if not logarithm:  # relative to 1 / total
-        own = own * (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
-    error = torch.where(own.abs() > _SHARE, own, 0.0)
+        sum_error = sum_error * (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
+    error = torch.where(sum_error.abs() > _SHARE, sum_error, 0.0)
     return error.expand(y.shape).clone() if logarithm else error * y
 
 
@@ -451,9 +451,9 @@ def _factors(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
         product: _Rows = np.multiply.accumulate(rows, axis=-1)[:, -1]
         return product
 
-    own = _sum_error(operation, compute, _ONE_BY_ONE)
+    order_error = _sum_error(operation, compute, _SEQUENTIAL)
     error = usual * draw(y.shape)
-    return error if own is None else _biased(error, usual, own.error)
+    return error if order_error is None else _biased(error, usual, order_error.error)
 
 
 def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -467,10 +467,10 @@ def _prefix(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
     error = (ROUNDING * y * draw(y.shape)).cumsum(dim)
     if not y.dim():
         return error
-    one_by_one = np.add.accumulate(operation.argument.detach().numpy(), axis=dim)
-    own = (torch.from_numpy(one_by_one) - y) / EPSILON
+    sequential = np.add.accumulate(operation.argument.detach().numpy(), axis=dim)
+    terms_error = (torch.from_numpy(sequential) - y) / EPSILON
     usual = ROUNDING * y.square().cumsum(dim).sqrt()
-    return _biased(error, usual, own, beyond=_RARE)
+    return _biased(error, usual, terms_error, beyond=_RARE)
 
 
 def _prefix_factors(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -523,30 +523,30 @@ def _contracted(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
 
 
 def _equal_signs(y: torch.Tensor, squares: torch.Tensor, n: float) -> torch.Tensor:
-    return y.square() > (_ONE_SIGN if n >= _LONG else _EQUAL) * n * squares
+    return y.square() > (_SAME_SIGN if n >= _LONG else _EQUAL) * n * squares
 
 
 def _with_product_errors(
     error: torch.Tensor,
     y: torch.Tensor,
-    one_sign: torch.Tensor,
+    same_sign: torch.Tensor,
     n: int,
     terms: Callable[[tuple[torch.Tensor, ...]], torch.Tensor],
     orders: Sequence[_Add],
 ) -> torch.Tensor:
-    """Return `error` with the error of the actual terms in results of `one_sign`.
+    """Return `error` with the error of the actual terms in results of the `same_sign`.
 
     terms: returns the terms of the results at these indices, shape (results, n).
     """
-    selected = one_sign.flatten().nonzero()[:, 0]
+    selected = same_sign.flatten().nonzero()[:, 0]
     if not len(selected):
         return error
     step = -(-len(selected) // max(_MOST_ADDED // n, _LEAST_RESULTS))
     sampled = selected[::step]
     sampled_terms = terms(torch.unravel_index(sampled, y.shape)).detach().numpy()
-    own = _farthest_error(lambda rows, add: add(rows), sampled_terms, orders)
+    sampled_error = _farthest_error(lambda rows, add: add(rows), sampled_terms, orders)
     error, flat = error.flatten(), y.flatten()
-    relative = (own / flat[sampled]).repeat_interleave(step)[: len(selected)]
+    relative = (sampled_error / flat[sampled]).repeat_interleave(step)[: len(selected)]
     usual = ROUNDING * flat[selected].abs() * math.sqrt(min(n, _BLOCK) / 3.0)
     error[selected] = _biased(error[selected], usual, relative * flat[selected])
     return error.view(y.shape)
@@ -578,9 +578,9 @@ def _window_products(operation: Operation, y: torch.Tensor, draw: Draw) -> torch
     error, bias = _product(y, squares, n, draw), operation.arguments.get("bias")
     products = y if bias is None else y - bias.reshape(-1, *[1] * len(kernel))
     if n >= _SHORT:
-        one_sign = _equal_signs(products, squares, n)
+        same_sign = _equal_signs(products, squares, n)
         terms = partial(_window_terms, operation, transposed=transposed)
-        error = _with_product_errors(error, products, one_sign, math.ceil(n), terms, _WINDOWS)
+        error = _with_product_errors(error, products, same_sign, math.ceil(n), terms, _WINDOWS)
 
     def squared_terms() -> torch.Tensor:
         added = None if bias is None else bias.square()
@@ -607,7 +607,7 @@ def _window_terms(
     offset = (number // filters * channels)[:, None] + torch.arange(channels)
     factors = weight[offset, (number % filters)[:, None]] if transposed else weight[number]
     factors = factors.reshape(len(number), channels, -1)
-    place = torch.zeros(len(number), 1, dtype=torch.int64)
+    position = torch.zeros(len(number), 1, dtype=torch.int64)
     inside = torch.ones(len(number), 1, dtype=torch.bool)
     for axis in range(axes):
         size, steps = x.shape[2 + axis], torch.arange(kernel[axis])
@@ -625,9 +625,9 @@ def _window_terms(
             index = at[2 + axis][:, None] * stride - padding + steps * dilation
             valid = (index >= 0) & (index < size)
         index = index.clamp(0, size - 1)
-        place = (place[:, :, None] * size + index[:, None]).flatten(1)
+        position = (position[:, :, None] * size + index[:, None]).flatten(1)
         inside = (inside[:, :, None] & valid[:, None]).flatten(1)
-    values = x.flatten(2)[sample[:, None, None], offset[:, :, None], place[:, None]]
+    values = x.flatten(2)[sample[:, None, None], offset[:, :, None], position[:, None]]
     products: torch.Tensor = (values * factors * inside[:, None]).flatten(1)
     return products
 
@@ -665,14 +665,14 @@ def _normalized(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
     ) / spread
     if n >= _LONG:
         flat = rows.detach().reshape(-1, n)
-        own = _farthest_error(partial(_standardized, eps=eps), flat.numpy(), _LAST_AXES)
+        actual = _farthest_error(partial(_standardized, eps=eps), flat.numpy(), _LAST_AXES)
         if "group" in operation.name and operation.by_squares():
             by_squares = partial(_standardized, eps=eps, by_squares=True)
-            other = _farthest_error(by_squares, flat.numpy(), _LAST_AXES)
-            own = torch.where(other.abs() > own.abs(), other, own)
+            squares_error = _farthest_error(by_squares, flat.numpy(), _LAST_AXES)
+            actual = torch.where(squares_error.abs() > actual.abs(), squares_error, actual)
         usual = (shift.square() / spread.square() + stretch**2).sqrt().reshape(-1, 1)
-        biased = own.square().mean(-1, keepdim=True).sqrt() > _BIASED * usual
-        error = torch.where(biased, own, error.reshape(own.shape))
+        biased = actual.square().mean(-1, keepdim=True).sqrt() > _BIASED * usual
+        error = torch.where(biased, actual, error.reshape(actual.shape))
     error = error.reshape(x.shape)
     if weight is None:
         return error

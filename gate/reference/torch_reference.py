@@ -50,19 +50,19 @@ class TorchReference(ReferenceModel):
         exported as a float32 copy, or it is float32 and casts float64 inputs.
         """
         tensors = itertools.chain(self.module.parameters(), self.module.buffers())
-        own = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-        if own >= {torch.float32, torch.float64}:  # a date or a coordinate is lost in float32
+        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        if dtypes >= {torch.float32, torch.float64}:  # a date or a coordinate is lost in float32
             return True
         floats = {spec.dtype for spec in subject.inputs if spec.dtype.startswith("float")}
         gives = any(spec.dtype == _DOUBLE for spec in subject.outputs)
         if _DOUBLE in floats:
-            return gives or own != {torch.float32}
-        return gives and (own != {torch.float64} or not floats)
+            return gives or dtypes != {torch.float32}
+        return gives and (dtypes != {torch.float64} or not floats)
 
     def copy(self, *, device: str = "cpu", double: bool = False) -> Self:
         """Return a deep copy in float32 and eval mode on a device. Raises ModelError."""
-        own = copy_model(self.module, device=device, double=double)
-        return replace(self, module=own, original=self.module, device=device)
+        copied = copy_model(self.module, device=device, double=double)
+        return replace(self, module=copied, original=self.module, device=device)
 
     def session(self, binding: InputBinding) -> ReferenceSession:
         """Return a session that runs the module."""
@@ -72,10 +72,10 @@ class TorchReference(ReferenceModel):
         """Return a copy in float64. Raises ModelError."""
         return Float64Reference(self.module, binding)
 
-    def flat(self, binding: InputBinding, *, own_tensors: bool) -> nn.Module:
+    def flat(self, binding: InputBinding, *, without_submodules: bool) -> nn.Module:
         """Return the module with flat inputs and outputs."""
-        whole = PositionalModel(self.module, call_of(self.module, binding))
-        return _WithoutModules(whole) if own_tensors else whole
+        flat = PositionalModel(self.module, call_of(self.module, binding))
+        return _WithoutModules(flat) if without_submodules else flat
 
     def weights_digest(self) -> Digest:
         """Return the SHA-256 over all parameters and buffers. Raises PolicyError for tensors
@@ -106,21 +106,21 @@ def as_reference(model: nn.Module | ReferenceModel) -> ReferenceModel:
 
 
 class _WithoutModules(nn.Module):
-    """The model with all tensors as its own attributes.
+    """The model with all tensors as direct attributes.
 
     Otherwise the tracer would rebuild every submodule, which takes longer than the forward.
     """
 
-    def __init__(self, whole: PositionalModel) -> None:
+    def __init__(self, model: PositionalModel) -> None:
         super().__init__()
-        self._answer = whole.forward  # not registered as a submodule
-        own: set[int] = set()
+        self._answer = model.forward  # not registered as a submodule
+        ids: set[int] = set()
         for kept, parts in (("_parameters", self._parameters), ("_buffers", self._buffers)):
-            for part in whole.model.modules():
+            for part in model.model.modules():
                 for tensor in vars(part)[kept].values():
-                    if tensor is not None and id(tensor) not in own:
-                        own.add(id(tensor))
-                        parts[f"tensor_{len(own)}"] = tensor
+                    if tensor is not None and id(tensor) not in ids:
+                        ids.add(id(tensor))
+                        parts[f"tensor_{len(ids)}"] = tensor
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._answer(*tensors)

@@ -55,7 +55,7 @@ class ActivationSizes(DispatchMode):  # type: ignore[no-untyped-call]
         self.sizes.append(sum(each.numel() * each.element_size() for each in tensors))
         return returned
 
-    def each(self, larger: ActivationSizes, *, samples: int) -> int:
+    def bytes_per_sample(self, larger: ActivationSizes, *, samples: int) -> int:
         """Return the bytes that one sample adds to the largest result. `larger`: sizes of a forward
         with `samples` more."""
         if len(self.sizes) != len(larger.sizes):  # the forward took another path
@@ -150,8 +150,8 @@ class TorchSession(ReferenceSession):
         are None are dropped. Gradients are off unless forward enables them, as in models that
         return forces.
         """
-        own = self._binding.double and self._dtype == torch.float32
-        with torch.no_grad(), default_dtype(callers_dtype()) if own else nullcontext():
+        keeps_double = self._binding.double and self._dtype == torch.float32
+        with torch.no_grad(), default_dtype(callers_dtype()) if keeps_double else nullcontext():
             if not self._uses_autograd:
                 try:
                     with _below_autograd():
@@ -163,12 +163,12 @@ class TorchSession(ReferenceSession):
     def _run(self, batch: Batch) -> list[OutputArray]:
         tensors = [self._tensor(array) for array in self._binding.by_argument(batch)]
         with self.state.restored():
-            found = leaves(self._call(self._model, tensors))
-            outputs = [_to_numpy(leaf.tensor) for leaf in found]
+            output_leaves = leaves(self._call(self._model, tensors))
+            outputs = [_to_numpy(leaf.tensor) for leaf in output_leaves]
             if self.state.find_changes():  # an output may be a view of restored state
                 outputs = [output.copy() for output in outputs]
-        self.keys = tuple(leaf.name if leaf.stated else None for leaf in found)
-        self._devices |= {leaf.tensor.device.type for leaf in found}
+        self.keys = tuple(leaf.name if leaf.stated else None for leaf in output_leaves)
+        self._devices |= {leaf.tensor.device.type for leaf in output_leaves}
         return self._binding.from_call(outputs)
 
     def proof(self) -> Proof:

@@ -1,4 +1,4 @@
-"""Does the float64 reference compute the same function as the model?"""
+"""Check whether the float64 reference computes the same function as the model."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class GroupedSquares:
     """Sums by kind of group, shape (samples, groups)."""
 
     @classmethod
-    def between(cls, one: OutputArray, other: OutputArray, *, samples: int) -> GroupedSquares:
+    def between(cls, left: OutputArray, right: OutputArray, *, samples: int) -> GroupedSquares:
         """Return the sums for the difference of two arrays of equal shape, one batch."""
         parts = [
             grouped(
-                difference(np.atleast_1d(one)[rows], np.atleast_1d(other)[rows]),
+                difference(np.atleast_1d(left)[rows], np.atleast_1d(right)[rows]),
                 batched=rows != slice(None),
             )
-            for rows in _rows(one, samples)
+            for rows in _rows(left, samples)
         ]
         return functools.reduce(cls.joined, parts)
 
@@ -156,17 +156,17 @@ class OutputErrors:
         return [q <= MOST_ERROR for q in ratios]
 
     def _ratios(
-        self, draws: Sequence[GroupedSquares], taken: Callable[[Floats], Floats]
+        self, draws: Sequence[GroupedSquares], combine: Callable[[Floats], Floats]
     ) -> list[Floats]:
         ratios = []
         for kind, (errors, least) in enumerate(zip(self.errors.sums, self._least(), strict=True)):
-            moved = least
+            rounding = least
             if draws:
                 several = np.stack([draw.sums[kind] for draw in draws])
                 typical = np.median(np.median(several, axis=0), axis=0)
-                moved = np.maximum(np.maximum(least, taken(several)), typical)
+                rounding = np.maximum(np.maximum(least, combine(several)), typical)
             with np.errstate(all="ignore"):
-                q = np.sqrt(errors / np.maximum(moved, UNDERFLOW**2))
+                q = np.sqrt(errors / np.maximum(rounding, UNDERFLOW**2))
             ratios.append(np.where(errors > 0.0, q, 0.0))
         return ratios
 
@@ -177,18 +177,18 @@ class OutputErrors:
         return [each * counts for counts in self.counts.sums]
 
 
-def difference(one: OutputArray, other: OutputArray) -> Floats:
-    """Return one - other in float64: 0 where `one` is not finite, infinite where only `other` is
+def difference(left: OutputArray, right: OutputArray) -> Floats:
+    """Return left - right in float64: 0 where `left` is not finite, infinite where only `right` is
     not."""
-    a, b = one.astype(np.float64), other.astype(np.float64)
+    a, b = left.astype(np.float64), right.astype(np.float64)
     with np.errstate(all="ignore"):
-        apart = np.where(np.isfinite(b), a - b, np.inf)
-    return np.where(np.isfinite(a), apart, 0.0)
+        result = np.where(np.isfinite(b), a - b, np.inf)
+    return np.where(np.isfinite(a), result, 0.0)
 
 
 def _rows(array: OutputArray, samples: int) -> Iterator[slice]:
     """Yield `chunks`, or one slice with everything if axis 0 is not the batch."""
-    return chunks(array, whole=not array.ndim or not len(array) == samples > 0)
+    return chunks(array, single=not array.ndim or not len(array) == samples > 0)
 
 
 def grouped(values: Floats, *, batched: bool) -> GroupedSquares:
@@ -199,8 +199,8 @@ def grouped(values: Floats, *, batched: bool) -> GroupedSquares:
         squares = np.square(rows)
     sums = [squares.reshape(len(rows), -1).sum(axis=1, keepdims=True)]
     for axis in _axes(rows.shape) if batched else ():
-        others = tuple(each for each in range(1, rows.ndim) if each != axis)
-        sums.append(squares.sum(axis=others))
+        reduced_axes = tuple(each for each in range(1, rows.ndim) if each != axis)
+        sums.append(squares.sum(axis=reduced_axes))
     return GroupedSquares(tuple(sums))
 
 
@@ -305,8 +305,9 @@ class Validity:
         reference: Sequence[OutputArray],
         runs: Sequence[Sequence[OutputArray]],
     ) -> list[OutputArray]:
-        """Return the validity on inputs without a measured q, by random-rounding runs on them: the
-        functions may differ only there. Without runs nothing is known about them."""
+        """Return `baseline` for inputs without a measured q. Float64 is checked by random-rounding
+        runs on these inputs, because the functions may differ only there; without runs it is not
+        checked."""
         baseline = self.baseline(truth, reference)
         if len(truth) != len(reference) or not runs:
             return baseline
@@ -329,10 +330,10 @@ class Validity:
         factor = math.sqrt(2.0) * (8.0 if self.record.half_dtype == "bfloat16" else 1.0)
         outputs = enumerate(zip(run, null, reference, strict=True))
         return [
-            own
-            if self.record.uses_float64(index) or own.dtype.kind != "f"
-            else np.add(r, factor * difference(own, zero), dtype=np.float64)
-            for index, (own, zero, r) in outputs
+            output
+            if self.record.uses_float64(index) or output.dtype.kind != "f"
+            else np.add(r, factor * difference(output, zero), dtype=np.float64)
+            for index, (output, zero, r) in outputs
         ]
 
     def without_flips(
@@ -363,6 +364,6 @@ def _wide(array: OutputArray) -> OutputArray:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
-def _distance(one: OutputArray, other: OutputArray) -> Floats:
+def _distance(left: OutputArray, right: OutputArray) -> Floats:
     with np.errstate(all="ignore"):
-        return np.abs(np.subtract(one, other, dtype=np.float64))
+        return np.abs(np.subtract(left, right, dtype=np.float64))

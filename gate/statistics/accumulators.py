@@ -75,13 +75,13 @@ def worse_columns(left: Floats, right: Floats) -> Floats:
     return np.asarray(np.maximum(left, right))
 
 
-def worst_ratio(moved: Floats, unit: Floats) -> float:
+def worst_ratio(change: Floats, unit: Floats) -> float:
     """Return the largest ratio of change to unit over the columns: 0 without a change, infinite for
     an infinite change or a unit of 0."""
-    if len(moved) != len(unit) and 1 not in (len(moved), len(unit)):
-        moved, unit = np.array([moved.max()]), np.array([unit.max()])
+    if len(change) != len(unit) and 1 not in (len(change), len(unit)):
+        change, unit = np.array([change.max()]), np.array([unit.max()])
     with np.errstate(all="ignore"):
-        ratios = np.where((moved == 0.0) | np.isinf(moved), moved, moved / unit)
+        ratios = np.where((change == 0.0) | np.isinf(change), change, change / unit)
     return float(ratios.max())
 
 
@@ -147,20 +147,20 @@ class ElementMoments:
         self._counts: Floats | None = None
         self._means = self._deviations = np.zeros(0)
         self._unequal: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._whole = Moments()
-        self._followed = True
+        self._all = Moments()
+        self._tracks_elements = True
 
     @np.errstate(all="ignore")
     def update(self, reference: Floats, unequal: NDArray[np.bool_]) -> None:
         """Add rows of shape (samples, elements), and the mask in which the two sides differ."""
         finite = np.isfinite(reference)
-        self._whole = self._whole.merge(Moments.from_values(reference[finite]))
-        if not self._followed or not reference.size:
+        self._all = self._all.merge(Moments.from_values(reference[finite]))
+        if not self._tracks_elements or not reference.size:
             return
         if reference.shape[1] > MOST or (
             self._counts is not None and len(self._counts) != reference.shape[1]
         ):
-            self._followed = False
+            self._tracks_elements = False
             return
         part = ElementMoments()
         values = np.where(finite, reference, 0.0)
@@ -178,18 +178,18 @@ class ElementMoments:
     def merge(self, other: ElementMoments) -> ElementMoments:
         """Return the moments of both streams."""
         merged = ElementMoments()
-        merged._followed = self._followed and other._followed
+        merged._tracks_elements = self._tracks_elements and other._tracks_elements
         merged._add(self)
         merged._add(other)
-        merged._whole = self._whole.merge(other._whole)
+        merged._all = self._all.merge(other._all)
         return merged
 
     @property
     def std(self) -> float:
         """Return the population standard deviation of the elements that vary or differ between the
         sides; of all elements if none varies. 0 without finite values, infinite on overflow."""
-        if not self._followed or self._counts is None or not (self._deviations != 0.0).any():
-            return self._whole.std
+        if not self._tracks_elements or self._counts is None or not (self._deviations != 0.0).any():
+            return self._all.std
         kept = ((self._deviations != 0.0) | self._unequal) & (self._counts > 0.0)
         counts, means = self._counts[kept], self._means[kept]
         with np.errstate(all="ignore"):
@@ -201,7 +201,7 @@ class ElementMoments:
     @property
     def count(self) -> int:
         """Return the number of finite values."""
-        return self._whole.count
+        return self._all.count
 
     def _add(self, part: ElementMoments) -> None:
         if part._counts is None:
@@ -211,7 +211,7 @@ class ElementMoments:
             self._deviations, self._unequal = part._deviations, part._unequal
             return
         if len(self._counts) != len(part._counts):
-            self._followed = False
+            self._tracks_elements = False
             return
         once = (self._counts > 0) != (part._counts > 0)
         counts = self._counts + part._counts
@@ -263,8 +263,8 @@ class Variation:
 
 def _equal(left: Array, right: Array) -> bool:
     """Return whether all elements are equal, with `right` broadcast; NaN equals NaN."""
-    both_nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
-    return bool(((left == right) | both_nan).all())
+    nan = (left != left) & (right != right)  # noqa: PLR0124  (NaN is not itself)
+    return bool(((left == right) | nan).all())
 
 
 _MIN_EXPONENT = -1022
@@ -339,12 +339,12 @@ class MagnitudeHistogram:
 
     def without(self, sizes: ArrayLike) -> MagnitudeHistogram:
         """Return the histogram with some of the magnitudes counted as zeros."""
-        moved = MagnitudeHistogram()
-        moved.update(np.asarray(sizes, np.float64))
-        less = MagnitudeHistogram()
-        less._counts = self._counts - moved._counts
-        less._zeros = self._zeros + int(moved._counts.sum())
-        return less
+        removed = MagnitudeHistogram()
+        removed.update(np.asarray(sizes, np.float64))
+        remaining = MagnitudeHistogram()
+        remaining._counts = self._counts - removed._counts
+        remaining._zeros = self._zeros + int(removed._counts.sum())
+        return remaining
 
     def result(self) -> Histogram:
         """Return the record."""

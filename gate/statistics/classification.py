@@ -65,9 +65,9 @@ class ClassAnswers:
         rows = np.arange(len(values))
         with np.errstate(all="ignore"):
             top1 = values.argmax(axis=1)
-            others = values.copy()
-            others[rows, top1] = -np.inf
-            margin = np.nan_to_num(values[rows, top1] - others.max(axis=1), posinf=np.inf)
+            rest = values.copy()
+            rest[rows, top1] = -np.inf
+            margin = np.nan_to_num(values[rows, top1] - rest.max(axis=1), posinf=np.inf)
             probabilities = values if normalised else _softmax(values)
             unknown = np.asarray(~np.isfinite(probabilities).all(axis=1))
             if unknown.any():
@@ -106,11 +106,11 @@ def _softmax(logits: Floats) -> Floats:
 _BAND_EDGES = (0.01, 0.05, 0.10)
 
 
-def count_by_band(moved: Floats) -> NDArray[np.int64]:
+def count_by_band(changes: Floats) -> NDArray[np.int64]:
     """Return how many changes of a confidence are below 0.01, below 0.05, up to 0.10, and above."""
     first, second, third = _BAND_EDGES
-    within = [int((moved < first).sum()), int((moved < second).sum()),
-              int((moved <= third).sum()), len(moved)]  # fmt: skip
+    within = [int((changes < first).sum()), int((changes < second).sum()),
+              int((changes <= third).sum()), len(changes)]  # fmt: skip
     return np.diff(within, prepend=0)
 
 
@@ -124,7 +124,7 @@ class ConfidenceStatistics:
     def __init__(self, classes: int) -> None:
         self.samples = np.zeros(classes, np.int64)
         """Number of samples by the class that the reference predicts."""
-        self._moved = np.zeros(classes)
+        self._changes = np.zeros(classes)
         self._largest = np.zeros(classes)
         self._signed = np.zeros(classes)
         self._reference = np.zeros(classes)
@@ -136,25 +136,25 @@ class ConfidenceStatistics:
     def update(self, reference: ClassAnswers, candidate: ClassAnswers) -> None:
         """Add a batch of both sides, at least one row."""
         signed = candidate.confidence - reference.confidence
-        moved = np.where(reference.unknown | candidate.unknown, np.inf, np.abs(signed))
-        self._smallest = -worse(-self._smallest, -float(moved.min()))
-        self._bands += count_by_band(moved)
+        changes = np.where(reference.unknown | candidate.unknown, np.inf, np.abs(signed))
+        self._smallest = -worse(-self._smallest, -float(changes.min()))
+        self._bands += count_by_band(changes)
         classes = len(self.samples)
         self.samples += np.bincount(reference.top1, minlength=classes)
         for field, weights in (
-            ("_moved", moved),
+            ("_changes", changes),
             ("_signed", signed),
             ("_reference", reference.confidence),
             ("_candidate", candidate.confidence),
         ):
             sums = np.bincount(reference.top1, weights=weights, minlength=classes)
             setattr(self, field, getattr(self, field) + sums)
-        np.maximum.at(self._largest, reference.top1, moved)
+        np.maximum.at(self._largest, reference.top1, changes)
 
     def merge(self, other: ConfidenceStatistics) -> ConfidenceStatistics:
         """Return the statistics of both streams, which have the same number of classes."""
         merged = ConfidenceStatistics(len(self.samples))
-        for field in ("samples", "_moved", "_signed", "_reference", "_candidate", "_bands"):
+        for field in ("samples", "_changes", "_signed", "_reference", "_candidate", "_bands"):
             setattr(merged, field, getattr(self, field) + getattr(other, field))
         merged._largest = np.maximum(self._largest, other._largest)
         merged._smallest = -worse(-self._smallest, -other._smallest)
@@ -166,7 +166,7 @@ class ConfidenceStatistics:
         n = max(count, 1)
         below_1, to_5, to_10, over_10 = (float(band) / n for band in self._bands)
         return Confidence(
-            mean=float(self._moved.sum()) / n,
+            mean=float(self._changes.sum()) / n,
             min=self._smallest if count else 0.0,
             max=float(self._largest.max()),
             bands=(below_1, to_5, to_10, over_10),
@@ -178,7 +178,7 @@ class ConfidenceStatistics:
         return ConfidenceOfClass(
             label=label,
             samples=samples,
-            mean=float(self._moved[label] / samples),
+            mean=float(self._changes[label] / samples),
             max=float(self._largest[label]),
             signed_mean=float(self._signed[label] / samples),
             reference_mean=float(self._reference[label] / samples),
@@ -202,30 +202,32 @@ class CrossingStatistics:
         self._counts = np.zeros(4, np.int64)
         """Numbers of samples: compared, above in the reference, above in the candidate, crossed."""
         self._listed: list[SampleCrossing] = []
-        self._torn: list[SampleCrossing] = []
+        self._class_changes: list[SampleCrossing] = []
         """Crossings with different classes, which include the near-ties."""
 
     def update(
-        self, reference: ClassAnswers, candidate: ClassAnswers, places: NDArray[np.intp]
+        self, reference: ClassAnswers, candidate: ClassAnswers, indices: NDArray[np.intp]
     ) -> None:
-        """Add a batch of both sides. places: the indices of its samples."""
+        """Add a batch of both sides. indices: those of its samples."""
         threshold, label = self.point
         sides = (reference, candidate)
         with np.errstate(invalid="ignore"):
             above_r, above_c = (side.confidence >= threshold for side in sides)
-        compared: Bools = np.ones(len(places), np.bool_)
+        compared: Bools = np.ones(len(indices), np.bool_)
         if label is not None:
             in_r, in_c = (side.top1 == label for side in sides)
             above_r, above_c, compared = above_r & in_r, above_c & in_c, in_r | in_c
-        other = reference.top1 != candidate.top1
+        is_other_class = reference.top1 != candidate.top1
         unknown = reference.unknown | candidate.unknown
-        crossed = compared & (unknown | (above_r != above_c) | (above_r & above_c & other))
+        crossed = compared & (unknown | (above_r != above_c) | (above_r & above_c & is_other_class))
         self._counts += [int(mask.sum()) for mask in (compared, above_r, above_c, crossed)]
         if crossed.any():
             part = CrossingStatistics(self.point)
             rows = np.flatnonzero(crossed)
-            part._listed = _entries(rows[: 2 * LISTED], places, above_r, above_c)
-            part._torn = _entries(rows[other[rows]][:LISTED], places, above_r, above_c)
+            part._listed = _entries(rows[: 2 * LISTED], indices, above_r, above_c)
+            part._class_changes = _entries(
+                rows[is_other_class[rows]][:LISTED], indices, above_r, above_c
+            )
             self._take(part)
 
     def merge(self, other: CrossingStatistics) -> CrossingStatistics:
@@ -238,7 +240,7 @@ class CrossingStatistics:
 
     def result(self, ties: Collection[int] = ()) -> Crossing:
         """Return the record. ties: near-ties among the first 100 samples with different classes."""
-        excused = [entry for entry in self._torn if entry.sample in ties]
+        excused = [entry for entry in self._class_changes if entry.sample in ties]
         less = [len(excused), sum(e.reference for e in excused),
                 sum(e.candidate for e in excused), len(excused)]  # fmt: skip
         compared, above_r, above_c, crossed = (int(n) for n in self._counts - less)
@@ -255,7 +257,7 @@ class CrossingStatistics:
     def _take(self, part: CrossingStatistics) -> None:
         # Keep twice as many as are listed, because ties are removed at the end.
         self._listed = sorted(self._listed + part._listed)[: 2 * LISTED]
-        self._torn = sorted(self._torn + part._torn)[:LISTED]
+        self._class_changes = sorted(self._class_changes + part._class_changes)[:LISTED]
 
 
 class SampleCrossing(NamedTuple):
@@ -268,9 +270,9 @@ class SampleCrossing(NamedTuple):
 
 
 def _entries(
-    rows: NDArray[np.intp], places: NDArray[np.intp], above_r: Bools, above_c: Bools
+    rows: NDArray[np.intp], indices: NDArray[np.intp], above_r: Bools, above_c: Bools
 ) -> list[SampleCrossing]:
-    columns = (array[rows].tolist() for array in (places, above_r, above_c))
+    columns = (array[rows].tolist() for array in (indices, above_r, above_c))
     return [SampleCrossing(*entry) for entry in zip(*columns, strict=True)]
 
 
@@ -316,12 +318,12 @@ class ClassStatistics:
         labels: NDArray[np.int64] | None = None,
     ) -> None:
         """Add a batch whose first row is sample `start`; labels have shape (batch,)."""
-        places = np.arange(start, start + len(reference))
-        skipped = _both_unknown(reference, candidate)
+        indices = np.arange(start, start + len(reference))
+        skipped = _unknown_on_each_side(reference, candidate)
         if skipped.any():
             self._nan_rows += int(skipped.sum())
             reference, candidate = reference.rows(~skipped), candidate.rows(~skipped)
-            places = places[~skipped]
+            indices = indices[~skipped]
             labels = None if labels is None else labels[~skipped]
         if not len(reference):
             return
@@ -330,7 +332,7 @@ class ClassStatistics:
         comparable = ~(reference.unknown | candidate.unknown)
         with np.errstate(all="ignore"):
             agree = comparable & (reference.top1 == candidate.top1)
-            self._update_agreement(reference, candidate.top1, agree=agree, places=places)
+            self._update_agreement(reference, candidate.top1, agree=agree, indices=indices)
             self._top5_agreements += int((comparable & _same_top(r, c, min(5, self.classes))).sum())
             squares = np.square(candidate.probabilities - reference.probabilities)
             norms = np.where(comparable, np.sqrt(squares.sum(axis=1)), np.inf)
@@ -338,7 +340,7 @@ class ClassStatistics:
         self._l2_max = worse(self._l2_max, float(norms.max()))
         self._confidence.update(reference, candidate)
         for crossings in self._crossings:
-            crossings.update(reference, candidate, places)
+            crossings.update(reference, candidate, indices)
         if labels is not None:
             self._labelled += len(labels)
             self._right_reference += int(((reference.top1 == labels) & ~reference.unknown).sum())
@@ -425,7 +427,7 @@ class ClassStatistics:
         candidate_top1: NDArray[np.intp],
         *,
         agree: Bools,
-        places: NDArray[np.intp],
+        indices: NDArray[np.intp],
     ) -> None:
         rows = np.flatnonzero(~agree)
         self._disagreements += len(rows)
@@ -433,7 +435,7 @@ class ClassStatistics:
             return
         new = [
             Disagreement(
-                sample=int(places[row]),
+                sample=int(indices[row]),
                 reference=int(reference.top1[row]),
                 candidate=int(candidate_top1[row]),
                 margin=float(reference.margin[row]),
@@ -443,7 +445,7 @@ class ClassStatistics:
         self._listed = _classification_first(self._listed + new)
 
 
-def _both_unknown(r: ClassAnswers, c: ClassAnswers) -> Bools:
+def _unknown_on_each_side(r: ClassAnswers, c: ClassAnswers) -> Bools:
     """Return the mask of rows that are unknown on both sides, with NaN in the same positions."""
     same = (np.isnan(r.values) == np.isnan(c.values)).all(axis=1)
     unknown: Bools = r.unknown & c.unknown & same

@@ -17,7 +17,7 @@ from gate.records.instruments import EPSILON, UNDERFLOW, Side
 Floats = NDArray[np.float64]
 
 
-TRUTH, REFERENCE, CANDIDATE, APART = range(4)
+TRUTH, REFERENCE, CANDIDATE, DIFFERENCE = range(4)
 """Indices of the four kinds of numbers: r64, r32 - r64, c - r64, c - r32."""
 
 _KINDS = 4
@@ -35,9 +35,9 @@ _CHUNK = 1 << 22
 """Number of elements that are processed together."""
 
 
-def chunks(array: NDArray[np.generic], *, whole: bool = False) -> Iterator[slice]:
-    """Yield slices of axis 0 whose float64 copies fit into memory; a single one if `whole`."""
-    if whole:
+def chunks(array: NDArray[np.generic], *, single: bool = False) -> Iterator[slice]:
+    """Yield slices of axis 0 whose float64 copies fit into memory; a `single` one for all."""
+    if single:
         yield slice(None)
         return
     step = max(1, _CHUNK * len(array) // max(array.size, 1))
@@ -124,7 +124,7 @@ class GroupedErrors:
         return cls(counts, np.stack(sums), peaks, np.stack(fourth), counts)
 
     @classmethod
-    def middle(cls, tallies: Iterable[GroupedErrors]) -> GroupedErrors:
+    def median(cls, tallies: Iterable[GroupedErrors]) -> GroupedErrors:
         """Return the element-wise median of several."""
         several = list(tallies)
         return cls(*(np.median([getattr(t, name) for t in several], axis=0) for name in _FIELDS))
@@ -230,9 +230,11 @@ class NoiseGroups:
             draws = np.where(larger, self.rounding.draws(CANDIDATE), draws)
         return draws
 
-    def apart(self) -> float:
+    def difference(self) -> float:
         """Return max|c - r32| over the whole output in units of floor and scatter."""
-        return float((self.tally.peaks[APART] / self.noise_floor(peaks=True) / self.scatter(1))[0])
+        return float(
+            (self.tally.peaks[DIFFERENCE] / self.noise_floor(peaks=True) / self.scatter(1))[0]
+        )
 
     def ratios(self, groups: int, *, peaks: bool) -> Floats:
         """Return the runtime's error in units of floor and scatter; 0 without an error."""

@@ -74,7 +74,7 @@ class IntegerMismatches:
         """Return the mismatches of both streams."""
         merged = IntegerMismatches()
         merged._kept = {
-            s: dict(places) for s, places in (*self._kept.items(), *other._kept.items())
+            s: dict(elements) for s, elements in (*self._kept.items(), *other._kept.items())
         }
         merged._count = self._count + other._count
         merged._excused = self._excused + other._excused
@@ -94,13 +94,13 @@ class IntegerMismatches:
 
         `alternative` is the float64 truth, or a run with random rounding.
         """
-        places = self._kept.get(sample, {})
-        if not places or {alternative.size} != self._widths:
+        elements = self._kept.get(sample, {})
+        if not elements or {alternative.size} != self._widths:
             return
         flat = alternative.reshape(-1)
-        ties = [place for place, (_, value) in places.items() if flat[place].item() == value]
-        self._excused += [places.pop(place)[0] for place in ties]
-        if not places:
+        ties = [index for index, (_, value) in elements.items() if flat[index].item() == value]
+        self._excused += [elements.pop(index)[0] for index in ties]
+        if not elements:
             del self._kept[sample]
 
     def unexplained(self, sample: int) -> int:
@@ -121,8 +121,8 @@ class IntegerMismatches:
     def largest(self) -> dict[int, float]:
         """By sample, the largest |c - r| without excused elements."""
         return {
-            sample: max(size for size, _ in places.values())
-            for sample, places in self._kept.items()
+            sample: max(size for size, _ in elements.values())
+            for sample, elements in self._kept.items()
         }
 
     def remaining(self) -> tuple[WorstValue, float, tuple[float, float]]:
@@ -133,8 +133,8 @@ class IntegerMismatches:
         """
         worst, total = WorstValue(0.0, 0), 0.0
         norms = []
-        for sample, places in self._kept.items():
-            sizes = [size for size, _ in places.values()]
+        for sample, elements in self._kept.items():
+            sizes = [size for size, _ in elements.values()]
             worst = worst.merge(WorstValue(max(sizes), sample))
             total += sum(sizes)
             norms.append(math.sqrt(sum(size * size for size in sizes)))
@@ -314,10 +314,10 @@ class OutputStatistics:
         """Return `distances`; count values that are NaN or infinite on one side, and NaN on
         both."""
         diff = distances(r, c)
-        both_finite = np.isfinite(r) & np.isfinite(c)
-        if not both_finite.all():
+        finite = np.isfinite(r) & np.isfinite(c)
+        if not finite.all():
             self._nonfinite_same += int((np.isnan(r) & np.isnan(c)).sum())
-            self._nonfinite_mismatched += int((~both_finite & (diff != 0.0)).sum())
+            self._nonfinite_mismatched += int((~finite & (diff != 0.0)).sum())
         return diff
 
     def _update_differences(self, diff: Floats, span: Span) -> Floats:

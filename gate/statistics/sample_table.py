@@ -22,7 +22,7 @@ from gate.statistics.accumulators import distances, worse
 from gate.statistics.classification import ClassAnswers, count_by_band
 from gate.storage import files
 
-_HELD_BYTES = 1 << 20
+_MEMORY_BYTES = 1 << 20
 """Bytes kept in memory before a file is created; a few thousand samples need no file."""
 
 _STEP = 1 << 13
@@ -56,7 +56,7 @@ class RowSpool:
         self._dtype = dtype
         self._runs: dict[str, list[_Run]] = {}
         self._end = 0
-        self._file = tempfile.SpooledTemporaryFile(_HELD_BYTES)  # noqa: SIM115 - closed by the finalizer
+        self._file = tempfile.SpooledTemporaryFile(_MEMORY_BYTES)  # noqa: SIM115 - closed by the finalizer
         weakref.finalize(self, self._file.close)
 
     def __contains__(self, output: str) -> bool:
@@ -128,7 +128,7 @@ class RowStatistics:
         if not len(r):
             return
         self._rows += len(r)
-        moved = distances(c.max(axis=1), r.max(axis=1))
+        changes = distances(c.max(axis=1), r.max(axis=1))
         error = np.nan_to_num(np.abs(r.sum(axis=1) - 1.0), nan=np.inf, posinf=np.inf)
         # Equal infinities have no direction and no sum, so only the other elements are compared.
         infinite = np.isinf(r) & (r == c)
@@ -137,8 +137,8 @@ class RowStatistics:
         self._cosine = worse(self._cosine, float(_cosine_distances(r, c).max()))
         self._sum_diff = worse(self._sum_diff, float(distances(c.sum(axis=1), r.sum(axis=1)).max()))
         self._sum_error = worse(self._sum_error, float(error.max()))
-        self._confidence = worse(self._confidence, float(moved.max()))
-        self._bands += count_by_band(moved)
+        self._confidence = worse(self._confidence, float(changes.max()))
+        self._bands += count_by_band(changes)
 
     def merge(self, other: RowStatistics) -> RowStatistics:
         """Return the statistics of both streams."""
@@ -171,9 +171,9 @@ def _cosine_distances(r: Floats, c: Floats) -> Floats:
     squared distance of the unit vectors, which is exact near 0.
     """
     units = [row / _lengths(row) for row in (r, c)]
-    apart: Floats = np.square(units[0] - units[1]).sum(axis=1) / 2.0
-    apart = np.where((r == 0).all(axis=1) != (c == 0).all(axis=1), 1.0, apart)
-    return np.where((np.isfinite(r) & np.isfinite(c)).all(axis=1), apart, np.inf)
+    cosine_distances: Floats = np.square(units[0] - units[1]).sum(axis=1) / 2.0
+    cosine_distances = np.where((r == 0).all(axis=1) != (c == 0).all(axis=1), 1.0, cosine_distances)
+    return np.where((np.isfinite(r) & np.isfinite(c)).all(axis=1), cosine_distances, np.inf)
 
 
 def _lengths(rows: Floats) -> Floats:
@@ -233,13 +233,13 @@ class SampleRows:
         part["index"] = np.arange(start, start + len(part))
         part["max_abs_diff"] = largest[: len(part)]
         part["label"] = _NONE if labels is None else labels[: len(part)]
-        for place, side in enumerate(("reference", "candidate")):
+        for side_index, side in enumerate(("reference", "candidate")):
             for name, nothing in _ANSWERS.items():
                 part[f"{side}_{name}"] = nothing
             if answers:
-                part[f"{side}_top1"] = answers[place].top1[: len(part)]
-                part[f"{side}_probability"] = answers[place].confidence[: len(part)]
-                part[f"{side}_margin"] = answers[place].margin[: len(part)]
+                part[f"{side}_top1"] = answers[side_index].top1[: len(part)]
+                part[f"{side}_probability"] = answers[side_index].confidence[: len(part)]
+                part[f"{side}_margin"] = answers[side_index].margin[: len(part)]
         self._parts.append(part)
 
     def merge(self, other: SampleRows) -> SampleRows:
@@ -302,16 +302,16 @@ class SampleTable:
         with files.replacing(path) as temporary, temporary.open("w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(COLUMNS)
-            for place, output_rows in self.rows.items():
+            for name, output_rows in self.rows.items():
                 if output_rows.spool.lost is not None:
-                    writer.writerow(_lost_row(place, output_rows.spool.lost))
+                    writer.writerow(_lost_row(name, output_rows.spool.lost))
                 for rows in output_rows.steps():
-                    writer.writerows(_csv_rows(place, rows))
+                    writer.writerows(_csv_rows(name, rows))
 
 
-def _csv_rows(place: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[object, ...]]:
+def _csv_rows(name: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[object, ...]]:
     """Yield CSV cells; a cell is empty if the number does not exist."""
-    runtime, output = map(_spreadsheet_safe, place)
+    runtime, output = map(_spreadsheet_safe, name)
     for index, label, top_r, top_c, p_r, p_c, margin_r, margin_c, largest in rows.tolist():
         correct = "" if label == _NONE else label
         if top_r == _NONE:
@@ -322,7 +322,7 @@ def _csv_rows(place: tuple[str, str], rows: NDArray[np.void]) -> Iterator[tuple[
                    f"{largest:.6g}")  # fmt: skip
 
 
-def _lost_row(place: tuple[str, str], reason: str) -> tuple[str, ...]:
+def _lost_row(name: tuple[str, str], reason: str) -> tuple[str, ...]:
     """Return a row that states why the rows of an output are missing.
 
     The reason is in the index column, so that no program reads the table as empty.
@@ -331,7 +331,7 @@ def _lost_row(place: tuple[str, str], reason: str) -> tuple[str, ...]:
         f"no rows: they could not be written to the temporary folder ({reason}). Free space "
         "there or set TMPDIR, and measure again. Evidence and verdict are complete."
     )
-    return (*map(_spreadsheet_safe, place), message, *[""] * (len(COLUMNS) - 3))
+    return (*map(_spreadsheet_safe, name), message, *[""] * (len(COLUMNS) - 3))
 
 
 def _spreadsheet_safe(name: str) -> str:

@@ -61,10 +61,10 @@ class PairwiseMerge(Generic[T]):
     def result(self) -> T:
         """Return the merge of all values. At least one must have been added."""
         values = [value for _, value in self._waiting]
-        whole = values.pop()
+        merged = values.pop()
         while values:
-            whole = self._merge(values.pop(), whole)
-        return whole
+            merged = self._merge(values.pop(), merged)
+        return merged
 
 
 class InOrder(Generic[T]):
@@ -178,12 +178,12 @@ def _fields(value: Any) -> dict[str, Any]:
 def _instance(cls: type[Any], fields: dict[str, Any]) -> Any:
     if issubclass(cls, BaseModel | tuple) or dataclasses.is_dataclass(cls):
         return cls(**fields)
-    made = object.__new__(cls)
-    if hasattr(made, "__setstate__"):
-        made.__setstate__(fields)
+    instance = object.__new__(cls)
+    if hasattr(instance, "__setstate__"):
+        instance.__setstate__(fields)
     else:
-        vars(made).update(fields)
-    return made
+        vars(instance).update(fields)
+    return instance
 
 
 def _encoded_array(array: np.ndarray[Any, Any]) -> list[Any]:

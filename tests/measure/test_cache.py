@@ -202,8 +202,8 @@ class WatchedCache:
 
     def __init__(self, model, **options):
         context = benches.context(model, {"x": VECTORS}, **options)
-        self.computed, self.alone = [], context.truth.aside
-        context.truth.aside = lambda b: self.computed.append(len(b["x"])) or self.alone(b)
+        self.computed, self.alone = [], context.truth.extra_outputs
+        context.truth.extra_outputs = lambda b: self.computed.append(len(b["x"])) or self.alone(b)
         self.answers = context.answers
 
 
@@ -256,7 +256,7 @@ def test_batch_dependent_truth_is_computed(after):
 
 def test_single_samples_are_computed_in_batches():
     watched = WatchedCache(Layer())
-    watched.answers.ask_together(SINGLES, most=2)
+    watched.answers.compute_together(SINGLES, most=2)
     assert watched.computed == [2, 1]
     for batch in SINGLES:
         made = watched.answers.truth(batch)
@@ -274,7 +274,7 @@ def test_single_samples_are_computed_in_batches():
 ])  # fmt: skip
 def test_batch_dependent_single_samples_are_computed_alone(after):
     watched = WatchedCache(Layer(after))
-    watched.answers.ask_together(SINGLES, most=8)
+    watched.answers.compute_together(SINGLES, most=8)
     for batch in SINGLES:
         assert same(watched.answers.truth(batch), watched.alone(batch))
 
@@ -286,7 +286,7 @@ def test_batch_refused_by_the_model_is_computed_alone():
         return y
 
     watched = WatchedCache(Layer(lonely))
-    watched.answers.ask_together(SINGLES, most=8)
+    watched.answers.compute_together(SINGLES, most=8)
     assert same(watched.answers.truth(SINGLES[1]), watched.alone(SINGLES[1]))
 
 
@@ -300,7 +300,7 @@ def test_refused_sample_does_not_stop_the_others():
     model = Layer(positive)
     model.layer.weight.data.abs_()
     watched = WatchedCache(model)
-    watched.answers.ask_together(samples, most=8)
+    watched.answers.compute_together(samples, most=8)
     assert same(watched.answers.truth(samples[2]), watched.alone(samples[2]))
     assert watched.computed == [3]
     with pytest.raises(EvidenceError):
@@ -309,7 +309,7 @@ def test_refused_sample_does_not_stop_the_others():
 
 def test_no_truth_without_float64_reference():
     answers = WatchedCache(Layer(), noise_samples=0).answers
-    answers.ask_together(SINGLES, most=8)
+    answers.compute_together(SINGLES, most=8)
     assert answers.truth(MIXED) is None
 
 

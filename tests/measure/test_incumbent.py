@@ -69,7 +69,7 @@ def compare(new: Path, old: Champion, **overrides: Any) -> ChampionComparison:
     evidence: Evidence = overrides.pop("evidence", None) or releases.evidence(new)
     fields = {"labels": None, "batch_size": 8, "policy": Policy.default()} | overrides
     beside = Compared(TestedFile(new, read_subject(new)), samples, **fields)
-    return measure_incumbent(old, beside=beside, evidence=evidence)
+    return measure_incumbent(old, comparison=beside, evidence=evidence)
 
 
 @pytest.fixture

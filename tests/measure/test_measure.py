@@ -582,7 +582,7 @@ def measuring_peak(candidate, images):
 def test_memory_does_not_grow_with_samples(tmp_path, monkeypatch):
     """Of a row a sample in the table, of digests, labels and times; labels are given whole."""
     monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 16)
-    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1 << 14)
+    monkeypatch.setattr("gate.statistics.sample_table._MEMORY_BYTES", 1 << 14)
     candidate = tiny.candidate(onnx_file(tmp_path / "m.onnx"))
     images = np.random.default_rng(0).normal(size=(30_000, 3)).astype(np.float32)
     measuring_peak(candidate, images[:500])  # what is made once for all

@@ -60,7 +60,7 @@ def beside(folder: Path, good: EvaluationResult, champion: TestedFile) -> Champi
     compared = Compared(
         case.candidate, case.samples, None, case.batch_size, case.policy, case.chained
     )
-    return measure_incumbent(served, beside=compared, evidence=good.evidence)
+    return measure_incumbent(served, comparison=compared, evidence=good.evidence)
 
 
 def other(folder: Path, place: Path, **files: str) -> TestedFile:

@@ -57,7 +57,7 @@ def test_draws_is_small_when_one_sample_dominates(heavy, least, most):
 
 def test_middle_is_the_median():
     tallies = [random_errors(seed)[1] for seed in range(3)]
-    middle = GroupedErrors.middle(tallies)
+    middle = GroupedErrors.median(tallies)
     assert middle.sums == pytest.approx(np.median([one.sums for one in tallies], axis=0))
 
 

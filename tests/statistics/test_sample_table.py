@@ -108,7 +108,7 @@ def test_csv_reports_rows_lost_on_a_full_disk(tmp_path, monkeypatch):
     def raise_no_space(**_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1)
+    monkeypatch.setattr("gate.statistics.sample_table._MEMORY_BYTES", 1)
     monkeypatch.setattr("tempfile.TemporaryFile", raise_no_space)
     spooled(rows(), output="=1").save(tmp_path / "samples.csv")
     (row,) = read(tmp_path / "samples.csv")
@@ -150,7 +150,7 @@ def read_spool(spool: RowSpool, output: str) -> bytes:
 @pytest.fixture
 def small_buffers(monkeypatch):
     """A few rows are a file, and are read in several steps."""
-    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 256)
+    monkeypatch.setattr("gate.statistics.sample_table._MEMORY_BYTES", 256)
     monkeypatch.setattr("gate.statistics.sample_table._STEP", 7)
 
 
@@ -195,7 +195,7 @@ def test_changing_returned_rows_does_not_change_the_spool():
 
 
 def test_spool_memory_does_not_grow_with_rows(monkeypatch):
-    monkeypatch.setattr("gate.statistics.sample_table._HELD_BYTES", 1 << 18)
+    monkeypatch.setattr("gate.statistics.sample_table._MEMORY_BYTES", 1 << 18)
     spool, part = RowSpool(SPOOLED), spool_rows(0, 5000)
     tracemalloc.start()
     try:

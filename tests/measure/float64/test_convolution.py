@@ -57,7 +57,7 @@ def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, mon
         (1, 2),
         dilation,
     )
-    monkeypatch.setattr("gate.reference.float64._MOST_PLACES", 8)
+    monkeypatch.setattr("gate.reference.float64._MOST_POSITIONS", 8)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)  # two rows or more
     whole = Convolution.from_call(aten.conv2d.default, call)
     assert whole is not None

@@ -348,7 +348,7 @@ def test_recorded_analysis_replaces_the_score():
     reference, candidate = late_values()
     candidate[70, 0] += 1.0
     errors = track_late_samples(reference, candidate)
-    errors.record(102, by_own=1.5, by_first=1.5)
+    errors.record(102, by_rounding=1.5, by_first=1.5)
     assert errors.worst < 8.0
 
 
@@ -357,7 +357,7 @@ def test_large_difference_is_doubtful_for_any_floor():
     candidate[70] *= 1.2
     errors = track_late_samples(reference, candidate, first_error=10.0)
     assert errors.doubtful == [102]
-    errors.record(102, by_own=1e5, by_first=0.1)
+    errors.record(102, by_rounding=1e5, by_first=0.1)
     assert errors.worst == 1e5
 
 
@@ -382,7 +382,7 @@ def test_discarded_doubtful_samples_keep_the_worst_score():
     reference, candidate = late_values(3 * KEPT)
     errors = track_late_samples(reference, candidate + 1.0)
     for sample in errors.doubtful:
-        errors.record(sample, by_own=0.0, by_first=0.0)
+        errors.record(sample, by_rounding=0.0, by_first=0.0)
     assert errors.worst > 8.0
 
 
@@ -417,7 +417,7 @@ def test_merged_trackers_equal_one_pass(cuts):
     assert merged.worst == whole.worst
     assert merged.doubtful == whole.doubtful
     assert len(merged._scores) == KEPT
-    assert merged._other == whole._other > 0.0
+    assert merged._unstored == whole._unstored > 0.0
 
 
 X = {"x": benches.vectors(count=20)}
@@ -511,8 +511,8 @@ def test_unmeasurable_rounding_floor_is_empty(model, options):
 def test_rounding_floor_reuses_computed_answers():
     context, forwards = benches.context(nn.Linear(6, 5), X), []
     context.model.module.register_forward_hook(lambda *_: forwards.append("float32"))
-    truth = context.truth.aside
-    context.truth.aside = lambda batch: forwards.append("float64") or truth(batch)
+    truth = context.truth.extra_outputs
+    context.truth.extra_outputs = lambda batch: forwards.append("float64") or truth(batch)
     with torch.inference_mode():
         alone = rounding_floor(benches.context(context.model.module, X))
         for batch in context.samples.batches(8):
@@ -577,7 +577,7 @@ def test_more_runs_reduce_columns_with_a_small_floor():
     runtime = run().floors()[-1].tally.rms(CANDIDATE)
     off = {}
     for draws in (3, MORE_DRAWS):
-        floor = NoiseStatistics.middle([run() for _ in range(draws)])
+        floor = NoiseStatistics.median([run() for _ in range(draws)])
         off[draws] = float((runtime / floor.floors()[-1].tally.rms(CANDIDATE)).max())
     assert off[3] > 15.0
     assert off[MORE_DRAWS] < 10.0

@@ -75,7 +75,7 @@ def test_fault_of_late_samples_is_found(factor, tmp_path):
 def test_analysis_of_an_outlier():
     context = benches.context(Tail().eval(), {"x": table(20)}, size=8)
     with torch.inference_mode():
-        look = OutlierAnalysis(context).at(13)
+        look = OutlierAnalysis(context).variants(13)
     assert look.sample == 13
     assert (look.row, look.count) == (5, 8)
     assert look.truth[0].shape == (1, 2)
@@ -88,7 +88,7 @@ def test_analysis_of_an_outlier():
 
 def test_no_outlier_analysis_without_truth():
     context = benches.context(Tail().eval(), {"x": table(20)}, noise_samples=0)
-    assert OutlierAnalysis(context).at(3) is None
+    assert OutlierAnalysis(context).variants(3) is None
 
 
 class States(nn.Module):
