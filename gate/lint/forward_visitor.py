@@ -439,7 +439,7 @@ class _ForwardVisitor(ast.NodeVisitor):
                 message = "the branches return tensors of different rank"
                 self.report(node.test, "TRC015", message=message)
         if not then_ended:
-            self.names = then_names if else_ended else _joined(then_names, self.names)
+            self.names = then_names if else_ended else _join_names(then_names, self.names)
         return then_ended and else_ended
 
     def _report_ranks(self, test: ast.expr, then_names: Names, else_names: Names) -> None:
@@ -501,7 +501,7 @@ class _ForwardVisitor(ast.NodeVisitor):
             before = dict(self.names)
             start()
             self._run(body)
-            self.names = _joined(before, self.names)
+            self.names = _join_names(before, self.names)
 
     def _iterate(self, node: ast.expr) -> Value:
         """Return the item of an iteration over this expression; report iteration over tensors."""
@@ -535,7 +535,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         for handler in node.handlers:
             after, self.names = self.names, dict(before)
             if not self._run(handler.body):
-                after = self.names if ended else _joined(after, self.names)
+                after = self.names if ended else _join_names(after, self.names)
                 ended = False
             self.names = after
         return self._run(node.finalbody) or ended
@@ -548,7 +548,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         for case in node.cases:
             self.names = dict(before)
             if not self._run(case.body):
-                joined = _joined(joined, self.names)
+                joined = _join_names(joined, self.names)
         self.names = joined
 
     def visit_Return(self, node: ast.Return) -> bool:
@@ -828,7 +828,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         attribute = inspect.getattr_static(type(module), name, _NO_ATTRIBUTE)
         if isinstance(attribute, property) and attribute.fget is not None:
             return self.linter.call(attribute.fget, Arguments((from_object(module),)), self)
-        return _bound(attribute, module)
+        return _bind(attribute, module)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -1124,7 +1124,7 @@ class _LocalFunction:
     scope: _ForwardVisitor
 
 
-def _joined(left: Names, right: Names) -> Names:
+def _join_names(left: Names, right: Names) -> Names:
     return {
         name: join([branch[name] for branch in (left, right) if name in branch])
         for name in left.keys() | right.keys()
@@ -1216,17 +1216,17 @@ def _object_attribute(owner: Any, name: str) -> Value:
         return python()
     if isinstance(attribute, types.MethodDescriptorType | types.BuiltinMethodType):
         return from_object(getattr(owner, name))
-    return _bound(attribute, owner)
+    return _bind(attribute, owner)
 
 
 def _super_attribute(parent: Any, name: str) -> Value:
     classes = type(parent.__self__).__mro__
     after = classes[classes.index(parent.__thisclass__) + 1 :]
     attributes = (vars(cls)[name] for cls in after if name in vars(cls))
-    return _bound(next(attributes, _NO_ATTRIBUTE), parent.__self__)
+    return _bind(next(attributes, _NO_ATTRIBUTE), parent.__self__)
 
 
-def _bound(attribute: Any, owner: Any) -> Value:
+def _bind(attribute: Any, owner: Any) -> Value:
     """Bind an attribute of a class to an object."""
     if attribute is _NO_ATTRIBUTE:
         return unknown()

@@ -124,7 +124,7 @@ def _of_tensor(name: str, first: Value, arguments: Arguments) -> Value:
     rest = Arguments(arguments.positional[1:], arguments.keywords, arguments.spread)
     result = tensor()
     if name in _REDUCTIONS:
-        result = _reduced(name, first, rest)
+        result = _reduce(name, first, rest)
     elif name == "unsqueeze":
         result = first.with_rank(first.rank.plus(1) if first.rank else None, unit=True)
     elif name in ("squeeze", "select", "diagonal") and rest.positional:
@@ -145,7 +145,7 @@ def _of_tensor(name: str, first: Value, arguments: Arguments) -> Value:
     return result
 
 
-def _reduced(name: str, first: Value, rest: Arguments) -> Value:
+def _reduce(name: str, first: Value, rest: Arguments) -> Value:
     axes = rest.get(0, "dim") or rest.keywords.get("axis")
     if axes is None:
         return tensor(SCALAR)

@@ -23,7 +23,7 @@ from gate.measure.job import MeasurementJob
 from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.evidence import Evidence, TensorSpec
 from gate.reference.environment import deterministic
-from gate.statistics.accumulators import interleaved
+from gate.statistics.accumulators import interleave
 from gate.storage import files
 
 SAMPLES = 8
@@ -173,7 +173,7 @@ def thumbnails(
         pixels = (
             np.clip(np.round(np.nan_to_num(to_pixels(tensor, spec))), 0, 255).astype(np.uint8)
             if spec is not None and fits
-            else _stretched(tensor, layout)
+            else _stretch(tensor, layout)
         )
         pictures[sample] = _png(pixels)
     return pictures
@@ -192,7 +192,7 @@ def _worst(evidence: Evidence, *, count: int) -> list[int]:
         for runtime in evidence.runtimes
         for output in runtime.outputs
     ]
-    return [sample for sample in interleaved(lists) if sample < count][:MOST]
+    return [sample for sample in interleave(lists) if sample < count][:MOST]
 
 
 def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:
@@ -217,7 +217,7 @@ def _matches(spec: PreprocessSpec, tensor: TensorSpec) -> bool:
     return all(expected in (None, size) for expected, size in zip(spec.shape, shape, strict=True))
 
 
-def _stretched(tensor: NDArray[np.generic], layout: str) -> NDArray[np.uint8]:
+def _stretch(tensor: NDArray[np.generic], layout: str) -> NDArray[np.uint8]:
     """Return uint8 of shape (height, width, channels); floats are scaled to their range."""
     values = tensor.transpose(1, 2, 0) if layout == "nchw" else tensor
     if values.dtype == np.uint8:

@@ -313,7 +313,7 @@ def _unpaired_groups(
         return
     levels = holm_levels(metric.confidence, len(measured.groups) - 1)
     for group in measured.groups:
-        new, old = _served(group), _served(champion_groups[group.title])
+        new, old = _find_served(group), _find_served(champion_groups[group.title])
         if new is None or old is None:
             return
         if metric.is_higher_better:
@@ -334,7 +334,7 @@ def _unpaired_groups(
         )
 
 
-def _served(group: MetricGroup) -> MetricSide | None:
+def _find_served(group: MetricGroup) -> MetricSide | None:
     """Return the values of the runtime that consumers most likely use."""
     for name in ("ort-cpu-optimized", "ort-cpu", *group.runtimes):
         if name in group.runtimes:

@@ -119,7 +119,7 @@ class NoiseStatistics:
             merged._columns = self._columns if other._columns is None else other._columns
         else:
             merged._columns = {
-                axis: _merged(self._columns.get(axis), other._columns.get(axis))
+                axis: _merge(self._columns.get(axis), other._columns.get(axis))
                 for axis in {*self._columns, *other._columns}
             }
         return merged
@@ -199,11 +199,11 @@ class NoiseStatistics:
                 if values.shape[axis + 1]
             }
         for axis, tally in self._columns.items():
-            arranged = np.stack([_arranged(kind, axis) for kind in values])
+            arranged = np.stack([_group_by_axis(kind, axis) for kind in values])
             part = GroupedErrors.from_values(
-                arranged, np.asarray(_arranged(counted, axis), np.bool_)
+                arranged, np.asarray(_group_by_axis(counted, axis), np.bool_)
             )
-            self._columns[axis] = _merged(tally, part)
+            self._columns[axis] = _merge(tally, part)
 
     def _groups(
         self, rounding: NoiseStatistics | None, *, ordinary: bool = True
@@ -248,7 +248,7 @@ def _nothing(samples: int, ratio: float) -> NoiseParity:
     )
 
 
-def _merged(left: GroupedErrors | None, right: GroupedErrors | None) -> GroupedErrors | None:
+def _merge(left: GroupedErrors | None, right: GroupedErrors | None) -> GroupedErrors | None:
     if left is None or right is None or len(left.counts) != len(right.counts):
         return None
     return left.merge(right)
@@ -261,7 +261,7 @@ def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dict.fromkeys([rank - 1, 1, *short])) if rank > 1 else ()
 
 
-def _arranged(array: NDArray[np.generic], axis: int) -> NDArray[np.generic]:
+def _group_by_axis(array: NDArray[np.generic], axis: int) -> NDArray[np.generic]:
     """Return the array in shape (samples, repeats, length of `axis`)."""
     arranged = np.moveaxis(array, axis, -1)
     return arranged.reshape(len(array), -1, arranged.shape[-1])
@@ -476,7 +476,7 @@ def to_floor_units(errors: Floats, values: OutputArray, floors: Sequence[NoiseGr
     """
     total, *columns = floors
     magnitudes = np.abs(values.astype(np.float64))
-    smallest = _grown(total.noise_floor(peaks=True)[0], magnitudes / total.largest[0])
+    smallest = _grow(total.noise_floor(peaks=True)[0], magnitudes / total.largest[0])
     for group in columns:
         if values.ndim <= group.axis or values.shape[group.axis] != len(group.name):
             continue
@@ -490,11 +490,11 @@ def to_floor_units(errors: Floats, values: OutputArray, floors: Sequence[NoiseGr
         growth = magnitudes / np.where(empty, total.largest[0], group.largest).reshape(shape)
         reduced = tuple(axis for axis in range(1, values.ndim) if axis != group.axis)
         typical = np.median(growth.max(axis=reduced, keepdims=True), axis=group.axis, keepdims=True)
-        smallest = np.minimum(smallest, _grown(floor, np.maximum(growth, typical)))
+        smallest = np.minimum(smallest, _grow(floor, np.maximum(growth, typical)))
     return np.asarray(errors / smallest)
 
 
-def _grown(floor: Floats, growth: Floats) -> Floats:
+def _grow(floor: Floats, growth: Floats) -> Floats:
     return np.asarray(floor * np.maximum(np.nan_to_num(growth, nan=1.0, posinf=1.0), 1.0))
 
 

@@ -12,12 +12,12 @@ from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import BASELINE_DRAWS, DRAWS, MORE_DRAWS, rounding_floor
 from gate.measure.runtime_measurement import MOST_LOOKS, RuntimeMeasurement
-from gate.measure.session_runner import RoundingVariants, row_of, sample_outputs
+from gate.measure.session_runner import RoundingVariants, row_of, select_sample
 from gate.records.evidence import RuntimeEvidence
 from gate.reference.float64 import Float64Reference
 from gate.reference.onnx_reference import OnnxReference
 from gate.reference.validity import OutputErrors
-from gate.statistics.accumulators import interleaved
+from gate.statistics.accumulators import interleave
 from gate.storage.arrays import Batch, OutputArray
 
 # A sample is doubtful if its error is large in units of the first samples' floor, or if an integer
@@ -75,9 +75,9 @@ class OutlierAnalysis:
         count = length(alone)
         return RoundingVariants(
             sample=sample,
-            truth=tuple(sample_outputs(truth, row, count)),
-            reference=tuple(sample_outputs(reference, row, count)),
-            draws=tuple(tuple(sample_outputs(run, row, count)) for run in draws),
+            truth=tuple(select_sample(truth, row, count)),
+            reference=tuple(select_sample(reference, row, count)),
+            draws=tuple(tuple(select_sample(run, row, count)) for run in draws),
             batch=measured,
             row=sample - start,
             count=length(measured),
@@ -210,7 +210,7 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
     doubtful = [runtime.comparison.outliers for runtime in runtimes]
     pairs = zip(doubtful, runtimes, strict=True)
     selected = [indices[: runtime.looks(policy)] for indices, runtime in pairs]
-    samples = interleaved(selected)[:MOST_LOOKS]
+    samples = interleave(selected)[:MOST_LOOKS]
     looked: set[int] = set()
     for index, sample in enumerate(samples):
         if not any(sample in indices for indices in selected):

@@ -27,9 +27,9 @@ from gate.measure.session_runner import (
     OutputCheck,
     RoundingVariants,
     SessionRunner,
-    batch_sizes_of,
     classify_failure,
     conditions,
+    find_batch_sizes,
     refuse_missing_kernel,
 )
 from gate.measure.work_units import RunProof, RuntimeUnitResult
@@ -44,7 +44,7 @@ from gate.reference.validity import UNRESTRICTED, Validity
 from gate.runtimes.recorded import RecordedRuntime
 from gate.runtimes.runtime import Proof, RunnableFile, Session
 from gate.runtimes.selection import SelectedRuntime
-from gate.statistics.accumulators import distances, finite_distances, interleaved
+from gate.statistics.accumulators import distances, finite_distances, interleave
 from gate.statistics.classification import LOGITS, ClassReading
 from gate.statistics.output import Floats, OutputStatistics, Span
 from gate.statistics.sample_table import ROW, OutputRows, RowSpool
@@ -192,7 +192,7 @@ class OutputComparison:
         """Samples that must be computed again, the worst ones of each output first."""
         lists = [late.doubtful for late in self._late.values()]
         lists += [output.logits.doubtful for output in self._outputs if output.logits]
-        return interleaved(lists)
+        return interleave(lists)
 
     @property
     def mismatched_integers(self) -> list[int]:
@@ -602,7 +602,7 @@ class RuntimeMeasurement:
         if isinstance(error, RuntimeUnusable):
             self.fail(error)
             return
-        sizes = batch_sizes_of(error, batch, compute)
+        sizes = find_batch_sizes(error, batch, compute)
         self.failure = describe_failure(error)
         self.failure_code, self.failure_params = classify_failure(error)
         if sizes:

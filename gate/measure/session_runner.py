@@ -157,7 +157,7 @@ def refuse_missing_kernel(error: Exception, candidate: TestedFile) -> None:
     ) from error
 
 
-def batch_sizes_of(
+def find_batch_sizes(
     error: Exception, batch: Batch, compute: Callable[[Batch], object]
 ) -> tuple[int, ...]:
     """Return the batch sizes that `compute` accepts, if it refuses smaller or equal ones.
@@ -332,9 +332,7 @@ class RoundingVariants:
         return output.take([self.row], axis)
 
 
-def sample_outputs(
-    outputs: Sequence[OutputArray], row: int, count: int
-) -> list[OutputArray | None]:
+def select_sample(outputs: Sequence[OutputArray], row: int, count: int) -> list[OutputArray | None]:
     """Return the part of each output that belongs to one sample, like `row_of`.
 
     With a batch of one sample, each output with axes belongs to it.

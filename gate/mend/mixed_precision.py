@@ -67,7 +67,7 @@ class Float16Conversion:
             )
         _lift_constants(graph)
         name_nodes(graph)
-        types = types_of(self._model)
+        types = infer_types(self._model)
         unknown = [n for n in graph.node if any(name and name not in types for name in n.output)]
         if unknown:
             raise ExportError(
@@ -108,7 +108,7 @@ class Float16Conversion:
 
         This includes operators that the converter never converts.
         """
-        types = types_of(model)
+        types = infer_types(model)
         return tuple(
             node.name
             for node in model.graph.node
@@ -162,7 +162,7 @@ def round_as_device(model: onnx.ModelProto) -> onnx.ModelProto:
     This emulates on the CPU a device that computes in float16. Sums inside one operator, such as
     the states of an LSTM, are not rounded.
     """
-    rounded, types = widened(model), types_of(model)
+    rounded, types = widened(model), infer_types(model)
     graph = rounded.graph
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -184,7 +184,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> Path:
     return path
 
 
-def types_of(model: onnx.ModelProto) -> dict[str, int]:
+def infer_types(model: onnx.ModelProto) -> dict[str, int]:
     """Return the element types of all values, as far as they can be inferred."""
     graph = shape_inference.infer_shapes(model).graph
     values = (*graph.input, *graph.value_info, *graph.output)

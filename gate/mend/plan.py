@@ -17,7 +17,7 @@ from gate.export.quantize import QuantizeSettings
 from gate.measure.job import EvaluationData
 from gate.mend.mixed_precision import is_float32, round_as_device, save_model
 from gate.mend.recipe import MODEL, Builder, Float16Settings, Stage, Steps
-from gate.mend.rewrites import REWRITES, Graph, GraphEdit, forms, functions_of
+from gate.mend.rewrites import REWRITES, Graph, GraphEdit, find_functions, forms
 from gate.mend.search import BudgetSpent, Candidate, Search, Trial, with_disabled
 from gate.mend.sensitivity import Smallest, evaluator, smallest_float16, smallest_int8
 from gate.onnx_file.reading import read_subject
@@ -306,9 +306,9 @@ class MendPlan:
             yield self.candidate("export", Steps(), 0.0)
         if self.search.reference.source.is_onnx:
             return  # its modules are an ONNX file's nodes, not a model to export
-        planned = list(exports_of(self.named or self.settings))
+        planned = list(plan_exports(self.named or self.settings))
         if self.named is not None:  # the file's names may belong to other outputs
-            planned += list(exports_of(self.settings))[: len(self.settings.rungs)]
+            planned += list(plan_exports(self.settings))[: len(self.settings.rungs)]
         for cost, settings in enumerate(planned, start=1):
             yield self.candidate("export", Steps(export=settings), float(cost))
 
@@ -362,7 +362,7 @@ class MendPlan:
     def _functions(self) -> Mapping[str, tuple[str, ...]]:
         module = self.builder.reference.module
         try:
-            return functions_of(module, self.builder.example)
+            return find_functions(module, self.builder.example)
         except Exception:  # errors of the user's code: no function is replaced
             return {}
 
@@ -411,7 +411,7 @@ def _touches(paths: Sequence[str], layer: str | None) -> bool:
     )
 
 
-def exports_of(base: ExportSettings) -> Iterator[ExportSettings]:
+def plan_exports(base: ExportSettings) -> Iterator[ExportSettings]:
     """Yield the exports to try, cheapest first.
 
     Each strategy at the lowest opset, then the first one and dynamo at higher opsets, then these

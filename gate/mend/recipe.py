@@ -242,7 +242,7 @@ class Builder:
         if self.calibration is None:
             raise ExportError("quantizing the file needs calibration samples.")
         data = replace(self.calibration, batch_size=settings.batch_size)
-        result = quantize(path, iter(feeds_of(path, data)), path, settings=settings)
+        result = quantize(path, iter(make_feeds(path, data)), path, settings=settings)
         stated = {} if previous is None else previous.settings
         edits = {name: value for name, value in stated.items() if name.startswith(_EDITED)}
         return result.record.model_copy(update={"settings": {**result.record.settings, **edits}})
@@ -282,7 +282,7 @@ def _convert(
     return previous.model_copy(update={"settings": {**previous.settings, **stated}})
 
 
-def feeds_of(exact: Path, data: EvaluationData) -> list[Feed]:
+def make_feeds(exact: Path, data: EvaluationData) -> list[Feed]:
     """Return the samples in batches by the names of the file's inputs. Raises DataError."""
     subject = read_subject(exact)
     samples = arrange(data.samples, subject.inputs, subject.outputs)

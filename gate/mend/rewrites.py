@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gate.errors import ExportError, first_line
-from gate.mend.mixed_precision import save_model, types_of
+from gate.mend.mixed_precision import infer_types, save_model
 from gate.model.forward_signature import ForwardSignature
 from gate.onnx_file.reading import attributes, nodes_of, replace_messages, subgraphs
 from gate.storage.digest import Digest
@@ -99,7 +99,7 @@ class Graph:
     @cached_property
     def types(self) -> dict[str, int]:
         """Element types of the tensors, as far as they can be inferred."""
-        return types_of(self.model)
+        return infer_types(self.model)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -715,7 +715,7 @@ def replaced_functions(names: Collection[str]) -> Iterator[None]:
         yield
 
 
-def functions_of(
+def find_functions(
     model: nn.Module, example: Mapping[str, NDArray[Any]]
 ) -> dict[str, tuple[str, ...]]:
     """Return the functions of `FUNCTIONS` that the model calls on the example.

@@ -255,7 +255,7 @@ class Search:
 
     def refuse(self, candidate: Candidate, samples: EvaluationData, reason: str) -> None:
         """Add the trial of a candidate without a file."""
-        trial = _untried(candidate, samples, "search")
+        trial = _create_trial(candidate, samples, "search")
         self.trials.append(trial.model_copy(update={"failure": reason}))
         self.progress(self)
 
@@ -279,7 +279,7 @@ class Search:
         *,
         half: Literal["search", "verify"],
     ) -> Trial:
-        trial = _untried(candidate, samples, half)
+        trial = _create_trial(candidate, samples, half)
         self.result = None
         policy = with_disabled(self.policy, candidate.disabled_optimizers)
         try:
@@ -308,7 +308,7 @@ class Search:
             update = {"verdict": "ERROR", "failure": first_line(error), "graph": graph}
             return trial.model_copy(update=update)
         self.result = result
-        return trial.model_copy(update={"graph": graph, **_measured(result, path)})
+        return trial.model_copy(update={"graph": graph, **_summarize_result(result, path)})
 
     def _find_same(self, graph: Digest | None, trial: Trial) -> Trial | None:
         """Return the trial that measured the same graph with the same session options."""
@@ -342,7 +342,7 @@ def _open_optimized(path: Path, policy: Policy) -> None:
         open_in_child(path, names, limits=limits)
 
 
-def _untried(
+def _create_trial(
     candidate: Candidate, samples: EvaluationData, half: Literal["search", "verify"]
 ) -> Trial:
     return Trial(
@@ -377,7 +377,7 @@ class TrialLog:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if lines and lines[0] == _first_line(inputs):
             for line in lines[1:]:
-                record = _logged(line)
+                record = _parse_line(line)
                 if record is None:
                     break
                 if isinstance(record, ConversionRatio):
@@ -405,7 +405,7 @@ class TrialLog:
             stream.write(f"{record.to_json()}\n")
 
 
-def _logged(line: str) -> Trial | ConversionRatio | None:
+def _parse_line(line: str) -> Trial | ConversionRatio | None:
     """Return the content of a line of the log, or None for an incomplete line."""
     for kind in (Trial, ConversionRatio):
         with contextlib.suppress(EvidenceError):
@@ -443,7 +443,7 @@ def with_disabled(policy: Policy, disabled: Mapping[str, Collection[str]]) -> Po
     return policy.model_copy(update={"runtimes": runtimes})
 
 
-def _measured(result: EvaluationResult, path: Path) -> dict[str, Any]:
+def _summarize_result(result: EvaluationResult, path: Path) -> dict[str, Any]:
     located = result.explanation.localisation
     latencies = [r.latency.median_ms for r in result.evidence.runtimes if r.latency is not None]
     return {
@@ -454,11 +454,11 @@ def _measured(result: EvaluationResult, path: Path) -> dict[str, Any]:
         "latency_ms": min(latencies, default=None),
         "size_bytes": result.evidence.subject.size_bytes,
         "sha256": result.evidence.subject.sha256,
-        **({} if located is None else _located(located, path)),
+        **({} if located is None else _summarize_localization(located, path)),
     }
 
 
-def _located(located: Localization, path: Path) -> dict[str, Any]:
+def _summarize_localization(located: Localization, path: Path) -> dict[str, Any]:
     return {
         "layer": located.first_divergence,
         "fault": located.fault_code,

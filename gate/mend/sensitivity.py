@@ -24,7 +24,7 @@ from gate.mend.recipe import (
     Float16Settings,
     Float32Layers,
     calibration_of,
-    feeds_of,
+    make_feeds,
 )
 from gate.mend.search import BudgetSpent, CutShort, Search, worst_ratio
 from gate.onnx_file.sessions import open_on_cpu
@@ -213,7 +213,7 @@ def smallest_set(
                 high, best = middle, sorted_set(ranked[:middle])
             else:
                 low = middle
-        for smaller in _reduced(best, passes):
+        for smaller in _shrink(best, passes):
             best = smaller
     except BudgetSpent as spent:
         cut_short(spent.by)
@@ -222,7 +222,7 @@ def smallest_set(
     return best
 
 
-def _reduced(
+def _shrink(
     best: tuple[str, ...], passes: Callable[[Sequence[str]], bool]
 ) -> Iterator[tuple[str, ...]]:
     """Yield smaller and smaller sets that pass, down to one without a superfluous member."""
@@ -241,7 +241,7 @@ def _reduced(
         size = max(1, size // 2)
 
 
-def _noting(
+def _with_progress(
     search: Search, passes: Callable[[Sequence[str]], bool]
 ) -> Callable[[Sequence[str]], bool]:
     """Return `passes` with progress for each set that passes."""
@@ -289,15 +289,15 @@ def smallest_float16(
 
         chosen: tuple[str, ...] | None = ()
         if (plain := ratio(())) > target:
-            overflowing = conversion.overflowing(feeds_of(exact, data))
+            overflowing = conversion.overflowing(make_feeds(exact, data))
             order = tuple(node for node in overflowing if node not in always)
             if not order or ratio(order) > target:
                 few = data.samples.take(range(min(SENSITIVITY_SAMPLES, len(data.samples))))
-                error = OutputError(exact, feeds_of(exact, replace(data, samples=few)))
+                error = OutputError(exact, make_feeds(exact, replace(data, samples=few)))
                 rest = [node for node in conversion.nodes if node not in (*always, *order)]
                 sensitivity = measure_sensitivity(rest, alone, error=math.nan, ratio=plain)
                 order = (*order, *(each.layer for each in sensitivity))
-            passes = _noting(search, lambda some: ratio(some) <= target)
+            passes = _with_progress(search, lambda some: ratio(some) <= target)
             ends = search.end_early
             chosen = smallest_set(order, conversion.nodes, passes, cut_short=ends)
     if chosen is None:
@@ -326,12 +326,12 @@ def smallest_int8(
     """
     # With optimizations, ONNX Runtime computes in int8, and without them in float32.
     evaluate = evaluator(search, policy, data, most=len(_CPU))
-    feeds = feeds_of(exact, data)
+    feeds = make_feeds(exact, data)
     calibration = calibration_of(data)
     base = QuantizeSettings(samples=len(calibration.samples), batch_size=data.batch_size)
     with temporary_folder() as folder:
         trials, path = (
-            QuantizerTrials(exact, feeds_of(exact, calibration), Path(folder)),
+            QuantizerTrials(exact, make_feeds(exact, calibration), Path(folder)),
             Path(folder, "int8.onnx"),
         )
 
@@ -382,7 +382,7 @@ def smallest_int8(
             chosen = smallest_set(
                 [each.layer for each in ranked],
                 layers,
-                _noting(search, excluding),
+                _with_progress(search, excluding),
                 cut_short=search.end_early,
             )
         settings = settings.model_copy(update={"exclude": chosen or ()})

@@ -212,7 +212,7 @@ class _F1(Metric):
     def statistic(self, state: State) -> Statistic:
         """Return the metric as a function of block weights, from counts by block and class."""
         predicted, target = state.rows[:, :2].astype(np.int64).T
-        blocks = intervals.block_of(state.samples)
+        blocks = intervals.assign_blocks(state.samples)
         size, count = int(max(predicted.max(), target.max())) + 1, int(blocks.max()) + 1
 
         def counts(mask: NDArray[np.bool_], classes: NDArray[np.int64]) -> Array:
@@ -302,7 +302,7 @@ class _Auroc(Metric):
     def statistic(self, state: State) -> Statistic:
         """Return the metric as a function of block weights, which multiply for a pair of blocks."""
         scores, positive = state.rows[:, 0], state.rows[:, 1] > 0
-        blocks = intervals.block_of(state.samples)
+        blocks = intervals.assign_blocks(state.samples)
         count = int(blocks.max()) + 1
         order = np.argsort(scores[positive])  # searching sorted keys is faster
         highs, high_blocks = scores[positive][order], blocks[positive][order]
@@ -592,7 +592,7 @@ class _MeanPrecision(Metric):
         """Return the metric as a function of block weights, which apply to the images."""
         assert state.lengths is not None
         image = np.repeat(np.arange(state.samples), state.lengths)
-        blocks = intervals.block_of(state.samples)[image]
+        blocks = intervals.assign_blocks(state.samples)[image]
         objects = state.rows[:, 0] == 1.0
         kinds = np.unique(state.rows[objects, 1])
         sorted_: list[tuple[NDArray[np.int64], Array, NDArray[np.int64]]] = []

@@ -208,7 +208,7 @@ def _weights(blocks: int, resamples: int) -> Array:
     return counts.reshape(resamples, blocks).astype(np.float64)
 
 
-def block_of(samples: int) -> NDArray[np.int64]:
+def assign_blocks(samples: int) -> NDArray[np.int64]:
     """Return the block of each sample, at random but always the same: shape (samples,)."""
     if samples <= MOST_BLOCKS:
         return np.arange(samples)
@@ -220,7 +220,7 @@ def block_sums(values: Array) -> Array:
     """Return sums over the blocks of samples: shape (samples, k) to (blocks, k)."""
     if len(values) <= MOST_BLOCKS:
         return values
-    blocks = block_of(len(values))
+    blocks = assign_blocks(len(values))
     return np.stack([np.bincount(blocks, weights=column) for column in values.T], axis=1)
 
 

@@ -113,9 +113,10 @@ class PerSample(Metric):
     def update(self, outputs: Any, labels: Any) -> State:
         """Call the function. Raises DataError unless it returns a finite value per sample."""
         values = np.asarray(_plain(self._function(outputs, labels)), dtype=np.float64)
-        if values.shape != (count_of(outputs),):
+        count = count_samples(outputs)
+        if values.shape != (count,):
             raise DataError(
-                f"it returned shape {values.shape}, expected ({count_of(outputs)},): one value for "
+                f"it returned shape {values.shape}, expected ({count},): one value for "
                 "each sample. Set aggregate: dataset for one value of all samples"
             )
         return State(values[:, None])
@@ -149,10 +150,11 @@ class OfSums(Metric):
     def update(self, outputs: Any, labels: Any) -> State:
         """Call `update`. Raises DataError unless it returns one row per sample."""
         rows = np.asarray(_plain(self._update(outputs, labels)), dtype=np.float64)
-        if rows.ndim != 2 or len(rows) != count_of(outputs):
+        count = count_samples(outputs)
+        if rows.ndim != 2 or len(rows) != count:
             raise DataError(
-                f"update returned shape {rows.shape}, expected ({count_of(outputs)}, k): one row "
-                "for each sample"
+                f"update returned shape {rows.shape}, expected ({count}, k): one row for each "
+                "sample"
             )
         return State(rows)
 
@@ -169,7 +171,7 @@ class OfSums(Metric):
         return value
 
 
-def count_of(outputs: Any) -> int:
+def count_samples(outputs: Any) -> int:
     """Return the number of samples in a batch of outputs: an array, or arrays by name."""
     return len(next(iter(outputs.values())) if isinstance(outputs, Mapping) else outputs)
 
@@ -184,7 +186,7 @@ def open_metric(policy: MetricPolicy) -> Metric:
         from gate.metrics.builtin import built_in
 
         return built_in(policy.function, policy.options)
-    target = _imported(policy.function)
+    target = _import_function(policy.function)
     dataset, total = policy.aggregation == "dataset", policy.aggregation == "sum"
     if isinstance(target, type):
         target = target(**policy.options)
@@ -212,7 +214,7 @@ def _with_options(function: Callable[..., Any], options: Mapping[str, Any]) -> C
     return lambda outputs, labels: function(outputs, labels, **options)
 
 
-def _imported(function: str) -> Any:
+def _import_function(function: str) -> Any:
     module, _, path = function.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -222,11 +224,11 @@ def _imported(function: str) -> Any:
         for name in path.split("."):
             target = getattr(target, name)
     except (Exception, SystemExit) as error:
-        raise PolicyError(f"{function} cannot be imported: {described(error)}") from error
+        raise PolicyError(f"{function} cannot be imported: {describe_error(error)}") from error
     return target
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the text of an exception of the user's code, with the line that raised it."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     frames = [
@@ -251,7 +253,7 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
     import torch
 
     def each(outputs: Any, labels: Any) -> Any:
-        for sample in range(count_of(outputs)):
+        for sample in range(count_samples(outputs)):
             metric.reset()
             metric.update(
                 torch.as_tensor(np.asarray(outputs[sample : sample + 1])),
@@ -424,7 +426,7 @@ def _value(side: Side, *, level: float) -> MetricValue:
     return MetricValue(value=side.value, low=float(limits[0][0]), high=float(limits[1][0]))
 
 
-def groups_of(
+def compute_groups(
     metric: Metric,
     policy: MetricPolicy,
     states: Mapping[str, State],

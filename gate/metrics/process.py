@@ -16,9 +16,9 @@ from gate.metrics.metric import (
     Metric,
     Slice,
     State,
-    count_of,
-    described,
-    groups_of,
+    compute_groups,
+    count_samples,
+    describe_error,
     open_metric,
 )
 from gate.metrics.slices import Annotations, Labels
@@ -103,7 +103,7 @@ class _Server:
             Slice(column, label, masks[f"mask {index}"].astype(bool))
             for index, (column, label) in enumerate(header["slices"])
         ]
-        groups = groups_of(metric, policy, states, slices, reference=header["reference"])
+        groups = compute_groups(metric, policy, states, slices, reference=header["reference"])
         return [group.to_plain() for group in groups], {}
 
     def _open(self, header: Any) -> dict[str, str]:
@@ -153,7 +153,7 @@ class _Server:
                 batch = outputs if len(self._counts) == 1 else _rows_of(outputs, rows)
                 labels = None if self._labels is None else self._labels[rows]
                 # The function may write into its arguments, and the labels are shared by all sides.
-                copies = _copied(batch), _copied(labels)
+                copies = _copy(batch), _copy(labels)
                 states_of[side].append(_state_of(metric, *copies, side, self._start + start))
             self._progress()
             start += count
@@ -167,7 +167,7 @@ def _rows_of(outputs: Any, rows: slice) -> Any:
     return outputs[rows]
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     # deepcopy of an array takes four times as long.
     return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)
 
@@ -211,17 +211,17 @@ def _at_sample(
     metric: Metric, outputs: Any, labels: Labels | None, start: int, error: Exception
 ) -> str:
     """Return the text of an error, with the first sample that raises on its own if there is one."""
-    for index in range(count_of(outputs)):
+    for index in range(count_samples(outputs)):
         row = slice(index, index + 1)
         try:
             metric.update(_rows_of(outputs, row), None if labels is None else labels[row])
         except Exception as alone:
             return f"sample {start + index}: {_text(alone)}"
-    return f"samples {start} to {start + count_of(outputs) - 1}: {_text(error)}"
+    return f"samples {start} to {start + count_samples(outputs) - 1}: {_text(error)}"
 
 
 def _text(error: BaseException) -> str:
-    return str(error) if isinstance(error, GateError) else described(error)
+    return str(error) if isinstance(error, GateError) else describe_error(error)
 
 
 def _sources(policy: MetricPolicy) -> dict[str, str]:
@@ -311,7 +311,7 @@ class MetricRun:
         if not self._metrics or len(self.failures) == len(self._metrics):
             return
         arrays = {
-            f"{side} {name}": _sendable(array)
+            f"{side} {name}": _to_sendable(array)
             for side, outputs in sides.items()
             if outputs is not None
             for name, array in zip(self._outputs, outputs, strict=True)
@@ -563,7 +563,7 @@ def _joined(parts: Sequence[tuple[int, dict[str, State]]]) -> dict[str, State]:
     }
 
 
-def _sendable(array: Any) -> Any:
+def _to_sendable(array: Any) -> Any:
     """Return a copy, as a runtime may write its next outputs into the same memory."""
     copied = np.array(array)
     return copied if copied.dtype.kind in "biuf" else copied.astype(np.float32)

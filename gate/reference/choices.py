@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gate.onnx_file.choices import Choice
 from gate.onnx_file.value_trace import not_held
 from gate.records.instruments import EPSILON, UNDERFLOW, UndefinedCast
-from gate.reference.discretization import STEPS, Discretization, bare_shape, discretization_of
+from gate.reference.discretization import STEPS, Discretization, bare_shape, find_discretization
 from gate.reference.error_models import bare, named_arguments
 from gate.reference.random_rounding import EXACT
 from gate.reference.torch_session import DispatchMode
@@ -173,7 +173,7 @@ class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatch_step(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         # Before the call, which may overwrite its operand.
-        step = discretization_of(name, named_arguments(func, args, kwargs))
+        step = find_discretization(name, named_arguments(func, args, kwargs))
         returned = func(*args, **kwargs)
         if step is None or "out" in kwargs or returned.shape != step.operand.shape:
             return returned

@@ -120,17 +120,17 @@ class Discretization:
         return np.allclose(x, y, rtol=_NEAR, atol=_NEAR * size, equal_nan=True)
 
 
-def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | None:
+def find_discretization(name: str, stated: Mapping[str, Any]) -> Discretization | None:
     """Return the discretization of a call, or None if it is no step function.
 
     `name`: name in ATen without namespace; `stated`: arguments by their names in the schema.
     """
     if name in FAKE_QUANTIZERS or name in ("bucketize", "searchsorted"):
-        return _quantized(stated) if name in FAKE_QUANTIZERS else _bucket_of(stated)
+        return _find_quantization(stated) if name in FAKE_QUANTIZERS else _find_buckets(stated)
     x, mode = stated.get("self"), stated.get("rounding_mode")
     if name not in STEPS or not _is_float(x) or (name == "div" and mode is None):
         return None
-    wide = _wide(x)
+    wide = _to_float64(x)
     if name in _ROUNDINGS:
         decide, scale = _ROUNDINGS[name], 10.0 ** stated.get("decimals", 0)
         if scale == 1.0:
@@ -138,7 +138,7 @@ def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | 
         return Discretization(
             wide * scale, decide, _NODES[decide], lambda y: y * scale, lambda n: n / scale
         )
-    divisor = _wide(stated.get("other", 1.0))  # none of frac
+    divisor = _to_float64(stated.get("other", 1.0))  # none of frac
     truncates = mode == "trunc" or name in ("fmod", "frac")
     divide: Callable[[Floats], Floats] = np.trunc if truncates else np.floor
     with np.errstate(all="ignore"):
@@ -154,27 +154,27 @@ def discretization_of(name: str, stated: Mapping[str, Any]) -> Discretization | 
     )
 
 
-def _bucket_of(stated: Mapping[str, Any]) -> Discretization | None:
+def _find_buckets(stated: Mapping[str, Any]) -> Discretization | None:
     x, edges = stated.get("self"), stated.get("boundaries", stated.get("sorted_sequence"))
     if not _is_float(x) or not isinstance(edges, torch.Tensor) or edges.ndim != 1:
         return None
     side = "right" if stated.get("right") or stated.get("side") == "right" else "left"
-    decide: Any = partial(np.searchsorted, _wide(edges), side=side)
-    return Discretization(_wide(x), decide, ("Greater", "Less"), edges=_wide(edges))
+    decide: Any = partial(np.searchsorted, _to_float64(edges), side=side)
+    return Discretization(_to_float64(x), decide, ("Greater", "Less"), edges=_to_float64(edges))
 
 
-def _quantized(stated: Mapping[str, Any]) -> Discretization | None:
+def _find_quantization(stated: Mapping[str, Any]) -> Discretization | None:
     x = stated["self"]
     if not _is_float(x):
         return None
-    scale, zero_point = _wide(stated["scale"]), _wide(stated["zero_point"])
+    scale, zero_point = _to_float64(stated["scale"]), _to_float64(stated["zero_point"])
     shape = [1] * x.ndim
     if "axis" in stated:
         shape[stated["axis"]] = -1
         scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
     ends = stated["quant_min"] - zero_point, stated["quant_max"] - zero_point
     return Discretization(
-        np.asarray(_wide(x) / scale),
+        np.asarray(_to_float64(x) / scale),
         lambda steps: np.asarray(np.clip(np.rint(steps), *ends)),
         ("QuantizeLinear",),
         lambda y: y / scale,
@@ -187,7 +187,7 @@ def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _wide(value: Any) -> Floats:
+def _to_float64(value: Any) -> Floats:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().to(torch.float64).numpy()
     return np.asarray(value, np.float64)

@@ -17,7 +17,7 @@ from gate.data.reader import length
 from gate.errors import ModelError, first_line
 from gate.records.instruments import CodeLocation
 from gate.reference.code_location import find_difference
-from gate.reference.discretization import discretization_of
+from gate.reference.discretization import find_discretization
 from gate.reference.environment import default_dtype
 from gate.reference.error_models import named_arguments
 from gate.reference.reference import ReferenceModel
@@ -247,7 +247,7 @@ def _in_steps(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.T
     """Return the result of fake quantization by channel, for which PyTorch accepts only float32
     scales."""
     stated = named_arguments(func, args, kwargs)
-    step = discretization_of("fake_quantize_per_channel_affine", stated)
+    step = find_discretization("fake_quantize_per_channel_affine", stated)
     if step is None:
         returned: torch.Tensor = func(*args, **kwargs)
         return returned

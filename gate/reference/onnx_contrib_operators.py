@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gate.reference.onnx_network_operators import convolve, heads, layer_norm, rotated
+from gate.reference.onnx_network_operators import convolve, heads, layer_norm, rotate
 from gate.reference.onnx_operators import OperatorCall, Tensor, Value, operator
 from gate.reference.onnx_quantized_operators import MICROSOFT
 
@@ -42,7 +42,7 @@ def _distances(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     return squares if call.get("metric", "sqeuclidean") == "sqeuclidean" else squares.sqrt()
 
 
-def _activated(call: OperatorCall, x: Tensor) -> Tensor:
+def _activate(call: OperatorCall, x: Tensor) -> Tensor:
     """Apply the activation that was fused into a convolution or product."""
     name = call.get("activation", "")
     values = call.get("activation_params") or []
@@ -75,14 +75,14 @@ def _fused_conv(
     added: Tensor | None = None,
 ) -> Tensor:
     result = convolve(call, x, weight, bias)
-    return _activated(call, result if added is None else result + added)
+    return _activate(call, result if added is None else result + added)
 
 
 @operator("FusedGemm", domain=MICROSOFT)
 def _fused_gemm(call: OperatorCall, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     a = a.T if call.get("transA", 0) else a
     product = a @ (b.T if call.get("transB", 0) else b) * call.get("alpha", 1.0)
-    return _activated(call, product if c is None else product + call.get("beta", 1.0) * c)
+    return _activate(call, product if c is None else product + call.get("beta", 1.0) * c)
 
 
 @operator("FusedMatMul", domain=MICROSOFT)
@@ -241,7 +241,7 @@ def _rotary(call: OperatorCall, x: Tensor, positions: Tensor, cos: Tensor, sin: 
         positions = positions + torch.arange(x.shape[2]).unsqueeze(0)
     positions = positions.expand(len(x), x.shape[2])
     interleaved = bool(call.get("interleaved", 0))
-    result = rotated(x, cos, sin, positions, width=width, interleaved=interleaved)
+    result = rotate(x, cos, sin, positions, width=width, interleaved=interleaved)
     return result.transpose(1, 2).flatten(2) if flat else result
 
 
@@ -281,7 +281,7 @@ def _group_query_attention(
             assert sin is not None
             rotary_positions = positions if position_ids is None else position_ids[row]
             qk = [
-                rotated(x, cos, sin, rotary_positions.unsqueeze(0), width=2 * cos.shape[-1],
+                rotate(x, cos, sin, rotary_positions.unsqueeze(0), width=2 * cos.shape[-1],
                         interleaved=bool(call.get("rotary_interleaved", 0)))
                 for x in qk
             ]  # fmt: skip
@@ -292,11 +292,11 @@ def _group_query_attention(
         span = before + length
         keys, values = (x[row].repeat_interleave(count // groups, 0)[:, :span] for x in present)
         bias = None if added is None else added[row if len(added) > 1 else 0, ..., :span]
-        rows.append(_attended(call, (qk[0][0], keys, values), positions, bias=bias, sink=sink))
+        rows.append(_attend_sample(call, (qk[0][0], keys, values), positions, bias=bias, sink=sink))
     return (torch.stack(rows).transpose(1, 2).flatten(2), *present)[: call.outputs]
 
 
-def _attended(
+def _attend_sample(
     call: OperatorCall,
     qkv: tuple[Tensor, Tensor, Tensor],
     at: Tensor,

@@ -117,7 +117,7 @@ def _probit(p: Tensor) -> Tensor:
     return 1.41421356 * torch.sign(x) * torch.sqrt(torch.sqrt(half * half - log / 0.147) - half)
 
 
-def _transformed(scores: Tensor, transform: str) -> Tensor:
+def _transform(scores: Tensor, transform: str) -> Tensor:
     if transform == "LOGISTIC":
         return torch.sigmoid(scores)
     if transform == "SOFTMAX":
@@ -131,9 +131,7 @@ def _transformed(scores: Tensor, transform: str) -> Tensor:
 def _regressor_scores(scores: Tensor, transform: str) -> Tensor:
     """Return the scores of a regressor. For one target, ONNX Runtime applies only PROBIT."""
     return (
-        scores
-        if scores.shape[1] == 1 and transform != "PROBIT"
-        else _transformed(scores, transform)
+        scores if scores.shape[1] == 1 and transform != "PROBIT" else _transform(scores, transform)
     )
 
 
@@ -143,7 +141,7 @@ def _paired_scores(score: Tensor, transform: str, *, shares: bool) -> Tensor:
     return torch.sigmoid(pair) if transform == "LOGISTIC" else pair
 
 
-def _named(call: OperatorCall, indices: Tensor) -> Value:
+def _select_labels(call: OperatorCall, indices: Tensor) -> Value:
     texts = call.get("classlabels_strings")
     if texts:
         return np.array(texts, object)[indices.numpy()]
@@ -172,8 +170,8 @@ def _linear_classifier(call: OperatorCall, x: Tensor) -> Value:
     transform = call.get("post_transform", "NONE")
     if rows == 1:
         indices = (scores[:, 0] > 0).to(torch.int64)
-        return _named(call, indices), _paired_scores(scores[:, 0], transform, shares=True)
-    return _named(call, scores.argmax(1)), _transformed(scores, transform)
+        return _select_labels(call, indices), _paired_scores(scores[:, 0], transform, shares=True)
+    return _select_labels(call, scores.argmax(1)), _transform(scores, transform)
 
 
 # Trees. All samples descend all trees together, one level per step.
@@ -258,10 +256,10 @@ def _votes(call: OperatorCall, x: Tensor, kind: str, count: int) -> tuple[Tensor
     voted = torch.zeros(len(forest.leaf), count, dtype=torch.bool)
     voted[where] = True
     at = forest.leaves(x)
-    return _aggregated(call, table.to(x.dtype)[at], voted[at]), voted[at].any(1)
+    return _aggregate(call, table.to(x.dtype)[at], voted[at]), voted[at].any(1)
 
 
-def _aggregated(call: OperatorCall, votes: Tensor, voted: Tensor) -> Tensor:
+def _aggregate(call: OperatorCall, votes: Tensor, voted: Tensor) -> Tensor:
     """Aggregate the weights of all trees.
 
     For the minimum and maximum, trees without a weight for a target are skipped.
@@ -302,7 +300,7 @@ def _tree_classifier(call: OperatorCall, x: Tensor) -> Value:
         return _binary(call, scores, voted, base)
     scores = scores if base is None else scores + base
     ranked = torch.where(voted, scores, scores.new_tensor(-torch.inf)) if base is None else scores
-    return _named(call, ranked.argmax(1)), _transformed(scores, transform)
+    return _select_labels(call, ranked.argmax(1)), _transform(scores, transform)
 
 
 def _binary(call: OperatorCall, scores: Tensor, voted: Tensor, base: Tensor | None) -> Value:
@@ -327,14 +325,14 @@ def _binary(call: OperatorCall, scores: Tensor, voted: Tensor, base: Tensor | No
         first = first if base is None else first + base[0]
     decisive = torch.where(has_second, second, first)
     indices = (decisive > (0.5 if shares else 0.0)).to(torch.int64)
-    labels = _named(call, indices) if single or call.get("classlabels_strings") else indices
+    labels = _select_labels(call, indices) if single or call.get("classlabels_strings") else indices
     if scores.shape[1] == 1:
         return labels, first.unsqueeze(1)
     pair = torch.stack(
         [torch.where(has_first, first, zero), torch.where(has_second, second, zero)], 1
     )
     derived = _paired_scores(first, transform, shares=shares)
-    return labels, torch.where(alone.unsqueeze(1), derived, _transformed(pair, transform))
+    return labels, torch.where(alone.unsqueeze(1), derived, _transform(pair, transform))
 
 
 @_ml("SVMRegressor")

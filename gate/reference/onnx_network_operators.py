@@ -17,9 +17,9 @@ from gate.reference.onnx_operators import (
     OperatorCall,
     Tensor,
     Value,
-    axes_of,
     integers,
     operator,
+    resolve_axes,
     scalar,
     softplus,
 )
@@ -437,7 +437,7 @@ def _lp_normalization(call: OperatorCall, x: Tensor) -> Tensor:
 
 @operator("MeanVarianceNormalization")
 def _mean_variance(call: OperatorCall, x: Tensor) -> Tensor:
-    axes = axes_of(call, None) or [0, 2, 3]
+    axes = resolve_axes(call, None) or [0, 2, 3]
     centered = x - x.mean(axes, keepdim=True)
     return centered / ((centered * centered).mean(axes, keepdim=True).sqrt() + 1e-9)
 
@@ -448,12 +448,12 @@ def _mean_variance(call: OperatorCall, x: Tensor) -> Tensor:
 @operator("Upsample")
 def _upsample(call: OperatorCall, x: Tensor, scales: Tensor | None = None) -> Tensor:
     factors = call.get("scales") if scales is None else scales.float().tolist()
-    return _resized(call, x, {i: float(f) for i, f in enumerate(factors)}, {}, None)
+    return _resize_axes(call, x, {i: float(f) for i, f in enumerate(factors)}, {}, None)
 
 
 @operator("Resize")
 def _resize_10(call: OperatorCall, x: Tensor, scales: Tensor) -> Tensor:
-    return _resized(call, x, dict(enumerate(scales.float().tolist())), {}, None)
+    return _resize_axes(call, x, dict(enumerate(scales.float().tolist())), {}, None)
 
 
 @operator("Resize", since=11)
@@ -484,10 +484,10 @@ def _resize(
     if roi is not None and roi.numel():
         ends = roi.tolist()
         region = {a: (ends[i], ends[i + len(axes)]) for i, a in enumerate(axes)}
-    return _resized(call, x, factors, target_sizes, region)
+    return _resize_axes(call, x, factors, target_sizes, region)
 
 
-def _resized(
+def _resize_axes(
     call: OperatorCall,
     x: Tensor,
     factors: dict[int, float],
@@ -511,7 +511,7 @@ def _resized(
             shape[axis] = count
             beyond = beyond.reshape(shape)
             outside = beyond if outside is None else outside | beyond
-        x = _interpolated(x, axis, *_taps(call, at, size, scale))
+        x = _interpolate(x, axis, *_taps(call, at, size, scale))
     if outside is not None:
         x = torch.where(outside, x.new_tensor(call.get("extrapolation_value", 0.0)), x)
     if dtype.is_floating_point:
@@ -524,7 +524,7 @@ def _resized(
     )
 
 
-def _interpolated(x: Tensor, axis: int, positions: Any, weights: Any) -> Tensor:
+def _interpolate(x: Tensor, axis: int, positions: Any, weights: Any) -> Tensor:
     """Return weighted sums of elements along an axis. Places and weights: shape (outputs, taps)."""
     if weights is None:
         return torch.index_select(x, axis, torch.from_numpy(positions[:, 0]))
@@ -756,11 +756,11 @@ def _activations(call: OperatorCall, default: list[str], directions: int) -> lis
     for name in names:
         alpha = next(alphas, None) if name in _NEED_ALPHA else None
         beta = next(betas, None) if name in _NEED_BETA else None
-        activations.append(_bound(_ACTIVATIONS[name], alpha, beta))
+        activations.append(_bind(_ACTIVATIONS[name], alpha, beta))
     return activations
 
 
-def _bound(
+def _bind(
     function: Callable[[Tensor, float | None, float | None], Tensor],
     alpha: float | None,
     beta: float | None,
@@ -771,7 +771,7 @@ def _bound(
 Step = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
-def _recur(
+def _run_recurrence(
     call: OperatorCall,
     x: Tensor,
     lengths: Tensor | None,
@@ -818,7 +818,7 @@ def _initial_states(call: OperatorCall, x: Tensor, weight: Tensor, *states: Tens
     return x, list(zip(*(state.unbind(0) for state in initial), strict=True))
 
 
-def _clipped(call: OperatorCall, x: Tensor) -> Tensor:
+def _clip(call: OperatorCall, x: Tensor) -> Tensor:
     edge = call.attributes.get("clip")
     return x.clamp(-edge, edge) if edge else x
 
@@ -843,11 +843,11 @@ def _rnn(
 
         def step(now: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             total = now @ w + state[0] @ r
-            return (acts[d](_clipped(call, total if b is None else total + b)),)
+            return (acts[d](_clip(call, total if b is None else total + b)),)
 
         return step
 
-    return _recur(call, x, lengths, step_of, starts)
+    return _run_recurrence(call, x, lengths, step_of, starts)
 
 
 @operator("GRU")
@@ -874,16 +874,16 @@ def _gru(
             (h,) = state
             into = now @ w + wb
             gates = into[:, : 2 * hidden] + h @ r[: 2 * hidden].T + rb[: 2 * hidden]
-            z, reset = gate(_clipped(call, gates)).chunk(2, 1)
+            z, reset = gate(_clip(call, gates)).chunk(2, 1)
             if late:
                 new = into[:, 2 * hidden :] + reset * (h @ r[2 * hidden :].T + rb[2 * hidden :])
             else:
                 new = into[:, 2 * hidden :] + (reset * h) @ r[2 * hidden :].T + rb[2 * hidden :]
-            return ((1 - z) * activate(_clipped(call, new)) + z * h,)
+            return ((1 - z) * activate(_clip(call, new)) + z * h,)
 
         return step
 
-    return _recur(call, x, lengths, step_of, starts)
+    return _run_recurrence(call, x, lengths, step_of, starts)
 
 
 @operator("LSTM")
@@ -914,16 +914,16 @@ def _lstm(
             i, o, forget, cell = (gates if b is None else gates + b).chunk(4, 1)
             if look is not None:
                 i, forget = i + look[0] * c, forget + look[2] * c
-            i = f(_clipped(call, i))
-            forget = 1 - i if coupled else f(_clipped(call, forget))
-            c = forget * c + i * g(_clipped(call, cell))
+            i = f(_clip(call, i))
+            forget = 1 - i if coupled else f(_clip(call, forget))
+            c = forget * c + i * g(_clip(call, cell))
             if look is not None:
                 o = o + look[1] * c
-            return f(_clipped(call, o)) * h_of(c), c
+            return f(_clip(call, o)) * h_of(c), c
 
         return step
 
-    return _recur(call, x, lengths, step_of, starts)
+    return _run_recurrence(call, x, lengths, step_of, starts)
 
 
 # Attention.
@@ -1001,7 +1001,7 @@ def _rotary_embedding(
     shape = x.shape
     if x.ndim == 3:
         x = heads(x, call.get("num_heads"))
-    return _like(rotated(x, cos, sin, position_ids, width=call.get("rotary_embedding_dim", 0),
+    return _like(rotate(x, cos, sin, position_ids, width=call.get("rotary_embedding_dim", 0),
                          interleaved=bool(call.get("interleaved", 0))), shape)  # fmt: skip
 
 
@@ -1009,7 +1009,7 @@ def _like(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x if len(shape) == 4 else x.transpose(1, 2).reshape(tuple(shape))
 
 
-def rotated(
+def rotate(
     x: Tensor,
     cos: Tensor,
     sin: Tensor,

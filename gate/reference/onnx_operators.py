@@ -430,7 +430,7 @@ def _transpose(call: OperatorCall, x: Value) -> Value:
     return np.transpose(x, tuple(order)) if is_text(x) else x.permute(tuple(order))
 
 
-def axes_of(call: OperatorCall, axes: Value) -> list[int] | None:
+def resolve_axes(call: OperatorCall, axes: Value) -> list[int] | None:
     """Return the axes, from an input or an attribute; None if neither is present."""
     if axes is not None:
         return integers(axes)
@@ -440,7 +440,7 @@ def axes_of(call: OperatorCall, axes: Value) -> list[int] | None:
 
 @operator("Squeeze")
 def _squeeze(call: OperatorCall, x: Value, axes: Tensor | None = None) -> Value:
-    stated = axes_of(call, axes)
+    stated = resolve_axes(call, axes)
     rank = len(x.shape)
     squeezed = stated or [i for i in range(rank) if x.shape[i] == 1]
     gone = {axis % rank for axis in squeezed}
@@ -449,7 +449,7 @@ def _squeeze(call: OperatorCall, x: Value, axes: Tensor | None = None) -> Value:
 
 @operator("Unsqueeze")
 def _unsqueeze(call: OperatorCall, x: Value, axes: Tensor | None = None) -> Value:
-    added = axes_of(call, axes) or []
+    added = resolve_axes(call, axes) or []
     rank = len(x.shape) + len(added)
     new, sizes = {axis % rank for axis in added}, iter(x.shape)
     return x.reshape([1 if i in new else next(sizes) for i in range(rank)])
@@ -498,7 +498,7 @@ def _slice(
         integers(call.get(name) if value is None else value)
         for name, value in (("starts", starts), ("ends", ends))
     )
-    stated_axes = axes_of(call, axes)
+    stated_axes = resolve_axes(call, axes)
     strides = integers(steps) or [1] * len(first)
     sliced_axes = list(range(len(first))) if stated_axes is None else stated_axes
     cuts: list[Any] = [slice(None)] * len(x.shape)
@@ -735,12 +735,12 @@ def _pad(
             first, last = max(-before[axis], 0), x.shape[axis] - max(-after[axis], 0)
             size = last - first
             indices = np.arange(-max(before[axis], 0), size + max(after[axis], 0))
-            indices = first + _padded(indices, size, mode)
+            indices = first + _fold_indices(indices, size, mode)
             x = torch.index_select(x, axis, torch.from_numpy(indices))
     return x
 
 
-def _padded(indices: np.ndarray[Any, Any], size: int, mode: str) -> np.ndarray[Any, Any]:
+def _fold_indices(indices: np.ndarray[Any, Any], size: int, mode: str) -> np.ndarray[Any, Any]:
     if mode == "edge":
         return indices.clip(0, size - 1)
     if mode == "wrap":
@@ -768,11 +768,11 @@ def _center_crop_pad(call: OperatorCall, x: Tensor, shape: Tensor) -> Tensor:
 # Reductions.
 
 
-def _reduced(
+def _reduce(
     call: OperatorCall, x: Tensor, axes: Value, compute: Callable[[Tensor, list[int]], Tensor]
 ) -> Tensor:
     """Reduce with `compute`, a function of tensor and axes that keeps reduced axes with size 1."""
-    stated_axes = axes_of(call, axes)
+    stated_axes = resolve_axes(call, axes)
     if not stated_axes:
         if call.get("noop_with_empty_axes", 0):
             return compute(x.unsqueeze(-1), [x.ndim]).squeeze(-1)
@@ -786,9 +786,9 @@ def _reduced(
     return kept.reshape([size for i, size in enumerate(kept.shape) if i not in over])
 
 
-def _extreme(x: Tensor, axes: list[int], *, largest: bool) -> Tensor:
+def _reduce_extreme(x: Tensor, axes: list[int], *, largest: bool) -> Tensor:
     if x.dtype == torch.bool:
-        return _extreme(x.to(torch.uint8), axes, largest=largest).bool()
+        return _reduce_extreme(x.to(torch.uint8), axes, largest=largest).bool()
     if not all(x.shape[axis] for axis in axes):
         shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
         if x.is_floating_point():
@@ -798,54 +798,54 @@ def _extreme(x: Tensor, axes: list[int], *, largest: bool) -> Tensor:
     return (torch.amax if largest else torch.amin)(x, axes, keepdim=True)
 
 
-def _total(x: Tensor, axes: list[int]) -> Tensor:
+def _reduce_sum(x: Tensor, axes: list[int]) -> Tensor:
     return torch.sum(x, axes, keepdim=True, dtype=None if x.is_floating_point() else x.dtype)
 
 
-def _average(x: Tensor, axes: list[int]) -> Tensor:
+def _reduce_mean(x: Tensor, axes: list[int]) -> Tensor:
     if x.is_floating_point():
         return torch.mean(x, axes, keepdim=True)
     count = math.prod(x.shape[axis] for axis in axes)
-    return torch.div(_total(x.to(torch.int64), axes), count, rounding_mode="trunc").to(x.dtype)
+    return torch.div(_reduce_sum(x.to(torch.int64), axes), count, rounding_mode="trunc").to(x.dtype)
 
 
-def _product(x: Tensor, axes: list[int]) -> Tensor:
+def _reduce_prod(x: Tensor, axes: list[int]) -> Tensor:
     for axis in axes:
         x = torch.prod(x, axis, keepdim=True, dtype=x.dtype)
     return x
 
 
-def _root(x: Tensor, axes: list[int]) -> Tensor:
-    squares = _total(x * x, axes)
+def _reduce_l2(x: Tensor, axes: list[int]) -> Tensor:
+    squares = _reduce_sum(x * x, axes)
     return torch.sqrt(squares if x.is_floating_point() else squares.double()).to(x.dtype)
 
 
-def _log_total(x: Tensor, axes: list[int]) -> Tensor:
-    total = _total(x, axes)
+def _reduce_log_sum(x: Tensor, axes: list[int]) -> Tensor:
+    total = _reduce_sum(x, axes)
     return torch.log(total if x.is_floating_point() else total.double()).to(x.dtype)
 
 
-def _log_sum_exp(x: Tensor, axes: list[int]) -> Tensor:
+def _reduce_log_sum_exp(x: Tensor, axes: list[int]) -> Tensor:
     if not x.is_floating_point():
         return torch.logsumexp(x.double(), axes, keepdim=True).to(x.dtype)
     if not x.numel():
-        return _extreme(x, axes, largest=True)
+        return _reduce_extreme(x, axes, largest=True)
     return torch.logsumexp(x, axes, keepdim=True)
 
 
 _REDUCERS: dict[str, Callable[[Tensor, list[int]], Tensor]] = {
-    "ReduceSum": _total, "ReduceMean": _average, "ReduceProd": _product,
-    "ReduceMax": lambda x, over: _extreme(x, over, largest=True),
-    "ReduceMin": lambda x, over: _extreme(x, over, largest=False),
-    "ReduceL1": lambda x, over: _total(x.abs(), over), "ReduceL2": _root,
-    "ReduceLogSum": _log_total, "ReduceLogSumExp": _log_sum_exp,
-    "ReduceSumSquare": lambda x, over: _total(x * x, over),
+    "ReduceSum": _reduce_sum, "ReduceMean": _reduce_mean, "ReduceProd": _reduce_prod,
+    "ReduceMax": lambda x, over: _reduce_extreme(x, over, largest=True),
+    "ReduceMin": lambda x, over: _reduce_extreme(x, over, largest=False),
+    "ReduceL1": lambda x, over: _reduce_sum(x.abs(), over), "ReduceL2": _reduce_l2,
+    "ReduceLogSum": _reduce_log_sum, "ReduceLogSumExp": _reduce_log_sum_exp,
+    "ReduceSumSquare": lambda x, over: _reduce_sum(x * x, over),
 }  # fmt: skip
 
 
 def _register_reductions() -> None:
     for name, compute in _REDUCERS.items():
-        operator(name)(lambda call, x, axes=None, compute=compute: _reduced(call, x, axes, compute))
+        operator(name)(lambda call, x, axes=None, compute=compute: _reduce(call, x, axes, compute))
 
 
 _register_reductions()

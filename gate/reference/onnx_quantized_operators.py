@@ -110,7 +110,7 @@ def _dynamic_quantize_linear(_call: OperatorCall, x: Tensor) -> Value:
     return quantize(x, scale, zero, TensorProto.UINT8), scale, zero.to(torch.uint8)
 
 
-def _shifted(x: Tensor, zero: Tensor | None, *, rows: bool = False) -> Tensor:
+def _subtract_zero(x: Tensor, zero: Tensor | None, *, rows: bool = False) -> Tensor:
     wide = x.double()
     if zero is None:
         return wide
@@ -120,7 +120,7 @@ def _shifted(x: Tensor, zero: Tensor | None, *, rows: bool = False) -> Tensor:
 
 
 def _integer_product(a: Tensor, za: Tensor | None, b: Tensor, zb: Tensor | None) -> Tensor:
-    return torch.matmul(_shifted(a, za, rows=True), _shifted(b, zb))
+    return torch.matmul(_subtract_zero(a, za, rows=True), _subtract_zero(b, zb))
 
 
 @operator("MatMulInteger")
@@ -180,7 +180,7 @@ def _integer_convolution(
 ) -> Tensor:
     if zw is not None and zw.numel() > 1:
         zw = zw.reshape(-1, *[1] * (weight.ndim - 1))
-    return convolve(call, _shifted(x, zx), _shifted(weight, zw))
+    return convolve(call, _subtract_zero(x, zx), _subtract_zero(weight, zw))
 
 
 @operator("ConvInteger")
@@ -232,7 +232,7 @@ def _qgemm(
     sy: Tensor | None = None,
     zy: Tensor | None = None,
 ) -> Tensor:
-    left, right = _shifted(a, za), b.double()
+    left, right = _subtract_zero(a, za), b.double()
     left = left.T if call.get("transA", 0) else left
     right = right.T if call.get("transB", 0) else right
     total = left @ (right - zb.double())
@@ -314,7 +314,7 @@ def _reduce_mean(call: OperatorCall, x: Tensor) -> Tensor:
     return x.mean(axes, keepdim=bool(call.get("keepdims", 1)))
 
 
-def _standard(name: str) -> Operator:
+def _find_standard(name: str) -> Operator:
     function = find_operator("", name, 22)
     assert function is not None
     return function
@@ -322,7 +322,7 @@ def _standard(name: str) -> Operator:
 
 @_on_dequantized("QLinearAveragePool")
 def _average_pool(call: OperatorCall, x: Tensor) -> Tensor:
-    pool = _standard("AveragePool")
+    pool = _find_standard("AveragePool")
     if call.get("channels_last", 0):
         return pool(call, x.movedim(-1, 1)).movedim(1, -1)
     pooled: Tensor = pool(call, x)
@@ -354,7 +354,7 @@ def _qlinear_where(
 
 @operator("NhwcMaxPool", domain=MICROSOFT)
 def _nhwc_max_pool(call: OperatorCall, x: Tensor) -> Value:
-    pool = _standard("MaxPool")
+    pool = _find_standard("MaxPool")
     return pool(replace(call, outputs=1), x.movedim(-1, 1)).movedim(1, -1)
 
 
@@ -375,19 +375,19 @@ def _matmul_nbits(
     else:
         groups = torch.arange(columns) // block
     blocks = -(-columns // block)
-    steps = _unpacked(packed.reshape(rows, blocks, -1), bits)[..., :block].reshape(rows, -1)
+    steps = _unpack(packed.reshape(rows, blocks, -1), bits)[..., :block].reshape(rows, -1)
     factors = scales.reshape(rows, blocks)
     if zeros is None:
         shift = torch.full((rows, blocks), float(1 << (bits - 1)), dtype=scales.dtype)
     elif zeros.dtype == torch.uint8:
-        shift = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks].to(scales.dtype)
+        shift = _unpack(zeros.reshape(rows, -1), bits)[:, :blocks].to(scales.dtype)
     else:
         shift = zeros.reshape(rows, blocks)
     weight = (steps[:, :columns].to(scales.dtype) - shift[:, groups]) * factors[:, groups]
     return functional.linear(a, weight.to(a.dtype), bias)
 
 
-def _unpacked(x: Tensor, bits: int) -> Tensor:
+def _unpack(x: Tensor, bits: int) -> Tensor:
     """Unpack integers of `bits` bits from bytes along the last axis, low bits first."""
     if bits == 8:
         return x

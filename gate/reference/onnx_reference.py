@@ -437,11 +437,11 @@ def _loop(body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
             row.append(value)
         iteration += 1
     first = 1 + len(states)
-    stacked = [_stacked(row, body, first + i) for i, row in enumerate(rows)]
+    stacked = [_stack(row, body, first + i) for i, row in enumerate(rows)]
     return _as_outputs([*states, *stacked])
 
 
-def _stacked(rows: list[Value], body: OnnxGraph, index: int, axis: int = 0) -> Value:
+def _stack(rows: list[Value], body: OnnxGraph, index: int, axis: int = 0) -> Value:
     if rows and is_text(rows[0]):
         return np.stack(rows, axis)
     if rows:
@@ -453,14 +453,14 @@ def _stacked(rows: list[Value], body: OnnxGraph, index: int, axis: int = 0) -> V
 def _scan(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
     if call.opset < 9:  # axis 0 is the batch, and the first input holds lengths
         parts = [
-            _outputs(_scanned(call, body, [each[row] for each in inputs[1:]], outer))
+            _outputs(_run_scan(call, body, [each[row] for each in inputs[1:]], outer))
             for row in range(len(inputs[1]))
         ]
         return _as_outputs([torch.stack(column) for column in zip(*parts, strict=True)])
-    return _scanned(call, body, inputs, outer)
+    return _run_scan(call, body, inputs, outer)
 
 
-def _scanned(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
+def _run_scan(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: Env) -> Value:
     count = call.get("num_scan_inputs")
     states, scans = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
     axes = call.get("scan_input_axes") or [0] * count
@@ -479,7 +479,7 @@ def _scanned(call: OperatorCall, body: OnnxGraph, inputs: list[Value], outer: En
     into = call.get("scan_output_axes") or [0] * len(rows)
     behind = call.get("scan_output_directions") or [0] * len(rows)
     stacked = [
-        _stacked(row[::-1] if flip else row, body, kept + i, axis)
+        _stack(row[::-1] if flip else row, body, kept + i, axis)
         for i, (row, axis, flip) in enumerate(zip(rows, into, behind, strict=True))
     ]
     return _as_outputs([*states, *stacked])
@@ -624,7 +624,7 @@ class OnnxReference(OnnxGraph):
     """An ONNX file as a torch module with the file's inputs and outputs."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        model = _prepared(model)
+        model = _prepare(model)
         opsets = {each.domain: each.version for each in model.opset_import}
         opsets[""] = opsets.get("", opsets.pop("ai.onnx", 1))
         super().__init__(model.graph, _Scope(opsets, {}, {}))
@@ -733,13 +733,13 @@ def _paired_by_name(kind: str, names: Sequence[str], judged: Sequence[str]) -> b
     only = [name for name in names if name not in judged]
     raise ModelError(
         f"the {kind} of the reference and of the judged file share only some names: "
-        f"{_listed(shared)}. Only the reference has {_listed(only)}, only the judged file has "
-        f"{_listed(name for name in judged if name not in names)}. Rename the "
+        f"{_quote(shared)}. Only the reference has {_quote(only)}, only the judged file has "
+        f"{_quote(name for name in judged if name not in names)}. Rename the "
         f"{kind} of one file so that the names are the same in both."
     )
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quote(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
@@ -787,7 +787,7 @@ def _plain(value: Any) -> OutputArray:
     return value.astype(np.float32) if value.dtype == np.float16 else text_digests(value)
 
 
-def _prepared(model: onnx.ModelProto) -> onnx.ModelProto:
+def _prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its functions inlined and the types of all values inferred.
 
     Operators that the table lacks are replaced by the function of their schema.

@@ -43,7 +43,7 @@ def finite_distances(left: OutputArray, right: OutputArray) -> Floats:
     return np.where(np.isfinite(distance), distance, 0.0)
 
 
-def interleaved(lists: Iterable[Sequence[int]]) -> list[int]:
+def interleave(lists: Iterable[Sequence[int]]) -> list[int]:
     """Return the first number of each list, then the second ones, ..., without duplicates."""
     turns = chain.from_iterable(zip_longest(*lists))
     return list(dict.fromkeys(number for number in turns if number is not None))

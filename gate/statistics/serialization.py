@@ -121,10 +121,10 @@ def to_plain(value: Any) -> Any:
         return value
     if isinstance(value, list):
         return [to_plain(item) for item in value]
-    return dict(zip((_KIND, _VALUE), _tagged(value), strict=True))
+    return dict(zip((_KIND, _VALUE), _tag(value), strict=True))
 
 
-def _tagged(value: Any) -> tuple[str, Any]:
+def _tag(value: Any) -> tuple[str, Any]:
     name = type(value).__name__
     if _CLASSES.get(name) is type(value):
         return name, {field: to_plain(item) for field, item in _fields(value).items()}
@@ -132,7 +132,7 @@ def _tagged(value: Any) -> tuple[str, Any]:
         case float():
             return "float", str(value)
         case np.ndarray():
-            return "array", _encoded_array(value)
+            return "array", _encode_array(value)
         case tuple() | set():
             items = sorted(value) if isinstance(value, set) else value
             return name, [to_plain(item) for item in items]
@@ -144,7 +144,7 @@ def _tagged(value: Any) -> tuple[str, Any]:
 def from_plain(plain: Any) -> Any:
     """Convert back the result of `to_plain`. Raises EvidenceError for anything else."""
     try:
-        return _unpacked(plain)
+        return _unpack(plain)
     except EvidenceError:
         raise
     except Exception as error:
@@ -154,14 +154,14 @@ def from_plain(plain: Any) -> Any:
         ) from error
 
 
-def _unpacked(plain: Any) -> Any:
+def _unpack(plain: Any) -> Any:
     if isinstance(plain, list):
-        return [_unpacked(item) for item in plain]
+        return [_unpack(item) for item in plain]
     if not isinstance(plain, dict):
         return plain
     kind, value = plain[_KIND], plain[_VALUE]
     if kind in _CLASSES:
-        return _instance(_CLASSES[kind], {name: _unpacked(item) for name, item in value.items()})
+        return _create(_CLASSES[kind], {name: _unpack(item) for name, item in value.items()})
     return _KINDS[kind](value)
 
 
@@ -175,7 +175,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return dict(value.__getstate__())
 
 
-def _instance(cls: type[Any], fields: dict[str, Any]) -> Any:
+def _create(cls: type[Any], fields: dict[str, Any]) -> Any:
     if issubclass(cls, BaseModel | tuple) or dataclasses.is_dataclass(cls):
         return cls(**fields)
     instance = object.__new__(cls)
@@ -186,7 +186,7 @@ def _instance(cls: type[Any], fields: dict[str, Any]) -> Any:
     return instance
 
 
-def _encoded_array(array: np.ndarray[Any, Any]) -> list[Any]:
+def _encode_array(array: np.ndarray[Any, Any]) -> list[Any]:
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = base64.b64encode(little.tobytes()).decode("ascii")  # zlib output differs by version
     return [_dtype_name(little.dtype), list(array.shape), data]
@@ -196,7 +196,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> Any:
     return dtype.str if dtype.names is None else [list(field) for field in dtype.descr]
 
 
-def _decoded_array(value: list[Any]) -> np.ndarray[Any, Any]:
+def _decode_array(value: list[Any]) -> np.ndarray[Any, Any]:
     name, shape, data = value
     dtype = np.dtype(name if isinstance(name, str) else [tuple(field) for field in name])
     if dtype.hasobject:
@@ -213,8 +213,8 @@ def _decoded_array(value: list[Any]) -> np.ndarray[Any, Any]:
 
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "float": float,
-    "array": _decoded_array,
-    "tuple": lambda value: tuple(map(_unpacked, value)),
-    "set": lambda value: set(map(_unpacked, value)),
-    "dict": lambda value: {_unpacked(key): _unpacked(item) for key, item in value},
+    "array": _decode_array,
+    "tuple": lambda value: tuple(map(_unpack, value)),
+    "set": lambda value: set(map(_unpack, value)),
+    "dict": lambda value: {_unpack(key): _unpack(item) for key, item in value},
 }

@@ -22,8 +22,8 @@ from gate.mend.rewrites import (
     Graph,
     GraphEdit,
     edit,
+    find_functions,
     forms,
-    functions_of,
     replaced_functions,
 )
 from gate.storage.digest import Digest
@@ -263,7 +263,7 @@ def test_multi_head_attention_is_exported_as_ordinary_functions():
     torch.manual_seed(0)
     model, x = Attention().eval(), torch.randn(3, 5, 8)
     name = "multi_head_attention"
-    assert functions_of(model, {"x": x.numpy()}) == {name: ("inner",)}
+    assert find_functions(model, {"x": x.numpy()}) == {name: ("inner",)}
 
     def operators(names: list[str]) -> str:
         with torch.no_grad(), replaced_functions(names):

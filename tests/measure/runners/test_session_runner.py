@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gate.errors import ModelMismatch, OutputMismatch
-from gate.measure.session_runner import SessionRunner, batch_sizes_of, classify_failure
+from gate.measure.session_runner import SessionRunner, classify_failure, find_batch_sizes
 from gate.runtimes.runtime import Proof, Session
 from tests import builders
 
@@ -36,12 +36,12 @@ def accept_sizes(condition):
     (lambda size: size < 5, ()),
 ])  # fmt: skip
 def test_supported_batch_sizes_are_found(condition, sizes):
-    assert batch_sizes_of(SHAPES, BATCH, accept_sizes(condition)) == sizes
+    assert find_batch_sizes(SHAPES, BATCH, accept_sizes(condition)) == sizes
 
 
 @pytest.mark.parametrize("error", [OutputMismatch("another shape"), MemoryError("no memory")])
 def test_error_with_known_cause_is_not_retried(error):
-    assert batch_sizes_of(error, BATCH, accept_sizes(lambda size: size == 2)) == ()
+    assert find_batch_sizes(error, BATCH, accept_sizes(lambda size: size == 2)) == ()
 
 
 @pytest.mark.parametrize(("error", "code"), [
