@@ -84,9 +84,9 @@ class LocalizationFindings:
         if not returned.isdisjoint(met):
             return ()
         return tuple(
-            names[given]
-            for given in survey.inputs
-            if given in names and number in self.trials.dependents(given)
+            names[input_number]
+            for input_number in survey.inputs
+            if input_number in names and number in self.trials.dependents(input_number)
         )
 
     def _overwritten(self, number: int) -> dict[str, str]:
@@ -120,7 +120,7 @@ class LocalizationFindings:
             or value.number in self.survey.inputs
         )
 
-    def loose(self, model: nn.Module) -> Mapping[str, Floats]:
+    def loose_tensors(self, model: nn.Module) -> Mapping[str, Floats]:
         """Return `loose_tensors` for the values that no tensor of the file has."""
         unmatched = set(range(len(self.survey.values))) - self.layout.names.keys()
         constant = self.constants()
@@ -166,18 +166,19 @@ def build_localization(
         reduced=limits.reduced,
         quantized=limits.quantized,
         fake_quantized=limits.fake_quantized,
-        loose=lambda: findings.loose(model),
+        loose=lambda: findings.loose_tensors(model),
     )
-    causes = _causes(findings, limits, diagnoser)
+    causes = _faults_by_value(findings, limits, diagnoser)
     # Quantization that the policy allows is a fault only if there is no other fault.
-    faults = [one for one in causes.values() if not (limits.quantized and _is_rounded(one))]
-    exchanged = {} if causes else dict(_exchanged(findings, limits, diagnoser))
+    faults = [fault for fault in causes.values() if not (limits.quantized and _is_rounded(fault))]
+    exchanged = {} if causes else dict(_exchanged_outputs(findings, limits, diagnoser))
     divergences = faults or list(causes.values()) or list(exchanged.values())
-    rows = [*_layers(findings, limits, causes, model)]
-    rows += _outputs(measured, limits, exchanged, has_source=bool(causes))
-    outcome = list(_sources(divergences) if divergences else _whole(measured, limits, rows))
+    rows = [*_layer_rows(findings, limits, causes, model)]
+    rows += _output_rows(measured, limits, exchanged, has_source=bool(causes))
+    details = _fault_details(divergences) if divergences else _file_details(measured, limits, rows)
+    outcome = list(details)
     # Without optimizations no optimizer can be at fault.
-    optimiser = limits.level != OFF and limits.is_optimizer(measured.whole)
+    optimiser = limits.level != OFF and limits.is_optimizer(measured.unmodified)
     if divergences and optimiser:
         outcome.append({"code": "unoptimized_agrees"})
     if measured.noise_unmeasured is not None:
@@ -189,7 +190,7 @@ def build_localization(
         samples=measured.samples,
         layers=tuple(rows),
         first_divergence=first.module if first else None,
-        whole_ratio=worst(measured.whole[limits.level]),
+        whole_ratio=worst(measured.unmodified[limits.level]),
         outcome=tuple(outcome),
         fault_code=first.code if first else None,
         fault_params=first.params if first else {},
@@ -204,7 +205,7 @@ def _is_rounded(fault: LayerFault) -> bool:
     return fault.code == "int8" and fault.params.get("variant") != "lossy"
 
 
-def _causes(
+def _faults_by_value(
     findings: LocalizationFindings, limits: DeviationLimits, diagnoser: Diagnoser
 ) -> dict[int, LayerFault]:
     """Return the faults by the number of the value, most upstream first.
@@ -224,7 +225,7 @@ def _causes(
             if not any(cause.code == "input_order" for cause in causes.values()):
                 causes[suspect.value.number] = diagnoser.exchanged_inputs(exchanged)
         elif (missing := diagnoser.missing_module(suspect)) is not None:
-            causes.setdefault(missing.number, diagnoser.nowhere(missing, suspect.tensor))
+            causes.setdefault(missing.number, diagnoser.unmatched_fault(missing, suspect.tensor))
         else:
             causes.setdefault(suspect.value.number, diagnoser.cause(suspect))
     return dict(sorted(causes.items()))
@@ -233,25 +234,25 @@ def _causes(
 def _independent(faults: Sequence[LayerFault]) -> Sequence[LayerFault]:
     """Return the first faults without duplicates, such as those of a module that is called twice or
     of a quantized file."""
-    first: list[LayerFault] = []
+    distinct: list[LayerFault] = []
     for fault in faults:
         if not any(
-            fault.params == one.params or (_is_rounded(fault) and _is_rounded(one))
-            for one in first
-            if one.code == fault.code
+            fault.params == earlier.params or (_is_rounded(fault) and _is_rounded(earlier))
+            for earlier in distinct
+            if earlier.code == fault.code
         ):
-            first.append(fault)
-    return first[:_MAX_FAULTS]
+            distinct.append(fault)
+    return distinct[:_MAX_FAULTS]
 
 
-def _layers(
+def _layer_rows(
     findings: LocalizationFindings,
     limits: DeviationLimits,
     causes: Mapping[int, LayerFault],
     model: nn.Module,
 ) -> Iterator[LayerRow]:
     """Yield one row for each value of a module or of code between modules."""
-    before: float | None = None
+    previous_ratio: float | None = None
     calls = {(v.path, v.call) for v in findings.survey.values if v.number in findings.layout.names}
     for value in findings.survey.values:
         layer, cause = findings.measured.layers.get(value.number), causes.get(value.number)
@@ -278,16 +279,16 @@ def _layers(
             call=value.call,
             kind=_kind(findings, suspect, model, module),
             tensor=suspect.tensor,
-            max_abs_diff=_number(layer.through, layer.through.largest),
-            mean_abs_diff=_number(layer.through, layer.through.mean),
+            max_abs_diff=_unless_mismatched(layer.through, layer.through.largest),
+            mean_abs_diff=_unless_mismatched(layer.through, layer.through.mean),
             noise_ratio=ratio,
             local_ratio=layer.alone.ratio,
-            amplification=ratio / before if before else None,
+            amplification=ratio / previous_ratio if previous_ratio else None,
             verdict=verdict if cause is None else "source",
             code=detail.pop("code", None),
             params=detail,
         )
-        before = ratio
+        previous_ratio = ratio
 
 
 def _kind(
@@ -296,8 +297,8 @@ def _kind(
     """Return the module's type; for functional values, the operators of the file."""
     if not suspect.value.functional:
         return class_name(model.get_submodule(module))
-    places, _ = findings.graph.segment(suspect.tensor, findings.layout.cuts)
-    operators = dict.fromkeys(findings.graph.nodes[place].op_type for place in places)
+    indices, _ = findings.graph.segment(suspect.tensor, findings.layout.cuts)
+    operators = dict.fromkeys(findings.graph.nodes[index].op_type for index in indices)
     return "code: " + ", ".join(name for name in operators if name != "Constant")
 
 
@@ -311,13 +312,13 @@ def _detail(suspect: DivergentValue, layer: LayerDeviations, cause: LayerFault |
     return {"code": "with_folded", "norm": suspect.folded.path} if suspect.folded else {}
 
 
-def _outputs(
+def _output_rows(
     measured: Measured, limits: DeviationLimits, exchanged: Container[str], *, has_source: bool
 ) -> Iterator[LayerRow]:
     """Yield the outputs of the unmodified file, because marking may change the outputs.
 
     exchanged: the outputs that are the wrong tensors."""
-    for level, outputs in measured.whole.items():
+    for level, outputs in measured.unmodified.items():
         for name, output in outputs.items():
             agrees = limits.agrees({name: output})
             inside_right = name in exchanged or limits.agrees({name: measured.marked[name]})
@@ -327,8 +328,8 @@ def _outputs(
                 module="",
                 kind=f"output of the whole file, {_LEVELS[level]}",
                 tensor=name,
-                max_abs_diff=_number(output, output.largest),
-                mean_abs_diff=_number(output, output.mean),
+                max_abs_diff=_unless_mismatched(output, output.largest),
+                mean_abs_diff=_unless_mismatched(output, output.mean),
                 noise_ratio=output.ratio,
                 verdict="ok" if agrees else "source" if alone else "propagated",
                 code=detail.pop("code", None),
@@ -336,42 +337,44 @@ def _outputs(
             )
 
 
-def _exchanged(
+def _exchanged_outputs(
     findings: LocalizationFindings, limits: DeviationLimits, diagnoser: Diagnoser
 ) -> Iterator[tuple[str, LayerFault]]:
     """Yield the outputs that are the wrong tensors or constants although all layers are right."""
     names, outputs = findings.layout.names, findings.graph.outputs
     returned = returned_values(outputs, findings.survey, names)
-    wanted = findings.survey.outputs
-    if len(outputs) < len(wanted):
-        missing = [str(i) for i, n in enumerate(wanted, start=1) if n not in returned.values()]
-        yield "", diagnoser.left_out(missing if len(returned) == len(outputs) else [])
+    expected = findings.survey.outputs
+    if len(outputs) < len(expected):
+        missing = [str(i) for i, n in enumerate(expected, start=1) if n not in returned.values()]
+        yield "", diagnoser.missing_outputs(missing if len(returned) == len(outputs) else [])
         return
     for name, output in findings.measured.marked.items():
         right = names.get(returned[name], name) if name in returned else name
         if limits.agrees({name: output}):
             continue
         if right != name:
-            yield name, diagnoser.output(name, right)
+            yield name, diagnoser.wrong_output(name, right)
         elif (constant := diagnoser.constant_output(name)) is not None:
             yield name, constant
 
 
-def _sources(causes: list[LayerFault]) -> Iterator[Detail]:
+def _fault_details(causes: list[LayerFault]) -> Iterator[Detail]:
     first = causes[0]
     titles = dict.fromkeys(cause.module or "(model)" for cause in causes)
-    others = [title for title in titles if title != (first.module or "(model)")]
+    further_titles = [title for title in titles if title != (first.module or "(model)")]
     yield {"code": "inputs" if first.code == "input_order" else "source"}
-    weights = all(one.code == "weights" and "variant" not in one.params for one in causes)
-    if len(others) > 2 and weights:
-        yield {"code": "other_checkpoint", "count": len(others)}
-    elif others:
-        yield {"code": "also", "modules": others}
+    weights = all(cause.code == "weights" and "variant" not in cause.params for cause in causes)
+    if len(further_titles) > 2 and weights:
+        yield {"code": "other_checkpoint", "count": len(further_titles)}
+    elif further_titles:
+        yield {"code": "also", "modules": further_titles}
 
 
-def _whole(measured: Measured, limits: DeviationLimits, rows: list[LayerRow]) -> Iterator[Detail]:
+def _file_details(
+    measured: Measured, limits: DeviationLimits, rows: list[LayerRow]
+) -> Iterator[Detail]:
     """Yield the details of a file in which no single layer is wrong."""
-    optimized, plain = measured.whole["ORT_ENABLE_ALL"], measured.whole["ORT_DISABLE_ALL"]
+    optimized, plain = measured.unmodified["ORT_ENABLE_ALL"], measured.unmodified["ORT_DISABLE_ALL"]
     agrees = {"code": "unoptimized_agrees" if limits.agrees(plain) else "unoptimized_differs"}
     failure = next((output.failure for output in optimized.values() if output.failure), None)
     if not limits.agrees(measured.marked):
@@ -383,10 +386,10 @@ def _whole(measured: Measured, limits: DeviationLimits, rows: list[LayerRow]) ->
                 yield {"code": "unmapped", "names": names}
             return
         yield {"code": "grown", "ratio": ratio}
-        grown = [row for row in rows if row.amplification is not None]
-        most = max(grown, key=lambda row: row.amplification or 0.0, default=None)
-        if most is not None:
-            yield {"code": "grown_at", "module": most.title, "factor": most.amplification}
+        growing = [row for row in rows if row.amplification is not None]
+        largest = max(growing, key=lambda row: row.amplification or 0.0, default=None)
+        if largest is not None:
+            yield {"code": "grown_at", "module": largest.title, "factor": largest.amplification}
     elif failure is not None:
         yield {"code": "session_fails", "failure": failure}
         yield agrees
@@ -399,6 +402,6 @@ def _whole(measured: Measured, limits: DeviationLimits, rows: list[LayerRow]) ->
         yield {"code": "agrees", "samples": measured.samples}
 
 
-def _number(deviation: Deviation, value: float) -> float | None:
+def _unless_mismatched(deviation: Deviation, value: float) -> float | None:
     """Return a number, or None if the shapes differ."""
     return None if deviation.mismatch is not None else value

@@ -19,7 +19,7 @@ from gate.localize.layer_deviations import Deviation
 from gate.localize.layer_weights import Detail, Floats, tensor_names, tensors_around, tensors_of
 from gate.localize.model_runner import ComputedValue, class_name
 from gate.localize.module_paths import computes
-from gate.localize.node_differences import node_differences
+from gate.localize.node_differences import format_value, node_differences, setting
 from gate.localize.value_matching import ValueLayout
 from gate.onnx_file.reading import attributes
 from gate.records.localization import FaultCode, LayerFault
@@ -87,47 +87,45 @@ def mismatched_activation(module: nn.Module, nodes: Iterable[onnx.NodeProto]) ->
     kind = class_name(module)
     if kind not in _ACTIVATIONS:
         return None
-    function = _FUNCTIONS.get(tuple(operators)) or _gelu(operators)
+    function = _FUNCTIONS.get(tuple(operators)) or _gelu_variant(operators)
     if kind == "GELU":
         kind = "GELU" if getattr(module, "approximate", "none") == "none" else "GELU by tanh"
     return None if function == kind else function
 
 
-def _gelu(operators: list[str]) -> str | None:
+def _gelu_variant(operators: list[str]) -> str | None:
     kinds = set(operators)
     if "Erf" in kinds and kinds <= {"Erf", "Mul", "Add", "Div"}:
         return "GELU"
     return "GELU by tanh" if {"Tanh", "Add"} <= kinds <= {"Tanh", "Add", "Mul", "Pow"} else None
 
 
-def differing(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> Iterator[Detail]:
+def differing_settings(module: nn.Module, nodes: Sequence[onnx.NodeProto]) -> Iterator[Detail]:
     """Yield the settings in which a node differs from the module."""
-    listed = list(nodes)
-    yield from _padding_mode(module, listed)
-    yield from _reset_gate(module, listed)
-    padded = any(node.op_type == "Pad" for node in listed)  # then `pads` is not the whole padding
-    for node in listed:
-        of_node = attributes(node)
+    yield from _padding_mode(module, nodes)
+    yield from _reset_gate(module, nodes)
+    padded = any(node.op_type == "Pad" for node in nodes)  # then `pads` is only a part of it
+    for node in nodes:
+        node_attributes = attributes(node)
         for name, (attribute, default) in _SETTINGS.get(node.op_type, {}).items():
             if not hasattr(module, attribute) or (name == "pads" and padded):
                 continue
-            stated, want = of_node.get(name, default), getattr(module, attribute)
-            if stated is not None and not _equal(stated, want, name):
-                text = stated.decode() if isinstance(stated, bytes) else stated
-                yield _setting(name, _short(text), attribute, want)
+            actual, want = node_attributes.get(name, default), getattr(module, attribute)
+            if actual is not None and not _is_equal_setting(actual, want, name):
+                text = actual.decode() if isinstance(actual, bytes) else actual
+                yield setting(name, format_value(text), want, attribute)
 
 
-def compared(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
+def compared_settings(module: nn.Module, nodes: Iterable[onnx.NodeProto]) -> list[str]:
     """Return the attributes of the module that were compared with those of the nodes."""
     names = (name for node in nodes for name, _ in _SETTINGS.get(node.op_type, {}).values())
     return [name for name in dict.fromkeys(names) if hasattr(module, name)]
 
 
-def training(nodes: Iterable[onnx.NodeProto]) -> bool:
+def has_training_mode(nodes: Sequence[onnx.NodeProto]) -> bool:
     """Return whether a BatchNorm uses batch statistics or a Dropout is random."""
-    listed = list(nodes)
-    means = {name for node in listed if node.op_type in _MEANS for name in node.output}
-    for node in listed:
+    means = {name for node in nodes if node.op_type in _MEANS for name in node.output}
+    for node in nodes:
         training_mode = attributes(node).get("training_mode")
         by_batch = training_mode == 1 or bool(means & set(node.input[3:5]))
         if node.op_type == "BatchNormalization" and by_batch:
@@ -137,13 +135,7 @@ def training(nodes: Iterable[onnx.NodeProto]) -> bool:
     return False
 
 
-def _setting(name: str, got: str, attribute: str, want: Any) -> Detail:
-    return {
-        "code": "setting", "setting": name, "attribute": attribute, "got": got, "want": str(want)
-    }  # fmt: skip
-
-
-def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Detail]:
+def _padding_mode(module: nn.Module, nodes: Sequence[onnx.NodeProto]) -> Iterator[Detail]:
     want = getattr(module, "padding_mode", None)
     if want not in _PADDING_MODES:
         return
@@ -151,10 +143,10 @@ def _padding_mode(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[De
     modes = [mode.decode() for node in pads if (mode := attributes(node).get("mode"))]
     actual = set(modes or ["constant"])
     if _PADDING_MODES[want] not in actual:
-        yield _setting("padding mode", ", ".join(actual), "padding_mode", want)
+        yield setting("padding mode", ", ".join(actual), want, "padding_mode")
 
 
-def _reset_gate(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Detail]:
+def _reset_gate(module: nn.Module, nodes: Sequence[onnx.NodeProto]) -> Iterator[Detail]:
     """Yield the difference if a GRU applies the reset gate before the hidden weights.
 
     PyTorch applies it after the product with them."""
@@ -163,24 +155,20 @@ def _reset_gate(module: nn.Module, nodes: list[onnx.NodeProto]) -> Iterator[Deta
             yield {"code": "reset_gate"}
 
 
-def _equal(stated: Any, want: Any, name: str) -> bool:
-    if isinstance(stated, bytes):
-        return bool(stated.decode() == want)
-    if isinstance(stated, float):
-        return isinstance(want, float | int) and math.isclose(stated, want, rel_tol=1e-6)
+def _is_equal_setting(actual: Any, want: Any, name: str) -> bool:
+    if isinstance(actual, bytes):
+        return bool(actual.decode() == want)
+    if isinstance(actual, float):
+        return isinstance(want, float | int) and math.isclose(actual, want, rel_tol=1e-6)
     if isinstance(want, str):  # padding='same'
         return True
-    stated_all = [stated] if isinstance(stated, int) else list(stated)
-    want_all = [int(want)] if isinstance(want, bool | int) else [int(one) for one in want]
-    if name == "pads" and len(want_all) > 1:
-        want_all = want_all * 2
-    if 1 in (len(stated_all), len(want_all)):
-        return len({*stated_all, *want_all}) == 1
-    return stated_all == want_all
-
-
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    actual_sizes = [actual] if isinstance(actual, int) else list(actual)
+    expected_sizes = [int(want)] if isinstance(want, bool | int) else [int(size) for size in want]
+    if name == "pads" and len(expected_sizes) > 1:
+        expected_sizes = expected_sizes * 2
+    if 1 in (len(actual_sizes), len(expected_sizes)):
+        return len({*actual_sizes, *expected_sizes}) == 1
+    return actual_sizes == expected_sizes
 
 
 _TF32 = 2.0**-12
@@ -280,16 +268,16 @@ class Diagnoser:
         indices, sources = self._graph.segment(suspect.tensor, self._cuts)
         nodes = [self._graph.nodes[index] for index in indices]
         for fault in (
-            _fault(suspect.value.path, "training_mode") if training(nodes) else None,
-            self._weights(suspect, indices, nodes),
-            self._nodes(suspect, nodes),
-            self._settings(suspect, nodes),
-            self._shape(suspect, nodes),
-            self._precision(suspect, nodes),
-            self._quantization(suspect, nodes),
+            _fault(suspect.value.path, "training_mode") if has_training_mode(nodes) else None,
+            self._weight_fault(suspect, indices, nodes),
+            self._node_fault(suspect, nodes),
+            self._settings_fault(suspect, nodes),
+            self._shape_fault(suspect, nodes),
+            self._precision_fault(suspect, nodes),
+            self._quantization_fault(suspect, nodes),
             self._overwrite_fault(suspect, sources),
-            self._unread(suspect, nodes, sources),
-            self._code(suspect, nodes, sources),
+            self._unread_input_fault(suspect, nodes, sources),
+            self._code_fault(suspect, nodes, sources),
         ):
             if fault is not None:
                 return fault
@@ -302,10 +290,10 @@ class Diagnoser:
         if function is not None:
             params |= {"variant": "of", "function": function}
         else:
-            params |= self._excluded(suspect, indices, nodes)
+            params |= self._excluded_causes(suspect, indices, nodes)
         return _fault(suspect.paths[0], "operators", **params)
 
-    def _excluded(
+    def _excluded_causes(
         self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> Detail:
         """Return the causes that are excluded, and why.
@@ -313,25 +301,25 @@ class Diagnoser:
         The details name the module's tensors that match the file and those that could not be
         compared.
         """
-        same, unfound = self._compared(suspect, indices, nodes)
+        same, uncompared = self._compared_tensors(suspect, indices, nodes)
         details: list[Detail] = [{"code": "same", "names": same}] if same else []
         if suspect.unmatched:
-            before = list(dict.fromkeys(value.path for value in suspect.unmatched))
+            upstream = list(dict.fromkeys(value.path for value in suspect.unmatched))
             if isinstance(self._model, OnnxReference):
-                count, last = len(before) + 1, suspect.value.path
+                count, last = len(upstream) + 1, suspect.value.path
                 details.append(
-                    {"code": "replaces", "count": count, "first": before[0], "last": last}
+                    {"code": "replaces", "count": count, "first": upstream[0], "last": last}
                 )
             else:
-                details.append({"code": "precedes", "names": before})
-        elif unfound:
-            details.append({"code": "not_compared" if same else "no_tensors", "names": unfound})
+                details.append({"code": "precedes", "names": upstream})
+        elif uncompared:
+            details.append({"code": "not_compared" if same else "no_tensors", "names": uncompared})
         excluded = ["training mode", "shape", *([] if self._reduced else ["16 bits"])]
-        excluded += ["weights"] if same and not unfound else []
+        excluded += ["weights"] if same and not uncompared else []
         return {
             "details": details,
             "excluded": excluded,
-            "variant": "uncompared" if unfound else None,
+            "variant": "uncompared" if uncompared else None,
         }
 
     def reads_other_output(self, suspect: DivergentValue, faulty: Iterable[DivergentValue]) -> bool:
@@ -339,7 +327,7 @@ class Diagnoser:
 
         That output is not a value of the model, so it can't be replaced by a right one."""
         indices, _ = self._graph.segment(suspect.tensor, self._cuts)
-        nodes = {self._graph.producer.get(each.tensor) for each in faulty}
+        nodes = {self._graph.producer.get(fault.tensor) for fault in faulty}
         producer = self._graph.producer.get(suspect.tensor)
         return any(index in nodes for index in indices if index != producer)
 
@@ -359,20 +347,20 @@ class Diagnoser:
                 return value
             if self._is_in_file(value, indices) and not self._differing_settings(value, indices):
                 continue
-            among = [*suspect.unmatched, *([] if suspect.value.functional else [suspect.value])]
-            wanted = len({(v.path, v.call) for v in among if v.kind == value.kind})
+            modules = [*suspect.unmatched, *([] if suspect.value.functional else [suspect.value])]
+            required = len({(v.path, v.call) for v in modules if v.kind == value.kind})
             weight = getattr(self._model.get_submodule(value.path), "weight", None)
             axes = weight.dim() if isinstance(weight, torch.Tensor) else 0
-            if sum(self._computes(index, value.kind, axes) for index in indices) >= wanted:
+            if sum(self._computes_kind(index, value.kind, axes) for index in indices) >= required:
                 return value
         return None
 
     def _is_in_file(self, value: ComputedValue, indices: Sequence[int]) -> bool:
         """Return whether the nodes read all parameters of the value's module unchanged."""
-        comparison = self._parameters(value, indices)
-        return bool(comparison.same) and not (comparison.differences or comparison.unfound)
+        comparison = self._compare_module(value, indices)
+        return bool(comparison.same) and not (comparison.differences or comparison.unpaired)
 
-    def _parameters(
+    def _compare_module(
         self, value: ComputedValue, indices: Sequence[int]
     ) -> layer_weights.WeightComparison:
         """Compare the tensors of the value's module with nodes that also compute other modules."""
@@ -381,7 +369,7 @@ class Diagnoser:
             module,
             value.path,
             constants,
-            others=self._names,
+            model_names=self._names,
             folded=True,
             reordered=self._has_gates(indices),
         )
@@ -395,33 +383,33 @@ class Diagnoser:
         module = self._model.get_submodule(value.path)
         nodes = [self._graph.nodes[index] for index in indices]
         same_kind = [node for node in nodes if computes(node.op_type, value.kind)]
-        return list(differing(module, same_kind)) if len(same_kind) == 1 else []
+        return list(differing_settings(module, same_kind)) if len(same_kind) == 1 else []
 
-    def _computes(self, index: int, kind: str, axes: int) -> bool:
+    def _computes_kind(self, index: int, kind: str, axes: int) -> bool:
         """Return whether a node computes a module of this kind, with a weight of `axes` axes."""
         if not computes(self._graph.nodes[index].op_type, kind):
             return False
         constants = self._graph.constants([index]).values()
         return not axes or any(array.ndim == axes for array in constants)
 
-    def nowhere(self, value: ComputedValue, behind: str) -> LayerFault:
+    def unmatched_fault(self, value: ComputedValue, behind: str) -> LayerFault:
         """Return the fault if no tensor has a value and the next tensor `behind` is wrong."""
         indices, _ = self._graph.segment(behind, self._cuts)
-        for difference in self._parameters(value, indices).differences:
+        for difference in self._compare_module(value, indices).differences:
             return _fault(difference.module, "weights", details=[difference.detail])
         settings = self._differing_settings(value, indices)
         if settings:
             return _fault(value.path, "settings", details=settings)
         return _fault(value.path, "missing_value", variant="unmatched", tensor=behind)
 
-    def left_out(self, places: Sequence[str]) -> LayerFault:
+    def missing_outputs(self, positions: Sequence[str]) -> LayerFault:
         """Return the fault if the model returns more outputs than the file.
 
-        places: positions of the missing outputs, from 1; empty if unknown."""
-        params = {"variant": "places", "places": places} if places else {}
+        positions: those of the missing outputs, from 1; empty if unknown."""
+        params = {"variant": "places", "places": positions} if positions else {}
         return _fault("", "not_returned", **params)
 
-    def output(self, name: str, right: str) -> LayerFault:
+    def wrong_output(self, name: str, right: str) -> LayerFault:
         """Return the fault if an output is the wrong tensor although all layers are right."""
         if right in self._graph.outputs:
             return _fault("", "output_order", name=name, right=right)
@@ -434,12 +422,12 @@ class Diagnoser:
         """Return the fault if an output that the inputs do not change has wrong values."""
         return _fault("", "constant_output", name=name) if self._graph.is_constant(name) else None
 
-    def exchanged_inputs(self, moved: Mapping[str, str]) -> LayerFault:
+    def exchanged_inputs(self, exchanged: Mapping[str, str]) -> LayerFault:
         """Return the fault if the file exchanges inputs."""
-        inputs = sorted({*moved, *moved.values()})
-        return _fault("", "input_order", inputs=inputs, pairs=sorted(moved.items()))
+        inputs = sorted({*exchanged, *exchanged.values()})
+        return _fault("", "input_order", inputs=inputs, pairs=sorted(exchanged.items()))
 
-    def _unread(
+    def _unread_input_fault(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], sources: Sequence[str]
     ) -> LayerFault | None:
         path = suspect.paths[0]
@@ -453,7 +441,7 @@ class Diagnoser:
                 return _fault(path, "unread_input", variant="mask", nodes=_operators([node]))
         return None
 
-    def _weights(
+    def _weight_fault(
         self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> LayerFault | None:
         constants = self._constants(suspect, indices)
@@ -462,13 +450,13 @@ class Diagnoser:
         if layer is not None and any(_QUANTIZED.search(node.op_type) for node in nodes):
             return None  # scaled, then rounded, so that no number equals one of the model
         if layer is None:
-            differences = [*self._comparison(suspect, indices).differences]
+            differences = [*self._compare_tensors(suspect, indices).differences]
             differences += layer_weights.affine_differences(
                 module, value.path, constants, format_=self._format
             )
-            turned = layer_weights.transposed(module, value.path, nodes, constants)
-            differences += [] if turned is None else [turned]
-            differences += layer_weights.moved(module, value.path, constants)
+            transposed = layer_weights.transposed_weight(module, value.path, nodes, constants)
+            differences += [] if transposed is None else [transposed]
+            differences += layer_weights.misplaced_tensors(module, value.path, constants)
             # Differences of the module itself come first.
             differences.sort(key=lambda difference: difference.module != value.path)
         else:
@@ -492,7 +480,7 @@ class Diagnoser:
     def _format(self) -> str | None:
         return "float16" if self._reduced else None
 
-    def _comparison(
+    def _compare_tensors(
         self, suspect: DivergentValue, indices: Sequence[int]
     ) -> layer_weights.WeightComparison:
         """Compare the module's tensors with the constants that nodes read.
@@ -507,12 +495,12 @@ class Diagnoser:
             self._model.get_submodule(value.path),
             value.path,
             constants,
-            others=self._names,
-            folded=not all(self._is_in_file(before, indices) for before in suspect.unmatched),
+            model_names=self._names,
+            folded=not all(self._is_in_file(upstream, indices) for upstream in suspect.unmatched),
         )
         fused: dict[str, Floats] = {}
-        for before in suspect.unmatched:
-            fused |= tensors_of(self._model.get_submodule(before.path), before.path)
+        for upstream in suspect.unmatched:
+            fused |= tensors_of(self._model.get_submodule(upstream.path), upstream.path)
         if fused and not value.functional:
             return compare(loose=fused, reordered=self._has_gates(indices))
         if not value.functional:
@@ -524,36 +512,41 @@ class Diagnoser:
         # A constant that a module returned may have been transposed before it was stored.
         return replace(comparison, differences=compare(loose=loose, reordered=True).differences)
 
-    def _compared(
+    def _compared_tensors(
         self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
     ) -> tuple[list[str], list[str]]:
         """Return the names of the module's matching tensors, and of those not compared."""
         if suspect.folded is not None:
             return [], []
-        comparison = self._comparison(suspect, indices)
-        cut = len(suspect.value.path) + 1 if suspect.value.path else 0
+        comparison = self._compare_tensors(suspect, indices)
+        prefix_length = len(suspect.value.path) + 1 if suspect.value.path else 0
         module = self._model.get_submodule(suspect.value.path)
-        same = [name[cut:] for name in comparison.same] + compared(module, nodes)
-        return same, [name[cut:] for name in comparison.unfound]
+        same = [name[prefix_length:] for name in comparison.same] + compared_settings(module, nodes)
+        return same, [name[prefix_length:] for name in comparison.unpaired]
 
-    def _nodes(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> LayerFault | None:
+    def _node_fault(
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
+    ) -> LayerFault | None:
         if not isinstance(self._model, OnnxReference):
             return None
         path, rank = suspect.value.path, len(suspect.value.shape)
-        found = list(node_differences(self._model, self._graph, path, nodes, rank))
-        if not found:
+        differences = list(node_differences(self._model, self._graph, path, nodes, rank))
+        if not differences:
             return None
-        code = found[0][0]
-        return _fault(path, code, details=[detail for kind, detail in found if kind == code])
+        code = differences[0][0]
+        return _fault(path, code, details=[detail for kind, detail in differences if kind == code])
 
-    def _settings(
+    def _settings_fault(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
     ) -> LayerFault | None:
         if suspect.value.functional and suspect.folded is None:
             return None
         for path in suspect.paths:
             module = self._model.get_submodule(path)
-            differences = [*differing(module, nodes), *self._differing_steps(module, nodes)]
+            differences = [
+                *differing_settings(module, nodes),
+                *self._differing_steps(module, nodes),
+            ]
             if differences:
                 return _fault(path, "settings", details=differences)
         return None
@@ -574,13 +567,14 @@ class Diagnoser:
                 if got is None or got.size != expected.size:
                     continue
                 pairs = zip(got.ravel().tolist(), expected.ravel().tolist(), strict=True)
-                differing = [(a, b) for a, b in pairs if not math.isclose(a, b, rel_tol=1e-6)]
-                if differing:
-                    first, right = differing[0]
-                    yield _setting(f"{name} of {node.op_type}", _short(first), name, _short(right))
+                unequal = [pair for pair in pairs if not math.isclose(*pair, rel_tol=1e-6)]
+                if unequal:
+                    yield setting(f"{name} of {node.op_type}", *map(format_value, unequal[0]), name)
                     break
 
-    def _shape(self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]) -> LayerFault | None:
+    def _shape_fault(
+        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
+    ) -> LayerFault | None:
         mismatch = suspect.alone.mismatch
         if mismatch is None:
             return None
@@ -589,7 +583,7 @@ class Diagnoser:
         nodes_shown = _operators(nodes)
         return _fault(suspect.paths[0], "shape", variant=variant, nodes=nodes_shown, **shapes)
 
-    def _precision(
+    def _precision_fault(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
     ) -> LayerFault | None:
         path = suspect.paths[0]
@@ -611,7 +605,7 @@ class Diagnoser:
             return _fault(path, "tf32", error=error)
         return None
 
-    def _quantization(
+    def _quantization_fault(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
     ) -> LayerFault | None:
         quantized = [node for node in nodes if _QUANTIZED.search(node.op_type)]
@@ -642,9 +636,10 @@ class Diagnoser:
         )
         for index in indices:
             node = self._graph.nodes[index]
-            at = _FLOAT_OPERANDS.get(node.op_type)
-            if at is not None and at < len(node.input) and node.input[at] in self._graph.weights:
-                constants[node.input[at]] = self._graph.weights[node.input[at]]
+            bias = _FLOAT_OPERANDS.get(node.op_type, len(node.input))
+            for name in node.input[bias : bias + 1]:
+                if name in self._graph.weights:
+                    constants[name] = self._graph.weights[name]
         modules = {*suspect.paths, *(value.path for value in suspect.unmatched)}
         tensors = [
             tensor
@@ -675,7 +670,7 @@ class Diagnoser:
                 return _fault(suspect.paths[0], "in_place", tensor=tensor, writer=writer)
         return None
 
-    def _code(
+    def _code_fault(
         self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], sources: Sequence[str]
     ) -> LayerFault | None:
         value = suspect.value if suspect.value.functional else suspect.got

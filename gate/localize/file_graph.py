@@ -99,17 +99,17 @@ class FileGraph:
 
     def __init__(self, candidate: TestedFile) -> None:
         """Read the file. Raises OnnxFileError, DigestMismatch, StorageError."""
-        self._skeleton, self.weights = _read(candidate)
+        self._skeleton, self.weights = _read_graph(candidate)
         self.nodes = list(self._skeleton.graph.node)
-        self.opsets = {each.domain: each.version for each in self._skeleton.opset_import}
+        self.opsets = {opset.domain: opset.version for opset in self._skeleton.opset_import}
         self.outputs = tuple(value.name for value in self._skeleton.graph.output)
-        self.producer = {name: at for at, node in enumerate(self.nodes) for name in node.output}
-        self._needs = [tuple(_reads(node)) for node in self.nodes]
+        self.producer = {name: i for i, node in enumerate(self.nodes) for name in node.output}
+        self._reads = [tuple(_reads(node)) for node in self.nodes]
         self.readers: dict[str, list[int]] = {}
         """Indices of the nodes that read a tensor, by its name."""
-        for at, needs in enumerate(self._needs):
-            for name in needs:
-                self.readers.setdefault(name, []).append(at)
+        for i, names in enumerate(self._reads):
+            for name in names:
+                self.readers.setdefault(name, []).append(i)
         self.tensors = self._varying(spec.name for spec in candidate.subject.inputs)
         """Tensors that depend on the inputs, in the order of the nodes."""
         self._computed = frozenset(self.tensors)
@@ -129,85 +129,85 @@ class FileGraph:
     def marked(self, names: Iterable[str]) -> Piece:
         """Return the whole graph with these tensors as additional outputs."""
         outputs = tuple(dict.fromkeys([*self.outputs, *names]))
-        return self._piece(range(len(self.nodes)), outputs, {})
+        return self._subgraph(range(len(self.nodes)), outputs, {})
 
-    def cut(self, wanted: Iterable[str], cuts: Mapping[str, np.dtype[Any]]) -> Piece:
-        """Return the piece of the graph that computes `wanted` from the nearest of `cuts`.
+    def cut(self, names: Iterable[str], cuts: Mapping[str, np.dtype[Any]]) -> Piece:
+        """Return the piece of the graph that computes tensors from the nearest of `cuts`.
 
         `cuts` maps tensors to their dtypes.
         """
-        outputs = tuple(dict.fromkeys(wanted))
-        return self._piece(sorted(self._between(outputs, cuts)), outputs, cuts)
+        outputs = tuple(dict.fromkeys(names))
+        return self._subgraph(sorted(self._nodes_between(outputs, cuts)), outputs, cuts)
 
-    def part(self, places: Iterable[int], values: Mapping[str, np.dtype[Any]]) -> Piece | None:
+    def part(self, indices: Iterable[int], values: Mapping[str, np.dtype[Any]]) -> Piece | None:
         """Return the piece of these nodes, including nodes that compute constants for them.
 
         values: dtypes of the tensors that have a value. Those that the nodes read but do not
         compute become inputs; those that they compute for other nodes become outputs. None if they
         compute nothing for other nodes.
         """
-        inside, cuts = set(places), dict[str, np.dtype[Any]]()
-        ahead = list(inside)
-        while ahead:
-            for need in self._needs[ahead.pop()]:
-                at = self.producer.get(need)
-                if at in inside:
+        selected, cuts = set(indices), dict[str, np.dtype[Any]]()
+        pending = list(selected)
+        while pending:
+            for need in self._reads[pending.pop()]:
+                index = self.producer.get(need)
+                if index in selected:
                     continue
                 if need in values:
                     cuts[need] = values[need]
-                elif at is not None:
-                    inside.add(at)
-                    ahead.append(at)
-        produced = {name for at in inside for name in self.nodes[at].output if name}
+                elif index is not None:
+                    selected.add(index)
+                    pending.append(index)
+        produced = {name for index in selected for name in self.nodes[index].output if name}
         outputs = tuple(
             name
-            for at in sorted(inside)
-            for name in self.nodes[at].output
+            for index in sorted(selected)
+            for name in self.nodes[index].output
             if name in values
-            and (name in self.outputs or not inside.issuperset(self.readers.get(name, (-1,))))
+            and (name in self.outputs or not selected.issuperset(self.readers.get(name, (-1,))))
         )
-        kept = {name: kind for name, kind in cuts.items() if name not in produced}
-        return self._piece(sorted(inside), outputs, kept) if outputs else None
+        read_cuts = {name: kind for name, kind in cuts.items() if name not in produced}
+        return self._subgraph(sorted(selected), outputs, read_cuts) if outputs else None
 
     def segment(self, name: str, cuts: Container[str]) -> tuple[list[int], list[str]]:
         """Return the nodes that compute a tensor from the nearest of `cuts`, and these cuts."""
-        inside = sorted(self._between([name], cuts))
-        met = dict.fromkeys(need for at in inside for need in self._needs[at] if need in cuts)
-        return inside, list(met)
+        indices = sorted(self._nodes_between([name], cuts))
+        reached = dict.fromkeys(need for i in indices for need in self._reads[i] if need in cuts)
+        return indices, list(reached)
 
-    def constants(self, places: Iterable[int]) -> dict[str, OutputArray]:
+    def constants(self, indices: Iterable[int]) -> dict[str, OutputArray]:
         """Return the initializers and constants that these nodes read.
 
         This includes constants behind nodes that compute constants, because exporters insert
         Identity after shared weights.
         """
-        found: dict[str, OutputArray] = {}
-        ahead: list[str] = []
-        for place in places:
-            needs = self._needs[place]
-            ahead += needs[:1] if self.nodes[place].op_type in STEPPED else needs
-        while ahead:
-            name = ahead.pop()
+        constants: dict[str, OutputArray] = {}
+        pending: list[str] = []
+        for index in indices:
+            needs = self._reads[index]
+            pending += needs[:1] if self.nodes[index].op_type in STEPPED else needs
+        while pending:
+            name = pending.pop()
             if name in self.weights:
-                found[name] = self.weights[name]
+                constants[name] = self.weights[name]
             elif name in self.producer and name not in self._computed:
                 node = self.nodes[self.producer[name]]
                 if node.op_type in STEPPED:
                     # Scales and zero points are not weights.
                     stepped = self.dequantized(name)
-                    found.update({} if stepped is None else {name: stepped.values})
-                    ahead += () if stepped is not None else node.input[:1]
+                    constants.update({} if stepped is None else {name: stepped.values})
+                    pending += () if stepped is not None else node.input[:1]
                     continue
-                ahead += node.input
-                found.update(_constant(node))
-        return found
+                pending += node.input
+                constants.update(_constant_value(node))
+        return constants
 
     def constant(self, name: str) -> OutputArray | None:
         """Return an initializer or the value of a Constant; None for other tensors."""
         while name not in self.weights:
             node = self.nodes[self.producer[name]] if name in self.producer else None
             if node is None or node.op_type != "Identity":
-                return None if node is None else dict(_constant(node)).get(name)
+                return None if node is None else dict(_constant_value(node)).get(name)
             name = node.input[0]
         return self.weights[name]
 
@@ -219,7 +219,7 @@ class FileGraph:
         node = self.nodes[self.producer[name]] if name in self.producer else None
         if node is None or node.op_type != "DequantizeLinear":
             return None
-        stored = [self.weights.get(each) for each in node.input if each]
+        stored = [self.weights.get(name_read) for name_read in node.input if name_read]
         if stored[0] is None or stored[1] is None:
             return None
         zero = stored[2] if len(stored) > 2 else None
@@ -230,14 +230,14 @@ class FileGraph:
 
         The search goes back at most `steps` nodes, and not through another tensor of `among`.
         """
-        found: set[str] = set()
-        ahead = {name}
+        sources: set[str] = set()
+        pending = {name}
         for _ in range(steps):
-            producers = {self.producer[need] for need in ahead if need in self.producer}
-            needs = {need for at in producers for need in self._needs[at]}
-            found |= {need for need in needs if need in among}
-            ahead = needs - found
-        return found
+            producers = {self.producer[need] for need in pending if need in self.producer}
+            needs = {need for index in producers for need in self._reads[index]}
+            sources |= {need for need in needs if need in among}
+            pending = needs - sources
+        return sources
 
     def is_constant(self, name: str) -> bool:
         """Return True if the inputs change at most the shape of a tensor.
@@ -255,53 +255,53 @@ class FileGraph:
         only."""
         varying = dict.fromkeys(inputs)
         input_count = len(varying)
-        for node, needs in zip(self.nodes, self._needs, strict=True):
+        for node, needs in zip(self.nodes, self._reads, strict=True):
             read = needs if shapes else needs[: _READ_VALUES.get(node.op_type, len(needs))]
             if any(need in varying for need in read):
                 varying.update(dict.fromkeys(name for name in node.output if name))
         return tuple(varying)[input_count:]
 
-    def _between(self, names: Iterable[str], cuts: Container[str]) -> set[int]:
-        inside: set[int] = set()
-        ahead = [self.producer[name] for name in names if name in self.producer]
-        while ahead:
-            at = ahead.pop()
-            if at not in inside:
-                inside.add(at)
-                needs = (need for need in self._needs[at] if need not in cuts)
-                ahead += [self.producer[need] for need in needs if need in self.producer]
-        return inside
+    def _nodes_between(self, names: Iterable[str], cuts: Container[str]) -> set[int]:
+        indices: set[int] = set()
+        pending = [self.producer[name] for name in names if name in self.producer]
+        while pending:
+            index = pending.pop()
+            if index not in indices:
+                indices.add(index)
+                needs = (need for need in self._reads[index] if need not in cuts)
+                pending += [self.producer[need] for need in needs if need in self.producer]
+        return indices
 
-    def _piece(
-        self, places: Iterable[int], outputs: tuple[str, ...], cuts: Mapping[str, np.dtype[Any]]
+    def _subgraph(
+        self, indices: Iterable[int], outputs: tuple[str, ...], cuts: Mapping[str, np.dtype[Any]]
     ) -> Piece:
         model = copy.deepcopy(self._skeleton)
         del model.graph.node[:]
         del model.graph.output[:]
         del model.graph.value_info[:]
-        met: dict[str, None] = {}
+        reached: dict[str, None] = {}
         read = set(outputs)
-        for at in places:
-            read.update(self._needs[at])
+        for index in indices:
+            read.update(self._reads[index])
             node = model.graph.node.add()
-            node.CopyFrom(self.nodes[at])
-            met.update(dict.fromkeys(_replace_inputs(node, cuts)))
+            node.CopyFrom(self.nodes[index])
+            reached.update(dict.fromkeys(_replace_inputs(node, cuts)))
         _drop_weights(model.graph, {name for name in self.weights if name not in read})
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
-        for name in met:
+        for name in reached:
             kind = self._halves.get(name) or helper.np_dtype_to_tensor_dtype(cuts[name])
             model.graph.input.append(
                 helper.make_tensor_value_info(reference_name(name), kind, None)
             )
-        return Piece(model, self.weights, outputs, tuple(met))
+        return Piece(model, self.weights, outputs, tuple(reached))
 
 
 def _drop_weights(graph: onnx.GraphProto, unread: Container[str]) -> None:
     """Remove weights that no node reads, because ONNX Runtime accepts no values for them."""
-    for listed in (graph.initializer, graph.input):
-        kept = [one for one in listed if one.name not in unread]
-        del listed[:]
-        listed.extend(kept)
+    for values in (graph.initializer, graph.input):
+        kept = [value for value in values if value.name not in unread]
+        del values[:]
+        values.extend(kept)
 
 
 def reference_name(tensor: str) -> str:
@@ -313,31 +313,31 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, including outer tensors that its subgraphs read."""
     yield from (name for name in node.input if name)
     for graph in subgraphs(node):
-        own = {value.name for value in (*graph.input, *graph.initializer)}
-        own |= {name for inner in graph.node for name in inner.output}
+        local = {value.name for value in (*graph.input, *graph.initializer)}
+        local |= {name for inner in graph.node for name in inner.output}
         for inner in graph.node:
-            yield from (name for name in _reads(inner) if name not in own)
-        yield from (value.name for value in graph.output if value.name not in own)
+            yield from (name for name in _reads(inner) if name not in local)
+        yield from (value.name for value in graph.output if value.name not in local)
 
 
 def _replace_inputs(node: onnx.NodeProto, cuts: Container[str]) -> Iterator[str]:
     """Make a node read references instead of cut tensors; yield the cut tensors."""
-    for place, name in enumerate(node.input):
+    for index, name in enumerate(node.input):
         if name in cuts:
-            node.input[place] = reference_name(name)
+            node.input[index] = reference_name(name)
             yield name
     for graph in subgraphs(node):
         for inner in graph.node:
             yield from _replace_inputs(inner, cuts)
 
 
-def _constant(node: onnx.NodeProto) -> Iterator[tuple[str, OutputArray]]:
+def _constant_value(node: onnx.NodeProto) -> Iterator[tuple[str, OutputArray]]:
     for attribute in node.attribute:
         if node.op_type == "Constant" and attribute.name == "value":
             yield node.output[0], numpy_helper.to_array(attribute.t)
 
 
-def _read(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray]]:
+def _read_graph(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray]]:
     """Return the file's graph without its weights, and the weights."""
     data = candidate.verified()
     try:
@@ -350,7 +350,7 @@ def _read(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray
             array = numpy_helper.to_array(inlined(tensor, candidate))
             weights[tensor.name] = array
             if array.nbytes > _INLINE and array.dtype.kind in "biuf":
-                _empty(tensor)
+                _remove_data(tensor)
             elif tensor.data_location == onnx.TensorProto.EXTERNAL:
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     except Exception as error:  # errors of protobuf and onnx have no common base
@@ -361,7 +361,7 @@ def _read(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, OutputArray
     return model, weights
 
 
-def _empty(tensor: onnx.TensorProto) -> None:
+def _remove_data(tensor: onnx.TensorProto) -> None:
     """Keep name, dtype and shape, and mark the data as external."""
     bare = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     bare.data_location = onnx.TensorProto.EXTERNAL
@@ -412,9 +412,9 @@ class SubgraphSession:
 
         references: values of the cut tensors.
         """
-        fed = {**feed, **self.fed(references or {})}
-        wanted = list(self.outputs if only is None else only)
-        return dict(zip(wanted, map(text_digests, self._session.run(wanted, fed)), strict=True))
+        inputs = {**feed, **self.fed(references or {})}
+        names = list(self.outputs if only is None else only)
+        return dict(zip(names, map(text_digests, self._session.run(names, inputs)), strict=True))
 
     def fed(self, references: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
         """Return the inputs for the cut tensors, by `reference_name`, in the file's dtypes."""

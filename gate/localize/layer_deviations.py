@@ -49,7 +49,7 @@ class Deviation:
         self._elements = 0
         self._noise = NoiseStatistics()
         self._rounding: NoiseStatistics | None = None
-        self._compared = False
+        self._is_compared = False
         self._exact = False
         self.finite = False
         """True if the model's value has a finite element."""
@@ -63,7 +63,7 @@ class Deviation:
             shapes = {"got": str(tensor.shape), "want": str(value.shape)}
             self.mismatch = self.mismatch or {"code": "mismatch", **shapes}
             return
-        self._compared = True
+        self._is_compared = True
         self._exact = value.dtype.kind != "f"
         self._scale = max(self._scale, _magnitude(value))
         difference = _difference(value, tensor)
@@ -105,7 +105,7 @@ class Deviation:
     @property
     def equal(self) -> bool:
         """Return whether all elements are equal; NaN equals NaN."""
-        return self._compared and self.mismatch is None and self.largest == 0.0
+        return self._is_compared and self.mismatch is None and self.largest == 0.0
 
     @property
     def mean(self) -> float:
@@ -206,7 +206,7 @@ class Measured:
     """Deviations by the number of the value."""
     marked: dict[str, Deviation] = field(default_factory=dict)
     """Deviations of the outputs of the marked file, which also returns the layers' tensors."""
-    whole: dict[Level, dict[str, Deviation]] = field(default_factory=dict)
+    unmodified: dict[Level, dict[str, Deviation]] = field(default_factory=dict)
     """Deviations of the outputs of the unmodified file, by optimization level. ORT_ENABLE_ALL
     stands for the level of the runtime, if it enables any."""
     samples: int = 0
@@ -230,7 +230,7 @@ class Measuring:
 
     def __init__(
         self,
-        bench: LocalizationContext,
+        context: LocalizationContext,
         survey: ValueSurvey,
         layout: ValueLayout,
         setup: OrtSetup,
@@ -239,21 +239,21 @@ class Measuring:
     ) -> None:
         """setup: for the layers. optimized: for the unmodified file with optimizations."""
         self._optimized = optimized
-        self._bench = bench
+        self._context = context
         self._survey = survey
         self._layout = layout
         self._setup = setup
-        producer = bench.graph.producer
+        producer = context.graph.producer
         self._names = {
             n: name for n, name in layout.names.items() if name in producer or n in layout.missing
         }
-        self._returned = returned_values(bench.graph.outputs, survey, layout.names)
+        self._returned = returned_values(context.graph.outputs, survey, layout.names)
 
     def run(self) -> Measured:
         """Measure all layers. Raises EvidenceError and the exceptions of ONNX Runtime."""
         measured = Measured({number: LayerDeviations() for number in self._names})
         size = 2 * sum(self._survey.values[number].nbytes for number in self._names)
-        parts = list(self._bench.parts(list(self._names), size=size)) or [()]
+        parts = list(self._context.parts(list(self._names), size=size)) or [()]
         for index, part in enumerate(parts):
             views = self._layers(part, measured)
             if index == 0:
@@ -263,7 +263,7 @@ class Measuring:
 
     def _layers(self, part: Sequence[int], measured: Measured) -> list[_View]:
         """Return both runs of some layers; the first call also measures the marked outputs."""
-        graph = self._bench.graph
+        graph = self._context.graph
         names = {number: self._names[number] for number in part}
         tensors = [name for name in dict.fromkeys(names.values()) if name in graph.producer]
         layers = measured.layers
@@ -284,33 +284,33 @@ class Measuring:
         for level in LEVELS:
             may_fail = level != OFF
             if level == self._setup.optimization == OFF:
-                measured.whole[level] = measured.marked
+                measured.unmodified[level] = measured.marked
                 continue
-            whole = measured.whole[level] = {name: Deviation() for name in self._returned}
+            unmodified = measured.unmodified[level] = {name: Deviation() for name in self._returned}
             setup = self._optimized if may_fail else self._setup.plain
             try:
-                run = SubgraphSession(self._bench.graph.marked(()), setup)
+                run = SubgraphSession(self._context.graph.marked(()), setup)
             except GateError:
                 raise
             except Exception as error:  # of ONNX Runtime, without a common base
                 if not may_fail:
                     raise
-                _fail(whole.values(), error)
+                _fail(unmodified.values(), error)
                 continue
-            pairs = [(n, o, whole[o]) for o, n in self._returned.items()]
+            pairs = [(n, o, unmodified[o]) for o, n in self._returned.items()]
             yield _View(run, pairs, may_fail=may_fail)
 
     def _compare(self, views: Sequence[_View], measured: Measured) -> None:
         layout = self._layout
         needed = {number for view in views for number, _, _ in view.pairs}
         needed |= {layout.value_at_cut[cut] for view in views for cut in view.run.cuts}
-        done = 0
+        sample_count = 0
         for batch, values in self._values(needed):
-            truths = None if done else self._truths(batch, values, measured)
+            truths = None if sample_count else self._truths(batch, values, measured)
             for view in views:
-                self._measure_view(view, batch, values, truths, first=not done)
-            done += length(batch)
-        measured.samples = done
+                self._measure_view(view, batch, values, truths, first=not sample_count)
+            sample_count += length(batch)
+        measured.samples = sample_count
 
     def _measure_view(
         self,
@@ -322,7 +322,7 @@ class Measuring:
         first: bool,
     ) -> None:
         cuts = self._layout.references(view.run.cuts, values)
-        feed = self._bench.feed(batch)
+        feed = self._context.feed(batch)
         # A missing layer may have an input of the file in its place.
         names = dict.fromkeys(name for _, name, _ in view.pairs)
         only = [name for name in names if name not in feed]
@@ -350,9 +350,9 @@ class Measuring:
 
     def _values(self, needed: set[int]) -> Iterator[tuple[Batch, dict[int, OutputArray]]]:
         """Yield the batches whose forward calls the same modules as in the first one."""
-        for index, batch in enumerate(self._bench.batches):
+        for index, batch in enumerate(self._context.batches):
             try:
-                yield batch, self._bench.side.values(batch, self._survey, needed)
+                yield batch, self._context.runner.values(batch, self._survey, needed)
             except ForwardPathChanged:
                 if index == 0:
                     raise
@@ -361,14 +361,14 @@ class Measuring:
         self, batch: Batch, values: Mapping[int, OutputArray], measured: Measured
     ) -> Float64Values | None:
         try:
-            return self._bench.side.truths(batch, self._survey, values)
+            return self._context.runner.float64_values(batch, self._survey, values)
         except ModelError as error:
             measured.noise_unmeasured = str(error)
             return None
 
 
 def widen_by_rounding(
-    measured: Measured, bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout
+    measured: Measured, context: LocalizationContext, survey: ValueSurvey, layout: ValueLayout
 ) -> Measured:
     """Return the deviations in units of random rounding, where that is larger on the first batch.
 
@@ -376,12 +376,12 @@ def widen_by_rounding(
     error, as that of a saturated sigmoid. Raises ModelError or EvidenceError where the model can't
     run in float64 or under random rounding.
     """
-    returned = returned_values(bench.graph.outputs, survey, layout.names)
+    returned = returned_values(context.graph.outputs, survey, layout.names)
     numbers = {*measured.layers, *returned.values(), *layout.value_at_cut.values()}
-    side, batch = bench.side, bench.batches[0]
-    values = side.values(batch, survey, numbers)
-    truths = side.truths(batch, survey, values)
-    runs = [side.rounded(batch, survey, values, draw=draw) for draw in range(DRAWS)]
+    runner, batch = context.runner, context.batches[0]
+    values = runner.values(batch, survey, numbers)
+    truths = runner.float64_values(batch, survey, values)
+    runs = [runner.rounded(batch, survey, values, draw=draw) for draw in range(DRAWS)]
 
     def floors(*, alone: bool) -> dict[int, NoiseStatistics]:
         """By number, of the floats of which float64 is the same function."""
@@ -394,12 +394,12 @@ def widen_by_rounding(
             if value.dtype.kind == "f" and number in truth and number not in truths.rounding[alone]
         }
 
-    through, apart = floors(alone=False), floors(alone=True)
+    through, alone = floors(alone=False), floors(alone=True)
     widened = copy.deepcopy(measured)
     for number, layer in widened.layers.items():
         layer.through.widen(through.get(number))
-        layer.alone.widen(apart.get(number))
-    for outputs in (widened.marked, *widened.whole.values()):
+        layer.alone.widen(alone.get(number))
+    for outputs in (widened.marked, *widened.unmodified.values()):
         for name, output in outputs.items():
             output.widen(through.get(returned[name]))
     return widened
@@ -472,21 +472,21 @@ class DeviationLimits:
         enabled = self.setup.optimization != "ORT_DISABLE_ALL"
         return "ORT_ENABLE_ALL" if enabled else "ORT_DISABLE_ALL"
 
-    def is_optimizer(self, whole: Mapping[Level, Mapping[str, Deviation]]) -> bool:
+    def is_optimizer(self, unmodified: Mapping[Level, Mapping[str, Deviation]]) -> bool:
         """Return whether the unmodified file is right without optimizations and clearly wrong with
         them."""
-        return self.relaxed_limit(whole, refused=False) is not None
+        return self.relaxed_limit(unmodified, refused=False) is not None
 
     def relaxed_limit(
-        self, whole: Mapping[Level, Mapping[str, Deviation]], *, refused: bool
+        self, unmodified: Mapping[Level, Mapping[str, Deviation]], *, refused: bool
     ) -> float | None:
         """Return the `bound_usage` up to which outputs are as right as without optimizations, or
         None if the optimizers are not suspected.
 
         refused: the outputs with optimizations are refused although they are within the limits."""
         off, on = (
-            self.bound_usage(whole["ORT_DISABLE_ALL"]),
-            self.bound_usage(whole["ORT_ENABLE_ALL"]),
+            self.bound_usage(unmodified["ORT_DISABLE_ALL"]),
+            self.bound_usage(unmodified["ORT_ENABLE_ALL"]),
         )
         wrong = on > 1.0 or (refused and self.level != "ORT_DISABLE_ALL" and on > 0.0)
         if self.plain_refused or not (off <= 1.0 and wrong and on >= _MIN_GROWTH * off):

@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 Detail = dict[str, Any]
 """An item of `params["details"]`: a code of `gate.decision.faults` with its parameters."""
 
-_MOST = 0.5
+_MIN_EQUAL = 0.5
 """Share of equal elements from which a constant counts as a modified tensor of the model."""
 
 _NEAR = 0.5
@@ -54,7 +54,7 @@ class Pair:
     """The constant in the shape of `want`; unchanged if elements were selected or packed."""
     changed: int
     """Number of elements that differ in the file."""
-    of: int
+    total: int
     named: bool = False
     """True if the constant has the tensor's name."""
 
@@ -65,45 +65,45 @@ class Counterparts:
 
     differing: list[Pair] = field(default_factory=list)
     same: list[str] = field(default_factory=list)
-    unfound: list[str] = field(default_factory=list)
+    unpaired: list[str] = field(default_factory=list)
     """Tensors without a corresponding constant."""
 
 
 def counterparts(
     tensors: Mapping[str, Floats],
-    found: Mapping[str, OutputArray],
+    stored: Mapping[str, OutputArray],
     *,
-    others: Container[str] = (),
+    excluded: Container[str] = (),
     loose: Container[str] = (),
     reordered: bool = False,
     folded: bool = False,
 ) -> Counterparts:
-    """Pair `tensors` with the constants `found`.
+    """Pair `tensors` with the constants `stored` in the file.
 
     They are paired by name, by equal values in any order or shape, and otherwise by similarity.
     Exporters reshape, transpose, gather, slice and pack (LSTM, GRU) tensors, but keep most values.
 
-    others: names of the model's other tensors. loose: names among `tensors` that may belong to
-    other layers. They need evidence, for others an equal shape is enough. reordered: whether the
-    operators require another order of rows, as LSTM and GRU do for gates. folded: whether a
-    constant may be computed from several tensors. Then only a name or equal elements identify the
-    tensor.
+    excluded: names of the model's tensors outside of `tensors`. loose: names among `tensors` that
+    may belong to other layers. They need evidence; for the rest an equal shape is enough.
+    reordered: whether the operators require another order of rows, as LSTM and GRU do for gates.
+    folded: whether a constant may be computed from several tensors. Then only a name or equal
+    elements identify the tensor.
     """
     constants = {
         name: array.astype(np.float64)
-        for name, array in found.items()
-        if array.dtype.kind == "f" and array.size and name not in others
+        for name, array in stored.items()
+        if array.dtype.kind == "f" and array.size and name not in excluded
     }
     result = Counterparts()
     left = _pair_equal(tensors, constants, result, loose)
     if reordered:
         left = _pair_by_values(left, constants, result, reordered=True)
-    cut = {key: got for key, got in constants.items() if _is_cut(key, got, tensors)}
-    whole = {key: got for key, got in constants.items() if key not in cut}
-    left = _pair_by_shape(left, whole, result, loose, near=0.0 if folded else _NEAR)
-    constants = {**whole, **cut}
+    partial = {key: got for key, got in constants.items() if _is_cut(key, got, tensors)}
+    complete = {key: got for key, got in constants.items() if key not in partial}
+    left = _pair_by_shape(left, complete, result, loose, near=0.0 if folded else _NEAR)
+    constants = {**complete, **partial}
     left = _pair_by_values(left, constants, result, reordered=reordered)
-    result.unfound.extend(left)
+    result.unpaired.extend(left)
     return result
 
 
@@ -135,7 +135,7 @@ def _is_same(want: Floats, got: Floats, allowed: float) -> bool:
     if want.size != got.size:
         return False
     bound = allowed * float(np.abs(want).max(initial=0.0, where=np.isfinite(want)))
-    return any(bool((distances(one.ravel(), got.ravel()) <= bound).all()) for one in (want, want.T))
+    return any(bool((distances(a.ravel(), got.ravel()) <= bound).all()) for a in (want, want.T))
 
 
 def _pair_by_shape(
@@ -154,15 +154,15 @@ def _pair_by_shape(
         if _fits(want, got)
     )
     left = dict(tensors)
-    for foreign, apart, name, key in pairs:
+    for is_unnamed, relative, name, key in pairs:
         if name not in left or key not in constants:
             continue
         got = _oriented(constants[key], left[name])
         wrong = int((got != left[name]).sum())
-        evident = wrong <= _MOST * got.size or (apart <= near and _is_distinctive(got))
-        if name in loose and foreign and not evident:
+        evident = wrong <= _MIN_EQUAL * got.size or (relative <= near and _is_distinctive(got))
+        if name in loose and is_unnamed and not evident:
             continue
-        result.differing.append(Pair(name, left.pop(name), got, wrong, got.size, not foreign))
+        result.differing.append(Pair(name, left.pop(name), got, wrong, got.size, not is_unnamed))
         del constants[key]
     return left
 
@@ -186,9 +186,9 @@ def _pair_by_values(
     """Pair tensors with constants that contain most of their values, or are contained in them."""
     left = {}
     for name, want in tensors.items():
-        held = _containing(want, constants.values(), reordered=reordered)
-        best = min(held, default=None, key=lambda one: one[0] / one[1])
-        if best is None or best[0] > _MOST * best[1]:
+        containing = _containing(want, constants.values(), reordered=reordered)
+        best = min(containing, default=None, key=lambda pair: pair[0] / pair[1])
+        if best is None or best[0] > _MIN_EQUAL * best[1]:
             left[name] = want
         elif best[0] == 0:
             result.same.append(name)
@@ -218,19 +218,19 @@ def _is_distinctive(array: Floats) -> bool:
 
 
 def _fits(want: Floats, got: Floats) -> bool:
-    bare, other = _bare(want), _bare(got)
-    return bare in (other, other[::-1])
+    expected_shape, stored_shape = _squeezed(want), _squeezed(got)
+    return expected_shape in (stored_shape, stored_shape[::-1])
 
 
-def _bare(array: Floats) -> tuple[int, ...]:
+def _squeezed(array: Floats) -> tuple[int, ...]:
     """Return the shape without axes of size one, which exporters add and remove."""
     return tuple(size for size in array.shape if size != 1)
 
 
 def _oriented(got: Floats, want: Floats) -> Floats:
     """Return the constant in the tensor's shape; if square, in the more similar orientation."""
-    turned = got.T.reshape(want.shape) if _bare(got)[::-1] == _bare(want) else None
-    if _bare(got) != _bare(want):
+    turned = got.T.reshape(want.shape) if _squeezed(got)[::-1] == _squeezed(want) else None
+    if _squeezed(got) != _squeezed(want):
         assert turned is not None
         return turned
     straight = got.reshape(want.shape)
@@ -241,14 +241,14 @@ def _oriented(got: Floats, want: Floats) -> Floats:
 
 def _relative_difference(want: Floats, got: Floats) -> float:
     """Return the relative difference in the more similar orientation; infinite for NaN."""
-    apart = _l1_difference(_oriented(got, want), want)
+    l1 = _l1_difference(_oriented(got, want), want)
     size = float(np.abs(want).sum())
-    return apart / size if size > 0.0 and math.isfinite(apart) else math.inf
+    return l1 / size if size > 0.0 and math.isfinite(l1) else math.inf
 
 
-def _l1_difference(one: Floats, other: Floats) -> float:
-    finite = np.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0)
-    return float(np.abs(finite - other).sum())
+def _l1_difference(first: Floats, second: Floats) -> float:
+    finite = np.nan_to_num(first, nan=0.0, posinf=0.0, neginf=0.0)
+    return float(np.abs(finite - second).sum())
 
 
 _IN_16_BITS = leeway("float16")
@@ -280,17 +280,17 @@ class WeightComparison:
     differences: tuple[WeightDifference, ...]
     same: tuple[str, ...] = ()
     """Tensors that are equal in the file."""
-    unfound: tuple[str, ...] = ()
+    unpaired: tuple[str, ...] = ()
     """Tensors without a counterpart in the file."""
 
 
 def comparison(  # noqa: PLR0913
     module: nn.Module,
     path: str,
-    found: Mapping[str, OutputArray],
+    constants: Mapping[str, OutputArray],
     *,
     loose: Mapping[str, Floats] | None = None,
-    others: Set[str] = frozenset(),
+    model_names: Set[str] = frozenset(),
     reordered: bool = False,
     folded: bool = False,
 ) -> WeightComparison:
@@ -298,21 +298,21 @@ def comparison(  # noqa: PLR0913
 
     Tensors without a counterpart are listed and prove nothing.
 
-    found: constants of the file by name. loose: tensors of the model that code may use anywhere.
-    With them, the module's children are skipped. others: names of all tensors of the model.
+    constants: of the file, by name. loose: tensors of the model that code may use anywhere. With
+    them, the module's children are skipped. model_names: names of all tensors of the model.
     reordered, folded: see `counterparts`. Plain attributes are compared like loose tensors, because
     they may be left from an earlier call.
     """
     recurse = loose is None
-    own = _floats(path, registered_tensors(module, recurse=recurse))
+    registered = _floats(path, registered_tensors(module, recurse=recurse))
     plain = _floats(path, plain_attributes(module, recurse=recurse))
-    tensors = {**(loose or {}), **plain, **own}
-    foreign = others - set(tensors)
+    tensors = {**(loose or {}), **plain, **registered}
+    other_layers = model_names - set(tensors)
     pairs = counterparts(
         tensors,
-        found,
-        others=foreign,
-        loose=set(tensors) - (set() if folded else set(own)),
+        constants,
+        excluded=other_layers,
+        loose=set(tensors) - (set() if folded else set(registered)),
         reordered=reordered,
         folded=folded,
     )
@@ -321,8 +321,8 @@ def comparison(  # noqa: PLR0913
             _difference_of(pair, by_code=loose is not None or pair.name in plain)
             for pair in pairs.differing
         ),
-        tuple(name for name in pairs.same if name in own or name in plain),
-        tuple(name for name in pairs.unfound if name in own),
+        tuple(name for name in pairs.same if name in registered or name in plain),
+        tuple(name for name in pairs.unpaired if name in registered),
     )
 
 
@@ -332,8 +332,11 @@ def tensors_of(module: nn.Module, path: str) -> dict[str, Floats]:
     return _floats(path, chain.from_iterable(tensors))
 
 
-def transposed(
-    module: nn.Module, path: str, nodes: Iterable[onnx.NodeProto], found: Mapping[str, OutputArray]
+def transposed_weight(
+    module: nn.Module,
+    path: str,
+    nodes: Iterable[onnx.NodeProto],
+    constants: Mapping[str, OutputArray],
 ) -> WeightDifference | None:
     """Return the square weight of a Linear if a product reads it in the wrong orientation.
 
@@ -343,7 +346,7 @@ def transposed(
         return None
     weight = module.weight.detach().numpy()
     for node in nodes:
-        array = found.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
+        array = constants.get(node.input[1]) if node.op_type in ("Gemm", "MatMul") else None
         if array is None or array.shape != weight.shape:
             continue
         want = weight if attributes(node).get("transB") else weight.T
@@ -353,26 +356,26 @@ def transposed(
     return None
 
 
-def moved(
-    module: nn.Module, path: str, found: Mapping[str, OutputArray]
+def misplaced_tensors(
+    module: nn.Module, path: str, constants: Mapping[str, OutputArray]
 ) -> Iterator[WeightDifference]:
     """Yield the tensors of a recurrent module that are misplaced, such as LSTM directions or gates.
 
     `comparison` accepts every order, because exporters split, transpose and concatenate these
     tensors.
     """
-    for code, names in misplaced(module, found.values()).items():
+    for code, names in misplaced(module, constants.values()).items():
         yield WeightDifference(path, {"code": code, "names": names}, tensor=names[0])
 
 
 def _floats(path: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Floats]:
     """Return the float tensors that have elements, in float64, by full name."""
-    found: dict[str, Floats] = {}
+    floats: dict[str, Floats] = {}
     for name, tensor in tensors:
-        numbers = numbers_of(tensor)
+        numbers = to_float64(tensor)
         if numbers is not None and numbers.size:
-            found[f"{path}.{name}" if path else name] = numbers
-    return found
+            floats[f"{path}.{name}" if path else name] = numbers
+    return floats
 
 
 def registered_tensors(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -390,7 +393,7 @@ def plain_attributes(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str,
                 yield f"{path}.{name}" if path else name, value
 
 
-def numbers_of(tensor: object) -> Floats | None:
+def to_float64(tensor: object) -> Floats | None:
     """Return a float tensor in float64; None for anything else."""
     if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
         return None
@@ -409,17 +412,17 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
             if order is not None:
                 detail = {"code": "reordered", "name": pair.name, "axis": kind, "order": order}
                 return WeightDifference(module, detail, reordered=pair.want.ndim)
-        found = difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
-        if found.rounded_to or pair.named or not by_code or not wrong.all():
+        weight_difference = difference(pair.name, pair.want, pair.got, wrong, tolerance=0.0)
+        if weight_difference.rounded_to or pair.named or not by_code or not wrong.all():
             certain = pair.named or 2 * int(wrong.sum()) <= wrong.size
-            return replace(found, tensor=pair.name if certain else "")
+            return replace(weight_difference, tensor=pair.name if certain else "")
         detail = {"code": "not_computed", "name": pair.name}
-        return replace(found, detail=detail, by_code=True)
+        return replace(weight_difference, detail=detail, by_code=True)
     for name, rounded in FORMATS.items():
         if pair.got.size > pair.want.size and np.isin(rounded(pair.want), pair.got).all():
             detail = {"code": "rounded", "name": pair.name, "format": name}
             return WeightDifference(module, detail, name, in_16_bits=name != "bfloat16")
-    share = {"changed": pair.changed, "total": pair.of}
+    share = {"changed": pair.changed, "total": pair.total}
     return WeightDifference(module, {"code": "differs_in", "name": pair.name, **share})
 
 
@@ -428,11 +431,11 @@ def _order(want: Floats, got: Floats) -> str | None:
 
     None if they are not only reordered, or if parts repeat.
     """
-    places = {(part + 0.0).tobytes(): at for at, part in enumerate(want)}
-    order = [places.get((part + 0.0).tobytes(), -1) for part in got]
-    if len(places) < len(want) or sorted(order) != list(range(len(want))):
+    positions = {(part + 0.0).tobytes(): index for index, part in enumerate(want)}
+    order = [positions.get((part + 0.0).tobytes(), -1) for part in got]
+    if len(positions) < len(want) or sorted(order) != list(range(len(want))):
         return None
-    first = next((at for at, place in enumerate(order) if at != place), None)
+    first = next((index for index, position in enumerate(order) if index != position), None)
     if first is None:
         return None
     shown = ", ".join(map(str, order[first : first + _ROWS]))
@@ -448,15 +451,15 @@ def difference(
     `wrong` marks the elements that differ. `tolerance` is relative to the largest element: within
     it, a number still counts as a rounded one.
     """
-    module, apart = name.rpartition(".")[0], distances(parameter, got)
+    module, distance = name.rpartition(".")[0], distances(parameter, got)
     kept = _IN_16_BITS.relative * np.abs(parameter) + _IN_16_BITS.absolute
-    in_16_bits = bool((apart <= kept).all())
+    in_16_bits = bool((distance <= kept).all())
     rounded = _rounded_to(parameter, got, tolerance=tolerance)
     if rounded is not None:
         as_format: Detail = {"code": "rounded", "name": name, "format": rounded}
         return WeightDifference(module, as_format, rounded, in_16_bits)
     detail: Detail = {"name": name, "changed": int(wrong.sum()), "total": wrong.size}
-    largest = float(apart.max())
+    largest = float(distance.max())
     if math.isfinite(largest):
         detail = {**detail, "code": "differs", "largest": largest}
     else:  # NaN or infinite on one side
@@ -469,12 +472,12 @@ def rounded_to_steps(tensor: Floats, stored: DequantizedConstant) -> Floats | No
 
     A clipped integer may represent any larger magnitude.
     """
-    for turned in (tensor, tensor.T):
-        if turned.shape == stored.values.shape:
-            apart = np.subtract(turned, stored.values, dtype=np.float64)
-            beyond = stored.clipped & (np.sign(apart) == np.sign(stored.values))
-            if (beyond | (np.abs(apart) <= np.multiply(1.001, stored.step))).all():
-                return turned
+    for oriented in (tensor, tensor.T):
+        if oriented.shape == stored.values.shape:
+            error = np.subtract(oriented, stored.values, dtype=np.float64)
+            beyond = stored.clipped & (np.sign(error) == np.sign(stored.values))
+            if (beyond | (np.abs(error) <= np.multiply(1.001, stored.step))).all():
+                return oriented
     return None
 
 
@@ -491,8 +494,8 @@ def like(array: OutputArray, parameter: Floats) -> Floats:
     if numbers.T.shape != numbers.shape:
         return numbers
     finite = np.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
-    straight, turned = np.abs(finite - parameter).sum(), np.abs(finite.T - parameter).sum()
-    return numbers if straight <= turned else numbers.T
+    as_stored, transposed = np.abs(finite - parameter).sum(), np.abs(finite.T - parameter).sum()
+    return numbers if as_stored <= transposed else numbers.T
 
 
 def _rounded_to(parameter: Floats, got: Floats, *, tolerance: float) -> str | None:
@@ -519,7 +522,7 @@ beta and the sum."""
 def folded_differences(
     modules: tuple[nn.Module, nn.Module],
     paths: tuple[str, str],
-    found: Mapping[str, OutputArray],
+    constants: Mapping[str, OutputArray],
     *,
     format_: str | None = None,
 ) -> list[WeightDifference]:
@@ -533,8 +536,9 @@ def folded_differences(
     """
     layer, relative = modules[0], _UNITS * leeway(format_).relative
     norm = next(norms(modules[1]), None)
-    weight, bias = (numbers_of(getattr(layer, name, None)) for name in ("weight", "bias"))
-    fitting = [] if weight is None else [like(a, weight) for a in found.values() if fits(a, weight)]
+    weight, bias = (to_float64(getattr(layer, name, None)) for name in ("weight", "bias"))
+    arrays = list(constants.values())
+    fitting = [] if weight is None else [like(a, weight) for a in arrays if fits(a, weight)]
     if weight is None or norm is None or not fitting or getattr(layer, "transposed", False):
         return []
     tolerance, scale = _FOLDING + relative, norm.scale
@@ -544,7 +548,7 @@ def folded_differences(
     wrong = ~(np.abs(rows - factor[:, None] * channels) <= tolerance * largest[:, None])
     scaled = ~np.isclose(factor, scale, rtol=tolerance, atol=0.0)
     offset = 0.0 if bias is None else bias
-    offsets = [a.astype(np.float64) for a in found.values() if a.shape == scale.shape]
+    offsets = [a.astype(np.float64) for a in arrays if a.shape == scale.shape]
     want, size = norm.offset(np.zeros(1)) + scale * offset, norm.size + np.abs(scale * offset)
     same_offset = not offsets or _any_close(offsets, want, relative * size)
     if not wrong.any() and scaled.any() and not same_offset:
@@ -565,26 +569,30 @@ def folded_differences(
 
 
 def affine_differences(
-    module: nn.Module, path: str, found: Mapping[str, OutputArray], *, format_: str | None = None
+    module: nn.Module,
+    path: str,
+    constants: Mapping[str, OutputArray],
+    *,
+    format_: str | None = None,
 ) -> list[WeightDifference]:
     """The same for a norm with frozen statistics that the file has as a factor and an offset."""
     norm = next(norms(module), None)
     if norm is None or norm.path or not hasattr(module, "eps"):
         return []
-    sized = [
+    vectors = [
         like(array.reshape(-1), norm.scale)
-        for array in found.values()
+        for array in constants.values()
         if array.dtype.kind == "f" and array.size == norm.scale.size
     ]
-    own = [numbers_of(module.weight), numbers_of(module.bias)]
-    if len(sized) != 2 or all(
-        any(one is not None and np.array_equal(array, one) for one in own) for array in sized
+    affine = [to_float64(module.weight), to_float64(module.bias)]
+    if len(vectors) != 2 or all(
+        any(a is not None and np.array_equal(array, a) for a in affine) for array in vectors
     ):  # as BatchNormalization has them, or not at all
         return []
     relative = _UNITS * leeway(format_).relative
-    if not _any_close(sized, norm.scale, relative * np.abs(norm.scale)):
+    if not _any_close(vectors, norm.scale, relative * np.abs(norm.scale)):
         lost = "scale"
-    elif not _any_close(sized, norm.offset(np.zeros(1)), relative * norm.size):
+    elif not _any_close(vectors, norm.offset(np.zeros(1)), relative * norm.size):
         lost = "offset"
     else:
         return []
@@ -610,9 +618,9 @@ def _factor(rows: Floats, channels: Floats, scale: Floats) -> Floats:
     """
     with np.errstate(all="ignore"):
         ratios = np.where(channels == 0.0, np.nan, rows / channels)
-    some = np.atleast_1d(np.isfinite(ratios).any(axis=1))
-    factor: Floats = np.nanmedian(np.where(some[:, None], ratios, 1.0), axis=1)
-    return np.where(some, factor, scale)
+    has_ratio = np.atleast_1d(np.isfinite(ratios).any(axis=1))
+    factor: Floats = np.nanmedian(np.where(has_ratio[:, None], ratios, 1.0), axis=1)
+    return np.where(has_ratio, factor, scale)
 
 
 def _scale_difference(
@@ -628,15 +636,15 @@ def _scale_difference(
 def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | None:
     """Return the eps that explains the scale of every channel of a BatchNorm; None if there is
     none."""
-    variance, gamma = numbers_of(norm.running_var), numbers_of(norm.weight)
+    variance, gamma = to_float64(norm.running_var), to_float64(norm.weight)
     assert variance is not None
     with np.errstate(all="ignore"):
-        wanted = ((1.0 if gamma is None else gamma) / scale) ** 2 - variance
-        epsilon = float(np.median(wanted[np.isfinite(wanted)])) if len(wanted) > 1 else math.nan
+        epsilons = ((1.0 if gamma is None else gamma) / scale) ** 2 - variance
+        epsilon = float(np.median(epsilons[np.isfinite(epsilons)])) if len(epsilons) > 1 else np.nan
         if not epsilon > 0.0:
             return None
-        would = (1.0 if gamma is None else gamma) / np.sqrt(variance + epsilon)
-    return epsilon if np.allclose(would, scale, rtol=tolerance, atol=0.0) else None
+        scale_with_epsilon = (1.0 if gamma is None else gamma) / np.sqrt(variance + epsilon)
+    return epsilon if np.allclose(scale_with_epsilon, scale, rtol=tolerance, atol=0.0) else None
 
 
 def _any_close(offsets: list[Floats], want: Floats, kept: Floats) -> bool:
@@ -657,36 +665,36 @@ def loose_tensors(
     for value in survey.values:
         if not value.functional:
             values.setdefault(value.path, []).append(value.number)
-    found: dict[str, Floats] = {}
+    tensors: dict[str, Floats] = {}
     for path, module in model.named_modules():
         called = values.get(path, [])
         if path not in survey.paths or (called and all(number in constant for number in called)):
-            found.update(tensors_of(module, path))
-    return {**found, **_returned(survey, constant)}
+            tensors.update(tensors_of(module, path))
+    return {**tensors, **_returned_constants(survey, constant)}
 
 
 def tensors_around(model: nn.Module, path: str) -> dict[str, Floats]:
     """Return the tensors of all modules that contain the one at `path`; masks are passed down."""
-    found: dict[str, Floats] = {}
+    tensors: dict[str, Floats] = {}
     while path:
         path = path.rpartition(".")[0]
-        found.update(tensors_of(model.get_submodule(path), path))
-    return found
+        tensors.update(tensors_of(model.get_submodule(path), path))
+    return tensors
 
 
-def _returned(survey: ValueSurvey, constant: Container[int]) -> dict[str, Floats]:
+def _returned_constants(survey: ValueSurvey, constant: Container[int]) -> dict[str, Floats]:
     """Return the constant values whose sketches are complete, named after the module that returned
     them."""
-    found: dict[str, Floats] = {}
+    constants: dict[str, Floats] = {}
     counts: Counter[str] = Counter()
     for value in survey.values:
-        whole = value.sketch.size == math.prod(value.shape)
-        if value.number in constant and whole and value.sketch.dtype.kind == "f":
+        is_complete = value.sketch.size == math.prod(value.shape)
+        if value.number in constant and is_complete and value.sketch.dtype.kind == "f":
             name = f"{value.path}.forward()" if value.path else "forward()"
-            place = f"[{counts[name]}]" if counts[name] else ""
+            suffix = f"[{counts[name]}]" if counts[name] else ""
             counts[name] += 1
-            found[f"{name}{place}"] = value.sketch.reshape(value.shape).astype(np.float64)
-    return found
+            constants[f"{name}{suffix}"] = value.sketch.reshape(value.shape).astype(np.float64)
+    return constants
 
 
 def tensor_names(model: nn.Module) -> frozenset[str]:

@@ -36,7 +36,7 @@ from gate.localize.model_runner import (
     ValueSurvey,
 )
 from gate.localize.module_paths import ModulePaths
-from gate.localize.ort_optimizers import TrialSettings, find_optimizer_in_sandbox, right_answers
+from gate.localize.ort_optimizers import TrialSettings, find_optimizer_in_sandbox, reference_outputs
 from gate.localize.trial_runs import TrialRuns
 from gate.localize.value_matching import IterativeMatcher, ValueLayout, ValueMatcher
 from gate.measure.context import MeasurementContext
@@ -67,7 +67,7 @@ _steps = logging.getLogger("gate.steps")
 class LayerComparison:
     """The comparison of a file's layers with the model's, with the record and its runs."""
 
-    bench: LocalizationContext
+    context: LocalizationContext
     findings: LocalizationFindings
     limits: DeviationLimits
     localization: Localization
@@ -76,7 +76,7 @@ class LayerComparison:
 
     def switched(self) -> AbstractContextManager[None]:
         """Set the switches under which the model runs, and restore them afterwards."""
-        return _switched(self.bench.policy)
+        return _model_switches(self.context.policy)
 
 
 def locate(case: MeasurementJob, *, runtime: RuntimeName, limit: int = 8) -> Localization:
@@ -108,45 +108,45 @@ def compare_layers(
     is not the one that `candidate.subject` describes.
     """
     candidate, samples, policy = case.candidate, case.inputs, case.policy
-    setup = _setup(policy, runtime)
+    setup = _exposing_setup(policy, runtime)
     binding = case.bind(batch_size=batch_size)
     size = binding.batch_size
-    wanted = -(-limit // size) * size if binding.fixed else limit
-    taken = next(samples.batches(min(wanted, len(samples))))
-    if not binding.fixed and beyond is None and length(taken) == size + 1:
+    sample_count = -(-limit // size) * size if binding.fixed else limit
+    inputs = next(samples.batches(min(sample_count, len(samples))))
+    if not binding.fixed and beyond is None and length(inputs) == size + 1:
         size += 1  # avoid a last batch of one sample: a batch norm may need two rows
-    with _switched(policy):
+    with _model_switches(policy):
         graph = FileGraph(candidate)
         copy = case.reference.copy(double=binding.double)
-        side = ModelRunner(copy.module, binding, original=case.reference.module)
-        first = {name: array[:size] for name, array in taken.items()}
-        watch = FakeQuantization()
-        with watch:
-            survey = side.survey(first)
-        step = size if binding.fixed else _step(survey, size, BUDGET)
+        runner = ModelRunner(copy.module, binding, original=case.reference.module)
+        first = {name: array[:size] for name, array in inputs.items()}
+        fake_quantization = FakeQuantization()
+        with fake_quantization:
+            survey = runner.survey(first)
+        step = size if binding.fixed else _batch_size_within(survey, size, BUDGET)
         last = 0 if binding.fixed else 1
-        edges = [*range(size, length(taken) - last, step), length(taken)]
+        bounds = [*range(size, length(inputs) - last, step), length(inputs)]
         rest = [
-            {name: array[start:stop] for name, array in taken.items()}
-            for start, stop in itertools.pairwise(edges)
+            {name: array[start:stop] for name, array in inputs.items()}
+            for start, stop in itertools.pairwise(bounds)
         ]
-        bench = LocalizationContext(side, graph, [first, *rest], binding, policy, BUDGET)
-        matcher = _matcher(bench, survey)
+        context = LocalizationContext(runner, graph, [first, *rest], binding, policy, BUDGET)
+        matcher = _matcher(context, survey)
         try:
-            layout = IterativeMatcher(bench, survey, matcher).find()
-            _check_matched(side.model, survey, layout.matching.tensors, matcher.folded)
+            layout = IterativeMatcher(context, survey, matcher).find()
+            _check_matched(runner.model, survey, layout.matching.tensors, matcher.folded)
             if beyond is not None:
-                bench = replace(bench, batches=list(beyond.batches(size)))
-                survey, before = side.survey(bench.batches[0]), survey
-                matcher = _matcher(bench, survey)
-                layout = IterativeMatcher(bench, survey, matcher).find(
-                    _still(layout, before, survey)
+                context = replace(context, batches=list(beyond.batches(size)))
+                survey, before = runner.survey(context.batches[0]), survey
+                matcher = _matcher(context, survey)
+                layout = IterativeMatcher(context, survey, matcher).find(
+                    _renumbered(layout, before, survey)
                 )
-            measured = _measured(bench, survey, layout, setup)
-            unproven = _equal_by_chance(survey, layout, measured)
-            if unproven:
-                layout = layout.without(unproven)
-                measured = _measured(bench, survey, layout, setup)
+            measured = _measure_layers(context, survey, layout, setup)
+            chance_matches = _equal_by_chance(survey, layout, measured)
+            if chance_matches:
+                layout = layout.without(chance_matches)
+                measured = _measure_layers(context, survey, layout, setup)
             limits = DeviationLimits(
                 runtime,
                 setup,
@@ -154,20 +154,20 @@ def compare_layers(
                 reduced=policy.precision == "reduced",
                 bfloat16=candidate.subject.has_bfloat16,
                 quantized=policy.precision == "quantized",
-                fake_quantized=watch.is_used,
+                fake_quantized=fake_quantization.is_used,
                 plain_refused=any(_is_plain(policy, name, setup) for name in refused),
             )
-            measured = _beyond_rounding(measured, bench, survey, layout, limits)
-            finer = runtime in refused or any(map(limits.is_source, measured.layers.values()))
-            doubt = limits.relaxed_limit(measured.whole, refused=finer)
-            blamed = _blame(bench, survey, limits, candidate=candidate, bound=doubt)
+            measured = _widen_unless_explained(measured, context, survey, layout, limits)
+            is_strict = runtime in refused or any(map(limits.is_source, measured.layers.values()))
+            bound = limits.relaxed_limit(measured.unmodified, refused=is_strict)
+            blame = _optimizer_fault(context, survey, limits, candidate=candidate, bound=bound)
         except GateError:
             raise
         except Exception as error:  # of ONNX Runtime, without a common base
             raise EvidenceError(
                 f"{candidate.path.name} can't compute the samples layer by layer: "
                 f"{describe_failure(error)}. If the whole file can, it belongs to another model: "
-                f"{_how_to_name_its_source(side.model)}"
+                f"{_how_to_name_its_source(runner.model)}"
             ) from error
     candidate.verify()
     _check_finite(measured)
@@ -178,24 +178,24 @@ def compare_layers(
         measured,
         matcher.folded,
         matcher.constants,
-        TrialRuns(bench, survey, layout, partial(_switched, policy)),
+        TrialRuns(context, survey, layout, partial(_model_switches, policy)),
     )
-    found = build_localization(findings, side.model, limits, candidate.subject, blame=blamed)
-    return LayerComparison(bench, findings, limits, with_fault_texts(found))
+    record = build_localization(findings, runner.model, limits, candidate.subject, blame=blame)
+    return LayerComparison(context, findings, limits, with_fault_texts(record))
 
 
-def _matcher(bench: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
-    side, batch = bench.side, bench.batches[0]
+def _matcher(context: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
+    runner, batch = context.runner, context.batches[0]
     return ValueMatcher(
         survey,
-        bench.graph,
-        ModulePaths(side.model),
-        inputs=bench.tensor_inputs,
-        constants=lambda: side.constants(batch, survey),
+        context.graph,
+        ModulePaths(runner.model),
+        inputs=context.tensor_inputs,
+        constants=lambda: runner.constants(batch, survey),
     )
 
 
-def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
+def _renumbered(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
     """Return the samples' layout for the values of another input, at the same events.
 
     before: the survey of the samples. Code between the modules may compute other values, for
@@ -205,20 +205,20 @@ def _still(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> Val
     """
     if before.paths != survey.paths:
         raise ForwardPathChanged("the model makes other calls on this input than on the samples.")
-    numbers, taken = dict[int, int](), set[int]()
-    for number, now in zip(before.at, survey.at, strict=True):
-        if now not in taken:
-            numbers.setdefault(number, now)
-            taken.add(now)
+    numbers, assigned = dict[int, int](), set[int]()
+    for number, new in zip(before.at, survey.at, strict=True):
+        if new not in assigned:
+            numbers.setdefault(number, new)
+            assigned.add(new)
     unsure = set[int | None]()
-    for number, now in numbers.items():
-        repeats, repeats_now = before.values[number].repeats, survey.values[now].repeats
+    for number, new in numbers.items():
+        repeats, repeats_now = before.values[number].repeats, survey.values[new].repeats
         if repeats_now != (None if repeats is None else numbers.get(repeats)):
             unsure |= {number, repeats}
-    return layout.renumbered({n: now for n, now in numbers.items() if n not in unsure})
+    return layout.renumbered({n: new for n, new in numbers.items() if n not in unsure})
 
 
-def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
+def _exposing_setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
     """Return the setup of a runtime of ONNX Runtime.
 
     Raises PolicyError for an unknown runtime, EvidenceError for one without intermediate tensors.
@@ -240,30 +240,33 @@ def _setup(policy: Policy, runtime: RuntimeName) -> OrtSetup:
 
 def _is_plain(policy: Policy, runtime: RuntimeName, setup: OrtSetup) -> bool:
     """Return whether a runtime has the providers of `setup` without optimizations."""
-    other = ort_setup(policy, runtime)
-    return other is not None and other == other.plain and other.providers == setup.providers
+    ort = ort_setup(policy, runtime)
+    return ort is not None and ort == ort.plain and ort.providers == setup.providers
 
 
-def _measured(
-    bench: LocalizationContext, survey: ValueSurvey, layout: ValueLayout, setup: OrtSetup
+def _measure_layers(
+    context: LocalizationContext, survey: ValueSurvey, layout: ValueLayout, setup: OrtSetup
 ) -> Measured:
     """Measure all samples in the runtime.
 
     If its optimizations fail on the parts of the file, measure without them; if other batch sizes
     do not fit the tensors, measure only the first batch."""
     setups = [setup] if setup.plain == setup else [setup, setup.plain]
-    first = replace(bench, batches=bench.batches[:1])
-    benches = [bench] if len(bench.batches) == 1 else [bench, first]
-    attempts = [(some, each) for some in benches for each in setups]
-    for some, each in attempts[:-1]:
+    contexts = [context]
+    if len(context.batches) > 1:
+        contexts.append(replace(context, batches=context.batches[:1]))
+    attempts = [
+        Measuring(context, survey, layout, layer_setup, optimized=setup.optimized)
+        for context, layer_setup in itertools.product(contexts, setups)
+    ]
+    for attempt in attempts[:-1]:
         try:
-            return Measuring(some, survey, layout, each, optimized=setup.optimized).run()
+            return attempt.run()
         except GateError:
             raise
         except Exception:  # of ONNX Runtime, without a common base
             _steps.debug("comparing layers again, with fewer optimizations or samples")
-    some, each = attempts[-1]
-    return Measuring(some, survey, layout, each, optimized=setup.optimized).run()
+    return attempts[-1].run()
 
 
 def _equal_by_chance(survey: ValueSurvey, layout: ValueLayout, measured: Measured) -> set[int]:
@@ -282,9 +285,9 @@ def _equal_by_chance(survey: ValueSurvey, layout: ValueLayout, measured: Measure
     }
 
 
-def _beyond_rounding(
+def _widen_unless_explained(
     measured: Measured,
-    bench: LocalizationContext,
+    context: LocalizationContext,
     survey: ValueSurvey,
     layout: ValueLayout,
     limits: DeviationLimits,
@@ -296,14 +299,14 @@ def _beyond_rounding(
     if not any(map(limits.is_source, measured.layers.values())):
         return measured
     try:
-        widened = widen_by_rounding(measured, bench, survey, layout)
+        widened = widen_by_rounding(measured, context, survey, layout)
     except GateError:  # by which random rounding or float64 is no unit
         return measured
     return widened if any(map(limits.is_source, widened.layers.values())) else measured
 
 
-def _blame(
-    bench: LocalizationContext,
+def _optimizer_fault(
+    context: LocalizationContext,
     survey: ValueSurvey,
     limits: DeviationLimits,
     *,
@@ -314,22 +317,22 @@ def _blame(
     if bound is None:
         return None
     try:
-        right = right_answers(bench, survey)
+        references = reference_outputs(context, survey)
     except Exception as error:
-        failed = {"failure": describe_failure(error)}
-        return OptimizerFault(reason_code="stopped", reason_params=failed)
-    inquiry = TrialSettings(
+        params = {"failure": describe_failure(error)}
+        return OptimizerFault(reason_code="stopped", reason_params=params)
+    settings = TrialSettings(
         candidate=replace(candidate, path=candidate.path.resolve()),
         limits=limits,
         bound=bound,
         threads=torch.get_num_threads(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    return find_optimizer_in_sandbox(inquiry, right)
+    return find_optimizer_in_sandbox(settings, references)
 
 
 @contextmanager
-def _switched(policy: Policy) -> Iterator[None]:
+def _model_switches(policy: Policy) -> Iterator[None]:
     """Apply the policy's switches, disable inference mode, and disable fused attention.
 
     Inference mode has no tensor versions, which identify in-place operations. Fused attention calls
@@ -344,10 +347,10 @@ def _switched(policy: Policy) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _step(survey: ValueSurvey, size: int, budget: int) -> int:
+def _batch_size_within(survey: ValueSurvey, size: int, budget: int) -> int:
     """Return the batch size at which all values of model and file fit the budget."""
-    each = sum(value.nbytes for value in survey.values) / size
-    return max(size, int(budget // max(1.0, 2 * each)))
+    bytes_per_sample = sum(value.nbytes for value in survey.values) / size
+    return max(size, int(budget // max(1.0, 2 * bytes_per_sample)))
 
 
 def _check_finite(measured: Measured) -> None:
@@ -412,11 +415,11 @@ def compare_failure(
     """
     if decision.verdict is not Verdict.FAIL:
         return None
-    failed = _failed(decision)
-    runtime = _shown(case, evidence, failed)
+    failed = _failed_runtimes(decision)
+    runtime = _runtime_to_compare(case, evidence, failed)
     if runtime is not None:
-        return _compared(case, runtime, refused=failed)
-    return _of_broken(case, evidence) or _of_probe(case, evidence, decision)
+        return _compare_runtime(case, runtime, refused=failed)
+    return _compare_broken_runtime(case, evidence) or _compare_probe(case, evidence, decision)
 
 
 def compare_rejected(
@@ -433,7 +436,7 @@ def compare_rejected(
         if ort_setup(case.policy, runtime.runtime) is None:
             continue
         if runtime.failure_code == "wrong_outputs":
-            return _compared(case, runtime, refused=())
+            return _compare_runtime(case, runtime, refused=())
         if runtime.failure_code == "only_batches":
             sizes = cast("list[int]", runtime.failure_params["batch_sizes"])
             rows = [row % len(case.samples) for row in range(sizes[0])]
@@ -447,7 +450,7 @@ def compare_rejected(
     return None
 
 
-def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:
+def _compare_broken_runtime(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:
     """Compare layers in the first runtime that returns another shape, or that fails only with
     optimizations.
 
@@ -458,12 +461,12 @@ def _of_broken(case: MeasurementJob, evidence: Evidence) -> LayerComparison | No
     if runtime is None:
         return None
     try:
-        compared = _compared(case, runtime, refused=[runtime.runtime])
+        compared = _compare_runtime(case, runtime, refused=[runtime.runtime])
     except Exception:
         return None
-    found = compared.localization
-    reshaped = runtime.failure_code == "wrong_outputs" and found.first_divergence is not None
-    return compared if reshaped or found.optimiser else None
+    localization = compared.localization
+    reshaped = runtime.failure_code == "wrong_outputs" and localization.first_divergence is not None
+    return compared if reshaped or localization.optimiser else None
 
 
 def _shows_cause(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
@@ -474,7 +477,7 @@ def _shows_cause(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvide
     return reshaped or _breaks_optimized(case, evidence, runtime)
 
 
-def _of_probe(
+def _compare_probe(
     case: MeasurementJob, evidence: Evidence, decision: Decision
 ) -> LayerComparison | None:
     """Compare layers on the failed value probe that deviates most; None if no layer diverges."""
@@ -494,16 +497,16 @@ def _of_probe(
     probe = max((p for r, p in failed if r.runtime == first), key=_deviation)
     refused = [r.runtime for r, p in failed if p.name == probe.name]
     try:
-        beyond = _worst_of(case, probe.name)
+        worst_inputs = _worst_sample_of_probe(case, probe.name)
         compared = compare_layers(
-            case, runtime=first, limit=len(beyond), refused=refused, beyond=beyond
+            case, runtime=first, limit=len(worst_inputs), refused=refused, beyond=worst_inputs
         )
     except Exception:
         return None
-    found = compared.localization
-    if found.first_divergence is None:
+    localization = compared.localization
+    if localization.first_divergence is None:
         return None
-    return replace(compared, localization=found.model_copy(update={"probe": probe.name}))
+    return replace(compared, localization=localization.model_copy(update={"probe": probe.name}))
 
 
 def _deviation(probe: ProbeResult) -> float:
@@ -512,7 +515,7 @@ def _deviation(probe: ProbeResult) -> float:
     return math.inf if number is None or math.isnan(number) else number
 
 
-def _worst_of(case: MeasurementJob, name: str) -> SampleSet:
+def _worst_sample_of_probe(case: MeasurementJob, name: str) -> SampleSet:
     """Return the worst sample of a probe, repeated `MATCHED` times; the whole probe for a file with
     a fixed batch. Raises anything."""
     with deterministic(case.policy.determinism):
@@ -552,11 +555,11 @@ def _breaks_optimized(case: MeasurementJob, evidence: Evidence, runtime: Runtime
     setup = ort_setup(case.policy, runtime.runtime)
     if setup is None or setup == setup.plain or not runtime.failure:
         return False
-    others = ((ort_setup(case.policy, other.runtime), other) for other in evidence.runtimes)
-    return not any(other and other == other.plain and off.failure for other, off in others)
+    failed = (ort_setup(case.policy, r.runtime) for r in evidence.runtimes if r.failure)
+    return not any(setup and setup == setup.plain for setup in failed)
 
 
-def _compared(
+def _compare_runtime(
     case: MeasurementJob, runtime: RuntimeEvidence, *, refused: Sequence[RuntimeName]
 ) -> LayerComparison:
     indices = _sample_indices(case, runtime)
@@ -566,7 +569,7 @@ def _compared(
     )
 
 
-def _failed(decision: Decision) -> list[RuntimeName]:
+def _failed_runtimes(decision: Decision) -> list[RuntimeName]:
     """Return the runtimes with a number of an output beyond its bound."""
     return [
         check.runtime
@@ -578,13 +581,13 @@ def _failed(decision: Decision) -> list[RuntimeName]:
     ]
 
 
-def _shown(
+def _runtime_to_compare(
     case: MeasurementJob, evidence: Evidence, failed: Sequence[RuntimeName]
 ) -> RuntimeEvidence | None:
     """Return the first failed runtime of ONNX Runtime, which exposes its tensors, or else the first
     failed one."""
-    shown = [name for name in failed if ort_setup(case.policy, name) is not None]
-    name = next(iter(shown or failed), None)
+    ort_names = [name for name in failed if ort_setup(case.policy, name) is not None]
+    name = next(iter(ort_names or failed), None)
     return None if name is None else evidence.runtime(name)
 
 

@@ -42,15 +42,15 @@ def _seam(code: str, **params: Any) -> _Seam:
 
 
 def explain_chain(
-    whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
+    case: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> _Seam | None:
     """Return how the chain differs with the files on the first batch of samples.
 
     None if it does not differ, or can't be run.
     """
-    batch = _first_batch(whole)
+    batch = _first_batch(case)
     try:
-        files = _with_files(whole, release, runtime, batch)
+        files = _with_files(case, release, runtime, batch)
         parts = dict(release.chain.parts.items())
         modules = _with_modules(release, batch, parts)
         copied = _with_modules(
@@ -67,20 +67,20 @@ def explain_chain(
     ):
         parts_in_place = [f"{part} (its {name})" for part, name in writers.items()]
         return _seam("in_place", parts=parts_in_place)
-    sizes = [_largest_difference([one], [other]) for one, other in zip(files, modules, strict=True)]
-    worst = int(np.argmax(sizes))
-    if sizes[worst] <= _PLAIN:
+    differences = [_difference(*outputs) for outputs in zip(files, modules, strict=True)]
+    worst = int(np.argmax(differences))
+    if differences[worst] <= _PLAIN:
         return None
-    return _seam("differs", output=names[worst], error=sizes[worst])
+    return _seam("differs", output=names[worst], error=differences[worst])
 
 
 def _with_files(
-    whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName, batch: Batch
+    case: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName, batch: Batch
 ) -> Sequence[Array]:
-    chosen = SelectedRuntime(runtime, whole.policy.runtimes[runtime])
+    selected = SelectedRuntime(runtime, case.policy.runtimes[runtime])
     with (
-        closing(chosen),
-        closing(release.session(chosen, whole.policy, conditions=Conditions())) as session,
+        closing(selected),
+        closing(release.session(selected, case.policy, conditions=Conditions())) as session,
     ):
         return session.run(batch)
 
@@ -90,38 +90,38 @@ def _with_modules(
 ) -> list[Array]:
     tensors = {name: torch.from_numpy(np.array(batch[name])) for name in release.chain.inputs}
     with torch.no_grad():
-        found = leaves(release.chain.function(parts, tensors), by="the chain")
-    return [np.asarray(leaf.tensor.numpy()) for leaf in found]
+        outputs = leaves(release.chain.function(parts, tensors), by="the chain")
+    return [np.asarray(leaf.tensor.numpy()) for leaf in outputs]
 
 
-def _call_with_copies(module: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    args, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (given, named))
+def _call_with_copies(module: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+    args, keywords = pytree.tree_map_only(torch.Tensor, torch.clone, (positional, named))
     return module(*args, **keywords)
 
 
-def _largest_difference(one: Sequence[Array], other: Sequence[Array]) -> float:
+def _largest_difference(actual: Sequence[Array], reference: Sequence[Array]) -> float:
     """Return the largest difference of any output relative to its largest value.
 
     Infinite if shapes differ.
     """
-    return max((_difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
+    return max((_difference(a, b) for a, b in zip(actual, reference, strict=True)), default=0.0)
 
 
-def _difference(one: Array, other: Array) -> float:
-    if one.shape != other.shape:
+def _difference(actual: Array, reference: Array) -> float:
+    if actual.shape != reference.shape:
         return np.inf
-    a, b = one.astype(np.float64), other.astype(np.float64)
+    actual64, reference64 = actual.astype(np.float64), reference.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        apart = np.where(a == b, 0.0, np.abs(a - b))
-    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        difference = np.where(actual64 == reference64, 0.0, np.abs(actual64 - reference64))
+    if not np.array_equal(np.isnan(actual64), np.isnan(reference64)):
         return np.inf
-    scale = float(np.nanmax(np.abs(b), initial=0.0))
-    worst = float(np.nanmax(apart, initial=0.0))
+    scale = float(np.nanmax(np.abs(reference64), initial=0.0))
+    worst = float(np.nanmax(difference, initial=0.0))
     return worst / scale if scale else worst
 
 
 def locate_part(
-    whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName, limit: int = 8
+    case: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName, limit: int = 8
 ) -> Localization:
     """Run `locate` on the parts in the order of the chain's calls, and return the first divergence.
 
@@ -130,92 +130,90 @@ def locate_part(
 
     Raises the exceptions of `locate`, prefixed with the name of the part.
     """
-    cases = release.cases(whole)
-    seam, compared = _seam_of(whole, release, runtime), list[str]()
+    cases = release.cases(case)
+    seam, compared = _seam_of(case, release, runtime), list[str]()
     for name in sorted(cases, key=list(release.calls.by_part).index):
         try:
-            found = locate(cases[name], runtime=runtime, limit=limit)
+            localization = locate(cases[name], runtime=runtime, limit=limit)
         except GateError as error:
             if seam is not None:  # more specific: the part does not accept its inputs
                 break
             raise type(error)(f"the part {name}: {error}") from error
-        if found.diverges:
-            return with_fault_texts(found.model_copy(update={"part": name, **(seam or {})}))
+        if localization.diverges:
+            return with_fault_texts(localization.model_copy(update={"part": name, **(seam or {})}))
         compared.append(name)
-    alike = {"code": "no_part", "parts": compared} if compared else {"code": "no_part_compared"}
+    outcome = {"code": "no_part", "parts": compared} if compared else {"code": "no_part_compared"}
     if seam is not None:
-        return _without_layers(whole, release, runtime, alike, {"code": "seam"}, between=seam)
-    blamed = blamed_on_chain(whole, release, runtime=runtime)
+        return _without_layers(case, release, runtime, outcome, {"code": "seam"}, between=seam)
+    blamed = blamed_on_chain(case, release, runtime=runtime)
     if blamed is not None:
         return blamed
-    return _without_layers(whole, release, runtime, alike, {"code": "parts_fit"})
+    return _without_layers(case, release, runtime, outcome, {"code": "parts_fit"})
 
 
 def blamed_on_chain(
-    whole: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
+    case: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> Localization | None:
     """Return a localization if the chain differs with the files although each part matches.
 
     None if it does not differ, or can't be run.
     """
-    seam = explain_chain(whole, release, runtime=runtime)
+    seam = explain_chain(case, release, runtime=runtime)
     if seam is None:
         return None
-    return _without_layers(whole, release, runtime, {"code": "chain"}, between=seam)
+    return _without_layers(case, release, runtime, {"code": "chain"}, between=seam)
 
 
 def _without_layers(
-    whole: MeasurementJob,
+    case: MeasurementJob,
     release: MultiFileRelease,
     runtime: RuntimeName,
     *outcome: dict[str, Any],
     between: _Seam | None = None,
 ) -> Localization:
-    found = Localization(
+    localization = Localization(
         subject_sha256=release.subject.sha256,
         runtime=runtime,
-        samples=min(whole.batch_size, len(whole.samples)),
+        samples=min(case.batch_size, len(case.samples)),
         layers=(),
         first_divergence=None,
         outcome=outcome,
         **(between or {}),
     )
-    return with_fault_texts(found)
+    return with_fault_texts(localization)
 
 
-def _first_batch(whole: MeasurementJob) -> Batch:
+def _first_batch(case: MeasurementJob) -> Batch:
     """Return the first batch of samples as the chain's input."""
-    binding = whole.bind()
-    return binding.by_input(next(whole.samples.batches(binding.batch_size)))
+    binding = case.bind()
+    return binding.by_input(next(case.samples.batches(binding.batch_size)))
 
 
-def _seam_of(
-    whole: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName
-) -> _Seam | None:
+def _seam_of(case: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName) -> _Seam | None:
     """Return the error of the chain that occurs with the files but not with the modules, or
     None."""
-    policy = whole.policy
+    policy = case.policy
     if runtime not in policy.runtimes:
         raise PolicyError(
             f"the policy names no runtime {runtime}, only {', '.join(policy.runtimes)}. Name one "
             "of these."
         )
     for name, calls in release.calls.by_part.items():
-        taken = next(part.candidate.subject.inputs for part in release.parts if part.name == name)
+        specs = next(part.candidate.subject.inputs for part in release.parts if part.name == name)
         try:
-            check_seam(taken, calls.taken([spec.name for spec in taken]), part=name)
+            check_seam(specs, calls.taken([spec.name for spec in specs]), part=name)
         except InputMismatch as misfit:
             return _seam("misfit", reason=str(misfit).rstrip("."))
-    chosen = SelectedRuntime(runtime, policy.runtimes[runtime])
-    with closing(chosen):
+    selected = SelectedRuntime(runtime, policy.runtimes[runtime])
+    with closing(selected):
         try:
-            session = release.session(chosen, policy, conditions=Conditions())
+            session = release.session(selected, policy, conditions=Conditions())
         except EvidenceError:
             raise
         except Exception as error:
             return _seam("unopened", failure=describe_failure(error))
         try:
-            session.run(_first_batch(whole))
+            session.run(_first_batch(case))
         except GateError as error:
             return _seam("misfit", reason=str(error).rstrip("."))
         except Exception as error:

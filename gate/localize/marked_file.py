@@ -33,7 +33,7 @@ class MarkedFile:
     """The added outputs, in the order of the layers."""
 
 
-def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> MarkedFile:
+def write_marked_file(case: MeasurementJob, localization: Localization, path: Path) -> MarkedFile:
     """Write the file with the tensor of each mapped layer as an additional output, atomically.
 
     The description of an output names its layer's module and verdict. An older file at `path` is
@@ -45,12 +45,12 @@ def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> 
     """
     candidate = case.candidate
     _check_output_path(candidate, path)
-    rows = _rows(found, candidate)
-    arrays = _computed(case, tuple(rows))
-    model = _read(candidate)
-    shapes = _inferred(model)
+    rows = _rows_by_tensor(localization, candidate)
+    arrays = _compute_tensors(case, tuple(rows))
+    model = _read_model(candidate)
+    shapes = _stated_shapes(model)
     for name, array in arrays.items():
-        model.graph.output.append(_output(rows[name], array, shapes.get(name)))
+        model.graph.output.append(_describe_output(rows[name], array, shapes.get(name)))
     with files.replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString(deterministic=True))
         read_subject(temporary)
@@ -65,31 +65,31 @@ def write_marked_file(case: MeasurementJob, found: Localization, path: Path) -> 
 
 
 def _check_output_path(candidate: TestedFile, path: Path) -> None:
-    beside = candidate.subject.external_data
+    external_files = candidate.subject.external_data
     folder = candidate.path.parent
-    taken = [candidate.path, *(folder / name for name in beside)]
-    if any(path.exists() and path.samefile(one) for one in taken):
+    model_files = [candidate.path, *(folder / name for name in external_files)]
+    if any(path.exists() and path.samefile(model_file) for model_file in model_files):
         raise StorageError(
             f"cannot write {path}: it is a file of the model itself. Choose another file."
         )
-    if beside and path.parent.resolve() != folder.resolve():
+    if external_files and path.parent.resolve() != folder.resolve():
         raise StorageError(
-            f"cannot write {path}: the model's weights are in files beside it ({beside[0]}), where "
-            f"a reader looks for them. Name a file in {folder}."
+            f"cannot write {path}: the model's weights are in files beside it "
+            f"({external_files[0]}), where a reader looks for them. Name a file in {folder}."
         )
 
 
-def _rows(found: Localization, candidate: TestedFile) -> dict[str, LayerRow]:
+def _rows_by_tensor(localization: Localization, candidate: TestedFile) -> dict[str, LayerRow]:
     """Return the first row of each tensor that is not an output yet."""
     rows: dict[str, LayerRow] = {}
-    own = {spec.name for spec in (*candidate.subject.inputs, *candidate.subject.outputs)}
-    for row in found.layers:
-        if row.tensor is not None and row.tensor not in own:
+    interface = {spec.name for spec in (*candidate.subject.inputs, *candidate.subject.outputs)}
+    for row in localization.layers:
+        if row.tensor is not None and row.tensor not in interface:
             rows.setdefault(row.tensor, row)
     return rows
 
 
-def _computed(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputArray]:
+def _compute_tensors(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputArray]:
     """Return the tensors on a few samples, computed by the file without optimizations."""
     if not names:  # the only layer computes the output itself
         return {}
@@ -98,8 +98,8 @@ def _computed(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputA
     graph = FileGraph(case.candidate)
     try:
         session = SubgraphSession(graph.marked(names), plain_setup("ort-cpu"))
-        wanted = [name for name in session.outputs if name in names]
-        return session(binding.by_input(batch), only=wanted)
+        tensors = [name for name in session.outputs if name in names]
+        return session(binding.by_input(batch), only=tensors)
     except Exception as error:  # of ONNX Runtime, without a common base
         raise EvidenceError(
             f"ONNX Runtime can't compute the tensors of the layers: "
@@ -107,7 +107,7 @@ def _computed(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputA
         ) from error
 
 
-def _read(candidate: TestedFile) -> onnx.ModelProto:
+def _read_model(candidate: TestedFile) -> onnx.ModelProto:
     data = candidate.verified()
     model: onnx.ModelProto = (
         onnx.ModelProto.FromString(data)
@@ -117,7 +117,7 @@ def _read(candidate: TestedFile) -> onnx.ModelProto:
     return model
 
 
-def _inferred(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
+def _stated_shapes(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
     """Return the shapes that the file states or shape inference derives."""
     try:
         graph = shape_inference.infer_shapes(model).graph
@@ -130,7 +130,7 @@ def _inferred(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
     }
 
 
-def _output(
+def _describe_output(
     row: LayerRow, array: OutputArray, shape: onnx.TensorShapeProto | None
 ) -> onnx.ValueInfoProto:
     axes: list[int | str | None] = [None] * array.ndim

@@ -65,12 +65,12 @@ def hooked(model: nn.Module, callback: HookCallback) -> Iterator[None]:
     hook = Hook(callback)
     handles = []
     modules = dict(model.named_modules())
-    inside = tuple(
-        f"{path}." for path, each in modules.items() if isinstance(each, OnnxNode) and each.bodies
+    bodies = tuple(
+        f"{path}." for path, node in modules.items() if isinstance(node, OnnxNode) and node.bodies
     )
     try:
         for path, module in modules.items():
-            if path.startswith(inside):
+            if path.startswith(bodies):
                 continue
             enter, leave = partial(hook.enter, path), partial(hook.leave, path)
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
@@ -116,8 +116,8 @@ class Hook:
         leaves, structure = pytree.tree_flatten(tensors)
         call = self._open[-1]
         caller = self._open[-2].path if len(self._open) > 1 else call.path
-        exchanged = False
-        for place, value in enumerate(leaves):
+        is_replaced = False
+        for index, value in enumerate(leaves):
             is_digest = side == "out" and isinstance(module, OnnxNode) and is_text(value)
             leaf = torch.from_numpy(text_digests(value)) if is_digest else value
             if not _is_plain(leaf):
@@ -131,11 +131,11 @@ class Hook:
                 caller,
                 call.composite,
             )
-            other = self._callback(event, leaf)
+            replacement = self._callback(event, leaf)
             self._events += 1
-            if other is not None and not is_digest:
-                leaves[place], exchanged = other, True
-        return pytree.tree_unflatten(leaves, structure) if exchanged else None
+            if replacement is not None and not is_digest:
+                leaves[index], is_replaced = replacement, True
+        return pytree.tree_unflatten(leaves, structure) if is_replaced else None
 
 
 def kind_of(module: nn.Module) -> str:
@@ -245,48 +245,48 @@ class ValueSurvey:
         """In-place operation that overwrote the memory of a value, by value index."""
         self._latest: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._by_identity: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], int]] = {}
-        self._got: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._received: dict[tuple[str, int], tuple[int, ...]] = {}
         self._first: dict[tuple[tuple[int, ...], str, bytes], int] = {}
 
     def handle(self, event: HookEvent, tensor: torch.Tensor) -> None:
         """Record the tensor of an event."""
         key = (id(tensor), tensor._version)
         previous, number = self._by_identity.get(key, (None, -1))
-        same = previous is not None and previous() is tensor  # ids are reused
+        is_same = previous is not None and previous() is tensor  # ids are reused
         # A value that a leaf module returns unchanged may be another tensor in the file.
-        handed_on = event.side == "out" and not event.composite
-        if not same or handed_on:
+        is_leaf_output = event.side == "out" and not event.composite
+        if not is_same or is_leaf_output:
             number = len(self.values)
             self.values.append(self._value(event, tensor))
             self._by_identity[key] = (weakref.ref(tensor), number)
-            self._note_overwriting(event, tensor, same=same)
+            self._note_overwriting(event, tensor, same=is_same)
         self.at.append(number)
         self.paths.append(event.path)
         call = (event.path, event.call)
         if event.side == "in":
-            self._got[call] = (*self._got.get(call, ()), number)
+            self._received[call] = (*self._received.get(call, ()), number)
         if event.path == "" and event.side == "in":
             self.inputs, self.outputs = (*self.inputs, number), ()
         elif event.path == "":
             self.outputs = (*self.outputs, number)
 
     def _note_overwriting(self, event: HookEvent, tensor: torch.Tensor, *, same: bool) -> None:
-        before, earlier = self._latest.get(id(tensor), (None, -1))
+        reference, earlier = self._latest.get(id(tensor), (None, -1))
         number = len(self.values) - 1
-        if before is not None and before() is tensor and not same:
+        if reference is not None and reference() is tensor and not same:
             by_module = event.side == "out" and not event.composite
             path = event.path if event.side == "out" else event.caller
             self.overwritten[earlier] = Overwriting(number, path, event.kind if by_module else "")
         self._latest[id(tensor)] = (weakref.ref(tensor), number)
 
-    def got(self, path: str) -> tuple[int, ...]:
+    def received(self, path: str) -> tuple[int, ...]:
         """Return the indices of the values that the first call of a module received."""
-        return self._got.get((path, 0), ())
+        return self._received.get((path, 0), ())
 
     def _value(self, event: HookEvent, tensor: torch.Tensor) -> ComputedValue:
         entering = event.side == "in"
         functional = (entering or event.composite) and not (entering and event.path == "")
-        got = () if functional else self._got.get((event.path, event.call), ())
+        got = () if functional else self._received.get((event.path, event.call), ())
         sketched = sketch_of(tensor)
         shape, number = tuple(tensor.shape), len(self.values)
         first = self._first.setdefault((shape, sketched.dtype.str, sketched.tobytes()), number)
@@ -316,8 +316,8 @@ def sampled_indices(size: int) -> NDArray[np.int64]:
 
 def sketch(array: OutputArray) -> OutputArray:
     """Return a copy of the sampled elements of `array`, shape (at most `ELEMENTS`,)."""
-    picked: OutputArray = array.reshape(-1)[sampled_indices(array.size)]
-    return picked
+    sampled: OutputArray = array.reshape(-1)[sampled_indices(array.size)]
+    return sampled
 
 
 def sketch_of(tensor: torch.Tensor) -> OutputArray:
@@ -333,17 +333,17 @@ class CaptureOutputs:
     Copies are needed because an in-place operation may overwrite the tensor later.
     """
 
-    def __init__(self, survey: ValueSurvey, wanted: Container[int], *, whole: bool) -> None:
-        self.kept: dict[int, OutputArray] = {}
+    def __init__(self, survey: ValueSurvey, numbers: Container[int], *, complete: bool) -> None:
+        self.captured: dict[int, OutputArray] = {}
         self._survey = survey
-        self._wanted = wanted
-        self._whole = whole
+        self._numbers = numbers
+        self._complete = complete
 
     def handle(self, event: HookEvent, tensor: torch.Tensor) -> None:
-        """Keep the value if it is wanted and new. Raises EvidenceError."""
+        """Keep the value if its number is requested and new. Raises EvidenceError."""
         number = number_at(self._survey, event, tensor)
-        if number in self._wanted and number not in self.kept:
-            self.kept[number] = tensor.numpy().copy() if self._whole else sketch_of(tensor)
+        if number in self._numbers and number not in self.captured:
+            self.captured[number] = tensor.numpy().copy() if self._complete else sketch_of(tensor)
 
 
 class ReplaceOutputs:
@@ -353,19 +353,19 @@ class ReplaceOutputs:
     """
 
     def __init__(self, survey: ValueSurvey, references: Mapping[int, OutputArray]) -> None:
-        self.kept: dict[int, OutputArray] = {}
+        self.captured: dict[int, OutputArray] = {}
         self._survey = survey
         self._references = references
-        taken = {by.number for by in survey.overwritten.values()}
-        self._in_place = survey.overwritten.keys() | taken
+        writers = {overwriting.number for overwriting in survey.overwritten.values()}
+        self._in_place = survey.overwritten.keys() | writers
 
     def handle(self, event: HookEvent, tensor: torch.Tensor) -> torch.Tensor | None:
         """Keep the sketch and return the reference. Raises EvidenceError."""
         number = number_at(self._survey, event, tensor)
         if number not in self._references:
             return None
-        if number not in self.kept:
-            self.kept[number] = sketch_of(tensor)
+        if number not in self.captured:
+            self.captured[number] = sketch_of(tensor)
         reference = torch.from_numpy(np.array(self._references[number])).to(tensor.dtype)
         if number in self._in_place:
             tensor.copy_(reference)  # in place, because other code may hold the same tensor
@@ -447,12 +447,12 @@ class ModelRunner:
         return survey
 
     def values(
-        self, batch: Batch, survey: ValueSurvey, wanted: Container[int]
+        self, batch: Batch, survey: ValueSurvey, numbers: Container[int]
     ) -> dict[int, OutputArray]:
         """Return complete values of a forward pass. Raises ForwardPathChanged, EvidenceError."""
-        keeps = CaptureOutputs(survey, wanted, whole=True)
-        self._run(batch, keeps.handle)
-        return keeps.kept
+        capture = CaptureOutputs(survey, numbers, complete=True)
+        self._run(batch, capture.handle)
+        return capture.captured
 
     def constants(self, batch: Batch, survey: ValueSurvey) -> frozenset[int]:
         """Return the values that are equal for all samples, for example window masks and position
@@ -461,15 +461,15 @@ class ModelRunner:
         They are found by running the samples in another order; none are found if all samples are
         equal. Raises the exceptions of `values`.
         """
-        turned = CaptureOutputs(survey, range(len(survey.values)), whole=False)
+        turned = CaptureOutputs(survey, range(len(survey.values)), complete=False)
         self._run({name: array[::-1].copy() for name, array in batch.items()}, turned.handle)
-        same = {
+        unchanged = {
             value.number
             for value in survey.values
-            if np.array_equal(turned.kept.get(value.number, ()), value.sketch, equal_nan=True)
+            if np.array_equal(turned.captured.get(value.number, ()), value.sketch, equal_nan=True)
         }
-        given = set(survey.inputs)
-        return frozenset() if given <= same else frozenset(same - given)
+        inputs = set(survey.inputs)
+        return frozenset() if inputs <= unchanged else frozenset(unchanged - inputs)
 
     def disturbed(
         self,
@@ -487,9 +487,9 @@ class ModelRunner:
             self._run(batch, run.handle)
         except Exception:  # the model's code may check its values
             return {}
-        return run.kept
+        return run.captured
 
-    def truths(
+    def float64_values(
         self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray]
     ) -> Float64Values:
         """Compute the float64 reference of the values in `references`.
@@ -500,18 +500,18 @@ class ModelRunner:
         runner = TorchSession(
             in_float64, self._binding, device="cpu", dtype=torch.float64, original=self.model
         )
-        through = CaptureOutputs(survey, references, whole=False)
-        apart = ReplaceOutputs(survey, references)
+        through = CaptureOutputs(survey, references, complete=False)
+        alone = ReplaceOutputs(survey, references)
         try:
             with in_double():
-                for callback in (through.handle, apart.handle):
+                for callback in (through.handle, alone.handle):
                     with hooked(in_float64, callback):
                         runner.run(batch)
         except Exception as error:
             raise ModelError(
                 f"the model can't run in float64: {type(error).__name__}: {first_line(error)}"
             ) from error
-        return self._valid(batch, survey, references, (through.kept, apart.kept))
+        return self._replace_invalid(batch, survey, references, (through.captured, alone.captured))
 
     def rounded(
         self, batch: Batch, survey: ValueSurvey, references: Mapping[int, OutputArray], *, draw: int
@@ -521,14 +521,14 @@ class ModelRunner:
         One of a complete pass, one of each value computed from the references before it. Raises
         EvidenceError.
         """
-        through = CaptureOutputs(survey, references, whole=False)
-        apart = ReplaceOutputs(survey, references)
-        for callback in (through.handle, apart.handle):
+        through = CaptureOutputs(survey, references, complete=False)
+        alone = ReplaceOutputs(survey, references)
+        for callback in (through.handle, alone.handle):
             with RandomRounding(draw):
                 self._run(batch, callback)
-        return through.kept, apart.kept
+        return through.captured, alone.captured
 
-    def _valid(
+    def _replace_invalid(
         self,
         batch: Batch,
         survey: ValueSurvey,
@@ -548,23 +548,23 @@ class ModelRunner:
         }
         if not wrong:
             return Float64Values(*kept)
-        moved: tuple[dict[int, OutputArray], dict[int, OutputArray]] = ({}, {})
-        null = CaptureOutputs(survey, wrong, whole=False)
-        run = CaptureOutputs(survey, wrong, whole=False)
+        shifts: tuple[dict[int, OutputArray], dict[int, OutputArray]] = ({}, {})
+        null = CaptureOutputs(survey, wrong, complete=False)
+        run = CaptureOutputs(survey, wrong, complete=False)
         try:
             for scale, capture in ((0.0, null), (1.0, run)):
                 with RandomRounding(0, scale=scale):
                     self._run(batch, capture.handle)
         except GateError:
             return Float64Values(*kept)
-        for number in wrong & null.kept.keys() & run.kept.keys():
+        for number in wrong & null.captured.keys() & run.captured.keys():
             r = sketch(references[number])
-            shift = difference(run.kept[number], null.kept[number])
-            honest = [np.add(r, shift, dtype=np.float64)]
-            for values, own in zip(kept, moved, strict=True):
-                if number in values and not is_valid(values[number], r, honest):
-                    own[number] = math.sqrt(2.0) * shift
-        return Float64Values(*kept, moved)
+            shift = difference(run.captured[number], null.captured[number])
+            references64 = [np.add(r, shift, dtype=np.float64)]
+            for values, shifted in zip(kept, shifts, strict=True):
+                if number in values and not is_valid(values[number], r, references64):
+                    shifted[number] = math.sqrt(2.0) * shift
+        return Float64Values(*kept, shifts)
 
     def _run(self, batch: Batch, callback: HookCallback) -> None:
         with hooked(self.model, callback):
@@ -581,7 +581,7 @@ BUDGET = 1 << 28
 class LocalizationContext:
     """The model and the file with their values."""
 
-    side: ModelRunner
+    runner: ModelRunner
     graph: FileGraph
     batches: Sequence[Batch]
     """The first batch is small; values are matched and float64 is computed on it."""
@@ -601,7 +601,7 @@ class LocalizationContext:
 
     def parts(self, items: Sequence[Item], *, size: int) -> Iterator[Sequence[Item]]:
         """Yield `items` in parts that fit the budget; `size` is their total in bytes."""
-        number = max(1, -(-size // self.budget))
-        step = max(1, -(-len(items) // number))
+        count = max(1, -(-size // self.budget))
+        step = max(1, -(-len(items) // count))
         for start in range(0, len(items), step):
             yield items[start : start + step]

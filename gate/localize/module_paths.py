@@ -74,12 +74,12 @@ class ModulePaths:
 
     def _registered(self, text: str) -> ModuleScope | None:
         try:
-            listed = ast.literal_eval(text)
+            paths = ast.literal_eval(text)
         except (SyntaxError, ValueError):
             return None
-        if not isinstance(listed, list):
+        if not isinstance(paths, list):
             return None
-        modules = [path for path in listed if path in self._canonical]
+        modules = [path for path in paths if path in self._canonical]
         return ModuleScope(self._canonical[modules[-1]], None) if modules else None
 
     def _walk(self, parts: Sequence[str]) -> ModuleScope:
@@ -106,20 +106,20 @@ class ModulePaths:
 
         If code calls a method other than forward (`self.vae.decode(x)`), names omit the module.
         """
-        around = f"{path}." if path else ""
+        prefix = f"{path}." if path else ""
         for name, times in ((part, 0), *_with_index(part)):
             last = name.rpartition(".")[2]
-            found = [inner for inner in self._by_name.get(last, ()) if inner.startswith(around)]
-            depths = [inner.count(".") for inner in found]
-            nearest = [i for i, depth in zip(found, depths, strict=True) if depth == min(depths)]
+            paths = [inner for inner in self._by_name.get(last, ()) if inner.startswith(prefix)]
+            depths = [inner.count(".") for inner in paths]
+            nearest = [i for i, depth in zip(paths, depths, strict=True) if depth == min(depths)]
             if len(nearest) == 1 and not last.isdigit():
                 return nearest[0], times
         return None, 0
 
 
 def _with_index(part: str) -> list[tuple[str, int]]:
-    found = _INDEXED.fullmatch(part)
-    return [(found[1], int(found[2]))] if found else []
+    match = _INDEXED.fullmatch(part)
+    return [(match[1], int(match[2]))] if match else []
 
 
 EXACT, RELATED, UNKNOWN, UNRELATED = 4.0, 1.0, 0.0, -4.0
@@ -169,15 +169,15 @@ class NameHints:
         into it. The file computes only the latter."""
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
 
-    def name(self, value: ComputedValue, place: int, scope: ModuleScope | None) -> float:
+    def name_score(self, value: ComputedValue, node_index: int, scope: ModuleScope | None) -> float:
         """Return a score of how well the node's name fits the value."""
         if scope is None:
             return UNKNOWN
-        score = self._name(value, place, scope)
+        score = self._score_path(value, node_index, scope)
         inner = self._unfolded.get(value.number)
-        return score if inner is None else max(score, self._name(inner, place, scope))
+        return score if inner is None else max(score, self._score_path(inner, node_index, scope))
 
-    def kind(self, value: ComputedValue, op: str) -> float:
+    def kind_score(self, value: ComputedValue, op: str) -> float:
         """Return a score of the operator: 2 if it is the module's, -3 if another module's, else
         0."""
         inner = self._unfolded.get(value.number)
@@ -187,9 +187,9 @@ class NameHints:
             return 2.0
         return -3.0 if any(_computes(operator, kind) for kind in self._kinds - kinds) else 0.0
 
-    def _name(self, value: ComputedValue, place: int, scope: ModuleScope) -> float:
+    def _score_path(self, value: ComputedValue, node_index: int, scope: ModuleScope) -> float:
         if scope.path == value.path:
-            call = self._call_of.get(place, scope.call)
+            call = self._call_of.get(node_index, scope.call)
             return EXACT if value.functional or call in (None, value.call) else RELATED
         if not scope.path:
             return UNKNOWN
@@ -204,12 +204,12 @@ def _norms(
 
     For a BatchNorm that calls modules itself, yield the first value of its own code instead.
     """
-    met: set[str] = set()
+    visited: set[str] = set()
     for value in values:
         if _base_kind(value.kind) == "batchnorm":
             yield values[value.inputs[0]], value
-        elif value.functional and value.path in norms and value.path not in met:
-            met.add(value.path)
+        elif value.functional and value.path in norms and value.path not in visited:
+            visited.add(value.path)
             yield values[norms[value.path]], value
 
 
@@ -239,16 +239,16 @@ def _calls(
     """Yield the call index of nodes whose names do not contain it; each call is a run of nodes."""
     runs: dict[str, list[list[int]]] = defaultdict(list)
     last: str | None = None
-    for place, scope in enumerate(scopes):
+    for index, scope in enumerate(scopes):
         path = scope.path if scope is not None and scope.call is None else None
         if path is not None:
             if path != last:
                 runs[path].append([])
-            runs[path][-1].append(place)
+            runs[path][-1].append(index)
         last = path
-    for path, found in runs.items():
-        if len(found) == calls.get(path):
-            yield from ((place, call) for call, run in enumerate(found) for place in run)
+    for path, path_runs in runs.items():
+        if len(path_runs) == calls.get(path):
+            yield from ((index, call) for call, run in enumerate(path_runs) for index in run)
 
 
 def computes(op: str, kind: str) -> bool:

@@ -50,10 +50,10 @@ def node_differences(
     paths = model.node_paths()
     same = [node for node in nodes if _is_same_operator(model.get_submodule(path), node)]
     for node in nodes:
-        at = path if same == [node] else paths.get(node.output[0], "")
-        module = model.get_submodule(at)
+        node_path = path if same == [node] else paths.get(node.output[0], "")
+        module = model.get_submodule(node_path)
         if isinstance(module, OnnxNode) and _is_same_operator(module, node):
-            yield from _compare_node(module, at, node, graph.constant, graph.opsets, rank)
+            yield from _compare_node(module, node_path, node, graph.constant, graph.opsets, rank)
 
 
 def _compare_node(
@@ -69,27 +69,28 @@ def _compare_node(
     for place, ((kind, held), name) in enumerate(zip(module.sources, names, strict=False)):
         got = constant(name) if kind == "initializer" and name else None
         if got is not None:
-            yield from _compare_constant(f"{path}.{held}", got, to_numpy(getattr(module, held)))
+            yield from _compare_constant(f"{path}.{field}", got, to_numpy(getattr(module, field)))
         elif (kind == "absent") != (not name):
             states = ("present", "absent") if name else ("absent", "present")
-            yield "settings", _setting(f"input {place} of {path}", *states)
-        elif is_permuted and name != module.proto.input[place]:
-            yield "settings", _setting(f"input {place} of {path}", name, module.proto.input[place])
+            yield "settings", setting(f"input {index} of {path}", *states)
+        elif is_permuted and name != module.proto.input[index]:
+            yield "settings", setting(f"input {index} of {path}", name, module.proto.input[index])
     opset = opsets.get(module.call.domain, module.call.opset)
     if node.op_type in _FLATTENING and (opset < 13) != (module.call.opset < 13):
-        yield "settings", _setting("opset", str(opset), str(module.call.opset))
+        yield "settings", setting("opset", str(opset), str(module.call.opset))
     stated = module.attributes_of(node, opset)
     for name in sorted(stated.keys() | module.call.attributes.keys()):
         got, want = (
-            each.get(name, _DEFAULTS.get(name)) for each in (stated, module.call.attributes)
+            attributes.get(name, _DEFAULTS.get(name))
+            for attributes in (stated, module.call.attributes)
         )
         if not _is_equal(name, got, want, rank if node.op_type in _KEEPS_RANK else 0):
-            yield "settings", _setting(name, _shown(got), _shown(want))
+            yield "settings", setting(name, format_value(got), format_value(want))
     for attribute in node.attribute:
         if attribute.name in module.bodies:
             body = module.bodies[attribute.name]
-            at = f"{path}.bodies.{attribute.name}"
-            yield from _compare_body(body, at, attribute.g, constant, opsets)
+            body_path = f"{path}.bodies.{attribute.name}"
+            yield from _compare_body(body, body_path, attribute.g, constant, opsets)
 
 
 def _compare_constant(name: str, got: OutputArray, want: OutputArray) -> Differences:
@@ -105,21 +106,21 @@ def _compare_constant(name: str, got: OutputArray, want: OutputArray) -> Differe
 def _compare_body(
     body: Any, path: str, graph: onnx.GraphProto, constant: Constants, opsets: Mapping[str, int]
 ) -> Differences:
-    held = {each.name: each for each in graph.initializer}
-    held |= {n.output[0]: t for n in graph.node if (t := constant_tensor(n)) is not None}
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors |= {n.output[0]: t for n in graph.node if (t := constant_tensor(n)) is not None}
     nodes = [node for node in graph.node if node.op_type != "Constant"]
     if len(nodes) != len(body.paths):
         return
 
-    def inner(name: str) -> OutputArray | None:
-        return numpy_helper.to_array(held[name]) if name in held else constant(name)
+    def inner_constant(name: str) -> OutputArray | None:
+        return numpy_helper.to_array(tensors[name]) if name in tensors else constant(name)
 
     for name, node in zip(body.paths, nodes, strict=True):
         module, at = body.get_submodule(name), f"{path}.{name}"
         if _is_same_operator(module, node):
-            yield from _compare_node(module, at, node, inner, opsets, 0)
+            yield from _compare_node(module, at, node, inner_constant, opsets, 0)
         else:
-            yield "settings", _setting(f"operator of {at}", node.op_type, module.call.operator)
+            yield "settings", setting(f"operator of {at}", node.op_type, module.call.operator)
 
 
 def _is_same_operator(module: Any, node: onnx.NodeProto) -> bool:
@@ -147,9 +148,12 @@ def _is_equal(name: str, got: Any, want: Any, rank: int) -> bool:
     return bool(got == want)
 
 
-def _shown(value: Any) -> str:
+def format_value(value: object) -> str:
+    """Return the text of an attribute in a message."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _setting(name: str, got: str, want: str) -> Detail:
-    return {"code": "setting", "setting": name, "attribute": "it", "got": got, "want": want}
+def setting(name: str, got: str, want: object, attribute: str = "it") -> Detail:
+    """Return the detail of a setting that differs; attribute: that of the module or node."""
+    values = {"got": got, "want": str(want)}
+    return {"code": "setting", "setting": name, "attribute": attribute, **values}

@@ -30,7 +30,7 @@ from gate.sandbox.process import run_in_sandbox
 from gate.storage.arrays import Batch, OutputArray
 from gate.storage.files import temporary_folder
 
-Answers = Callable[[Mapping[str, OutputArray]], Mapping[str, OutputArray]]
+RunSession = Callable[[Mapping[str, OutputArray]], Mapping[str, OutputArray]]
 """Runs a session: returns its outputs by name for inputs by name."""
 
 
@@ -47,56 +47,55 @@ class ReferenceOutput:
     """Sketches of the float64 outputs of the first batch; None if float64 can't run."""
 
 
-class OutputJudge:
+class OutputComparator:
     """Compares outputs in the same way as a localization, on the same samples."""
 
     def __init__(
-        self, right: Sequence[ReferenceOutput], limits: DeviationLimits, *, bound: float = 1.0
+        self, references: Sequence[ReferenceOutput], limits: DeviationLimits, *, bound: float = 1.0
     ) -> None:
         """`bound`: the largest allowed deviation in units of its limits."""
-        self._right, self._limits, self._bound = right, limits, bound
+        self._references, self._limits, self._bound = references, limits, bound
 
-    def agrees(self, answers: Answers) -> bool:
-        """Return True if all outputs are within the bound. Raises the exceptions of `answers`."""
+    def agrees(self, run_session: RunSession) -> bool:
+        """Return True if all outputs are within the bound. Raises the session's exceptions."""
         deviations: dict[str, Deviation] = {}
-        for right in self._right:
-            outputs = answers(right.feed)
-            for name, value in right.outputs.items():
+        for reference in self._references:
+            outputs = run_session(reference.feed)
+            for name, value in reference.outputs.items():
                 deviation = deviations.setdefault(name, Deviation())
                 deviation.update(value, outputs[name])
-                if right.first:
-                    truth = None if right.truths is None else right.truths[name]
+                if reference.first:
+                    truth = None if reference.truths is None else reference.truths[name]
                     deviation.update_noise(value, outputs[name], truth)
             if not self._limits.bound_usage(deviations) <= self._bound:
                 return False  # more samples can't change this
         return True
 
 
-def right_answers(bench: LocalizationContext, survey: ValueSurvey) -> list[ReferenceOutput]:
+def reference_outputs(context: LocalizationContext, survey: ValueSurvey) -> list[ReferenceOutput]:
     """Run the model; return its outputs per batch. Raises EvidenceError.
 
     Batches that take another path through the model are left out.
     """
-    returned = dict(zip(bench.graph.outputs, survey.outputs, strict=False))
-    found: list[ReferenceOutput] = []
-    for place, batch in enumerate(bench.batches):
+    returned = dict(zip(context.graph.outputs, survey.outputs, strict=False))
+    references: list[ReferenceOutput] = []
+    for index, batch in enumerate(context.batches):
         try:
-            values = bench.side.values(batch, survey, set(returned.values()))
+            values = context.runner.values(batch, survey, set(returned.values()))
         except ForwardPathChanged:
             continue
         outputs = {name: values[number] for name, number in returned.items()}
-        first = place == 0
-        truths = _truths(bench, survey, batch, values) if first else None
+        truths = _float64_values(context, survey, batch, values) if index == 0 else None
         named = None if truths is None else {name: truths[n] for name, n in returned.items()}
-        found.append(ReferenceOutput(bench.feed(batch), outputs, first, named))
-    return found
+        references.append(ReferenceOutput(context.feed(batch), outputs, index == 0, named))
+    return references
 
 
-def _truths(
-    bench: LocalizationContext, survey: ValueSurvey, batch: Batch, values: Mapping[int, OutputArray]
+def _float64_values(
+    context: LocalizationContext, survey: ValueSurvey, batch: Batch, values: Mapping[int, Any]
 ) -> Mapping[int, OutputArray] | None:
     try:
-        return bench.side.truths(batch, survey, values).through
+        return context.runner.float64_values(batch, survey, values).through
     except ModelError:
         return None
 
@@ -121,8 +120,8 @@ def optimizers_that_changed(lines: Iterable[str], *, at: str | None = None) -> t
     levels: dict[str, set[int]] = {}
     level, begun = 0, None
     for line in lines:
-        if of := _LEVEL.search(line):
-            level = int(of[1])
+        if level_match := _LEVEL.search(line):
+            level = int(level_match[1])
         elif begins := _BEGINS.search(line):
             begun = begins[1]
         elif ends := _ENDS.search(line):
@@ -131,8 +130,8 @@ def optimizers_that_changed(lines: Iterable[str], *, at: str | None = None) -> t
                 levels.setdefault(ends[1], set()).add(level)
     if begun is not None:  # it failed before it ended
         levels.setdefault(begun, set()).add(level)
-    wanted = LEVELS.index(at) + 1 if at in LEVELS else 0
-    return tuple(sorted(levels, key=lambda name: wanted not in levels[name]))
+    preferred_level = LEVELS.index(at) + 1 if at in LEVELS else 0
+    return tuple(sorted(levels, key=lambda name: preferred_level not in levels[name]))
 
 
 # The log names sets of rules, not the rule that applied. `disabled_optimizers` accepts names of
@@ -189,12 +188,16 @@ TRIALS_LIMIT_S = 30.0
 wall-clock time, so a busy machine finds the same optimizer as an idle one."""
 
 
-class BudgetExceeded(EvidenceError):
-    """Raised if the search has used its sessions or its time."""
+class NotIdentified(EvidenceError):
+    """Raised with a code and parameters that state why no optimizer is named."""
 
     def __init__(self, code: str, **params: Any) -> None:
         super().__init__(f"the search stopped: {code}")
         self.fields = {"reason_code": code, "reason_params": params}
+
+
+class BudgetExceeded(NotIdentified):
+    """Raised if the search has used its sessions or its time."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ class OptimizerTrials:
         self,
         candidate: TestedFile,
         setup: OrtSetup,
-        judge: OutputJudge,
+        comparator: OutputComparator,
         *,
         threads: int = 1,
         deterministic: bool = False,
@@ -226,7 +229,7 @@ class OptimizerTrials:
         self.setup = setup
         self._threads, self._deterministic = threads, deterministic
         self._model = candidate.loadable()
-        self._judge = judge
+        self._comparator = comparator
         self._until = time.process_time() + TRIALS_LIMIT_S
         self._outcomes: dict[tuple[str, frozenset[str]], TrialOutcome] = {}
         self.sessions = 0
@@ -244,12 +247,12 @@ class OptimizerTrials:
 
         Only sets at the setup's own level count.
         """
-        own = [
+        correct_sets = [
             off
-            for (level, off), done in self._outcomes.items()
-            if done.agrees and level == self.setup.optimization
+            for (level, off), outcome in self._outcomes.items()
+            if outcome.agrees and level == self.setup.optimization
         ]
-        return min(own, key=len, default=None)
+        return min(correct_sets, key=len, default=None)
 
     def outcome(
         self, *, off: Set[str] = frozenset(), level: str | None = None,
@@ -278,7 +281,7 @@ class OptimizerTrials:
             enable_verbose_log(options)
         try:
             session = open_session(self._model, options, setup, log=log)
-            return TrialOutcome(self._judge.agrees(lambda feed: _answers(session, feed)))
+            return TrialOutcome(self._comparator.agrees(lambda feed: _run_session(session, feed)))
         except GateError:
             raise
         except Exception as error:  # ONNX Runtime's errors have no common base
@@ -291,18 +294,18 @@ class OptimizerTrials:
             raise BudgetExceeded("time_spent", seconds=TRIALS_LIMIT_S)
         self.sessions += 1
         settings = self.setup.settings
-        both = tuple(sorted({*settings.disabled_optimizers, *off}))
+        disabled = tuple(sorted({*settings.disabled_optimizers, *off}))
         setup = replace(
             self.setup,
             optimization=level,
-            settings=settings.model_copy(update={"disabled_optimizers": both}),
+            settings=settings.model_copy(update={"disabled_optimizers": disabled}),
         )
         return setup, session_options(
             setup, threads=self._threads, deterministic=self._deterministic
         )
 
 
-def _answers(session: Any, feed: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
+def _run_session(session: Any, feed: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feed), quiet_run()), strict=True))
 
@@ -330,29 +333,29 @@ def changed_nodes(
         before, after = (
             _nodes(onnx.load(path, load_external_data=False)) for path in (without, with_them)
         )
-    return _only(before, after), _only(after, before)
+    return _unmatched(before, after), _unmatched(after, before)
 
 
 def _nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in nodes_of(model) if node.op_type != "Constant"]
 
 
-def _only(nodes: list[onnx.NodeProto], others: list[onnx.NodeProto]) -> tuple[str, ...]:
-    """Return descriptions of the nodes without an equal one in `others`.
+def _unmatched(nodes: list[onnx.NodeProto], reference: list[onnx.NodeProto]) -> tuple[str, ...]:
+    """Return descriptions of the nodes without an equal one in `reference`.
 
     Nodes are compared by the names of their outputs, which the last node of a pattern keeps, or by
     their own names.
     """
     for outputs in (True, False):
-        there = Counter(_key(node, outputs=outputs) for node in others)
-        left = []
+        counts = Counter(_key(node, outputs=outputs) for node in reference)
+        unmatched = []
         for node in nodes:
             key = _key(node, outputs=outputs)
-            if there[key]:
-                there[key] -= 1
+            if counts[key]:
+                counts[key] -= 1
             else:
-                left.append(node)
-        nodes = left
+                unmatched.append(node)
+        nodes = unmatched
     return tuple(f"{node.op_type} {node.name}".strip() for node in nodes[:_MOST_NODES])
 
 
@@ -366,15 +369,7 @@ _ROUNDS = 4
 """Largest number of rounds that disable optimizers which then newly change the graph."""
 
 
-class _NotIdentified(Exception):
-    """Raised with a code and parameters that state why no optimizer is named."""
-
-    def __init__(self, code: str, **params: Any) -> None:
-        super().__init__(code)
-        self.fields = {"reason_code": code, "reason_params": params}
-
-
-def _stopped(failure: str) -> dict[str, Any]:
+def _stop_reason(failure: str) -> dict[str, Any]:
     return {"reason_code": "stopped", "reason_params": {"failure": failure}}
 
 
@@ -393,39 +388,39 @@ def find_faulty_optimizer(trials: OptimizerTrials, *, size_bytes: int) -> Optimi
     try:
         log: list[str] = []
         raises = _failure_with_all_enabled(trials, log)
-        below, level = _levels(trials)
-        names, reason = _names(trials, optimizers_that_changed(log, at=level), level)
-    except (_NotIdentified, BudgetExceeded) as stop:
+        below, level = _find_levels(trials)
+        names, reason = _find_names(trials, optimizers_that_changed(log, at=level), level)
+    except NotIdentified as stop:
         reason = stop.fields
     except Exception as error:
-        reason = _stopped(describe_failure(error))
-    found = OptimizerFault(
+        reason = _stop_reason(describe_failure(error))
+    fault = OptimizerFault(
         names=names, raises=raises, level=level, below=below, sessions=trials.sessions, **reason
     )
-    return _with_nodes(found, trials, size_bytes) if names else found
+    return _add_nodes(fault, trials, size_bytes) if names else fault
 
 
 def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | None:
     """Return the error that ONNX Runtime raises with all optimizers enabled, or None.
 
-    `log` collects the log of that session. Raises _NotIdentified if the optimizers are not the
+    `log` collects the log of that session. Raises NotIdentified if the optimizers are not the
     cause.
     """
     off = trials.outcome(level=OPTIMIZATIONS_OFF)
     if not off.agrees:
         if off.failure:
-            raise _NotIdentified("unoptimized_fails", failure=off.failure)
-        raise _NotIdentified("unoptimized_off")
+            raise NotIdentified("unoptimized_fails", failure=off.failure)
+        raise NotIdentified("unoptimized_off")
     on = trials.outcome(log=log)
     if on.agrees:
-        raise _NotIdentified("served_agrees")
+        raise NotIdentified("served_agrees")
     return on.failure
 
 
-def _levels(trials: OptimizerTrials) -> tuple[str, str]:
+def _find_levels(trials: OptimizerTrials) -> tuple[str, str]:
     """Return two consecutive levels; at the lower one, the outputs are correct."""
-    own = trials.setup.optimization
-    levels = [OPTIMIZATIONS_OFF, *LEVELS[: LEVELS.index(own)], own]
+    setup_level = trials.setup.optimization
+    levels = [OPTIMIZATIONS_OFF, *LEVELS[: LEVELS.index(setup_level)], setup_level]
     right, wrong = 0, len(levels) - 1
     while wrong - right > 1:
         middle = (right + wrong) // 2
@@ -436,19 +431,19 @@ def _levels(trials: OptimizerTrials) -> tuple[str, str]:
     return levels[right], levels[wrong]
 
 
-def _names(
+def _find_names(
     trials: OptimizerTrials, first: Sequence[str], level: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the optimizers, and the reason why there may be more than needed.
 
-    first: those that change the graph. Raises _NotIdentified.
+    first: those that change the graph. Raises NotIdentified.
     """
     try:
-        suspects = _suspects(trials, first, level)
+        suspects = _sufficient_set(trials, first, level)
         names = minimal_set(suspects, trials.is_correct_without)
         for name in names:
             if name in RULES:
-                names = _by_rule(trials, names, name)
+                names = _replace_rules(trials, names, name)
         if trials.is_correct_without(frozenset(names)):
             return names, {}
         # With more disabled, the outputs were correct: the effects are not additive.
@@ -460,13 +455,13 @@ def _names(
         return tuple(sorted(trials.smallest_correct)), {**spent.fields, "reason_code": code}
 
 
-def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
+def _sufficient_set(trials: OptimizerTrials, first: Sequence[str], level: str) -> tuple[str, ...]:
     """Return a set of optimizers that change the graph, without which the outputs are correct.
 
-    If one is disabled, another may have the same effect. Raises _NotIdentified, BudgetExceeded.
+    If one is disabled, another may have the same effect. Raises NotIdentified, BudgetExceeded.
     """
     if not first:
-        raise _NotIdentified("unlogged", level=level)
+        raise NotIdentified("unlogged", level=level)
     off = dict.fromkeys(first)
     for _ in range(_ROUNDS):
         log: list[str] = []
@@ -476,20 +471,20 @@ def _suspects(trials: OptimizerTrials, first: Sequence[str], level: str) -> tupl
         if not new:
             break
         off.update(dict.fromkeys(new))
-    raise _NotIdentified("still_wrong", count=len(off), level=level)
+    raise NotIdentified("still_wrong", count=len(off), level=level)
 
 
-def _by_rule(trials: OptimizerTrials, names: Sequence[str], of: str) -> tuple[str, ...]:
+def _replace_rules(trials: OptimizerTrials, names: Sequence[str], rule_set: str) -> tuple[str, ...]:
     """Replace sets of rules by the rules at fault, if ONNX Runtime accepts their names."""
-    rest = frozenset(names) - {of}
-    rules = [rule for rule in RULES[of] if rule not in rest]
+    rest = frozenset(names) - {rule_set}
+    rules = [rule for rule in RULES[rule_set] if rule not in rest]
     if not trials.is_correct_without(rest.union(rules)):
         return tuple(names)
-    needed = minimal_set(rules, lambda some: trials.is_correct_without(rest | some))
-    return tuple(name for name in names if name != of) + needed
+    needed = minimal_set(rules, lambda disabled: trials.is_correct_without(rest | disabled))
+    return tuple(name for name in names if name != rule_set) + needed
 
 
-def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int) -> OptimizerFault:
+def _add_nodes(fault: OptimizerFault, trials: OptimizerTrials, size_bytes: int) -> OptimizerFault:
     """Add the nodes that the optimizers replace, or the reason why they are unknown."""
     update: dict[str, Any]
     if size_bytes > MOST_BYTES:
@@ -497,18 +492,18 @@ def _with_nodes(found: OptimizerFault, trials: OptimizerTrials, size_bytes: int)
         update = {"nodes_unread_code": "too_large", "nodes_unread_params": params}
     else:
         try:
-            before, after = changed_nodes(trials, frozenset(found.names))
+            before, after = changed_nodes(trials, frozenset(fault.names))
             update = {"before": before, "after": after}
         except Exception as error:
             failure = {"failure": describe_failure(error)}
             update = {"nodes_unread_code": "stopped", "nodes_unread_params": failure}
-    return found.model_copy(update={**update, "sessions": trials.sessions})
+    return fault.model_copy(update={**update, "sessions": trials.sessions})
 
 
 APART_LIMIT_S = 300.0
 """Wall-clock time limit of the whole process, which only a hanging one reaches."""
 
-_WHAT = "disabling optimizers"
+_ACTIVITY = "disabling optimizers"
 
 _steps = logging.getLogger("gate.steps")
 
@@ -525,14 +520,14 @@ class TrialSettings:
     deterministic: bool
 
 
-_INQUIRY = TypeAdapter(TrialSettings)
+_SETTINGS = TypeAdapter(TrialSettings)
 
-_Places = list[dict[str, Any]]
+_OutputFiles = list[dict[str, Any]]
 """Fields of each reference output, with file names for arrays."""
 
 
 def find_optimizer_in_sandbox(
-    inquiry: TrialSettings, right: Sequence[ReferenceOutput]
+    settings: TrialSettings, references: Sequence[ReferenceOutput]
 ) -> OptimizerFault:
     """Run `find_faulty_optimizer` in a sandbox and return its result.
 
@@ -544,37 +539,40 @@ def find_optimizer_in_sandbox(
     try:
         with temporary_folder() as folder:
             arguments = {
-                "inquiry": _INQUIRY.dump_python(inquiry, mode="json"),
-                "places": _written(right, folder),
+                "settings": _SETTINGS.dump_python(settings, mode="json"),
+                "output_files": _save_references(references, folder),
                 "folder": str(folder),
             }
-            found = run_in_sandbox(f"{__name__}:tried", arguments, limits=limits, what=_WHAT)
-        return OptimizerFault.from_json(json.dumps(found))
+            child = f"{__name__}:find_in_child"
+            result = run_in_sandbox(child, arguments, limits=limits, what=_ACTIVITY)
+        return OptimizerFault.from_json(json.dumps(result))
     except LimitExceeded as error:  # the rest of the message is about verdicts
-        return OptimizerFault(**_stopped(str(error).split(". ")[0]))
+        return OptimizerFault(**_stop_reason(str(error).split(". ")[0]))
     except Exception as error:
-        return OptimizerFault(**_stopped(describe_failure(error)))
+        return OptimizerFault(**_stop_reason(describe_failure(error)))
 
 
-def tried(inquiry: Mapping[str, Any], places: _Places, folder: str) -> dict[str, Any]:
+def find_in_child(
+    settings: Mapping[str, Any], output_files: _OutputFiles, folder: str
+) -> dict[str, Any]:
     """The entry point of `find_optimizer_in_sandbox` in the child process."""
-    given = _INQUIRY.validate_json(json.dumps(inquiry))
-    right = _read(places, Path(folder))
+    parsed = _SETTINGS.validate_json(json.dumps(settings))
+    references = _load_references(output_files, Path(folder))
     trials = OptimizerTrials(
-        given.candidate,
-        given.limits.setup.optimized,
-        OutputJudge(right, given.limits, bound=given.bound),
-        threads=given.threads,
-        deterministic=given.deterministic,
+        parsed.candidate,
+        parsed.limits.setup.optimized,
+        OutputComparator(references, parsed.limits, bound=parsed.bound),
+        threads=parsed.threads,
+        deterministic=parsed.deterministic,
     )
-    return find_faulty_optimizer(trials, size_bytes=given.candidate.subject.size_bytes).to_plain()
+    return find_faulty_optimizer(trials, size_bytes=parsed.candidate.subject.size_bytes).to_plain()
 
 
-def _written(right: Sequence[ReferenceOutput], folder: Path) -> _Places:
+def _save_references(references: Sequence[ReferenceOutput], folder: Path) -> _OutputFiles:
     """Write the arrays to files. Raises OSError, and ValueError for unsupported dtypes."""
     numbers = itertools.count()
 
-    def written(arrays: Mapping[str, OutputArray]) -> dict[str, str]:
+    def save(arrays: Mapping[str, OutputArray]) -> dict[str, str]:
         # The names of tensors may be invalid as file names.
         names = {name: f"{next(numbers)}.npy" for name in arrays}
         for name, array in arrays.items():
@@ -583,25 +581,25 @@ def _written(right: Sequence[ReferenceOutput], folder: Path) -> _Places:
 
     return [
         {
-            "feed": written(answer.feed),
-            "outputs": written(answer.outputs),
-            "first": answer.first,
-            "truths": None if answer.truths is None else written(answer.truths),
+            "feed": save(reference.feed),
+            "outputs": save(reference.outputs),
+            "first": reference.first,
+            "truths": None if reference.truths is None else save(reference.truths),
         }
-        for answer in right
+        for reference in references
     ]
 
 
-def _read(places: _Places, folder: Path) -> list[ReferenceOutput]:
-    def read(files: Mapping[str, str]) -> dict[str, OutputArray]:
+def _load_references(entries: _OutputFiles, folder: Path) -> list[ReferenceOutput]:
+    def load(files: Mapping[str, str]) -> dict[str, OutputArray]:
         return {name: np.load(folder / file, allow_pickle=False) for name, file in files.items()}
 
     return [
         ReferenceOutput(
-            read(place["feed"]),
-            read(place["outputs"]),
-            place["first"],
-            None if place["truths"] is None else read(place["truths"]),
+            load(entry["feed"]),
+            load(entry["outputs"]),
+            entry["first"],
+            None if entry["truths"] is None else load(entry["truths"]),
         )
-        for place in places
+        for entry in entries
     ]

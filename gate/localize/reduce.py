@@ -131,9 +131,9 @@ def distance(actual: OutputArray, expected: OutputArray) -> tuple[float, float]:
         a, b = actual.astype(np.float64), expected.astype(np.float64)
         # Different integers are at least 1 apart, also beyond 2**53, where float64 rounds them.
         least = np.maximum(np.abs(a - b), float(actual.dtype.kind in "iu"))
-        apart = np.where((actual == expected) | (np.isnan(a) & np.isnan(b)), 0.0, least)
-    apart = np.nan_to_num(apart, nan=np.inf, posinf=np.inf)
-    return (float(np.sqrt(np.mean(apart**2))), float(apart.max())) if apart.size else (0.0, 0.0)
+        error = np.where((actual == expected) | (np.isnan(a) & np.isnan(b)), 0.0, least)
+    error = np.nan_to_num(error, nan=np.inf, posinf=np.inf)
+    return (float(np.sqrt(np.mean(error**2))), float(error.max())) if error.size else (0.0, 0.0)
 
 
 _NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|\([^)]*\)|[\w/.:]*\d[\w/.:]*")
@@ -145,11 +145,11 @@ def _kind_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:120]}"
 
 
-def reduce_failure(compared: LayerComparison) -> ReducedFailure:
+def reduce_failure(comparison: LayerComparison) -> ReducedFailure:
     """Return the smallest graph that shows the failure. Raises NotReproduced."""
-    found = compared.localization
-    finder = _Finder(compared)
-    with compared.switched():
+    record = comparison.localization
+    finder = _Reducer(comparison)
+    with comparison.switched():
         for attempt in finder.attempts():
             _steps.debug("reducing the graph")
             try:
@@ -161,31 +161,31 @@ def reduce_failure(compared: LayerComparison) -> ReducedFailure:
                 continue
             if reduced is not None and reduced.shows():
                 return reduced
-    where = found.first_divergence or "any layer"
+    where = record.first_divergence or "any layer"
     raise NotReproduced(
-        f"no standalone graph shows the difference of {where} in {found.runtime}: from correct "
+        f"no standalone graph shows the difference of {where} in {record.runtime}: from correct "
         "inputs it computes the expected values, up to rounding. Pass the samples of the check, or "
         "examine the layers with gate locate."
     )
 
 
-class _Finder:
+class _Reducer:
     """Tries to reduce the failure of one comparison."""
 
-    def __init__(self, compared: LayerComparison) -> None:
-        self._compared = compared
-        self._bench, self._findings = compared.bench, compared.findings
-        self._graph, self._layout = compared.findings.graph, compared.findings.layout
-        self._limits, self._survey = compared.limits, compared.findings.survey
-        self._rounding_limits = replace(compared.limits, float64=False)
+    def __init__(self, comparison: LayerComparison) -> None:
+        self._comparison = comparison
+        self._context, self._findings = comparison.context, comparison.findings
+        self._graph, self._layout = comparison.findings.graph, comparison.findings.layout
+        self._limits, self._survey = comparison.limits, comparison.findings.survey
+        self._rounding_limits = replace(comparison.limits, float64=False)
         """Limits without float64, because the expected values come from ONNX graphs."""
 
     def attempts(self) -> Iterator[Callable[[], ReducedFailure | None]]:
         """Yield the attempts to reduce the graph, most specific first."""
-        found, limits = self._compared.localization, self._limits
-        if self._compared.accepted_batches:
+        localization, limits = self._comparison.localization, self._limits
+        if self._comparison.accepted_batches:
             yield self._refused_batch
-        if found.optimiser or found.blame is not None:
+        if localization.optimiser or localization.blame is not None:
             yield self._optimizer
         layers = self._findings.measured.layers
         for number in sorted(n for n, layer in layers.items() if limits.is_source(layer)):
@@ -203,19 +203,19 @@ class _Finder:
         layer = suspect.value
         if layer.functional or suspect.folded is not None:
             return None
-        given = dict(zip(self._bench.tensor_inputs, self._survey.inputs, strict=False))
-        numbers = {**given, **self._layout.value_at_cut}
+        inputs = dict(zip(self._context.tensor_inputs, self._survey.inputs, strict=False))
+        numbers = {**inputs, **self._layout.value_at_cut}
 
         def first(number: int) -> int:
             repeats = values[number].repeats
             return number if repeats is None else first(repeats)
 
-        found = {
+        names = {
             first(numbers[tensor]): name for name, tensor in sources.items() if tensor in numbers
         }
-        if {first(n) for n in layer.inputs} != found.keys() or len(found) != len(sources):
+        if {first(n) for n in layer.inputs} != names.keys() or len(names) != len(sources):
             return None
-        return tuple(found[first(n)] for n in layer.inputs)
+        return tuple(names[first(n)] for n in layer.inputs)
 
     def constant_inputs(self, sources: Mapping[str, str]) -> tuple[str, ...]:
         """Return the inputs that the file computes only from its weights. `sources`: tensors by
@@ -228,11 +228,11 @@ class _Finder:
 
     def _batches(self) -> Iterator[Batch]:
         """Yield batches, single samples first because their arrays are the smallest."""
-        first = self._bench.batches[0]
-        if not self._bench.binding.fixed:
+        first = self._context.batches[0]
+        if not self._context.binding.fixed:
             for row in range(len(next(iter(first.values())))):
                 yield {name: array[row : row + 1] for name, array in first.items()}
-        yield from self._bench.batches
+        yield from self._context.batches
 
     def _layer(self, number: int) -> ReducedFailure | None:
         """Reduce to the nodes from the nearest correct values to the value of one layer."""
@@ -249,31 +249,31 @@ class _Finder:
         """Reduce to the nodes from the latest values from which an output still differs."""
         cuts = list(self._layout.cuts.items())
 
-        def measured(count: int, batch: Batch) -> _Measured | None:
+        def measured(count: int, batch: Batch) -> _MeasuredPiece | None:
             piece = self._graph.cut([name], dict(cuts[:count]))
             return self._measure(piece, name, number, batch=batch, alone=False)
 
         for batch in self._batches():
             with contextlib.suppress(ForwardPathChanged):
-                whole = measured(0, batch)
-                if whole is None or not whole.is_off:
+                uncut = measured(0, batch)
+                if uncut is None or not uncut.is_off:
                     continue
 
-                def holds(count: int, batch: Batch = batch) -> bool:
-                    again = measured(count, batch)
-                    return again is not None and again.is_off
+                def is_off_after(count: int, batch: Batch = batch) -> bool:
+                    trial = measured(count, batch)
+                    return trial is not None and trial.is_off
 
-                last = measured(latest(len(cuts) + 1, holds), batch)
+                last = measured(latest(len(cuts) + 1, is_off_after), batch)
                 return None if last is None else self._with_cause(last)
         return None
 
     def _refused_batch(self) -> ReducedFailure | None:
         """Reduce to the nodes of the first layer that raises an error for another batch size."""
-        accepted, layout = self._compared.accepted_batches, self._layout
+        accepted, layout = self._comparison.accepted_batches, self._layout
         size = next(size for size in itertools.count(1) if size not in accepted)
-        first = self._bench.batches[0]
+        first = self._context.batches[0]
         batch = {name: np.resize(array, (size, *array.shape[1:])) for name, array in first.items()}
-        values = self._bench.side.values(batch, self._survey, layout.names)
+        values = self._context.runner.values(batch, self._survey, layout.names)
         for number, tensor in layout.names.items():
             if number in self._survey.inputs or number not in values:
                 continue
@@ -282,47 +282,47 @@ class _Finder:
                 continue
             references = layout.references(piece.cuts, values)
             session = SubgraphSession(piece, self._limits.setup)
-            fed = {**self._bench.feed(batch), **session.fed(references)}
-            made = Standalone.from_piece(piece, fed, {tensor: values[number]})
+            fed = {**self._context.feed(batch), **session.fed(references)}
+            standalone = Standalone.from_piece(piece, fed, {tensor: values[number]})
             try:
-                run(made.model, made.inputs, self._limits.setup)
+                run(standalone.model, standalone.inputs, self._limits.setup)
             except Exception as error:  # ONNX Runtime's errors have no common base
-                name = made.outputs[tensor]
+                name = standalone.outputs[tensor]
                 return ReducedFailure(
                     kind="exporter",
-                    model=made.model,
-                    inputs=made.inputs,
+                    model=standalone.model,
+                    inputs=standalone.inputs,
                     expected={name: values[number]},
                     tolerances={name: RoundingBound(0.0, 0.0)},
                     setup=self._limits.setup,
                     tensors={name: tensor},
                     raises=_kind_of(error),
-                    constant_inputs=self.constant_inputs(made.sources),
+                    constant_inputs=self.constant_inputs(standalone.sources),
                     accepted_batches=accepted,
                 )
         return None
 
     def _measure(
         self, piece: Piece, tensor: str, number: int, *, batch: Batch, alone: bool
-    ) -> _Measured | None:
+    ) -> _MeasuredPiece | None:
         """Run the piece from the model's values. `alone`: whether its inputs are those of a
         layer."""
-        layout, bench = self._layout, self._bench
+        layout, context = self._layout, self._context
         needed = {number, *(layout.value_at_cut[cut] for cut in piece.cuts)}
-        values = bench.side.values(batch, self._survey, needed)
+        values = context.runner.values(batch, self._survey, needed)
         if not needed <= values.keys():
             return None
         session = SubgraphSession(piece, self._limits.setup)
         references = layout.references(piece.cuts, values)
-        fed = {**bench.feed(batch), **session.fed(references)}
-        actual = session(bench.feed(batch), references, only=[tensor])[tensor]
+        fed = {**context.feed(batch), **session.fed(references)}
+        actual = session(context.feed(batch), references, only=[tensor])[tensor]
         truth, rounding = self._truth(batch, values, number, alone=alone)
         expected = values[number]
         deviation = deviation_of(expected, actual, truth, rounding)
         limits = (
             self._limits if truth is not None or rounding is not None else self._rounding_limits
         )
-        return _Measured(
+        return _MeasuredPiece(
             piece, tensor, number, fed, references, expected, actual, deviation, limits, alone
         )
 
@@ -332,13 +332,13 @@ class _Finder:
         if not self._limits.float64:
             return None, None
         try:
-            truths: Float64Values = self._bench.side.truths(batch, self._survey, values)
+            truths: Float64Values = self._context.runner.float64_values(batch, self._survey, values)
         except GateError:
             return None, None
         true = truths.alone if alone else truths.through
         return true.get(number), truths.rounding[int(alone)].get(number)
 
-    def _with_cause(self, measured: _Measured) -> ReducedFailure | None:
+    def _with_cause(self, measured: _MeasuredPiece) -> ReducedFailure | None:
         """Distinguish a fault of the file from one of the runtime.
 
         The same nodes are computed without optimizations and by the ONNX reference evaluator.
@@ -357,7 +357,7 @@ class _Finder:
             excluded.append("evaluator")
         return measured.reduced(self, tuple(excluded))
 
-    def _computed(self, measured: _Measured, setup: OrtSetup) -> OutputArray | None:
+    def _computed(self, measured: _MeasuredPiece, setup: OrtSetup) -> OutputArray | None:
         try:
             session = SubgraphSession(measured.piece, setup)
             return session(measured.feed, measured.references, only=[measured.tensor])[
@@ -366,21 +366,21 @@ class _Finder:
         except Exception:  # ONNX Runtime's errors have no common base
             return None
 
-    def _evaluated(self, measured: _Measured) -> dict[str, OutputArray] | None:
+    def _evaluated(self, measured: _MeasuredPiece) -> dict[str, OutputArray] | None:
         """Return all tensors of the piece by the ONNX reference evaluator; None if it fails."""
         if sum(array.nbytes for array in measured.references.values()) > MOST_BYTES // 16:
             return None
-        made = Standalone.from_piece(measured.piece, measured.fed)
-        model = made.model
+        standalone = Standalone.from_piece(measured.piece, measured.fed)
+        model = standalone.model
         inner = [n for node in model.graph.node for n in node.output if n]
         del model.graph.output[:]
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
         try:
             with np.errstate(all="ignore"):
-                arrays = ReferenceEvaluator(model).run(inner, dict(made.inputs))
+                arrays = ReferenceEvaluator(model).run(inner, dict(standalone.inputs))
         except Exception:  # the evaluator lacks operators and checks little
             return None
-        tensors = {by: name for name, by in made.outputs.items()}
+        tensors = {renamed: name for name, renamed in standalone.outputs.items()}
         return {
             tensors.get(name, name): array
             for name, array in zip(inner, arrays, strict=True)
@@ -388,7 +388,7 @@ class _Finder:
         }
 
     def _runtime(
-        self, measured: _Measured, evaluated: Mapping[str, OutputArray]
+        self, measured: _MeasuredPiece, evaluated: Mapping[str, OutputArray]
     ) -> ReducedFailure | None:
         """Reduce to the fewest nodes for which a kernel differs from the reference evaluator."""
         varying = set(self._graph.tensors)  # others contain weights, which stay in the graph
@@ -410,7 +410,7 @@ class _Finder:
             if values is None:
                 return None
             nodes = enumerate(self._graph.nodes)
-            computing = [at for at, node in nodes if any(name in values for name in node.output)]
+            computing = [i for i, node in nodes if any(name in values for name in node.output)]
             reduced = self._fewest(
                 "optimizer",
                 computing if indices is None else indices,
@@ -424,14 +424,14 @@ class _Finder:
 
     def _plain_values(self, batch: Batch, plain: OrtSetup) -> dict[str, OutputArray] | None:
         """Return the file's inputs and all tensors without optimizations; None if too large."""
-        feed = dict(self._bench.feed(batch))
+        feed = dict(self._context.feed(batch))
         session = SubgraphSession(self._graph.marked(self._graph.tensors), plain)
         values = {**session(feed), **feed}
         return values if sum(v.nbytes for v in values.values()) <= MOST_BYTES else None
 
     def _replaced_nodes(self) -> tuple[int, ...]:
         """Return the indices of the file's nodes that the optimizer at fault replaces."""
-        blame = self._compared.localization.blame
+        blame = self._comparison.localization.blame
         named = set() if blame is None else set(blame.before)
         return tuple(
             index
@@ -449,13 +449,13 @@ class _Finder:
         first: tuple[int, ...],
     ) -> ReducedFailure | None:
         dtypes = {name: array.dtype for name, array in values.items()}
-        blame = self._compared.localization.blame
+        blame = self._comparison.localization.blame
         names = blame.names if kind == "optimizer" and blame is not None else ()
-        whole = self._graph.part(indices, dtypes)
-        raises = None if whole is None else self._compare_piece(whole, values, setup)[0]
+        all_nodes = self._graph.part(indices, dtypes)
+        raises = None if all_nodes is None else self._compare_piece(all_nodes, values, setup)[0]
 
-        def differs(some: tuple[int, ...]) -> bool:
-            piece = self._graph.part(some, dtypes)
+        def differs(candidate: tuple[int, ...]) -> bool:
+            piece = self._graph.part(candidate, dtypes)
             if piece is None:
                 return False
             raised, off = self._compare_piece(piece, values, setup)
@@ -543,24 +543,24 @@ class _Finder:
     ) -> ReducedFailure:
         fed = {reference_name(name): values[name] for name in piece.cuts}
         fed |= {v.name: values[v.name] for v in piece.model.graph.input if v.name in values}
-        made = Standalone.from_piece(piece, fed, values)
-        new = made.outputs
+        standalone = Standalone.from_piece(piece, fed, values)
+        new = standalone.outputs
         return ReducedFailure(
             kind=kind,
-            model=made.model,
-            inputs=made.inputs,
+            model=standalone.model,
+            inputs=standalone.inputs,
             expected={new[name]: values[name] for name in piece.outputs},
             tolerances={new[name]: self._tolerance(values[name]) for name in piece.outputs},
             setup=setup,
-            tensors={by: name for name, by in new.items()},
+            tensors={renamed: name for name, renamed in new.items()},
             raises=raises,
             excluded=("unoptimized",) if kind == "optimizer" else ("exporter",),
-            constant_inputs=self.constant_inputs(made.sources),
+            constant_inputs=self.constant_inputs(standalone.sources),
         )
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeasuredPiece:
     """One piece of the file, computed from the model's values."""
 
     piece: Piece
@@ -609,17 +609,17 @@ class _Measured:
         cut = set(map(reference_name, self.piece.cuts))
         return {name: array for name, array in self.fed.items() if name not in cut}
 
-    def reduced(self, finder: _Finder, excluded: tuple[str, ...]) -> ReducedFailure:
+    def reduced(self, finder: _Reducer, excluded: tuple[str, ...]) -> ReducedFailure:
         """Return the piece as a standalone failure."""
-        made = Standalone.from_piece(self.piece, self.fed, {self.tensor: self.actual})
-        model, name = made.model, made.outputs[self.tensor]
+        standalone = Standalone.from_piece(self.piece, self.fed, {self.tensor: self.actual})
+        model, name = standalone.model, standalone.outputs[self.tensor]
         if node_count(model) > _FOLD_FROM:
-            model = _with_shapes_folded(model, made.inputs, self.limits.setup)
-        arguments = finder.arguments(self.number, made.sources) if self.alone else None
+            model = _with_shapes_folded(model, standalone.inputs, self.limits.setup)
+        arguments = finder.arguments(self.number, standalone.sources) if self.alone else None
         return ReducedFailure(
             kind="exporter",
             model=model,
-            inputs=made.inputs,
+            inputs=standalone.inputs,
             expected={name: self.expected},
             tolerances={name: self.tolerance},
             setup=self.limits.setup,
@@ -627,7 +627,7 @@ class _Measured:
             layer=None if arguments is None else finder.path(self.number),
             arguments=arguments,
             excluded=excluded,
-            constant_inputs=finder.constant_inputs(made.sources),
+            constant_inputs=finder.constant_inputs(standalone.sources),
         )
 
 

@@ -123,7 +123,7 @@ class Reproducer:
         failure = reduce_failure(compared)
         layer = None
         if failure.layer is not None:
-            module = compared.bench.side.model.get_submodule(failure.layer)
+            module = compared.context.runner.model.get_submodule(failure.layer)
             layer = LayerScript.from_layer(module, failure)
         return cls(failure, compared.localization, versions, layer)
 
@@ -138,7 +138,7 @@ class Reproducer:
         """
         failure = self.failure
         if weights:
-            _refuse_other_weights(failure.model)
+            _check_attributes(failure.model)
         has_weights = (
             any(map(_may_be_weight, tensors_of(failure.model)))
             or any(failure.inputs[name].size > 1 for name in failure.constant_inputs)
@@ -158,22 +158,22 @@ class Reproducer:
                 "inputs of texts or complex numbers can't be replaced by random ones. Nothing was "
                 "written."
             )
-        model, fed = failure.model, dict(failure.inputs)
+        model, inputs_by_name = failure.model, dict(failure.inputs)
         if weights:
             model = _with_random_weights(model)
-        for place, (name, array) in enumerate(failure.inputs.items()):
+        for index, (name, array) in enumerate(failure.inputs.items()):
             if inputs or (weights and name in failure.constant_inputs):
-                fed[name] = random_like(array, place)
+                inputs_by_name[name] = random_like(array, index)
         if inputs:
             model = without_names(model)
-        made = replace(failure, model=model, inputs=fed, random_weights=weights)
-        made = _with_new_expected_values(replace(made, random_inputs=inputs))
-        if not made.shows():
+        stripped = replace(failure, model=model, inputs=inputs_by_name, random_weights=weights)
+        stripped = _with_new_expected_values(replace(stripped, random_inputs=inputs))
+        if not stripped.shows():
             raise NotReproduced(
                 "the difference does not survive random weights and inputs of the same "
                 "distribution, so it can't be shown without the original ones. Nothing was written."
             )
-        return replace(self, failure=made, layer=None)
+        return replace(self, failure=stripped, layer=None)
 
     def write(self, output: Path, *, venv: bool) -> None:
         """Prove the script and write the zip.
@@ -183,7 +183,7 @@ class Reproducer:
         Raises NotReproduced where the script does not show the failure, EvidenceError where the
         packages can't be installed, StorageError.
         """
-        packed = {
+        contents = {
             "model.onnx": self.failure.model.SerializeToString(deterministic=True),
             "inputs.npz": _npz(self.failure.inputs),
             "expected.npz": _npz(self.failure.expected),
@@ -191,17 +191,17 @@ class Reproducer:
             "environment.txt": self.environment().encode(),
         }
         with tempfile.TemporaryDirectory() as folder:
-            for name, data in packed.items():
+            for name, data in contents.items():
                 (Path(folder) / name).write_bytes(data)
             python = _new_python(Path(folder)) if venv else sys.executable
-            printed = _proven(python, Path(folder))
+            printed = _run_script(python, Path(folder))
             layer = self._layer_files(Path(folder))
-        packed |= layer
-        made = self if layer else replace(self, layer=None)
-        packed["issue.md"] = made.issue(printed, venv=venv).encode()
+        contents |= layer
+        complete = self if layer else replace(self, layer=None)
+        contents["issue.md"] = complete.issue(printed, venv=venv).encode()
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in packed.items():
+            for name, data in contents.items():
                 archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
         files.write_bytes(output, buffer.getvalue())
 
@@ -212,14 +212,14 @@ class Reproducer:
         """
         if self.layer is None:
             return {}
-        made = {"layer.py": self.layer.text.encode(), "weights.npz": _npz(self.layer.weights)}
-        for name, data in made.items():
+        contents = {"layer.py": self.layer.text.encode(), "weights.npz": _npz(self.layer.weights)}
+        for name, data in contents.items():
             (folder / name).write_bytes(data)
         try:
-            done = _isolated(sys.executable, "layer.py", folder)
+            process = _isolated(sys.executable, "layer.py", folder)
         except subprocess.TimeoutExpired:
             return {}
-        return made if done.stdout.splitlines()[-1:] == [AGREES] else {}
+        return contents if process.stdout.splitlines()[-1:] == [AGREES] else {}
 
     def script(self) -> str:
         """Return the text of `reproduce.py`."""
@@ -233,7 +233,7 @@ class Reproducer:
         loop = f"for entry in {entries}.items():\n    options.add_session_config_entry(*entry)\n"
         return _SCRIPT.format(
             tolerances={
-                name: (one.rms, one.largest) for name, one in self.failure.tolerances.items()
+                name: (bound.rms, bound.largest) for name, bound in self.failure.tolerances.items()
             },
             raises=[w for w in (self.failure.raises or "").split("…") if w.strip()],
             level=setup.optimization,
@@ -250,14 +250,14 @@ class Reproducer:
         lines = [f"numpy=={np.__version__}", f"{runtime}=={onnxruntime.__version__}"]
         lines.append(f"# python {platform.python_version()}, {platform.system()}, "
                      f"{platform.machine()}")  # fmt: skip
-        others = {
+        versions = {
             n: v for n, v in self.versions.items() if n not in ("numpy", "onnxruntime", "python")
         }
-        return "\n".join([*lines, *(f"# {n} {v}" for n, v in sorted(others.items()))]) + "\n"
+        return "\n".join([*lines, *(f"# {n} {v}" for n, v in sorted(versions.items()))]) + "\n"
 
     def issue(self, printed: str, *, venv: bool) -> str:
         """Return the text of `issue.md`. `printed`: what the script printed."""
-        failure, found = self.failure, self.localization
+        failure, localization = self.failure, self.localization
         operators = [node.op_type for node in failure.model.graph.node]
         shown = ", ".join(operators[:6]) + (", …" if len(operators) > 6 else "")
         where = (
@@ -265,7 +265,7 @@ class Reproducer:
             if venv
             else ("by the Python of the check in isolated mode (the environment was not empty)")
         )
-        blame, title = found.blame, "batch" if failure.accepted_batches else failure.kind
+        blame, title = localization.blame, "batch" if failure.accepted_batches else failure.kind
         lines = [
             f"# {_TITLES[title].format(nodes=shown)}",
             "",
@@ -291,8 +291,8 @@ class Reproducer:
             "## What was found",
             "",
         ]  # fmt: skip
-        if found.fault and not failure.random_inputs:  # it names modules and nodes
-            lines.append(f"- {capital(found.fault)}.")
+        if localization.fault and not failure.random_inputs:  # it names modules and nodes
+            lines.append(f"- {capital(localization.fault)}.")
         if failure.accepted_batches:
             sizes = ", ".join(map(str, failure.accepted_batches))
             lines.append(f"- The file accepts batches of {sizes}; the inputs have another size.")
@@ -327,34 +327,34 @@ def _opsets(model: onnx.ModelProto) -> str:
 
 
 def _with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for seed, tensor in enumerate(filter(_may_be_weight, tensors_of(made))):
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for seed, tensor in enumerate(filter(_may_be_weight, tensors_of(result))):
         array = numpy_helper.to_array(tensor)
         tensor.CopyFrom(numpy_helper.from_array(random_like(array, seed), tensor.name))
-    return made
+    return result
 
 
 def _may_be_weight(tensor: onnx.TensorProto) -> bool:
     """Return True for a tensor of several floats, or of integers that are not a shape."""
     size = int(np.prod(tensor.dims)) if tensor.dims else 1
-    whole = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
+    integer_types = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
     if tensor.data_type == onnx.TensorProto.STRING:
         return False
-    return size > (_INTEGERS if tensor.data_type in whole else 1)
+    return size > (_INTEGERS if tensor.data_type in integer_types else 1)
 
 
-def _refuse_other_weights(model: onnx.ModelProto) -> None:
+def _check_attributes(model: onnx.ModelProto) -> None:
     """Raise NotReproduced if attributes or string tensors may contain weights."""
     defaults = [a for function in model.functions for a in function.attribute_proto]
-    own = [(node.op_type, a) for node in nodes_of(model) for a in node.attribute]
-    held = [name for name, a in own if _may_hold_weights(a)]
-    held += [f"attribute {a.name}" for a in defaults if a.HasField("t") or _may_hold_weights(a)]
+    attributes = [(node.op_type, a) for node in nodes_of(model) for a in node.attribute]
+    names = [name for name, a in attributes if _may_contain_weights(a)]
+    names += [f"attribute {a.name}" for a in defaults if a.HasField("t") or _may_contain_weights(a)]
     texts = (t.name for t in tensors_of(model) if t.data_type == onnx.TensorProto.STRING)
-    held += [f"tensor {name}" for name in texts]
-    if held:
+    names += [f"tensor {name}" for name in texts]
+    if names:
         raise NotReproduced(
-            f"weights may be in the attributes or texts of {held[0]}, which can't be replaced by "
+            f"weights may be in the attributes or texts of {names[0]}, which can't be replaced by "
             "random ones. Nothing was written. To include them, leave --strip out, and with a "
             "confidential policy say --include-confidential."
         )
@@ -367,7 +367,7 @@ _TEXT = 64
 """Length in bytes up to which a string is a setting, such as the equation of Einsum."""
 
 
-def _may_hold_weights(attribute: onnx.AttributeProto) -> bool:
+def _may_contain_weights(attribute: onnx.AttributeProto) -> bool:
     """Return True for several floats that are not settings, and for many integers or strings."""
     most = _INTEGERS if attribute.name in _SETTINGS else 1
     texts = attribute.strings
@@ -423,10 +423,10 @@ def _new_python(folder: Path) -> str:
 
     Raises EvidenceError.
     """
-    made = folder / "venv"
-    python = made / "bin" / "python"
+    environment = folder / "venv"
+    python = environment / "bin" / "python"
     try:
-        _run([sys.executable, "-m", "venv", str(made)], folder)
+        _run([sys.executable, "-m", "venv", str(environment)], folder)
         packages = str(folder / "environment.txt")
         _run([str(python), "-m", "pip", "install", "--quiet", "-r", packages], folder)
     except (OSError, subprocess.SubprocessError) as error:
@@ -445,22 +445,22 @@ def _run(command: list[str], folder: Path) -> None:
     )  # fmt: skip
 
 
-def _proven(python: str, folder: Path) -> str:
+def _run_script(python: str, folder: Path) -> str:
     """Return the output of the script. Raises NotReproduced if it does not show the failure."""
     try:
-        done = _isolated(python, "reproduce.py", folder)
+        process = _isolated(python, "reproduce.py", folder)
     except subprocess.TimeoutExpired as error:
         raise NotReproduced(
             f"reproduce.py did not end within {error.timeout:g} s. Nothing was written."
         ) from error
-    lines = done.stdout.splitlines()
-    if done.returncode != 1 or lines[-1:] != [DIFFERS]:
-        last = (done.stderr.strip().splitlines() or lines or ["nothing"])[-1]
+    lines = process.stdout.splitlines()
+    if process.returncode != 1 or lines[-1:] != [DIFFERS]:
+        last = (process.stderr.strip().splitlines() or lines or ["nothing"])[-1]
         raise NotReproduced(
-            f"reproduce.py by itself does not show the difference (it ended with {done.returncode} "
-            f"and '{last}'). Nothing was written."
+            f"reproduce.py by itself does not show the difference (it ended with "
+            f"{process.returncode} and '{last}'). Nothing was written."
         )
-    return done.stdout.replace(str(folder), ".")
+    return process.stdout.replace(str(folder), ".")
 
 
 def _isolated(python: str, script: str, folder: Path) -> subprocess.CompletedProcess[str]:

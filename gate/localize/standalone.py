@@ -29,28 +29,28 @@ TRIALS = 400
 
 
 def fewest_nodes(
-    places: Sequence[int], differs: Differs, *, trials: int = TRIALS
+    indices: Sequence[int], differs: Differs, *, trials: int = TRIALS
 ) -> tuple[int, ...]:
-    """Return a minimal selection of `places` for which `differs` is True, in order.
+    """Return a minimal selection of `indices` for which `differs` is True, in order.
 
     Delta debugging (Zeller and Hildebrandt, 2002): tries parts of the graph, then the graph without
     a part, with ever smaller parts. After `trials` graphs, returns the smallest selection so far.
     """
     tried: dict[tuple[int, ...], bool] = {}
 
-    def holds(some: tuple[int, ...]) -> bool:
-        if some not in tried:
-            if not some or len(tried) >= trials:
+    def is_differing(candidate: tuple[int, ...]) -> bool:
+        if candidate not in tried:
+            if not candidate or len(tried) >= trials:
                 return False
-            tried[some] = differs(some)
-        return tried[some]
+            tried[candidate] = differs(candidate)
+        return tried[candidate]
 
-    kept, parts = tuple(places), 2
+    kept, parts = tuple(indices), 2
     while len(kept) > 1:
         step = -(-len(kept) // parts)
         chunks = [kept[start : start + step] for start in range(0, len(kept), step)]
-        part = next(filter(holds, chunks), None)
-        rest = None if part else next(filter(holds, _complements(chunks)), None)
+        part = next(filter(is_differing, chunks), None)
+        rest = None if part else next(filter(is_differing, _complements(chunks)), None)
         if part is not None:
             kept, parts = part, 2
         elif rest is not None:
@@ -63,9 +63,9 @@ def fewest_nodes(
 
 
 def _complements(chunks: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    for left_out in range(len(chunks)):
-        kept = [chunk for place, chunk in enumerate(chunks) if place != left_out]
-        yield tuple(place for chunk in kept for place in chunk)
+    for omitted in range(len(chunks)):
+        kept = [chunk for index, chunk in enumerate(chunks) if index != omitted]
+        yield tuple(index for chunk in kept for index in chunk)
 
 
 def latest(count: int, holds: Callable[[int], bool]) -> int:
@@ -123,8 +123,8 @@ class Standalone:
         initial = {tensor.name for tensor in graph.initializer}
         initial |= {tensor.values.name for tensor in graph.sparse_initializer}
         names = [v.name for v in graph.input if v.name in read and v.name not in initial]
-        new = {name: f"x{place}" for place, name in enumerate(names)}
-        outputs = {name: f"y{place}" for place, name in enumerate(piece.outputs)}
+        new = {name: f"x{index}" for index, name in enumerate(names)}
+        outputs = {name: f"y{index}" for index, name in enumerate(piece.outputs)}
         _rename(graph.node, {**new, **outputs})
         for tensor in graph.initializer:
             tensor.name = outputs.get(tensor.name, tensor.name)
@@ -196,14 +196,14 @@ def _drop_texts(model: onnx.ModelProto) -> None:
 
 def _keep_used_functions(model: onnx.ModelProto) -> None:
     """Remove functions that no node calls, because they contain weights of other layers."""
-    used, ahead = set[tuple[str, str]](), list(model.graph.node)
-    while ahead:
-        for node in nodes_within([ahead.pop()]):
+    used, pending = set[tuple[str, str]](), list(model.graph.node)
+    while pending:
+        for node in nodes_within([pending.pop()]):
             name = (node.domain, node.op_type)
             if name not in used:
                 used.add(name)
                 called = [f for f in model.functions if (f.domain, f.name) == name]
-                ahead += [inner for function in called for inner in function.node]
+                pending += [inner for function in called for inner in function.node]
     kept = [f for f in model.functions if (f.domain, f.name) in used]
     replace_messages(model.functions, kept)
 
@@ -251,15 +251,15 @@ def _rename(nodes: Iterable[onnx.NodeProto], new: Mapping[str, str]) -> None:
 def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model without node names and with numbered tensors; inputs and outputs keep
     names."""
-    made = copy.deepcopy(model)
-    kept = {value.name for value in (*made.graph.input, *made.graph.output)}
+    result = copy.deepcopy(model)
+    kept = {value.name for value in (*result.graph.input, *result.graph.output)}
     numbers: dict[str, str] = {}
 
     def new(name: str) -> str:
         is_kept = not name or name in kept
         return name if is_kept else numbers.setdefault(name, f"t{len(numbers)}")
 
-    graphs = [made.graph]
+    graphs = [result.graph]
     while graphs:
         graph = graphs.pop()
         sparse = (tensor.values for tensor in graph.sparse_initializer)
@@ -271,7 +271,7 @@ def without_names(model: onnx.ModelProto) -> onnx.ModelProto:
             node.input[:] = [new(name) for name in node.input]
             node.output[:] = [new(name) for name in node.output]
             graphs += subgraphs(node)
-    return made
+    return result
 
 
 def random_like(array: OutputArray, seed: int) -> OutputArray:
@@ -291,8 +291,8 @@ def random_like(array: OutputArray, seed: int) -> OutputArray:
         drawn = random.normal(finite.mean(), finite.std(), array.shape)
         # Not clipped, because the minimum and maximum are values of the original.
         inside = random.uniform(least, most, array.shape)
-        made: OutputArray = np.where((drawn < least) | (drawn > most), inside, drawn)
-        return made.astype(array.dtype)
+        floats: OutputArray = np.where((drawn < least) | (drawn > most), inside, drawn)
+        return floats.astype(array.dtype)
     low, high = int(array.min()), int(array.max())
     drawn = random.integers(low, high, array.shape, array.dtype, endpoint=True)
     return np.asarray(drawn)

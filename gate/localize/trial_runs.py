@@ -24,14 +24,14 @@ class TrialRuns:
 
     def __init__(
         self,
-        bench: LocalizationContext,
+        context: LocalizationContext,
         survey: ValueSurvey,
         layout: ValueLayout,
         switched: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """switched: context manager that sets the policy's switches while the model runs."""
         self._switched = switched
-        self._bench = bench
+        self._context = context
         self._survey = survey
         self._layout = layout
         self.dependents = cache(self._dependents)
@@ -49,11 +49,11 @@ class TrialRuns:
     def exchanged(self, number: int) -> dict[str, str]:
         """Return the exchanged inputs that make a tensor equal its value: the input that the file
         reads, mapped to the right one. Empty if no exchange does."""
-        bench, layout, tensor = self._bench, self._layout, self._layout.names[number]
-        piece = bench.graph.cut([tensor], layout.cuts)
+        context, layout, tensor = self._context, self._layout, self._layout.names[number]
+        piece = context.graph.cut([tensor], layout.cuts)
         values = self._references
         references = layout.references(piece.cuts, values)
-        inputs = bench.tensor_inputs
+        inputs = context.tensor_inputs
         fed = {name: values[n] for name, n in zip(inputs, self._survey.inputs, strict=False)}
         alike_of = {
             read: [
@@ -68,34 +68,34 @@ class TrialRuns:
         if not tried:
             return {}
         run = SubgraphSession(piece, plain_setup("ort-cpu"))
-        if is_equal(values[number], run(bench.feed(bench.batches[0]), references)[tensor]):
+        if is_equal(values[number], run(context.feed(context.batches[0]), references)[tensor]):
             return {}  # the error is so small that any exchange of similar inputs would fit
         for read, alike in tried.items():
             for order in permutations(alike):
-                moved = {name: by for name, by in zip(alike, order, strict=True) if name != by}
-                if read not in moved:
+                exchange = {name: by for name, by in zip(alike, order, strict=True) if name != by}
+                if read not in exchange:
                     continue
-                changed = {name: fed[by] for name, by in moved.items() if name in references}
+                changed = {name: fed[by] for name, by in exchange.items() if name in references}
                 try:
-                    array = run(bench.feed(bench.batches[0]), {**references, **changed})[tensor]
+                    array = run(context.feed(context.batches[0]), {**references, **changed})[tensor]
                 except Exception:  # of ONNX Runtime, for example an index out of range
                     continue
                 if is_equal(values[number], array):
-                    return {name: by for name, by in moved.items() if name in references}
+                    return {name: by for name, by in exchange.items() if name in references}
         return {}
 
     @cached_property
     def _references(self) -> Mapping[int, OutputArray]:
-        bench = self._bench
+        context = self._context
         with self._switched():
             numbers = {*self._layout.names, *self._survey.inputs}
-            return bench.side.values(bench.batches[0], self._survey, numbers)
+            return context.runner.values(context.batches[0], self._survey, numbers)
 
     @cached_property
     def _undisturbed(self) -> Mapping[int, OutputArray]:
         return self._disturbed(None)
 
     def _disturbed(self, value: int | None) -> Mapping[int, OutputArray]:
-        bench, references = self._bench, self._references
+        context, references = self._context, self._references
         with self._switched():
-            return bench.side.disturbed(bench.batches[0], self._survey, references, value)
+            return context.runner.disturbed(context.batches[0], self._survey, references, value)

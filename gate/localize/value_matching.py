@@ -29,7 +29,7 @@ class Tensor:
     """A tensor of the file as computed by one run."""
 
     name: str
-    place: int
+    node_index: int
     """Index of its node."""
     op: str
     scope: ModuleScope | None
@@ -55,7 +55,7 @@ class Matching:
         """Values that differ from their tensor."""
         return frozenset(self.tensors) - self.equal
 
-    def sure(self) -> Matching:
+    def equal_only(self) -> Matching:
         """Return only the equal pairs."""
         kept = {n: tensor for n, tensor in self.tensors.items() if n in self.equal}
         return Matching(kept, self.equal)
@@ -82,13 +82,13 @@ class ValueLayout:
         """The tensors at which the file is cut, with their dtypes.
 
         Those of text are compared by digests (uint64), so no reference could be passed there."""
-        found = {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
-        return {name: dtype for name, dtype in found.items() if dtype != np.uint64}
+        dtypes = {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
+        return {name: dtype for name, dtype in dtypes.items() if dtype != np.uint64}
 
     def renumbered(self, numbers: Mapping[int, int]) -> ValueLayout:
         """Return the layout restricted to these values, with their numbers in another survey."""
         tensors = self.matching.tensors.items()
-        return ValueLayout(Matching({numbers[n]: one for n, one in tensors if n in numbers}))
+        return ValueLayout(Matching({numbers[n]: tensor for n, tensor in tensors if n in numbers}))
 
     def without(self, numbers: Set[int]) -> ValueLayout:
         """Return the layout in which these values have no tensor."""
@@ -129,7 +129,7 @@ class UnmatchedTensors:
     """The tensors that are not yet assigned to a value, and the assigned ones by value."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.taken: dict[int, Tensor] = {}
+        self.assigned: dict[int, Tensor] = {}
         self.names: set[str] = set()
         """Names of the assigned tensors."""
         self._by_name = {tensor.name: tensor for tensor in tensors}
@@ -151,15 +151,15 @@ class UnmatchedTensors:
     def take(self, number: int, tensor: Tensor | None) -> None:
         """Assign the tensor to the value."""
         if tensor is not None:
-            self.taken[number] = tensor
+            self.assigned[number] = tensor
             self.names.add(tensor.name)
             self._by_name.pop(tensor.name, None)
 
     def neighbors(self, value: ComputedValue) -> tuple[int, float]:
         """Return the node indices of the tensors of the previous and next assigned values."""
-        before = [t.place for number, t in self.taken.items() if number < value.number]
-        behind = [t.place for number, t in self.taken.items() if number > value.number]
-        return max(before, default=-1), min(behind, default=math.inf)
+        earlier = [t.node_index for number, t in self.assigned.items() if number < value.number]
+        later = [t.node_index for number, t in self.assigned.items() if number > value.number]
+        return max(earlier, default=-1), min(later, default=math.inf)
 
 
 def difference(value: OutputArray, tensor: OutputArray) -> float:
@@ -172,10 +172,10 @@ def difference(value: OutputArray, tensor: OutputArray) -> float:
     if not np.array_equal(r[~finite], c[~finite], equal_nan=True):
         return math.inf
     scale = float(np.linalg.norm(r[finite]))
-    apart = float(np.linalg.norm(c[finite] - r[finite]))
-    if apart == 0.0:
+    distance = float(np.linalg.norm(c[finite] - r[finite]))
+    if distance == 0.0:
         return 0.0
-    return apart / scale if scale > 0.0 else math.inf
+    return distance / scale if scale > 0.0 else math.inf
 
 
 def is_equal(value: OutputArray, array: OutputArray) -> bool:
@@ -238,17 +238,17 @@ class ValueMatcher:
         self._values = survey.values
         self.constants = cache(constants)
         """Cached `constants`."""
-        whole = len(survey.outputs) == len(graph.outputs)
-        self._returned = dict(zip(survey.outputs, graph.outputs, strict=True)) if whole else {}
-        self._given = dict(zip(survey.inputs, inputs, strict=False))
+        complete = len(survey.outputs) == len(graph.outputs)
+        self._returned = dict(zip(survey.outputs, graph.outputs, strict=True)) if complete else {}
+        self._input_names = dict(zip(survey.inputs, inputs, strict=False))
         self._graph = graph
         self._scopes = [paths.scope(node) for node in graph.nodes]
         operators = [node.op_type for node in graph.nodes]
-        got = {path: survey.got(path) for path in paths.norms}
+        received = {path: survey.received(path) for path in paths.norms}
         self._hints = NameHints(
             survey.values,
             list(zip(operators, self._scopes, strict=True)),
-            norms={path: numbers[0] for path, numbers in got.items() if numbers},
+            norms={path: numbers[0] for path, numbers in received.items() if numbers},
         )
 
     @property
@@ -258,22 +258,22 @@ class ValueMatcher:
 
     def name(self, value: ComputedValue, tensor: Tensor) -> float:
         """Return the score of `NameHints.name` for this tensor."""
-        return self._hints.name(value, tensor.place, tensor.scope)
+        return self._hints.name(value, tensor.node_index, tensor.scope)
 
     def tensors(self, arrays: Mapping[str, OutputArray]) -> list[Tensor]:
         """Return the tensors that a run returned, in the order of the nodes."""
         producer = self._graph.producer
-        places = {name: producer[name] for name in arrays if name in producer}
+        indices = {name: producer[name] for name in arrays if name in producer}
         return [
             Tensor(
                 name=name,
-                place=place,
-                op=self._graph.nodes[place].op_type,
-                scope=self._scopes[place],
+                node_index=index,
+                op=self._graph.nodes[index].op_type,
+                scope=self._scopes[index],
                 shape=arrays[name].shape,
                 sketch=sketch(arrays[name]),
             )
-            for name, place in sorted(places.items(), key=lambda item: item[1])
+            for name, index in sorted(indices.items(), key=lambda item: item[1])
         ]
 
     def match(
@@ -289,30 +289,30 @@ class ValueMatcher:
         that get no tensor unless one equals them.
         """
         free = UnmatchedTensors(tensors)
-        for number, name in self._given.items():
+        for number, name in self._input_names.items():
             value = self._values[number]
             free.take(number, Tensor(name, -1, "", None, value.shape, value.sketch))
         for value in self._values:
-            if value.number not in free.taken:
+            if value.number not in free.assigned:
                 free.take(value.number, self._equal(value, free, (before or {}).get(value.number)))
-        equal = frozenset(free.taken)
+        equal = frozenset(free.assigned)
         for number, name in (before or {}).items():
-            if number not in free.taken and number not in without:
+            if number not in free.assigned and number not in without:
                 free.take(number, free.named(name))
         for value in self._values:
             number = value.number
-            if number not in free.taken and number not in without and number not in self.folded:
+            if number not in free.assigned and number not in without and number not in self.folded:
                 free.take(number, self._most_likely(value, free))
-        return Matching(dict(sorted(free.taken.items())), equal)
+        return Matching(dict(sorted(free.assigned.items())), equal)
 
     def before(self, value: ComputedValue, paired: Container[int]) -> list[int] | None:
         """Return the values from which a value was computed, through values without a node.
 
         None if either is unknown.
         """
-        found = [self._paired_source(number, paired) for number in value.inputs]
-        paired_sources = [number for number in found if number is not None]
-        return paired_sources if len(paired_sources) == len(found) else None
+        sources = [self._paired_source(number, paired) for number in value.inputs]
+        paired_sources = [number for number in sources if number is not None]
+        return paired_sources if len(paired_sources) == len(sources) else None
 
     def _paired_source(self, number: int, paired: Container[int]) -> int | None:
         """Return the nearest of the `paired` values that a value repeats, or from which it is
@@ -337,7 +337,7 @@ class ValueMatcher:
         distances = [
             (difference(value.sketch, tensor.sketch), tensor)
             for tensor in free.like(value)
-            if tensor.place > earliest
+            if tensor.node_index > earliest
         ]
         nearest = min((distance for distance, _ in distances), default=math.inf)
         if not nearest <= _EQUAL:
@@ -352,7 +352,7 @@ class ValueMatcher:
         if not near:
             return None
         best = max(near, key=lambda tensor: self._preference(value, tensor))
-        return None if self._belongs_to_other(best, value, free) else best
+        return None if self._belongs_elsewhere(best, value, free) else best
 
     def _preference(self, value: ComputedValue, tensor: Tensor) -> tuple[float, int]:
         """Return the sort key for choosing among equal tensors.
@@ -361,7 +361,7 @@ class ValueMatcher:
         changes the value that it is added to; otherwise the first tensor.
         """
         last = self._is_named(value, tensor)
-        return self.name(value, tensor), tensor.place if last else -tensor.place
+        return self.name(value, tensor), tensor.node_index if last else -tensor.node_index
 
     def _is_named(self, value: ComputedValue, tensor: Tensor) -> bool:
         """Return True if a module returned the value and the tensor is named after it."""
@@ -369,11 +369,11 @@ class ValueMatcher:
 
     def _last_input_node(self, value: ComputedValue, free: UnmatchedTensors) -> int:
         """Return the index of the last node that computes an input of the value."""
-        sources = (self._paired_source(number, free.taken) for number in value.inputs)
-        places = (free.taken[number].place for number in sources if number is not None)
-        return max(places, default=-1)
+        sources = (self._paired_source(number, free.assigned) for number in value.inputs)
+        indices = (free.assigned[number].node_index for number in sources if number is not None)
+        return max(indices, default=-1)
 
-    def _belongs_to_other(
+    def _belongs_elsewhere(
         self, tensor: Tensor, value: ComputedValue, free: UnmatchedTensors
     ) -> bool:
         """Return True if the tensor also equals another unassigned value and is named after that
@@ -382,15 +382,14 @@ class ValueMatcher:
         After a fault, the output of a layer that hardly changes its input equals what the previous
         layer should have returned.
         """
-        hints, place, scope = self._hints, tensor.place, tensor.scope
-        return hints.name(value, place, scope) < EXACT and any(
-            hints.name(other, place, scope) >= EXACT
-            and difference(other.sketch, tensor.sketch) <= _EQUAL
-            for other in self._values
-            if other.shape == tensor.shape
-            and other.number != value.number
-            and other.number not in free.taken
-            and not other.functional
+        return self.name(value, tensor) < EXACT and any(
+            self.name(candidate, tensor) >= EXACT
+            and difference(candidate.sketch, tensor.sketch) <= _EQUAL
+            for candidate in self._values
+            if candidate.shape == tensor.shape
+            and candidate.number != value.number
+            and candidate.number not in free.assigned
+            and not candidate.functional
         )
 
     def _may_be_folded_norm(self, value: ComputedValue, tensor: Tensor) -> bool:
@@ -406,49 +405,50 @@ class ValueMatcher:
 
     def _most_likely(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
         """Return the unassigned tensor with the highest score, if one is above 0."""
-        best, most = None, 0.0
+        best, best_score = None, 0.0
         after, until = free.neighbors(value)
-        predecessors = self.before(value, free.taken)
-        got = {free.taken[number].name for number in predecessors or ()}
+        predecessors = self.before(value, free.assigned)
+        source_names = {free.assigned[number].name for number in predecessors or ()}
         constant = value.number in self.constants()
         resized = not constant and not self._has_several_outputs(value)
         for tensor in free.like(value, any_size=resized):
-            name = self._hints.name(value, tensor.place, tensor.scope)
+            name = self.name(value, tensor)
             if (value.repeats is not None or constant) and name < EXACT:
                 continue  # unchanged values and constants mostly have no node
-            own_code = value.functional and name >= EXACT  # whose operator may be any
-            score = name + (0.0 if own_code else self._hints.kind(value, tensor.op))
+            is_own_code = value.functional and name >= EXACT  # whose operator may be any
+            score = name + (0.0 if is_own_code else self._hints.kind(value, tensor.op))
             if tensor.shape != value.shape:
                 score -= _SHAPE
             if self._returned.get(value.number) == tensor.name:
                 score += EXACT
-            if got:
+            if source_names:
                 reads = self._graph.sources(tensor.name, free.names, steps=_STEPS)
-                score += _READS if got <= reads else -_READS
+                score += _READS if source_names <= reads else -_READS
             if tensor.shape == value.shape:
                 distance = difference(value.sketch, tensor.sketch)
                 score += 3.0 * max(0.0, 1.0 - distance / _NEAR)
-            score += 0.5 if after < tensor.place < until else -1.0
+            score += 0.5 if after < tensor.node_index < until else -1.0
             leaves = name >= EXACT and self._leaves(tensor)
             score += (_CODE_LEAVES if value.functional else _LEAVES) if leaves else 0.0
             # The last node of a module computes its output.
-            if score > most or (score == most and name >= EXACT):
-                best, most = tensor, score
+            if score > best_score or (score == best_score and name >= EXACT):
+                best, best_score = tensor, score
         return best
 
     def _has_several_outputs(self, value: ComputedValue) -> bool:
         """Return True if the module returned several tensors; the file may lack some."""
         return any(
-            (other.path, other.call) == (value.path, value.call) and not other.functional
-            for other in self._values
-            if other.number != value.number
+            (candidate.path, candidate.call) == (value.path, value.call)
+            and not candidate.functional
+            for candidate in self._values
+            if candidate.number != value.number
         )
 
     def _leaves(self, tensor: Tensor) -> bool:
         """Return True if nodes of other modules read the tensor, or it is an output of the file."""
         readers = self._graph.readers.get(tensor.name, ())
-        elsewhere = any(self._scopes[place] != tensor.scope for place in readers)
-        return elsewhere or tensor.name in self._graph.outputs
+        is_read_elsewhere = any(self._scopes[index] != tensor.scope for index in readers)
+        return is_read_elsewhere or tensor.name in self._graph.outputs
 
 
 _ROUNDS = 12
@@ -482,9 +482,9 @@ class IterativeMatcher:
     """
 
     def __init__(
-        self, bench: LocalizationContext, survey: ValueSurvey, matcher: ValueMatcher
+        self, context: LocalizationContext, survey: ValueSurvey, matcher: ValueMatcher
     ) -> None:
-        self._bench = bench
+        self._context = context
         self._survey = survey
         self._matcher = matcher
 
@@ -518,7 +518,7 @@ class IterativeMatcher:
         If the file fuses modules, one fault may assign all later values to wrong tensors or none.
         In a quantized file no value equals its tensor, which proves nothing.
         """
-        if self._bench.policy.precision == "quantized":
+        if self._context.policy.precision == "quantized":
             return False
         reached = layout.matching.tensors.keys() - self._before_faults(layout.matching).equal
         off = reached | layout.missing.keys()
@@ -536,24 +536,24 @@ class IterativeMatcher:
         """
         settled = ValueLayout(self._before_faults(self._matched(ValueLayout()).matching))
         for _ in range(_FAULTS):
-            found = self._next_settled(settled)
-            if found is None:
+            layout_next = self._next_settled(settled)
+            if layout_next is None:
                 break
-            settled = self._without_reached(found, settled)
+            settled = self._without_reached(layout_next, settled)
         # Prefer more equal values, then fewer others.
         return max(
             layout,
             self._matched(settled),
-            key=lambda one: (len(one.matching.equal), -len(one.matching.off) - len(one.missing)),
+            key=lambda o: (len(o.matching.equal), -len(o.matching.off) - len(o.missing)),
         )
 
-    def _without_reached(self, found: ValueLayout, settled: ValueLayout) -> ValueLayout:
+    def _without_reached(self, layout: ValueLayout, settled: ValueLayout) -> ValueLayout:
         """Return the layout without nearly equal values that the next fault changes.
 
         If no value differs that did not in `settled`, the first of them is the fault that was
         found.
         """
-        matching, earlier = found.matching, settled.matching.tensors.keys()
+        matching, earlier = layout.matching, settled.matching.tensors.keys()
         reached = matching.equal - self._before_faults(matching).equal - earlier
         first = min(reached, default=-1) if matching.off <= earlier else -1
         lost = reached - {first}
@@ -567,7 +567,7 @@ class IterativeMatcher:
         """
         kept: dict[int, Tensor] = {}
         largest = _ROUNDING
-        for number, tensor in matching.sure().tensors.items():
+        for number, tensor in matching.equal_only().tensors.items():
             distance = difference(self._survey.values[number].sketch, tensor.sketch)
             if distance <= _AS_NEAR * largest:
                 kept[number] = tensor
@@ -602,17 +602,17 @@ class IterativeMatcher:
         return best
 
     def _with_earlier(
-        self, found: ValueLayout, settled: ValueLayout, pair: tuple[ComputedValue, Tensor]
+        self, layout: ValueLayout, settled: ValueLayout, pair: tuple[ComputedValue, Tensor]
     ) -> ValueLayout:
         """Return the layout with an earlier pair if it reduces the difference of the one found."""
-        number = max(found.matching.off - settled.matching.off, default=-1)
-        taken = {tensor.name for tensor in found.matching.tensors.values()}
-        earlier = pair[0].number < number and pair[0].number not in found.matching.tensors
-        if not earlier or pair[1].name in taken or self._matcher.name(*pair) < EXACT:
-            return found
-        both = self._settled(found, pair)
-        less = self._is_less_wrong(both, found, behind=number - 1)
-        return both if less and both.matching.equal >= found.matching.equal else found
+        number = max(layout.matching.off - settled.matching.off, default=-1)
+        assigned = {tensor.name for tensor in layout.matching.tensors.values()}
+        is_earlier = pair[0].number < number and pair[0].number not in layout.matching.tensors
+        if not is_earlier or pair[1].name in assigned or self._matcher.name(*pair) < EXACT:
+            return layout
+        trial = self._settled(layout, pair)
+        is_closer = self._is_less_wrong(trial, layout, behind=number - 1)
+        return trial if is_closer and trial.matching.equal >= layout.matching.equal else layout
 
     def _is_less_wrong(self, trial: ValueLayout, layout: ValueLayout, *, behind: int) -> bool:
         """Return True if the first later value that differs from its tensor differs by less."""
@@ -622,10 +622,10 @@ class IterativeMatcher:
             return False
         value = self._survey.values[number].sketch
         after, before = (
-            difference(value, one.matching.tensors[number].sketch)
-            if one.matching.tensors[number].shape == self._survey.values[number].shape
+            difference(value, candidate.matching.tensors[number].sketch)
+            if candidate.matching.tensors[number].shape == self._survey.values[number].shape
             else math.inf
-            for one in (trial, layout)
+            for candidate in (trial, layout)
         )
         return after < _LESS_WRONG * before
 
@@ -638,31 +638,31 @@ class IterativeMatcher:
         tensors = {**layout.matching.tensors, pair[0].number: pair[1]}
         matching = self._matched(ValueLayout(Matching(tensors, layout.matching.equal))).matching
         kept = {
-            n: one
-            for n, one in matching.tensors.items()
-            if n in matching.equal or (n in tensors and one.name == tensors[n].name)
+            n: tensor
+            for n, tensor in matching.tensors.items()
+            if n in matching.equal or (n in tensors and tensor.name == tensors[n].name)
         }
         return _only(Matching(kept, matching.equal))
 
     def _next_pairs(self, settled: Matching, last: int) -> list[tuple[ComputedValue, Tensor]]:
         """Return pairs of values after `last` and later tensors of equal shape, best names
         first."""
-        taken = {tensor.name for tensor in settled.tensors.values()}
+        assigned = {tensor.name for tensor in settled.tensors.values()}
         values = [
             value
             for value in self._survey.values
             if value.number > last and value.repeats is None and value.number not in settled.tensors
         ]
-        after = settled.tensors[last].place if last in settled.tensors else -1
+        after = settled.tensors[last].node_index if last in settled.tensors else -1
         tensors = [
             tensor
             for tensor in self._run(ValueLayout(settled))
-            if tensor.name not in taken and tensor.place > after
+            if tensor.name not in assigned and tensor.node_index > after
         ]
         pairs = [
-            (behind + ahead - name, value, tensor)
-            for behind, value in enumerate(values[:_NEXT])
-            for ahead, tensor in enumerate(tensors)
+            (skipped + steps - name, value, tensor)
+            for skipped, value in enumerate(values[:_NEXT])
+            for steps, tensor in enumerate(tensors)
             if tensor.shape == value.shape
             and tensor.sketch.dtype.kind == value.sketch.dtype.kind
             and (name := self._matcher.name(value, tensor)) >= UNKNOWN
@@ -696,7 +696,7 @@ class IterativeMatcher:
             tensor is not None
             and computes(tensor.op, value.kind)
             and self._matcher.name(value, tensor) >= EXACT
-            and stand_in in self._bench.graph.nodes[tensor.place].input
+            and stand_in in self._context.graph.nodes[tensor.node_index].input
         )
 
     def _matched(self, layout: ValueLayout) -> ValueLayout:
@@ -719,15 +719,15 @@ class IterativeMatcher:
 
     def _run(self, layout: ValueLayout) -> list[Tensor]:
         """Return the tensors of the first batch, each computed from the nearest cut before it."""
-        bench, survey = self._bench, self._survey
-        batch, names = bench.batches[0], bench.graph.tensors
-        values = bench.side.values(batch, survey, set(layout.value_at_cut.values()))
+        context, survey = self._context, self._survey
+        batch, names = context.batches[0], context.graph.tensors
+        values = context.runner.values(batch, survey, set(layout.value_at_cut.values()))
         size = _INNER * sum(value.nbytes for value in survey.values)
         tensors: list[Tensor] = []
-        for part in bench.parts(names, size=size):
-            piece = bench.graph.cut(part, layout.cuts)
+        for part in context.parts(names, size=size):
+            piece = context.graph.cut(part, layout.cuts)
             run = SubgraphSession(piece, plain_setup("ort-cpu"))
-            arrays = run(bench.feed(batch), layout.references(piece.cuts, values))
+            arrays = run(context.feed(batch), layout.references(piece.cuts, values))
             tensors += self._matcher.tensors(arrays)
         return tensors
 
@@ -739,15 +739,15 @@ class IterativeMatcher:
         """
         tensors, equal = layout.matching.tensors, layout.matching.equal
         unsure = {tensors[n].name: n for n in tensors if n not in equal}
-        spoiled = [
+        broken = [
             n for n in equal - better.matching.equal if better.names.get(n) == layout.names[n]
         ]
-        met = {
+        read = {
             name
-            for n in spoiled
-            for name in self._bench.graph.segment(layout.names[n], layout.cuts)[1]
+            for n in broken
+            for name in self._context.graph.segment(layout.names[n], layout.cuts)[1]
         }
-        return {unsure[name] for name in met if name in unsure}
+        return {unsure[name] for name in read if name in unsure}
 
     def _doubtful(self, layout: ValueLayout, tried: set[int]) -> ComputedValue | None:
         """Return the first value of a module that may have no tensor, if a later value differs."""
@@ -755,10 +755,10 @@ class IterativeMatcher:
         for value in self._survey.values:
             if value.number > max(off, default=-1):
                 break
-            settled = value.number in tried or value.number in layout.matching.equal
-            silent = value.functional or value.repeats is not None
-            folded = value.number in self._matcher.folded
-            if settled or silent or folded:
+            is_settled = value.number in tried or value.number in layout.matching.equal
+            needs_no_tensor = value.functional or value.repeats is not None
+            is_folded = value.number in self._matcher.folded
+            if is_settled or needs_no_tensor or is_folded:
                 continue
             if self._substitute_tensor(layout, value) is not None or self._may_be_unused(
                 layout, value
@@ -772,12 +772,12 @@ class IterativeMatcher:
         Exporters omit unused outputs.
         """
         survey, matched = self._survey, layout.matching.tensors
-        returned = {n for at in survey.outputs for n in (at, survey.values[at].repeats)}
+        returned = {n for output in survey.outputs for n in (output, survey.values[output].repeats)}
         return value.number in matched.keys() - returned and any(
-            (other.path, other.call) == (value.path, value.call)
-            for other in survey.values
-            if other.number in matched.keys() - {value.number, *survey.inputs}
-            and not other.functional
+            (candidate.path, candidate.call) == (value.path, value.call)
+            for candidate in survey.values
+            if candidate.number in matched.keys() - {value.number, *survey.inputs}
+            and not candidate.functional
         )
 
     def _substitute_tensor(self, layout: ValueLayout, value: ComputedValue) -> str | None:
@@ -799,7 +799,9 @@ def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueL
     """Replace the tensor by the previous one; later pairs that are not certain are dropped."""
     missing, matching = {**layout.missing, value.number: stand_in}, layout.matching
     kept = {
-        n: one for n, one in matching.tensors.items() if n < value.number or n in matching.equal
+        n: tensor
+        for n, tensor in matching.tensors.items()
+        if n < value.number or n in matching.equal
     }
     return ValueLayout(Matching(kept, matching.equal), missing, layout.absent)
 
@@ -815,5 +817,5 @@ def _narrower(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:
     if not unsure:
         return None
     return ValueLayout(
-        matching.sure(), layout.missing, layout.absent | frozenset(resized or unsure)
+        matching.equal_only(), layout.missing, layout.absent | frozenset(resized or unsure)
     )

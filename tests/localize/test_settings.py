@@ -7,7 +7,7 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate.localize.diagnosis import differing, mismatched_activation, training
+from gate.localize.diagnosis import differing_settings, has_training_mode, mismatched_activation
 from gate.summary.render import render_fault
 from tests.localize import nets
 from tests.localize.nets import VECTORS, found, verdicts
@@ -83,12 +83,12 @@ def as_list(nodes):
 
 @pytest.mark.parametrize(("module", "nodes"), SAME.values(), ids=SAME)
 def test_equal_settings_have_no_difference(module, nodes):
-    assert list(differing(module, as_list(nodes))) == []
+    assert list(differing_settings(module, as_list(nodes))) == []
 
 
 @pytest.mark.parametrize(("module", "nodes", "said"), OTHER.values(), ids=OTHER)
 def test_different_setting_is_described(module, nodes, said):
-    (told,) = differing(module, as_list(nodes))
+    (told,) = differing_settings(module, as_list(nodes))
     assert said in render_fault("settings", {"details": [told]}).text
 
 
@@ -105,7 +105,7 @@ def test_different_setting_is_described(module, nodes, said):
     ([], False),
 ])  # fmt: skip
 def test_training_mode_of_nodes(nodes, seen):
-    assert training(nodes) is seen
+    assert has_training_mode(nodes) is seen
 
 
 TANH = [node(op) for op in ("Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul")]

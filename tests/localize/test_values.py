@@ -142,21 +142,21 @@ class TestHooks:
 
     def test_captured_values_are_copies(self, model):
         survey = survey_model(model, X)
-        keeps = CaptureOutputs(survey, {2, 3}, whole=True)
+        keeps = CaptureOutputs(survey, {2, 3}, complete=True)
         forward(model, keeps.handle)
-        assert set(keeps.kept) == {2, 3}
-        assert keeps.kept[2].shape == (2, 3)
-        np.testing.assert_array_equal(keeps.kept[3], np.maximum(keeps.kept[2], 0))
+        assert set(keeps.captured) == {2, 3}
+        assert keeps.captured[2].shape == (2, 3)
+        np.testing.assert_array_equal(keeps.captured[3], np.maximum(keeps.captured[2], 0))
 
     def test_sketches_are_captured(self, model):
-        keeps = CaptureOutputs(survey_model(model, X), {2}, whole=False)
+        keeps = CaptureOutputs(survey_model(model, X), {2}, complete=False)
         forward(model, keeps.handle)
-        assert keeps.kept[2].shape == (6,)
+        assert keeps.captured[2].shape == (6,)
 
     def test_replaced_value_is_used_afterwards(self, model):
         survey = survey_model(model, X)
         exchanges = ReplaceOutputs(survey, {2: np.full((2, 3), 5, np.float32)})
-        keeps = CaptureOutputs(survey, {3}, whole=True)
+        keeps = CaptureOutputs(survey, {3}, complete=True)
 
         def both(event, tensor):
             other = exchanges.handle(event, tensor)
@@ -164,8 +164,8 @@ class TestHooks:
             return other
 
         forward(model, both)
-        np.testing.assert_array_equal(keeps.kept[3], np.full((2, 3), 5))
-        np.testing.assert_array_equal(exchanges.kept[2], survey.values[2].sketch)
+        np.testing.assert_array_equal(keeps.captured[3], np.full((2, 3), 5))
+        np.testing.assert_array_equal(exchanges.captured[2], survey.values[2].sketch)
 
     def test_reference_values_are_unchanged(self, model):
         """ReLU in place would change them."""
@@ -185,7 +185,7 @@ class TestHooks:
     )
     def test_changed_path_error_names_the_module(self, other, module):
         survey = survey_model(nn.Sequential(nn.Linear(3, 3), nn.Flatten()), X)
-        keeps = CaptureOutputs(survey, set(range(len(survey.values))), whole=True)
+        keeps = CaptureOutputs(survey, set(range(len(survey.values))), complete=True)
         with pytest.raises(
             ForwardPathChanged, match=f"at module '{module}'.*take the same branches"
         ):

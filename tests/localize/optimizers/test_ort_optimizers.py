@@ -37,10 +37,10 @@ from gate.localize.ort_optimizers import (
     TrialOutcome,
     TrialSettings,
     find_faulty_optimizer,
+    find_in_child,
     find_optimizer_in_sandbox,
     minimal_set,
     optimizers_that_changed,
-    tried,
 )
 from gate.policy.runtime_options import plain_setup
 from gate.policy.sections import RuntimePolicy
@@ -390,9 +390,9 @@ def test_settings_and_arrays_reach_the_other_process(faulty_file, right, monkeyp
         arrived.update(right=answers, limits=limits, bound=bound)
         raise DigestMismatch("far enough")
 
-    monkeypatch.setattr(ort_optimizers, "OutputJudge", judge)
+    monkeypatch.setattr(ort_optimizers, "OutputComparator", judge)
     monkeypatch.setattr(
-        ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: tried(**arguments)
+        ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: find_in_child(**arguments)
     )
     given = trial_settings(faulty_file)
     found = find_optimizer_in_sandbox(dataclasses.replace(given, bound=0.25), right)

@@ -16,8 +16,8 @@ from gate.localize.layer_weights import (
     comparison,
     counterparts,
     folded_differences,
-    moved,
-    transposed,
+    misplaced_tensors,
+    transposed_weight,
 )
 from gate.weights.layouts import match_packed_rnn
 from tests.localize import nets
@@ -159,7 +159,7 @@ class TestTransposed:
             op, ["x", "w"], ["y"], **({} if turns is None else {"transB": turns})
         )
         for array, wrong in ((weight, not right), (weight.T, right)):
-            folded_texts = transposed(module, "head", [node], {"w": array})
+            folded_texts = transposed_weight(module, "head", [node], {"w": array})
             assert (folded_texts is not None) == wrong
             if folded_texts:
                 assert text_of(folded_texts) == "head.weight is transposed in the file"
@@ -176,12 +176,12 @@ class TestTransposed:
     )
     def test_other_weights_are_not_called_transposed(self, module, node, found):
         made = helper.make_node(node[0], ["x", node[1]], ["y"])
-        assert transposed(module, "head", [made], {"w": found.detach().numpy()}) is None
+        assert transposed_weight(module, "head", [made], {"w": found.detach().numpy()}) is None
 
     def test_transposed_weight_of_the_model_itself(self):
         module = linear(4, 4)
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
-        folded_texts = transposed(module, "", [node], {"w": module.weight.detach().numpy()})
+        folded_texts = transposed_weight(module, "", [node], {"w": module.weight.detach().numpy()})
         assert text_of(folded_texts) == "weight is transposed in the file"
 
 
@@ -212,12 +212,12 @@ def test_swapped_lstm_directions_are_named():
     torch.manual_seed(0)
     module = nn.LSTM(3, 2, bidirectional=True)
     right = {one.name: one.values for one in match_packed_rnn(module)}
-    assert not [*moved(module, "memory", right)]
+    assert not [*misplaced_tensors(module, "memory", right)]
     turned = {name: values[::-1].copy() for name, values in right.items()}
-    (difference,) = moved(module, "memory", turned)
+    (difference,) = misplaced_tensors(module, "memory", turned)
     assert difference.module == "memory"
     assert "the two directions are swapped in weight_ih_l0" in text_of(difference)
-    assert not [*moved(nn.Linear(3, 2), "memory", turned)]
+    assert not [*misplaced_tensors(nn.Linear(3, 2), "memory", turned)]
 
 
 RNG = np.random.default_rng(0)
@@ -263,9 +263,9 @@ def packed(gates, hidden):
 ])  # fmt: skip
 def test_counterparts_of_a_constant(constant, differing, same):
     folded_texts = counterparts(MODEL, float32(constant=constant))
-    assert {pair.name: (pair.changed, pair.of) for pair in folded_texts.differing} == differing
+    assert {pair.name: (pair.changed, pair.total) for pair in folded_texts.differing} == differing
     assert set(folded_texts.same) == same
-    assert set(folded_texts.unfound) == MODEL.keys() - differing.keys() - same
+    assert set(folded_texts.unpaired) == MODEL.keys() - differing.keys() - same
 
 
 def test_row_of_a_table_is_not_matched_with_an_unused_parameter():
@@ -274,7 +274,7 @@ def test_row_of_a_table_is_not_matched_with_an_unused_parameter():
     paired = counterparts(model, float32(constant=TABLE[3]))
     assert paired.differing == []
     assert paired.same == ["table"]
-    assert "token" in paired.unfound
+    assert "token" in paired.unpaired
 
 
 @pytest.mark.parametrize(("constant", "differing", "same"), [
@@ -284,7 +284,7 @@ def test_row_of_a_table_is_not_matched_with_an_unused_parameter():
 ])  # fmt: skip
 def test_reordered_gates_match(constant, differing, same):
     folded_texts = counterparts(MODEL, float32(constant=constant), reordered=True)
-    assert {pair.name: (pair.changed, pair.of) for pair in folded_texts.differing} == differing
+    assert {pair.name: (pair.changed, pair.total) for pair in folded_texts.differing} == differing
     assert set(folded_texts.same) == same
 
 
@@ -304,8 +304,8 @@ def test_name_decides_the_counterpart():
     found = float32(bias=add_one_at(BIAS, 1), other=BIAS)
     (pair,) = counterparts({"bias": MODEL["bias"]}, found).differing
     assert (pair.name, pair.changed) == ("bias", 1)
-    left = counterparts({"bias": MODEL["bias"]}, float32(gamma=BIAS + 1), others={"gamma"})
-    assert (left.differing, left.unfound) == ([], ["bias"])
+    left = counterparts({"bias": MODEL["bias"]}, float32(gamma=BIAS + 1), excluded={"gamma"})
+    assert (left.differing, left.unpaired) == ([], ["bias"])
 
 
 @pytest.mark.parametrize(
@@ -550,4 +550,4 @@ def test_leftover_tensor_attribute_is_not_a_weight():
     same = comparison(module, "head", {"w": weight, "b": module.bias.detach().numpy()})
     assert same.differences == ()
     assert same.same == ("head.weight", "head.bias")
-    assert same.unfound == ()
+    assert same.unpaired == ()
