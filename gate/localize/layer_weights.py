@@ -21,7 +21,7 @@ from gate.onnx_file.reading import attributes
 from gate.statistics.accumulators import distances
 from gate.storage.arrays import OutputArray
 from gate.weights.layouts import misplaced
-from gate.weights.model_tensors import FORMATS, leeway, norms
+from gate.weights.model_tensors import FORMATS, format_tolerance, norms
 
 Floats = NDArray[np.float64]
 
@@ -251,7 +251,7 @@ def _l1_difference(first: Floats, second: Floats) -> float:
     return float(np.abs(finite - second).sum())
 
 
-_IN_16_BITS = leeway("float16")
+_IN_16_BITS = format_tolerance("float16")
 
 
 @dataclass(frozen=True)
@@ -532,9 +532,9 @@ def folded_differences(
     output channel scaled by gamma / sqrt(var + eps).
 
     `format_`: the format in which the file may store and compute it
-    (`gate.weights.model_tensors.leeway`); None: float32.
+    (`gate.weights.model_tensors.format_tolerance`); None: float32.
     """
-    layer, relative = modules[0], _UNITS * leeway(format_).relative
+    layer, relative = modules[0], _UNITS * format_tolerance(format_).relative
     norm = next(norms(modules[1]), None)
     weight, bias = (to_float64(getattr(layer, name, None)) for name in ("weight", "bias"))
     arrays = list(constants.values())
@@ -589,7 +589,7 @@ def affine_differences(
         any(a is not None and np.array_equal(array, a) for a in affine) for array in vectors
     ):  # as BatchNormalization has them, or not at all
         return []
-    relative = _UNITS * leeway(format_).relative
+    relative = _UNITS * format_tolerance(format_).relative
     if not _any_close(vectors, norm.scale, relative * np.abs(norm.scale)):
         lost = "scale"
     elif not _any_close(vectors, norm.offset(np.zeros(1)), relative * norm.size):

@@ -66,7 +66,7 @@ def external_data(model: onnx.ModelProto, folder: Path) -> Iterator[GraphFinding
     for file, parts in regions.items():
         yield from _overlaps(file, sorted(parts))
     for file, stated_sums in checksums.items():
-        yield from _changed(folder / file, file, stated_sums)
+        yield from _changed_files(folder / file, file, stated_sums)
 
 
 def _overlaps(file: str, parts: list[_Region]) -> Iterator[GraphFinding]:
@@ -74,13 +74,13 @@ def _overlaps(file: str, parts: list[_Region]) -> Iterator[GraphFinding]:
     for part in parts[1:]:
         if furthest.start < part.start < furthest.end < part.end:
             shared = furthest.end - part.start
-            other = {"tensor": furthest.tensor, "file": file}
-            yield finding("external_data", part.tensor, "overlap", count=shared, **other)
+            neighbor = {"tensor": furthest.tensor, "file": file}
+            yield finding("external_data", part.tensor, "overlap", count=shared, **neighbor)
         if part.end > furthest.end:
             furthest = part
 
 
-def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
+def _changed_files(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
     """Yield a finding if a file does not have its SHA-1 checksum, which only detects accidents."""
     with path.open("rb") as stream:
         actual = hashlib.file_digest(stream, "sha1").hexdigest()
@@ -88,9 +88,9 @@ def _changed(path: Path, file: str, stated: set[str]) -> Iterator[GraphFinding]:
         yield finding("external_data", file, "checksum", actual=actual, stated=sorted(stated))
 
 
-def finding(code: GraphCode, place: str, detail_code: str, **params: Any) -> GraphFinding:
+def finding(code: GraphCode, location: str, detail_code: str, **params: Any) -> GraphFinding:
     """Return a finding with the parameters of its text."""
-    return GraphFinding(code=code, place=place, detail_code=detail_code, detail_params=params)
+    return GraphFinding(code=code, place=location, detail_code=detail_code, detail_params=params)
 
 
 _RANDOM = (
@@ -102,25 +102,25 @@ _RANDOM = (
 def training_mode(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFinding]:
     """Yield live nodes in training mode, unless the reference in eval mode does the same."""
     for node in graph.live():
-        detail_code = _mode(graph, node, observer)
+        detail_code = _training_code(graph, node, observer)
         if detail_code is not None:
-            yield finding("training_mode", node.place, detail_code)
+            yield finding("training_mode", node.location, detail_code)
 
 
-def _mode(graph: ValueGraph, node: Node, observer: ReferenceObserver) -> str | None:
+def _training_code(graph: ValueGraph, node: Node, observer: ReferenceObserver) -> str | None:
     """Return the code of a node's training-mode behavior, or None."""
     if node.operator == "BatchNormalization":
-        trains = _batch_norm(graph, node) and not observer.operator_recorder.batch_statistics
+        trains = _trains_batch_norm(graph, node) and not observer.operator_recorder.batch_statistics
         return "batch_statistics" if trains else None
     if node.operator == "Dropout":
-        code = _dropout(graph, node)
+        code = _dropout_code(graph, node)
     else:
         code = "random" if node.operator in _RANDOM else None
     # `draws` runs the reference.
     return code if code and not observer.operator_recorder.draws else None
 
 
-def _batch_norm(graph: ValueGraph, node: Node) -> bool:
+def _trains_batch_norm(graph: ValueGraph, node: Node) -> bool:
     """Return whether a BatchNormalization node is in training mode.
 
     Opset 14 and later have an attribute for it, opset 7 and later further outputs, earlier ones
@@ -133,7 +133,7 @@ def _batch_norm(graph: ValueGraph, node: Node) -> bool:
     return bool(node.attribute("is_test", 0) == 0)
 
 
-def _dropout(graph: ValueGraph, node: Node) -> str | None:
+def _dropout_code(graph: ValueGraph, node: Node) -> str | None:
     """Return the code of a Dropout node in training mode, or None.
 
     Opset 12 and later have an input for it, opset 7 and later only inference, earlier ones
@@ -185,7 +185,7 @@ def float16(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFin
     """Yield nodes that round float32 to 16 or 8 bits, and weights that are stored rounded."""
     for code, dtype in _NARROW.items():
         name = str(dtype).removeprefix("torch.")
-        nodes = [node for node in graph.live() if _makes(graph, node, code)]
+        nodes = [node for node in graph.live() if _computes_type(graph, node, code)]
         stored = [
             v for v, t in graph.live_tensors() if t.data_type == code and _lossy(t, dtype, observer)
         ]
@@ -204,7 +204,7 @@ def quantized(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphF
     has them, but is not exact either. Integers of the model itself, such as masks, and its own fake
     quantization are not reported, nor are the operators of a quantized reference file.
     """
-    model_sizes = observer.bytes_held()
+    model_sizes = observer.byte_tensor_sizes()
     nodes = [node for node in graph.live() if _QUANTIZED.fullmatch(node.operator)]
     rounded = [node for node in nodes if node.operator in _ROUNDED_TO_STEPS]
     if rounded and observer.operator_recorder.fake_quantizes:
@@ -212,20 +212,20 @@ def quantized(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphF
     if nodes and not any(map(_QUANTIZED.fullmatch, observer.onnx_operators())):
         yield _precision_finding("quantized", nodes)
     for value, tensor in graph.live_tensors():
-        unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
+        is_unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
         elements = math.prod(tensor.dims)
         is_new = tensor.data_type in _BYTES and elements > _AXES and elements not in model_sizes
-        if is_new and unpacked:
+        if is_new and is_unpacked:
             yield finding("quantized", value.name, "quantized_stored")
 
 
 def float64(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFinding]:
     """Yield nodes that compute with samples or weights in float64; shape arithmetic is ignored."""
-    data = _data(graph)
+    data = _data_values(graph)
     nodes = [
         node
         for node in graph.live()
-        if _makes(graph, node, TensorProto.DOUBLE)
+        if _computes_type(graph, node, TensorProto.DOUBLE)
         and node.operator != "Cast"
         and any(value in data for value in node.outputs)
     ]
@@ -233,7 +233,7 @@ def float64(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFin
         yield _precision_finding("float64", nodes)
 
 
-def _makes(graph: ValueGraph, node: Node, code: int) -> bool:
+def _computes_type(graph: ValueGraph, node: Node, code: int) -> bool:
     """Return whether a node computes values of this type or rounds to it, not only moves them."""
     if node.operator in _MOVES:
         return False
@@ -244,12 +244,12 @@ def _lossy(tensor: TensorProto, dtype: torch.dtype, observer: ReferenceObserver)
     """Return whether no tensor of the model of that size is exact in this format."""
     elements = math.prod(tensor.dims)
     return not any(
-        held.numel() == elements and torch.equal(held.to(dtype).to(held.dtype), held)
-        for _, held in observer.tensors()
+        stored.numel() == elements and torch.equal(stored.to(dtype).to(stored.dtype), stored)
+        for _, stored in observer.tensors()
     )
 
 
-def _data(graph: ValueGraph) -> set[GraphValue]:
+def _data_values(graph: ValueGraph) -> set[GraphValue]:
     """Return the values that come from samples or weights, not from shapes and single numbers."""
     data = set(graph.entries)
     for value, tensor in graph.tensors.items():
@@ -257,9 +257,9 @@ def _data(graph: ValueGraph) -> set[GraphValue]:
         if few is None or few.size > _AXES:
             data.add(value)
     for node in graph.nodes:
-        inner = bool(node.branches)  # values have other names inside of a subgraph
-        on_data = inner or any(value in data for value in node.inputs)
-        if on_data and node.operator not in _MEASURES:
+        has_branches = bool(node.branches)  # values have other names inside of a subgraph
+        reads_data = has_branches or any(value in data for value in node.inputs)
+        if reads_data and node.operator not in _MEASURES:
             data |= {value for value in node.outputs if value is not None}
     return data
 
@@ -267,8 +267,8 @@ def _data(graph: ValueGraph) -> set[GraphValue]:
 def _precision_finding(code: GraphCode, nodes: list[Node], **params: Any) -> GraphFinding:
     """Return one finding for all nodes, located at the first node."""
     operators = most_common(Counter(node.operator for node in nodes))
-    counted = {"count": len(nodes), "operators": operators}
-    return finding(code, nodes[0].place, f"{code}_nodes", **counted, **params)
+    counts = {"count": len(nodes), "operators": operators}
+    return finding(code, nodes[0].location, f"{code}_nodes", **counts, **params)
 
 
 def most_common(operators: Counter[str]) -> list[str]:
@@ -290,9 +290,9 @@ _GRID = 1024.0
 
 @dataclass(frozen=True)
 class WeightMismatch:
-    """A constant `place` of the file that is the model's `name` except for `wrong` elements."""
+    """A constant of the file that is the model's tensor `name` except for `wrong` elements."""
 
-    place: str
+    constant: str
     name: str
     wrong: int
     size: int
@@ -302,30 +302,30 @@ class WeightMismatch:
     """Largest difference; infinite or NaN if one of the elements is."""
     format: str | None = None
     """Format to which the whole tensor was rounded."""
-    moved: float | None = None
+    drift: float | None = None
     """Change of the whole tensor relative to its RMS, if it is small."""
 
     @property
-    def whole(self) -> bool:
+    def is_mostly_wrong(self) -> bool:
         """Return whether more than half of the elements differ."""
         return self.wrong > HALF * self.size
 
     @property
-    def rounded(self) -> bool:
+    def is_rounded(self) -> bool:
         """Return whether the whole tensor was rounded or changed slightly."""
-        return self.format is not None or self.moved is not None
+        return self.format is not None or self.drift is not None
 
     def finding(self) -> GraphFinding:
         """Return the finding of a report."""
-        name = "" if self.place == self.name else self.name
+        name = "" if self.constant == self.name else self.name
         if self.format is not None:
-            rounded = {"name": name, "format": self.format}
-            return finding("rounded_weights", self.place, "rounded", **rounded)
-        if self.moved is not None:
-            return finding("rounded_weights", self.place, "moved", name=name, share=self.moved)
+            params = {"name": name, "format": self.format}
+            return finding("rounded_weights", self.constant, "rounded", **params)
+        if self.drift is not None:
+            return finding("rounded_weights", self.constant, "moved", name=name, share=self.drift)
         return finding(
             "other_weights",
-            self.place,
+            self.constant,
             "differs",
             name=name,
             wrong=self.wrong,
@@ -335,89 +335,92 @@ class WeightMismatch:
         )
 
 
-def suspicion(place: str, name: str, values: Values, expected: NDArray[Any]) -> WeightMismatch:
+def weight_mismatch(
+    constant: str, name: str, values: Values, expected: NDArray[Any]
+) -> WeightMismatch:
     """Return how a constant differs from its expected values, which have the constant's shape."""
-    wrong = differing(values, expected)
-    return mismatch_at(place, name, (values, expected), wrong)
+    return mismatch_at(constant, name, (values, expected), differing(values, expected))
 
 
 def mismatch_at(
-    place: str, name: str, pair: tuple[Values, NDArray[Any]], wrong: NDArray[np.bool_]
+    constant: str, name: str, pair: tuple[Values, NDArray[Any]], wrong: NDArray[np.bool_]
 ) -> WeightMismatch:
     """Return the mismatch for a known mask of wrong elements."""
     values, expected = pair
     first = np.unravel_index(int(wrong.argmax()), wrong.shape)
     with np.errstate(all="ignore"):
-        apart = np.abs(values[wrong].astype(np.float64) - expected[wrong])
-    whole = wrong.sum() > HALF * wrong.size
-    format_, moved = _rounding(values, expected) if whole else (None, None)
+        error = np.abs(values[wrong].astype(np.float64) - expected[wrong])
+    is_mostly_wrong = wrong.sum() > HALF * wrong.size
+    format_, relative_change = _rounding(values, expected) if is_mostly_wrong else (None, None)
     return WeightMismatch(
-        place=place,
+        constant=constant,
         name=name,
         wrong=int(wrong.sum()),
         size=wrong.size,
         first=tuple(int(index) for index in first),
-        largest=float(apart.max()) if apart.size else 0.0,
+        largest=float(error.max()) if error.size else 0.0,
         format=format_,
-        moved=moved,
+        drift=relative_change,
     )
 
 
-def nearest(place: str, values: Values, candidates: Iterable[ModelTensor]) -> WeightMismatch | None:
+def nearest_mismatch(
+    constant: str, values: Values, candidates: Iterable[ModelTensor]
+) -> WeightMismatch | None:
     """Return the candidate that shares at least half of the constant's elements bit for bit.
 
     Enough of them must be distinctive; of several, it is the one with the fewest differences.
     """
-    found = []
-    for stored, arranged in _hopeful(values, candidates):
-        wrong = differing(values, arranged)
-        if wrong.mean() <= HALF and telling(values[~wrong]):
-            found.append(mismatch_at(place, _owner(stored, wrong), (values, arranged), wrong))
-    return min(found, key=lambda each: each.wrong) if found else None
+    mismatches = []
+    for stored in candidates:
+        for arranged in arrangements(values, stored.values):
+            if sampled_share(values, arranged) < _HINT:
+                continue
+            wrong = differing(values, arranged)
+            if wrong.mean() <= HALF and is_distinctive(values[~wrong]):
+                owner = _owner(stored, wrong)
+                mismatches.append(mismatch_at(constant, owner, (values, arranged), wrong))
+    return min(mismatches, key=lambda mismatch: mismatch.wrong, default=None)
 
 
-def rounded(place: str, values: Values, candidates: Iterable[ModelTensor]) -> WeightMismatch | None:
+def rounded_mismatch(
+    constant: str, values: Values, candidates: Iterable[ModelTensor]
+) -> WeightMismatch | None:
     """The candidate that was rounded to give the constant in every element."""
-    if values.dtype.kind != "f" or not _looks_rounded(values) or not telling(values):
+    if values.dtype.kind != "f" or not _looks_rounded(values) or not is_distinctive(values):
         return None
     for stored in candidates:
         for arranged in arrangements(values, stored.values):
             if rounded_to(values, arranged) is not None:
-                return suspicion(place, stored.name, values, arranged)
+                return weight_mismatch(constant, stored.name, values, arranged)
     return None
 
 
-def named(place: str, values: Values, stored: ModelTensor) -> WeightMismatch:
+def named_mismatch(constant: str, values: Values, stored: ModelTensor) -> WeightMismatch:
     """The constant against the tensor whose name it has, in the orientation that fits best."""
-    ways = list(arrangements(values, stored.values))
     with np.errstate(all="ignore"):
-        best = min(ways, key=lambda way: int(differing(values, way).sum()))
-    return suspicion(place, stored.name if place not in stored.names else place, values, best)
+        best = min(
+            arrangements(values, stored.values),
+            key=lambda arranged: int(differing(values, arranged).sum()),
+        )
+    name = constant if constant in stored.names else stored.name
+    return weight_mismatch(constant, name, values, best)
 
 
-def telling(values: Values) -> bool:
+def is_distinctive(values: Values) -> bool:
     """Return whether values identify a tensor: there are two different non-round numbers."""
     if values.dtype.kind != "f":
         return False
-    some = values[np.isfinite(values)][: 1 << 16]
-    scaled = some.astype(np.float64) * _GRID
-    return len(np.unique(some[scaled != np.rint(scaled)])) > 1
-
-
-def _hopeful(
-    values: Values, candidates: Iterable[ModelTensor]
-) -> Iterator[tuple[ModelTensor, Values]]:
-    for stored in candidates:
-        for arranged in arrangements(values, stored.values):
-            if sampled_share(values, arranged) >= _HINT:
-                yield stored, arranged
+    finite = values[np.isfinite(values)][: 1 << 16]
+    scaled = finite.astype(np.float64) * _GRID
+    return len(np.unique(finite[scaled != np.rint(scaled)])) > 1
 
 
 def _owner(stored: ModelTensor, wrong: NDArray[np.bool_]) -> str:
     if wrong.shape != stored.shape or not wrong.any():
         return stored.name
     first = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    return stored.owner(tuple(int(at) for at in first))
+    return stored.owner(tuple(int(i) for i in first))
 
 
 def _looks_rounded(values: Values) -> bool:
@@ -517,13 +520,13 @@ def _has_zeros(observer: ReferenceObserver, shape: tuple[int, ...]) -> bool:
     factor may be folded into a tensor of this shape (the scale of a BatchNorm)."""
     elements = torch.Size(shape).numel()
     for name, tensor in observer.tensors():
-        holds_it = tensor.numel() >= elements and tensor.numel() % elements == 0
+        may_contain = tensor.numel() >= elements and tensor.numel() % elements == 0
         multiplies = not name.endswith(_ADDED) and 1 not in tensor.shape
-        scales_it = multiplies and bool(set(tensor.shape) & set(shape))
-        if not (holds_it or scales_it):
+        may_scale = multiplies and bool(set(tensor.shape) & set(shape))
+        if not (may_contain or may_scale):
             continue
         zeros = tensor.numel() - int(torch.count_nonzero(tensor))
-        if (holds_it and zeros >= elements) or (scales_it and zeros == tensor.numel()):
+        if (may_contain and zeros >= elements) or (may_scale and zeros == tensor.numel()):
             return True
     return False
 

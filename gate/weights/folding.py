@@ -14,13 +14,13 @@ from torch import nn
 from gate.records.instruments import ULP
 from gate.weights.model_tensors import (
     Floats,
-    Leeway,
+    FormatTolerance,
     Norm,
     Values,
-    doubles,
-    leeway,
+    format_tolerance,
     rounding,
     tensor_of,
+    to_float64,
 )
 
 TOLERANCE = 8 * ULP
@@ -48,22 +48,22 @@ class WeightLayer:
         """Return a weight of this layer with shape (output channels, elements per channel)."""
         if not self.transposed:
             return values.reshape(len(values), -1)
-        inputs, each = values.shape[:2]
-        grouped = values.reshape(self.groups, inputs // self.groups, each, -1)
-        return grouped.transpose(0, 2, 1, 3).reshape(self.groups * each, -1)
+        inputs, outputs = values.shape[:2]
+        grouped = values.reshape(self.groups, inputs // self.groups, outputs, -1)
+        return grouped.transpose(0, 2, 1, 3).reshape(self.groups * outputs, -1)
 
     def restored(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return the inverse of `channels`."""
         shape = tuple(self.weight.shape)
         if not self.transposed:
             return rows.reshape(shape)
-        inputs, each = shape[:2]
-        grouped = rows.reshape(self.groups, each, inputs // self.groups, -1)
+        inputs, outputs = shape[:2]
+        grouped = rows.reshape(self.groups, outputs, inputs // self.groups, -1)
         return grouped.transpose(0, 2, 1, 3).reshape(shape)
 
     def offset(self) -> Floats:
         """Return the bias, or zero without one."""
-        return np.zeros(1) if self.bias is None else doubles(self.bias)
+        return np.zeros(1) if self.bias is None else to_float64(self.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Folded:
     """BatchNorms with this scale; empty if no BatchNorm of the model has it."""
     factor: Floats
     """Scale of each channel."""
-    kept: Leeway
+    tolerance: FormatTolerance
     """Tolerance of the format in which the file stores the constant."""
 
     @property
@@ -90,8 +90,8 @@ class Folded:
             error = np.subtract(values, self.expected)
             np.abs(error, out=error)
             allowed = np.abs(self.expected)
-            allowed *= np.float32(TOLERANCE + self.kept.relative)
-            allowed += np.float32(self.kept.absolute)
+            allowed *= np.float32(TOLERANCE + self.tolerance.relative)
+            allowed += np.float32(self.tolerance.absolute)
         wrong: NDArray[np.bool_] = ~(error <= allowed)
         return wrong
 
@@ -120,31 +120,31 @@ def folded(
     weight. arithmetic: the arithmetic of the norms. format_: the format in which the file stores
     the values; None: float32.
     """
-    kept = leeway(format_)
-    near = 2 * TOLERANCE + kept.relative
+    tolerance = format_tolerance(format_)
+    near = 2 * TOLERANCE + tolerance.relative
     weight = rounding(arithmetic)(layer.weight.detach().to("cpu", torch.float32).numpy())
     rows, plain = layer.channels(values), layer.channels(weight)
-    each = plain.shape[1]
-    some = np.linspace(0, each - 1, min(each, _COLUMNS)).astype(np.int64)
-    factor, scaled, usable = _factors(rows[:, some], plain[:, some], near=near)
+    columns = plain.shape[1]
+    sampled = np.linspace(0, columns - 1, min(columns, _COLUMNS)).astype(np.int64)
+    factor, scaled, usable = _factors(rows[:, sampled], plain[:, sampled], near=near)
     if not usable.any() or scaled[usable].mean() < _CHANNELS:
         return None
     fitting = [
-        (one, _agreement(factor[usable], one.scale, usable, near=near)) for one in norms_of_model
+        (norm, _agreement(factor[usable], norm.scale, usable, near=near)) for norm in norms_of_model
     ]
     best = max((share for _, share in fitting), default=0.0)
-    same = tuple(one for one, share in fitting if share == best)
+    best_norms = tuple(norm for norm, share in fitting if share == best)
     if best >= _CHANNELS:
-        return Folded(layer.restored(same[0].folded(plain)), same, factor, kept)
-    if each == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _CHANNELS:
+        return Folded(layer.restored(best_norms[0].folded(plain)), best_norms, factor, tolerance)
+    if columns == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _CHANNELS:
         return None
     root = _root(factor[usable], len(rows), near=near)
     if root is not None:
         constant = np.full(len(rows), root)
         norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled", arithmetic)
-        return Folded(layer.restored(norm.folded(plain)), (norm,), constant, kept)
+        return Folded(layer.restored(norm.folded(plain)), (norm,), constant, tolerance)
     unknown = Norm("", factor, 0.0 * factor, 0.0 * factor)
-    return Folded(layer.restored(unknown.folded(plain)), (), factor, kept)
+    return Folded(layer.restored(unknown.folded(plain)), (), factor, tolerance)
 
 
 def likeliest(
@@ -179,9 +179,9 @@ def folded_bias(
     """Return the channels in which `values` is not the folded bias; None for other shapes."""
     if values.shape != norm.scale.shape:
         return None
-    kept, expected = leeway(format_), norm.offset(layer.offset())
-    allowed = TOLERANCE * (norm.size + np.abs(layer.offset() * norm.scale)) + kept.absolute
-    allowed += kept.relative * np.abs(expected)
+    tolerance, expected = format_tolerance(format_), norm.offset(layer.offset())
+    allowed = TOLERANCE * (norm.size + np.abs(layer.offset() * norm.scale)) + tolerance.absolute
+    allowed += tolerance.relative * np.abs(expected)
     return ~(np.abs(values - expected) <= allowed)
 
 
@@ -195,13 +195,13 @@ def _factors(
     """
     with np.errstate(all="ignore"):
         ratios = np.where(plain == 0.0, np.nan, rows.astype(np.float64) / plain)
-    some = np.atleast_1d(np.isfinite(ratios).any(axis=1))
+    usable = np.atleast_1d(np.isfinite(ratios).any(axis=1))
     factor = np.zeros(len(rows))
-    if some.any():
-        factor[some] = np.nanmedian(ratios[some], axis=1)
-    alike = np.abs(ratios - factor[:, None]) <= near * np.abs(factor[:, None])
-    scaled = some & ((alike | np.isnan(ratios)).mean(axis=1) > _CHANNELS)
-    return factor, scaled, some
+    if usable.any():
+        factor[usable] = np.nanmedian(ratios[usable], axis=1)
+    is_near = np.abs(ratios - factor[:, None]) <= near * np.abs(factor[:, None])
+    scaled = usable & ((is_near | np.isnan(ratios)).mean(axis=1) > _CHANNELS)
+    return factor, scaled, usable
 
 
 def _root(factor: Floats, rows: int, *, near: float) -> float | None:
@@ -225,5 +225,5 @@ def _agreement(factor: Floats, scale: Floats, usable: NDArray[np.bool_], *, near
     """Return the share of channels with the scale."""
     if scale.shape != usable.shape:
         return 0.0
-    wanted = scale[usable]
-    return float((np.abs(factor - wanted) <= near * np.abs(wanted)).mean())
+    expected = scale[usable]
+    return float((np.abs(factor - expected) <= near * np.abs(expected)).mean())

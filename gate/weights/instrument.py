@@ -59,9 +59,9 @@ def fixed_batch(
     declared = [size if isinstance(size := sizes[o.name], int) else None for o in subject.outputs]
     if all(size is None for size in declared):
         return
-    for spec, size, returned in zip(subject.outputs, declared, observer.rows, strict=False):
+    for spec, size, rows_out in zip(subject.outputs, declared, observer.rows, strict=False):
         # If there are as many samples as rows, the axis may or may not be the batch.
-        if size is not None and returned == observer.samples and (fixed or size != returned):
+        if size is not None and rows_out == observer.samples and (fixed or size != rows_out):
             yield finding("fixed_batch", spec.name, "fixed_output", rows=size)
 
 
@@ -72,38 +72,38 @@ def unused_output(graph: ValueGraph, subject: Subject) -> Iterator[GraphFinding]
         if spec.name not in used:
             yield finding("unused_output", spec.name, "unused", kind="input")
     for value in graph.tensors:
-        if value not in graph.live_values and value not in graph.makers:
+        if value not in graph.live_values and value not in graph.producers:
             yield finding("unused_output", value.name, "unused", kind="initializer")
     for node in graph.nodes:
         if not graph.is_live(node):
-            yield finding("unused_output", node.place, "unused", kind="node")
+            yield finding("unused_output", node.location, "unused", kind="node")
 
 
 def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
     """Yield the numbers of operators outside of the standard domain, by domain."""
-    foreign: dict[str, Counter[str]] = {}
+    counts_by_domain: dict[str, Counter[str]] = {}
     for node in graph.nodes:
-        own = is_of_runtime(node.proto, opset=graph.opset)
-        name = DOMAIN if own else node.proto.domain
+        is_builtin = is_of_runtime(node.proto, opset=graph.opset)
+        name = DOMAIN if is_builtin else node.proto.domain
         if name not in STANDARD:
-            foreign.setdefault(name, Counter())[node.proto.op_type] += 1
-    for name, counts in sorted(foreign.items()):
-        shown = most_common(counts)
-        yield finding("domain", name, "domain", count=counts.total(), operators=shown)
+            counts_by_domain.setdefault(name, Counter())[node.proto.op_type] += 1
+    for name, counts in sorted(counts_by_domain.items()):
+        operators = most_common(counts)
+        yield finding("domain", name, "domain", count=counts.total(), operators=operators)
 
 
 def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
     """Yield problems of the standard domain's versions in the model and its functions."""
     if not versions:  # a model with operators of ai.onnx.ml only
         return
-    oldest, newest, place = min(versions), max(versions), "opset_import"
+    oldest, newest, location = min(versions), max(versions), "opset_import"
     if newest > oldest:
-        yield finding("opset", place, "several_opsets", versions=sorted(set(versions)))
+        yield finding("opset", location, "several_opsets", versions=sorted(set(versions)))
     if oldest < _OLDEST:
-        yield finding("opset", place, "old_opset", version=oldest, oldest=_OLDEST)
-    if newest > _OLDEST and not _runs(newest):
+        yield finding("opset", location, "old_opset", version=oldest, oldest=_OLDEST)
+    if newest > _OLDEST and not _is_supported_opset(newest):
         installed = onnxruntime.__version__
-        yield finding("opset", place, "new_opset", version=newest, installed=installed)
+        yield finding("opset", location, "new_opset", version=newest, installed=installed)
 
 
 def checker(subject: Subject, name: str) -> Iterator[GraphFinding]:
@@ -113,11 +113,11 @@ def checker(subject: Subject, name: str) -> Iterator[GraphFinding]:
 
 
 @cache
-def _runs(version: int) -> bool:
+def _is_supported_opset(version: int) -> bool:
     """Return whether the installed ONNX Runtime loads a model of this opset."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-    same = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [same])
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
     model.ir_version = 8  # old, so that only the opset can be refused
     try:
@@ -147,7 +147,7 @@ class WeightInstrument:
     def __init__(self, context: MeasurementContext) -> None:
         self._context = context
         self._report: GraphReport | None = None
-        self._unread: str | None = None
+        self._failure: str | None = None
 
     @staticmethod
     def is_enabled(job: MeasurementJob) -> bool:
@@ -164,11 +164,11 @@ class WeightInstrument:
             axes = context.binding.layout
             self._report = read_graph(context.tested_file, observer, axes=axes)
         except Exception as error:
-            self._unread = describe_failure(error)
+            self._failure = describe_failure(error)
 
     def evidence(self) -> Mapping[str, Any]:
         """Return the report and the reason why there is none."""
-        return {"graph": self._report, "graph_unread": self._unread}
+        return {"graph": self._report, "graph_unread": self._failure}
 
 
 def read_graph(
@@ -180,12 +180,12 @@ def read_graph(
     Raises DigestMismatch, StorageError, and the exceptions of onnx for a file that is not a model.
     """
     subject, folder = candidate.subject, candidate.path.parent
-    model = _parsed(candidate)
+    model = _read_model(candidate)
     initializers = len(model.graph.initializer) + len(model.graph.sparse_initializer)
     file_findings = list(external_data(model, folder))
     constants = Constants(observer)
-    dropped = condense(model, folder, subject.external_data, look=constants.match_constant)
-    graph = ValueGraph(_typed(model))
+    dropped = condense(model, folder, subject.external_data, match=constants.match_constant)
+    graph = ValueGraph(_with_types(model))
     weight_findings, weights = constants.compare(graph, dropped)
     findings = chain(
         training_mode(graph, observer),
@@ -215,7 +215,7 @@ def read_graph(
     )
 
 
-_PASSING = frozenset(
+_MOVING = frozenset(
     {
         "Add", "Cast", "Concat", "Div", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
         "Identity", "Mul", "Neg", "ReduceMean", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze",
@@ -232,18 +232,18 @@ def last_operators(graph: ValueGraph, output: GraphValue) -> tuple[str, ...]:
     pending = [output]
     while pending:
         value = pending.pop()
-        node = graph.makers.get(value)
+        node = graph.producers.get(value)
         if node is None or value in visited:
             continue
         visited.add(value)
-        if node.operator in _PASSING or node.branches:
-            pending += [each for each in (*node.inputs, *node.branches) if each is not None]
+        if node.operator in _MOVING or node.branches:
+            pending += [source for source in (*node.inputs, *node.branches) if source is not None]
         else:
             operators.add(node.operator)
     return tuple(sorted(operators))
 
 
-def _parsed(candidate: TestedFile) -> onnx.ModelProto:
+def _read_model(candidate: TestedFile) -> onnx.ModelProto:
     data = candidate.verified()
     if isinstance(data, str):
         return onnx.load(data, load_external_data=False)
@@ -251,7 +251,7 @@ def _parsed(candidate: TestedFile) -> onnx.ModelProto:
     return model
 
 
-def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the condensed model without functions, with the types of all values."""
     if model.functions:
         model = inline_functions(model)
@@ -260,8 +260,8 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _limited(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
     for _, group in groupby(findings, key=lambda finding: finding.code):
-        of_code = list(group)
-        listed, more = of_code[:_LISTED], len(of_code) - _LISTED
+        findings_of_code = list(group)
+        listed, more = findings_of_code[:_LISTED], len(findings_of_code) - _LISTED
         if more > 0:
             last = listed[-1]
             params = {**last.detail_params, "more": more}

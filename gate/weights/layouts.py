@@ -29,7 +29,7 @@ def same(values: Values, stored: Values) -> str | None:
     for way, arranged in (*_orders(values, stored), *_merged(values, stored)):
         if equal(values, arranged):
             return way
-    return "flipped" if any(equal(values, one) for one in _flips(values, stored)) else None
+    return "flipped" if any(equal(values, flipped) for flipped in _flips(values, stored)) else None
 
 
 def arrangements(values: Values, stored: Values) -> Iterator[Values]:
@@ -38,20 +38,20 @@ def arrangements(values: Values, stored: Values) -> Iterator[Values]:
     return (arranged for _, arranged in _orders(values, stored))
 
 
-def equal(one: Values, other: Values) -> bool:
+def equal(first: Values, second: Values) -> bool:
     """Return True for equal shapes and elements; NaN equals NaN."""
-    if one.shape != other.shape or not (_sample(one) == _sample(other)).all():
+    if first.shape != second.shape or not (_sample(first) == _sample(second)).all():
         return False
-    if np.array_equal(one, other):
+    if np.array_equal(first, second):
         return True
-    return one.dtype.kind == "f" and bool(np.array_equal(one, other, equal_nan=True))
+    return first.dtype.kind == "f" and bool(np.array_equal(first, second, equal_nan=True))
 
 
-def differing(one: Values, other: Values) -> NDArray[np.bool_]:
+def differing(first: Values, second: Values) -> NDArray[np.bool_]:
     """Return where two arrays of one shape differ; NaN equals NaN."""
-    wrong: NDArray[np.bool_] = one != other
-    if one.dtype.kind == "f":
-        wrong &= ~(np.isnan(one) & np.isnan(other))
+    wrong: NDArray[np.bool_] = first != second
+    if first.dtype.kind == "f":
+        wrong &= ~(np.isnan(first) & np.isnan(second))
     return wrong
 
 
@@ -69,10 +69,10 @@ def _orders(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
         yield "reshaped", stored.reshape(values.shape)
     if stored.ndim > _AXES:
         return
-    wanted = _squeezed(values.shape)
+    squeezed = _squeezed(values.shape)
     for order in permutations(range(stored.ndim)):
         shape = tuple(stored.shape[axis] for axis in order)
-        if _squeezed(shape) == wanted and not _moves_only_ones(order, stored.shape):
+        if _squeezed(shape) == squeezed and not _moves_only_ones(order, stored.shape):
             yield "transposed", stored.transpose(order).reshape(values.shape)
 
 
@@ -94,8 +94,8 @@ def _flips(values: Values, stored: Values) -> Iterator[Values]:
     for arranged in arrangements(values, stored):
         axes = [axis for axis in range(2, values.ndim) if values.shape[axis] > 1]
         for count in range(1, len(axes) + 1):
-            for chosen in combinations(axes, count):
-                yield np.flip(arranged, chosen)
+            for flipped_axes in combinations(axes, count):
+                yield np.flip(arranged, flipped_axes)
 
 
 def _moves_only_ones(order: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -110,10 +110,10 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _sample(values: Values) -> Values:
     """Return the bits of some elements, spread over the array."""
-    where = np.linspace(0, values.size - 1, min(_SAMPLE, values.size)).astype(np.int64)
+    indices = np.linspace(0, values.size - 1, min(_SAMPLE, values.size)).astype(np.int64)
     rows = np.atleast_1d(values)  # a scalar has no axis to index
-    chosen = np.ascontiguousarray(rows[np.unravel_index(where, rows.shape)])
-    return chosen.view(np.uint32 if chosen.itemsize == 4 else np.uint64)
+    sampled = np.ascontiguousarray(rows[np.unravel_index(indices, rows.shape)])
+    return sampled.view(np.uint32 if sampled.itemsize == 4 else np.uint64)
 
 
 class Matrix(NamedTuple):
@@ -136,18 +136,18 @@ class LineIndex(NamedTuple):
     @classmethod
     def from_matrices(cls, matrices: list[Matrix]) -> LineIndex:
         """Create the index of these tensors."""
-        sums = [_sums(one.lines) for one in matrices] or [np.zeros(0, np.uint64)]
-        everything = np.concatenate(sums)
-        starts = np.cumsum([0, *(len(one) for one in sums)])
-        return cls(matrices, starts, everything, np.argsort(everything, kind="stable"))
+        sums = [_sums(matrix.lines) for matrix in matrices] or [np.zeros(0, np.uint64)]
+        all_sums = np.concatenate(sums)
+        starts = np.cumsum([0, *(len(matrix) for matrix in sums)])
+        return cls(matrices, starts, all_sums, np.argsort(all_sums, kind="stable"))
 
     def find(self, matrix: Values) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the index of an equal line for each line, and whether there is one."""
-        mine = _sums(matrix)
-        at = np.searchsorted(self.sums, mine, sorter=self.order)
-        place = self.order[np.minimum(at, len(self.order) - 1)]
-        hit: NDArray[np.bool_] = self.sums[place] == mine
-        return place, hit
+        sums = _sums(matrix)
+        positions = np.searchsorted(self.sums, sums, sorter=self.order)
+        lines = self.order[np.minimum(positions, len(self.order) - 1)]
+        is_equal: NDArray[np.bool_] = self.sums[lines] == sums
+        return lines, is_equal
 
 
 def _sums(matrix: Values) -> NDArray[np.uint64]:
@@ -207,7 +207,7 @@ class JoinedSlices:
     """The values of the constant according to the runs, in its shape."""
     columns: bool
     """Whether its lines are columns of its last axis."""
-    doubtful: NDArray[np.bool_]
+    uncertain: NDArray[np.bool_]
     """Elements that are not between runs and complete no tensor, so they may be something else."""
 
     @property
@@ -221,7 +221,7 @@ class JoinedSlices:
         return tuple(dict.fromkeys(run.source.stored.name for run in self.runs))
 
     @property
-    def ordered(self) -> bool:
+    def is_ordered(self) -> bool:
         """False if parts of one tensor are reordered, as the gates of an LSTM may be.
 
         The correct order can't be derived here.
@@ -245,7 +245,7 @@ class Lines:
     """The lines of the model's float tensors by length."""
 
     def __init__(self, stored: Iterable[ModelTensor]) -> None:
-        self._stored = [one for one in stored if not one.integer]
+        self._stored = [tensor for tensor in stored if not tensor.integer]
         self._by_length: dict[int, LineIndex] = {}
 
     def read(self, values: Values) -> JoinedSlices | None:
@@ -253,7 +253,7 @@ class Lines:
 
         Of several readings, the one with the fewest differences; None if there is none.
         """
-        found: list[tuple[int, JoinedSlices]] = []
+        candidates: list[tuple[int, JoinedSlices]] = []
         for matrix, columns in _readings(values):
             if not 1 < len(matrix) <= _LINES:
                 continue
@@ -261,17 +261,17 @@ class Lines:
             filled = _extended(runs, len(matrix)) if runs else None
             if filled is None:
                 continue
-            one = _joined(values, matrix, filled, columns=columns)
-            wrong = int(differing(values, one.expected).sum())
+            joined = _joined(values, matrix, filled, columns=columns)
+            wrong = int(differing(values, joined.expected).sum())
             if not wrong:
-                return one
-            found.append((wrong, one))
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+                return joined
+            candidates.append((wrong, joined))
+        return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
     def _of_length(self, length: int) -> LineIndex:
         if length not in self._by_length:
             self._by_length[length] = LineIndex.from_matrices(
-                [Matrix(one, lines) for one in self._stored for lines in _matrices(one, length)]
+                [Matrix(t, lines) for t in self._stored for lines in _matrices(t, length)]
             )
         return self._by_length[length]
 
@@ -287,15 +287,15 @@ def _readings(values: Values) -> Iterator[tuple[Values, bool]]:
     yield squeezed.reshape(-1, squeezed.shape[-1]).T, True
 
 
-def _matrices(one: ModelTensor, length: int) -> Iterator[Values]:
+def _matrices(tensor: ModelTensor, length: int) -> Iterator[Values]:
     """Yield a tensor of the model as lines of this length."""
-    shape = tuple(dim for dim in one.shape if dim != 1)
+    shape = tuple(dim for dim in tensor.shape if dim != 1)
     if len(shape) == 1 and length == 1:
-        yield one.values.reshape(-1, 1)
+        yield tensor.values.reshape(-1, 1)
     if any(int(np.prod(shape[axis:])) == length for axis in range(1, len(shape))):
-        yield one.values.reshape(-1, length)
+        yield tensor.values.reshape(-1, length)
     if len(shape) > 1 and int(np.prod(shape[:-1])) == length:
-        yield one.values.reshape(length, -1).T
+        yield tensor.values.reshape(length, -1).T
 
 
 def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
@@ -305,40 +305,40 @@ def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
     """
     if not len(index.sums):
         return []
-    place, hit = index.find(matrix)
+    indices, is_equal = index.find(matrix)
     if matrix.shape[1] > 1:
-        hit &= (matrix != matrix[:, :1]).any(axis=1)
+        is_equal &= (matrix != matrix[:, :1]).any(axis=1)
     else:
-        hit &= ~np.isin(matrix[:, 0], (0.0, 1.0, -1.0))
+        is_equal &= ~np.isin(matrix[:, 0], (0.0, 1.0, -1.0))
     lines = len(matrix)
-    offsets = place - np.arange(lines)
-    where = np.flatnonzero(hit)
-    if len(where) < _ENOUGH * lines:
+    offsets = indices - np.arange(lines)
+    rows = np.flatnonzero(is_equal)
+    if len(rows) < _ENOUGH * lines:
         return []
-    number = np.searchsorted(index.starts, place, side="right") - 1
-    changes = (np.diff(offsets[where]) != 0) | (np.diff(number[where]) != 0)
+    sources = np.searchsorted(index.starts, indices, side="right") - 1
+    changes = (np.diff(offsets[rows]) != 0) | (np.diff(sources[rows]) != 0)
     breaks = np.flatnonzero(changes) + 1
-    groups = [group for group in np.split(where, breaks) if len(group) > 1 or lines == 2]
+    groups = [group for group in np.split(rows, breaks) if len(group) > 1 or lines == 2]
     if not 0 < len(groups) <= _RUNS or sum(map(len, groups)) < _ENOUGH * lines:
         return []
     runs = []
     for group in groups:
-        source = int(number[group[0]])
-        first = int(place[group[0]] - index.starts[source])
+        source = int(sources[group[0]])
+        first = int(indices[group[0]] - index.starts[source])
         runs.append(LineRun(index.matrices[source], int(group[0]), int(group[-1]) + 1, first))
     return _merged_runs(runs)
 
 
 def _merged_runs(runs: list[LineRun]) -> list[LineRun]:
     """Merge consecutive runs of one tensor with equal offset."""
-    whole = [runs[0]]
+    merged = [runs[0]]
     for run in runs[1:]:
-        last = whole[-1]
+        last = merged[-1]
         if run.source is last.source and run.offset == last.offset:
-            whole[-1] = last.widened(last.start, run.stop)
+            merged[-1] = last.widened(last.start, run.stop)
         else:
-            whole.append(run)
-    return whole
+            merged.append(run)
+    return merged
 
 
 def _extended(
@@ -350,29 +350,29 @@ def _extended(
     lines.
     """
     doubtful: list[tuple[int, int]] = []
-    whole: list[LineRun] = []
+    extended: list[LineRun] = []
     for run in runs:
-        end = whole[-1].stop if whole else 0
-        gap, after = run.start - end, whole[-1].after if whole else 0
-        taken = min(gap, after)
+        end = extended[-1].stop if extended else 0
+        gap, after = run.start - end, extended[-1].after if extended else 0
+        count = min(gap, after)
         before = run.first
         if gap > after + before:
             return None
         if gap != after + before and gap not in (after, before):
             doubtful.append((end, run.start))
         if gap == before:
-            taken = 0
-        if taken and whole:
-            whole[-1] = whole[-1].widened(whole[-1].start, end + taken)
-        whole.append(run.widened(end + taken, run.stop))
-    last = whole[-1]
+            count = 0
+        if count and extended:
+            extended[-1] = extended[-1].widened(extended[-1].start, end + count)
+        extended.append(run.widened(end + count, run.stop))
+    last = extended[-1]
     gap = lines - last.stop
     if gap > last.after:
         return None
     if gap and gap != last.after:
         doubtful.append((last.stop, lines))
-    whole[-1] = last.widened(last.start, lines)
-    return whole, doubtful
+    extended[-1] = last.widened(last.start, lines)
+    return extended, doubtful
 
 
 def _joined(
@@ -408,7 +408,7 @@ def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
         order = _ORDERS.get(str(getattr(module, "mode", "")))
         if order is not None and hasattr(module, "weight_ih_l0"):
             for layer in range(int(getattr(module, "num_layers", 1))):
-                yield from _layer(module, f"{path}." if path else "", layer, order)
+                yield from _layer_tensors(module, f"{path}." if path else "", layer, order)
 
 
 def misplaced(module: nn.Module, arrays: Iterable[Values]) -> dict[str, list[str]]:
@@ -417,49 +417,51 @@ def misplaced(module: nn.Module, arrays: Iterable[Values]) -> dict[str, list[str
     By kind: swapped `directions`, reordered `gates`.
     """
     constants = list(arrays)
-    turned: list[str] = []
-    moved: list[str] = []
+    swapped: list[str] = []
+    reordered: list[str] = []
     for stored in match_packed_rnn(module):
         want = stored.values
-        alike = [got for got in constants if got.shape == want.shape and _same_elements(got, want)]
-        if not alike or any(np.array_equal(got, want) for got in alike):
+        permuted = [a for a in constants if a.shape == want.shape and _same_elements(a, want)]
+        if not permuted or any(np.array_equal(a, want) for a in permuted):
             continue
-        if any(np.array_equal(got, want[::-1]) for got in alike):
-            turned += stored.names
+        if any(np.array_equal(a, want[::-1]) for a in permuted):
+            swapped += stored.names
         else:
-            moved += [
+            reordered += [
                 name
                 for region, name in stored.parts
-                if not np.array_equal(alike[0][region], want[region])
+                if not np.array_equal(permuted[0][region], want[region])
             ]
-    found = {"directions": turned, "gates": moved}
-    return {kind: list(dict.fromkeys(names)) for kind, names in found.items() if names}
+    by_kind = {"directions": swapped, "gates": reordered}
+    return {kind: list(dict.fromkeys(names)) for kind, names in by_kind.items() if names}
 
 
-def _same_elements(one: Values, other: Values) -> bool:
-    return bool(np.array_equal(np.sort(one, axis=None), np.sort(other, axis=None)))
+def _same_elements(first: Values, second: Values) -> bool:
+    return bool(np.array_equal(np.sort(first, axis=None), np.sort(second, axis=None)))
 
 
-def _layer(module: Any, prefix: str, layer: int, order: tuple[int, ...]) -> Iterator[ModelTensor]:
+def _layer_tensors(
+    module: Any, prefix: str, layer: int, order: tuple[int, ...]
+) -> Iterator[ModelTensor]:
     suffixes = [f"_l{layer}", *([f"_l{layer}_reverse"] if module.bidirectional else [])]
     for kind in ("weight_ih", "weight_hh"):
         names = [f"{kind}{suffix}" for suffix in suffixes]
-        parts = tuple(((slice(at, at + 1),), f"{prefix}{name}") for at, name in enumerate(names))
+        parts = tuple(((slice(i, i + 1),), f"{prefix}{name}") for i, name in enumerate(names))
         rows = [_reordered(getattr(module, name), order) for name in names]
-        yield _stored(rows, parts)
+        yield _stacked(rows, parts)
     if not module.bias:
         return
     biases, regions = [], []
-    for at, suffix in enumerate(suffixes):
+    for i, suffix in enumerate(suffixes):
         pair = [_reordered(getattr(module, f"bias_{kind}{suffix}"), order) for kind in ("ih", "hh")]
         half = len(pair[0])
         for region, kind in ((slice(0, half), "ih"), (slice(half, None), "hh")):
-            regions.append(((slice(at, at + 1), region), f"{prefix}bias_{kind}{suffix}"))
+            regions.append(((slice(i, i + 1), region), f"{prefix}bias_{kind}{suffix}"))
         biases.append(np.concatenate(pair))
-    yield _stored(biases, tuple(regions))
+    yield _stacked(biases, tuple(regions))
 
 
-def _stored(rows: list[Values], parts: tuple[tuple[tuple[slice, ...], str], ...]) -> ModelTensor:
+def _stacked(rows: list[Values], parts: tuple[tuple[tuple[slice, ...], str], ...]) -> ModelTensor:
     values = np.stack(rows)
     names = tuple(dict.fromkeys(name for _, name in parts))
     return ModelTensor(names, lambda: values, values.shape, parts=parts)

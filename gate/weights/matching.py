@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,25 +18,25 @@ from gate.weights.findings import (
     HALF,
     WeightMismatch,
     finding,
+    is_distinctive,
     mismatch_at,
-    named,
-    nearest,
-    rounded,
-    telling,
+    named_mismatch,
+    nearest_mismatch,
+    rounded_mismatch,
 )
 from gate.weights.folding import WeightLayer, folded_bias, layers, likeliest
 from gate.weights.layouts import Lines, arrangements, equal, match_packed_rnn, same
 from gate.weights.model_tensors import (
     CONVERSIONS,
     DerivedConstants,
-    Leeway,
+    FormatTolerance,
     ModelTensor,
     Norm,
     ReferenceObserver,
     TensorIndex,
     Values,
     canonical,
-    leeway,
+    format_tolerance,
     norms,
     renormalized_embeddings,
     stored_tensors,
@@ -66,22 +67,20 @@ class Constant:
     format: str | None = None
     """Narrow format in which the file stores the constant."""
     match: Match | None = None
-    suspicion: WeightMismatch | None = None
+    mismatch: WeightMismatch | None = None
     """The most likely mismatch, which is reported if nothing matches."""
-    excused: bool = False
+    is_incomparable: bool = False
     """True for a tensor of the model in a form that can't be compared."""
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Return whether no match was found yet."""
         return self.match is None and self.values is not None
 
-    def suspect(self, suspected: WeightMismatch | None) -> None:
-        """Store the mismatch with the fewest wrong elements."""
-        if suspected is not None and (
-            self.suspicion is None or suspected.wrong < self.suspicion.wrong
-        ):
-            self.suspicion = suspected
+    def propose(self, mismatch: WeightMismatch | None) -> None:
+        """Store the mismatch if it has the fewest wrong elements."""
+        if mismatch and (self.mismatch is None or mismatch.wrong < self.mismatch.wrong):
+            self.mismatch = mismatch
 
 
 class Fold(NamedTuple):
@@ -95,13 +94,13 @@ class WeightMatcher:
     """Matches constants with the tensors of the model."""
 
     def __init__(self, observer: ReferenceObserver) -> None:
-        self.pool = TensorIndex(
-            (*stored_tensors(observer.held()), *match_packed_rnn(observer.model))
+        self.index = TensorIndex(
+            (*stored_tensors(observer.all_tensors()), *match_packed_rnn(observer.model))
         )
         self.folds: list[Fold] = []
         self.scaled: set[str] = set()
         """Paths of the layers with a folded factor."""
-        self._lines = Lines(self.pool.all)
+        self._lines = Lines(self.index.all)
         self._norms = cache(lambda arithmetic: tuple(norms(observer.model, arithmetic)))
         self._layers: defaultdict[tuple[int, ...], list[WeightLayer]] = defaultdict(list)
         for layer in layers(observer.model):
@@ -111,7 +110,7 @@ class WeightMatcher:
     def exact(self, constant: Constant) -> Match | None:
         """Match a constant with a tensor of equal elements, possibly packed for a recurrent
         operator. Integers match only under the same name."""
-        values, namesake = constant.values, self.pool.by_name.get(constant.name)
+        values, namesake = constant.values, self.index.by_name.get(constant.name)
         assert values is not None
         if namesake is not None and equal(values, namesake.values):
             return Match("as it is", namesake.names)
@@ -120,7 +119,7 @@ class WeightMatcher:
             return None if namesake is None or way is None else Match(way, namesake.names)
         if values.size == 1:
             return None
-        for stored in self.pool.alike(values):
+        for stored in self.index.alike(values):
             way = same(values, stored.values)
             if way is not None:
                 return Match("packed" if stored.parts else way, stored.names)
@@ -131,33 +130,33 @@ class WeightMatcher:
         values, name = constant.values, constant.format
         if values is None or name is None:
             return
-        for stored in _rounded(self.pool.with_dims(values), name):
+        for stored in _rounded(self.index.with_dims(values), name):
             if any(equal(values, way) for way in arrangements(values, stored.values)):
                 constant.match = Match(f"rounded to {name}", stored.names)
                 return
-        candidates = _rounded(self.pool.with_dims(values), name)
-        constant.suspect(nearest(constant.name, values, candidates))
+        candidates = _rounded(self.index.with_dims(values), name)
+        constant.propose(nearest_mismatch(constant.name, values, candidates))
 
     def renormalized(self, constant: Constant) -> None:
         """Match an embedding with `max_norm`, whose rows are unchanged or renormalized.
 
         A forward before the export renormalizes the rows that it looks up."""
-        values, kept = constant.values, leeway(constant.format)
+        values, tolerance = constant.values, format_tolerance(constant.format)
         assert values is not None
-        for name, limited in self._renormalized.items():
-            stored = self.pool.by_name[name]
+        for name, renormalized in self._renormalized.items():
+            stored = self.index.by_name[name]
             if values.shape != stored.shape:
                 continue
-            right = _near(values, stored.values, kept=kept).all(1)
-            wrong = np.asarray(~(right | _near(values, limited, kept=kept).all(1)))
+            right = _near(values, stored.values, tolerance=tolerance).all(1)
+            wrong = np.asarray(~(right | _near(values, renormalized, tolerance=tolerance).all(1)))
             if not wrong.any():
                 constant.match = Match("renormalized", stored.names)
-                if self.pool.by_name.get(constant.name) in (None, stored):
+                if self.index.by_name.get(constant.name) in (None, stored):
                     constant.values = None
                 return
             if wrong.mean() <= HALF:
                 mask = wrong[:, None] & (values != stored.values)
-                constant.suspect(mismatch_at(constant.name, name, (values, stored.values), mask))
+                constant.propose(mismatch_at(constant.name, name, (values, stored.values), mask))
 
     def is_renormalized(self, stored: ModelTensor) -> bool:
         """Return whether a tensor is an embedding with `max_norm`; its valid values are known."""
@@ -168,16 +167,16 @@ class WeightMatcher:
         values = constant.values
         assert values is not None
         slices = self._lines.read(values)
-        if slices is None or not slices.ordered:
+        if slices is None or not slices.is_ordered:
             return
         wrong = values != slices.expected
         if not wrong.any():
             constant.match = Match(slices.way, slices.names)
             return
-        certain = not (wrong & slices.doubtful).any() and telling(values[~wrong])
+        certain = not (wrong & slices.uncertain).any() and is_distinctive(values[~wrong])
         if certain and wrong.mean() <= HALF:
             owner = slices.owner(int(wrong.argmax()))
-            constant.suspect(mismatch_at(constant.name, owner, (values, slices.expected), wrong))
+            constant.propose(mismatch_at(constant.name, owner, (values, slices.expected), wrong))
 
     def folded(self, constant: Constant) -> None:
         """Match a constant with the weight of a layer with a folded BatchNorm."""
@@ -193,22 +192,22 @@ class WeightMatcher:
                         return
 
     def _fold(self, constant: Constant, layer: WeightLayer, values: Values) -> bool:
-        found, wrong = likeliest(values, layer, self._norms, format_=constant.format)
-        if found is None:
+        match, wrong = likeliest(values, layer, self._norms, format_=constant.format)
+        if match is None:
             return False
         weight = f"{layer.path}.weight" if layer.path else "weight"
         self.scaled.add(layer.path)
-        if not found.norms:
+        if not match.norms:
             sizes = {len(norm.scale) for norm in self._norms(None)}
-            constant.excused = len(found.factor) in sizes
+            constant.is_incomparable = len(match.factor) in sizes
             return False
-        self.folds.append(Fold(layer, found.norms))
+        self.folds.append(Fold(layer, match.norms))
         if wrong.any():
             constant.match = None
-            constant.suspicion = mismatch_at(constant.name, weight, (values, found.expected), wrong)
+            constant.mismatch = mismatch_at(constant.name, weight, (values, match.expected), wrong)
         else:
-            constant.match = Match(found.way, (weight, *(n.parameters for n in found.norms)))
-            constant.suspicion = None
+            constant.match = Match(match.way, (weight, *(n.parameters for n in match.norms)))
+            constant.mismatch = None
         return True
 
     def folded_bias(self, constant: Constant) -> None:
@@ -224,12 +223,12 @@ class WeightMatcher:
                 prefix = f"{fold.layer.path}." if fold.layer.path else ""
                 if not wrong.any():
                     names = (f"{prefix}bias", norm.parameters)
-                    constant.match, constant.suspicion = Match(norm.way, names), None
+                    constant.match, constant.mismatch = Match(norm.way, names), None
                     return
-                if telling(values[~wrong]):
+                if is_distinctive(values[~wrong]):
                     expected = norm.offset(fold.layer.offset())
                     constant.match = None
-                    constant.suspect(
+                    constant.propose(
                         mismatch_at(constant.name, f"{prefix}bias", (values, expected), wrong)
                     )
 
@@ -250,40 +249,42 @@ class WeightMatcher:
         values, (path, _, name) = constant.values, constant.name.rpartition(".")
         if values is None or name != "bias" or f"{path}.weight" in matched:
             return False
-        layer = any(one.path == path for group in self._layers.values() for one in group)
-        return layer and any(one.scale.shape == values.shape for one in self._norms(None))
+        is_layer = any(layer.path == path for layer in chain.from_iterable(self._layers.values()))
+        return is_layer and any(norm.scale.shape == values.shape for norm in self._norms(None))
 
-    def computed(self, constant: Constant, pool: TensorIndex) -> None:
+    def computed(self, constant: Constant, index: TensorIndex) -> None:
         """Match a constant with the tensors that forward computes without the inputs.
 
         They must be equal up to the rounding of float32.
         """
         values = constant.values
         assert values is not None
-        for stored in pool.alike(values):
+        for stored in index.alike(values):
             if same(values, stored.values) is not None:
                 constant.match = Match("computed", ())
                 return
-        for stored in pool.with_dims(values):
+        for stored in index.with_dims(values):
             for arranged in arrangements(values, stored.values):
-                wrong = _far(values, arranged, kept=leeway(constant.format))
+                wrong = _far(values, arranged, tolerance=format_tolerance(constant.format))
                 if wrong is None:
                     continue
                 if not wrong.any():
                     constant.match = Match("computed", ())
                     return
-                if telling(values[~wrong]):
+                if is_distinctive(values[~wrong]):
                     name = f"what {stored.name} gives in forward"
-                    constant.suspect(mismatch_at(constant.name, name, (values, arranged), wrong))
+                    constant.propose(mismatch_at(constant.name, name, (values, arranged), wrong))
 
 
-def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_] | None:
+def _far(
+    values: Values, arranged: Values, *, tolerance: FormatTolerance
+) -> NDArray[np.bool_] | None:
     """Return the mask in which a constant differs from a computed one; None if they are unrelated.
 
     Exporters round in other places than PyTorch, and the errors may accumulate. The two are related
     only if every element either differs by rounding or clearly, and at least half by rounding.
     """
-    near = _near(values, arranged, kept=kept)
+    near = _near(values, arranged, tolerance=tolerance)
     with np.errstate(all="ignore"):
         error = np.abs(values.astype(np.float64) - arranged)
         size = np.sqrt(np.mean(arranged.astype(np.float64) ** 2))
@@ -291,11 +292,11 @@ def _far(values: Values, arranged: Values, *, kept: Leeway) -> NDArray[np.bool_]
     return far if (near | far).all() and near.mean() >= HALF else None
 
 
-def _near(values: Values, expected: Values, *, kept: Leeway) -> NDArray[np.bool_]:
+def _near(values: Values, expected: Values, *, tolerance: FormatTolerance) -> NDArray[np.bool_]:
     """Return the mask of elements that are equal up to rounding, or both NaN."""
     with np.errstate(all="ignore"):
         error = np.abs(values.astype(np.float64) - expected)
-        rounding = (_ROUNDING + kept.relative) * np.abs(expected) + kept.absolute
+        rounding = (_ROUNDING + tolerance.relative) * np.abs(expected) + tolerance.absolute
         near: NDArray[np.bool_] = (error <= rounding) | (values == expected)
     return near | (np.isnan(values) & np.isnan(expected))
 
@@ -343,194 +344,198 @@ class Constants:
         self._observer = observer
         self._matcher = WeightMatcher(observer)
         self._computed: DerivedConstants | None = None
-        self._blind = False
+        self._is_unobserved = False
         """True if forward could not be observed, so that computed constants may be missing."""
 
     def match_constant(self, tensor: TensorProto, array: NDArray[Any]) -> Constant | None:
         """Compare a constant; its values are kept only if nothing equal is found."""
         values = canonical(array)
-        named = tensor.name in self._matcher.pool.by_name
-        if values is None or not values.size or (values.dtype.kind != "f" and not named):
+        is_named = tensor.name in self._matcher.index.by_name
+        if values is None or not values.size or (values.dtype.kind != "f" and not is_named):
             return None
         constant = Constant(tensor.name, values, _NARROW.get(tensor.data_type))
         constant.match = self._matcher.exact(constant)
-        if constant.match is not None and not self._elsewhere(constant):
+        if constant.match is not None and not self._matches_other_name(constant):
             constant.values = None
         return constant
 
     def compare(
         self, graph: ValueGraph, dropped: DroppedContents
     ) -> tuple[list[GraphFinding], WeightsReport]:
-        """The findings on all constants that an output depends on, and a summary of the rest."""
+        """Return the findings on all constants on which an output depends, and a summary."""
         constants = list(self._live(graph, dropped))
         matcher = self._matcher
         for constant in constants:
-            if constant.open and constant.format is not None:
+            if constant.is_open and constant.format is not None:
                 matcher.narrow(constant)
-            if constant.open and _says_something(constant):
+            if constant.is_open and _is_comparable(constant):
                 matcher.renormalized(constant)
             if constant.values is not None and constant.values.dtype.kind == "f":
                 matcher.folded(constant)
         for constant in constants:
             matcher.folded_bias(constant)
         for constant in constants:
-            if constant.open and _says_something(constant):
+            if constant.is_open and _is_comparable(constant):
                 matcher.joined(constant)
-        waiting = [one for one in constants if one.open and _says_something(one)]
-        if waiting:
-            pool = self._forward()
-            for constant in waiting:
-                matcher.computed(constant, pool)
-        named_ones = self._suspect(constants)
-        found = [one.suspicion for one in constants if one.match is None and one.suspicion]
-        return list(_findings(found, named_ones)), self._summary(constants)
+        unmatched = [c for c in constants if c.is_open and _is_comparable(c)]
+        if unmatched:
+            index = self._forward()
+            for constant in unmatched:
+                matcher.computed(constant, index)
+        named_count = self._set_mismatches(constants)
+        mismatches = [c.mismatch for c in constants if c.match is None and c.mismatch]
+        return list(_findings(mismatches, named_count)), self._summary(constants)
 
     def _live(self, graph: ValueGraph, dropped: DroppedContents) -> Iterator[Constant]:
-        """Big constants were looked at before; each tensor once, inlined functions copy them."""
-        noted: set[int] = set()
+        """Yield the constants on which an output depends; each copy of inlined functions once.
+
+        Large constants were matched before their values were dropped.
+        """
+        yielded: set[int] = set()
         for _, tensor in graph.live_tensors():
             if tensor.data_type not in (*FLOATS, *INTEGERS):
                 continue
             note = dropped.note(tensor)
             if isinstance(note, Constant):
-                if id(note) not in noted:
-                    noted.add(id(note))
+                if id(note) not in yielded:
+                    yielded.add(id(note))
                     yield note
             elif note is None and not is_dropped(tensor):
                 constant = self.match_constant(tensor, numpy_helper.to_array(tensor))
-                if constant is not None and _is_weight(constant, self._matcher.pool):
+                if constant is not None and _is_weight(constant, self._matcher.index):
                     yield constant
 
-    def _elsewhere(self, constant: Constant) -> bool:
+    def _matches_other_name(self, constant: Constant) -> bool:
         """Return True if the equal tensor differs from the tensor with the constant's name."""
-        own = self._named_tensor(constant)
-        return own is not None and constant.match is not None and own.names != constant.match.names
+        namesake, match = self._named_tensor(constant), constant.match
+        return namesake is not None and match is not None and namesake.names != match.names
 
     def _named_tensor(self, constant: Constant) -> ModelTensor | None:
-        """The tensor of the model with the name and, up to transposition, the shape."""
-        own = self._matcher.pool.by_name.get(constant.name)
-        if own is None or constant.values is None:
+        """Return the model's tensor with the name and, up to transposition, the shape, or None."""
+        index = self._matcher.index
+        namesake = index.by_name.get(constant.name)
+        if namesake is None or constant.values is None:
             return None
-        return own if own in self._matcher.pool.with_dims(constant.values) else None
+        return namesake if namesake in index.with_dims(constant.values) else None
 
     def _forward(self) -> TensorIndex:
         """Return the tensors that forward computes without the inputs, if it can be observed."""
-        self._computed = DerivedConstants(tensor for _, tensor in self._observer.held())
+        self._computed = DerivedConstants(tensor for _, tensor in self._observer.all_tensors())
         try:
             with self._computed:
                 self._observer.run(self._observer.batch)
         except Exception:  # the model's own code, under a mode that it may not know
-            self._blind = True
+            self._is_unobserved = True
             return TensorIndex(())
         return TensorIndex(stored_tensors(self._computed.results()))
 
-    def _suspect(self, constants: list[Constant]) -> int:
-        """Set the suspicion of each open constant, by its name or by most of its elements.
+    def _set_mismatches(self, constants: list[Constant]) -> int:
+        """Set the mismatch of each open constant, by its name or by most of its elements.
 
-        Returns how many constants have the name of a tensor of the model.
+        Returns the number of constants with the name of a tensor of the model.
         """
-        right = sum(map(_by_name, constants))
-        leading = sum(
-            _by_name(constant) or self._named_tensor(constant) is not None for constant in constants
-        )
-        trusted = right >= _TRUST * max(leading, 1)
-        matched = {name for one in constants if one.match for name in one.match.names}
+        right_count = sum(map(_has_own_name, constants))
+        named_count = sum(_has_own_name(c) or self._named_tensor(c) is not None for c in constants)
+        are_names_trusted = right_count >= _TRUST * max(named_count, 1)
+        matched = {name for c in constants if c.match for name in c.match.names}
         for constant in constants:
-            own = self._named_tensor(constant)
+            namesake = self._named_tensor(constant)
             if constant.values is None:
                 continue
-            if (own is None and self._blind) or self._moves(own):
-                constant.suspicion = None
+            if (namesake is None and self._is_unobserved) or self._is_written(namesake):
+                constant.mismatch = None
                 continue
             if constant.match is not None:
-                if trusted and own is not None and not self._scaled(constant):
+                if are_names_trusted and namesake is not None and not self._scaled(constant):
                     constant.match = None
-                    constant.suspicion = named(constant.name, constant.values, own)
+                    constant.mismatch = named_mismatch(constant.name, constant.values, namesake)
                 continue
-            alike = self._matcher.pool.with_dims(constant.values)
-            constant.suspect(nearest(constant.name, constant.values, alike))
-            self._excuse(constant)
-            if constant.suspicion is not None or constant.excused:
+            candidates = self._matcher.index.with_dims(constant.values)
+            constant.propose(nearest_mismatch(constant.name, constant.values, candidates))
+            self._drop_if_written(constant)
+            if constant.mismatch is not None or constant.is_incomparable:
                 continue
-            if own is not None and self._matcher.may_be_folded(constant, matched):
+            if namesake is not None and self._matcher.may_be_folded(constant, matched):
                 continue
-            if own is not None and not self._scaled(constant):
-                constant.suspicion = named(constant.name, constant.values, own)
-            elif own is None:
-                constant.suspicion = rounded(constant.name, constant.values, alike)
-        return leading
+            if namesake is not None and not self._scaled(constant):
+                constant.mismatch = named_mismatch(constant.name, constant.values, namesake)
+            elif namesake is None:
+                constant.mismatch = rounded_mismatch(constant.name, constant.values, candidates)
+        return named_count
 
-    def _excuse(self, constant: Constant) -> None:
-        """Drop the suspicion if forward itself changes the tensor."""
-        suspected = constant.suspicion
-        if suspected is not None and self._moves(self._matcher.pool.by_name.get(suspected.name)):
-            constant.suspicion = None
+    def _drop_if_written(self, constant: Constant) -> None:
+        """Drop the mismatch if forward itself changes the tensor."""
+        by_name, mismatch = self._matcher.index.by_name, constant.mismatch
+        if mismatch is not None and self._is_written(by_name.get(mismatch.name)):
+            constant.mismatch = None
 
     def _scaled(self, constant: Constant) -> bool:
         """Return whether the constant is the weight or bias of a layer with a folded factor."""
         return constant.name.rpartition(".")[0] in self._matcher.scaled
 
-    def _moves(self, stored: ModelTensor | None) -> bool:
+    def _is_written(self, stored: ModelTensor | None) -> bool:
         """Return whether forward writes into a tensor, so that other values may be right."""
         if stored is None or self._matcher.is_renormalized(stored):
             return False
         if self._computed is None:
             self._forward()
         assert self._computed is not None
-        held = dict(self._observer.held())
-        return any(self._computed.wrote(held[name]) for name in stored.names if name in held)
+        tensors = dict(self._observer.all_tensors())
+        written = self._computed.is_written
+        return any(written(tensors[name]) for name in stored.names if name in tensors)
 
     def _summary(self, constants: list[Constant]) -> WeightsReport:
-        open_ones = [one.name for one in constants if one.match is None and one.suspicion is None]
-        accounted = {name for one in constants if one.match for name in one.match.names}
-        accounted |= {one.suspicion.name for one in constants if one.suspicion}
+        unmatched = [c.name for c in constants if c.match is None and c.mismatch is None]
+        explained = {name for c in constants if c.match for name in c.match.names}
+        explained |= {c.mismatch.name for c in constants if c.mismatch}
         absent = [
-            one.name
-            for one in self._matcher.pool.all
-            if not one.integer
-            and not one.parts
-            and accounted.isdisjoint(one.names)
-            and accounted.isdisjoint(f"{name.rpartition('.')[0]}.*" for name in one.names)
+            c.name
+            for c in self._matcher.index.all
+            if not c.integer
+            and not c.parts
+            and explained.isdisjoint(c.names)
+            and explained.isdisjoint(f"{name.rpartition('.')[0]}.*" for name in c.names)
         ]
         return WeightsReport(
             constants=len(constants),
-            matched=dict(sorted(Counter(one.match.way for one in constants if one.match).items())),
-            unmatched=len(open_ones),
-            unmatched_names=tuple(open_ones[:_LISTED]),
+            matched=dict(sorted(Counter(c.match.way for c in constants if c.match).items())),
+            unmatched=len(unmatched),
+            unmatched_names=tuple(unmatched[:_LISTED]),
             absent=len(absent),
             absent_names=tuple(absent[:_LISTED]),
         )
 
 
-def _by_name(constant: Constant) -> bool:
+def _has_own_name(constant: Constant) -> bool:
     return constant.match is not None and constant.name in constant.match.names
 
 
-def _is_weight(constant: Constant, pool: TensorIndex) -> bool:
+def _is_weight(constant: Constant, index: TensorIndex) -> bool:
     """Return False for settings of operators: single numbers, fills, few round numbers."""
     values = constant.values
-    if constant.name in pool.by_name or values is None or constant.match is not None:
+    if constant.name in index.by_name or values is None or constant.match is not None:
         return True
     if values.size == 1 or not (values != values.reshape(-1)[0]).any():
         return False
-    return values.size > _SETTINGS or telling(values)
+    return values.size > _SETTINGS or is_distinctive(values)
 
 
-def _says_something(constant: Constant) -> bool:
+def _is_comparable(constant: Constant) -> bool:
     values = constant.values
     return values is not None and values.dtype.kind == "f" and values.size > 1
 
 
-def _findings(found: list[WeightMismatch], leading: int) -> Iterator[GraphFinding]:
+def _findings(mismatches: list[WeightMismatch], named_count: int) -> Iterator[GraphFinding]:
     """Yield one finding for each mismatch, but a single one for another checkpoint.
 
     leading: number of constants with a name of the model."""
-    others = [one for one in found if one.whole and not one.rounded]
-    if len(others) > _MANY and 2 * len(others) >= leading:
-        names = [one.name for one in others]
-        counts = {"count": len(others), "total": leading}
-        yield finding("other_weights", others[0].place, "other_checkpoint", names=names, **counts)
-        found = [one for one in found if one not in others]
-    findings = [one.finding() for one in found]
+    mostly_wrong = [m for m in mismatches if m.is_mostly_wrong and not m.is_rounded]
+    if len(mostly_wrong) > _MANY and 2 * len(mostly_wrong) >= named_count:
+        names = [mismatch.name for mismatch in mostly_wrong]
+        counts = {"count": len(mostly_wrong), "total": named_count}
+        location = mostly_wrong[0].constant
+        yield finding("other_weights", location, "other_checkpoint", names=names, **counts)
+        mismatches = [mismatch for mismatch in mismatches if mismatch not in mostly_wrong]
+    findings = [mismatch.finding() for mismatch in mismatches]
     for code in ("other_weights", "rounded_weights"):
         yield from (finding for finding in findings if finding.code == code)

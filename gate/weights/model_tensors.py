@@ -66,7 +66,7 @@ class ModelTensor:
     def owner(self, index: tuple[int, ...]) -> str:
         """Return the name of the tensor from which an element comes."""
         for region, name in self.parts:
-            if all(_within(one, at) for one, at in zip(region, index, strict=False)):
+            if all(_within(part, i) for part, i in zip(region, index, strict=False)):
                 return name
         return self.name
 
@@ -101,11 +101,11 @@ class TensorIndex:
         return self._by_dims.get((_integer(values), dims), [])
 
 
-def stored_tensors(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ModelTensor]:
+def stored_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ModelTensor]:
     """Yield the tensors of a model, shared ones once, without those that are not plain."""
     names: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     first: dict[tuple[Any, ...], torch.Tensor] = {}
-    for name, tensor in held:
+    for name, tensor in named:
         if not is_plain(tensor) or not tensor.numel():
             continue
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
@@ -158,8 +158,8 @@ def _integer(values: Values) -> bool:
     return bool(values.dtype.kind in "iub")
 
 
-def _within(region: slice, at: int) -> bool:
-    return (region.start or 0) <= at and (region.stop is None or at < region.stop)
+def _within(region: slice, i: int) -> bool:
+    return (region.start or 0) <= i and (region.stop is None or i < region.stop)
 
 
 _LIMIT = 1 << 28
@@ -173,17 +173,16 @@ class DerivedConstants(DispatchMode):
     fold constants write them into the file. Tensors of unknown origin are inputs or depend on them.
     """
 
-    def __init__(self, own: Iterable[torch.Tensor]) -> None:
-        """own: the model's tensors."""
+    def __init__(self, model_tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._own = list(own)
-        self._constant = {id(tensor): tensor for tensor in self._own}
+        self._stored = list(model_tensors)
+        self._constant = {id(tensor): tensor for tensor in self._stored}
         """Constants by `id`. The reference keeps them alive, so that ids are not reused."""
         self._addresses = {
-            _address(tensor) for tensor in self._own if is_plain(tensor) and tensor.numel()
+            _address(tensor) for tensor in self._stored if is_plain(tensor) and tensor.numel()
         }
         self._results: dict[int, tuple[str, torch.Tensor]] = {}
-        self._places: Counter[int] = Counter()
+        self._result_addresses: Counter[int] = Counter()
         """Addresses of the results."""
         self._elements = 0
         self._written: set[int] = set()
@@ -192,7 +191,7 @@ class DerivedConstants(DispatchMode):
         """Yield the computed tensors of floats, with the names of their operators."""
         return (pair for pair in self._results.values() if pair[1].is_floating_point())
 
-    def wrote(self, tensor: torch.Tensor) -> bool:
+    def is_written(self, tensor: torch.Tensor) -> bool:
         """Return whether forward itself changes the values of a tensor of the model."""
         return _address(tensor) in self._written
 
@@ -200,20 +199,20 @@ class DerivedConstants(DispatchMode):
         inputs = [tensor for tensor in pytree.tree_leaves((args, kwargs)) if _is_tensor(tensor)]
         result = func(*args, **(kwargs or {}))
         outputs = [tensor for tensor in pytree.tree_leaves(result) if _is_tensor(tensor)]
-        fresh = func.namespace == "aten" and "lift_fresh" in func.name()
+        is_fresh = func.namespace == "aten" and "lift_fresh" in func.name()
         random = torch.Tag.nondeterministic_seeded in func.tags
-        fixed = not random and (fresh or all(self._is_constant(tensor) for tensor in inputs))
+        constant = not random and (is_fresh or all(self._is_constant(tensor) for tensor in inputs))
         if func._schema.is_mutable:
-            self._note_writes(func, args, kwargs or {}, fixed=fixed)
+            self._note_writes(func, args, kwargs or {}, constant=constant)
         for tensor in outputs:
-            if not fixed:
+            if not constant:
                 self._forget(tensor)
             elif is_plain(tensor) and self._elements <= _LIMIT:
                 self._constant[id(tensor)] = tensor
-                if not any(tensor is other for other in inputs):
+                if not any(tensor is tensor_read for tensor_read in inputs):
                     self._elements += tensor.numel()
                     self._results[id(tensor)] = (func.name().partition("::")[2], tensor)
-                    self._places[_address(tensor)] += 1
+                    self._result_addresses[_address(tensor)] += 1
         return result
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
@@ -222,30 +221,30 @@ class DerivedConstants(DispatchMode):
         return is_plain(tensor) and _address(tensor) in self._addresses
 
     def _note_writes(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, fixed: bool
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: bool
     ) -> None:
-        for at, argument in enumerate(func._schema.arguments):
+        for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            target = args[at] if at < len(args) else kwargs.get(argument.name)
+            target = args[i] if i < len(args) else kwargs.get(argument.name)
             for tensor in pytree.tree_leaves(target):
                 if not _is_tensor(tensor) or not is_plain(tensor):
                     continue
                 self._written.add(_address(tensor))
-                if not fixed:
+                if not constant:
                     self._forget(tensor)
 
     def _forget(self, tensor: torch.Tensor) -> None:
         """Remove the tensor and all that share its storage from the constants."""
         self._constant.pop(id(tensor), None)
         address = _address(tensor) if is_plain(tensor) else 0
-        if not self._places[address]:
+        if not self._result_addresses[address]:
             return
-        for number, (_, one) in list(self._results.items()):
-            if _address(one) == address:
+        for number, (_, result) in list(self._results.items()):
+            if _address(result) == address:
                 self._results.pop(number)
                 self._constant.pop(number, None)
-        del self._places[address]
+        del self._result_addresses[address]
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -256,7 +255,7 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-class Leeway(NamedTuple):
+class FormatTolerance(NamedTuple):
     """The tolerance for a number that is stored in a format."""
 
     relative: float
@@ -264,7 +263,7 @@ class Leeway(NamedTuple):
     """Tolerance for numbers that underflow in the format."""
 
 
-def leeway(name: str | None) -> Leeway:
+def format_tolerance(name: str | None) -> FormatTolerance:
     """Return the tolerance for numbers stored in a format; None: float32."""
     return _LEEWAYS.get(name, _FLOAT32)
 
@@ -280,27 +279,27 @@ def rounded_to(values: Values, stored: Values) -> str | None:
     return None
 
 
-def _half(values: Values) -> Values:
+def _to_float16(values: Values) -> Values:
     with np.errstate(all="ignore"):
         return values.astype(np.float16).astype(np.float32)
 
 
-def _bfloat(values: Values) -> Values:
+def _to_bfloat16(values: Values) -> Values:
     tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     rounded: Values = tensor.to(torch.bfloat16).float().numpy()
     return rounded
 
 
-def _tf32(values: Values) -> Values:
+def _to_tf32(values: Values) -> Values:
     """Round to a 10-bit mantissa, half away from zero, like tensor cores."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 FORMATS: Mapping[str, Callable[[Values], Values]] = {
-    "float16": _half,
-    "TF32": _tf32,
-    "bfloat16": _bfloat,
+    "float16": _to_float16,
+    "TF32": _to_tf32,
+    "bfloat16": _to_bfloat16,
 }
 
 
@@ -315,7 +314,7 @@ def _clamped(least: float) -> Callable[[Values], Values]:
         size = np.abs(values)
         kept = np.where((size > 0.0) & (size < least), least, np.where(size >= _MASK, 1e4, size))
         # Infinite values do not change.
-        return _half(np.copysign(np.where(np.isinf(size), size, kept), values))
+        return _to_float16(np.copysign(np.where(np.isinf(size), size, kept), values))
 
     return half
 
@@ -324,16 +323,16 @@ _MASK = 1e9
 
 CONVERSIONS: Mapping[str, tuple[Callable[[Values], Values], ...]] = {
     # onnxconverter-common 1.16 (convert_np_to_float16), and the copy in onnxruntime.transformers.
-    "float16": (_half, _clamped(1e-7), _clamped(5.96e-8)),
-    "bfloat16": (_bfloat,),
+    "float16": (_to_float16, _clamped(1e-7), _clamped(5.96e-8)),
+    "bfloat16": (_to_bfloat16,),
 }
 """Conversions of weights to narrow formats: rounded, or clamped and rounded."""
 
-_FLOAT32 = Leeway(0.0, float(np.finfo(np.float32).tiny))
+_FLOAT32 = FormatTolerance(0.0, float(np.finfo(np.float32).tiny))
 
-_LEEWAYS: Mapping[str | None, Leeway] = {
-    "float16": Leeway(2.0**-10, 2.0**-23),  # converters clamp: `CONVERSIONS`
-    "bfloat16": Leeway(2.0**-7, float(np.finfo(np.float32).tiny)),
+_LEEWAYS: Mapping[str | None, FormatTolerance] = {
+    "float16": FormatTolerance(2.0**-10, 2.0**-23),  # converters clamp: `CONVERSIONS`
+    "bfloat16": FormatTolerance(2.0**-7, float(np.finfo(np.float32).tiny)),
 }
 
 
@@ -405,7 +404,7 @@ def norms(model: nn.Module, arithmetic: str | None = None) -> Iterator[Norm]:
             root = step(np.sqrt(step(variance + variance.dtype.type(getattr(module, "eps", 0.0)))))
             scale = step(gamma / root)
         if scale.shape == mean.shape and scale.ndim == 1:
-            scale, mean, beta = (each.astype(np.float64) for each in (scale, mean, beta))
+            scale, mean, beta = (numbers.astype(np.float64) for numbers in (scale, mean, beta))
             yield Norm(path, scale, mean, beta, arithmetic=arithmetic)
 
 
@@ -414,7 +413,7 @@ def _stepwise(
 ) -> tuple[Callable[[Any], Any], Iterator[NDArray[Any]]]:
     """Return the rounding of a step, and the rounded numbers."""
     step, kind = rounding(arithmetic), np.float64 if arithmetic is None else np.float32
-    return step, (step(each.astype(kind)) for each in numbers)
+    return step, (step(array.astype(kind)) for array in numbers)
 
 
 def renormalized_embeddings(model: nn.Module) -> Iterator[tuple[str, Values]]:
@@ -438,7 +437,7 @@ def tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
     return value if usable else None
 
 
-def doubles(tensor: torch.Tensor) -> Floats:
+def to_float64(tensor: torch.Tensor) -> Floats:
     """Return the values of a tensor in float64."""
     numbers: Floats = tensor.detach().to("cpu", torch.float64).numpy()
     return numbers
@@ -446,7 +445,7 @@ def doubles(tensor: torch.Tensor) -> Floats:
 
 def _numbers(module: nn.Module, name: str) -> Floats | None:
     tensor = tensor_of(module, name)
-    return None if tensor is None else doubles(tensor)
+    return None if tensor is None else to_float64(tensor)
 
 
 _SWITCHES = ("train", "training")
@@ -471,44 +470,44 @@ class ReferenceObserver:
     @cached_property
     def rows(self) -> tuple[int | None, ...]:
         """Return the size of axis 0 of each output for that batch; None for scalars."""
-        return tuple(output.shape[0] if output.ndim else None for output in self._watched[1])
+        return tuple(output.shape[0] if output.ndim else None for output in self._observed[1])
 
     @cached_property
     def operator_recorder(self) -> OperatorRecorder:
         """Return the record of the operators of the reference."""
-        return self._watched[0]
+        return self._observed[0]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and value of all parameters, buffers and attributes that are tensors of
         floats."""
-        return ((name, value) for name, value in self.held() if value.is_floating_point())
+        return ((name, value) for name, value in self.all_tensors() if value.is_floating_point())
 
-    def bytes_held(self) -> set[int]:
+    def byte_tensor_sizes(self) -> set[int]:
         """Return the sizes of the model's tensors of 8-bit integers."""
         bytes_ = (torch.int8, torch.uint8)
-        return {value.numel() for _, value in self.held() if value.dtype in bytes_}
+        return {value.numel() for _, value in self.all_tensors() if value.dtype in bytes_}
 
     def onnx_operators(self) -> set[str]:
         """Return the operators of an ONNX reference; empty for a PyTorch model."""
         return {m.call.operator for m in self.model.modules() if isinstance(m, OnnxNode)}
 
-    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def all_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor of any type; a shared tensor under each of its names."""
         for path, module in self.model.named_modules(remove_duplicate=False):
-            own = {
+            tensors = {
                 **vars(module),
                 **dict(module.named_parameters(recurse=False, remove_duplicate=False)),
                 **dict(module.named_buffers(recurse=False, remove_duplicate=False)),
             }
-            for name, value in own.items():
+            for name, value in tensors.items():
                 if isinstance(value, torch.Tensor):
                     yield f"{path}.{name}" if path else name, value
 
     @cached_property
-    def _watched(self) -> tuple[OperatorRecorder, list[OutputArray]]:
-        with OperatorRecorder() as conduct:
+    def _observed(self) -> tuple[OperatorRecorder, list[OutputArray]]:
+        with OperatorRecorder() as recorder:
             outputs = self.run(self.batch)
-        return conduct, outputs
+        return recorder, outputs
 
 
 class OperatorRecorder(DispatchMode):
@@ -531,9 +530,9 @@ class OperatorRecorder(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, torch.Tensor):
-                self.dtypes.add(one.dtype)
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, torch.Tensor):
+                self.dtypes.add(output.dtype)
         arguments = _arguments(func, args) | kwargs
         training = [bool(arguments[name]) for name in _SWITCHES if name in arguments]
         if torch.Tag.nondeterministic_seeded in func.tags and arguments.get("dropout_p") != 0.0:

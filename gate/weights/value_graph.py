@@ -92,11 +92,11 @@ def condense(
     folder: Path,
     files: tuple[str, ...],
     *,
-    look: Callable[[TensorProto, NDArray[Any]], object] | None = None,
+    match: Callable[[TensorProto, NDArray[Any]], object] | None = None,
 ) -> DroppedContents:
     """Drop the values of the large tensors of a model, and load small external tensors.
 
-    look: called with each large tensor before; its result becomes the note of the tensor. Data is
+    match: called with each large tensor before; its result becomes the note of the tensor. Data is
     only read from `files` in `folder`. Raises OnnxFileError for other files.
     """
     dropped = DroppedContents()
@@ -107,11 +107,11 @@ def condense(
             tensor.raw_data = data
         if math.prod(tensor.dims) <= _SMALL:
             continue
-        if tensor.data_type not in (FLOATS if look is None else (*FLOATS, *INTEGERS)):
+        if tensor.data_type not in (FLOATS if match is None else (*FLOATS, *INTEGERS)):
             dropped.drop(tensor, Initializers(math.prod(tensor.dims)))
             continue
         values = numpy_helper.to_array(tensor)
-        note = None if look is None else look(tensor, values)
+        note = None if match is None else match(tensor, values)
         dropped.drop(tensor, Initializers.from_tensor(tensor, values), note)
     return dropped
 
@@ -136,10 +136,10 @@ def inlined(tensor: TensorProto, candidate: TestedFile) -> TensorProto:
     Raises OSError, ValueError and OnnxFileError."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor
-    whole = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    result = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     files = candidate.subject.external_data
-    whole.raw_data = _external_bytes(tensor, candidate.path.parent, files)
-    return whole
+    result.raw_data = _external_bytes(tensor, candidate.path.parent, files)
+    return result
 
 
 def _external_bytes(tensor: TensorProto, folder: Path, files: tuple[str, ...]) -> bytes:
@@ -156,7 +156,7 @@ def _external_bytes(tensor: TensorProto, folder: Path, files: tuple[str, ...]) -
 
 
 def is_dropped(tensor: TensorProto) -> bool:
-    """Return whether `condense` dropped the values: then no other tensors are external."""
+    """Return whether `condense` dropped the values; only then a tensor is still external."""
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
@@ -169,7 +169,7 @@ def _clear(tensor: TensorProto) -> None:
 
 STANDARD = ("", "ai.onnx")
 
-_HAND_ON = ("Identity", "Cast")
+_UNCHANGED = ("Identity", "Cast")
 
 
 class GraphValue(NamedTuple):
@@ -184,7 +184,7 @@ class Node:
     """A node with its values; an omitted input or output is None."""
 
     proto: NodeProto
-    place: str
+    location: str
     """`op_type:name`, after the nodes whose subgraphs contain it."""
     inputs: tuple[GraphValue | None, ...]
     outputs: tuple[GraphValue | None, ...]
@@ -193,17 +193,16 @@ class Node:
 
     @property
     def operator(self) -> str:
-        """The operator's name in the standard domain, else `domain::op_type`."""
+        """Return the operator's name in the standard domain, else `domain::op_type`."""
         domain = self.proto.domain
         return self.proto.op_type if domain in STANDARD else f"{domain}::{self.proto.op_type}"
 
     def attribute(self, name: str, default: int) -> int:
-        """An integer attribute."""
-        found = next((a for a in self.proto.attribute if a.name == name), None)
-        return default if found is None else int(found.i)
+        """Return an integer attribute."""
+        return next((int(a.i) for a in self.proto.attribute if a.name == name), default)
 
     def input(self, slot: int) -> GraphValue | None:
-        """The input in this slot, None if it is left out."""
+        """Return the input in this slot; None if it is omitted."""
         return self.inputs[slot] if slot < len(self.inputs) else None
 
 
@@ -217,7 +216,7 @@ class ValueGraph:
         """Initializers and constants."""
         self.types: dict[GraphValue, int] = {}
         """Element types, where they are known."""
-        self.makers: dict[GraphValue, Node] = {}
+        self.producers: dict[GraphValue, Node] = {}
         self.readers: defaultdict[GraphValue, list[tuple[Node, int]]] = defaultdict(list)
         """Nodes that read a value, with the slot."""
         self.entries: list[GraphValue] = []
@@ -229,24 +228,24 @@ class ValueGraph:
         self.live_values = self._reached()
 
     def live(self) -> Iterator[Node]:
-        """The nodes that some output of the file depends on."""
+        """Return the nodes on which an output of the file depends."""
         return (node for node in self.nodes if self.is_live(node))
 
     def live_tensors(self) -> Iterator[tuple[GraphValue, TensorProto]]:
-        """The initializers and constants that some output of the file depends on."""
+        """Return the initializers and constants on which an output of the file depends."""
         return ((v, tensor) for v, tensor in self.tensors.items() if v in self.live_values)
 
     def is_live(self, node: Node) -> bool:
-        """True if some output of the file depends on it."""
+        """Return whether an output of the file depends on it."""
         return any(value in self.live_values for value in node.outputs)
 
     def constant(self, value: GraphValue | None) -> NDArray[Any] | None:
-        """The small constant behind a value; None if it is none."""
+        """Return the small constant from which a value is copied or cast, or None."""
         while value is not None:
             if value in self.tensors:
                 return small_values(self.tensors[value])
-            maker = self.makers.get(value)
-            value = maker.input(0) if maker and maker.operator in _HAND_ON else None
+            producer = self.producers.get(value)
+            value = producer.input(0) if producer and producer.operator in _UNCHANGED else None
         return None
 
     def _add(
@@ -256,8 +255,8 @@ class ValueGraph:
         scope, self._scopes = self._scopes, self._scopes + 1
         names = dict(outer)
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
-        own = [*(v.name for v in graph.input), *(t.name for t in graph.initializer), *sparse]
-        names |= {name: GraphValue(scope, name) for name in own}
+        local = [*(v.name for v in graph.input), *(t.name for t in graph.initializer), *sparse]
+        names |= {name: GraphValue(scope, name) for name in local}
         self.entries += [names[v.name] for v in graph.input]
         self.tensors |= {GraphValue(scope, tensor.name): tensor for tensor in graph.initializer}
         self.types |= {GraphValue(scope, t.name): t.data_type for t in graph.initializer}
@@ -274,15 +273,15 @@ class ValueGraph:
         inputs = tuple(_resolved(name, names) if name else None for name in proto.input)
         outputs = tuple(GraphValue(scope, name) if name else None for name in proto.output)
         label = proto.name or next((name for name in proto.output if name), "")
-        place = f"{path}{proto.op_type}:{label}"
+        location = f"{path}{proto.op_type}:{label}"
         branches = []
         for graph in subgraphs(proto):
-            inside = self._add(graph, names, f"{place} / ")
-            branches += [_resolved(value.name, inside) for value in graph.output]
-        node = Node(proto, place, inputs, outputs, tuple(branches))
+            inner_names = self._add(graph, names, f"{location} / ")
+            branches += [_resolved(value.name, inner_names) for value in graph.output]
+        node = Node(proto, location, inputs, outputs, tuple(branches))
         self.nodes.append(node)
         names |= {value.name: value for value in outputs if value}
-        self.makers |= {value: node for value in outputs if value}
+        self.producers |= {value: node for value in outputs if value}
         for slot, value in enumerate(inputs):
             if value is not None:
                 self.readers[value].append((node, slot))
@@ -292,17 +291,17 @@ class ValueGraph:
             self.types[outputs[0]] = constant.data_type
 
     def _reached(self) -> set[GraphValue]:
-        """The values that the outputs of the file depend on."""
+        """Return the values on which the outputs of the file depend."""
         reached: set[GraphValue] = set()
-        waiting = list(self.outputs)
-        while waiting:
-            value = waiting.pop()
+        pending = list(self.outputs)
+        while pending:
+            value = pending.pop()
             if value in reached:
                 continue
             reached.add(value)
-            maker = self.makers.get(value)
-            if maker is not None:
-                waiting += [v for v in (*maker.inputs, *maker.branches) if v is not None]
+            producer = self.producers.get(value)
+            if producer is not None:
+                pending += [v for v in (*producer.inputs, *producer.branches) if v is not None]
         return reached
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from gate.weights import value_graph
-from gate.weights.findings import nearest, suspicion
+from gate.weights.findings import nearest_mismatch, weight_mismatch
 from gate.weights.layouts import Lines, equal, match_packed_rnn, misplaced, same
 from gate.weights.model_tensors import ModelTensor, TensorIndex, bit_sum, model_tensor, norms
 from gate.weights.value_graph import DroppedContents, Initializers, size_of, small_values
@@ -58,7 +58,7 @@ def test_changed_element_is_found_after_any_transpose(shape, data):
     turned.reshape(-1)[at] += 1.0
     pool = [stored("other", weights(shape, 1)), stored("own", values)]
     assert same(turned, values) is None
-    found = nearest("w", turned, pool)
+    found = nearest_mismatch("w", turned, pool)
     assert found is not None
     assert (found.name, found.wrong, found.size) == ("own", 1, values.size)
     assert found.first == tuple(int(one) for one in np.unravel_index(at, turned.shape))
@@ -83,13 +83,13 @@ def test_slices_and_concatenations_are_matched(rows, columns, data):
     wrong = found.expected != spoiled
     assert np.flatnonzero(wrong).tolist() == [at]
     assert found.owner(at) == str(at // columns // rows)
-    assert not (wrong & found.doubtful).any()
+    assert not (wrong & found.uncertain).any()
 
 
 def test_concatenation_with_unknown_tensor_is_not_matched():
     table, other = weights((6, 4)), weights((4, 4), 1)
     found = Lines([stored("table", table)]).read(np.concatenate([table, other]))
-    assert found is None or (found.doubtful & (found.expected != 0)).any()
+    assert found is None or (found.uncertain & (found.expected != 0)).any()
 
 
 @pytest.mark.parametrize("way", ["as it is", "transposed", "flipped", None])
@@ -222,7 +222,7 @@ def halved(table: np.ndarray) -> np.ndarray:
     ("a.weight", lambda table: table * np.float32(1.01), "moved", {"name": ""}),
 ])  # fmt: skip
 def test_mismatch_has_code_and_params(place, change, code, params):
-    found = suspicion(place, "a.weight", change(TABLE), TABLE).finding()
+    found = weight_mismatch(place, "a.weight", change(TABLE), TABLE).finding()
     assert (found.place, found.detail_code) == (place, code)
     measured = dict(found.detail_params)
     if code == "moved":
