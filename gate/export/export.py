@@ -32,7 +32,7 @@ from gate.export.verify_export import (
 )
 from gate.lint.lint import LintReport, lint_model
 from gate.onnx_file.reading import data_files, externalize_weights, is_large, read_subject
-from gate.onnx_file.tested_file import described, impersonal, stamp_file
+from gate.onnx_file.tested_file import describe_export, stamp_file, without_paths
 from gate.records import export
 from gate.records.evidence import ExportRecord, Source, Subject
 from gate.records.export import ExportSettings, LintFinding, Strategy
@@ -169,7 +169,7 @@ class StrategyRunner:
     @property
     def rungs(self) -> tuple[str, ...]:
         """Return one line per strategy that was tried and failed."""
-        return tuple(f"{strategy}: {impersonal(why)}" for strategy, why in self._notes.items())
+        return tuple(f"{strategy}: {without_paths(why)}" for strategy, why in self._notes.items())
 
     def run(self) -> ExportedFile:
         """Return the first export that works, else the first with nothing but a doubt.
@@ -382,9 +382,9 @@ def staged(
                 written = ladder.run()
             except AllStrategiesFailed as failed:
                 raise _with_log(failed, log_path, ladder.log) from failed.__cause__
-        metadata = described(
+        metadata = describe_export(
             strategy=written.strategy,
-            opset_asked=settings.opset,
+            opset=settings.opset,
             rungs=ladder.rungs,
             source=source,
         )

@@ -15,7 +15,7 @@ import torch
 from onnx import helper, numpy_helper
 
 from gate.errors import OnnxFileError
-from gate.onnx_file.reading import attributes, subgraphs
+from gate.onnx_file.reading import attributes, load_graph, subgraphs
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import OrtSetup
@@ -341,10 +341,7 @@ def _read_graph(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, Outpu
     """Return the file's graph without its weights, and the weights."""
     data = candidate.verified()
     try:
-        if isinstance(data, bytes):
-            model = onnx.ModelProto.FromString(data)
-        else:
-            model = onnx.load(data, load_external_data=False)
+        model = load_graph(data)
         weights: dict[str, OutputArray] = {}
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(inlined(tensor, candidate))

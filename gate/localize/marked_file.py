@@ -12,7 +12,7 @@ from onnx import helper, shape_inference
 from gate.errors import EvidenceError, StorageError, first_line
 from gate.localize.file_graph import FileGraph, SubgraphSession
 from gate.measure.job import MeasurementJob
-from gate.onnx_file.reading import read_subject
+from gate.onnx_file.reading import load_graph, read_subject
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
@@ -47,7 +47,7 @@ def write_marked_file(case: MeasurementJob, localization: Localization, path: Pa
     _check_output_path(candidate, path)
     rows = _rows_by_tensor(localization, candidate)
     arrays = _compute_tensors(case, tuple(rows))
-    model = _read_model(candidate)
+    model = load_graph(candidate.verified())
     shapes = _stated_shapes(model)
     for name, array in arrays.items():
         model.graph.output.append(_describe_output(rows[name], array, shapes.get(name)))
@@ -105,16 +105,6 @@ def _compute_tensors(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, 
             f"ONNX Runtime can't compute the tensors of the layers: "
             f"{first_line(error).rstrip('.')}. Nothing was written."
         ) from error
-
-
-def _read_model(candidate: TestedFile) -> onnx.ModelProto:
-    data = candidate.verified()
-    model: onnx.ModelProto = (
-        onnx.ModelProto.FromString(data)
-        if isinstance(data, bytes)
-        else onnx.load(data, load_external_data=False)
-    )
-    return model
 
 
 def _stated_shapes(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:

@@ -18,7 +18,7 @@ from gate.onnx_file.tested_file import EditableFile, TestedFile
 from gate.policy.runtime_options import OrtSetup
 from gate.storage.arrays import OutputArray
 
-_CHOOSERS = {
+_CHOICE_OUTPUTS = {
     "TopK": 1,
     "ArgMax": 0,
     "ArgMin": 0,
@@ -101,7 +101,7 @@ class ChoiceSession:
             for node in self._nodes.values()
             if node.op_type == "QuantizeLinear" and setup != setup.plain
         }
-        read = {name for node in self._nodes.values() for name in _read(node) if name}
+        read = {name for node in self._nodes.values() for name in _operand_names(node) if name}
         inputs = {value.name for value in model.graph.input}
         self._names = list(dict.fromkeys([*self._operators, *sorted(read - inputs - hidden)]))
         add_outputs(model.graph, self._names)
@@ -118,14 +118,14 @@ class ChoiceSession:
         for loop, group in groupby(self._operators, key=self._loops.get):
             names = list(group)
             # One array an iteration: the model makes all decisions of one before those of the next.
-            rounds = (
+            iterations = (
                 [[arrays[name] for name in names]]
                 if loop is None
                 else zip(*(arrays[name] for name in names), strict=True)
             )
-            for chosen in rounds:
-                for name, one in zip(names, chosen, strict=True):
-                    choice = self._choice(name, one, arrays) if one.size else None
+            for chosen in iterations:
+                for name, array in zip(names, chosen, strict=True):
+                    choice = self._choice(name, array, arrays) if array.size else None
                     if choice is not None:
                         choices.append(choice)
         return choices
@@ -137,7 +137,7 @@ class ChoiceSession:
         operator, node = self._operators[name], self._nodes.get(name)
         if node is None:
             return Choice(operator, chosen, None, name)
-        read = [arrays.get(one) for one in _read(node)]
+        read = [arrays.get(name_read) for name_read in _operand_names(node)]
         if operator in _READERS:
             return _READERS[operator](node, chosen, *read)
         if operator in _COMPARISONS:
@@ -149,14 +149,14 @@ class ChoiceSession:
                     operator, chosen, left.astype(np.float64) - right.astype(np.float64), name
                 )
         (operand,) = read
-        if _makes_whole(node) and (
+        if _rounds_floats(node) and (
             operand is None or operand.dtype.kind != "f" or node.input[0] in self._constants
         ):
             return None
         return Choice(operator, chosen, operand, name)
 
 
-def _quantized(
+def _read_quantized(
     node: onnx.NodeProto,
     chosen: OutputArray,
     x: OutputArray | None,
@@ -178,7 +178,7 @@ def _quantized(
     return Choice(node.op_type, steps, operand, node.output[0])
 
 
-def _divided(
+def _read_quotient(
     node: onnx.NodeProto,
     remainder: OutputArray,
     x: OutputArray | None,
@@ -187,16 +187,16 @@ def _divided(
     """Return the rounded quotient of a Mod node; None for integers."""
     if x is None or divisor is None or x.dtype.kind != "f":
         return None
-    wide, step = x.astype(np.float64), divisor.astype(np.float64)
+    dividend, divisor64 = x.astype(np.float64), divisor.astype(np.float64)
     with np.errstate(all="ignore"):
-        quotient = np.asarray(wide / step)
-        whole = np.asarray(np.round((wide - remainder.astype(np.float64)) / step))
-    return Choice(node.op_type, whole, quotient, node.output[0])
+        quotient = np.asarray(dividend / divisor64)
+        rounded = np.asarray(np.round((dividend - remainder.astype(np.float64)) / divisor64))
+    return Choice(node.op_type, rounded, quotient, node.output[0])
 
 
 _READERS: Mapping[str, Callable[..., Choice | None]] = {
-    "QuantizeLinear": _quantized,
-    "Mod": _divided,
+    "QuantizeLinear": _read_quantized,
+    "Mod": _read_quotient,
 }
 """Functions that compute the choice from the inputs and the output of the node."""
 
@@ -207,7 +207,7 @@ _INTEGERS = frozenset({
 })  # fmt: skip
 
 
-def _makes_whole(node: onnx.NodeProto) -> bool:
+def _rounds_floats(node: onnx.NodeProto) -> bool:
     """Return whether a node converts to integers or rounds floats."""
     if node.op_type == "Cast":
         return attributes(node).get("to") in _INTEGERS
@@ -218,10 +218,10 @@ def _makes_whole(node: onnx.NodeProto) -> bool:
 
 def _has_operands(node: onnx.NodeProto) -> bool:
     """Return whether the operands of a node's choice are among its inputs."""
-    return _makes_whole(node) or node.op_type in (*_COMPARISONS, "NonMaxSuppression")
+    return _rounds_floats(node) or node.op_type in (*_COMPARISONS, "NonMaxSuppression")
 
 
-def _read(node: onnx.NodeProto) -> list[str]:
+def _operand_names(node: onnx.NodeProto) -> list[str]:
     """Return the names of the inputs from which `Choice.operand` is computed."""
     if node.op_type == "NonMaxSuppression":
         return [*node.input[3:4]] or [""]
@@ -236,16 +236,16 @@ _SEQUENCES = 13
 """Opset from which on a Loop hands on sequences."""
 
 
-def _expose(graph: onnx.GraphProto, *, whole: bool = True, loops: bool = False) -> dict[str, str]:
+def _expose(graph: onnx.GraphProto, *, rounded: bool = True, loops: bool = False) -> dict[str, str]:
     """Return the operators by the name of their decision. Branches, and bodies of `loops`, get
     decisions as outputs, but not those that make floats `whole`."""
     operators: dict[str, str] = {}
     for node in list(graph.node):
         if node.domain not in STANDARD_DOMAINS:
             continue
-        if node.op_type in _CHOOSERS:
-            operators[node.output[_CHOOSERS[node.op_type]]] = node.op_type
-        elif whole and _makes_whole(node):
+        if node.op_type in _CHOICE_OUTPUTS:
+            operators[node.output[_CHOICE_OUTPUTS[node.op_type]]] = node.op_type
+        elif rounded and _rounds_floats(node):
             operators[node.output[0]] = node.op_type
         elif node.op_type == "If":
             operators |= _expose_branches(node)
@@ -259,7 +259,7 @@ def _expose_body(graph: onnx.GraphProto, node: onnx.NodeProto) -> dict[str, str]
     iteration, because their shapes may differ."""
     body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
     operators = {}
-    for decision, operator in _expose(body, whole=False).items():
+    for decision, operator in _expose(body, rounded=False).items():
         exposed = f"{decision} of {node.output[0]}"
         before, after, empty = (f"{exposed}, {word}" for word in ("before", "after", "empty"))
         dtype = TensorProto.INT64 if operator in _INDICES else TensorProto.BOOL
@@ -280,13 +280,13 @@ def _expose_branches(node: onnx.NodeProto) -> dict[str, str]:
     """Add the choices in both branches of an If to its outputs; empty for the branch not taken."""
     operators = {}
     branches = [attribute.g for attribute in node.attribute]
-    for taken in branches:
-        for name, operator in _expose(taken, whole=False).items():
+    for source in branches:
+        for name, operator in _expose(source, rounded=False).items():
             exposed = f"{name} of {node.output[0]}"
             dtype = np.int64 if operator in _INDICES else np.bool_
             for branch in branches:
                 inner = name
-                if branch is not taken:
+                if branch is not source:
                     inner = f"no {exposed}"
                     nothing = numpy_helper.from_array(np.empty((0, 3), dtype))
                     branch.node.append(helper.make_node("Constant", [], [inner], value=nothing))

@@ -40,6 +40,14 @@ class WithData:
     """Contents by name relative to the model's folder."""
 
 
+def load_graph(source: bytes | str) -> onnx.ModelProto:
+    """Parse the bytes or the file of a model without its external data. Raises the exceptions of
+    onnx."""
+    if isinstance(source, bytes):
+        return onnx.load_from_string(source)
+    return onnx.load(source, load_external_data=False)
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs in a node's attributes: the branches of an If, the body of a Loop."""
     for attribute in node.attribute:
@@ -65,7 +73,7 @@ def nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """Return the attributes of a node by name: numbers, lists, bytes, tensors and graphs."""
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 _NUMBERS = {
@@ -125,19 +133,19 @@ def add_outputs(graph: onnx.GraphProto, names: Iterable[str]) -> None:
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield all tensors of a model: initializers and attributes; for sparse tensors, values and
     indices."""
-    yield from _in_graph(model.graph)
+    yield from _tensors_in_graph(model.graph)
     for function in model.functions:
-        yield from _in_nodes(function.node)
+        yield from _tensors_in_nodes(function.node)
 
 
-def _in_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _tensors_in_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    yield from _in_nodes(graph.node)
+    yield from _tensors_in_nodes(graph.node)
 
 
-def _in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+def _tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
@@ -147,7 +155,7 @@ def _in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
             for sparse in (*single, *attribute.sparse_tensors):
                 yield from (sparse.values, sparse.indices)
         for graph in subgraphs(node):
-            yield from _in_graph(graph)
+            yield from _tensors_in_graph(graph)
 
 
 def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
@@ -162,7 +170,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     for tensor in tensors_of(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             try:
-                names.add(_checked(tensor, path))
+                names.add(_checked_data_file(tensor, path))
             # Links may form a cycle, and names may have invalid bytes.
             except (OSError, ValueError, TypeError, RuntimeError) as error:
                 raise OnnxFileError(
@@ -180,7 +188,7 @@ def linked(path: Path, files: Iterable[str]) -> bool:
     return any(file.is_symlink() or file.stat().st_nlink > 1 for file in paths)
 
 
-def _checked(tensor: onnx.TensorProto, path: Path) -> str:
+def _checked_data_file(tensor: onnx.TensorProto, path: Path) -> str:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = PurePosixPath(entries.get("location", "").replace("\\", "/"))
     name = location.as_posix()
@@ -197,7 +205,7 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
             f"{path}: the data file {name} of the tensor {tensor.name} is missing. "
             "Copy it next to the model, or export to a single file."
         )
-    end, size = _end(tensor, entries, path), file.stat().st_size
+    end, size = _data_end(tensor, entries, path), file.stat().st_size
     if size < end:
         raise OnnxFileError(
             f"{path}: the data file {name} has {size} bytes, but the tensor {tensor.name} needs "
@@ -206,7 +214,7 @@ def _checked(tensor: onnx.TensorProto, path: Path) -> str:
     return name
 
 
-def _end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
+def _data_end(tensor: onnx.TensorProto, entries: dict[str, str], path: Path) -> int:
     """Return the offset after the tensor's last byte in its data file."""
     try:
         offset, stated = int(entries.get("offset") or 0), int(entries.get("length") or 0)
@@ -252,20 +260,20 @@ def externalize_weights(path: Path, *, name: str) -> Path:
     """
     model = onnx.load(path, load_external_data=False)
     pending = path.with_name(f".{name}.gathering")
-    placed: list[tuple[onnx.TensorProto, int, int]] = []
+    locations: list[tuple[onnx.TensorProto, int, int]] = []
     sha256 = hashlib.sha256()
     with pending.open("wb") as out:
-        for tensor in _moving(model):
+        for tensor in _tensors_to_move(model):
             padding = bytes(-out.tell() % _ALIGNMENT)
             out.write(padding)
             sha256.update(padding)
             start = out.tell()
-            for piece in _pieces(tensor, path.parent):
+            for piece in _read_chunks(tensor, path.parent):
                 out.write(piece)
                 sha256.update(piece)
-            placed.append((tensor, start, out.tell() - start))
+            locations.append((tensor, start, out.tell() - start))
     data = path.with_name(f"{name}.{sha256.hexdigest()[:16]}.data")
-    for tensor, start, length in placed:
+    for tensor, start, length in locations:
         tensor.ClearField("raw_data")
         tensor.ClearField("external_data")
         tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -282,7 +290,7 @@ def data_files(output: Path) -> Iterator[Path]:
     return (path for path in output.parent.iterdir() if pattern.fullmatch(path.name))
 
 
-def _moving(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def _tensors_to_move(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield the large initializers, and all tensors that are external already."""
     weights = {tensor.name for tensor in model.graph.initializer}
     for tensor in model.graph.initializer:
@@ -294,7 +302,7 @@ def _moving(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield tensor
 
 
-def _pieces(tensor: onnx.TensorProto, folder: Path) -> Iterator[bytes]:
+def _read_chunks(tensor: onnx.TensorProto, folder: Path) -> Iterator[bytes]:
     if not external_data_helper.uses_external_data(tensor):
         yield tensor.raw_data
         return
@@ -322,7 +330,7 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the opset of the standard domain, or 0 if the model names none."""
-    versions = (each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS)
+    versions = (opset.version for opset in model.opset_import if opset.domain in STANDARD_DOMAINS)
     return max(versions, default=0)
 
 
@@ -375,17 +383,17 @@ def read_subject(path: Path) -> Subject:
     the file is missing, empty, truncated or not a valid ONNX model, has inputs or outputs that are
     not tensors, or names external data that is missing, too short or outside of its folder.
     """
-    data = _subject_read(path)
+    data = _read_bytes(path)
     model = _parse(data, path)
     files = external_files(model, path)
-    complaint = None
+    checker_message = None
     checked = with_ort_domain(model)
-    whole = data if checked is model else checked.SerializeToString()
+    contents = data if checked is model else checked.SerializeToString()
     try:
-        _check_whole(whole, path, files, changed=checked is not model)
+        _check_with_data(contents, path, files, changed=checked is not model)
     except OnnxFileError as error:
-        _complete(model, path, error)
-        complaint = first_line(error.__cause__ or error).rstrip(".")
+        _complete_outputs(model, path, error)
+        checker_message = first_line(error.__cause__ or error).rstrip(".")
     try:
         sha256 = (
             Digest.from_manifest(path.parent, (path.name, *files))
@@ -402,21 +410,21 @@ def read_subject(path: Path) -> Subject:
         size_bytes=size,
         opset=_opset(model, path),
         producer=f"{model.producer_name} {model.producer_version}".strip(),
-        inputs=_specs(_true_inputs(model), path),
+        inputs=tuple(_spec(value, path) for value in _inputs_without_weights(model)),
         outputs=tuple(_output_specs(model, path)),
         external_data=files,
-        checker=complaint,
+        checker=checker_message,
     )
 
 
-def _complete(model: onnx.ModelProto, path: Path, error: OnnxFileError) -> None:
+def _complete_outputs(model: onnx.ModelProto, path: Path, error: OnnxFileError) -> None:
     """Add the types and shapes that ONNX Runtime infers to outputs without them.
 
     Raise `error` if ONNX Runtime can't load the file either, or the nodes are not sorted."""
     from gate.onnx_file.sessions import open_on_cpu
 
     if _SORT in str(error) or any(
-        not value.type.tensor_type.HasField("shape") for value in _true_inputs(model)
+        not value.type.tensor_type.HasField("shape") for value in _inputs_without_weights(model)
     ):
         raise error
     try:
@@ -440,7 +448,7 @@ def verify_file(path: Path, *, opset: int) -> None:
 
     Raises OnnxFileError if anything is wrong, or the file's opset is not `opset`.
     """
-    model = _parse(_subject_read(path), path)
+    model = _parse(_read_bytes(path), path)
     written = _opset(model, path)
     if written != opset:
         raise OnnxFileError(
@@ -463,7 +471,7 @@ def verify_file(path: Path, *, opset: int) -> None:
         ) from error
 
 
-def _subject_read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     if (pointer := detect_pointer_file(path)) is not None:
         raise OnnxFileError(pointer)
     try:
@@ -507,13 +515,13 @@ def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
     except MemoryError:
         raise
     except Exception as error:  # ValidationError, InferenceError, and plain ones from C++
-        again = _SORT if "topologically sorted" in str(error) else "Copy or export it again."
+        remedy = _SORT if "topologically sorted" in str(error) else "Copy or export it again."
         raise OnnxFileError(
-            f"{path} is not a valid ONNX model: {first_line(error).rstrip('.')}. {again}"
+            f"{path} is not a valid ONNX model: {first_line(error).rstrip('.')}. {remedy}"
         ) from error
 
 
-def _check_whole(data: bytes, path: Path, files: tuple[str, ...], *, changed: bool) -> None:
+def _check_with_data(data: bytes, path: Path, files: tuple[str, ...], *, changed: bool) -> None:
     """Check the model with its external data, which the checker needs a path to find.
 
     changed: `data` differs from the contents of `path`. The checker refuses links, so a model with
@@ -548,14 +556,10 @@ def _opset(model: onnx.ModelProto, path: Path) -> int:
     )
 
 
-def _true_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+def _inputs_without_weights(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """Return the inputs without the weights, which old files also list as inputs."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in weights]
-
-
-def _specs(values: Iterable[onnx.ValueInfoProto], path: Path) -> tuple[TensorSpec, ...]:
-    return tuple(_spec(value, path) for value in values)
 
 
 def map_keys(model: onnx.ModelProto) -> dict[str, list[str] | list[int]]:
@@ -566,11 +570,11 @@ def map_keys(model: onnx.ModelProto) -> dict[str, list[str] | list[int]]:
     keys: dict[str, list[str] | list[int]] = {}
     for node in model.graph.node:
         if node.op_type == "ZipMap" and node.domain == ML_DOMAIN and node.output[0] in outputs:
-            labels = [each for each in node.attribute if each.name.startswith("classlabels_")]
+            labels = [label for label in node.attribute if label.name.startswith("classlabels_")]
             keys[node.output[0]] = sorted(
-                each.decode() if isinstance(each, bytes) else each
+                label.decode() if isinstance(label, bytes) else label
                 for attribute in labels
-                for each in helper.get_attribute_value(attribute)
+                for label in helper.get_attribute_value(attribute)
             )
     return keys
 

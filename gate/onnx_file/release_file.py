@@ -79,14 +79,14 @@ def release_text(chain: str, parts: Mapping[str, PartEntry]) -> str:
     lines = [f"chain: {_quoted(chain)}", "parts:"]
     for name, part in parts.items():
         fields = part.model_dump(exclude_none=True)
-        listed = ", ".join(f"{field}: {_quoted(value)}" for field, value in fields.items())
-        lines.append(f"  {name}: {{{listed}}}")
+        entries = ", ".join(f"{field}: {_quoted(value)}" for field, value in fields.items())
+        lines.append(f"  {name}: {{{entries}}}")
     return "\n".join([*lines, ""])
 
 
-def _is_inside(folder: Path, below: Path) -> bool:
+def _is_inside(folder: Path, path: Path) -> bool:
     try:
-        return is_inside(folder, str(below))
+        return is_inside(folder, str(path))
     except (OSError, RuntimeError):  # a cycle of links
         return False
 

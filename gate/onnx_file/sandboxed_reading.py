@@ -52,13 +52,13 @@ def verify_description(path: Path, evidence: Evidence, limits: SandboxLimits | N
     The inputs and outputs of a chain are not verified, because that needs a run of it. limits:
     limits of the child process that reads the files; None: the files are trusted. Raises
     EvidenceError, and the exceptions of `read_subject_in_sandbox`."""
-    described = evidence.subject
-    if not described.parts and not is_release_file(path):
-        _verify_described(described, read_subject_in_sandbox(path, limits), path)
+    stated = evidence.subject
+    if not stated.parts and not is_release_file(path):
+        _verify_subject(stated, read_subject_in_sandbox(path, limits), path)
         return
     files = release_within(path, limits)
-    whole = files.subject(inputs=described.inputs, outputs=described.outputs)
-    _verify_described(described, whole, path)
+    actual = files.subject(inputs=stated.inputs, outputs=stated.outputs)
+    _verify_subject(stated, actual, path)
     for name, part in files.parts.items():
         measured = evidence.parts.get(name)
         if measured is None:
@@ -66,16 +66,16 @@ def verify_description(path: Path, evidence: Evidence, limits: SandboxLimits | N
                 f"the evidence does not contain the part {name} of {path}. The evidence was "
                 "edited. Measure and decide again."
             )
-        _verify_described(measured.subject, part.subject, part.path)
+        _verify_subject(measured.subject, part.subject, part.path)
 
 
-def _verify_described(described: Subject, actual: Subject, path: Path) -> None:
-    stated, read = described.to_plain(), actual.to_plain()
-    wrong = sorted(field for field in {**read, **stated} if read.get(field) != stated.get(field))
+def _verify_subject(stated: Subject, actual: Subject, path: Path) -> None:
+    old, new = stated.to_plain(), actual.to_plain()
+    wrong = sorted(field for field in {**new, **old} if new.get(field) != old.get(field))
     if wrong:
         raise EvidenceError(
             f"the evidence does not describe {path}: "
-            f"{', '.join(f'{name} {stated.get(name)}, not {read.get(name)}' for name in wrong)}. "
+            f"{', '.join(f'{name} {old.get(name)}, not {new.get(name)}' for name in wrong)}. "
             "The evidence was edited or made by another version of the gate. Measure and decide "
             "again."
         )
@@ -126,7 +126,7 @@ def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject
         return release_within(path, limits).subject()
     if limits is None:
         return read_subject(path)
-    plain = _called("described", path, limits=limits)
+    plain = _run_child("describe_in_child", path, limits=limits)
     subject = Subject.from_json(json.dumps(plain))
     files = subject.external_data
     wrong = [name for name in files if wrong_name(name)]
@@ -166,7 +166,7 @@ def origin_within(path: Path, limits: SandboxLimits | None) -> str | None:
     """
     if limits is None:
         return quantized_from(path)
-    origin = _called("origin", path, limits=limits)
+    origin = _run_child("origin_in_child", path, limits=limits)
     return None if origin is None else str(origin)
 
 
@@ -184,17 +184,17 @@ def check_size(path: Path, limits: SandboxLimits) -> None:
         )
 
 
-def described(path: str) -> dict[str, Any]:
-    """Child side of `read_subject_in_sandbox`."""
+def describe_in_child(path: str) -> dict[str, Any]:
+    """Run `read_subject` in the child process."""
     return read_subject(Path(path)).to_plain()
 
 
-def origin(path: str) -> str | None:
-    """Child side of `origin_within`."""
+def origin_in_child(path: str) -> str | None:
+    """Run `quantized_from` in the child process."""
     return quantized_from(Path(path))
 
 
-def _called(function: str, path: Path, *, limits: SandboxLimits) -> Any:
+def _run_child(function: str, path: Path, *, limits: SandboxLimits) -> Any:
     if path.is_file():
         check_size(path, limits)
     what = f"reading {path.name}"

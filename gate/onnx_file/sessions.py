@@ -159,8 +159,8 @@ def create_session(
 
     Raises PackageBroken if ONNX Runtime can't be imported, and the exceptions of ONNX Runtime."""
     onnxruntime = onnx_runtime()
-    without = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
-    session = onnxruntime.InferenceSession(model, options, providers=list(providers), **without)
+    disabled = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
+    session = onnxruntime.InferenceSession(model, options, providers=list(providers), **disabled)
     values = (*session.get_inputs(), *session.get_outputs())
     if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
         return _MapSession(session)
@@ -180,7 +180,7 @@ def open_in_child(path: Path, disabled_optimizers: Sequence[str], *, limits: San
 
 
 def _try_to_open(path: str, disabled: list[str]) -> None:
-    """Child side of `open_in_child`."""
+    """Open the file in the child process."""
     with contextlib.suppress(Exception):
         create_session(path, providers=[CPU_PROVIDER], disabled_optimizers=disabled)
 
@@ -250,8 +250,8 @@ class _BfloatSession:
 
     def run(self, outputs: Any, feed: Mapping[str, Any], options: Any = None) -> list[Any]:
         """Run the session, like InferenceSession.run."""
-        fed = {name: self._value(array) for name, array in feed.items()}
-        return [_array(value) for value in self._session.run_with_ort_values(outputs, fed, options)]
+        inputs = {name: self._value(array) for name, array in feed.items()}
+        return list(map(_array, self._session.run_with_ort_values(outputs, inputs, options)))
 
     @staticmethod
     def _value(array: Any) -> Any:

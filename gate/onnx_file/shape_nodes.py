@@ -92,16 +92,16 @@ class _Values:
     """Values that depend on the elements of an input of the graph."""
     single: set[str] = field(default_factory=set)
     """Values with one element."""
-    whole: set[str] = field(default_factory=set)
+    integers: set[str] = field(default_factory=set)
     """Values of integers or bools."""
 
     def is_activation(self, name: str) -> bool:
         """Return whether a value may be an activation: it depends on an input and may be float."""
-        return name in self.varying and name not in self.single and name not in self.whole
+        return name in self.varying and name not in self.single and name not in self.integers
 
     def is_fixed(self, name: str) -> bool:
         """Return whether a value follows from shapes and constants, and is a number or integers."""
-        return name not in self.varying and (name in self.single or name in self.whole)
+        return name not in self.varying and (name in self.single or name in self.integers)
 
 
 def shape_nodes(model: onnx.ModelProto) -> frozenset[str]:
@@ -119,7 +119,7 @@ def shape_nodes(model: onnx.ModelProto) -> frozenset[str]:
     graph = _inferred(model).graph
     values = _Values(data={output.name for output in graph.output})
     constants = {tensor.name for tensor in graph.initializer}
-    values.varying = {each.name for each in graph.input if each.name not in constants}
+    values.varying = {value.name for value in graph.input if value.name not in constants}
     _sizes(graph, values)
     _forward(graph, values)
     _backward(graph, values)
@@ -157,7 +157,7 @@ class NodeTypes:
     """Operators, their versions and the types of their inputs, by the names of nodes."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._versions = {each.domain or "": each.version for each in model.opset_import}
+        self._versions = {opset.domain or "": opset.version for opset in model.opset_import}
         self._nodes: dict[str, list[onnx.NodeProto]] = {}
         for node in _all_nodes(model.graph):
             self._nodes.setdefault(f"{node.op_type}:{node.name}", []).append(node)
@@ -198,7 +198,7 @@ _MICROSOFT = "com.microsoft"
 def _types(names: Sequence[str], profiled: Any) -> tuple[str, ...]:
     """Return the types in the profile for each input of the node; empty if they are ambiguous."""
     try:
-        kinds = [next(iter(each)) for each in profiled]
+        kinds = [next(iter(entry)) for entry in profiled]
     except (TypeError, StopIteration):
         return ()
     if len(kinds) != len([name for name in names if name]):
@@ -219,12 +219,9 @@ def _is_numbered(operator: str, name: str) -> bool:
 
 
 def _all_nodes(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
-    from gate.onnx_file.reading import subgraphs
+    from gate.onnx_file.reading import nodes_within
 
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from _all_nodes(inner)
+    return nodes_within(graph.node)
 
 
 def reads_double(model: onnx.ModelProto, operator: str, name: str) -> bool:
@@ -262,8 +259,8 @@ def _sizes(graph: onnx.GraphProto, values: _Values) -> None:
             values.single.add(tensor.name)
     for value in (*graph.value_info, *graph.input, *graph.output):
         kind = value.type.tensor_type
-        if kind.elem_type in _whole_types():
-            values.whole.add(value.name)
+        if kind.elem_type in _integer_types():
+            values.integers.add(value.name)
         if kind.HasField("shape") and all(d.dim_value == 1 for d in kind.shape.dim):
             values.single.add(value.name)
     for node in graph.node:
@@ -272,7 +269,7 @@ def _sizes(graph: onnx.GraphProto, values: _Values) -> None:
             values.single.update(node.output)
 
 
-def _whole_types() -> tuple[int, ...]:
+def _integer_types() -> tuple[int, ...]:
     from onnx import TensorProto as T
 
     return (T.BOOL, T.INT8, T.INT16, T.INT32, T.INT64, T.UINT8, T.UINT16, T.UINT32, T.UINT64)
@@ -294,7 +291,7 @@ def _forward(graph: onnx.GraphProto, values: _Values) -> None:
         if unknown or not values.varying.isdisjoint(read):
             values.varying.update(node.output)
         if node.op_type in _COPIES:
-            for names in (values.single, values.whole):
+            for names in (values.single, values.integers):
                 names.update(node.output if names.issuperset(node.input) else ())
 
 

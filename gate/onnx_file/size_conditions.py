@@ -44,7 +44,7 @@ class SizeConditions:
 
     def __init__(self, candidate: TestedFile) -> None:
         self._file = EditableFile(candidate)
-        self._flat = _Flattened(self._file.model)
+        self._flat = _FlatGraph(self._file.model)
         self._conditions = [
             (node.output[0], node.input[0] if node.op_type in _PIECEWISE else None)
             for node in self._flat.nodes
@@ -68,10 +68,10 @@ class SizeConditions:
         for tensor in tensors:
             if tensor.data_type != TensorProto.STRING:
                 array = numpy_helper.to_array(tensor).ravel()[:_MAX_VALUES].astype(np.float64)
-                whole = array[
+                integers = array[
                     (array == np.round(array)) & (array > 0) & (array < _LARGEST_CONSTANT)
                 ]
-                constants |= set(whole.astype(np.int64).tolist())
+                constants |= set(integers.astype(np.int64).tolist())
         return sorted(constants)
 
     def along(
@@ -91,8 +91,8 @@ class SizeConditions:
         if not conditions:
             return None
 
-        def computed(
-            opened: tuple[Any, list[NodeProto]], wanted: Sequence[str], size: int
+        def compute(
+            opened: tuple[Any, list[NodeProto]], names: Sequence[str], size: int
         ) -> dict[str, OutputArray]:
             session, sources = opened
             feed = {
@@ -101,18 +101,18 @@ class SizeConditions:
                 else _shape(node, shapes(size)[node.input[0]])
                 for node in sources
             }
-            return dict(zip(wanted, session.run(wanted, feed), strict=True))
+            return dict(zip(names, session.run(names, feed), strict=True))
 
-        arrays = computed(self._session(conditions), _names(conditions), here)
+        arrays = compute(self._session(conditions), _names(conditions), here)
         conditions = [pair for pair in conditions if arrays[pair[0]].size <= _MAX_ELEMENTS]
         if not conditions:
             return None
         opened, names = self._session(conditions), _names(conditions)
 
         def state(size: int) -> State:
-            arrays = computed(opened, names, size)
+            arrays = compute(opened, names, size)
             return tuple(
-                _holds(arrays[name], first and arrays[first]) for name, first in conditions
+                _state_of(arrays[name], first and arrays[first]) for name, first in conditions
             )
 
         return state
@@ -147,7 +147,7 @@ class SizeConditions:
             if first.shape == second.shape == third.shape and np.array_equal(
                 third - first, 3 * (second - first)
             ):
-                lines[name] = _line(first, second - first, here)
+                lines[name] = _linear_shape(first, second - first, here)
         return lines
 
     def _session(self, conditions: Sequence[tuple[str, str | None]]) -> tuple[Any, list[NodeProto]]:
@@ -196,22 +196,22 @@ def _shape(node: NodeProto, array: OutputArray) -> OutputArray:
     return np.asarray(array.shape[bounds.get("start", 0) : bounds.get("end")], np.int64)
 
 
-def _line(first: OutputArray, step: OutputArray, here: int) -> Callable[[int], OutputArray]:
+def _linear_shape(first: OutputArray, step: OutputArray, here: int) -> Callable[[int], OutputArray]:
     start, growth = first.astype(np.int64), step.astype(np.int64)
     return lambda size: np.asarray(start + (size - here) * growth)
 
 
-def _holds(value: OutputArray, first: OutputArray | None) -> tuple[bool, bool]:
+def _state_of(value: OutputArray, first: OutputArray | None) -> tuple[bool, bool]:
     holds = value if first is None else np.asarray(value == first)
     return bool(holds.any()), bool(holds.all())
 
 
-class _Flattened:
+class _FlatGraph:
     """The nodes of a graph and its subgraphs in one list, with unique tensor names."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.initializers: dict[str, TensorProto] = {}
-        self._taken = {value.name for value in model.graph.input}
+        self._names = {value.name for value in model.graph.input}
         self._loop_arguments: set[str] = set()
         """Tensors that exist only inside of a loop."""
         self.nodes = list(self._flat(model.graph, {}, depth=0))
@@ -310,19 +310,19 @@ class _Flattened:
             if not source:
                 self._loop_arguments.add(argument)
             elif node.op_type == "Loop" and index == 0:
-                one = numpy_helper.from_array(np.asarray(1), "one of loops")
-                self.initializers[one.name] = one
-                yield helper.make_node("Sub", [source, one.name], [argument])
+                constant = numpy_helper.from_array(np.asarray(1), "one of loops")
+                self.initializers[constant.name] = constant
+                yield helper.make_node("Sub", [source, constant.name], [argument])
             else:
                 yield helper.make_node("Identity", [source], [argument])
 
     def _unique_name(self, name: str, depth: int) -> str:
         """Return a name that no other scope has; names in the main graph do not change."""
         if not depth:
-            self._taken.add(name)
+            self._names.add(name)
             return name
-        unique = f"{name}@{len(self._taken)}"
-        self._taken.add(unique)
+        unique = f"{name}@{len(self._names)}"
+        self._names.add(unique)
         return unique
 
 

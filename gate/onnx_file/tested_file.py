@@ -11,7 +11,7 @@ from typing import Any, Self
 import onnx
 
 from gate.errors import DigestMismatch, OnnxFileError, StorageError
-from gate.onnx_file.reading import WithData, inline_functions, nodes_of
+from gate.onnx_file.reading import WithData, inline_functions, load_graph, nodes_of
 from gate.onnx_file.sessions import open_session, session_options
 from gate.policy.runtime_options import OrtSetup, plain_setup
 from gate.records.evidence import ExportRecord, Source, Subject
@@ -94,11 +94,7 @@ class EditableFile:
 
     def __init__(self, candidate: TestedFile) -> None:
         self._loaded = loaded = candidate.loadable()
-        if isinstance(loaded, str):
-            self.model = onnx.load(loaded, load_external_data=False)
-        else:
-            data = loaded.model if isinstance(loaded, WithData) else loaded
-            self.model = onnx.load_from_string(data)
+        self.model = load_graph(loaded.model if isinstance(loaded, WithData) else loaded)
         if self.model.functions:
             self.model = inline_functions(self.model)
 
@@ -159,31 +155,31 @@ _FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[/\\][^/\\\s:'\"()]+)+[/\\]")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
-def described(
-    *, strategy: str, opset_asked: int | str, rungs: Iterable[str], source: Source | None
+def describe_export(
+    *, strategy: str, opset: int | str, rungs: Iterable[str], source: Source | None
 ) -> dict[str, str]:
     """Return the metadata of a file. Unknown values are omitted."""
-    facts = {
+    values = {
         "strategy": strategy,
-        "opset_asked": str(opset_asked),
+        "opset_asked": str(opset),
         "rungs": "\n".join(rungs),
         "factory": source.factory if source else None,
         "checkpoint_sha256": source.checkpoint_sha256 if source else None,
         "preprocess_sha256": source.preprocess_sha256 if source else None,
     }
-    return {PREFIX + key: str(value) for key, value in facts.items() if value}
+    return {PREFIX + key: str(value) for key, value in values.items() if value}
 
 
-def impersonal(text: str) -> str:
+def without_paths(text: str) -> str:
     """Return a text on one line without folders and memory addresses, which vary by machine."""
     return _ADDRESS.sub("0x", _FOLDERS.sub("", " ".join(text.split())))
 
 
 def stamp(model: onnx.ModelProto, metadata: dict[str, str]) -> None:
     """Set the metadata of a model, and remove strings that name files of this machine."""
-    others = [(p.key, p.value) for p in model.metadata_props if not p.key.startswith(PREFIX)]
+    foreign = [(p.key, p.value) for p in model.metadata_props if not p.key.startswith(PREFIX)]
     del model.metadata_props[:]
-    for key, value in (*others, *metadata.items()):
+    for key, value in (*foreign, *metadata.items()):
         model.metadata_props.add(key=key, value=value)
     for node in nodes_of(model):
         node.ClearField("doc_string")
@@ -210,7 +206,7 @@ def quantized_from(path: Path) -> str | None:
     Raises OnnxFileError if the file is not an ONNX model.
     """
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = load_graph(str(path))
     except Exception as error:  # protobuf's DecodeError, OSError
         raise OnnxFileError(f"{path} can't be read as an ONNX model: {error}.") from error
     digests = [entry.value for entry in model.metadata_props if entry.key == QUANTIZED_FROM]

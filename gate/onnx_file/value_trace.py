@@ -35,13 +35,13 @@ class _Traced:
 
     def __init__(self, file: EditableFile, nodes: list[NodeProto]) -> None:
         self.nodes = nodes
-        produced = {name for node in file.model.graph.node for name in node.output}
+        computed = {name for node in file.model.graph.node for name in node.output}
         self._session: Any = None
         if not nodes:
             return
         edited = copy.deepcopy(file.model)
         read = dict.fromkeys(name for node in nodes for name in (*node.input, *node.output))
-        self._names = [name for name in read if name in produced]
+        self._names = [name for name in read if name in computed]
         add_outputs(edited.graph, self._names)
         self._session = file.session(edited)
 

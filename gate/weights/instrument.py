@@ -16,7 +16,13 @@ from gate.errors import describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import RuntimeMeasurement
-from gate.onnx_file.reading import DOMAIN, inline_functions, is_of_runtime
+from gate.onnx_file.reading import (
+    DOMAIN,
+    STANDARD_DOMAINS,
+    inline_functions,
+    is_of_runtime,
+    load_graph,
+)
 from gate.onnx_file.sessions import open_on_cpu
 from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import BatchAxes, Subject, batch_sizes
@@ -35,7 +41,7 @@ from gate.weights.findings import (
 )
 from gate.weights.matching import Constants
 from gate.weights.model_tensors import ReferenceObserver
-from gate.weights.value_graph import STANDARD, GraphValue, ValueGraph, condense
+from gate.weights.value_graph import GraphValue, ValueGraph, condense
 
 _OLDEST = 13
 
@@ -85,7 +91,7 @@ def domain(graph: ValueGraph) -> Iterator[GraphFinding]:
     for node in graph.nodes:
         is_builtin = is_of_runtime(node.proto, opset=graph.opset)
         name = DOMAIN if is_builtin else node.proto.domain
-        if name not in STANDARD:
+        if name not in STANDARD_DOMAINS:
             counts_by_domain.setdefault(name, Counter())[node.proto.op_type] += 1
     for name, counts in sorted(counts_by_domain.items()):
         operators = most_common(counts)
@@ -130,7 +136,7 @@ def _is_supported_opset(version: int) -> bool:
 def versions(model: onnx.ModelProto) -> list[int]:
     """Return the versions of the standard domain in the model and its functions."""
     imports = [*model.opset_import, *(o for f in model.functions for o in f.opset_import)]
-    return [int(entry.version) for entry in imports if entry.domain in STANDARD]
+    return [int(entry.version) for entry in imports if entry.domain in STANDARD_DOMAINS]
 
 
 _LISTED = 50
@@ -180,7 +186,7 @@ def read_graph(
     Raises DigestMismatch, StorageError, and the exceptions of onnx for a file that is not a model.
     """
     subject, folder = candidate.subject, candidate.path.parent
-    model = _read_model(candidate)
+    model = load_graph(candidate.verified())
     initializers = len(model.graph.initializer) + len(model.graph.sparse_initializer)
     file_findings = list(external_data(model, folder))
     constants = Constants(observer)
@@ -241,14 +247,6 @@ def last_operators(graph: ValueGraph, output: GraphValue) -> tuple[str, ...]:
         else:
             operators.add(node.operator)
     return tuple(sorted(operators))
-
-
-def _read_model(candidate: TestedFile) -> onnx.ModelProto:
-    data = candidate.verified()
-    if isinstance(data, str):
-        return onnx.load(data, load_external_data=False)
-    model: onnx.ModelProto = onnx.ModelProto.FromString(data)
-    return model
 
 
 def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from gate.errors import OnnxFileError
-from gate.onnx_file.reading import constant_tensor, subgraphs, tensors_of
+from gate.onnx_file.reading import (
+    STANDARD_DOMAINS,
+    constant_tensor,
+    opset_of,
+    subgraphs,
+    tensors_of,
+)
 from gate.onnx_file.tested_file import TestedFile
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -167,8 +173,6 @@ def _clear(tensor: TensorProto) -> None:
             tensor.ClearField(field.name)
 
 
-STANDARD = ("", "ai.onnx")
-
 _UNCHANGED = ("Identity", "Cast")
 
 
@@ -195,7 +199,8 @@ class Node:
     def operator(self) -> str:
         """Return the operator's name in the standard domain, else `domain::op_type`."""
         domain = self.proto.domain
-        return self.proto.op_type if domain in STANDARD else f"{domain}::{self.proto.op_type}"
+        kind = self.proto.op_type
+        return kind if domain in STANDARD_DOMAINS else f"{domain}::{kind}"
 
     def attribute(self, name: str, default: int) -> int:
         """Return an integer attribute."""
@@ -221,7 +226,7 @@ class ValueGraph:
         """Nodes that read a value, with the slot."""
         self.entries: list[GraphValue] = []
         """Inputs of the graph and of its subgraphs."""
-        self.opset = max((o.version for o in model.opset_import if o.domain in STANDARD), default=1)
+        self.opset = opset_of(model) or 1
         self._scopes = 0
         names = self._add(model.graph, {}, "")
         self.outputs = [names[value.name] for value in model.graph.output]

@@ -4,7 +4,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gate.onnx_file.tested_file import described, impersonal, stamp
+from gate.onnx_file.tested_file import describe_export, stamp, without_paths
 from gate.records.evidence import Source
 from gate.storage.digest import Digest
 
@@ -13,8 +13,8 @@ SHA = Digest.from_bytes(b"x")
 
 def test_metadata_contains_only_known_fields() -> None:
     source = Source(factory="pkg:build", preprocess_sha256=SHA)
-    told = described(
-        strategy="direct", opset_asked="auto", rungs=("traced: no", "x: y"), source=source
+    told = describe_export(
+        strategy="direct", opset="auto", rungs=("traced: no", "x: y"), source=source
     )
     assert told == {
         "parity_gate.strategy": "direct",
@@ -23,7 +23,7 @@ def test_metadata_contains_only_known_fields() -> None:
         "parity_gate.factory": "pkg:build",
         "parity_gate.preprocess_sha256": str(SHA),
     }
-    assert set(described(strategy="traced", opset_asked=13, rungs=(), source=None)) == {
+    assert set(describe_export(strategy="traced", opset=13, rungs=(), source=None)) == {
         "parity_gate.strategy",
         "parity_gate.opset_asked",
     }
@@ -41,7 +41,7 @@ def test_metadata_contains_only_known_fields() -> None:
     ],
 )
 def test_machine_paths_are_removed(text: str, clean: str) -> None:
-    assert impersonal(text) == clean
+    assert without_paths(text) == clean
 
 
 def test_stamp_replaces_metadata_and_removes_paths() -> None:
