@@ -115,7 +115,7 @@ def _function(spec: str) -> Function:
             "mypackage.onnx:register."
         )
     try:
-        module = imported(module_name, wanted=f"export.custom_symbolics: {spec}")
+        module = imported(module_name, purpose=f"export.custom_symbolics: {spec}")
     except ModelError as error:
         raise ExportError(str(error)) from error
     function = getattr(module, name, None)

@@ -44,8 +44,8 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     if (pointer := detect_pointer_file(path)) is not None:
         raise CheckpointError(pointer)
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise CheckpointError(f"the checkpoint {path} {what}. Pass a .pt or .safetensors file.")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"the checkpoint {path} {problem}. Pass a .pt or .safetensors file.")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -80,15 +80,15 @@ def save_checkpoint(model: nn.Module, path: Path) -> Digest:
     if path.suffix != ".safetensors":
         raise CheckpointError(f"cannot save {path}: the name must end in .safetensors.")
     state = model.state_dict()
-    strange = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
-    if strange:
+    invalid = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
+    if invalid:
         raise CheckpointError(
-            f"{strange[0]} is not a tensor and can't be saved as safetensors. "
+            f"{invalid[0]} is not a tensor and can't be saved as safetensors. "
             "Keep such state outside of the model's state dict."
         )
     _check_finite(state, model, path)
-    own = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
-    data = save(own, metadata={"format": "pt"})
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+    data = save(tensors, metadata={"format": "pt"})
     files.write_bytes(path, data)
     return Digest.from_bytes(data)
 
@@ -125,16 +125,16 @@ def _read_torch(data: bytes, path: Path) -> object:
     except pickle.UnpicklingError as error:
         unsafe = _FORBIDDEN.search(str(error))
         if unsafe is None:
-            raise _broken(path, error) from error
+            raise _damaged_error(path, error) from error
         raise CheckpointError(
             f"{path} contains code that would run when it is loaded ({unsafe.group(1)}). "
             "The gate did not run it. Save model.state_dict(), preferably as .safetensors."
         ) from error
     except Exception as error:  # torch raises almost any exception for invalid checkpoints
-        raise _broken(path, error) from error
+        raise _damaged_error(path, error) from error
 
 
-def _broken(path: Path, error: Exception) -> CheckpointError:
+def _damaged_error(path: Path, error: Exception) -> CheckpointError:
     # torch's message recommends to disable the protection, so only its detail is shown.
     detail = _DETAIL.search(str(error))
     reason = detail.group(1).strip() if detail else ""
@@ -153,13 +153,13 @@ def _state_dict(loaded: object, path: Path) -> State:
                 loaded = loaded[name]
                 break
     if not isinstance(loaded, Mapping) or not loaded:
-        found = "an empty dict" if isinstance(loaded, Mapping) else type(loaded).__name__
+        kind = "an empty dict" if isinstance(loaded, Mapping) else type(loaded).__name__
         raise CheckpointError(
-            f"{path} holds {found}, expected a state dict of tensors. Save model.state_dict()."
+            f"{path} holds {kind}, expected a state dict of tensors. Save model.state_dict()."
         )
     for key, value in loaded.items():
-        tensor = isinstance(value, torch.Tensor) or str(key).endswith(_EXTRA_STATE)
-        if not isinstance(key, str) or not tensor:
+        is_tensor = isinstance(value, torch.Tensor) or str(key).endswith(_EXTRA_STATE)
+        if not isinstance(key, str) or not is_tensor:
             raise CheckpointError(
                 f"{path}: the entry {key!r} is {type(value).__name__}, expected a tensor. "
                 f"Save model.state_dict() alone, or under one of {', '.join(_NESTED_UNDER)}."
@@ -177,9 +177,9 @@ def _without_prefix(state: State, model: nn.Module) -> State:
 
 def _fill_tied(state: State, model: nn.Module) -> None:
     """Restore the names that `safetensors.torch.save_model` drops for tensors that share memory."""
-    wanted = model.state_dict()
-    by_memory = {_memory(wanted[key]): key for key in state if key in wanted}
-    for key, value in wanted.items():
+    expected = model.state_dict()
+    by_memory = {_memory(expected[key]): key for key in state if key in expected}
+    for key, value in expected.items():
         stored = by_memory.get(_memory(value))
         if key not in state and stored is not None and _memory(value) is not None:
             state[key] = state[stored]
@@ -209,16 +209,16 @@ def _check_finite(state: State, model: nn.Module, path: Path) -> None:
 
 def _difference(state: State, model: nn.Module) -> str:
     """Describe a few missing, unexpected and misshapen entries. Empty if there are none."""
-    wanted = model.state_dict()
-    missing = [key for key in wanted if key not in state]
-    unexpected = [key for key in state if key not in wanted]
+    expected = model.state_dict()
+    missing = [key for key in expected if key not in state]
+    unexpected = [key for key in state if key not in expected]
     shapes = [
-        f"{key} is {_shape(state[key])}, the model's is {_shape(wanted[key])}"
-        for key in wanted
-        if key in state and _shape(state[key]) != _shape(wanted[key])
+        f"{key} is {_shape(state[key])}, the model's is {_shape(expected[key])}"
+        for key in expected
+        if key in state and _shape(state[key]) != _shape(expected[key])
     ]
     parts = (("missing", missing), ("unexpected", unexpected), ("other shapes", shapes))
-    return "; ".join(f"{len(found)} {name}: {list_first(found)}" for name, found in parts if found)
+    return "; ".join(f"{len(keys)} {name}: {list_first(keys)}" for name, keys in parts if keys)
 
 
 def _shape(value: object) -> str:

@@ -48,13 +48,13 @@ def parse_registered(reference: str) -> tuple[str, str | None, str | None] | Non
     number is None. None for other references. Raises ModelError if the text is malformed."""
     if not reference.startswith("models:"):
         return None
-    found = _REGISTERED.fullmatch(reference)
-    if found is None:
+    match = _REGISTERED.fullmatch(reference)
+    if match is None:
         raise ModelError(
             f"not a registered model: {reference!r}. Expected models:/NAME@ALIAS or "
             "models:/NAME/VERSION, for example models:/digits@champion."
         )
-    return found[1], found[2], found[3]
+    return match[1], match[2], match[3]
 
 
 def parse_factory(factory: str) -> tuple[str, list[str]]:
@@ -78,11 +78,11 @@ def require_package(factory: str) -> None:
     package = parse_factory(factory)[0].partition(".")[0]
     importlib.invalidate_caches()
     try:
-        found = package in sys.modules or importlib.util.find_spec(package)
+        spec = package in sys.modules or importlib.util.find_spec(package)
     except (ImportError, ValueError):  # errors of other import finders are not decisive
         return
-    if not found and not PathFinder.find_spec(package, [str(Path.cwd())]):
-        raise ModelError(no_module(package, wanted=f"the factory {factory}"))
+    if not spec and not PathFinder.find_spec(package, [str(Path.cwd())]):
+        raise ModelError(no_module(package, purpose=f"the factory {factory}"))
 
 
 def source_in_project(factory: str) -> Path | None:
@@ -93,18 +93,18 @@ def source_in_project(factory: str) -> Path | None:
     """
     package, project = parse_factory(factory)[0].partition(".")[0], Path.cwd().resolve()
     importlib.invalidate_caches()
-    found = PathFinder.find_spec(package, [str(project), *sys.path])
-    if found is None:
+    spec = PathFinder.find_spec(package, [str(project), *sys.path])
+    if spec is None:
         return None
-    folders = found.submodule_search_locations
-    place = Path(next(iter(folders), "") if folders else found.origin or "").resolve()
-    inside = place.is_relative_to(project) and place != project
-    return place.relative_to(project) if inside and "site-packages" not in place.parts else None
+    folders = spec.submodule_search_locations
+    path = Path(next(iter(folders), "") if folders else spec.origin or "").resolve()
+    is_inside = path.is_relative_to(project) and path != project
+    return path.relative_to(project) if is_inside and "site-packages" not in path.parts else None
 
 
-def no_module(name: str, *, wanted: str) -> str:
+def no_module(name: str, *, purpose: str) -> str:
     """Return the message for a module that cannot be found."""
     return (
-        f"no module named {name!r} for {wanted}. Looked in the current folder and the installed "
+        f"no module named {name!r} for {purpose}. Looked in the current folder and the installed "
         "packages: check the spelling, or change the folder."
     )

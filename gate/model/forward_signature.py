@@ -26,7 +26,7 @@ from gate.errors import ModelError
 #
 # Arguments of forward are built from the same dotted names: `batch.image` and `batch.mask` become
 # `forward(batch={"image": ..., "mask": ...})`, and `pair.0`, `pair.1` the tuple `pair`.
-_WHOLE = "output"
+_OUTPUT = "output"
 
 _WHITE = re.compile(r"\s+")
 
@@ -63,17 +63,19 @@ class _NoTensor(Exception):
 
 def _leaves(returned: Any) -> list[Leaf]:
     if isinstance(returned, torch.Tensor):
-        return [Leaf(_WHOLE, False, returned)]
+        return [Leaf(_OUTPUT, False, returned)]
     fields = _fields(returned)
     stated = fields is not None
     if fields is None:
-        fields = {f"{_WHOLE}_{place}": item for place, item in enumerate(_items(returned))}
-    found = [leaf for key, value in fields.items() for leaf in _named(key, value, stated=stated)]
-    names = [leaf.name for leaf in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise _NoTensor(f"two tensors with the name {twice[0]}. Use different keys.")
-    return found
+        fields = {f"{_OUTPUT}_{index}": item for index, item in enumerate(_items(returned))}
+    tensors = [
+        leaf for key, value in fields.items() for leaf in _named_leaves(key, value, stated=stated)
+    ]
+    names = [leaf.name for leaf in tensors]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise _NoTensor(f"two tensors with the name {repeated[0]}. Use different keys.")
+    return tensors
 
 
 def is_plain(returned: Any) -> bool:
@@ -83,16 +85,16 @@ def is_plain(returned: Any) -> bool:
     return isinstance(returned, torch.Tensor)
 
 
-def _named(prefix: str, value: Any, *, stated: bool) -> Iterator[Leaf]:
+def _named_leaves(prefix: str, value: Any, *, stated: bool) -> Iterator[Leaf]:
     if isinstance(value, torch.Tensor):
         yield Leaf(_WHITE.sub("_", prefix), stated, value)
         return
     fields = _fields(value)
     stated = stated or fields is not None
     if fields is None:
-        fields = {str(place): item for place, item in enumerate(_items(value))}
+        fields = {str(index): item for index, item in enumerate(_items(value))}
     for key, item in fields.items():
-        yield from _named(f"{prefix}.{key}", item, stated=stated)
+        yield from _named_leaves(f"{prefix}.{key}", item, stated=stated)
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -149,33 +151,33 @@ class ForwardSignature:
         any_name = (_kinds(model) or set()) & _VARIABLE == {inspect.Parameter.VAR_KEYWORD}
         for names in candidates:
             tree = _tree(names)
-            if tree is not None and self._takes(tree.keys(), any_name=any_name):
+            if tree is not None and self._accepts(tree.keys(), any_name=any_name):
                 self._tree = tree
                 self._parameters |= {n: False for n in tree if n not in self._parameters}
                 break
 
-    def _takes(self, names: Set[str], *, any_name: bool) -> bool:
-        listed = self._parameters.keys()
-        return listed >= names or (any_name and (not listed or bool(listed & names)))
+    def _accepts(self, names: Set[str], *, any_name: bool) -> bool:
+        stated = self._parameters.keys()
+        return stated >= names or (any_name and (not stated or bool(stated & names)))
 
     @property
     def plain(self) -> bool:
-        """True if the tensors in their order are the first positional arguments of forward."""
+        """Return whether the tensors in order are the first positional arguments of forward."""
         if self._tree is None:
             return True
-        flat = all(isinstance(place, int) for place in self._tree.values())
+        is_flat = all(isinstance(subtree, int) for subtree in self._tree.values())
         first = [name for name, positional in self._parameters.items() if positional]
-        return flat and list(self._tree) == first[: len(self._tree)]
+        return is_flat and list(self._tree) == first[: len(self._tree)]
 
     @property
     def structured(self) -> dict[str, Any]:
-        """Arguments that consist of several tensors, with their annotations (None without one)."""
+        """Return the arguments that consist of several tensors, with annotation or None."""
         tree = self._tree or {}
-        return {n: self._hints.get(n) for n, place in tree.items() if not isinstance(place, int)}
+        return {n: self._hints.get(n) for n, item in tree.items() if not isinstance(item, int)}
 
     @property
     def keyword_only(self) -> tuple[str, ...]:
-        """Keyword-only arguments of forward."""
+        """Return the keyword-only arguments of forward."""
         return tuple(name for name in self._tree or {} if not self._parameters[name])
 
     @property
@@ -197,8 +199,8 @@ class ForwardSignature:
         if self._tree is None:
             return model(*tensors)
         keywords = {
-            name: _grown(place, tensors, self._hints.get(name))
-            for name, place in self._tree.items()
+            name: _argument(subtree, tensors, self._hints.get(name))
+            for name, subtree in self._tree.items()
         }
         return model(**keywords)
 
@@ -207,7 +209,7 @@ def _tree(names: Sequence[str]) -> Tree | None:
     """Return dotted names as nested dicts. None if a name is also a prefix of another, or if
     numbers do not count from 0 (exporters invent names such as `input.1`)."""
     tree: Tree = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         *path, last = name.split(".")
         branch = tree
         for part in path:
@@ -216,44 +218,45 @@ def _tree(names: Sequence[str]) -> Tree | None:
                 return None
         if last in branch:
             return None
-        branch[last] = place
-    return tree if _countable(tree) else None
+        branch[last] = index
+    return tree if _has_consecutive_numbers(tree) else None
 
 
-def _countable(tree: Tree) -> bool:
+def _has_consecutive_numbers(tree: Tree) -> bool:
     branches = [branch for branch in tree.values() if isinstance(branch, dict)]
     for branch in branches:
         numbers = [key for key in branch if key.isdecimal()]
         if numbers and set(branch) != {str(number) for number in range(len(branch))}:
             return False
-    return all(map(_countable, branches))
+    return all(map(_has_consecutive_numbers, branches))
 
 
-def _grown(place: int | Tree, tensors: Sequence[torch.Tensor], hint: Any) -> Any:
+def _argument(subtree: int | Tree, tensors: Sequence[torch.Tensor], hint: Any) -> Any:
     """Return a tensor or the structure of the tree, recursively: a list if the annotation is a
     list, else a tuple; the annotated dataclass or named tuple, else a dict."""
-    if isinstance(place, int):
-        return tensors[place]
+    if isinstance(subtree, int):
+        return tensors[subtree]
     hint = _without_none(hint)
-    if all(key.isdecimal() for key in place):
+    if all(key.isdecimal() for key in subtree):
         items = [
-            _grown(place[str(number)], tensors, _inner(hint, number))
-            for number in range(len(place))
+            _argument(subtree[str(number)], tensors, _item_hint(hint, number))
+            for number in range(len(subtree))
         ]
         return items if typing.get_origin(hint) is list or hint is list else tuple(items)
-    fields = {key: _grown(branch, tensors, _inner(hint, key)) for key, branch in place.items()}
-    made = isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"))
-    return hint(**fields) if made else fields
+    fields = {key: _argument(item, tensors, _item_hint(hint, key)) for key, item in subtree.items()}
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
+        return hint(**fields)
+    return fields
 
 
 def _without_none(hint: Any) -> Any:
-    """`X` of `Optional[X]`."""
-    given = [one for one in typing.get_args(hint) if one is not type(None)]
-    optional = typing.get_origin(hint) in (typing.Union, types.UnionType) and len(given) == 1
-    return given[0] if optional else hint
+    """Return `X` for `Optional[X]`; other annotations are unchanged."""
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    optional = typing.get_origin(hint) in (typing.Union, types.UnionType) and len(members) == 1
+    return members[0] if optional else hint
 
 
-def _inner(hint: Any, key: int | str) -> Any:
+def _item_hint(hint: Any, key: int | str) -> Any:
     """Return the annotation of an item of a list, tuple or mapping, or of a field, or None."""
     inner = typing.get_args(hint)
     if isinstance(key, int):

@@ -41,14 +41,14 @@ def collect_code(model: nn.Module, *, factory: str = "", chain: str = "") -> Mod
 def modules_of(model: nn.Module, *, factory: str = "", chain: str = "") -> SourceFiles:
     """Return the source files with their paths."""
     modules = SourceFiles()
-    for named in filter(None, (factory, chain)):
-        modules.add(named.partition(":")[0])
-    for home in sorted(set(_defining_modules(model))):
-        modules.add(home, needed=True)
+    for reference in filter(None, (factory, chain)):
+        modules.add(reference.partition(":")[0])
+    for name in sorted(set(_defining_modules(model))):
+        modules.add(name, needed=True)
     for path, module in model.named_modules():
-        why = _generated(module)
-        if why is not None:
-            modules.unread[f"{type(model).__name__}.{path}".rstrip(".")] = why
+        reason = _missing_source_reason(module)
+        if reason is not None:
+            modules.unread[f"{type(model).__name__}.{path}".rstrip(".")] = reason
     return modules
 
 
@@ -58,32 +58,32 @@ def _defining_modules(model: nn.Module) -> Iterator[str]:
         yield from (base.__module__ for base in kind.__mro__)
     for module in model.modules():
         for value in vars(module).values():
-            yield from _of_functions(value, set())
+            yield from _modules_of_functions(value, set())
 
 
-def _of_functions(value: Any, visited: set[int]) -> Iterator[str]:
+def _modules_of_functions(value: Any, visited: set[int]) -> Iterator[str]:
     """Yield the modules of a function or of a dict of functions, including those in closures."""
     if id(value) in visited:
         return
     visited.add(id(value))
     if isinstance(value, functools.partial):
-        yield from _of_functions(value.func, visited)
+        yield from _modules_of_functions(value.func, visited)
     elif inspect.ismethod(value):
-        yield from _of_functions(value.__func__, visited)
+        yield from _modules_of_functions(value.__func__, visited)
     elif isinstance(value, FunctionType):
         yield value.__module__ or "__main__"
         for cell in value.__closure__ or ():
             try:
-                yield from _of_functions(cell.cell_contents, visited)
+                yield from _modules_of_functions(cell.cell_contents, visited)
             except ValueError:  # an empty cell of a closure
                 continue
     elif isinstance(value, dict):
         for item in value.values():
             if isinstance(item, FunctionType | functools.partial) or inspect.ismethod(item):
-                yield from _of_functions(item, visited)
+                yield from _modules_of_functions(item, visited)
 
 
-def _generated(module: nn.Module) -> str | None:
+def _missing_source_reason(module: nn.Module) -> str | None:
     """Return why the module's forward has no source file, or None."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is TorchScript: its code came with the weights"
@@ -120,15 +120,15 @@ def require_same_weights(factory: str, model: nn.Module) -> bool:
     random states do not change. Raises ModelError if the weights differ.
     """
     tensors = model.state_dict()
-    if sum(one.nbytes for one in tensors.values() if isinstance(one, torch.Tensor)) > _LARGE:
+    if sum(t.nbytes for t in tensors.values() if isinstance(t, torch.Tensor)) > _LARGE:
         return False
     with seeded(_SEED):
         try:
-            again = build_model(factory).state_dict()
+            rebuilt = build_model(factory).state_dict()
         except ModelError:  # some factories can be called only once
             return False
     for name, tensor in tensors.items():
-        if _differs(tensor, again.get(name)):
+        if _differs(tensor, rebuilt.get(name)):
             raise ModelError(
                 f"{factory} returns other weights with each call ({name} differs), "
                 "so no file can match it. Pass --checkpoint FILE, or set a seed in the factory."
@@ -155,18 +155,18 @@ _SEED = 20_240_229
 """A seed that users are unlikely to choose."""
 
 
-def _differs(one: object, other: object) -> bool:
+def _differs(tensor: object, rebuilt: object) -> bool:
     """Return True if two tensors differ, False if the bytes of one are not available."""
-    tensors = [each for each in (one, other) if isinstance(each, torch.Tensor)]
+    tensors = [t for t in (tensor, rebuilt) if isinstance(t, torch.Tensor)]
     if len(tensors) < 2 or any(map(nn.parameter.is_lazy, tensors)):
         return False
     if tensors[0].dtype != tensors[1].dtype or tensors[0].shape != tensors[1].shape:
         return True
-    if not all(each.layout is torch.strided and each.device.type == "cpu" for each in tensors):
+    if not all(t.layout is torch.strided and t.device.type == "cpu" for t in tensors):
         return False
-    if any(each.is_quantized for each in tensors):
+    if any(t.is_quantized for t in tensors):
         return False
-    first, second = (each.detach().reshape(-1).contiguous().view(torch.uint8) for each in tensors)
+    first, second = (t.detach().reshape(-1).contiguous().view(torch.uint8) for t in tensors)
     return not torch.equal(first, second)
 
 
@@ -180,7 +180,7 @@ def call_factory(factory: str, *, expected: str) -> object:
     """
     module_name, attribute = parse_factory(factory)
     with contextlib.chdir(Path.cwd()):
-        module = imported(module_name, wanted=f"the factory {factory}")
+        module = imported(module_name, purpose=f"the factory {factory}")
         target = _attribute(module, attribute, factory, expected=expected)
         try:
             return target()
@@ -191,21 +191,21 @@ def call_factory(factory: str, *, expected: str) -> object:
             ) from error
 
 
-def imported(module_name: str, *, wanted: str) -> ModuleType:
+def imported(module_name: str, *, purpose: str) -> ModuleType:
     """Import a module of the user, also from the current folder. `wanted`: the purpose.
 
     Raises ModelError if it is missing, or if importing it fails.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name == missing or module_name.startswith(f"{missing}."):
-            raise ModelError(no_module(missing, wanted=wanted)) from error
+            raise ModelError(no_module(missing, purpose=purpose)) from error
         raise ModelError(
             f"importing {module_name} needs the module {missing!r}, which is not installed. "
             "Install it into this environment."
@@ -226,7 +226,7 @@ def _attribute(
         if not hasattr(target, name):
             raise ModelError(
                 f"{module.__name__} has no {'.'.join(path)!r} for the factory {factory}. "
-                f"It has: {_offer(target)}."
+                f"It has: {_public_callables(target)}."
             )
         target = getattr(target, name)
     if isinstance(target, nn.Module):
@@ -239,7 +239,7 @@ def _attribute(
     return target
 
 
-def _offer(target: object) -> str:
+def _public_callables(target: object) -> str:
     """Return some public callables, which helps to find a misspelled name."""
     names = [
         name for name, value in vars(target).items() if not name.startswith("_") and callable(value)
@@ -272,7 +272,7 @@ def torchvision_model(name: str, *, weights: str | None, num_classes: int | None
         return _build(name, num_classes)
     entry = _weights_entry(name, weights)
     _fetch_safely(entry)
-    model = _called(name, weights=entry)
+    model = _get_model(name, weights=entry)
     if num_classes is not None and num_classes != len(entry.meta.get("categories", ())):
         _replace_heads(model, _build(name, num_classes), name)
     return model
@@ -289,10 +289,10 @@ def _build(name: str, num_classes: int | None) -> nn.Module:
     if name in {"googlenet", "inception_v3"}:
         # The default (True) warns that it will change.
         arguments["init_weights"] = True
-    return _called(name, weights=None, **arguments)
+    return _get_model(name, weights=None, **arguments)
 
 
-def _called(name: str, **arguments: Any) -> nn.Module:
+def _get_model(name: str, **arguments: Any) -> nn.Module:
     import torchvision.models as zoo
 
     try:
@@ -337,9 +337,9 @@ def _fetch_safely(entry: Any) -> None:
                 progress=sys.stderr.isatty(), check_hash=True, map_location="cpu", weights_only=True
             )
     except Exception as error:
-        doing = "read" if cached.exists() else "download"
+        verb = "read" if cached.exists() else "download"
         raise CheckpointError(
-            f"cannot {doing} the weights {entry} from {cached if doing == 'read' else entry.url}: "
+            f"cannot {verb} the weights {entry} from {cached if verb == 'read' else entry.url}: "
             f"{type(error).__name__}: {first_line(error).rstrip('.')}. {remedy}"
         ) from error
 
@@ -359,13 +359,13 @@ def _check_hash(cached: Path, remedy: str) -> None:
 
 def _replace_heads(model: nn.Module, fresh: nn.Module, name: str) -> None:
     """Copy modules from `fresh` whose parameters differ in shape from those of `model`."""
-    wanted = fresh.state_dict()
+    expected = fresh.state_dict()
     differing = [
         key for key, value in model.state_dict().items()
-        if key not in wanted or wanted[key].shape != value.shape
+        if key not in expected or expected[key].shape != value.shape
     ]  # fmt: skip
     owners = {key.rpartition(".")[0] for key in differing}
-    if "" in owners or any(key not in wanted for key in differing):
+    if "" in owners or any(key not in expected for key in differing):
         raise ModelError(
             f"the number of classes of {name} with weights can't change: its structure depends "
             "on it. Omit num_classes, or write a factory that builds the model."

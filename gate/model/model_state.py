@@ -66,14 +66,14 @@ class _Slot:
 class ModelState:
     """The parameters and buffers of a private copy of a model, restored after each forward.
 
-    Changes are found by the version counters of the tensors, which cost nothing. batch_norm and
-    what is written through `.data` do not count, so the values are compared too, once, after the
-    first forward. A model that does not change pays nothing else.
+    Changes are found by the version counters of the tensors, which cost nothing. Writes of
+    batch_norm and through `.data` do not count there, so the values are also compared once, after
+    the first forward.
     """
 
     def __init__(self, model: nn.Module, original: nn.Module | None = None) -> None:
-        """`original`: what `model` is a copy of, with the same values, and never runs. None: the
-        values are cloned."""
+        """original: the model that `model` is a copy of, which never runs. None: the values are
+        cloned."""
         self._modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
         values = {} if original is None else dict(_slots(original))
         self._slots: dict[str, _Slot] = {}
@@ -83,44 +83,44 @@ class ModelState:
                 data = tensor.data
             self._slots[name] = _Slot(holder, key, tensor, data, _version(tensor), value)
         self._changed: dict[str, _Slot] = {}
-        self._compared = False
-        self._left: dict[str, torch.Tensor] = {}
+        self._is_compared = False
+        self._values_after: dict[str, torch.Tensor] = {}
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """Names of the parameters and buffers that a forward has changed so far."""
+        """Return the names of the parameters and buffers that a forward has changed so far."""
         return tuple(self._changed)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the state after the `with` block, in which forward may change it."""
-        watched = not self._compared or bool(self._changed)
-        attributes = self._attributes() if watched else []
+        may_change = not self._is_compared or bool(self._changed)
+        attributes = self._attributes() if may_change else []
         try:
             yield
         finally:
             if self.find_changes():
-                with _plain():
+                with _without_modes():
                     self._restore(attributes)
 
     def find_changes(self) -> bool:
         """Return True if a forward has changed the state, now or earlier."""
-        with _plain():
+        with _without_modes():
             for name, slot in self._slots.items():
-                if slot.is_written() or (not self._compared and slot.differs()):
+                if slot.is_written() or (not self._is_compared and slot.differs()):
                     self._changed[name] = slot
-        self._compared = True
+        self._is_compared = True
         return bool(self._changed)
 
     def after(self, forward: Callable[[], object]) -> dict[str, torch.Tensor]:
         """Return the changed state after calling `forward` inside `restored`."""
-        self._left.clear()
+        self._values_after.clear()
         forward()
-        return dict(self._left)
+        return dict(self._values_after)
 
     def replace(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Let the next forward begin with other values of what forward changes, by name."""
-        with _plain():
+        """Set the values of changed parameters and buffers for the next forward, by name."""
+        with _without_modes():
             for name, value in values.items():
                 self._changed[name].write(value)
 
@@ -129,20 +129,20 @@ class ModelState:
 
         A forward that replaces a buffer may keep its length in a plain attribute.
         """
-        kept = []
+        attributes_before = []
         for module in self._modules:
             for attributes in (vars(module), module._parameters, module._buffers):
-                kept.append((attributes, dict(attributes)))
-        return kept
+                attributes_before.append((attributes, dict(attributes)))
+        return attributes_before
 
     def _restore(self, attributes: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         for name, slot in self._changed.items():
             if slot.current is not None:
-                self._left[name] = slot.current.detach().clone()
-        for current, before in attributes:
-            for name in current.keys() - before.keys():
+                self._values_after[name] = slot.current.detach().clone()
+        for current, original in attributes:
+            for name in current.keys() - original.keys():
                 del current[name]
-            current.update(before)
+            current.update(original)
         for slot in self._changed.values():
             slot.restore()
 
@@ -150,7 +150,7 @@ class ModelState:
 def _slots(
     model: nn.Module,
 ) -> Iterator[tuple[str, tuple[MutableMapping[str, torch.Tensor | None], str, torch.Tensor]]]:
-    """The parameters and buffers by name, without those that have no values yet."""
+    """Yield the parameters and buffers by name, without those that have no values yet."""
     for path, module in model.named_modules():
         for holder in (module._parameters, module._buffers):
             for key, tensor in holder.items():
@@ -159,13 +159,13 @@ def _slots(
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Tensors that were made in inference mode have none."""
+    """Return the version counter; 0 for tensors of inference mode, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
-def _plain() -> Iterator[None]:
-    """Inside, modes that observe or change operators do not see what is done."""
+def _without_modes() -> Iterator[None]:
+    """Disable the modes that observe or change operators."""
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch._C._DisableTorchDispatch())

@@ -22,20 +22,20 @@ from gate.storage.digest import Digest
 
 
 def differs(name: str, source: bytes) -> bool:
-    """True if a function or method of the loaded module `name` is not in `source`.
+    """Return whether a function or method of the loaded module `name` is not in `source`.
 
-    Only where Python's own loader read the file: others (of test runners, of type checkers) rewrite
-    what they load. A constant beside the functions leaves no trace in what is loaded.
+    False for other loaders than Python's own (of test runners, of type checkers), because they
+    rewrite the code. Changed constants of the module can't be detected.
     """
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if module is None or spec is None or type(spec.loader) is not _LOADER:
         return False
     try:
-        there = set(_codes(compile(source, "", "exec", dont_inherit=True)))
+        compiled = set(_codes(compile(source, "", "exec", dont_inherit=True)))
     except (SyntaxError, ValueError):
         return True
-    return any(code not in there for code in _running(module, str(spec.origin)))
+    return any(code not in compiled for code in _loaded_code(module, str(spec.origin)))
 
 
 _LOADER = importlib.machinery.SourceFileLoader
@@ -48,8 +48,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _running(module: ModuleType, file: str) -> Iterator[CodeType]:
-    """Code of the functions and methods that the module has of this file."""
+def _loaded_code(module: ModuleType, file: str) -> Iterator[CodeType]:
+    """Yield the code of the module's functions and methods that are defined in this file."""
     for value in list(vars(module).values()):
         members = [value]
         if isinstance(value, type) and value.__module__ == module.__name__:
@@ -57,8 +57,7 @@ def _running(module: ModuleType, file: str) -> Iterator[CodeType]:
         for member in members:
             if isinstance(member, property):
                 member = member.fget  # noqa: PLW2901
-            # No getattr: an object that makes up its attributes would do so, as those of
-            # torch.backends.cuda, which start CUDA.
+            # No getattr, because it would start CUDA for attributes of torch.backends.cuda.
             bound = isinstance(member, classmethod | staticmethod | MethodType)
             function = member.__func__ if bound else member
             if isinstance(function, FunctionType) and function.__code__.co_filename == file:
@@ -71,15 +70,15 @@ _COMPILED = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 _SCRIPTS = ("__main__", "__mp_main__")
 
-_JUDGE = "gate"
-"""This package measures the model and is no part of it."""
+_GATE = "gate"
+"""This package, which is not a part of the model."""
 
 
 @dataclass
 class SourceFiles:
     """The source files of modules and of all their imports, grouped as in `ModelCode`.
 
-    Nothing is imported: the path of loaded modules is known, others are searched.
+    Nothing is imported: modules that are not loaded are searched on the path.
     """
 
     files: dict[str, Digest] = field(default_factory=dict)
@@ -87,7 +86,7 @@ class SourceFiles:
     """Paths of the files by name; files in an archive have none."""
     packages: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
-    _done: set[str] = field(default_factory=set)
+    _visited: set[str] = field(default_factory=set)
 
     def add(self, name: str, *, needed: bool = False) -> None:
         """Add a module, its parent packages, and its imports.
@@ -95,26 +94,26 @@ class SourceFiles:
         A name that is not a module is skipped; if it is `needed`, it is recorded as unread.
         """
         parts = name.split(".")
-        waiting = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        pending = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
         if needed and _spec(name) is None:
-            self.unread[name] = _homeless(name)
+            self.unread[name] = _no_source_reason(name)
             return
-        while waiting:
-            one = waiting.pop()
-            if one not in self._done and one.partition(".")[0] != _JUDGE:
-                self._done.add(one)
-                waiting += self._take(one)
+        while pending:
+            module = pending.pop()
+            if module not in self._visited and module.partition(".")[0] != _GATE:
+                self._visited.add(module)
+                pending += self._collect(module)
 
     def code(self) -> ModelCode:
-        """The record, in a fixed order."""
+        """Return the record, in a fixed order."""
         return ModelCode(
             files=dict(sorted(self.files.items())),
             packages=dict(sorted(self.packages.items())),
             unread=dict(sorted(self.unread.items())),
         )
 
-    def _take(self, name: str) -> Iterable[str]:
-        """Names that the module's source imports."""
+    def _collect(self, name: str) -> Iterable[str]:
+        """Add the source file of a module; return the names that it imports."""
         spec = _spec(name)
         if spec is None or not spec.has_location or spec.origin is None:
             return ()  # a built-in, a folder without code, or no module
@@ -155,7 +154,7 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             bases = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, package)
+            base = _absolute_name(node, package)
             bases = [base, *(f"{base}.{alias.name}" for alias in node.names)] if base else []
         for base in bases:
             parts = base.split(".")
@@ -163,15 +162,15 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def changed_files(code: ModelCode, *, gone: bool = False) -> tuple[str, ...]:
-    """The modules whose source files are others now than in `code`.
+    """Return the modules whose source files differ from `code`.
 
-    Those that are not found here are left out, unless `gone` counts them, too. Nothing is imported:
-    modules that are not loaded are looked up in the current folder first, then on the path.
+    gone: also return those that are not found. Nothing is imported: modules that are not loaded are
+    searched in the current folder first, then on the path.
     """
-    found = {name: _digest_now(name) for name in code.files}
+    digests = {name: _digest_now(name) for name in code.files}
     return tuple(
         name
-        for name, digest in sorted(found.items())
+        for name, digest in sorted(digests.items())
         if (gone if digest is None else digest != code.files[name])
     )
 
@@ -195,26 +194,26 @@ def _digest_now(name: str) -> Digest | None:
 def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     """Return the spec of a module, loaded or not; None if there is none."""
     if name in sys.modules:
-        # What runs as a script has the spec of another name, or none.
+        # A script has the spec of another name, or none.
         spec = None if name in _SCRIPTS else getattr(sys.modules[name], "__spec__", None)
         return spec if isinstance(spec, importlib.machinery.ModuleSpec) else None
     head, _, tail = name.rpartition(".")
     if not head:
         return _top_level(name)
     parent = _spec(head)
-    places = [] if parent is None else list(parent.submodule_search_locations or ())
+    locations = [] if parent is None else list(parent.submodule_search_locations or ())
     try:
-        return importlib.machinery.PathFinder.find_spec(name, places)
+        return importlib.machinery.PathFinder.find_spec(name, locations)
     except KeyError:  # a folder without __init__.py in one that is not loaded
         spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = [str(Path(place, tail)) for place in places]
+        spec.submodule_search_locations = [str(Path(location, tail)) for location in locations]
         return spec
 
 
 def _top_level(name: str) -> importlib.machinery.ModuleSpec | None:
-    here = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
-    if here is not None and here.has_location:
-        return here
+    local = importlib.machinery.PathFinder.find_spec(name, [str(Path.cwd())])
+    if local is not None and local.has_location:
+        return local
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         spec = None if find is None else find(name, None)
@@ -224,7 +223,7 @@ def _top_level(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def _source(spec: importlib.machinery.ModuleSpec) -> bytes | str:
-    """The bytes of the source file, or the reason why there are none."""
+    """Return the bytes of the source file, or the reason why there are none."""
     origin = str(spec.origin)
     if origin.endswith(_COMPILED):
         return "it is compiled: an extension module"
@@ -239,13 +238,13 @@ def _source(spec: importlib.machinery.ModuleSpec) -> bytes | str:
         return f"its source is not there ({type(error).__name__})"
 
 
-def _homeless(name: str) -> str:
+def _no_source_reason(name: str) -> str:
     if name in _SCRIPTS:
         return "it was typed in, or run as a script: put the model into a module"
     return "it has no source file: it was made while the program ran"
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str:
+def _absolute_name(node: ast.ImportFrom, package: str) -> str:
     if not node.level:
         return node.module or ""
     parts = package.split(".")
@@ -254,7 +253,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 def _is_standard(origin: str) -> bool:
-    return any(Path(origin).is_relative_to(place) for place in _standard_library_paths())
+    return any(Path(origin).is_relative_to(location) for location in _standard_library_paths())
 
 
 @functools.cache
@@ -266,52 +265,55 @@ def _standard_library_paths() -> tuple[str, ...]:
 def _distributions(top: str) -> Mapping[str, str]:
     """Return the distributions that install a top-level module, with their versions; often one."""
     try:
-        found = metadata.distribution(top)
+        distribution = metadata.distribution(top)
     except (metadata.PackageNotFoundError, ValueError):
-        names = sorted(set(_installed().get(top, ())))
+        names = sorted(set(_packages_by_module().get(top, ())))
         return {name: metadata.version(name) for name in names}
-    return {found.metadata["Name"]: found.version}
+    return {distribution.metadata["Name"]: distribution.version}
 
 
 @functools.cache
-def _installed() -> dict[str, list[str]]:
-    """Top-level module to distributions; takes half a second, so only where names differ."""
+def _packages_by_module() -> dict[str, list[str]]:
+    """Return the distributions by top-level module; takes half a second."""
     return dict(metadata.packages_distributions())
 
 
 def source_location(file: str, line: int) -> str:
-    """`torchvision/models/resnet.py:12`: the file below the import path."""
+    """Return `torchvision/models/resnet.py:12`: the file below the import path."""
     return f"{below_import_path(file)}:{line}"
 
 
 def below_import_path(filename: str) -> str:
-    """The path of a source file below the folder that it is imported from; else its name."""
+    """Return the path of a source file below the folder that it is imported from, or its name."""
     file = Path(filename)
-    for root in sorted(_roots(), key=lambda root: len(root.parts), reverse=True):
+    for root in sorted(_import_roots(), key=lambda root: len(root.parts), reverse=True):
         if file.is_relative_to(root):
             return file.relative_to(root).as_posix()
     return file.name
 
 
 def file_below(folder: Path, path: str) -> str:
-    """The way from a folder to what is at `path` below the import path: `src/mypackage/models.py`.
-    What is elsewhere, such as in an installed package, keeps its path below the import path."""
+    """Return the path of a source file relative to a folder: `src/mypackage/models.py`.
+
+    path: that below the import path, which is returned for files outside of the folder, such as
+    those of installed packages."""
     folder = folder.resolve()
-    for root in _roots():
+    for root in _import_roots():
         file = root.resolve() / path
         if file.is_file() and file.is_relative_to(folder) and "site-packages" not in file.parts:
             return file.relative_to(folder).as_posix()
     return path
 
 
-def _roots() -> list[Path]:
+def _import_roots() -> list[Path]:
     return [Path(entry).absolute() for entry in ("", *sys.path) if Path(entry).is_dir()]
 
 
 def module_source(model: Any, path: str) -> tuple[Path, int] | None:
-    """Return file and line of the project's code that makes the module `path` of an nn.Module: the
-    assignment in the nearest class above it that is defined below the current folder, else the
-    first line of that class. None: no class of the project is above it."""
+    """Return file and line of the project's code that creates the module `path` of an nn.Module.
+
+    It is the assignment in the nearest enclosing class that is defined below the current folder,
+    else the first line of that class. None if there is no such class."""
     names = path.split(".") if path else []
     for depth in range(len(names), -1, -1):
         try:
@@ -323,7 +325,8 @@ def module_source(model: Any, path: str) -> tuple[Path, int] | None:
         project = Path.cwd().resolve()
         if not file.is_relative_to(project) or "site-packages" in file.parts:
             continue
-        made = rf"\bself\.{re.escape(names[depth])}\b[^=]*=[^=]" if depth < len(names) else r"(?!)"
-        offset = next((n for n, line in enumerate(lines) if re.search(made, line)), 0)
+        attribute = re.escape(names[depth]) if depth < len(names) else "(?!)"
+        assignment = re.compile(rf"\bself\.{attribute}\b[^=]*=[^=]")
+        offset = next((n for n, line in enumerate(lines) if assignment.search(line)), 0)
         return file.relative_to(project), first + offset
     return None

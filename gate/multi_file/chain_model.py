@@ -85,7 +85,7 @@ def _widened(module: nn.Module, args: Any, named: Any) -> Any:
 def chain_function(named: str) -> ChainFunction:
     """Import `package.module:function`. Raises ModelError."""
     module_name, _, path = named.partition(":")
-    target: Any = imported(module_name, wanted=f"the chain {named}")
+    target: Any = imported(module_name, purpose=f"the chain {named}")
     for name in path.split("."):
         target = getattr(target, name, None)
     if not callable(target):
