@@ -105,7 +105,7 @@ def runtimes_install_command(name: str) -> CommandResult:
             "runtimes shows why the runtime is absent."
         )
     with spinner(f"installing {name}"):
-        is_new = runtime.load_runtime(entry.place).install()
+        is_new = runtime.load_runtime(entry.class_path).install()
     words = "installed" if is_new else "was already installed"
     return CommandResult(
         ExitCode.DONE,

@@ -27,8 +27,8 @@ from gate.export.verify_export import (
     NumericalCheck,
     difference,
     foreign_in,
-    unplain,
-    verified,
+    operator_type_hazards,
+    verify_export,
 )
 from gate.lint.lint import LintReport, lint_model
 from gate.onnx_file.reading import data_files, externalize_weights, is_large, read_subject
@@ -38,7 +38,7 @@ from gate.records.evidence import ExportRecord, Source, Subject
 from gate.records.export import ExportSettings, LintFinding, Strategy
 from gate.storage import files
 
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 class LintGuard:
@@ -58,7 +58,7 @@ class LintGuard:
             report = lint_model(self._model, strategy=strategy)
             findings = tuple(
                 finding.model_copy(update={"suppressed": True})
-                if _called(finding.expression) in self._replaced
+                if _called_name(finding.expression) in self._replaced
                 else finding
                 for finding in report.findings
             )
@@ -79,9 +79,9 @@ class LintGuard:
         tried = ", ".join(self._settings.rungs)
         first = f"{bad[0].code} at {bad[0].location}"
         lines = [f"the model's source can't be exported faithfully ({tried}): {first}"]
-        lines += [f"  {_line(finding)}: {finding.message}" for finding in bad[:_SHOWN]]
-        if len(bad) > _SHOWN:
-            lines.append(f"  and {len(bad) - _SHOWN} more; gate lint lists them all.")
+        lines += [f"  {_line(finding)}: {finding.message}" for finding in bad[:_MAX_LISTED]]
+        if len(bad) > _MAX_LISTED:
+            lines.append(f"  and {len(bad) - _MAX_LISTED} more; gate lint lists them all.")
         lines.append(
             f"Rewrite it ({bad[0].rewrite}), silence a finding by '# noqa: {bad[0].code}' on its "
             "line, or say lint: off."
@@ -97,7 +97,7 @@ def _line(finding: LintFinding) -> str:
     return f"{finding.code} at {finding.location} ({finding.expression})"
 
 
-def _called(expression: str) -> str | None:
+def _called_name(expression: str) -> str | None:
     """Return the name of the function or method that an expression calls, or None."""
     try:
         body = ast.parse(expression, mode="eval").body
@@ -137,9 +137,9 @@ class ExportedFile:
 class AllStrategiesFailed(Exception):
     """Raised where no strategy wrote a usable file."""
 
-    def __init__(self, refusal: ExportFailure, rungs: tuple[str, ...]) -> None:
-        super().__init__(refusal.cause)
-        self.refusal = refusal
+    def __init__(self, failure: ExportFailure, rungs: tuple[str, ...]) -> None:
+        super().__init__(failure.cause)
+        self.failure = failure
         self.rungs = rungs
         """One line per strategy if several were tried."""
 
@@ -153,11 +153,11 @@ class StrategyRunner:
     """
 
     def __init__(
-        self, request: ExportRequest, room: Path, *, name: str, lint_guard: LintGuard
+        self, request: ExportRequest, folder: Path, *, name: str, lint_guard: LintGuard
     ) -> None:
         """`name`: the name of the file."""
         self._request = request
-        self._room = room
+        self._folder = folder
         self._name = name
         self._lint = lint_guard
         self._check = NumericalCheck(request)
@@ -186,101 +186,101 @@ class StrategyRunner:
                 continue
             _steps.debug("by strategy %s", strategy)
             try:
-                written = self._lowest(strategy)
+                written = self._export_lowest(strategy)
             except StrategyFailed as failed:
                 self._failures.append(failed)
-                self._notes[strategy] = failed.refusal.cause
+                self._notes[strategy] = failed.failure.cause
                 continue
             if written.doubt is None:
                 return written
             self._notes[strategy] = failure_texts("wrong_file", reason=written.doubt)[0]
             doubtful = doubtful or written
         if doubtful is None:
-            raise self._no_rung() if self._failures else self._lint.refusal()
+            raise self._all_failed() if self._failures else self._lint.refusal()
         del self._notes[doubtful.strategy]
         return doubtful
 
-    def _no_rung(self) -> AllStrategiesFailed:
+    def _all_failed(self) -> AllStrategiesFailed:
         """Return the error for the failure that a higher opset fixes, else for the first one."""
-        chosen = min(self._failures, key=lambda failed: failed.since is None)
-        refusal = chosen.refusal
-        if chosen.explain is not None:
-            with self._listening():
-                refusal = chosen.explain()
+        failed = min(self._failures, key=lambda failed: failed.since is None)
+        failure = failed.failure
+        if failed.explain is not None:
+            with self._capture_log():
+                failure = failed.explain()
         if len(self._notes) == 1:
-            return AllStrategiesFailed(refusal, ())
+            return AllStrategiesFailed(failure, ())
         cause, _ = failure_texts("no_strategy")
         tried = self._request.settings.rungs
-        return AllStrategiesFailed(refusal.for_all(tried, cause=cause), self.rungs)
+        return AllStrategiesFailed(failure.for_all(tried, cause=cause), self.rungs)
 
-    def _lowest(self, strategy: Strategy) -> ExportedFile:
+    def _export_lowest(self, strategy: Strategy) -> ExportedFile:
         """Export with the requested opset, or with the lowest one that works."""
-        wanted = self._opsets(strategy)
+        opsets = self._opsets(strategy)
         while True:
-            opset = wanted.pop(0)
+            opset = opsets.pop(0)
             try:
                 return self._attempt(strategy, opset)
             except StrategyFailed as failed:
                 # If the failure does not name an opset that works, a higher one rarely does.
-                wanted = [one for one in wanted if failed.since and one >= failed.since]
-                if not wanted:
+                opsets = [o for o in opsets if failed.since and o >= failed.since]
+                if not opsets:
                     raise
 
     def _opsets(self, strategy: Strategy) -> list[int]:
-        wanted = self._request.settings.opset
-        if wanted != "auto":
-            return [wanted]
+        requested = self._request.settings.opset
+        if requested != "auto":
+            return [requested]
         lowest = _LOWEST.get(strategy, export.LOWEST_AUTO)
         if self._request.settings.export_modules_as_functions:
             lowest = max(lowest, export.LOWEST_WITH_FUNCTIONS)
         return list(range(lowest, export.HIGHEST_OPSET[strategy] + 1))
 
     def _attempt(self, strategy: Strategy, opset: int) -> ExportedFile:
-        folder = self._room / f"{strategy}-{opset}"
+        folder = self._folder / f"{strategy}-{opset}"
         folder.mkdir()
         try:
-            written = self._written(strategy, opset, folder / self._name)
+            written = self._write_and_verify(strategy, opset, folder / self._name)
             settings = self._request.settings
             if settings.strategy != "ladder" or not settings.export_params:
                 return written
-            return self._compared(written)
+            return self._compare(written)
         except StrategyFailed as failed:
             shutil.rmtree(folder, ignore_errors=True)  # it may have several gigabytes
             if failed.explain is not None:
                 symbolics_spec = self._request.settings.custom_symbolics
-                failed.explain = partial(_explained, failed.explain, symbolics_spec, opset)
+                failed.explain = partial(_explain, failed.explain, symbolics_spec, opset)
             raise
 
-    def _written(self, strategy: Strategy, opset: int, path: Path) -> ExportedFile:
+    def _write_and_verify(self, strategy: Strategy, opset: int, path: Path) -> ExportedFile:
         """Return the file if it is valid and matches the request."""
         symbolics_spec = self._request.settings.custom_symbolics
         with (
             self._request.state.restored(),
-            self._listening() as output,
+            self._capture_log() as output,
             registered(symbolics_spec, opset=opset) as symbolics,
         ):
             options = STRATEGIES[strategy](self._request, path, symbolics=symbolics)
         if path.is_file() and is_large(path):
             externalize_weights(path, name=self._name)
-        verified(path, self._request, opset=opset)
+        verify_export(path, self._request, opset=opset)
         return ExportedFile(
             path, strategy, opset, options, output, self._changed_parameters_text(strategy)
         )
 
     def _changed_parameters_text(self, strategy: Strategy) -> str | None:
         """Return the parameters that forward changes: TorchScript exports them changed."""
-        own = dict(self._request.model.named_parameters())
-        changed = [name for name in self._request.state.changed if name in own]
+        parameters = dict(self._request.model.named_parameters())
+        changed = [name for name in self._request.state.changed if name in parameters]
         if strategy == "dynamo" or not changed:
             return None
-        return failure_texts("changed_parameters", names=", ".join(changed[:_SHOWN]))[0]
+        return failure_texts("changed_parameters", names=", ".join(changed[:_MAX_LISTED]))[0]
 
-    def _compared(self, written: ExportedFile) -> ExportedFile:
+    def _compare(self, written: ExportedFile) -> ExportedFile:
         """Return the export, with its doubt if there is one.
 
         Raises StrategyFailed if the file is wrong.
         """
-        with self._listening():
+        with self._capture_log():
             objection = self._check.objection(written.path)
         if objection is None:
             return written
@@ -291,7 +291,7 @@ class StrategyRunner:
         return replace(written, doubt=objection.cause)
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[Capture]:
+    def _capture_log(self) -> Iterator[Capture]:
         output = Capture()
         try:
             with captured() as output:
@@ -300,7 +300,7 @@ class StrategyRunner:
             self.log += output.text
 
 
-def _explained(
+def _explain(
     explain: Callable[[], ExportFailure], symbolics_spec: str | None, opset: int
 ) -> ExportFailure:
     """Explain a failure. Operators with a custom symbolic function do not count as missing."""
@@ -371,21 +371,21 @@ def staged(
     bound = Example.bind(example, settings.input_names, settings)
     copied = export_copy(model)
     check_exporter_settings(settings, copied)
-    with files.replacing(output) as temporary, files.scratch(output) as room:
+    with files.replacing(output) as temporary, files.scratch(output) as folder:
         log_path = log_of(output)
         with neutral(copied):
             with captured():  # output of the model itself does not belong to the export
                 request = ExportRequest.from_example(copied, bound, settings, original=model)
             lint_guard = LintGuard(model, settings, replaced)
-            ladder = StrategyRunner(request, room, name=output.name, lint_guard=lint_guard)
+            runner = StrategyRunner(request, folder, name=output.name, lint_guard=lint_guard)
             try:
-                written = ladder.run()
+                written = runner.run()
             except AllStrategiesFailed as failed:
-                raise _with_log(failed, log_path, ladder.log) from failed.__cause__
+                raise _with_log(failed, log_path, runner.log) from failed.__cause__
         metadata = describe_export(
             strategy=written.strategy,
             opset=settings.opset,
-            rungs=ladder.rungs,
+            rungs=runner.rungs,
             source=source,
         )
         stamp_file(written.path, metadata)
@@ -393,11 +393,11 @@ def staged(
             subject = read_subject(written.path)
         except OnnxFileError as error:
             raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
-        read = lint_guard.report(written.strategy)
-        record = _record(request, written, ladder.rungs).model_copy(
+        lint_report = lint_guard.report(written.strategy)
+        record = _record(request, written, runner.rungs).model_copy(
             update={
-                "lint": read.findings,
-                "lint_unread": tuple(f"{code.name}: {code.reason}" for code in read.unread),
+                "lint": lint_report.findings,
+                "lint_unread": tuple(f"{code.name}: {code.reason}" for code in lint_report.unread),
                 "code": source.code if source else None,
                 "notices": (
                     *notices(subject, request.axes, settings),
@@ -405,19 +405,19 @@ def staged(
                 ),
             }
         )
-        yield Exported(written.path, subject, record, ladder.log, settings)
+        yield Exported(written.path, subject, record, runner.log, settings)
         # The weights come first, so that a model never exists without them.
         for name in subject.external_data:
             files.sync(written.path.with_name(name))
             written.path.with_name(name).replace(output.with_name(name))
         written.path.replace(temporary)
     if settings.verbose:
-        files.write_text(log_path, ladder.log)
+        files.write_text(log_path, runner.log)
     else:
         log_path.unlink(missing_ok=True)
-    for older in data_files(output):
-        if older.name not in subject.external_data:
-            older.unlink(missing_ok=True)
+    for old_file in data_files(output):
+        if old_file.name not in subject.external_data:
+            old_file.unlink(missing_ok=True)
 
 
 def log_of(output: Path) -> Path:
@@ -448,7 +448,7 @@ def _record(request: ExportRequest, written: ExportedFile, rungs: tuple[str, ...
         hazards=(
             *request.hazards,
             *doubts,
-            *unplain(written.path, settings),
+            *operator_type_hazards(written.path, settings),
             *hazards(written.output.warnings),
         ),
         rungs=rungs,
@@ -462,7 +462,7 @@ def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError
         with contextlib.suppress(StorageError):
             files.write_text(path, text)
             log = path
-    return ExportError(failed.refusal.text(notes=failed.rungs, log=log))
+    return ExportError(failed.failure.text(notes=failed.rungs, log=log))
 
 
 def self_check(
@@ -495,14 +495,14 @@ def self_check(
         bound = Example.bind(example, names, settings)
         request = ExportRequest.from_example(copied, bound, named, original=model)
         batches = {"export_batch": request.batch}
-        batches |= {f"other_{label}": other for label, other in request.other_sizes.items()}
-        found = {
+        batches |= {f"other_{label}": size for label, size in request.resized_by_label.items()}
+        differences = {
             f"max_abs_diff_{name}": max(
-                off for off, _ in difference(file, batch, request.answers(batch)).values()
+                error for error, _ in difference(file, batch, request.answers(batch)).values()
             )
             for name, batch in batches.items()
         }
-        wrong = NumericalCheck(request).difference(file)
-        if wrong is not None:
-            raise export_error("wrong_export", reason=wrong)
-        return found
+        problem = NumericalCheck(request).difference(file)
+        if problem is not None:
+            raise export_error("wrong_export", reason=problem)
+        return differences

@@ -89,7 +89,7 @@ def _flush_c() -> None:
         ctypes.CDLL(None).fflush(None)
 
 
-_WIDEST = 240
+_MAX_LENGTH = 240
 """Longest part of a foreign text that is shown, in characters."""
 
 
@@ -101,7 +101,7 @@ def shorten_message(error: BaseException) -> str:
 
 def clipped(text: str) -> str:
     """Return the part of a foreign text that is shown."""
-    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
 
 _IN_EXPORTER = "torch/onnx/"
@@ -140,9 +140,9 @@ def hazards(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
     )
 
 
-def _in_torch_library(where: str) -> bool:
+def _in_torch_library(location: str) -> bool:
     # Warnings from torch/jit about differing outputs come from the tracer's check: keep these.
-    return where.startswith(_IN_TORCH) and not where.startswith("torch/jit/")
+    return location.startswith(_IN_TORCH) and not location.startswith("torch/jit/")
 
 
 def _message_text(warning: warnings.WarningMessage) -> str:

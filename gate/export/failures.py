@@ -240,7 +240,7 @@ def export_error(code: str, **params: Any) -> ExportError:
     return ExportError(". ".join(failure_texts(code, **params)))
 
 
-_OF_TORCH = ("aten", "prim", "quantized", "prims")
+_TORCH_NAMESPACES = ("aten", "prim", "quantized", "prims")
 
 
 @dataclass(frozen=True)
@@ -315,13 +315,13 @@ _FAMILIES = (
 
 def family(operator: str, *, tried: Collection[str] = ()) -> OperatorFamily | None:
     """Return the family of an operator such as `aten::stft`, if its remedy helps after `tried`."""
-    matching = (one for one in _FAMILIES if re.fullmatch(one.pattern, operator))
-    return next((one for one in matching if one.strategy not in tried), None)
+    matching = (candidate for candidate in _FAMILIES if re.fullmatch(candidate.pattern, operator))
+    return next((candidate for candidate in matching if candidate.strategy not in tried), None)
 
 
 def is_custom(operator: str) -> bool:
     """Return True for operators that no exporter of torch supports, such as `mine::hard_swish`."""
-    return operator.partition("::")[0] not in _OF_TORCH and family(operator) is None
+    return operator.partition("::")[0] not in _TORCH_NAMESPACES and family(operator) is None
 
 
 # Source line and module of an operator, in torch's formats: scopes and source ranges of a traced or
@@ -351,9 +351,9 @@ def source_line(text: str) -> str | None:
     frames = _TRACED_FRAME.findall(text) or _PYTHON_FRAME.findall(text)
     if _TORCHSCRIPT not in text or _LAST in text:
         frames = frames if _TRACED_FRAME.search(text) else frames[::-1]
-    places = [source_location(file, int(line)) for file, line in frames if file[:1] != "<"]
-    own = [place for place in places if not place.startswith(_LIBRARY)]
-    return next(iter(own or places), None)
+    locations = [source_location(file, int(line)) for file, line in frames if file[:1] != "<"]
+    user_locations = [location for location in locations if not location.startswith(_LIBRARY)]
+    return next(iter(user_locations or locations), None)
 
 
 def node_scope(scope: str, hierarchy: str) -> str:
@@ -374,35 +374,35 @@ def module_path(scope: str, model: nn.Module) -> str:
     repeat that part, and it omits containers without a forward.
     """
     modules = dict(model.named_modules())
-    path = before = ""
+    path = previous = ""
     for part in scope.split("/"):
         name = part.rpartition("::")[2]
         if name:
-            path = _below(path, name.removeprefix(f"{before}."), modules)
-            before = name
+            path = _child_path(path, name.removeprefix(f"{previous}."), modules)
+            previous = name
     return path
 
 
-def _below(path: str, name: str, modules: dict[str, nn.Module]) -> str:
-    below = f"{path}." if path else ""
-    if below + name in modules:
-        return below + name
-    through = [
-        other
-        for other in modules
-        if other.startswith(below)
-        and other.endswith(f".{name}")
-        and _only_containers(below, other.removesuffix(f".{name}"), modules)
+def _child_path(path: str, name: str, modules: dict[str, nn.Module]) -> str:
+    prefix = f"{path}." if path else ""
+    if prefix + name in modules:
+        return prefix + name
+    paths = [
+        candidate
+        for candidate in modules
+        if candidate.startswith(prefix)
+        and candidate.endswith(f".{name}")
+        and _only_containers(prefix, candidate.removesuffix(f".{name}"), modules)
     ]
-    if len(through) == 1:
-        return through[0]
-    return name if name in modules else below + name
+    if len(paths) == 1:
+        return paths[0]
+    return name if name in modules else prefix + name
 
 
-def _only_containers(below: str, path: str, modules: dict[str, nn.Module]) -> bool:
+def _only_containers(prefix: str, path: str, modules: dict[str, nn.Module]) -> bool:
     """Return True if every module between `below` and `path` is a container."""
-    parts = path.removeprefix(below).split(".")
-    between = [modules.get(below + ".".join(parts[: end + 1])) for end in range(len(parts))]
+    parts = path.removeprefix(prefix).split(".")
+    between = [modules.get(prefix + ".".join(parts[: end + 1])) for end in range(len(parts))]
     # For a scripted or traced module, the class name is `original_name`.
     kinds = {getattr(module, "original_name", type(module).__name__) for module in between}
     return kinds <= _CONTAINERS
@@ -423,14 +423,14 @@ class UnsupportedOperator:
     """
 
     name: str
-    place: str | None = None
+    path: str | None = None
     source: str | None = None
     since: int | None = None
     reason: str | None = None
 
     def located(self) -> str:
         """The location as far as known, for example `layer1.0.attn (pkg/net.py:12)`."""
-        where = "the model itself" if self.place == "" else self.place
+        where = "the model itself" if self.path == "" else self.path
         return f"{where} ({self.source})" if where and self.source else where or self.source or ""
 
 
@@ -457,12 +457,12 @@ def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> 
 
 def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:
     """Return one sentence with the remedies of operators that need different ones."""
-    later = [name for name, one in operators.items() if one.since is not None]
+    later = [name for name, operator in operators.items() if operator.since is not None]
     custom = [name for name in operators if name not in later and is_custom(name)]
-    others = [name for name in operators if name not in later and name not in custom]
+    replaced = [name for name in operators if name not in later and name not in custom]
     steps = []
-    if others:
-        steps.append(f"replace {list_first(others)} in the model{_or_other(tried)}")
+    if replaced:
+        steps.append(f"replace {list_first(replaced)} in the model{_strategy_suggestion(tried)}")
     if custom:
         steps.append(
             f"register a symbolic function for {list_first(custom)} (docs/custom-operators.md)"
@@ -476,19 +476,20 @@ def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str
 
 def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> tuple[str, ...]:
     """Return the three remedies, one line each; the second is followed by details."""
-    every = names(operators)
-    since = {one.name: one.since for one in operators if one.since is not None}
-    elsewhere = {name: found.opset for name in every if (found := family(name)) and found.opset}
-    without = [name for name in every if name not in since and name not in elsewhere]
+    every_name = names(operators)
+    since = {operator.name: operator.since for operator in operators if operator.since is not None}
+    in_dynamo = ((name, family(name)) for name in every_name)
+    by_dynamo = {name: match.opset for name, match in in_dynamo if match and match.opset}
+    never = [name for name in every_name if name not in since and name not in by_dynamo]
     opsets = [f"{opset} has {name}" for name, opset in list(since.items())[:_MOST_NAMES]]
-    opsets += [f"{opset} has {name} (strategy dynamo)" for name, opset in elsewhere.items()]
-    if without:
-        opsets.append(f"none that this exporter writes has {list_first(without)}")
-    families = [family(name, tried=tried) for name in every]
-    reasons = dict.fromkeys(f"{one.why}: {one.instead}" for one in families if one)
+    opsets += [f"{opset} has {name} (strategy dynamo)" for name, opset in by_dynamo.items()]
+    if never:
+        opsets.append(f"none that this exporter writes has {list_first(never)}")
+    families = [family(name, tried=tried) for name in every_name]
+    reasons = dict.fromkeys(f"{match.why}: {match.instead}" for match in families if match)
     return (
         f"a higher export.opset: {'; '.join(opsets)}.",
-        f"another form: other operators in the model{_or_other(tried)}.",
+        f"another form: other operators in the model{_strategy_suggestion(tried)}.",
         *(f"  {line}" for line in list(reasons)[:_MOST_NAMES]),
         f"a symbolic function of your own: {CUSTOM_SYMBOLICS}.",
     )
@@ -500,13 +501,13 @@ def _advice(operator: UnsupportedOperator, tried: Collection[str]) -> str:
     if is_custom(operator.name):
         return f"Register a symbolic function, or replace it in the model: {CUSTOM_SYMBOLICS}."
     if operator.reason is not None:
-        return f"Change this call in the model{_or_other(tried)}."
-    if found := family(operator.name, tried=tried):
-        return found.instead
-    return f"Replace it in the model by operators that ONNX has{_or_other(tried)}."
+        return f"Change this call in the model{_strategy_suggestion(tried)}."
+    if match := family(operator.name, tried=tried):
+        return match.instead
+    return f"Replace it in the model by operators that ONNX has{_strategy_suggestion(tried)}."
 
 
-def _or_other(tried: Collection[str]) -> str:
+def _strategy_suggestion(tried: Collection[str]) -> str:
     """Suggest strategies that may succeed after those that failed; scripted rarely does."""
     left = [strategy for strategy in ("direct", "dynamo") if strategy not in tried]
     return f", or try export.strategy: {' or '.join(left)}" if left else ""
@@ -544,10 +545,10 @@ def untranslated(
     decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
     missing = [
         node
-        for node in _calls(decomposed.graph_module)
+        for node in _call_nodes(decomposed.graph_module)
         if _dispatching.dispatch(node, registry)[0] is None
     ]
-    return tuple(dict.fromkeys(_described(node) for node in missing))
+    return tuple(dict.fromkeys(_operator_of_node(node) for node in missing))
 
 
 def _registry(opset: int, table: Mapping[Any, Any]) -> Any:
@@ -559,7 +560,7 @@ def _registry(opset: int, table: Mapping[Any, Any]) -> Any:
     return registry
 
 
-def _calls(graph_module: nn.Module) -> Iterator[fx.Node]:
+def _call_nodes(graph_module: nn.Module) -> Iterator[fx.Node]:
     for part in graph_module.modules():
         if isinstance(part, fx.GraphModule):
             for node in part.graph.nodes:
@@ -567,13 +568,13 @@ def _calls(graph_module: nn.Module) -> Iterator[fx.Node]:
                     yield node
 
 
-def _described(node: fx.Node) -> UnsupportedOperator:
+def _operator_of_node(node: fx.Node) -> UnsupportedOperator:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
     target: Any = node.target
     return UnsupportedOperator(
         target._schema.name,
-        place=_OCCURRENCE.sub("", paths[-1]) if paths else None,
+        path=_OCCURRENCE.sub("", paths[-1]) if paths else None,
         source=source_line(node.meta.get("stack_trace") or ""),
     )
 
@@ -605,45 +606,45 @@ _IDENTIFIER = re.compile(r"(\w+)(?=$|[\s,(])")
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
     """Return the operator that the error names, without its location; None if it names none."""
     text = _text(error)
-    if named := _OPERATOR.search(text):
+    if match := _OPERATOR.search(text):
         since = _SINCE.search(text)
-        return UnsupportedOperator(named[1], since=int(since[1]) if since else None)
-    if named := _CUSTOM.search(text):
-        return UnsupportedOperator(named[1])
-    if named := _DISPATCH.search(text):
-        return UnsupportedOperator(f"{named[1]}::{named[2]}")
-    if named := _NEEDS_OPSET.search(text):
-        reason = named[2] or named[1]
-        return UnsupportedOperator(_guessed(named[1]), since=int(named[3]), reason=reason)
-    if named := _PARTIAL.search(text):
-        return UnsupportedOperator(_guessed(named[1]), reason=named[1])
+        return UnsupportedOperator(match[1], since=int(since[1]) if since else None)
+    if match := _CUSTOM.search(text):
+        return UnsupportedOperator(match[1])
+    if match := _DISPATCH.search(text):
+        return UnsupportedOperator(f"{match[1]}::{match[2]}")
+    if match := _NEEDS_OPSET.search(text):
+        reason = match[2] or match[1]
+        return UnsupportedOperator(_aten_name(match[1]), since=int(match[3]), reason=reason)
+    if match := _PARTIAL.search(text):
+        return UnsupportedOperator(_aten_name(match[1]), reason=match[1])
     return None
 
 
 def failure_of(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailure:
     """Return the failure of an error that does not concern a single operator."""
     text, source = _text(error), where(error)
-    at = f" at {source}" if source else ""
+    location = f" at {source}" if source else ""
     message = shorten_message(_chain(error)[-1])
     for code, texts in FAILURES.items():
-        if texts.pattern and (found := re.search(texts.pattern, text)):
-            groups = [clipped(group or "") for group in (found[0], *found.groups())]
-            return ExportFailure.from_code(code, *groups, tried=tried, at=at, brief=message)
+        if texts.pattern and (match := re.search(texts.pattern, text)):
+            groups = [clipped(group or "") for group in (match[0], *match.groups())]
+            return ExportFailure.from_code(code, *groups, tried=tried, at=location, brief=message)
     kind = _NODE_KIND.search(text)
-    at = f" at the operator {kind[1]}" if kind else at
-    return ExportFailure.from_code("unread", tried=tried, at=at, brief=message)
+    location = f" at the operator {kind[1]}" if kind else location
+    return ExportFailure.from_code("unread", tried=tried, at=location, brief=message)
 
 
 def where(error: BaseException) -> str | None:
     """Return the innermost line of the user's code that an error names or originates from."""
     text = _text(error)
-    if named := source_line(text):
-        return named
-    for one in reversed(_chain(error)):
-        frames = traceback.extract_tb(one.__traceback__)[1:]  # without the frame that caught it
-        own = [frame for frame in frames if not _is_machinery(frame.filename)]
-        if own:
-            return source_location(own[-1].filename, own[-1].lineno or 0)
+    if source := source_line(text):
+        return source
+    for cause in reversed(_chain(error)):
+        frames = traceback.extract_tb(cause.__traceback__)[1:]  # without the frame that caught it
+        user_frames = [frame for frame in frames if not _is_machinery(frame.filename)]
+        if user_frames:
+            return source_location(user_frames[-1].filename, user_frames[-1].lineno or 0)
     return None
 
 
@@ -656,10 +657,10 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    return "\n".join(str(one) for one in _chain(error))[:_READ]
+    return "\n".join(str(cause) for cause in _chain(error))[:_READ]
 
 
-def _guessed(message: str) -> str:
+def _aten_name(message: str) -> str:
     """Return `aten::name` for an operator's name in torch's message, which is often the ATen
     name."""
     word = _IDENTIFIER.match(message)
@@ -723,72 +724,77 @@ def unwritten(
     that it did not reach are then searched in the module's graph.
     """
     kinds: dict[str, UnsupportedOperator] = {}
-    met, error = _recorded(export, module, kinds)
+    locations, error = _record_locations(export, module, kinds)
     while (missing := operator_in(error) if error is not None else None) is not None:
         if missing.name in kinds or len(kinds) == _MOST_KINDS:
             break
         if missing.reason and kinds:
             break  # a placeholder's result may itself be unsupported here
         kinds[missing.name] = missing
-        met, error = _recorded(export, module, kinds)
+        locations, error = _record_locations(export, module, kinds)
     if error is not None and isinstance(module, torch.jit.ScriptModule):
-        met |= _in_graph(module, kinds)
-    better = _recorded(export, original, kinds)[0] if original is not None and kinds else {}
-    found = (_of(kind, better) or _of(kind, met) or [kind] for kind in kinds.values())
-    return tuple(operator for places in found for operator in places)
+        locations |= _graph_locations(module, kinds)
+    better = _record_locations(export, original, kinds)[0] if original is not None and kinds else {}
+    return tuple(
+        operator
+        for kind in kinds.values()
+        for operator in _locations_of(kind, better) or _locations_of(kind, locations) or [kind]
+    )
 
 
-def _recorded(
+def _record_locations(
     export: LegacyExport, module: nn.Module, kinds: dict[str, UnsupportedOperator]
 ) -> tuple[Locations, Exception | None]:
     """Return where placeholders for `kinds` occurred in one export, and the error that stopped
     it."""
-    met: Locations = {}
+    locations: Locations = {}
     with contextlib.ExitStack() as placeholders:
         for name, kind in kinds.items():
-            write = _placeholder(kind, module, met)
+            write = _placeholder(kind, module, locations)
             placeholders.enter_context(overriding(name, write, opset=export.opset))
-        return met, export.error(module)
+        return locations, export.error(module)
 
 
-def _of(kind: UnsupportedOperator, met: Locations) -> list[UnsupportedOperator]:
-    return [operator for operator in met if operator.name == kind.name]
+def _locations_of(kind: UnsupportedOperator, locations: Locations) -> list[UnsupportedOperator]:
+    return [operator for operator in locations if operator.name == kind.name]
 
 
 def _placeholder(
-    kind: UnsupportedOperator, module: nn.Module, met: Locations
+    kind: UnsupportedOperator, module: nn.Module, locations: Locations
 ) -> Callable[..., Any]:
     """Return a symbolic function that adds a node of the same types and records its location."""
 
     def write(g: Any, *inputs: Any, **_attributes: Any) -> Any:
         node = g.original_node
-        met[_placed(kind, node, module)] = None
+        locations[_with_location(kind, node, module)] = None
         tensors = [value for value in inputs if _is_tensor(value)]
         outputs = g.op(f"{_DOMAIN}::Missing", *tensors, outputs=node.outputsSize())
-        written = [outputs] if isinstance(outputs, torch._C.Value) else outputs
-        for value, original in zip(written, node.outputs(), strict=True):
+        values = [outputs] if isinstance(outputs, torch._C.Value) else outputs
+        for value, original in zip(values, node.outputs(), strict=True):
             value.setType(original.type())
         return outputs
 
     return write
 
 
-def _in_graph(module: torch.jit.ScriptModule, kinds: dict[str, UnsupportedOperator]) -> Locations:
+def _graph_locations(
+    module: torch.jit.ScriptModule, kinds: dict[str, UnsupportedOperator]
+) -> Locations:
     graph: Any = module.inlined_graph
-    nodes = [node for node in _nested(graph) if node.kind() in kinds]
-    return {_placed(kinds[node.kind()], node, module): None for node in nodes}
+    nodes = [node for node in _nodes_within(graph) if node.kind() in kinds]
+    return {_with_location(kinds[node.kind()], node, module): None for node in nodes}
 
 
-def _nested(block: Any) -> Iterator[Any]:
+def _nodes_within(block: Any) -> Iterator[Any]:
     for node in block.nodes():
         yield node
         for inner in node.blocks():
-            yield from _nested(inner)
+            yield from _nodes_within(inner)
 
 
-def _placed(kind: UnsupportedOperator, node: Any, module: nn.Module) -> UnsupportedOperator:
+def _with_location(kind: UnsupportedOperator, node: Any, module: nn.Module) -> UnsupportedOperator:
     scope = node_scope(node.scopeName(), node.getModuleHierarchy())
-    return replace(kind, place=module_path(scope, module), source=source_line(node.sourceRange()))
+    return replace(kind, path=module_path(scope, module), source=source_line(node.sourceRange()))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -800,7 +806,7 @@ MOST_LINES = 30
 
 _MOST_OPERATORS = 12
 
-_MOST_PLACES = 4
+_MOST_LOCATIONS = 4
 
 _MOST_NOTES = 6
 
@@ -841,16 +847,16 @@ class ExportFailure:
         operators: those found by `gate.export.failures`; the operator that the error names is added
         if missing.
         """
-        named = operator_in(error)
-        every = tuple(operators)
+        operator = operator_in(error)
+        all_operators = tuple(operators)
         tried = () if strategy is None else (strategy,)
-        if named is not None and named.name not in names(every):
-            every = (*every, named)
-        if not every:
+        if operator is not None and operator.name not in names(all_operators):
+            all_operators = (*all_operators, operator)
+        if not all_operators:
             return failure_of(error, tried)
         if opset is None and (stated := _OPERATOR.search(_text(error))):
             opset = int(stated[2])
-        return cls(_cause(every, opset), remedy(every, tried), every, tried)
+        return cls(_cause(all_operators, opset), remedy(all_operators, tried), all_operators, tried)
 
     def for_all(self, tried: Sequence[str], *, cause: str) -> ExportFailure:
         """Return the failure with the remedy after all of `tried` failed."""
@@ -866,9 +872,9 @@ class ExportFailure:
 
         notes: lines about earlier attempts. log: file with torch's output.
         """
-        lines = [self.cause, *(clipped(note) for note in _shortened(notes, _MOST_NOTES))]
+        lines = [self.cause, *(clipped(note) for note in _first_items(notes, _MOST_NOTES))]
         if self.operators:
-            lines += [*_listed(self.operators), "Ways out:"]
+            lines += [*_operator_lines(self.operators), "Ways out:"]
             lines += [f"  {way}" for way in ways_out(self.operators, self.tried)]
         if log is not None:
             lines.append(f"The exporter's log is {log}.")
@@ -876,38 +882,38 @@ class ExportFailure:
 
 
 def _cause(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
-    at = f" at opset {opset}" if opset is not None else ""
-    every = names(operators)
-    if len(every) > 1:
-        return f"{len(every)} operators can't be exported{at}: {list_first(every)}"
+    suffix = f" at opset {opset}" if opset is not None else ""
+    unique = names(operators)
+    if len(unique) > 1:
+        return f"{len(unique)} operators can't be exported{suffix}: {list_first(unique)}"
     first = operators[0]
     if is_custom(first.name):
         return f"the operator {first.name} is not torch's own and has no ONNX form"
-    because = f": {clipped(first.reason)}" if first.reason else ""
-    return f"the operator {first.name} can't be exported{at}{because}"
+    reason = f": {clipped(first.reason)}" if first.reason else ""
+    return f"the operator {first.name} can't be exported{suffix}{reason}"
 
 
-def _listed(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
+def _operator_lines(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
     """Yield one line per operator with its locations; the last line names all others."""
-    every = names(operators)
-    for name in every[:_MOST_OPERATORS]:
+    operator_names = names(operators)
+    for name in operator_names[:_MOST_OPERATORS]:
         of_name = [operator for operator in operators if operator.name == name]
-        places = [clipped(place) for operator in of_name if (place := operator.located())]
-        at = f" at {', '.join(_shortened(places, _MOST_PLACES))}" if places else ""
-        yield f"  {name}{_remark(of_name[0])}{at}"
-    if rest := every[_MOST_OPERATORS:]:
+        locations = [clipped(location) for operator in of_name if (location := operator.located())]
+        suffix = f" at {', '.join(_first_items(locations, _MOST_LOCATIONS))}" if locations else ""
+        yield f"  {name}{_reason_text(of_name[0])}{suffix}"
+    if rest := operator_names[_MOST_OPERATORS:]:
         yield f"  and {len(rest)} more: {', '.join(rest)}"
 
 
-def _remark(operator: UnsupportedOperator) -> str:
-    found = family(operator.name)
-    why = operator.reason or (found.why if found else None)
+def _reason_text(operator: UnsupportedOperator) -> str:
+    match = family(operator.name)
+    reason = operator.reason or (match.why if match else None)
     if operator.since is not None:
-        why = f"since opset {operator.since}"
-    return f" ({clipped(why)})" if why else ""
+        reason = f"since opset {operator.since}"
+    return f" ({clipped(reason)})" if reason else ""
 
 
-def _shortened(items: Sequence[str], most: int) -> list[str]:
+def _first_items(items: Sequence[str], most: int) -> list[str]:
     more = len(items) - most
     return [*items[:most], *([f"and {more} more"] if more > 0 else [])]
 
@@ -934,13 +940,13 @@ def unsupported(
             if strategy == "dynamo":
                 return untranslated(module, arguments, opset, keywords)
             export = LegacyExport(arguments, opset, keywords)
-            handed = _exported_module(module, export, strategy)
-            return unwritten(export, handed, original=module if handed is not module else None)
+            exported = _exported_module(module, export, strategy)
+            return unwritten(export, exported, original=module if exported is not module else None)
         except Exception:  # any error of torch: the first error is reported anyway
             return ()
 
 
-def refused(
+def explain_error(
     error: BaseException,
     module: nn.Module,
     arguments: tuple[Any, ...],
@@ -953,12 +959,12 @@ def refused(
     Other operators are searched only if the error concerns one, because that costs an export each.
     """
     opset = int(exporter_keywords["opset_version"])
-    found: tuple[UnsupportedOperator, ...] = ()
+    operators: tuple[UnsupportedOperator, ...] = ()
     if operator_in(error) is not None:
-        found = unsupported(
+        operators = unsupported(
             module, arguments, strategy=strategy, opset=opset, exporter_keywords=exporter_keywords
         )
-    return ExportFailure.from_error(error, operators=found, strategy=strategy, opset=opset)
+    return ExportFailure.from_error(error, operators=operators, strategy=strategy, opset=opset)
 
 
 def _exported_module(module: nn.Module, export: LegacyExport, strategy: Strategy) -> nn.Module:

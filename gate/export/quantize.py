@@ -90,15 +90,15 @@ def quantize(
     subject = read_subject(exact)
     if _is_quantized(onnx.load(str(exact), load_external_data=False)):
         raise ExportError(f"{exact} is already quantized. Pass the exact file.")
-    used = _CalibrationReader(calibration, settings, subject, axes)
+    reader = _CalibrationReader(calibration, settings, subject, axes)
     with temporary_folder() as folder:
-        prepared, made = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
-        with _refusing(exact):
+        prepared, quantized = Path(folder, "prepared.onnx"), Path(folder, "quantized.onnx")
+        with _quantizer_errors(exact):
             _prepare(exact, prepared)
         _check_names(settings.exclude, prepared, exact)
-        with _refusing(exact):
-            _quantize(prepared, used, made, settings)
-        proto = onnx.load(str(made))
+        with _quantizer_errors(exact):
+            _quantize(prepared, reader, quantized, settings)
+        proto = onnx.load(str(quantized))
         if not _is_quantized(proto):
             raise NothingQuantized(
                 f"nothing in {exact} could be quantized: it has no operator that the quantizer "
@@ -107,20 +107,20 @@ def quantize(
         properties = {entry.key: entry.value for entry in proto.metadata_props}
         onnx.helper.set_model_props(proto, properties | {QUANTIZED_FROM: str(subject.sha256)})
         data = proto.SerializeToString(deterministic=True)
-        made.write_bytes(data)
-        twin = read_subject(made)  # validated before it replaces an older file
+        quantized.write_bytes(data)
+        twin = read_subject(quantized)  # validated before it replaces an older file
         files.write_bytes(output, data)
     stated = settings.to_plain()
     if "exclude" in stated:
         stated["exclude"] = json.dumps(stated["exclude"])  # the record holds no lists
-    recorded = {
+    stated_ = {
         **stated,
         "format": "QDQ",
-        "calibration_samples": used.count,
-        "calibration_sha256": str(used.digest()),
+        "calibration_samples": reader.count,
+        "calibration_sha256": str(reader.digest()),
         "of_sha256": str(subject.sha256),
     }
-    return Quantized(output, twin, ExportRecord(strategy="quantized", settings=recorded))
+    return Quantized(output, twin, ExportRecord(strategy="quantized", settings=stated_))
 
 
 class QuantizerTrials:
@@ -137,7 +137,7 @@ class QuantizerTrials:
         onnx_runtime()
         self._exact, self._calibration, self._folder = exact, calibration, folder
         self._subject, self._prepared = read_subject(exact), folder / "prepared.onnx"
-        with _refusing(exact):
+        with _quantizer_errors(exact):
             _prepare(exact, self._prepared)
 
     def write(
@@ -145,10 +145,10 @@ class QuantizerTrials:
     ) -> Path:
         """Write the int8 file and return its path. `only`: the nodes to quantize; empty for all but
         `settings.exclude`. Raises ExportError."""
-        used = _CalibrationReader(iter(self._calibration), settings, self._subject, None)
+        reader = _CalibrationReader(iter(self._calibration), settings, self._subject, None)
         ranges = self._folder / f"{settings.method}-{settings.samples}.json"
-        with _refusing(self._exact):
-            _quantize(self._prepared, used, output, settings, only=only, ranges=ranges)
+        with _quantizer_errors(self._exact):
+            _quantize(self._prepared, reader, output, settings, only=only, ranges=ranges)
         return output
 
 
@@ -222,10 +222,10 @@ def name_nodes(graph: onnx.GraphProto) -> bool:
     """Name each node without a unique name after its operator and position. Return whether there
     was one."""
     uses = Counter(node.name for node in graph.node)
-    unnamed = [at for at, node in enumerate(graph.node) if not node.name or uses[node.name] > 1]
-    for at in unnamed:
-        node = graph.node[at]
-        name = f"{node.op_type}_{at}"
+    unnamed = [i for i, node in enumerate(graph.node) if not node.name or uses[node.name] > 1]
+    for i in unnamed:
+        node = graph.node[i]
+        name = f"{node.op_type}_{i}"
         while uses[name]:
             name += "_"
         uses[name], node.name = 1, name
@@ -245,7 +245,7 @@ def _check_names(names: Collection[str], prepared: Path, exact: Path) -> None:
 
 
 @contextlib.contextmanager
-def _refusing(exact: Path) -> Iterator[None]:
+def _quantizer_errors(exact: Path) -> Iterator[None]:
     """Raise ExportError for any exception of the quantizer, and suppress its output."""
     try:
         with _quiet():
@@ -259,8 +259,8 @@ def _refusing(exact: Path) -> Iterator[None]:
 
 def _quantize(
     prepared: Path,
-    used: _CalibrationReader,
-    made: Path,
+    reader: _CalibrationReader,
+    output: Path,
     settings: QuantizeSettings,
     *,
     only: Collection[str] = (),
@@ -275,7 +275,7 @@ def _quantize(
         """The quantizer requires a subclass of CalibrationDataReader."""
 
         def get_next(self) -> dict[str, NDArray[Any]] | None:
-            return used.get_next()
+            return reader.get_next()
 
     types = {"uint8": QuantType.QUInt8, "int8": QuantType.QInt8}
     methods = {
@@ -283,17 +283,17 @@ def _quantize(
         "entropy": CalibrationMethod.Entropy,
         "percentile": CalibrationMethod.Percentile,
     }
-    more: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if (
         ranges is not None
         and "calibration_cache_path" in inspect.signature(quantize_static).parameters
     ):
-        more["calibration_cache_path"] = ranges
+        options["calibration_cache_path"] = ranges
     if settings.symmetric_activations:
-        more["extra_options"] = {"ActivationSymmetric": True}
+        options["extra_options"] = {"ActivationSymmetric": True}
     quantize_static(
         str(prepared),
-        str(made),
+        str(output),
         Reader(),
         quant_format=QuantFormat.QDQ,
         per_channel=settings.per_channel,
@@ -303,7 +303,7 @@ def _quantize(
         calibrate_method=methods[settings.method],
         nodes_to_quantize=list(only),
         nodes_to_exclude=list(settings.exclude),
-        **more,
+        **options,
     )
 
 

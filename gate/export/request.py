@@ -133,19 +133,19 @@ def _batch_axes(
                 "Name an input and one of its axes, counted from 0."
             )
     counts = {arrays[name].shape[axis] for name, axis in stated.items() if axis is not None}
-    free = [name for name in arrays if name not in stated]
-    even = len({arrays[name].shape[:1] for name in free}) == 1
-    first = {settings.dynamic_axes.get(name, {}).get(0, BATCH) for name in free}
-    shapes_of = [set(arrays[name].shape) for name in free if arrays[name].ndim]
+    unstated = [name for name in arrays if name not in stated]
+    are_equal = len({arrays[name].shape[:1] for name in unstated}) == 1
+    first_labels = {settings.dynamic_axes.get(name, {}).get(0, BATCH) for name in unstated}
+    shapes_of = [set(arrays[name].shape) for name in unstated if arrays[name].ndim]
     # No length is in all arrays, or an axis 0 is named, such as x:0=nodes of a graph.
-    apart = len(shapes_of) > 1 and not set.intersection(*shapes_of)
-    one_call = not counts and not even and (apart or first != {BATCH})
-    found: dict[str, int | None] = {}
-    for name in free:
+    are_disjoint = len(shapes_of) > 1 and not set.intersection(*shapes_of)
+    is_one_sample = not counts and not are_equal and (are_disjoint or first_labels != {BATCH})
+    inferred: dict[str, int | None] = {}
+    for name in unstated:
         shape = arrays[name].shape
-        batched = bool(shape) and not one_call and (not counts or shape[0] in counts)
-        found[name] = 0 if batched else None
-    return {name: {**found, **stated}[name] for name in arrays}
+        is_batched = bool(shape) and not is_one_sample and (not counts or shape[0] in counts)
+        inferred[name] = 0 if is_batched else None
+    return {name: {**inferred, **stated}[name] for name in arrays}
 
 
 def _check(name: str, array: NDArray[Any], *, alone: bool) -> None:
@@ -176,16 +176,16 @@ def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[
     Raises ExportError for an unknown input or axis that is not one of `outputs` either, and for a
     label with two sizes.
     """
-    strange = sorted(set(settings.dynamic_axes) - {*example.arrays, *outputs})
-    if strange:
+    unknown = sorted(set(settings.dynamic_axes) - {*example.arrays, *outputs})
+    if unknown:
         raise ExportError(
-            f"export.dynamic_axes names {', '.join(strange)}, the inputs are "
+            f"export.dynamic_axes names {', '.join(unknown)}, the inputs are "
             f"{', '.join(example.arrays)}, the outputs {', '.join(outputs)}. Name one of them."
         )
     axes: Axes = {}
     for name, array in example.arrays.items():
-        batched = settings.dynamic_batch and name in example.batched
-        labels = {example.batched[name]: BATCH} if batched else {}
+        is_batched = settings.dynamic_batch and name in example.batched
+        labels = {example.batched[name]: BATCH} if is_batched else {}
         labels |= dict(sorted(settings.dynamic_axes.get(name, {}).items()))
         if labels and max(labels) >= array.ndim:
             raise ExportError(
@@ -194,8 +194,8 @@ def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[
             )
         if labels:
             axes[name] = labels
-    for label, places in axes_by_label(axes).items():
-        sizes = {example.arrays[name].shape[axis] for name, axis in places}
+    for label, labeled in axes_by_label(axes).items():
+        sizes = {example.arrays[name].shape[axis] for name, axis in labeled}
         if len(sizes) > 1:
             raise ExportError(
                 f"the dynamic axes with the label {label} have the sizes {sorted(sizes)} in the "
@@ -206,32 +206,32 @@ def input_axes(example: Example, settings: ExportSettings, *, outputs: Iterable[
 
 def axes_by_label(axes: Axes) -> dict[str, list[tuple[str, int]]]:
     """Return each label with the inputs and axes that have it."""
-    places: dict[str, list[tuple[str, int]]] = {}
+    labeled: dict[str, list[tuple[str, int]]] = {}
     for name, labels in axes.items():
         for axis, label in labels.items():
-            places.setdefault(label, []).append((name, axis))
-    return places
+            labeled.setdefault(label, []).append((name, axis))
+    return labeled
 
 
 def resized_batches(
-    batch: Example, places: list[tuple[str, int]], *, samples: Example
+    batch: Example, labeled: list[tuple[str, int]], *, samples: Example
 ) -> Iterator[Example]:
     """Yield the batch at other sizes of one label, the most likely sizes first.
 
     For the batch an odd number of samples, taken from all `samples`. For other axes an odd step,
     common strides and patch sizes, twice and half the size.
     """
-    name, axis = places[0]
+    name, axis = labeled[0]
     size = batch.arrays[name].shape[axis]
-    of_batch = batch.batched.get(name) == axis
-    tries = [size + 1 + size % 2] if of_batch else [size + 3, size + 32, 2 * size, size // 2]
-    of_samples = {n for n, input_axis in places if batch.batched.get(n) == input_axis}
-    source = {n: (samples if n in of_samples else batch).arrays[n] for n in batch.arrays}
-    for other in dict.fromkeys(tries):
-        if other not in (0, size):
+    is_batch_axis = batch.batched.get(name) == axis
+    tries = [size + 1 + size % 2] if is_batch_axis else [size + 3, size + 32, 2 * size, size // 2]
+    batch_inputs = {n for n, input_axis in labeled if batch.batched.get(n) == input_axis}
+    source = {n: (samples if n in batch_inputs else batch).arrays[n] for n in batch.arrays}
+    for candidate in dict.fromkeys(tries):
+        if candidate not in (0, size):
             sizes: dict[str, dict[int, int]] = {}
-            for input_name, input_axis in places:
-                sizes.setdefault(input_name, {})[input_axis] = other
+            for input_name, input_axis in labeled:
+                sizes.setdefault(input_name, {})[input_axis] = candidate
             yield Example(source, batch.axes).resized(sizes)
 
 
@@ -258,15 +258,15 @@ class OutputShapes:
     batch: Example
     shapes: Shapes
 
-    def size(self, place: tuple[str, int]) -> int:
+    def size(self, input_axis: tuple[str, int]) -> int:
         """Return the size of an axis of an input."""
-        name, axis = place
+        name, axis = input_axis
         return int(self.batch.arrays[name].shape[axis])
 
     def same(self, name: str, axis: int, *, as_in: OutputShapes) -> bool:
         """Return whether an output's axis has the size of this axis of an input."""
-        mine, other = self.shapes.get(name, ()), as_in.shapes[name]
-        return axis >= len(mine) or mine[axis] == other[axis]
+        shape, input_shape = self.shapes.get(name, ()), as_in.shapes[name]
+        return axis >= len(shape) or shape[axis] == input_shape[axis]
 
 
 @dataclass(frozen=True)
@@ -274,48 +274,48 @@ class OutputAxes:
     """How the output shapes of `first` change when a labeled input axis has another size."""
 
     first: OutputShapes
-    moved: Mapping[str, OutputShapes]
+    changed: Mapping[str, OutputShapes]
     """Output shapes by the label of the input axes that had another size."""
     inputs: Axes
 
     def detect(self) -> Axes:
         """Return the output axes that changed, with the label of the same size if there is one."""
         axes: Axes = {}
-        for label, other in self.moved.items():
-            place = axes_by_label(self.inputs)[label][0]
+        for label, changed in self.changed.items():
+            input_axis = axes_by_label(self.inputs)[label][0]
             for name, shape in self.first.shapes.items():
                 for axis, size in enumerate(shape):
-                    if not other.same(name, axis, as_in=self.first):
-                        taken = axes.setdefault(name, {})
-                        same = size == self.first.size(place) and axis not in taken
-                        taken[axis] = label if same else output_axis_label(name, axis)
+                    if not changed.same(name, axis, as_in=self.first):
+                        labels = axes.setdefault(name, {})
+                        same = size == self.first.size(input_axis) and axis not in labels
+                        labels[axis] = label if same else output_axis_label(name, axis)
         return {name: dict(sorted(labels.items())) for name, labels in axes.items()}
 
-    def declared(self, settings: ExportSettings, *, other_data: Iterable[OutputShapes]) -> Axes:
+    def declared(self, settings: ExportSettings, *, changed_data: Iterable[OutputShapes]) -> Axes:
         """Return the axes of outputs that `settings.dynamic_axes` names.
 
-        `other_data`: output shapes for other data of the same sizes as `first`, used only if no
+        `changed_data`: output shapes for other data of the same sizes as `first`, used only if no
         size changes the axis. Raises ExportError for an unknown axis, one that never changes, and
         a label whose axes have several sizes.
         """
-        wanted = {
+        declared = {
             name: labels
             for name, labels in settings.dynamic_axes.items()
             if name in self.first.shapes and name not in self.first.batch.arrays
         }
-        places = axes_by_label({name: dict(labels) for name, labels in wanted.items()})
-        all_places = [place for outputs in places.values() for place in outputs]
-        for place in all_places:
-            self._check_axis(*place)
-        fixed = [place for place in all_places if not self._moves(place, self.moved.values())]
-        data = list(other_data) if fixed else []
-        for place in fixed:
-            if not self._moves(place, data):
-                raise self._never(*place)
-        for label, outputs in places.items():
-            for run in (self.first, *self.moved.values()):
+        labeled = axes_by_label({name: dict(labels) for name, labels in declared.items()})
+        axes = [axis for outputs in labeled.values() for axis in outputs]
+        for axis in axes:
+            self._check_axis(*axis)
+        constant = [axis for axis in axes if not self._changes(axis, self.changed.values())]
+        data = list(changed_data) if constant else []
+        for axis in constant:
+            if not self._changes(axis, data):
+                raise self._never_changes(*axis)
+        for label, outputs in labeled.items():
+            for run in (self.first, *self.changed.values()):
                 self._check_label(label, outputs, run)
-        return {name: dict(sorted(labels.items())) for name, labels in wanted.items()}
+        return {name: dict(sorted(labels.items())) for name, labels in declared.items()}
 
     def _check_axis(self, name: str, axis: int) -> None:
         shape = self.first.shapes[name]
@@ -325,13 +325,13 @@ class OutputAxes:
                 f"{list(shape)}. Count axes from 0."
             )
 
-    def _moves(self, place: tuple[str, int], runs: Iterable[OutputShapes]) -> bool:
-        return any(not run.same(*place, as_in=self.first) for run in runs)
+    def _changes(self, output_axis: tuple[str, int], runs: Iterable[OutputShapes]) -> bool:
+        return any(not run.same(*output_axis, as_in=self.first) for run in runs)
 
-    def _never(self, name: str, axis: int) -> ExportError:
+    def _never_changes(self, name: str, axis: int) -> ExportError:
         tried = ", ".join(
-            f"{moving} {self.first.size(places[0])} and {self.moved[moving].size(places[0])}"
-            for moving, places in axes_by_label(self.inputs).items()
+            f"{label} {self.first.size(labeled[0])} and {self.changed[label].size(labeled[0])}"
+            for label, labeled in axes_by_label(self.inputs).items()
         )
         return ExportError(
             f"export.dynamic_axes says that axis {axis} of {name} may have any size, and "
@@ -349,9 +349,9 @@ class OutputAxes:
         for name, axis in axes_by_label(self.inputs).get(label, ()):
             sizes[f"axis {axis} of {name}"] = run.size((name, axis))
         if len(set(sizes.values())) > 1:
-            listed = ", ".join(f"{place} is {size}" for place, size in sizes.items())
+            text = ", ".join(f"{axis_text} is {size}" for axis_text, size in sizes.items())
             raise ExportError(
-                f"the dynamic axes with the label {label} have several sizes: {listed}. Axes with "
+                f"the dynamic axes with the label {label} have several sizes: {text}. Axes with "
                 "one label must have one size: use different labels."
             )
 
@@ -364,14 +364,14 @@ def notices(subject: Subject, axes: Axes, settings: ExportSettings) -> tuple[str
     """
     return tuple(
         f"axis {axis} of {spec.name} has no fixed size in the file ({size}), and the settings do "
-        f"not ask for that{_why(spec, axis, axes)}"
+        f"not ask for that{_reason(spec, axis, axes)}"
         for spec in (*subject.inputs, *subject.outputs)
         for axis, size in enumerate(spec.shape)
-        if isinstance(size, str) and not _wanted(spec, axis, axes, settings)
+        if isinstance(size, str) and not _is_requested(spec, axis, axes, settings)
     )
 
 
-def _wanted(spec: TensorSpec, axis: int, axes: Axes, settings: ExportSettings) -> bool:
+def _is_requested(spec: TensorSpec, axis: int, axes: Axes, settings: ExportSettings) -> bool:
     declared = settings.dynamic_axes.get(spec.name)
     of_batch = settings.dynamic_batch and axes.get(spec.name, {}).get(axis) == BATCH
     if declared is None or of_batch:
@@ -379,7 +379,7 @@ def _wanted(spec: TensorSpec, axis: int, axes: Axes, settings: ExportSettings) -
     return axis in declared
 
 
-def _why(spec: TensorSpec, axis: int, axes: Axes) -> str:
+def _reason(spec: TensorSpec, axis: int, axes: Axes) -> str:
     if axis in axes.get(spec.name, {}):
         return ": it moves with the inputs, and export.dynamic_axes declares other axes of it"
     return ": it depends on the data, or the exporter lost its size"
@@ -408,7 +408,7 @@ class ExportRequest:
     output_names: tuple[str, ...]
     axes: Axes
     """Dynamic axes of inputs and outputs."""
-    other_sizes: dict[str, Example]
+    resized_by_label: dict[str, Example]
     """By label of a dynamic axis: the batch at another size of this axis."""
     plain: bool
     """True if forward takes positional tensors and returns tensors in tuples."""
@@ -442,21 +442,21 @@ class ExportRequest:
         state = ModelState(model, original)
         run = partial(_forward, call, model, state)
         returned = run(batch)
-        found = _leaves(returned)
-        outputs = _names(found, settings)
-        shapes = _shapes(outputs, found)
+        tensors = _leaves(returned)
+        outputs = _names(tensors, settings)
+        shapes = _shapes(outputs, tensors)
         inputs = input_axes(batch, settings, outputs=outputs)
         sizes = {
-            label: _other(run, (batch, example), label, places)
-            for label, places in axes_by_label(inputs).items()
+            label: _resized_batch(run, (batch, example), label, labeled)
+            for label, labeled in axes_by_label(inputs).items()
         }
         moved = {
-            label: OutputShapes(other, _shapes(outputs, leaf))
-            for label, (other, leaf) in sizes.items()
+            label: OutputShapes(changed, _shapes(outputs, tensors_))
+            for label, (changed, tensors_) in sizes.items()
         }
         named_outputs = OutputAxes(OutputShapes(batch, shapes), moved, inputs)
         moving = named_outputs.detect()
-        declared = named_outputs.declared(settings, other_data=_other_data(run, batch, outputs))
+        declared = named_outputs.declared(settings, changed_data=_changed_data(run, batch, outputs))
         for name, labels in declared.items():
             moving[name] = dict(sorted({**moving.get(name, {}), **labels}.items()))
         return cls(
@@ -467,9 +467,9 @@ class ExportRequest:
             call=call,
             output_names=outputs,
             axes=inputs | moving,
-            other_sizes={label: other for label, (other, _) in sizes.items()},
+            resized_by_label={label: changed for label, (changed, _) in sizes.items()},
             plain=call.plain and is_plain(returned),
-            hazards=_batchless(shapes, moving, settings) if batch.batched else (),
+            hazards=_batchless_outputs(shapes, moving, settings) if batch.batched else (),
             declared=declared,
             state=state,
         )
@@ -496,8 +496,8 @@ class ExportRequest:
 
         Raises ExportError.
         """
-        found = _leaves(_forward(self.call, self.model, self.state, example))
-        return [np.array(leaf.tensor.detach().numpy()) for leaf in found]
+        tensors = _leaves(_forward(self.call, self.model, self.state, example))
+        return [np.array(leaf.tensor.detach().numpy()) for leaf in tensors]
 
     @contextlib.contextmanager
     def flat(self) -> Iterator[nn.Module]:
@@ -512,7 +512,7 @@ class ExportRequest:
         if hooked:  # hooks would see the flat tensors
             yield PositionalModel(self.model, self.call)
             return
-        before, original = vars(self.model).get("forward"), self.model.forward
+        own_forward, original = vars(self.model).get("forward"), self.model.forward
 
         def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return tuple(leaf.tensor for leaf in leaves(self.call(original, tensors)))
@@ -522,8 +522,8 @@ class ExportRequest:
             yield self.model
         finally:
             del self.model.forward
-            if before is not None:
-                self.model.forward = before
+            if own_forward is not None:
+                self.model.forward = own_forward
 
 
 def _forward(call: ForwardSignature, model: nn.Module, state: ModelState, batch: Example) -> object:
@@ -549,39 +549,39 @@ def _leaves(returned: object) -> list[Leaf]:
         raise ExportError(str(error)) from error
 
 
-def _names(found: list[Leaf], settings: ExportSettings) -> tuple[str, ...]:
+def _names(tensors: list[Leaf], settings: ExportSettings) -> tuple[str, ...]:
     names = settings.output_names
     if names is None:
-        names = tuple(leaf.name for leaf in found)
-    if len(found) != len(names) or not found:
+        names = tuple(leaf.name for leaf in tensors)
+    if len(tensors) != len(names) or not tensors:
         raise ExportError(
-            f"the model returns {len(found)} tensor(s) "
-            f"({', '.join(leaf.name for leaf in found) or 'none'}), "
+            f"the model returns {len(tensors)} tensor(s) "
+            f"({', '.join(leaf.name for leaf in tensors) or 'none'}), "
             f"export.output_names has {len(names)} ({', '.join(names)}). "
             "Give one name for each returned tensor, in order, or null for the model's own."
         )
     return names
 
 
-def _other(
-    run: Run, examples: tuple[Example, Example], label: str, places: list[tuple[str, int]]
+def _resized_batch(
+    run: Run, examples: tuple[Example, Example], label: str, labeled: list[tuple[str, int]]
 ) -> tuple[Example, list[Leaf]]:
     """Return the batch at the first other size of the label that the model accepts."""
     batch, samples = examples
     failure: ExportError | None = None
-    for other in resized_batches(batch, places, samples=samples):
+    for candidate in resized_batches(batch, labeled, samples=samples):
         try:
-            return other, _leaves(run(other))
+            return candidate, _leaves(run(candidate))
         except ExportError as error:
             failure = failure or error
-    off = "export.dynamic_batch: false" if label == BATCH else "leave it out of export.dynamic_axes"
+    fix = "export.dynamic_batch: false" if label == BATCH else "leave it out of export.dynamic_axes"
     raise ExportError(
         f"the model itself fails at every other size of the dynamic axis {label}: {failure} "
-        f"If it has only one size: {off}."
+        f"If it has only one size: {fix}."
     ) from failure
 
 
-def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[OutputShapes]:
+def _changed_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[OutputShapes]:
     """Yield output shapes for generated data that the model accepts."""
     for change in (np.zeros_like, np.negative):
         arrays = {
@@ -589,16 +589,16 @@ def _other_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[Ou
             for name, array in batch.arrays.items()
         }
         with contextlib.suppress(ExportError):
-            other = Example(arrays, batch.axes)
-            yield OutputShapes(other, _shapes(names, _leaves(run(other))))
+            changed = Example(arrays, batch.axes)
+            yield OutputShapes(changed, _shapes(names, _leaves(run(changed))))
 
 
-def _shapes(names: tuple[str, ...], found: list[Leaf]) -> Shapes:
+def _shapes(names: tuple[str, ...], tensors: list[Leaf]) -> Shapes:
     """Return the shapes by name, or by position if the number of tensors differs."""
-    return {name: leaf.tensor.shape for name, leaf in zip(names, found, strict=False)}
+    return {name: leaf.tensor.shape for name, leaf in zip(names, tensors, strict=False)}
 
 
-def _batchless(shapes: Shapes, axes: Axes, settings: ExportSettings) -> tuple[str, ...]:
+def _batchless_outputs(shapes: Shapes, axes: Axes, settings: ExportSettings) -> tuple[str, ...]:
     if not settings.dynamic_batch:
         return ()
     return tuple(

@@ -16,7 +16,7 @@ from torch import nn
 from gate import installation
 from gate.errors import ExportError
 from gate.export.export_warnings import shorten_message
-from gate.export.failures import ExportFailure, opset_for_all, refused
+from gate.export.failures import ExportFailure, explain_error, opset_for_all
 from gate.export.request import Axes, ExportRequest, axes_text
 from gate.export.torchscript_settings import (
     CustomSymbolics,
@@ -40,15 +40,15 @@ class StrategyFailed(Exception):
 
     def __init__(
         self,
-        refusal: ExportFailure,
+        failure: ExportFailure,
         *,
         since: int | None = None,
         explain: Callable[[], ExportFailure] | None = None,
     ) -> None:
         """`since`: the lowest opset that works, if known. `explain` finds more details at the cost
         of several exports."""
-        super().__init__(refusal.cause)
-        self.refusal = refusal
+        super().__init__(failure.cause)
+        self.failure = failure
         self.since = since
         self.explain = explain
 
@@ -67,9 +67,9 @@ class StrategyFailed(Exception):
         explain: Callable[[], ExportFailure] | None = None,
     ) -> StrategyFailed:
         """Return the failure for what an exporter raised."""
-        refusal = ExportFailure.from_error(error, strategy=strategy, opset=opset)
-        since = opset_for_all(refusal.operators)
-        return cls(refusal, since=since, explain=explain if refusal.operators else None)
+        failure = ExportFailure.from_error(error, strategy=strategy, opset=opset)
+        since = opset_for_all(failure.operators)
+        return cls(failure, since=since, explain=explain if failure.operators else None)
 
 
 def export_copy(model: nn.Module) -> nn.Module:
@@ -117,14 +117,14 @@ def settings_of(request: ExportRequest, keywords: dict[str, Any]) -> ExporterOpt
     return {**flat, "fused_attention": False, "grad": False}
 
 
-_STAND_IN = "parity_gate_value_"
+_TEMPORARY = "parity_gate_value_"
 """Prefix of temporary names for outputs whose names are numbers, which torch's exporter refuses.
 Detector backbones return `{"0": …, "1": …}`."""
 
 
-def accepted(names: Sequence[str]) -> list[str]:
+def temporary_names(names: Sequence[str]) -> list[str]:
     """Return the names with a temporary name for each number."""
-    return [f"{_STAND_IN}{name}" if name.isdecimal() else name for name in names]
+    return [f"{_TEMPORARY}{name}" if name.isdecimal() else name for name in names]
 
 
 def rename(path: Path, names: Sequence[str]) -> None:
@@ -132,11 +132,11 @@ def rename(path: Path, names: Sequence[str]) -> None:
 
     Inner values that the exporter gave one of these names are renamed.
     """
-    wanted = [name for name in names if name.isdecimal()]
-    if not wanted:
+    numeric = [name for name in names if name.isdecimal()]
+    if not numeric:
         return
-    new = {f"{_STAND_IN}{name}": name for name in wanted}
-    new |= {name: f"inner_{name}" for name in wanted}
+    new = {f"{_TEMPORARY}{name}": name for name in numeric}
+    new |= {name: f"inner_{name}" for name in numeric}
     model = onnx.ModelProto.FromString(path.read_bytes())
     _rename(model.graph, new)
     path.write_bytes(model.SerializeToString(deterministic=True))
@@ -150,12 +150,12 @@ def rename_outputs(path: Path, names: Sequence[str]) -> None:
     """
     model = onnx.ModelProto.FromString(path.read_bytes())
     pairs = zip((value.name for value in model.graph.output), names, strict=False)
-    given = {value.name for value in model.graph.input}
-    new = {old: name for old, name in pairs if old != name and old not in given}
+    inputs = {value.name for value in model.graph.input}
+    new = {old: name for old, name in pairs if old != name and old not in inputs}
     if not new:
         return
-    makes_way = {name: f"inner_{name}" for name in new.values() if name not in new}
-    _rename(model.graph, makes_way | new)
+    displaced = {name: f"inner_{name}" for name in new.values() if name not in new}
+    _rename(model.graph, displaced | new)
     path.write_bytes(model.SerializeToString(deterministic=True))
 
 
@@ -246,12 +246,12 @@ def _explain(
     """Explain an error after the export. `module`: the exported module. None: the model itself,
     whose flat forward has been removed by then."""
     with request.flat() if module is None else contextlib.nullcontext(module) as exported:
-        return refused(
+        return explain_error(
             error, exported, request.arguments, strategy=strategy, exporter_keywords=keywords
         )
 
 
-def _uncompiled(request: ExportRequest, code: str, error: Exception) -> StrategyFailed:
+def _script_failure(request: ExportRequest, code: str, error: Exception) -> StrategyFailed:
     """Explain why TorchScript refuses a model, instead of torch's messages about internals. Uses
     `code` if no reason is recognized."""
     for name in request.call.keyword_only:
@@ -260,25 +260,28 @@ def _uncompiled(request: ExportRequest, code: str, error: Exception) -> Strategy
         if hint is None:
             return StrategyFailed.because("unannotated", name=name)
     with contextlib.suppress(Exception):  # then there is another reason
-        mixed = _mixed(request.call(request.model, request.arguments), "what forward returns")
+        mixed = _mixed_values(
+            request.call(request.model, request.arguments), "what forward returns"
+        )
         if mixed is not None:
             return StrategyFailed.because("mixed_values", **mixed)
     return StrategyFailed.because(code, brief=shorten_message(error))
 
 
-def _mixed(value: Any, place: str) -> dict[str, Any] | None:
+def _mixed_values(value: Any, location: str) -> dict[str, Any] | None:
     """Find the first dict or list with values of several types, which TorchScript lacks."""
     if isinstance(value, Mapping):
-        items, what = {f"{place}[{key!r}]": item for key, item in value.items()}, "dict"
+        items, kind = {f"{location}[{key!r}]": item for key, item in value.items()}, "dict"
     elif isinstance(value, list | tuple):
-        items = {f"{place}[{number}]": item for number, item in enumerate(value)}
-        what = "list" if isinstance(value, list) else ""
+        items = {f"{location}[{number}]": item for number, item in enumerate(value)}
+        kind = "list" if isinstance(value, list) else ""
     else:
         return None
     kinds = sorted({_kind(item) for item in items.values()})
-    if what and len(kinds) > 1:
-        return {"place": place, "kind": what, "types": ", ".join(kinds)}
-    return next((found for at, item in items.items() if (found := _mixed(item, at))), None)
+    if kind and len(kinds) > 1:
+        return {"place": location, "kind": kind, "types": ", ".join(kinds)}
+    nested = (_mixed_values(item, location) for location, item in items.items())
+    return next(filter(None, nested), None)
 
 
 def _kind(value: Any) -> str:
@@ -341,14 +344,14 @@ def write_scripted(
     try:
         scripted = torch.jit.script(request.model)
     except Exception as error:
-        raise _uncompiled(request, "script_failed", error) from error
+        raise _script_failure(request, "script_failed", error) from error
     if not request.plain or request.call.takes_none:
         try:
             scripted = torch.jit.trace(  # type: ignore[no-untyped-call]
                 PositionalModel(scripted, request.call), request.arguments, check_trace=False
             )
         except Exception as error:
-            raise _uncompiled(request, "not_flat", error) from error
+            raise _script_failure(request, "not_flat", error) from error
     return _write(request, scripted, path, strategy="scripted", opset=symbolics.opset)
 
 
@@ -373,10 +376,10 @@ def _write(
     keywords: dict[str, Any] = plain | {
         "training": TrainingMode.EVAL,
         **exporter_keywords(request.settings, request.model),
-        "input_names": accepted(request.input_names),
-        "output_names": accepted(request.output_names),
+        "input_names": temporary_names(request.input_names),
+        "output_names": temporary_names(request.output_names),
         "dynamic_axes": dict(
-            zip(accepted(tuple(request.axes)), request.axes.values(), strict=True)
+            zip(temporary_names(tuple(request.axes)), request.axes.values(), strict=True)
         ),
     }
     try:
@@ -392,11 +395,11 @@ def _write(
             error, strategy=strategy, opset=opset, explain=explain
         ) from error
     if request.settings.export_modules_as_functions:
-        rename_outputs(path, accepted(request.output_names))
+        rename_outputs(path, temporary_names(request.output_names))
     rename(path, (*request.input_names, *request.output_names))
-    described: ExporterOptions = {
+    options: ExporterOptions = {
         "training": "eval",
         **recorded_settings(request.settings),
         "dynamic_axes": axes_text(request.axes),
     }
-    return settings_of(request, plain | described)
+    return settings_of(request, plain | options)

@@ -41,7 +41,7 @@ class CustomSymbolics:
         """Export the operator `namespace::name` by `function(g, *inputs)` in the strategies traced,
         direct and scripted. Raises ExportError if torch has no operator of this name.
         """
-        _demand_callable(function, name)
+        _require_callable(function, name)
         namespace, _, operator = name.partition("::") if isinstance(name, str) else ("", "", "")
         if not (namespace.isidentifier() and operator.isidentifier()):
             raise ExportError(
@@ -59,11 +59,11 @@ class CustomSymbolics:
         """Export the operator `torch.ops.namespace.name.default` by the onnxscript function
         `function(*inputs)` in the strategy dynamo. Raises ExportError for any other target."""
         if not isinstance(target, Target):
-            description = f"an operator, expected one overload of it: {target}.default"
-            other = f"{target!r}, expected an operator such as torch.ops.mine.hard_swish.default"
-            packet = isinstance(target, torch._ops.OpOverloadPacket)
-            raise ExportError(f"dynamo() got {description if packet else other}.")
-        _demand_callable(function, str(target))
+            overloads = f"an operator, expected one overload of it: {target}.default"
+            text = f"{target!r}, expected an operator such as torch.ops.mine.hard_swish.default"
+            is_packet = isinstance(target, torch._ops.OpOverloadPacket)
+            raise ExportError(f"dynamo() got {overloads if is_packet else text}.")
+        _require_callable(function, str(target))
         self.translations[target] = function
 
 
@@ -95,16 +95,16 @@ def overriding(name: str, function: Function, *, opset: int) -> Iterator[None]:
     from torch.onnx._internal.torchscript_exporter import registration
 
     entries = registration.registry._registry
-    before = entries.get(name)
-    if before is not None:
-        entries[name] = copy.deepcopy(before)
+    original = entries.get(name)
+    if original is not None:
+        entries[name] = copy.deepcopy(original)
     try:
         torch.onnx.register_custom_op_symbolic(name, function, opset)  # type: ignore[attr-defined]
         yield
     finally:
         entries.pop(name, None)
-        if before is not None:
-            entries[name] = before
+        if original is not None:
+            entries[name] = original
 
 
 def _function(spec: str) -> Function:
@@ -125,8 +125,8 @@ def _function(spec: str) -> Function:
             f"export.custom_symbolics: {spec}: {name} {problem}, expected a function in "
             f"{module_name} that takes the registry: def {name}(symbolics)."
         )
-    registering: Function = function
-    return registering
+    register: Function = function
+    return register
 
 
 def _call(function: Function, symbolics: CustomSymbolics, spec: str) -> None:
@@ -146,7 +146,7 @@ def _call(function: Function, symbolics: CustomSymbolics, spec: str) -> None:
         )
 
 
-def _demand_callable(function: object, name: str) -> None:
+def _require_callable(function: object, name: str) -> None:
     if not callable(function):
         raise ExportError(
             f"the symbolic function of {name} is {function!r}, expected a function that returns "
@@ -155,7 +155,7 @@ def _demand_callable(function: object, name: str) -> None:
 
 
 # PyTorch calls all of them deprecated. A version that lacks one must not ignore it silently.
-_FIELDS = (
+_VERSIONED_FIELDS = (
     "custom_opsets",
     "autograd_inlining",
     "export_modules_as_functions",
@@ -166,14 +166,14 @@ _FIELDS = (
 def check_exporter_settings(settings: ExportSettings, model: nn.Module) -> None:
     """Check the settings before the export. Raises ExportError for a switch that this version of
     PyTorch lacks, and for a class without an instance in `model`."""
-    for field in _FIELDS:
+    for field in _VERSIONED_FIELDS:
         default = ExportSettings.model_fields[field].default
         if getattr(settings, field) != default and field not in _parameters():
             raise ExportError(
                 f"export.{field} is set, and the exporter of the installed PyTorch "
                 f"{torch.__version__} does not support it. Remove the setting."
             )
-    _functions(settings, model)
+    _function_classes(settings, model)
 
 
 def exporter_keywords(settings: ExportSettings, model: nn.Module) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def exporter_keywords(settings: ExportSettings, model: nn.Module) -> dict[str, A
     keywords = {
         "custom_opsets": dict(settings.custom_opsets) or None,
         "autograd_inlining": settings.autograd_inlining,
-        "export_modules_as_functions": _functions(settings, model),
+        "export_modules_as_functions": _function_classes(settings, model),
         "operator_export_type": getattr(OperatorExportTypes, settings.operator_export_type),
     }
     return {name: value for name, value in keywords.items() if name in _parameters()}
@@ -203,24 +203,24 @@ def recorded_settings(settings: ExportSettings) -> dict[str, bool | str | None]:
     }
 
 
-def _functions(settings: ExportSettings, model: nn.Module) -> bool | set[type[nn.Module]]:
-    wanted = settings.export_modules_as_functions
-    if isinstance(wanted, bool):
-        return wanted
-    return {kind for name in wanted for kind in _classes(name, model)}
+def _function_classes(settings: ExportSettings, model: nn.Module) -> bool | set[type[nn.Module]]:
+    setting = settings.export_modules_as_functions
+    if isinstance(setting, bool):
+        return setting
+    return {kind for name in setting for kind in _classes(name, model)}
 
 
 def _classes(name: str, model: nn.Module) -> Iterator[type[nn.Module]]:
     """Return the classes of this name, with or without its module."""
     kinds = {type(module) for module in model.modules()}
     names = {kind: f"{kind.__module__}.{kind.__qualname__}" for kind in kinds}
-    found = [kind for kind, whole in names.items() if f".{whole}".endswith(f".{name}")]
-    if not found:
+    matching = [kind for kind, full_name in names.items() if f".{full_name}".endswith(f".{name}")]
+    if not matching:
         raise ExportError(
             f"export.export_modules_as_functions names {name}, and no module of the model is one. "
             f"It has: {', '.join(sorted(names.values()))}. Name one of them, or true for all."
         )
-    yield from found
+    yield from matching
 
 
 def _parameters() -> frozenset[str]:

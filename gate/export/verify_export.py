@@ -56,7 +56,7 @@ def difference(
     """
     returned = file.answers(example)
     return {
-        name: _of_output(name, example, got, want)
+        name: _output_difference(name, example, got, want)
         for name, got, want in zip(file.outputs, returned, expected, strict=True)
     }
 
@@ -66,11 +66,11 @@ def sizes(example: Example) -> str:
     shapes = {name: list(array.shape) for name, array in example.arrays.items()}
     counts = [example.arrays[name].shape[axis] for name, axis in example.batched.items()]
     count = next(iter(counts), 1)
-    shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-    return f"{count} sample{'' if count == 1 else 's'} ({shown})"
+    shapes_text = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    return f"{count} sample{'' if count == 1 else 's'} ({shapes_text})"
 
 
-def _of_output(name: str, example: Example, got: Array, want: Array) -> tuple[float, float]:
+def _output_difference(name: str, example: Example, got: Array, want: Array) -> tuple[float, float]:
     if got.shape != want.shape:
         shapes = {"got": list(got.shape), "want": list(want.shape)}
         raise export_error("other_shape", sizes=sizes(example), name=name, **shapes)
@@ -163,13 +163,13 @@ class NumericalCheck:
     def _sizes(self) -> Iterator[tuple[str, Example]]:
         batch, samples = self._request.batch, self._request.example
         yield "as given", batch
-        for label, other in self._request.other_sizes.items():
-            yield f"of another {label}", other
+        for label, resized in self._request.resized_by_label.items():
+            yield f"of another {label}", resized
         arrays = dict(samples.arrays)
         for name, axis in batch.batched.items():
             count = arrays[name].shape[axis]
-            places = range(max(0, count - batch.arrays[name].shape[axis]), count)
-            arrays[name] = arrays[name].take(places, axis=axis)
+            indices = range(max(0, count - batch.arrays[name].shape[axis]), count)
+            arrays[name] = arrays[name].take(indices, axis=axis)
         last = Example(arrays, batch.axes)
         if all(last.arrays[name].shape == array.shape for name, array in batch.arrays.items()):
             yield "of the last samples", last
@@ -177,10 +177,10 @@ class NumericalCheck:
     def _changed(self) -> Iterator[tuple[str, Example]]:
         arrays = self._request.batch.arrays
         for title, (change, kinds) in _CHANGES.items():
-            made = {n: change(a).astype(a.dtype) if a.dtype.kind in kinds else a
+            changed = {n: change(a).astype(a.dtype) if a.dtype.kind in kinds else a
                     for n, a in arrays.items()}  # fmt: skip
-            if any(not np.array_equal(made[name], arrays[name]) for name in arrays):
-                yield title, Example(made, self._request.batch.axes)
+            if any(not np.array_equal(changed[name], arrays[name]) for name in arrays):
+                yield title, Example(changed, self._request.batch.axes)
 
     def _compare(
         self, file: File, title: str, batch: Example, *, exact_integers: bool
@@ -188,7 +188,7 @@ class NumericalCheck:
         """Return the error of the file if it is too large."""
         if title not in self._expected:
             expected = self._request.answers(batch)
-            if not exact_integers and not all(np.isfinite(one).all() for one in expected):
+            if not exact_integers and not all(np.isfinite(array).all() for array in expected):
                 return None
             self._expected[title] = expected
         expected = self._expected[title]
@@ -196,16 +196,16 @@ class NumericalCheck:
             name: want.dtype.kind == "f" or exact_integers
             for name, want in zip(file.outputs, expected, strict=True)
         }
-        for name, (off, largest) in difference(file, batch, expected).items():
-            if floats[name] and not off <= _SHARE * largest + _TINY:
-                return _cause("differs", error=off, name=name, sizes=sizes(batch))
+        for name, (error, largest) in difference(file, batch, expected).items():
+            if floats[name] and not error <= _SHARE * largest + _TINY:
+                return _cause("differs", error=error, name=name, sizes=sizes(batch))
         return None
 
     def _repeatable(self, title: str, batch: Example) -> bool:
         """Return False for a model whose output changes with each call: nothing can be compared."""
         again = self._request.answers(batch)
         expected = self._expected.get(title, again)
-        return all(np.array_equal(one, other) for one, other in zip(expected, again, strict=True))
+        return all(np.array_equal(a, b) for a, b in zip(expected, again, strict=True))
 
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
@@ -214,7 +214,7 @@ _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 _MOST = 8
 
 
-def verified(path: Path, request: ExportRequest, *, opset: int) -> None:
+def verify_export(path: Path, request: ExportRequest, *, opset: int) -> None:
     """Check the file `path` against the request. Raises StrategyFailed."""
     try:
         subject = read_subject(path)
@@ -231,12 +231,12 @@ def verified(path: Path, request: ExportRequest, *, opset: int) -> None:
         raise StrategyFailed.because("foreign_operators", operators=list_first(foreign, most=_MOST))
     _check_domains(path, request.settings.custom_opsets)
     inputs = [spec.name for spec in subject.inputs]
-    wanted = list(request.input_names)
-    if request.settings.export_params and inputs != wanted:
-        raise StrategyFailed.because("other_inputs", inputs=inputs, wanted=wanted)
-    outputs, wanted = [spec.name for spec in subject.outputs], list(request.output_names)
-    if outputs != wanted:
-        raise StrategyFailed.because("other_outputs", outputs=outputs, wanted=wanted)
+    expected = list(request.input_names)
+    if request.settings.export_params and inputs != expected:
+        raise StrategyFailed.because("other_inputs", inputs=inputs, wanted=expected)
+    outputs, expected = [spec.name for spec in subject.outputs], list(request.output_names)
+    if outputs != expected:
+        raise StrategyFailed.because("other_outputs", outputs=outputs, wanted=expected)
     for spec in (*subject.inputs, *subject.outputs):
         _check_dynamic(spec, request)
 
@@ -259,34 +259,35 @@ def foreign_in(path: Path) -> tuple[str, ...]:
     return foreign_operators(onnx.load(path, load_external_data=False))
 
 
-def unplain(path: Path, settings: ExportSettings) -> tuple[str, ...]:
+def operator_type_hazards(path: Path, settings: ExportSettings) -> tuple[str, ...]:
     """Describe the hazard if the settings have an `operator_export_type` other than ONNX."""
-    chosen = settings.operator_export_type
-    if chosen == "ONNX":
+    operator_type = settings.operator_export_type
+    if operator_type == "ONNX":
         return ()
-    found = foreign_in(path)
-    if not found:
+    foreign = foreign_in(path)
+    if not foreign:
         return (
-            f"operator_export_type {chosen} changed nothing: all operators are plain ONNX. "
+            f"operator_export_type {operator_type} changed nothing: all operators are plain ONNX. "
             "Leave it out",
         )
     return (
-        f"the file has operators outside of ONNX, as operator_export_type {chosen} allows: "
-        f"{list_first(found, most=_MOST)}. No runtime of the gate runs it, so it was not verified",
+        f"the file has operators outside of ONNX, as operator_export_type {operator_type} allows: "
+        f"{list_first(foreign, most=_MOST)}. No runtime of the gate runs it, so it was not "
+        "verified",
     )
 
 
-def _check_domains(path: Path, wanted: Mapping[str, int]) -> None:
+def _check_domains(path: Path, opsets: Mapping[str, int]) -> None:
     """The exporter silently omits opsets that the file does not use."""
-    if not wanted:
+    if not opsets:
         return
     model = onnx.load(path, load_external_data=False)
     written = {entry.domain: entry.version for entry in model.opset_import}
-    for domain, version in wanted.items():
+    for domain, version in opsets.items():
         if written.get(domain) != version:
-            has = ", ".join(sorted(f"{name or 'ai.onnx'}: {v}" for name, v in written.items()))
+            domains = ", ".join(sorted(f"{name or 'ai.onnx'}: {v}" for name, v in written.items()))
             raise StrategyFailed.because(
-                "other_domains", domains=has, domain=domain, version=version
+                "other_domains", domains=domains, domain=domain, version=version
             )
 
 

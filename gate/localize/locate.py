@@ -520,7 +520,7 @@ def _worst_sample_of_probe(case: MeasurementJob, name: str) -> SampleSet:
     a fixed batch. Raises anything."""
     with deterministic(case.policy.determinism):
         context = MeasurementContext.bare(case)
-        probe = ProbeInstrument(context).named(name)
+        probe = ProbeInstrument(context).find(name)
         if probe is None:
             raise EvidenceError(f"there is no probe {name}. Measure the file again.")
         batch = probe.batch

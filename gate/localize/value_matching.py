@@ -258,7 +258,7 @@ class ValueMatcher:
 
     def name(self, value: ComputedValue, tensor: Tensor) -> float:
         """Return the score of `NameHints.name` for this tensor."""
-        return self._hints.name(value, tensor.node_index, tensor.scope)
+        return self._hints.name_score(value, tensor.node_index, tensor.scope)
 
     def tensors(self, arrays: Mapping[str, OutputArray]) -> list[Tensor]:
         """Return the tensors that a run returned, in the order of the nodes."""
@@ -416,7 +416,7 @@ class ValueMatcher:
             if (value.repeats is not None or constant) and name < EXACT:
                 continue  # unchanged values and constants mostly have no node
             is_own_code = value.functional and name >= EXACT  # whose operator may be any
-            score = name + (0.0 if is_own_code else self._hints.kind(value, tensor.op))
+            score = name + (0.0 if is_own_code else self._hints.kind_score(value, tensor.op))
             if tensor.shape != value.shape:
                 score -= _SHAPE
             if self._returned.get(value.number) == tensor.name:

@@ -35,9 +35,9 @@ def perturb_rounding(
     runs = []
     for draw in draws:
         random = np.random.default_rng(seed(context.policy.determinism, draw))
-        moved = {name: _perturb_input(array, random) for name, array in batch.items()}
+        perturbed = {name: _perturb_input(array, random) for name, array in batch.items()}
         try:
-            runs.append(context.rounded_run(moved, draw=draw, scale=PROBE_SCALE, near=batch))
+            runs.append(context.rounded_run(perturbed, draw=draw, scale=PROBE_SCALE, near=batch))
         except Exception:
             return []
     return runs
@@ -48,9 +48,9 @@ def _perturb_input(array: OutputArray, random: np.random.Generator) -> OutputArr
         return array
     values = array.astype(np.float64)
     exact = (values == np.round(values)) & (np.abs(values) < EXACT)
-    moved = values * (1.0 + random.integers(-1, 2, array.shape) * ULP)
+    perturbed = values * (1.0 + random.integers(-1, 2, array.shape) * ULP)
     with np.errstate(over="ignore"):
-        return np.where(exact, values, moved).astype(array.dtype)
+        return np.where(exact, values, perturbed).astype(array.dtype)
 
 
 _READS = {
@@ -166,31 +166,31 @@ class TracedReference:
             except Exception:  # for example scripted parts, which only modules can call
                 self._net = context.model.flat(context.binding, without_submodules=False)
                 self._module = self._trace_or_explain(batch)
-        self.warned = any(map(_is_about_model_code, caught))
+        self.has_warnings = any(map(_is_about_model_code, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""
 
-    def watched(self, batch: Batch) -> tuple[BranchRecorder, bool]:
+    def record_reads(self, batch: Batch) -> tuple[BranchRecorder, bool]:
         """Return the recorded reads, and whether the model accepts the batch."""
         tensors = self._tensors(batch)
-        with _recorded_warnings(), self._state.restored(), BranchRecorder() as watch:
+        with _recorded_warnings(), self._state.restored(), BranchRecorder() as recorder:
             try:
-                self._net(*tensors)
+                self._callable(*tensors)
             except Exception:  # the model rejects this input
-                return watch, False
-        return watch, True
+                return recorder, False
+        return recorder, True
 
-    def sizes_watched(self, batch: Batch) -> BranchRecorder | None:
+    def record_size_reads(self, batch: Batch) -> BranchRecorder | None:
         """Return the reads of another tracing run; None if the batch can't be traced.
 
         While tracing, sizes are tensors, so their comparisons are recorded too.
         """
-        watch = BranchRecorder()
-        with _recorded_warnings(), watch:
+        recorder = BranchRecorder()
+        with _recorded_warnings(), recorder:
             try:
                 self._trace(batch)
             except Exception:  # the model or the tracer rejects this batch
                 return None
-        return watch
+        return recorder
 
     def run(self, batch: Batch) -> list[OutputArray]:
         """Return all outputs of the trace. Any exception of the traced code passes through."""
@@ -216,12 +216,12 @@ class TracedReference:
             raise TypeError("it has a string input")
         with self._state.restored():
             return torch.jit.trace(  # type: ignore[no-untyped-call]
-                self._net, self._tensors(batch), check_trace=False, strict=False
+                self._callable, self._tensors(batch), check_trace=False, strict=False
             )
 
     def _tensors(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        given = self._binding.to_call(batch)
-        tensors = (torch.from_numpy(given[name].copy()) for name in self._binding.arguments)
+        inputs = self._binding.to_call(batch)
+        tensors = (torch.from_numpy(inputs[name].copy()) for name in self._binding.arguments)
         return tuple(t.float() if t.is_floating_point() else t for t in tensors)
 
 
@@ -231,8 +231,8 @@ def disagree(eager: list[OutputArray], traced: list[OutputArray]) -> bool:
     Number, shapes, dtypes, NaN and infinities must be equal.
     """
     return len(eager) != len(traced) or any(
-        one.dtype != other.dtype or not agree(other, one, relative=_MAX_RELATIVE)
-        for one, other in zip(eager, traced, strict=True)
+        e.dtype != t.dtype or not agree(t, e, relative=_MAX_RELATIVE)
+        for e, t in zip(eager, traced, strict=True)
     )
 
 

@@ -85,7 +85,7 @@ class _Numbers(NamedTuple):
     """True if an integer or bool differs, or NaN or infinity occurs on one side only."""
 
     @property
-    def suspicious(self) -> bool:
+    def is_suspicious(self) -> bool:
         if self.ratio is None:
             return not self.relative <= _SUSPICIOUS_DIFF
         return not self.ratio <= _SUSPICIOUS_RATIO
@@ -113,30 +113,30 @@ class SampleRuns:
         Empty if the batch contains other inputs, if a sample's outputs depend on the batch, or if
         the runs would take too much memory.
         """
-        places = self._positions(batch)
+        indices = self._positions(batch)
         alone = self._reference
-        if not places or not alone or len(alone) != len(reference):
+        if not indices or not alone or len(alone) != len(reference):
             return []
-        if not all(agree(r[places], own) for r, own in zip(alone, reference, strict=True)):
+        if not all(agree(r[indices], output) for r, output in zip(alone, reference, strict=True)):
             return []
         missing = [draw for draw in draws if draw not in self._runs]
-        made = perturb_rounding(self._context, self._rows, draws=missing) if missing else []
-        if len(made) < len(missing) or any(
-            run.shape != r.shape for runs in made for run, r in zip(runs, alone, strict=True)
+        new_runs = perturb_rounding(self._context, self._rows, draws=missing) if missing else []
+        if len(new_runs) < len(missing) or any(
+            run.shape != r.shape for runs in new_runs for run, r in zip(runs, alone, strict=True)
         ):
             return []
-        self._runs.update(zip(missing, made, strict=True))
-        return [[output[places] for output in self._runs[draw]] for draw in draws]
+        self._runs.update(zip(missing, new_runs, strict=True))
+        return [[output[indices] for output in self._runs[draw]] for draw in draws]
 
     def _positions(self, batch: Batch) -> list[int]:
         """Return the index of each sample of a batch; empty if any is not in `rows`."""
-        places = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
-        numbers = [place for place in places if place is not None]
-        return numbers if len(numbers) == len(places) else []
+        indices = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
+        matched = [index for index in indices if index is not None]
+        return matched if len(matched) == len(indices) else []
 
     @cached_property
     def _by_digest(self) -> dict[bytes, int]:
-        return {digest.tobytes(): place for place, digest in enumerate(row_digests(self._rows))}
+        return {digest.tobytes(): index for index, digest in enumerate(row_digests(self._rows))}
 
     @cached_property
     def _reference(self) -> list[OutputArray]:
@@ -174,28 +174,28 @@ class ExpectedOutputs:
         self,
         context: MeasurementContext,
         probe: Probe,
-        observed: SampleProfile | None = None,
+        profile: SampleProfile | None = None,
         *,
         shared: SampleRuns | None = None,
     ) -> None:
         """Compute the reference outputs, or set `inapplicable` to the reason why there are none.
 
-        observed: range of the samples; None: no sample counts as far beyond it. shared: runs with
+        profile: range of the samples; None: no sample counts as far beyond it. shared: runs with
         random rounding that several probes share.
         """
         self.probe = probe
         self._shared = shared
-        self._observed = observed
+        self._profile = profile
         self.inapplicable: str | None = None
         self._context = context
         self._more = True
         """False if no further runs are made: they are not needed, or the runs replay the choices of
         a file, which further runs would not."""
-        self._refused = False
+        self._is_refused = False
         """True if the runtime has already failed on the samples, so further runs change nothing."""
         self._reference: list[OutputArray] = []
         self._truth: list[OutputArray] | None = None
-        self._left_out: list[Mask] = []
+        self._excluded: list[Mask] = []
         """Per output, a mask of the elements that are not compared; empty: all are compared."""
         try:
             self._reference = context.answers.reference(probe.batch)
@@ -203,7 +203,7 @@ class ExpectedOutputs:
             cause = error.__cause__
             self.inapplicable = describe_failure(cause if isinstance(cause, Exception) else error)
         else:
-            self._truth = self._checked(
+            self._truth = self._valid_truth(
                 _usable_truth(self._reference, context.baseline(probe.batch))
             )
             if probe.emptied and attends_nothing(context, probe.batch):
@@ -211,7 +211,7 @@ class ExpectedOutputs:
             elif probe.finite and not _finite(self._reference):
                 self.inapplicable = "not_finite"
 
-    def _checked(self, truth: list[OutputArray] | None) -> list[OutputArray] | None:
+    def _valid_truth(self, truth: list[OutputArray] | None) -> list[OutputArray] | None:
         """Return `truth`, with float32 outputs wherever float64 computes another function here.
 
         That may be the case on this probe alone. Runs are made only where float64 is far off.
@@ -241,16 +241,19 @@ class ExpectedOutputs:
         except Exception as error:
             if self._is_rejected_by_model:
                 return self._record(inapplicable="not_finite")
-            return self._failed(error, compute, runtime)
+            return self._failure_record(error, compute, runtime)
         with np.errstate(all="ignore"):
             if self._is_rejected_by_model and not self._replaces_nan(outputs):
                 return self._record(inapplicable="not_finite")
             numbers = self._numbers(outputs)
-            if numbers.suspicious and not examine:
-                return self._unexamined(outputs, numbers)
-            own = self._by_replayed_choices(compute, runtime) if numbers.suspicious else None
-            few = numbers.suspicious and refused
-            return own or (self._few_runs() if few else self)._evaluate(outputs, numbers)
+            if numbers.is_suspicious and not examine:
+                return self._unexamined_record(outputs, numbers)
+            record = self._compare_with_replay(compute, runtime) if numbers.is_suspicious else None
+            few = numbers.is_suspicious and refused
+            if record is None:
+                expected = self._without_further_runs() if few else self
+                record = expected._evaluate(outputs, numbers)
+            return record
 
     @property
     def _is_rejected_by_model(self) -> bool:
@@ -260,7 +263,7 @@ class ExpectedOutputs:
     def _replaces_nan(self, outputs: list[OutputArray]) -> bool:
         """Return True if the file returns numbers where the model returns NaN."""
         lost = any(
-            (_is_lost(r, c) & ~self._overflows_alone(index, c)).any()
+            (_is_nan_lost(r, c) & ~self._overflows_alone(index, c)).any()
             for index, (r, c) in enumerate(zip(self._reference, outputs, strict=True))
         )
         return lost and not self._loses_nan
@@ -281,18 +284,18 @@ class ExpectedOutputs:
             return nan_is_lost(self._context, self.probe.batch)
         return False
 
-    def _failed(
+    def _failure_record(
         self, error: Exception, compute: Compute, runtime: RuntimeName | None
     ) -> ProbeResult:
         """Return the record of a runtime that raised `error`."""
         if isinstance(error, OutputMismatch):
             if not all(map(self._has_shapes, self._runs)):
                 return self._record(inapplicable="rounding_changes_shapes")
-            return self._by_replayed_choices(compute, runtime) or self._record(failure=str(error))
+            return self._compare_with_replay(compute, runtime) or self._record(failure=str(error))
         failure = describe_failure(error)
         return self._record(failure=failure, beyond_range=self._failure_on_empty_outputs(compute))
 
-    def _by_replayed_choices(
+    def _compare_with_replay(
         self, compute: Compute, runtime: RuntimeName | None
     ) -> ProbeResult | None:
         """Compare with the model that makes the file's choices (`gate.reference.choices`).
@@ -300,62 +303,62 @@ class ExpectedOutputs:
         None if the file makes the model's choices or rounding does not explain the difference.
         """
         batch = self.probe.batch
-        found = runtime and self._context.replayed(runtime, batch, scale=PROBE_SCALE)
-        if not found:
+        replay = runtime and self._context.replayed(runtime, batch, scale=PROBE_SCALE)
+        if not replay:
             return None
-        own = copy.copy(self)
-        own._reference, own._runs, own._more = found.outputs, found.draws, False
-        own._truth = _usable_truth(found.outputs, found.truth)
+        copied = copy.copy(self)
+        copied._reference, copied._runs, copied._more = replay.outputs, replay.draws, False
+        copied._truth = _usable_truth(replay.outputs, replay.truth)
         try:
-            outputs = compute(batch, found.outputs)
+            outputs = compute(batch, replay.outputs)
         except Exception:
             return None
         with np.errstate(all="ignore"):
-            record = own._evaluate(outputs, own._numbers(outputs))
-        if not found.undefined or record.undefined:
+            record = copied._evaluate(outputs, copied._numbers(outputs))
+        if not replay.undefined or record.undefined:
             return record
-        return record.model_copy(update={"undefined": found.undefined})
+        return record.model_copy(update={"undefined": replay.undefined})
 
-    def _few_runs(self) -> ExpectedOutputs:
+    def _without_further_runs(self) -> ExpectedOutputs:
         """Return a copy that makes no further runs with random rounding."""
-        few = copy.copy(self)
-        few._runs, few._more, few._refused = self._runs, False, True
-        return few
+        copied = copy.copy(self)
+        copied._runs, copied._more, copied._is_refused = self._runs, False, True
+        return copied
 
-    def _unexamined(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
+    def _unexamined_record(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         """Return the record without further runs with random rounding."""
-        own = copy.copy(self)
-        own._runs, own._more = (self._runs if self.examined else []), False
-        return own._evaluate(outputs, numbers).model_copy(update={"unexamined": True})
+        copied = copy.copy(self)
+        copied._runs, copied._more = (self._runs if self.examined else []), False
+        return copied._evaluate(outputs, numbers).model_copy(update={"unexamined": True})
 
     def _evaluate(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         """Return the record of these outputs.
 
         If they overflow far beyond the samples' range, the numbers are of the other elements.
         """
-        record = self._compared(outputs, numbers)
+        record = self._compare(outputs, numbers)
         if record.relative_diff is None or record.relative_diff <= _SUSPICIOUS_DIFF:
             return record
-        own = copy.copy(self)
-        own._left_out, casts = self._uncompared(outputs)
-        if any(mask.any() for mask in own._left_out):
-            record = own._compared(outputs, own._numbers(outputs))
+        copied = copy.copy(self)
+        copied._excluded, casts = self._uncompared(outputs)
+        if any(mask.any() for mask in copied._excluded):
+            record = copied._compare(outputs, copied._numbers(outputs))
             record = record.model_copy(update={"undefined": casts})
         overflow = [self._overflow(r, c) for r, c in zip(self._reference, outputs, strict=True)]
         elements = sum(int(mask.sum()) for mask in overflow)
         if record.relative_diff != math.inf or not elements:
             return record
-        left_out = zip(own._left_out, overflow, strict=True)
-        own._left_out = [np.asarray(one | other) for one, other in left_out]
-        rest = own._compared(outputs, own._numbers(outputs))
-        found = BeyondRange(
+        pairs = zip(copied._excluded, overflow, strict=True)
+        copied._excluded = [np.asarray(mask | overflowed) for mask, overflowed in pairs]
+        rest = copied._compare(outputs, copied._numbers(outputs))
+        beyond_range = BeyondRange(
             kind="overflow",
-            factor=float(self._reach[self._marked_samples(overflow)].min()),
+            factor=float(self._range_factors[self._marked_samples(overflow)].min()),
             elements=elements,
             noise_ratio=rest.noise_ratio,
             relative_diff=0.0 if rest.inapplicable else rest.relative_diff,
         )
-        return record.model_copy(update={"beyond_range": found})
+        return record.model_copy(update={"beyond_range": beyond_range})
 
     def _overflow(self, r: OutputArray, c: OutputArray) -> Mask:
         """Return where only the runtime is not finite, in samples far beyond the others.
@@ -379,15 +382,15 @@ class ExpectedOutputs:
         """
         batch = self.probe.batch
         try:
-            masks = [_is_lost(r, c) for r, c in zip(self._reference, outputs, strict=True)]
+            masks = [_is_nan_lost(r, c) for r, c in zip(self._reference, outputs, strict=True)]
             if any(mask.any() for mask in masks) and not self._loses_nan:
                 masks = [np.zeros_like(mask) for mask in masks]
             casts, depends = undefined_casts(self._context, batch)
         except Exception:  # the file can't be examined: compare everything
             return [np.zeros(r.shape, np.bool_) for r in self._reference], ()
         if depends:
-            each = zip(self._reference, outputs, depends, masks, strict=True)
-            masks = [mask | explained(r, c, runs) for r, c, runs, mask in each]
+            quadruples = zip(self._reference, outputs, depends, masks, strict=True)
+            masks = [mask | explained(r, c, runs) for r, c, runs, mask in quadruples]
         return masks, casts
 
     def _marked_samples(self, masks: list[Mask]) -> Mask:
@@ -403,17 +406,17 @@ class ExpectedOutputs:
 
         None unless only samples far beyond the others make the runtime fail.
         """
-        if self._observed is None or not self._far_samples.any():
+        if self._profile is None or not self._far_samples.any():
             return None
-        far = self._only(self._far_samples)
+        far = self._for_samples(self._far_samples)
         if far.inapplicable is not None or all(r.size for r in far._reference):
             return None
-        factor = float(self._reach[self._far_samples].min())
+        factor = float(self._range_factors[self._far_samples].min())
         if self._far_samples.all():
             return BeyondRange(kind="no_rows", factor=factor)
-        if self._observed.fixed:
+        if self._profile.fixed:
             return None
-        near = self._only(~self._far_samples).parity(compute)
+        near = self._for_samples(~self._far_samples).parity(compute)
         return BeyondRange(
             kind="no_rows",
             factor=factor,
@@ -422,7 +425,7 @@ class ExpectedOutputs:
             failure=near.failure,
         )
 
-    def _only(self, rows: Mask) -> ExpectedOutputs:
+    def _for_samples(self, rows: Mask) -> ExpectedOutputs:
         """Return the expected outputs for a subset of the probe's samples."""
         if rows.all():
             return self
@@ -431,35 +434,35 @@ class ExpectedOutputs:
         return ExpectedOutputs(self._context, probe)
 
     @cached_property
-    def _reach(self) -> NDArray[np.float64]:
+    def _range_factors(self) -> NDArray[np.float64]:
         """The factor by which each sample of the probe exceeds the range of the samples."""
-        if self._observed is None:
+        if self._profile is None:
             return np.zeros(self.probe.size)
-        return self._observed.reach(self.probe)
+        return self._profile.reach(self.probe)
 
     @property
     def _far_samples(self) -> Mask:
         """The samples of the probe on which an overflow is weak evidence against the file."""
-        return np.asarray(self._reach >= _FAR_BEYOND)
+        return np.asarray(self._range_factors >= _FAR_BEYOND)
 
     def _compared_elements(
         self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]
     ) -> Mask:
         """Return the elements of an output that are compared: rounding does not change them."""
         decided = _decided(self._reference[index], truth, draws)
-        return decided & ~self._left_out[index] if self._left_out else decided
+        return decided & ~self._excluded[index] if self._excluded else decided
 
-    def _compared(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
+    def _compare(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         runs: dict[str, Any] = {}
-        if numbers.suspicious and self._draws:
+        if numbers.is_suspicious and self._draws:
             numbers = self._numbers(outputs, self._draws)
             while self._more and self._may_be_rounding(outputs, numbers) and self._run_more():
                 numbers = self._numbers(outputs, self._draws)
             no_truth = numbers.ratio is None and not numbers.class_differs
-            if no_truth and all(self._moved_as_far(outputs)):
+            if no_truth and all(self._rounding_moves_as_far(outputs)):
                 return self._record(inapplicable="rounding_moves_output")
-            cut = self._refused and self._may_be_rounding(outputs, numbers)
-            runs = {"rounding_draws": len(self._runs), "unexamined": cut}
+            is_cut = self._is_refused and self._may_be_rounding(outputs, numbers)
+            runs = {"rounding_draws": len(self._runs), "unexamined": is_cut}
         if numbers.relative == 0.0 and not any(np.isfinite(r).any() for r in self._reference):
             return self._record(inapplicable="no_finite_number")
         return self._record(noise_ratio=numbers.ratio, relative_diff=numbers.relative, **runs)
@@ -470,14 +473,14 @@ class ExpectedOutputs:
         A few runs may underestimate the floor by chance. When boxes are equally likely, a run that
         was not made may select others, and with them other scores.
         """
-        if not numbers.suspicious:
+        if not numbers.is_suspicious:
             return False
         ratio, is_small = numbers.ratio, sum(r.size for r in self._reference) <= _MOST_ELEMENTS
         if is_small and ratio is not None and _MORE_RUNS_FROM < ratio < _MORE_RUNS_UP_TO:
             return True
         if numbers.class_differs:
             return self._nearly_equal(outputs)
-        return is_small and any(self._moved_as_far(outputs))
+        return is_small and any(self._rounding_moves_as_far(outputs))
 
     def _record(self, **numbers: Any) -> ProbeResult:
         probe = self.probe
@@ -502,14 +505,14 @@ class ExpectedOutputs:
                 )
             if r.dtype.kind != "f":
                 continue
-            judged = decided & np.isfinite(r)
-            scale = self._scale(r, self._left_out[index] if self._left_out else None)
-            near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
+            compared = decided & np.isfinite(r)
+            scale = self._scale(r, self._excluded[index] if self._excluded else None)
+            near, far = _in_units(r, scale, compared), _in_units(c, scale, compared)
             relatives.append(_relative(near, far))
             if truth is not None:
-                true = _in_units(truth, scale, judged)
-                moved = [_in_units(draw, scale, judged) for draw in draws[index]]
-                widest = _widest(true, [near, *moved])
+                true = _in_units(truth, scale, compared)
+                moved = [_in_units(draw, scale, compared) for draw in draws[index]]
+                widest = _farthest_outputs(true, [near, *moved])
                 ratios.append(_ratio(true, widest, far, columns=self._by_sample(r)))
         return _Numbers(None if self._truth is None else max(ratios), max(relatives))
 
@@ -566,28 +569,29 @@ class ExpectedOutputs:
                 continue
             truth = self._truth[index] if self._truth is not None else None
             differs = np.asarray(r != c)
-            left = int((differs & _decided(r, truth, self._draws[index])).sum())
+            decided_count = int((differs & _decided(r, truth, self._draws[index])).sum())
             count = int(differs.sum())
             differing = differing or count > 0
             undecided = undecided or (
-                count > max(1.0, _NEAR_TIE_SHARE * r.size) and 2 * left > count
+                count > max(1.0, _NEAR_TIE_SHARE * r.size) and 2 * decided_count > count
             )
         return differing and not undecided
 
     def _has_shapes(self, run: list[OutputArray]) -> bool:
         return [array.shape for array in run] == [r.shape for r in self._reference]
 
-    def _moved_as_far(self, outputs: list[OutputArray]) -> Iterator[bool]:
+    def _rounding_moves_as_far(self, outputs: list[OutputArray]) -> Iterator[bool]:
         """Yield for each output with a large difference whether random rounding moves it as far."""
         triples = zip(self._reference, outputs, self._draws, strict=True)
         for index, (r, c, draws) in enumerate(triples):
             if r.dtype.kind == "f":
-                judged = self._compared_elements(index, None, draws) & np.isfinite(r)
+                compared = self._compared_elements(index, None, draws) & np.isfinite(r)
                 scale = self._scale(r)
-                near, far = _in_units(r, scale, judged), _in_units(c, scale, judged)
+                near, far = _in_units(r, scale, compared), _in_units(c, scale, compared)
                 if _relative(near, far) > _SUSPICIOUS_DIFF:
-                    wobble = max(_distance(near, _in_units(draw, scale, judged)) for draw in draws)
-                    yield _distance(near, far) <= _ALLOWED_ROUNDING_MOVES * wobble
+                    runs = (_in_units(draw, scale, compared) for draw in draws)
+                    change = max(_distance(near, run) for run in runs)
+                    yield _distance(near, far) <= _ALLOWED_ROUNDING_MOVES * change
 
 
 def _usable_truth(
@@ -637,7 +641,7 @@ def _differs(r: OutputArray, c: OutputArray) -> Mask:
     return np.asarray((np.isnan(r) != np.isnan(c)) | (infinite & (r != c)))
 
 
-def _is_lost(r: OutputArray, c: OutputArray) -> Mask:
+def _is_nan_lost(r: OutputArray, c: OutputArray) -> Mask:
     """Return where the reference is NaN and the runtime is not."""
     if r.dtype.kind != "f":
         return np.zeros(r.shape, np.bool_)
@@ -658,7 +662,7 @@ def _relative(r: OutputArray, c: OutputArray) -> float:
     return moved / scale if scale > 0.0 else math.inf
 
 
-def _widest(truth: OutputArray, answers: Sequence[OutputArray]) -> OutputArray:
+def _farthest_outputs(truth: OutputArray, answers: Sequence[OutputArray]) -> OutputArray:
     """Return for each element the output farthest from the truth, at least UNDERFLOW away."""
     r64 = truth.astype(np.float64)
     errors = np.stack([array.astype(np.float64) - r64 for array in answers])

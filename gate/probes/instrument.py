@@ -51,11 +51,11 @@ class ProbeInstrument:
     def __init__(self, context: MeasurementContext) -> None:
         subject = context.tested_file.subject
         self._context = context
-        self._observed = SampleProfile.from_source(context)
-        self._axes = DynamicAxes.from_inputs(context, self._observed, subject.inputs)
-        self._shared = SampleRuns(context, self._observed.rows)
+        self._profile = SampleProfile.from_source(context)
+        self._axes = DynamicAxes.from_inputs(context, self._profile, subject.inputs)
+        self._shared = SampleRuns(context, self._profile.rows)
         self._digests: set[bytes] = set()
-        self._examined: Counter[RuntimeName] = Counter()
+        self._examined_counts: Counter[RuntimeName] = Counter()
         """Number of probes that were examined with random rounding."""
         self._search: TraceSearch | None = None
         self.probes = basic_probes(context, self._axes, sha256=subject.sha256)
@@ -71,98 +71,98 @@ class ProbeInstrument:
         return {"trace_search": self._search, "sample_bytes": self._context.sample_bytes}
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
-        """Judge every runtime with a runner; call `advance` with each probe's number of samples."""
+        """Compare every runtime with a runner; call `advance` with each probe's number of samples."""
         if not any(runtime.runner for runtime in runtimes):
             advance(self.cost)
             return
-        self._compute_in_float64()
+        self._compute_references()
         for probe in self.probes:
-            self._judge(probe, runtimes)
+            self._compare(probe, runtimes)
             advance(probe.size)
-        for probe in self._further():
-            self._judge(probe, runtimes)
+        for probe in self._recorded_probes():
+            self._compare(probe, runtimes)
         if not self._context.policy.instruments.search_inputs:
             return
         _steps.debug("look for inputs on which the trace takes another branch")
-        self._search, more = TraceSearcher(self._context, self._axes, self.probes).run()
-        for probe in more:
-            self._judge(probe, runtimes)
+        self._search, search_probes = TraceSearcher(self._context, self._axes, self.probes).run()
+        for probe in search_probes:
+            self._compare(probe, runtimes)
 
     def everything(self) -> Iterator[Probe]:
         """Yield all probes in the order of `run`. Two of them may have the same input."""
         yield from self.probes
-        yield from self._further()
+        yield from self._recorded_probes()
         if self._context.policy.instruments.search_inputs:
             yield from TraceSearcher(self._context, self._axes, self.probes).run()[1]
 
-    def named(self, name: str) -> Probe | None:
+    def find(self, name: str) -> Probe | None:
         """Return the probe of this name; None if only the search could make it."""
-        made = chain(self.probes, self._further())
-        found = next((p for p in made if p.name == name.removesuffix(NEARER_SUFFIX)), None)
-        if found is None or found.name == name:
-            return found
-        return nearer_probe(self._observed, found)
+        probes = chain(self.probes, self._recorded_probes())
+        probe = next((p for p in probes if p.name == name.removesuffix(NEARER_SUFFIX)), None)
+        if probe is None or probe.name == name:
+            return probe
+        return nearer_probe(self._profile, probe)
 
-    def _further(self) -> Iterator[Probe]:
+    def _recorded_probes(self) -> Iterator[Probe]:
         """Yield the probes that are made from running the model and recording its operations."""
-        yield from integer_probes(self._context, self._observed)
-        yield from nonfinite_probes(self._context, self._observed)
-        yield from sum_probes(self._context, self._observed)
+        yield from integer_probes(self._context, self._profile)
+        yield from nonfinite_probes(self._context, self._profile)
+        yield from sum_probes(self._context, self._profile)
         yield from length_probes(self._context, self._axes)
-        named = {probe.name for probe in self.probes}
+        names = {probe.name for probe in self.probes}
         for probe in condition_probes(self._context, self._axes):
-            if probe.name not in named:
+            if probe.name not in names:
                 yield probe
 
-    def _compute_in_float64(self) -> None:
+    def _compute_references(self) -> None:
         """Compute the reference of the samples, and of all probes of one sample, in batches.
 
         Running those probes one by one takes twice as long.
         """
-        answers, rows = self._context.answers, self._observed.rows
+        answers, rows = self._context.answers, self._profile.rows
         with contextlib.suppress(GateError):  # each probe reports it itself
             answers.reference(rows)
             answers.truth(rows)
-        if self._observed.fixed:
+        if self._profile.fixed:
             return
         shapes = {name: (1, *array.shape[1:]) for name, array in rows.items()}
-        alone = [probe.batch for probe in self.probes if probe.size == 1]
-        alike = [b for b in alone if {name: array.shape for name, array in b.items()} == shapes]
+        single = [probe.batch for probe in self.probes if probe.size == 1]
+        alike = [b for b in single if {name: array.shape for name, array in b.items()} == shapes]
         most = min(self._context.binding.batch_size, self._context.part)
         answers.compute_together(alike, most=most)
 
-    def _judge(self, probe: Probe, runtimes: Sequence[RuntimeMeasurement]) -> None:
-        """Judge every runtime on a probe, unless an earlier probe had the same input."""
+    def _compare(self, probe: Probe, runtimes: Sequence[RuntimeMeasurement]) -> None:
+        """Compare every runtime on a probe, unless an earlier probe had the same input."""
         digest = row_digests(probe.batch).tobytes()
         if digest in self._digests:
             return
         self._digests.add(digest)
-        expected = ExpectedOutputs(self._context, probe, self._observed, shared=self._shared)
-        breaking = []
+        expected = ExpectedOutputs(self._context, probe, self._profile, shared=self._shared)
+        beyond_range = []
         for runtime in runtimes:
             if runtime.takes_probe(probe.name, probe.batch):
                 compute = partial(runtime.compute, by=SessionRunner.run_probe)
-                looks = runtime.looks(self._context.applied_policy)
-                found = expected.parity(
+                limit = runtime.looks(self._context.applied_policy)
+                result = expected.parity(
                     compute,
                     runtime=runtime.name,
-                    examine=self._examined[runtime.name] < looks,
-                    refused=looks < MOST_LOOKS,
+                    examine=self._examined_counts[runtime.name] < limit,
+                    refused=limit < MOST_LOOKS,
                 )
-                runtime.probes.append(found)
-                self._examined[runtime.name] += expected.examined
-                if found.beyond_range and runtime.runner and runtime.runner.session.live:
-                    breaking.append(runtime)
-        if breaking:
-            self._judge(nearer_probe(self._observed, probe), breaking)
+                runtime.probes.append(result)
+                self._examined_counts[runtime.name] += expected.examined
+                if result.beyond_range and runtime.runner and runtime.runner.session.live:
+                    beyond_range.append(runtime)
+        if beyond_range:
+            self._compare(nearer_probe(self._profile, probe), beyond_range)
 
 
 def basic_probes(context: ProbeSource, axes: DynamicAxes, *, sha256: Digest) -> list[Probe]:
     """Return the probes that do not need the model. `sha256`: digest of the file."""
-    observed = axes.observed
+    profile = axes.profile
     return [
-        *batch_probes(context, observed, sha256),
-        *value_probes(observed),
-        *column_probes(observed),
+        *batch_probes(context, profile, sha256),
+        *value_probes(profile),
+        *column_probes(profile),
         *size_probes(axes),
     ]

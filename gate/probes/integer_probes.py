@@ -43,7 +43,7 @@ class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: Batch | None = None) -> None:
         """`inputs`: the integer inputs of the batch that is run."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Lookup] = []
+        self.lookups: list[Lookup] = []
         self._inputs = inputs or {}
         self.bounds: dict[str, list[OutputArray]] = {name: [] for name in self._inputs}
         """By input: the numbers that its elements are compared with, in the input's shape."""
@@ -51,22 +51,22 @@ class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name
         if name in _COMPARISONS:
-            self._compare(*args[:2])
-        for size, indices in _readings(name, args):
+            self._record_bounds(*args[:2])
+        for size, indices in _table_reads(name, args):
             flat = indices.detach().cpu().numpy().ravel()
-            self.found.append(Lookup(size, flat.astype(np.int64)))
+            self.lookups.append(Lookup(size, flat.astype(np.int64)))
         return func(*args, **(kwargs or {}))
 
-    def _compare(self, *sides: Any) -> None:
-        for side, other in (sides, sides[::-1]) if all(map(_is_plain, sides)) else ():
+    def _record_bounds(self, *sides: Any) -> None:
+        for side, opposite in (sides, sides[::-1]) if all(map(_is_plain, sides)) else ():
             if not isinstance(side, torch.Tensor):
                 continue
             for name, array in self._inputs.items():
-                kept = self.bounds[name]
-                if len(kept) < _BOUNDS and _is_input(side, array):
-                    bound = _floor_of(other, side.shape, array.shape)
-                    if bound is not None and not any(np.array_equal(bound, b) for b in kept):
-                        kept.append(bound)
+                bounds = self.bounds[name]
+                if len(bounds) < _BOUNDS and _is_input(side, array):
+                    bound = _floor_of(opposite, side.shape, array.shape)
+                    if bound is not None and not any(np.array_equal(bound, b) for b in bounds):
+                        bounds.append(bound)
 
 
 def _is_plain(side: Any) -> bool:
@@ -84,14 +84,14 @@ def _is_input(side: torch.Tensor, array: OutputArray) -> bool:
 
 
 def _floor_of(
-    other: Any, compared: tuple[int, ...], shape: tuple[int, ...]
+    opposite: Any, compared: tuple[int, ...], shape: tuple[int, ...]
 ) -> NDArray[np.float64] | None:
     """Return the other side rounded down, in the shape of the input; infinite where it is not
     finite.
 
     None if each element is compared with several numbers.
     """
-    wide = other.detach().cpu().double() if isinstance(other, torch.Tensor) else other
+    wide = opposite.detach().cpu().double() if isinstance(opposite, torch.Tensor) else opposite
     bound = np.asarray(wide, np.float64)
     bound = np.where(np.isfinite(bound), np.floor(bound), np.inf)
     try:
@@ -102,10 +102,10 @@ def _floor_of(
 
 def lookups(context: MeasurementContext, batch: Batch) -> list[Lookup]:
     """Return the table lookups of the reference for this batch; empty if it can't run."""
-    return context.watch(batch, Lookups).found
+    return context.watch(batch, Lookups).lookups
 
 
-def _readings(name: str, args: tuple[Any, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+def _table_reads(name: str, args: tuple[Any, ...]) -> Iterator[tuple[int, torch.Tensor]]:
     if name in _EMBEDDINGS:
         yield args[0].shape[0], args[1]
     elif name in _AXIS_LOOKUPS:
@@ -113,8 +113,8 @@ def _readings(name: str, args: tuple[Any, ...]) -> Iterator[tuple[int, torch.Ten
         if table.ndim:
             yield table.shape[axis], indices
     elif name in _INDEXING:
-        table, places = args[:2]
-        for axis, indices in enumerate(places):
+        table, index_arrays = args[:2]
+        for axis, indices in enumerate(index_arrays):
             if indices is not None and axis < table.ndim and not _is_mask_index(indices):
                 yield table.shape[axis], indices
 
@@ -181,33 +181,33 @@ _WIDE = 2**53
 Values = NDArray[np.integer[Any]]
 
 
-def integer_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
+def integer_probes(context: MeasurementContext, profile: SampleProfile) -> Iterator[Probe]:
     """Yield the probes of each integer input and each mask."""
-    integers = {n: array for n, array in observed.rows.items() if array.dtype.kind in "iu"}
-    watch = context.watch(observed.rows, partial(Lookups, integers)) if integers else Lookups()
-    read = watch.found
-    for name, array in observed.rows.items():
-        if array.dtype.kind != "U" and _is_constant_mask(observed, name):
-            yield from _probes(observed, f"masked_{name}", name, _masked(observed, name))
-        if _is_mask(observed, name):
-            shape = (observed.small, *array.shape[1:])
+    integers = {n: array for n, array in profile.rows.items() if array.dtype.kind in "iu"}
+    recorder = context.watch(profile.rows, partial(Lookups, integers)) if integers else Lookups()
+    table_reads = recorder.lookups
+    for name, array in profile.rows.items():
+        if array.dtype.kind != "U" and _is_constant_mask(profile, name):
+            yield from _probes(profile, f"masked_{name}", name, _masked_samples(profile, name))
+        if _is_mask(profile, name):
+            shape = (profile.small, *array.shape[1:])
             for title, value in _EMPTY_MASKS.items():
-                if observed.low[name] == observed.high[name] == value:
+                if profile.low[name] == profile.high[name] == value:
                     continue  # the samples already have this value
                 filled = np.full(shape, value, array.dtype)
-                yield from _probes(observed, f"{title}_{name}", name, filled, emptied=True)
+                yield from _probes(profile, f"{title}_{name}", name, filled, emptied=True)
         if array.dtype.kind in "iu":
-            column = _Column(context, observed, name)
-            for title, changed in _value_changes(column, read):
+            column = _Column(context, profile, name)
+            for title, rows in _value_changes(column, table_reads):
                 beyond = title in _BEYOND
-                yield from _probes(observed, f"{title}_{name}", name, changed, beyond=beyond)
-            bounds = watch.bounds.get(name, [])[: column.most // (len(_STEPS) + 1)]
-            if bounds and not _is_mask(observed, name):
-                at = _at_bounds(bounds, observed, name)
-                yield from _probes(observed, f"bounds_{name}", name, at)
+                yield from _probes(profile, f"{title}_{name}", name, rows, beyond=beyond)
+            bounds = recorder.bounds.get(name, [])[: column.most // (len(_STEPS) + 1)]
+            if bounds and not _is_mask(profile, name):
+                rows_at_bounds = _at_bounds(bounds, profile, name)
+                yield from _probes(profile, f"bounds_{name}", name, rows_at_bounds)
 
 
-def _at_bounds(bounds: Sequence[OutputArray], observed: SampleProfile, name: str) -> OutputArray:
+def _at_bounds(bounds: Sequence[OutputArray], profile: SampleProfile, name: str) -> OutputArray:
     """Return samples with each element at, just below and just above the number it is compared
     with.
 
@@ -215,48 +215,48 @@ def _at_bounds(bounds: Sequence[OutputArray], observed: SampleProfile, name: str
     defined result. So do elements whose new value is outside the samples' range. The rows are those
     that `_probes` combines with the same sample: a bound may be another input of it.
     """
-    array, low, high = observed.rows[name], int(observed.low[name]), int(observed.high[name])
-    made: list[OutputArray] = []
+    array, low, high = profile.rows[name], int(profile.low[name]), int(profile.high[name])
+    parts: list[OutputArray] = []
     for bound in bounds:
         for turn in range(len(_STEPS) + 1):
-            taken = slice(None)
-            if not observed.fixed:
-                taken = slice(0, 1) if name in observed.shared else _row(len(made), len(array))
-            sampled = array[taken].astype(object)
-            places = np.arange(sampled.size).reshape(sampled.shape)
+            rows = slice(None)
+            if not profile.fixed:
+                rows = slice(0, 1) if name in profile.shared else _row_slice(len(parts), len(array))
+            sampled = array[rows].astype(object)
+            positions = np.arange(sampled.size).reshape(sampled.shape)
             changed = sampled
             for number, step in enumerate(_STEPS):
-                chosen = (places + turn) % (len(_STEPS) + 1) == number
-                changed = np.where(chosen, bound[taken].astype(object) + step, changed)
+                is_changed = (positions + turn) % (len(_STEPS) + 1) == number
+                changed = np.where(is_changed, bound[rows].astype(object) + step, changed)
             outside = (changed < low) | (changed > high)
-            made.append(np.where(outside, sampled, changed))
-    return np.concatenate(made).astype(array.dtype)
+            parts.append(np.where(outside, sampled, changed))
+    return np.concatenate(parts).astype(array.dtype)
 
 
-def _row(number: int, rows: int) -> slice:
+def _row_slice(number: int, rows: int) -> slice:
     return slice(number % rows, number % rows + 1)
 
 
 class _Column:
     """One integer input, with the values that the model accepts in it."""
 
-    def __init__(self, context: MeasurementContext, observed: SampleProfile, name: str) -> None:
+    def __init__(self, context: MeasurementContext, profile: SampleProfile, name: str) -> None:
         self._context = context
-        self.observed = observed
+        self.profile = profile
         self.name = name
-        self.low = int(observed.low[name])
-        self.high = int(observed.high[name])
-        self.rows = observed.rows[name]
+        self.low = int(profile.low[name])
+        self.high = int(profile.high[name])
+        self.rows = profile.rows[name]
         self.limits: Any = np.iinfo(self.rows.dtype)
         self._runs_left = _MOST_RUNS
 
     @property
-    def is_of_onnx(self) -> bool:
+    def has_onnx_reference(self) -> bool:
         """True if an ONNX file is the reference."""
         return self._context.model.file is not None
 
     @property
-    def like_a_mask(self) -> bool:
+    def is_mask_like(self) -> bool:
         return self.low >= 0 and self.high <= 1
 
     def ends(self, read: Sequence[Lookup]) -> list[int | None]:
@@ -264,16 +264,16 @@ class _Column:
 
         One number if the same table is read with all columns; None where no table is read.
         """
-        whole = self._end(self.rows.ravel(), read, None)
-        if whole is not None or not self.by_column:
-            return [whole]
+        end_of_all = self._end(self.rows.ravel(), read, None)
+        if end_of_all is not None or not self.by_column:
+            return [end_of_all]
         flat = self.rows.reshape(len(self.rows), -1)
         return [self._end(flat[:, j], read, j) for j in range(flat.shape[1])]
 
     @property
     def most(self) -> int:
         """Largest number of samples of a probe; fewer if samples are large."""
-        elements = sum(int(array[0].size) for array in self.observed.rows.values())
+        elements = sum(int(array[0].size) for array in self.profile.rows.values())
         return min(_MOST, max(_FEW, _ELEMENTS // max(elements, 1)))
 
     @property
@@ -283,7 +283,7 @@ class _Column:
     def _end(self, values: OutputArray, read: Sequence[Lookup], column: int | None) -> int | None:
         """Return the size of the largest table read with exactly these values whose last row is
         accepted."""
-        sizes = {lookup.size for lookup in read if _reads(lookup, values)}
+        sizes = {lookup.size for lookup in read if _is_read_with(lookup, values)}
         for size in sorted(sizes, reverse=True):
             if size - 1 <= self.limits.max and self._accepts(size - 1, column):
                 return size
@@ -293,56 +293,50 @@ class _Column:
         if self._runs_left <= 0:
             return False
         self._runs_left -= 1
-        batch = self.observed.batch(self.observed.small)
+        batch = self.profile.batch(self.profile.small)
         flat = batch[self.name].reshape(len(batch[self.name]), -1)
         flat[:, slice(None) if column is None else column] = value
         return self._context.reference.accepts(batch)
 
 
-def _reads(lookup: Lookup, values: OutputArray) -> bool:
+def _is_read_with(lookup: Lookup, values: OutputArray) -> bool:
     """Return True if the table was read with these values, each repeated equally often
     (`gather`)."""
-    often, rest = divmod(lookup.indices.size, values.size)
-    return often > 0 and rest == 0 and np.array_equal(lookup.indices, np.repeat(values, often))
+    repeats, rest = divmod(lookup.indices.size, values.size)
+    return repeats > 0 and rest == 0 and np.array_equal(lookup.indices, np.repeat(values, repeats))
 
 
 def _value_changes(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[str, OutputArray]]:
     limits = column.limits
-    if column.rows.dtype.itemsize == 1 and not column.like_a_mask:
-        yield (
-            "values",
-            _distributed(
-                column, [_new_first(column, range(limits.min, limits.max + 1), column.rows)]
-            ),
-        )
+    if column.rows.dtype.itemsize == 1 and not column.is_mask_like:
+        values = _select_values(column, range(limits.min, limits.max + 1), column.rows)
+        yield "values", _distribute(column, [values])
         return
     ends = column.ends(read)
-    if not column.like_a_mask or any(end is not None and end > 2 for end in ends):
-        yield "values", _distributed(column, _column_values(column, ends))
-    if column.like_a_mask or max(-column.low, column.high) >= _WIDE:
+    if not column.is_mask_like or any(end is not None and end > 2 for end in ends):
+        yield "values", _distribute(column, _column_values(column, ends))
+    if column.is_mask_like or max(-column.low, column.high) >= _WIDE:
         return
     reads_tables = any(end is not None for end in ends)
     # ONNX's Gather counts negative indices from the end of the table; layers that replace it, as
     # EmbedLayerNormalization, refuse them, as PyTorch does.
-    beyond = {} if reads_tables and column.is_of_onnx else {"below": min(column.low, 0) - 1}
+    beyond = {} if reads_tables and column.has_onnx_reference else {"below": min(column.low, 0) - 1}
     if not reads_tables:
         beyond |= {"zero": 0, "above": column.high + 1, "far": 2 * column.high + 1}
-        inside = range(1, column.low)
-        if inside:  # for example lengths that are equal in all samples
-            values = np.asarray(_spread(inside, _FEW)).reshape(-1, *[1] * (column.rows.ndim - 1))
+        below = range(1, column.low)
+        if below:  # for example lengths that are equal in all samples
+            values = np.asarray(_spaced(below, _FEW)).reshape(-1, *[1] * (column.rows.ndim - 1))
             shape = (len(values), *column.rows.shape[1:])
             yield "less", np.broadcast_to(values, shape).astype(limits.dtype)
+    shape = (column.profile.small, *column.rows.shape[1:])
     for title, value in beyond.items():
         if limits.min <= value <= limits.max and not column.low <= value <= column.high:
-            yield (
-                title,
-                np.full((column.observed.small, *column.rows.shape[1:]), value, limits.dtype),
-            )
+            yield title, np.full(shape, value, limits.dtype)
 
 
 def _column_values(column: _Column, ends: Sequence[int | None]) -> list[Values]:
     """Return the values of each column, or one list for all columns."""
-    sampled = column.observed.integers[column.name]
+    sampled = column.profile.integers[column.name]
     if len(ends) == 1:
         return [_values(column, sampled, ends[0])]
     flat = sampled.reshape(len(sampled), -1)
@@ -353,33 +347,33 @@ def _values(column: _Column, sampled: OutputArray, end: int | None) -> Values:
     """Return the values from 0 to the end of the table; without a table, the samples' range."""
     low, high = int(sampled.min()), int(sampled.max())
     every = range(low, high + 1) if end is None else range(min(low, 0), end)
-    return _new_first(column, every, sampled)
+    return _select_values(column, every, sampled)
 
 
-def _new_first(column: _Column, every: range, sampled: OutputArray) -> Values:
+def _select_values(column: _Column, every: range, sampled: OutputArray) -> Values:
     """Return all values, or a selection if there are many; unsampled values come first.
 
     The order is: both ends and the neighbors of the samples' range, unsampled values, the rest.
     """
-    room = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
+    limit = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
     above = range(int(sampled.max()) + 1, every.stop)
     inexact = range(max(every.start, _EXACT) | 1, every.stop, 2)
-    looked_at = range(every.start, min(every.stop, every.start + _MOST_CANDIDATES))
-    unseen = np.setdiff1d(np.asarray(looked_at), sampled).tolist()
-    chosen = [
+    candidates = range(every.start, min(every.stop, every.start + _MOST_CANDIDATES))
+    unsampled = np.setdiff1d(np.asarray(candidates), sampled).tolist()
+    selected = [
         *every[-1:], *above[:_EDGE_VALUES], *above[-_EDGE_VALUES:], *every[:_EDGE_VALUES],
-        *_spread(inexact, _FEW), *_spread(unseen, room // 2), *_spread(above, room // 2),
-        *_spread(every, room),
+        *_spaced(inexact, _FEW), *_spaced(unsampled, limit // 2), *_spaced(above, limit // 2),
+        *_spaced(every, limit),
     ]  # fmt: skip
-    return np.asarray(list(dict.fromkeys(chosen)), column.rows.dtype)
+    return np.asarray(list(dict.fromkeys(selected)), column.rows.dtype)
 
 
-def _spread(values: Sequence[int], most: int) -> list[int]:
+def _spaced(values: Sequence[int], most: int) -> list[int]:
     length = _length(values)
     count = min(most, length)
     if length > _WIDE:  # too large for linspace and `len`
         return [values[i * (length - 1) // (count - 1)] for i in range(count)]
-    return [values[int(place)] for place in np.linspace(0, length - 1, count)]
+    return [values[int(index)] for index in np.linspace(0, length - 1, count)]
 
 
 def _length(values: Sequence[int]) -> int:
@@ -388,7 +382,7 @@ def _length(values: Sequence[int]) -> int:
     return len(values)
 
 
-def _distributed(column: _Column, values: Sequence[Values]) -> OutputArray:
+def _distribute(column: _Column, values: Sequence[Values]) -> OutputArray:
     """Return a batch of the input in which each column steps through its values.
 
     If the columns share a range of many values, these are divided among the columns.
@@ -398,37 +392,37 @@ def _distributed(column: _Column, values: Sequence[Values]) -> OutputArray:
     longest = max(map(len, values))
     if len(values) == 1 and width > 1 and not (column.by_column and longest <= _EVERY_VALUE_UP_TO):
         size = min(_FEW, math.ceil(longest / width))
-        dealt = column.observed.random(column.name).permuted(np.resize(values[0], size * width))
+        rows = column.profile.random(column.name).permuted(np.resize(values[0], size * width))
     else:
         size = min(longest, column.most)
         lists = list(values) * (width if len(values) == 1 else 1)
         steps = np.arange(size)
-        dealt = np.stack([own[(steps + j) % len(own)] for j, own in enumerate(lists)], axis=1)
-    return np.ascontiguousarray(dealt.reshape(-1, *shape).astype(column.rows.dtype))
+        rows = np.stack(
+            [stepped[(steps + j) % len(stepped)] for j, stepped in enumerate(lists)], axis=1
+        )
+    return np.ascontiguousarray(rows.reshape(-1, *shape).astype(column.rows.dtype))
 
 
-def _is_mask(observed: SampleProfile, name: str) -> bool:
+def _is_mask(profile: SampleProfile, name: str) -> bool:
     """Return True for integers and bools that are only 0 and 1, several in a sample."""
-    array = observed.rows[name]
+    array = profile.rows[name]
     if array.dtype.kind not in "iub" or array.ndim < 2:
         return False
-    return int(observed.low[name]) >= 0 and int(observed.high[name]) <= 1
+    return int(profile.low[name]) >= 0 and int(profile.high[name]) <= 1
 
 
-def _is_constant_mask(observed: SampleProfile, name: str) -> bool:
+def _is_constant_mask(profile: SampleProfile, name: str) -> bool:
     """Return True for a constant 1, or an integer constant 0: the input may be a mask."""
-    low, high = float(observed.low[name]), float(observed.high[name])
-    return low == high and (low == 1.0 or (low == 0.0 and observed.rows[name].dtype.kind in "iu"))
+    low, high = float(profile.low[name]), float(profile.high[name])
+    return low == high and (low == 1.0 or (low == 0.0 and profile.rows[name].dtype.kind in "iu"))
 
 
-def _masked(observed: SampleProfile, name: str) -> OutputArray:
+def _masked_samples(profile: SampleProfile, name: str) -> OutputArray:
     """Return two samples with the other value in the last third, and in random positions.
 
     The first position never changes, because a fully masked sample has no defined result.
     """
-    array = np.ascontiguousarray(
-        np.resize(observed.rows[name], (2, *observed.rows[name].shape[1:]))
-    )
+    array = np.ascontiguousarray(np.resize(profile.rows[name], (2, *profile.rows[name].shape[1:])))
     width = array.shape[-1] if array.ndim > 1 else 1
     flipped = np.zeros(array.shape, np.bool_)
     if array.ndim == 1:  # one number per sample: change it in the second sample
@@ -436,13 +430,13 @@ def _masked(observed: SampleProfile, name: str) -> OutputArray:
     else:
         flipped[0, ..., width - math.ceil(width / 3) :] = True
     if width > 1:
-        flipped[1] = observed.random(f"masked {name}").random(array.shape[1:]) < 0.5
+        flipped[1] = profile.random(f"masked {name}").random(array.shape[1:]) < 0.5
         flipped[..., 0] = False
     return np.where(flipped, (1 - array.astype(np.int64)).astype(array.dtype), array)
 
 
 def _probes(
-    observed: SampleProfile,
+    profile: SampleProfile,
     title: str,
     name: str,
     changed: OutputArray,
@@ -454,15 +448,15 @@ def _probes(
 
     There are several parts if the batch is fixed, or if a call accepts one value of the input.
     """
-    alone = observed.fixed or name in observed.shared
-    size = observed.small if alone else len(changed)
+    alone = profile.fixed or name in profile.shared
+    size = profile.small if alone else len(changed)
     parts = min(_FEW, math.ceil(len(changed) / size))
     for part in range(parts):
         rows = np.take(changed, range(part * size, (part + 1) * size), axis=0, mode="wrap")
         suffix = f"_{part + 1}" if parts > 1 else ""
-        build = partial(_with_rows, observed, name, rows)
+        build = partial(_replace_rows, profile, name, rows)
         yield Probe(f"{title}{suffix}", "value", size, build, beyond=beyond, emptied=emptied)
 
 
-def _with_rows(observed: SampleProfile, name: str, rows: OutputArray) -> Batch:
-    return {**observed.batch(len(rows)), name: np.ascontiguousarray(rows)}
+def _replace_rows(profile: SampleProfile, name: str, rows: OutputArray) -> Batch:
+    return {**profile.batch(len(rows)), name: np.ascontiguousarray(rows)}

@@ -85,15 +85,15 @@ class SampleProfile:
         """Create the profile of the context's samples."""
         binding, samples = context.binding, context.samples
         rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))
-        kept = len(next(iter(rows.values())))
-        examined = _evenly_spread(samples, _examined_count(rows))
-        numbers = {name: a for name, a in examined.items() if a.dtype.kind != "U"}
+        row_count = len(next(iter(rows.values())))
+        values = _evenly_spread(samples, _examined_count(rows))
+        numbers = {name: a for name, a in values.items() if a.dtype.kind != "U"}
         return cls(
             rows=rows,
-            spread=_evenly_spread(samples, kept),
+            spread=_evenly_spread(samples, row_count),
             low={name: _finite(array).min() for name, array in numbers.items()},
             high={name: _finite(array).max() for name, array in numbers.items()},
-            integers={name: a for name, a in examined.items() if a.dtype.kind in "iu"},
+            integers={name: a for name, a in values.items() if a.dtype.kind in "iu"},
             small=context.smallest,
             fixed=binding.fixed,
             seed=seed(context.policy.determinism, 0),
@@ -103,12 +103,12 @@ class SampleProfile:
 
     def batch(self, size: int, *, start: int = 0) -> dict[str, OutputArray]:
         """Return copies of `size` samples from `start` on, repeated if there are too few."""
-        return self.taken([*range(start, start + size)])
+        return self.rows_at([*range(start, start + size)])
 
-    def taken(self, places: Sequence[int]) -> dict[str, OutputArray]:
+    def rows_at(self, indices: Sequence[int]) -> dict[str, OutputArray]:
         """Return copies of the samples at these indices of `rows`, modulo their number."""
         return {
-            name: np.ascontiguousarray(array[np.asarray(places) % len(array)])
+            name: np.ascontiguousarray(array[np.asarray(indices) % len(array)])
             for name, array in self.rows.items()
         }
 
@@ -151,4 +151,4 @@ def _examined_count(rows: Batch) -> int:
 def _evenly_spread(samples: SampleSet, count: int) -> Batch:
     """Return at most `count` evenly spread samples, including the first and the last."""
     last = len(samples) - 1
-    return samples.at([int(place) for place in np.linspace(0, last, min(count, last + 1))])
+    return samples.at([int(index) for index in np.linspace(0, last, min(count, last + 1))])

@@ -34,20 +34,21 @@ _MOST_SAMPLES = 16
 
 def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[tuple[str, Batch]]:
     """Yield one input beyond each edge that is near enough; none if no size is compared."""
-    small = axes.observed.small
-    here = (small, *axes.now)
-    example = axes.batch(small, axes.now)
-    base = traced.sizes_watched(example)
-    watch, _ = traced.watched(example)
-    if base is None or len(base.reads) == len(watch.reads):
+    small = axes.profile.small
+    here = (small, *axes.lengths)
+    example = axes.batch(small, axes.lengths)
+    base_reads = traced.record_size_reads(example)
+    plain_reads, _ = traced.record_reads(example)
+    if base_reads is None or len(base_reads.reads) == len(plain_reads.reads):
         return
-    each = _elements(example) // small
-    allowed = min(max(_LARGEST, _MOST_SAMPLES * each), axes.observed.most * each)
+    width = _elements(example) // small
+    allowed = min(max(_LARGEST, _MOST_SAMPLES * width), axes.profile.most * width)
     tried = {here}
-    for axis in range(axes.observed.fixed, len(here)):
+    for axis in range(axes.profile.fixed, len(here)):
         step = max(1, here[axis] // 4)
-        other = traced.sizes_watched(axes.batch(*_split(_with_size(here, axis, here[axis] + step))))
-        for edge in _edges(base, other, here[axis], step):
+        sizes = _with_size(here, axis, here[axis] + step)
+        longer = traced.record_size_reads(axes.batch(*_split(sizes)))
+        for edge in _edges(base_reads, longer, here[axis], step):
             there = _with_size(here, axis, edge)
             if there in tried or math.prod(there) * _elements(example) > allowed * math.prod(here):
                 continue
@@ -57,15 +58,15 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
 
 
 def _edges(
-    base: BranchRecorder, other: BranchRecorder | None, size: int, step: int
+    base: BranchRecorder, longer: BranchRecorder | None, size: int, step: int
 ) -> Iterator[int]:
     """Yield the first size beyond the edge of each condition that is linear in the size."""
-    if other is None:
+    if longer is None:
         return
-    for one, two in zip(base.reads, other.reads, strict=False):
-        if one.margin is None or two.margin is None or one.margin == two.margin:
+    for first, second in zip(base.reads, longer.reads, strict=False):
+        if first.margin is None or second.margin is None or first.margin == second.margin:
             continue
-        edge = size - one.margin * step / (two.margin - one.margin)
+        edge = size - first.margin * step / (second.margin - first.margin)
         beyond = math.floor(edge) + 1 if edge >= size else math.ceil(edge) - 1
         if beyond >= 1:
             yield beyond
@@ -115,36 +116,36 @@ class DynamicAxes:
     that have equal length and position in several inputs.
     """
 
-    observed: SampleProfile
-    now: tuple[int, ...]
+    profile: SampleProfile
+    lengths: tuple[int, ...]
     """Length of each axis in the samples."""
-    places: tuple[tuple[tuple[str, int], ...], ...]
+    positions: tuple[tuple[tuple[str, int], ...], ...]
     """For each axis, the inputs that have it, and its position there."""
 
     @classmethod
     def from_inputs(
-        cls, context: ProbeSource, observed: SampleProfile, inputs: Sequence[TensorSpec]
+        cls, context: ProbeSource, profile: SampleProfile, inputs: Sequence[TensorSpec]
     ) -> DynamicAxes:
         """Find the dynamic axes of the file's `inputs`."""
         shapes = {spec.name: spec.shape for spec in context.binding.canonical(inputs)}
-        places: dict[str, list[tuple[str, int]]] = {}
+        positions: dict[str, list[tuple[str, int]]] = {}
         for file_name, name in context.binding.pairs:
-            batch_axis, *others = shapes[file_name]
-            for axis, size in enumerate(others, start=1):
+            batch_axis, *further_sizes = shapes[file_name]
+            for axis, size in enumerate(further_sizes, start=1):
                 if size == "?":
-                    places[f"{name}_dynamic_axes_{axis}"] = [(name, axis)]
+                    positions[f"{name}_dynamic_axes_{axis}"] = [(name, axis)]
                 elif isinstance(size, str) and size != batch_axis:
-                    places.setdefault(size, []).append((name, axis))
-        places = _merged_axes(places, observed)
-        now = tuple(observed.rows[name].shape[axis] for (name, axis), *_ in places.values())
+                    positions.setdefault(size, []).append((name, axis))
+        positions = _merged_axes(positions, profile)
+        lengths = tuple(profile.rows[name].shape[axis] for (name, axis), *_ in positions.values())
         for name in context.binding.model_only:
-            for axis, size in enumerate(observed.rows[name].shape[1:], start=1):
-                alike = [
-                    group for group, long in zip(places.values(), now, strict=True) if long == size
+            for axis, size in enumerate(profile.rows[name].shape[1:], start=1):
+                candidates = [
+                    group for group, n in zip(positions.values(), lengths, strict=True) if n == size
                 ]
-                if len(alike) == 1:  # not an input of the file: as long as that axis
-                    alike[0].append((name, axis))
-        return cls(observed, now, tuple(map(tuple, places.values())))
+                if len(candidates) == 1:  # not an input of the file: as long as that axis
+                    candidates[0].append((name, axis))
+        return cls(profile, lengths, tuple(map(tuple, positions.values())))
 
     def batch(self, size: int, sizes: Sequence[int]) -> Batch:
         """Return `size` samples, each axis cut off or repeated from the beginning to the given
@@ -152,35 +153,35 @@ class DynamicAxes:
 
         Masks become constant, because a mask that is cut off may leave nothing.
         """
-        batch = self.observed.batch(size)
-        for length, places in zip(sizes, self.places, strict=True):
-            for name, axis in places:
-                usual = _valid_value(self.observed.rows[name])
-                if usual is not None:
-                    batch[name][...] = usual
+        batch = self.profile.batch(size)
+        for length, positions in zip(sizes, self.positions, strict=True):
+            for name, axis in positions:
+                valid = _valid_value(self.profile.rows[name])
+                if valid is not None:
+                    batch[name][...] = valid
                 batch[name] = resized(batch[name], axis, length)
         return batch
 
     def shaped(self, size: int, sizes: Sequence[int]) -> Batch:
         """Return arrays of these shapes for computing shapes only; they take no memory."""
-        shapes = {n: [size, *a.shape[1:]] for n, a in self.observed.rows.items()}
-        for length, places in zip(sizes, self.places, strict=True):
-            for name, axis in places:
+        shapes = {n: [size, *a.shape[1:]] for n, a in self.profile.rows.items()}
+        for length, positions in zip(sizes, self.positions, strict=True):
+            for name, axis in positions:
                 shapes[name][axis] = length
-        rows = self.observed.rows
+        rows = self.profile.rows
         return {n: np.broadcast_to(np.zeros((), rows[n].dtype), s) for n, s in shapes.items()}
 
 
 def _merged_axes(
-    places: Mapping[str, list[tuple[str, int]]], observed: SampleProfile
+    positions: Mapping[str, list[tuple[str, int]]], profile: SampleProfile
 ) -> dict[str, list[tuple[str, int]]]:
-    joined: dict[str, list[tuple[str, int]]] = {}
-    for axis_name, group in places.items():
+    merged: dict[str, list[tuple[str, int]]] = {}
+    for axis_name, group in positions.items():
         name, axis = group[0]
-        alike = f"axis {axis}, {observed.rows[name].shape[axis]} long"
-        key = alike if _GENERATED_NAME.fullmatch(axis_name) else axis_name
-        joined.setdefault(key, []).extend(group)
-    return joined
+        shared_name = f"axis {axis}, {profile.rows[name].shape[axis]} long"
+        key = shared_name if _GENERATED_NAME.fullmatch(axis_name) else axis_name
+        merged.setdefault(key, []).extend(group)
+    return merged
 
 
 def _valid_value(array: OutputArray) -> int | None:
@@ -191,38 +192,38 @@ def _valid_value(array: OutputArray) -> int | None:
     """
     if not array.size or not np.isin(array, (0, 1)).all():
         return None
-    for place in (array[..., 0], array[..., -1]) if array.ndim > 1 else ():
-        if (place == place.flat[0]).all():
-            return int(place.flat[0])
+    for edge in (array[..., 0], array[..., -1]) if array.ndim > 1 else ():
+        if (edge == edge.flat[0]).all():
+            return int(edge.flat[0])
     return int(2 * np.count_nonzero(array) >= array.size)
 
 
-def batch_probes(context: ProbeSource, observed: SampleProfile, sha256: Digest) -> Iterator[Probe]:
+def batch_probes(context: ProbeSource, profile: SampleProfile, sha256: Digest) -> Iterator[Probe]:
     """Yield batches of the policy's sizes, and two of random samples whose sizes the file's digest
     decides.
 
     With a fixed batch axis, yield one batch of that size. The larger random batch is smaller if the
     activations of a sample are large.
     """
-    if observed.fixed:
-        size = observed.small
-        yield Probe(f"batch_{size}", "batch", size, partial(observed.batch, size))
+    if profile.fixed:
+        size = profile.small
+        yield Probe(f"batch_{size}", "batch", size, partial(profile.batch, size))
         return
-    listed = context.policy.instruments.probe_batch_sizes
-    for size in listed:
-        yield _batch(observed, tuple(range(size)))
-    small, large = drawn_batch_sizes(sha256, listed)
-    width = sum(int(array[0].size) for array in observed.rows.values())
-    largest = min(large, max(_BATCH_ELEMENTS // max(width, 1), 1), observed.most)
+    policy_sizes = context.policy.instruments.probe_batch_sizes
+    for size in policy_sizes:
+        yield _batch_probe(profile, tuple(range(size)))
+    small, large = drawn_batch_sizes(sha256, policy_sizes)
+    width = sum(int(array[0].size) for array in profile.rows.values())
+    largest = min(large, max(_BATCH_ELEMENTS // max(width, 1), 1), profile.most)
     for size in dict.fromkeys((small, largest)):
-        if size not in listed:
-            random = observed.random(f"batch_{size}")
-            yield _batch(observed, tuple(map(int, random.integers(0, _INDEX_RANGE, size))))
+        if size not in policy_sizes:
+            random = profile.random(f"batch_{size}")
+            yield _batch_probe(profile, tuple(map(int, random.integers(0, _INDEX_RANGE, size))))
 
 
-def _batch(observed: SampleProfile, places: tuple[int, ...]) -> Probe:
-    size = len(places)
-    return Probe(f"batch_{size}", "batch", size, partial(observed.taken, places))
+def _batch_probe(profile: SampleProfile, indices: tuple[int, ...]) -> Probe:
+    size = len(indices)
+    return Probe(f"batch_{size}", "batch", size, partial(profile.rows_at, indices))
 
 
 def size_probes(axes: DynamicAxes) -> Iterator[Probe]:
@@ -231,28 +232,28 @@ def size_probes(axes: DynamicAxes) -> Iterator[Probe]:
 
     A single axis also becomes 1, 2, twice and ten times as long.
     """
-    for sizes in dict.fromkeys(_variations(axes.now)):
-        if sizes != axes.now and _fits(axes, sizes):
-            yield _sized(axes, sizes)
+    for sizes in dict.fromkeys(_variations(axes.lengths)):
+        if sizes != axes.lengths and _fits(axes, sizes):
+            yield _size_probe(axes, sizes)
 
 
 def length_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator[Probe]:
     """Yield, for each dynamic axis, the longest input that its table of positions allows."""
-    if not axes.now:
+    if not axes.lengths:
         return
-    read = lookups(context, axes.batch(axes.observed.small, axes.now))
-    for place, now in enumerate(axes.now):
+    table_reads = lookups(context, axes.batch(axes.profile.small, axes.lengths))
+    for index, length in enumerate(axes.lengths):
         sizes = {
             min(lookup.size - int(lookup.indices.min()), _LONGEST)
-            for lookup in read
-            if _are_positions(lookup, now)
+            for lookup in table_reads
+            if _are_positions(lookup, length)
         }
-        for longest in sorted((size for size in sizes if size > now), reverse=True):
-            there = (*axes.now[:place], longest, *axes.now[place + 1 :])
-            if not _fits(axes, there):
+        for longest in sorted((size for size in sizes if size > length), reverse=True):
+            new_sizes = (*axes.lengths[:index], longest, *axes.lengths[index + 1 :])
+            if not _fits(axes, new_sizes):
                 continue
-            if context.reference.accepts(axes.batch(axes.observed.small, there)):
-                yield _sized(axes, there)
+            if context.reference.accepts(axes.batch(axes.profile.small, new_sizes)):
+                yield _size_probe(axes, new_sizes)
                 break
 
 
@@ -276,24 +277,23 @@ def condition_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator
         return
     if not conditions:
         return
-    here = (axes.observed.small, *axes.now)
-    for axis in range(axes.observed.fixed, len(here)):
-        sizes = _flips(context, axes, conditions, (here, axis))
-        for size in sorted(sizes):
+    here = (axes.profile.small, *axes.lengths)
+    for axis in range(axes.profile.fixed, len(here)):
+        for size in sorted(_flips(context, axes, conditions, (here, axis))):
             if axis == 0:
-                yield _batch(axes.observed, tuple(range(size)))
+                yield _batch_probe(axes.profile, tuple(range(size)))
             else:
-                yield _sized(axes, _with_size(here, axis, size)[1:])
+                yield _size_probe(axes, _with_size(here, axis, size)[1:])
 
 
 def _flips(
     context: MeasurementContext,
     axes: DynamicAxes,
     conditions: SizeConditions,
-    where: tuple[tuple[int, ...], int],
+    location: tuple[tuple[int, ...], int],
 ) -> set[int]:
     """Return sizes of one axis next to which a condition of the file changes."""
-    here, axis = where
+    here, axis = location
 
     def feed(size: int) -> Batch:
         return context.binding.by_input(axes.batch(*_split(_with_size(here, axis, size))))
@@ -306,18 +306,18 @@ def _flips(
         state = conditions.along(feed, shapes, here[axis])
         if state is None:
             return set()
-        return _edges_of(state, _candidates(axes, conditions, where), here[axis])
+        return _edges_of(state, _candidates(axes, conditions, location), here[axis])
     except Exception:  # the conditions can't be computed at other sizes
         return set()
 
 
 def _candidates(
-    axes: DynamicAxes, conditions: SizeConditions, where: tuple[tuple[int, ...], int]
+    axes: DynamicAxes, conditions: SizeConditions, location: tuple[tuple[int, ...], int]
 ) -> list[int]:
     """Return small sizes, sizes next to the constants of the file, and powers of two."""
-    here, axis = where
-    each = max(array[0].size for array in axes.observed.rows.values()) * here[0]
-    largest = max(_SCANNED, min(_LONGEST + 1, _MOST_ELEMENTS * here[axis] // max(each, 1)))
+    here, axis = location
+    width = max(array[0].size for array in axes.profile.rows.values()) * here[0]
+    largest = max(_SCANNED, min(_LONGEST + 1, _MOST_ELEMENTS * here[axis] // max(width, 1)))
     near = [constant + step for constant in conditions.constants for step in (-1, 0, 1)]
     sizes = {*range(1, _SCANNED + 1), *near, *(2**power for power in range(11))}
     return sorted(size for size in sizes if 1 <= size <= largest)
@@ -327,14 +327,14 @@ def _edges_of(state: Callable[[int], State], sizes: Sequence[int], here: int) ->
     states = {size: state(size) for size in sizes}
     edges: list[list[tuple[int, int]]] = [[] for _ in states[sizes[0]]]
     for low, high in pairwise(sizes):
-        for number, (one, two) in enumerate(zip(states[low], states[high], strict=True)):
-            if one != two:
-                edges[number].append(_bisected(state, number, low, high))
+        for number, (a, b) in enumerate(zip(states[low], states[high], strict=True)):
+            if a != b:
+                edges[number].append(_bisect(state, number, low, high))
     nearest = (sorted(group, key=lambda edge: abs(edge[0] - here))[:_FLIPS] for group in edges)
     return {size for group in nearest for edge in group for size in edge} - {here}
 
 
-def _bisected(state: Callable[[int], State], number: int, low: int, high: int) -> tuple[int, int]:
+def _bisect(state: Callable[[int], State], number: int, low: int, high: int) -> tuple[int, int]:
     """Return two consecutive sizes between which the condition changes."""
     first = state(low)[number]
     while high - low > 1:
@@ -343,39 +343,39 @@ def _bisected(state: Callable[[int], State], number: int, low: int, high: int) -
     return low, high
 
 
-def _are_positions(lookup: Lookup, now: int) -> bool:
+def _are_positions(lookup: Lookup, length: int) -> bool:
     """Return True if consecutive rows were read, as many as the axis is long."""
-    places = np.unique(lookup.indices)
-    return len(places) == now and int(places[-1]) - int(places[0]) == now - 1
+    rows = np.unique(lookup.indices)
+    return len(rows) == length and int(rows[-1]) - int(rows[0]) == length - 1
 
 
-def _variations(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if not now:
+def _variations(lengths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    if not lengths:
         return
-    smaller = tuple(max(1, size * 3 // 4) for size in now)
-    larger = tuple(size + max(1, size // 4) for size in now)
+    smaller = tuple(max(1, size * 3 // 4) for size in lengths)
+    larger = tuple(size + max(1, size // 4) for size in lengths)
     yield smaller
     yield larger
-    yield tuple(size + 1 + size % 2 for size in now)
-    if len(now) > 1:
-        yield tuple(larger[i] if i % 2 else smaller[i] for i in range(len(now)))
-        for place, size in enumerate(now[:_MOST_SINGLE_AXES]):
-            yield (*now[:place], 3 * size + 1, *now[place + 1 :])
+    yield tuple(size + 1 + size % 2 for size in lengths)
+    if len(lengths) > 1:
+        yield tuple(larger[i] if i % 2 else smaller[i] for i in range(len(lengths)))
+        for index, size in enumerate(lengths[:_MOST_SINGLE_AXES]):
+            yield (*lengths[:index], 3 * size + 1, *lengths[index + 1 :])
     else:
-        yield from ((1,), (2,), (2 * now[0],), (3 * now[0] + 1,))
-        if (far := min(10 * now[0], _LONGEST_SINGLE)) > 3 * now[0] + 1:
-            yield (far,)
+        yield from ((1,), (2,), (2 * lengths[0],), (3 * lengths[0] + 1,))
+        if (ten_times := min(10 * lengths[0], _LONGEST_SINGLE)) > 3 * lengths[0] + 1:
+            yield (ten_times,)
 
 
-def _sized(axes: DynamicAxes, sizes: tuple[int, ...]) -> Probe:
-    small = axes.observed.small
+def _size_probe(axes: DynamicAxes, sizes: tuple[int, ...]) -> Probe:
+    small = axes.profile.small
     name = f"size_{'x'.join(map(str, sizes))}"
     return Probe(name, "size", small, partial(axes.batch, small, sizes))
 
 
 def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     """Return True if the inputs are not much larger than all samples together."""
-    example = max(int(array[0].size) for array in axes.observed.rows.values())
-    here, there = math.prod(axes.now), math.prod(sizes)
-    most = min(max(_LARGEST, _MOST_SAMPLES * example), axes.observed.most * example)
+    example = max(int(array[0].size) for array in axes.profile.rows.values())
+    here, there = math.prod(axes.lengths), math.prod(sizes)
+    most = min(max(_LARGEST, _MOST_SAMPLES * example), axes.profile.most * example)
     return there * example <= most * here

@@ -33,21 +33,21 @@ class ProbeFamily:
     """Initial parameter values of the search, ascending."""
     build: Callable[[float], Batch] = field(repr=False)
 
-    def title(self, at: float) -> str:
+    def title(self, parameter: float) -> str:
         """Return the name of one input, for example `scale_1e+03`."""
-        return f"{self.name}_{at:.4g}"
+        return f"{self.name}_{parameter:.4g}"
 
 
-def families(observed: SampleProfile) -> list[ProbeFamily]:
+def families(profile: SampleProfile) -> list[ProbeFamily]:
     """Return the families that change all float inputs together, then each one alone."""
-    names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
+    names = [name for name, array in profile.rows.items() if array.dtype.kind == "f"]
     groups = [tuple(names)] if names else []
     if len(names) > 1:
         groups += [(name,) for name in names]
-    made: list[ProbeFamily] = []
+    result: list[ProbeFamily] = []
     for group in groups:
-        low = min(float(observed.low[name]) for name in group)
-        high = max(float(observed.high[name]) for name in group)
+        low = min(float(profile.low[name]) for name in group)
+        high = max(float(profile.high[name]) for name in group)
         span = (high - low) or abs(high) or 1.0
         suffix = "" if group == tuple(names) else f"_{group[0]}"
         for title, change, grid in (
@@ -56,47 +56,47 @@ def families(observed: SampleProfile) -> list[ProbeFamily]:
             ("offset", _moved, tuple(span * k for k in (-100, -10, -1, -0.3, 0.3, 1, 10, 100))),
             ("spike", _spiked, tuple(high + span * k for k in (-101, -11, 1, 10, 100))),
         ):
-            build = partial(_changed_batch, observed, change, group)
-            made.append(ProbeFamily(f"{title}{suffix}", grid, build))
-    return made
+            build = partial(_changed_batch, profile, change, group)
+            result.append(ProbeFamily(f"{title}{suffix}", grid, build))
+    return result
 
 
-def mixtures(observed: SampleProfile) -> Iterator[tuple[str, Batch]]:
+def mixtures(profile: SampleProfile) -> Iterator[tuple[str, Batch]]:
     """Yield integers that are all equal, other samples, mixes of two samples with random signs, and
     integers drawn from their range."""
-    for title, ends in (("lowest", observed.low), ("highest", observed.high)):
-        if observed.integers:
-            filled = observed.batch(observed.small)
-            for name in observed.integers:
-                filled[name][...] = ends[name]
+    for title, limits in (("lowest", profile.low), ("highest", profile.high)):
+        if profile.integers:
+            filled = profile.batch(profile.small)
+            for name in profile.integers:
+                filled[name][...] = limits[name]
             yield title, filled
-    for index in range(1, min(_MIXES + 1, len(next(iter(observed.rows.values()))))):
-        yield f"sample_{index}", observed.batch(observed.small, start=index)
+    for index in range(1, min(_MIXES + 1, len(next(iter(profile.rows.values()))))):
+        yield f"sample_{index}", profile.batch(profile.small, start=index)
     for index in range(_MIXES):
         title = f"mix_{index}"
         pairs = zip(
-            observed.batch(observed.small, start=index).items(),
-            observed.batch(observed.small, start=index + 1).values(),
+            profile.batch(profile.small, start=index).items(),
+            profile.batch(profile.small, start=index + 1).values(),
             strict=True,
         )
-        random = observed.random(title)
-        yield title, {name: _mixed(one, other, random) for (name, one), other in pairs}
+        random = profile.random(title)
+        yield title, {name: _mixed(first, second, random) for (name, first), second in pairs}
 
 
-def _mixed(one: OutputArray, other: OutputArray, random: np.random.Generator) -> OutputArray:
+def _mixed(first: OutputArray, second: OutputArray, random: np.random.Generator) -> OutputArray:
     """Return a random mix of two samples.
 
     Floats: a convex combination with random signs. Others: each element comes from one of the two,
     so it stays in their range.
     """
-    if one.dtype.kind == "U":
-        return one
-    if one.dtype.kind != "f":
-        return np.where(random.random(one.shape) < 0.5, one, other)
+    if first.dtype.kind == "U":
+        return first
+    if first.dtype.kind != "f":
+        return np.where(random.random(first.shape) < 0.5, first, second)
     share = random.random()
-    signs = random.choice([-1.0, 1.0], one.shape)
-    mixed = share * one.astype(np.float64) + (1.0 - share) * other.astype(np.float64)
-    return within(signs * mixed, one)
+    signs = random.choice([-1.0, 1.0], first.shape)
+    mixed = share * first.astype(np.float64) + (1.0 - share) * second.astype(np.float64)
+    return within(signs * mixed, first)
 
 
 def _around(low: float, high: float, span: float) -> tuple[float, ...]:
@@ -110,30 +110,30 @@ Change = Callable[[Floats, float], Floats]
 
 
 def _changed_batch(
-    observed: SampleProfile, change: Change, group: tuple[str, ...], at: float
+    profile: SampleProfile, change: Change, group: tuple[str, ...], parameter: float
 ) -> Batch:
-    batch = observed.batch(observed.small)
+    batch = profile.batch(profile.small)
     for name in group:
         with np.errstate(over="ignore"):  # `within` cuts it off
-            batch[name] = within(change(batch[name].astype(np.float64), at), batch[name])
+            batch[name] = within(change(batch[name].astype(np.float64), parameter), batch[name])
     return batch
 
 
-def _scaled(array: Floats, at: float) -> Floats:
-    return array * at
+def _scaled(array: Floats, factor: float) -> Floats:
+    return array * factor
 
 
-def _constant(array: Floats, at: float) -> Floats:
-    return np.full_like(array, at)
+def _constant(array: Floats, value: float) -> Floats:
+    return np.full_like(array, value)
 
 
-def _moved(array: Floats, at: float) -> Floats:
-    return array + at
+def _moved(array: Floats, offset: float) -> Floats:
+    return array + offset
 
 
-def _spiked(array: Floats, at: float) -> Floats:
+def _spiked(array: Floats, value: float) -> Floats:
     changed = array.reshape(len(array), -1)
-    changed[:, changed.shape[1] // 2] = at
+    changed[:, changed.shape[1] // 2] = value
     return changed.reshape(array.shape)
 
 
@@ -184,16 +184,16 @@ class SearchTrials:
             return None
         shapes = tuple(array.shape for array in batch.values())
         if self._can_skip_recording(shapes):
-            watch, computed = BranchRecorder(), True
+            recorder, is_accepted = BranchRecorder(), True
         else:
-            watch, computed = self._traced.watched(batch)
-        branches = [read for read in watch.reads if read.branch is not None]
-        path, reads = watch.path, len(watch.reads)
-        harmless = name not in self._computed and self._same_path(path, reads, shapes)
-        differs = computed and not harmless and self._differs(batch)
-        kept = batch if differs and name not in self._computed else None
+            recorder, is_accepted = self._traced.record_reads(batch)
+        branches = [read for read in recorder.reads if read.branch is not None]
+        path, reads = recorder.path, len(recorder.reads)
+        cannot_differ = name not in self._computed and self._same_path(path, reads, shapes)
+        differs = is_accepted and not cannot_differ and self._differs(batch)
+        kept_batch = batch if differs and name not in self._computed else None
         margins = tuple(read.margin for read in branches)
-        self._by_name[name] = InputTrial(name, path, margins, reads, shapes, differs, kept)
+        self._by_name[name] = InputTrial(name, path, margins, reads, shapes, differs, kept_batch)
         return self._by_name[name]
 
     def __len__(self) -> int:
@@ -206,20 +206,20 @@ class SearchTrials:
         return next(iter(self._by_name.values()))
 
     @property
-    def different(self) -> list[InputTrial]:
+    def differing(self) -> list[InputTrial]:
         """The inputs on which model and trace disagree."""
         return [trial for trial in self._by_name.values() if trial.differs]
 
     @property
-    def silent(self) -> bool:
+    def has_no_reads(self) -> bool:
         """True if the model's code has read no value from its tensors so far."""
         return not any(trial.reads for trial in self._by_name.values())
 
-    def flipped(self, branch: int) -> bool:
+    def is_flipped(self, branch: int) -> bool:
         """Return True if some input took a branch of the example the other way."""
-        taken = self.example.path[branch]
+        outcome = self.example.path[branch]
         return any(
-            trial.path[branch] != taken
+            trial.path[branch] != outcome
             for trial in self._by_name.values()
             if self._reaches(trial, branch)
         )
@@ -230,8 +230,8 @@ class SearchTrials:
         return trial.margins[branch] if trial and self._reaches(trial, branch) else None
 
     def _reaches(self, trial: InputTrial, branch: int) -> bool:
-        before = self.example.path[:branch]
-        return trial.path[:branch] == before and len(trial.path) > branch
+        previous = self.example.path[:branch]
+        return trial.path[:branch] == previous and len(trial.path) > branch
 
     def _same_path(
         self, path: tuple[bool, ...], reads: int, shapes: tuple[tuple[int, ...], ...]
@@ -249,7 +249,7 @@ class SearchTrials:
         if not self._by_name:
             return False
         example = self.example
-        return not example.reads and shapes == example.shapes and not self._traced.warned
+        return not example.reads and shapes == example.shapes and not self._traced.has_warnings
 
     def _differs(self, batch: Batch) -> bool:
         """Return True if the trace returns something else than the model, unless the model rejects
@@ -305,12 +305,12 @@ class TraceSearcher:
         """`computed`: the probes that are run in any case."""
         self._context = context
         self._axes = axes
-        self._observed = axes.observed
+        self._profile = axes.profile
         self._computed = computed
 
     def run(self) -> tuple[TraceSearch, list[Probe]]:
         """Run the search. Return its record, and further probes."""
-        example = self._observed.batch(self._observed.small)
+        example = self._profile.batch(self._profile.small)
         try:
             self._traced = TracedReference(self._context, example)
         except ModelError as error:
@@ -330,82 +330,82 @@ class TraceSearcher:
     def _search(self) -> None:
         for probe in self._suspects():
             self._trials.attempt(probe.name, probe.batch)
-        if self._traced.warned and len(self._trials) < self._trials.budget:
+        if self._traced.has_warnings and len(self._trials) < self._trials.budget:
             for name, batch in inputs_beyond_edges(self._traced, self._axes):
                 self._trials.attempt(name, batch)
-        if self._trials.silent and not self._traced.warned:
+        if self._trials.has_no_reads and not self._traced.has_warnings:
             return
-        if self._trials.silent:
+        if self._trials.has_no_reads:
             self._trials.budget = min(self._trials.budget, _WARNED)
-        along = families(self._observed)
+        probe_families = families(self._profile)
         allowed = int(self._trials.budget * _COARSE_SHARE)
-        for name, batch in self._coarse(along):
+        for name, batch in self._coarse(probe_families):
             self._trials.attempt(name, batch)
             if len(self._trials) >= allowed or self._done():
                 break
         for branch in range(len(self._trials.example.path)):
-            if not self._trials.flipped(branch):
-                self._refine(branch, along)
+            if not self._trials.is_flipped(branch):
+                self._refine(branch, probe_families)
 
     def _suspects(self) -> list[Probe]:
         """Return existing probes to run first; only a few if nothing indicates a branch."""
-        small = self._observed.small
+        small = self._profile.small
         batches = [p for p in self._computed if p.kind == "batch" and p.size != small]
         values = [p for p in self._computed if p.kind == "value" and p.size == small]
         suspects = [*batches[:1], *values, *batches[1:]]
-        hint = not self._trials.silent or self._traced.warned
+        hint = not self._trials.has_no_reads or self._traced.has_warnings
         return suspects if hint else suspects[:_UNSUSPECTED]
 
-    def _coarse(self, along: Sequence[ProbeFamily]) -> Iterator[tuple[str, Batch]]:
+    def _coarse(self, probe_families: Sequence[ProbeFamily]) -> Iterator[tuple[str, Batch]]:
         """Yield the grids of all families in turns, then mixtures."""
-        grids = [(family, _ends_first(family.grid)) for family in along]
+        grids = [(family, _ends_first(family.grid)) for family in probe_families]
         for turn in range(max((len(grid) for _, grid in grids), default=0)):
             for family, grid in grids:
                 if turn < len(grid):
                     yield family.title(grid[turn]), family.build(grid[turn])
-        yield from mixtures(self._observed)
+        yield from mixtures(self._profile)
 
     def _done(self) -> bool:
         """Return True if every branch flipped, and trace and model disagreed at least once."""
         branches = range(len(self._trials.example.path))
-        return bool(self._trials.different) and all(map(self._trials.flipped, branches))
+        return bool(self._trials.differing) and all(map(self._trials.is_flipped, branches))
 
-    def _refine(self, branch: int, along: Sequence[ProbeFamily]) -> None:
+    def _refine(self, branch: int, probe_families: Sequence[ProbeFamily]) -> None:
         """Search around the input that came closest to flipping the branch."""
-        curves = [(family, self._curve(family, branch)) for family in along]
+        curves = [(family, self._curve(family, branch)) for family in probe_families]
         curves = [(family, curve) for family, curve in curves if curve]
         if not curves:
             return
         family, curve = min(curves, key=lambda pair: min(map(abs, pair[1].values())))
         for _ in range(_REFINEMENTS):
-            at = _next(curve)
-            if at is None:
+            parameter = _next(curve)
+            if parameter is None:
                 return
-            name = family.title(at)
-            tried = self._trials.attempt(name, family.build(at))
-            if tried is None or self._trials.flipped(branch):
+            name = family.title(parameter)
+            trial = self._trials.attempt(name, family.build(parameter))
+            if trial is None or self._trials.is_flipped(branch):
                 return
             margin = self._trials.margin(name, branch)
-            curve[at] = math.inf if margin is None else margin
+            curve[parameter] = math.inf if margin is None else margin
 
     def _curve(self, family: ProbeFamily, branch: int) -> dict[float, float]:
         """Return the finite margins of the branch, by the family's parameter."""
-        margins = {at: self._trials.margin(family.title(at), branch) for at in family.grid}
-        return {at: m for at, m in margins.items() if m is not None and math.isfinite(m)}
+        margins = {p: self._trials.margin(family.title(p), branch) for p in family.grid}
+        return {p: m for p, m in margins.items() if m is not None and math.isfinite(m)}
 
     def _result(self) -> tuple[TraceSearch, list[Probe]]:
         """Return one probe per path and shape on which no existing probe disagrees."""
-        different = self._trials.different
-        found = [trial.name for trial in different if trial.batch is None]
+        different = self._trials.differing
+        names_before = [trial.name for trial in different if trial.batch is None]
         covered = {(trial.path, trial.shapes) for trial in different if trial.batch is None}
         probes: list[Probe] = []
         for trial in different:
-            way = (trial.path, trial.shapes)
-            if trial.batch is None or way in covered or len(probes) == _MOST_PROBES:
+            key = (trial.path, trial.shapes)
+            if trial.batch is None or key in covered or len(probes) == _MOST_PROBES:
                 continue
-            covered.add(way)
+            covered.add(key)
             probes.append(_probe(trial.name, trial.batch))
-        names = (*found, *(probe.name for probe in probes))
+        names = (*names_before, *(probe.name for probe in probes))
         return TraceSearch(tried=len(self._trials), found=names), probes
 
 
@@ -432,7 +432,7 @@ def _next(curve: dict[float, float]) -> float | None:
     if nearest in (0, len(points) - 1):
         inner = points[1] if nearest == 0 else points[-2]
         return here + 10 * (here - inner)
-    there = max(points[nearest - 1], points[nearest + 1], key=lambda at: abs(at - here))
+    there = max(points[nearest - 1], points[nearest + 1], key=lambda point: abs(point - here))
     same = here * there > 0 and max(here / there, there / here) > 8
     middle = math.copysign(math.sqrt(here * there), here) if same else (here + there) / 2
     return middle if middle not in curve else None

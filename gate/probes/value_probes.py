@@ -42,33 +42,33 @@ class NonfiniteHandling(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        itself = name in _EQUALITY and len(args) > 1 and args[0] is args[1]
+        is_self_comparison = name in _EQUALITY and len(args) > 1 and args[0] is args[1]
         # PyTorch's own printing and checks also test this, but not inside a forward pass.
         self.tests_finiteness = (
             self.tests_finiteness
             or name in _FINITENESS_TESTS
-            or (itself and isinstance(args[0], torch.Tensor))
+            or (is_self_comparison and isinstance(args[0], torch.Tensor))
         )
         return func(*args, **(kwargs or {}))
 
 
-def nonfinite_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
+def nonfinite_probes(context: MeasurementContext, profile: SampleProfile) -> Iterator[Probe]:
     """Yield one NaN and infinity of either sign per float input, if the model tests for
     finiteness."""
-    names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
+    names = [name for name, array in profile.rows.items() if array.dtype.kind == "f"]
     if not names:
         return
-    if not context.watch(observed.batch(observed.small), NonfiniteHandling).tests_finiteness:
+    if not context.watch(profile.batch(profile.small), NonfiniteHandling).tests_finiteness:
         return
     for name in names:
         suffix = f"_{name}" if len(names) > 1 else ""
         for title, value in _VALUES.items():
-            build = partial(_with_value, observed, name, value)
-            yield Probe(f"{title}{suffix}", "value", observed.small, build, finite=True)
+            build = partial(_with_value, profile, name, value)
+            yield Probe(f"{title}{suffix}", "value", profile.small, build, finite=True)
 
 
-def _with_value(observed: SampleProfile, name: str, value: float) -> Batch:
-    batch = observed.batch(observed.small)
+def _with_value(profile: SampleProfile, name: str, value: float) -> Batch:
+    batch = profile.batch(profile.small)
     flat = batch[name].reshape(len(batch[name]), -1)
     flat[:, flat.shape[1] // 2] = np.asarray(value, flat.dtype)
     return batch
@@ -104,24 +104,24 @@ Change = Callable[[OutputArray, ValueRange], OutputArray]
 """Maps an input array to another one of its shape and dtype."""
 
 
-def value_probes(observed: SampleProfile) -> Iterator[Probe]:
+def value_probes(profile: SampleProfile) -> Iterator[Probe]:
     """Yield all value probes, cheapest and most revealing first; each changes all inputs it applies
     to."""
-    names = list(observed.rows)
+    names = list(profile.rows)
     for title in _CHANGES:
-        if any(_applies(title, observed.rows[name]) for name in names):
-            yield _value_probe(observed, title, title, tuple(names))
+        if any(_applies(title, profile.rows[name]) for name in names):
+            yield _value_probe(profile, title, title, tuple(names))
     if len(names) > 1:
         for name in names:
             for title in _PER_INPUT:
-                if _applies(title, observed.rows[name]):
-                    yield _value_probe(observed, f"{title}_{name}", title, (name,))
-    if any(array.dtype.kind == "f" for array in observed.rows.values()):
-        size = observed.small if observed.fixed else len(_FACTORS)
+                if _applies(title, profile.rows[name]):
+                    yield _value_probe(profile, f"{title}_{name}", title, (name,))
+    if any(array.dtype.kind == "f" for array in profile.rows.values()):
+        size = profile.small if profile.fixed else len(_FACTORS)
         for part in range(math.ceil(len(_FACTORS) / size)):
             factors = np.resize(np.roll(_FACTORS, -part * size), size)
             suffix = f"_{part + 1}" if part else ""
-            build = partial(_at_magnitudes, observed, factors)
+            build = partial(_scale_samples, profile, factors)
             yield Probe(
                 f"magnitudes{suffix}",
                 "value",
@@ -130,13 +130,13 @@ def value_probes(observed: SampleProfile) -> Iterator[Probe]:
                 apart=True,
                 factors=tuple(map(float, factors)),
             )
-    if observed.fixed and observed.small > 1:
-        yield Probe("reversed", "value", observed.small, partial(_reversed, observed))
+    if profile.fixed and profile.small > 1:
+        yield Probe("reversed", "value", profile.small, partial(_reverse_rows, profile))
 
 
-def _value_probe(observed: SampleProfile, name: str, title: str, inputs: tuple[str, ...]) -> Probe:
-    size = observed.small
-    build = partial(_changed, observed, title, inputs)
+def _value_probe(profile: SampleProfile, name: str, title: str, inputs: tuple[str, ...]) -> Probe:
+    size = profile.small
+    build = partial(_change_inputs, profile, title, inputs)
     factors = (10.0,) * size if title == "scaled_10" else ()
     return Probe(name, "value", size, build, factors=factors)
 
@@ -147,22 +147,22 @@ _NEARER = 9.5
 NEARER_SUFFIX = "_nearer"
 
 
-def nearer_probe(observed: SampleProfile, probe: Probe) -> Probe:
+def nearer_probe(profile: SampleProfile, probe: Probe) -> Probe:
     """Return the probe scaled back to 9.5 times the samples at most.
 
     It finds a file that overflows between the factors of the other probes.
     """
-    build = partial(_nearer, observed, probe)
+    build = partial(_scale_back, profile, probe)
     return Probe(f"{probe.name}{NEARER_SUFFIX}", probe.kind, probe.size, build, apart=True)
 
 
-def _nearer(observed: SampleProfile, probe: Probe) -> Batch:
-    reach = observed.reach(probe)
-    shrink = _NEARER / np.maximum(reach, _NEARER)
+def _scale_back(profile: SampleProfile, probe: Probe) -> Batch:
+    factors_beyond = profile.reach(probe)
+    shrink = _NEARER / np.maximum(factors_beyond, _NEARER)
     batch = dict(probe.batch)
     for name, array in batch.items():
         if array.dtype.kind == "f" and len(array) == probe.size:
-            outside = observed.ratios(name, array) >= LEAST_RATIO
+            outside = profile.ratios(name, array) >= LEAST_RATIO
             factors = np.where(outside, shrink, 1.0).reshape(-1, *[1] * (array.ndim - 1))
             batch[name] = within(array.astype(np.float64) * factors, array)
     return batch
@@ -175,27 +175,27 @@ def within(values: NDArray[np.float64], like: OutputArray) -> OutputArray:
         return np.clip(values, float(limits.min), float(limits.max)).astype(like.dtype)
 
 
-def _changed(observed: SampleProfile, title: str, names: tuple[str, ...]) -> Batch:
-    batch = observed.batch(observed.small)
+def _change_inputs(profile: SampleProfile, title: str, names: tuple[str, ...]) -> Batch:
+    batch = profile.batch(profile.small)
     if title not in _FOR_MASKS:
-        names = tuple(name for name in names if name not in _masks(observed))
+        names = tuple(name for name in names if name not in _masks(profile))
     for name, array in batch.items():
         if name in names and _applies(title, array):
             values = ValueRange(
-                observed.low[name], observed.high[name], observed.random(f"{title} {name}")
+                profile.low[name], profile.high[name], profile.random(f"{title} {name}")
             )
             with np.errstate(over="ignore"):  # `within` clips it
                 batch[name] = _CHANGES[title][array.dtype.kind](array, values)
     return batch
 
 
-def _at_magnitudes(observed: SampleProfile, scales: NDArray[np.float64]) -> Batch:
+def _scale_samples(profile: SampleProfile, scales: NDArray[np.float64]) -> Batch:
     """Return samples from the whole set, each scaled by its own factor; float masks are
     unchanged."""
     size = len(scales)
     batch: dict[str, OutputArray] = {}
-    masks = _masks(observed)
-    for name, array in observed.spread.items():
+    masks = _masks(profile)
+    for name, array in profile.spread.items():
         rows = array[np.arange(size) % len(array)]
         if array.dtype.kind == "f" and name not in masks:
             factors = scales.reshape(-1, *[1] * (rows.ndim - 1))
@@ -205,31 +205,31 @@ def _at_magnitudes(observed: SampleProfile, scales: NDArray[np.float64]) -> Batc
     return batch
 
 
-def _masks(observed: SampleProfile) -> set[str]:
+def _masks(profile: SampleProfile) -> set[str]:
     """Return the float inputs that contain only zeros and ones, if other float inputs do not."""
-    floats = {name for name, array in observed.rows.items() if array.dtype.kind == "f"}
-    masks = {name for name in floats if _is_mask(observed, name)}
+    floats = {name for name, array in profile.rows.items() if array.dtype.kind == "f"}
+    masks = {name for name in floats if _is_mask(profile, name)}
     return masks if masks < floats else set()
 
 
-def _is_mask(observed: SampleProfile, name: str) -> bool:
+def _is_mask(profile: SampleProfile, name: str) -> bool:
     return (
-        float(observed.low[name]) >= 0.0
-        and float(observed.high[name]) == 1.0
-        and bool(np.isin(observed.rows[name], (0.0, 1.0)).all())
+        float(profile.low[name]) >= 0.0
+        and float(profile.high[name]) == 1.0
+        and bool(np.isin(profile.rows[name], (0.0, 1.0)).all())
     )
 
 
-def _reversed(observed: SampleProfile) -> Batch:
-    whole = observed.batch(observed.small)
-    return {name: np.ascontiguousarray(array[::-1]) for name, array in whole.items()}
+def _reverse_rows(profile: SampleProfile) -> Batch:
+    batch = profile.batch(profile.small)
+    return {name: np.ascontiguousarray(array[::-1]) for name, array in batch.items()}
 
 
 def _applies(title: str, array: OutputArray) -> bool:
     return array.dtype.kind in _CHANGES[title] and (title != "mirrored" or array.ndim > 1)
 
 
-def _filled(value: float) -> Change:
+def _fill_with(value: float) -> Change:
     return lambda array, _: np.full_like(array, value)
 
 
@@ -293,8 +293,8 @@ def _with_peak(array: OutputArray, values: ValueRange) -> OutputArray:
 
 
 _CHANGES: dict[str, dict[str, Change]] = {
-    "zeros": {"f": _filled(0.0), "b": _filled(0.0)},
-    "ones": {"f": _filled(1.0), "b": _filled(1.0)},
+    "zeros": {"f": _fill_with(0.0), "b": _fill_with(0.0)},
+    "ones": {"f": _fill_with(1.0), "b": _fill_with(1.0)},
     "min": {"f": _lowest, "u": _lowest},
     "max": {"f": _highest, "u": _highest},
     "noise": {"f": _uniform, "i": _random_integers, "u": _random_integers, "b": _random_values},
@@ -334,20 +334,20 @@ class LongSums(DispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
 
-def sum_probes(context: MeasurementContext, observed: SampleProfile) -> Iterator[Probe]:
+def sum_probes(context: MeasurementContext, profile: SampleProfile) -> Iterator[Probe]:
     """Yield a probe of powers of two with alternating signs, if the model has a long sum."""
-    names = [name for name, array in observed.rows.items() if array.dtype.kind == "f"]
-    if names and context.watch(observed.batch(observed.small), LongSums).is_used:
-        build = partial(_alternating, observed, names)
-        yield Probe("alternating", "value", observed.small, build)
+    names = [name for name, array in profile.rows.items() if array.dtype.kind == "f"]
+    if names and context.watch(profile.batch(profile.small), LongSums).is_used:
+        build = partial(_alternate_signs, profile, names)
+        yield Probe("alternating", "value", profile.small, build)
 
 
-def _alternating(observed: SampleProfile, names: Sequence[str]) -> Batch:
-    batch = observed.batch(observed.small)
+def _alternate_signs(profile: SampleProfile, names: Sequence[str]) -> Batch:
+    batch = profile.batch(profile.small)
     for name in names:
-        peak = max(abs(float(observed.low[name])), abs(float(observed.high[name]))) or 1.0
-        places = np.indices(batch[name].shape[1:]).sum(axis=0)
-        signs = np.where(places % 2, -1.0, 1.0) * np.ones(batch[name].shape)
+        peak = max(abs(float(profile.low[name])), abs(float(profile.high[name]))) or 1.0
+        positions = np.indices(batch[name].shape[1:]).sum(axis=0)
+        signs = np.where(positions % 2, -1.0, 1.0) * np.ones(batch[name].shape)
         batch[name] = within(signs * 2.0 ** np.floor(np.log2(peak)), batch[name])
     return batch
 
@@ -363,30 +363,30 @@ _MOST = 64
 _SPECIAL = (0.0, 1.0, -1.0, -999.0)
 
 
-def column_probes(observed: SampleProfile) -> Iterator[Probe]:
+def column_probes(profile: SampleProfile) -> Iterator[Probe]:
     """Yield a probe of the columns of each float input that is a table.
 
     Each column alone is set below and above its range, and to values that often have a special
     meaning. All changes are in one batch, in which each sample is judged in its own scale.
     """
-    if observed.fixed:
+    if profile.fixed:
         return
-    for name, rows in observed.rows.items():
+    for name, rows in profile.rows.items():
         if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MOST:
             size = rows.shape[1] * (len(_SPECIAL) + 2)
-            build = partial(_columns, observed, name)
+            build = partial(_change_columns, profile, name)
             yield Probe(f"columns_{name}", "value", size, build, apart=True)
 
 
-def _columns(observed: SampleProfile, name: str) -> Batch:
-    sampled = np.concatenate([observed.rows[name], observed.spread[name]]).astype(np.float64)
+def _change_columns(profile: SampleProfile, name: str) -> Batch:
+    sampled = np.concatenate([profile.rows[name], profile.spread[name]]).astype(np.float64)
     sampled = np.nan_to_num(sampled, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = sampled.min(axis=0), sampled.max(axis=0)
-    reach = np.maximum(high - low, np.abs(high))
-    values = [*(np.full_like(low, value) for value in _SPECIAL), low - reach, high + reach]
+    distance = np.maximum(high - low, np.abs(high))
+    values = [*(np.full_like(low, value) for value in _SPECIAL), low - distance, high + distance]
     width = len(low)
-    batch = observed.batch(width * len(values))
+    batch = profile.batch(width * len(values))
     changed = batch[name].astype(np.float64)
-    places = np.arange(len(changed))
-    changed[places, places % width] = np.concatenate(values)
+    rows = np.arange(len(changed))
+    changed[rows, rows % width] = np.concatenate(values)
     return {**batch, name: within(changed, batch[name])}

@@ -33,7 +33,7 @@ _COUNT = re.compile(r"nodes placed on \[(\w+)\]\. Number of nodes: (\d+)", re.IG
 _NODE = re.compile(r"(\w+) \((.*)\)")
 
 
-def placed(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+def parse_placements(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
     """Return the number of nodes per provider and, with several providers, their names.
 
     Names are `op_type:node_name`. Raises EvidenceError if the log does not contain this.
@@ -53,7 +53,7 @@ def placed(lines: Iterable[str]) -> tuple[dict[str, int], dict[str, tuple[str, .
             "the log of onnxruntime-web does not name the provider of the nodes, so it is unknown "
             "what computed them. The log format may differ from that of the pinned version."
         )
-    return dict(sorted(counts.items())), {name: tuple(found) for name, found in names.items()}
+    return dict(sorted(counts.items())), {name: tuple(nodes) for name, nodes in names.items()}
 
 
 def fallback_nodes(
@@ -63,11 +63,11 @@ def fallback_nodes(
 
     model: reads the file without external data.
     """
-    elsewhere = [name for place in names if place != provider for name in names[place]]
-    if not elsewhere:
+    fallbacks = [name for other in names if other != provider for name in names[other]]
+    if not fallbacks:
         return ()
     excused = shape_nodes(model())
-    return tuple(name for name in elsewhere if not is_shape_node(name, excused))
+    return tuple(name for name in fallbacks if not is_shape_node(name, excused))
 
 
 _GPU_DEVICES = (Path("/dev/dri"), Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -146,9 +146,9 @@ class BrowserWebGpuRuntime(BrowserWasmRuntime):
     def _without_adapter(self, options: WebGpuOptions) -> str | None:
         software = options.software_adapter
         on_linux = sys.platform == "linux"
-        if on_linux and not software and not any(place.exists() for place in _GPU_DEVICES):
-            places = ", ".join(map(str, _GPU_DEVICES))
-            return f"no GPU on this machine, so no WebGPU adapter: there is none of {places}."
+        if on_linux and not software and not any(device.exists() for device in _GPU_DEVICES):
+            devices = ", ".join(map(str, _GPU_DEVICES))
+            return f"no GPU on this machine, so no WebGPU adapter: there is none of {devices}."
         with PageServer() as server, opened_page(server, gpu=True, software=software) as page:
             adapter = page.call("adapter")
         if adapter is None:
@@ -218,19 +218,19 @@ class BrowserSession(Session):
         self._settings = settings
         with contextlib.ExitStack() as stack:
             self._server = stack.enter_context(PageServer())
-            question = self._question(file)
+            request = self._open_request(file)
             self._page = stack.enter_context(
                 opened_page(self._server, gpu=engine.gpu, software=settings.software)
             )
             self._adapter = self._page.call("adapter") if engine.gpu else None
             self._before = _chromium_bytes()
             start = time.perf_counter()
-            self._opened: Mapping[str, Any] = self._page.call("open", question)
+            self._state: Mapping[str, Any] = self._page.call("open", request)
             self.open_seconds = time.perf_counter() - start
-            for _, place in question["files"]:
-                self._server.remove(place)
+            for _, path in request["files"]:
+                self._server.remove(path)
             self._check()
-            self._placed, names = placed(self._opened["placements"])
+            self._node_counts, names = parse_placements(self._state["placements"])
             self._fallback_nodes = fallback_nodes(names, engine.log_name, file.parsed)
             self._stack = stack.pop_all()
 
@@ -246,45 +246,45 @@ class BrowserSession(Session):
                 "page is not the gate's."
             )
         outputs = browser_page.unpack(body)
-        self._same("outputs", list(outputs))
+        self._check_names("outputs", list(outputs))
         self.seconds = seconds
         return list(outputs.values())
 
     def proof(self) -> Proof:
         """Return the proof. Raises EvidenceError if the page requested anything beyond
         127.0.0.1."""
-        if self._page.strange:
+        if self._page.external_requests:
             raise EvidenceError(
-                f"the page requested {self._page.strange[0]}, expected nothing beyond 127.0.0.1. "
-                "The request was refused, but another program than the installed one may have "
-                f"computed the outputs. Find out why {browser_page.NAME} requests it."
+                f"the page requested {self._page.external_requests[0]}, expected nothing beyond "
+                "127.0.0.1. The request was refused, but another program than the installed one "
+                f"may have computed the outputs. Find out why {browser_page.NAME} requests it."
             )
-        ran = self._placed.get(self._engine.log_name, 0) > 0
+        ran = self._node_counts.get(self._engine.log_name, 0) > 0
         return Proof(
-            providers_active=(self._engine.provider,) if ran else tuple(self._placed),
-            nodes_per_provider=self._placed,
+            providers_active=(self._engine.provider,) if ran else tuple(self._node_counts),
+            nodes_per_provider=self._node_counts,
             fallback_nodes=self._fallback_nodes,
             session_options={
                 "graphOptimizationLevel": self._settings.level,
-                "numThreads": str(self._opened["threads"]),
-                "crossOriginIsolated": str(self._opened["isolated"]).lower(),
+                "numThreads": str(self._state["threads"]),
+                "crossOriginIsolated": str(self._state["isolated"]).lower(),
             },
-            versions={browser_page.NAME: self._opened["version"], "Chromium": self._page.version},
-            device=_device(self._adapter),
+            versions={browser_page.NAME: self._state["version"], "Chromium": self._page.version},
+            device=_describe_adapter(self._adapter),
             precision="float32",
-            memory_bytes=self._grown(),
+            memory_bytes=self._memory_growth(),
             own_process=True,
         )
 
-    def _grown(self) -> int | None:
-        now = _chromium_bytes()
-        return None if now is None or self._before is None else max(0, now - self._before)
+    def _memory_growth(self) -> int | None:
+        current = _chromium_bytes()
+        return None if current is None or self._before is None else max(0, current - self._before)
 
     def close(self) -> None:
         """End Chromium."""
         self._stack.close()
 
-    def _question(self, file: RunnableFile) -> dict[str, Any]:
+    def _open_request(self, file: RunnableFile) -> dict[str, Any]:
         """Return the request for the page to open a file, after serving all files that it needs."""
         module, glue, wasm = self._engine.files
         for name in self._engine.files:
@@ -297,42 +297,42 @@ class BrowserSession(Session):
             "threads": self._settings.threads,
             "level": self._settings.level,
             "files": [
-                (name, self._server.put(f"file-{place}", content))
-                for place, (name, content) in enumerate(_contents(file).items())
+                (name, self._server.put(f"file-{index}", content))
+                for index, (name, content) in enumerate(_contents(file).items())
             ],
         }
 
     def _check(self) -> None:
         """Verify that the page opened the requested file, by digests and settings."""
-        digests = dict(self._opened["digests"])
+        digests = dict(self._state["digests"])
         wasm = self._engine.files[2]
         Digest(browser_page.FILES[wasm]).verify(Digest(digests.pop("")), what=f"{wasm} in the page")
         if self._subject.external_data:
-            found = Digest.from_json(digests)
+            digest = Digest.from_json(digests)
         else:
-            (only,) = digests.values()
-            found = Digest(only)
-        self._subject.sha256.verify(found, what="the file in the page")
-        if self._opened["version"] != browser_page.VERSION:
+            (digest_hex,) = digests.values()
+            digest = Digest(digest_hex)
+        self._subject.sha256.verify(digest, what="the file in the page")
+        if self._state["version"] != browser_page.VERSION:
             raise EvidenceError(
-                f"the page has {browser_page.NAME} {self._opened['version']}, expected "
+                f"the page has {browser_page.NAME} {self._state['version']}, expected "
                 f"{browser_page.VERSION}. Install it again: gate runtimes install browser-wasm."
             )
-        if self._opened["threads"] != self._settings.threads:
+        if self._state["threads"] != self._settings.threads:
             raise EvidenceError(
-                f"the page computes with {self._opened['threads']} threads, expected "
+                f"the page computes with {self._state['threads']} threads, expected "
                 f"{self._settings.threads}. This Chromium allows no more: set options: "
-                f"{{threads: {self._opened['threads']}}}."
+                f"{{threads: {self._state['threads']}}}."
             )
-        self._same("inputs", self._opened["inputs"])
-        self._same("outputs", self._opened["outputs"])
+        self._check_names("inputs", self._state["inputs"])
+        self._check_names("outputs", self._state["outputs"])
 
-    def _same(self, side: str, names: list[str]) -> None:
+    def _check_names(self, side: str, names: list[str]) -> None:
         specs = self._subject.inputs if side == "inputs" else self._subject.outputs
-        wanted = [spec.name for spec in specs]
-        if names != wanted:
+        expected = [spec.name for spec in specs]
+        if names != expected:
             raise OutputMismatch(
-                f"the page has the {side} {names}, the record of the file says {wanted}. Another "
+                f"the page has the {side} {names}, the record of the file says {expected}. Another "
                 "file is open in it, or not all of its outputs came back."
             )
 
@@ -346,10 +346,10 @@ def _contents(file: RunnableFile) -> dict[str, bytes | Path]:
     if isinstance(loadable, WithData):
         return {name: loadable.model, **loadable.data}
     names = (name, *file.subject.external_data)
-    return {each: file.path.parent / each for each in names}
+    return {file_name: file.path.parent / file_name for file_name in names}
 
 
-def _device(adapter: Mapping[str, Any] | None) -> str | None:
+def _describe_adapter(adapter: Mapping[str, Any] | None) -> str | None:
     if adapter is None:
         return None
     words = (adapter["vendor"], adapter["architecture"], adapter["description"])
@@ -362,11 +362,11 @@ def _chromium_bytes() -> int | None:
 
     None if there are no processes, or if the sandbox denies access to one.
     """
-    found = []
+    sizes = []
     try:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
-                found.append(process.memory_full_info().uss)
+                sizes.append(process.memory_full_info().uss)
     except (psutil.Error, OSError):
         return None
-    return int(sum(found)) if found else None
+    return int(sum(sizes)) if sizes else None

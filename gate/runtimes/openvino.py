@@ -42,7 +42,7 @@ _EXACT = {"f32": "float32", "f64": "float32"}
 
 _LOWER = {"bf16": "bfloat16", "f16": "float16"}
 
-_PLACE = re.compile(r"Exception from |Check .* failed at ")
+_LOCATION = re.compile(r"Exception from |Check .* failed at ")
 
 _NO_NUMBERS = ("Const", "Input", "Output")
 
@@ -69,13 +69,13 @@ class OpenVinoSession(Session):
         self._compiled = compiled
         self._device = device
         self._check(options)
-        self._places = [_output_index(compiled, spec.name) for spec in file.subject.outputs]
+        self._output_indices = [_output_index(compiled, spec.name) for spec in file.subject.outputs]
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Run by the names of inputs and outputs. Raises EvidenceError if OpenVINO fails."""
         with _shortened_errors():
             results = self._compiled(dict(batch))
-        return [np.asarray(results[place]) for place in self._places]
+        return [np.asarray(results[index]) for index in self._output_indices]
 
     def proof(self) -> Proof:
         """Return hint, device and precision of each node, as the compiled model reports them."""
@@ -84,7 +84,7 @@ class OpenVinoSession(Session):
         hint = self._hint()
         nodes = _node_precisions(compiled)
         options = {name: str(compiled.get_property(name)) for name in _RECORDED}
-        options |= {_HINT: hint, "node_precisions": _listed(nodes)}
+        options |= {_HINT: hint, "node_precisions": _format_counts(nodes)}
         return Proof(
             providers_active=active,
             nodes_per_provider=dict.fromkeys(active[:1], nodes.total()),
@@ -102,14 +102,14 @@ class OpenVinoSession(Session):
         OpenVINO silently uses f16 for bf16, and no more threads than there are cores.
         """
         hint, threads = self._hint(), int(self._compiled.get_property(_THREADS))
-        for option, got, wanted, given in (
+        for option, got, expected, is_set in (
             (_HINT, hint, options.precision_hint, options.precision_hint != "default"),
             (_THREADS, threads, options.threads, options.threads is not None),
         ):
-            if given and got != wanted:
+            if is_set and got != expected:
                 raise EvidenceError(
-                    f"OpenVINO: {option} is {got}, expected {wanted}, which this machine does not "
-                    "support. Change the option in the policy, or leave it out."
+                    f"OpenVINO: {option} is {got}, expected {expected}, which this machine does "
+                    "not support. Change the option in the policy, or leave it out."
                 )
 
 
@@ -125,11 +125,11 @@ class OpenVinoRuntime(Runtime):
         if find_spec("openvino") is not None:
             return None
         reason = f"the package openvino is not installed: {_INSTALL}."
-        other = package_versions([_OTHER_PACKAGE]).get(_OTHER_PACKAGE)
-        if other is None:
+        version = package_versions([_OTHER_PACKAGE]).get(_OTHER_PACKAGE)
+        if version is None:
             return reason
         return (
-            f"{reason} {_OTHER_PACKAGE} {other} is installed, but does not help: it is ONNX "
+            f"{reason} {_OTHER_PACKAGE} {version} is installed, but does not help: it is ONNX "
             "Runtime with a provider, and overwrites files of the ONNX Runtime that the gate "
             f"uses. pip uninstall {_OTHER_PACKAGE}, then install parity-gate again."
         )
@@ -169,33 +169,33 @@ def _shortened_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        lines = [line for line in str(error).splitlines() if not _PLACE.match(line)]
+        lines = [line for line in str(error).splitlines() if not _LOCATION.match(line)]
         raise EvidenceError(f"OpenVINO: {' '.join(' '.join(lines).split())[:500]}") from None
 
 
 def _output_index(compiled: Any, name: str) -> int:
     """Return the index of an output; a tensor may have several names."""
     names = [set(output.get_names()) for output in compiled.outputs]
-    for place, found in enumerate(names):
-        if name in found:
-            return place
+    for index, tensor_names in enumerate(names):
+        if name in tensor_names:
+            return index
     raise OutputMismatch(
-        f"OpenVINO reads the outputs {[sorted(found) for found in names]} from the file, expected "
+        f"OpenVINO reads the outputs {list(map(sorted, names))} from the file, expected "
         f"'{name}' among them. Give the outputs of the export plain names."
     )
 
 
 def _node_precisions(compiled: Any) -> Counter[str]:
     """Count the precisions of the nodes that compute."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for node in compiled.get_runtime_model().get_ops():
         information = node.get_rt_info()
         if information["layerType"].astype(str) not in _NO_NUMBERS:
-            found[information["runtimePrecision"].astype(str)] += 1
-    return found
+            counts[information["runtimePrecision"].astype(str)] += 1
+    return counts
 
 
-def _listed(nodes: Counter[str]) -> str:
+def _format_counts(nodes: Counter[str]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in sorted(nodes.items()))
 
 

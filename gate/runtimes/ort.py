@@ -168,26 +168,26 @@ class OrtSession(Session):
         self._conditions = conditions
         self._plain_failure: str | None = None
         with temporary_folder() as folder:
-            self._session = self._opened(Path(folder) / "placement")
+            self._session = self._open(Path(folder) / "placement")
             self._session.run(None, dict(example))
             profile = Path(self._session.end_profiling())
-            self._placement = read_placement(profile, self._optimized if self._may_fall else None)
+            self._placement = read_placement(profile, self._optimized if self._can_fall else None)
 
-    def _opened(self, profile: Path) -> Any:
+    def _open(self, profile: Path) -> Any:
         """Open a profiled session. If the file does not open with optimizations off, use the basic
         ones; neither level is used for serving."""
         try:
             return self._create(profile)
         except Exception as error:
-            foreign = not isinstance(error, GateError | MemoryError)
-            if not (foreign and self._setup.is_named_plain) or "memory" in str(error).lower():
+            is_of_runtime = not isinstance(error, GateError | MemoryError)
+            if not (is_of_runtime and self._setup.is_named_plain) or "memory" in str(error).lower():
                 raise
             self._plain_failure = describe_failure(error)
             self._setup = replace(self._setup, optimization=BASIC)
             try:
                 return self._create(profile)
-            except Exception as other:
-                raise PlainSessionFailed(self._plain_failure) from other
+            except Exception as second_error:
+                raise PlainSessionFailed(self._plain_failure) from second_error
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Return the outputs of `batch`."""
@@ -211,13 +211,13 @@ class OrtSession(Session):
             if provider != CPU_PROVIDER:
                 values = by_provider.get(provider, {})
                 reported |= {setup.key(provider, k): normal(values[k]) for k in sorted(values)}
-        stray = self._placement.cpu_nodes if self._may_fall else ()
+        fallback = self._placement.cpu_nodes if self._can_fall else ()
         return Proof(
             providers_active=tuple(self._session.get_providers()),
             nodes_per_provider=self._placement.nodes_per_provider,
-            fallback_nodes=tuple(node.name for node in stray),
-            cpu_nodes=stray,
-            cpu_time_share=self._placement.cpu_time_share if self._may_fall else None,
+            fallback_nodes=tuple(node.name for node in fallback),
+            cpu_nodes=fallback,
+            cpu_time_share=self._placement.cpu_time_share if self._can_fall else None,
             session_options=reported,
             plain_failure=self._plain_failure,
             versions=_versions(),
@@ -225,7 +225,7 @@ class OrtSession(Session):
         )
 
     @property
-    def _may_fall(self) -> bool:
+    def _can_fall(self) -> bool:
         """Whether compute nodes on the CPU are a fallback."""
         return CPU_PROVIDER not in self._setup.providers
 
@@ -271,10 +271,10 @@ class OrtSession(Session):
             ("inputs", session.get_inputs(), subject.inputs),
             ("outputs", session.get_outputs(), subject.outputs),
         ):
-            names, wanted = [value.name for value in got], [spec.name for spec in specs]
-            if names != wanted:
+            names, expected = [value.name for value in got], [spec.name for spec in specs]
+            if names != expected:
                 raise OutputMismatch(
-                    f"the file has the {side} {names}, expected {wanted} from its record. "
+                    f"the file has the {side} {names}, expected {expected} from its record. "
                     "The file has changed: read it again."
                 )
 
@@ -318,8 +318,8 @@ class NamedOrt(_OnnxRuntime):
     options = OrtSettings
 
     def _setup(self, options: Any, conditions: Conditions) -> OrtSetup:
-        given = options.model_dump(mode="json")
-        return OrtSetup.from_traits(RUNTIMES[self.name], given, conditions.cuda_options)
+        settings = options.model_dump(mode="json")
+        return OrtSetup.from_traits(RUNTIMES[self.name], settings, conditions.cuda_options)
 
 
 class OrtCpu(NamedOrt):

@@ -44,11 +44,11 @@ class PeakMemory:
     def end(self) -> None:
         """End the span."""
         with self._unless_broken():
-            now = _resident()
-            peak = max(now, _highest() if self._is_exact else 0)
+            current = _resident()
+            peak = max(current, _highest() if self._is_exact else 0)
             grown = self._accumulated + max(0, peak - self._before)
-            self._accumulated += max(0, now - self._before)
-            self._before = now
+            self._accumulated += max(0, current - self._before)
+            self._before = current
             if not self._is_broken:
                 self.grown = max(self.grown or 0, grown)
                 self.peak = max(self.peak or 0, peak)

@@ -79,13 +79,13 @@ class RecordedSession(Session):
         were passed before.
         """
         rows = row_digests(batch)
-        start = self._start(rows)
+        start = self._first_row(rows)
         stop = start + len(rows)
         if self._example is not None and np.array_equal(self._example, rows):
             self._example = None  # it comes before the samples, and contains some of them
         else:
             self._next = max(self._next, stop)
-        return self._answers("samples", slice(start, stop))
+        return self._recorded_outputs("samples", slice(start, stop))
 
     def has_probe(self, batch: Batch) -> bool:
         """Return whether exactly this batch was recorded as a probe."""
@@ -99,7 +99,7 @@ class RecordedSession(Session):
         part = self._probes[digest_of(row_digests(batch))]
         if part.failed is not None:
             raise EvidenceError(f"it failed where it was recorded: {part.failed}")
-        return self._answers(part.name, slice(None))
+        return self._recorded_outputs(part.name, slice(None))
 
     def proof(self) -> Proof:
         """Return the origin of the outputs as the recording states it.
@@ -124,17 +124,17 @@ class RecordedSession(Session):
             precision=whence.precision,
         )
 
-    def _answers(self, part: str, rows: slice) -> list[RuntimeArray]:
+    def _recorded_outputs(self, part: str, rows: slice) -> list[RuntimeArray]:
         return [np.array(output[rows]) for output in self._recording.outputs[part]]
 
-    def _start(self, rows: Rows) -> int:
-        found = self._row_indices(rows)
-        if self._next in found:
+    def _first_row(self, rows: Rows) -> int:
+        starts = self._row_indices(rows)
+        if self._next in starts:
             return self._next
-        before = [start for start in found if start <= self._next]
+        before = [start for start in starts if start <= self._next]
         if not before:
-            raise InputMismatch(self._reason(rows))
-        if any(self._differ(before[0], start, len(rows)) for start in before[1:]):
+            raise InputMismatch(self._mismatch_reason(rows))
+        if any(self._outputs_differ(before[0], start, len(rows)) for start in before[1:]):
             raise EvidenceError(
                 f"samples {before[0]} and {before[-1]} are the same inputs, and the recording has "
                 "different outputs for them. Record with a runtime that repeats itself, or leave "
@@ -148,27 +148,27 @@ class RecordedSession(Session):
         starts = np.flatnonzero((recorded[: max(last + 1, 0)] == rows[0]).all(axis=1))
         return [int(s) for s in starts if np.array_equal(recorded[s : s + count], rows)]
 
-    def _differ(self, one: int, other: int, count: int) -> bool:
+    def _outputs_differ(self, first: int, second: int, count: int) -> bool:
         return any(
-            output[one : one + count].tobytes() != output[other : other + count].tobytes()
+            output[first : first + count].tobytes() != output[second : second + count].tobytes()
             for output in self._recording.outputs["samples"]
         )
 
-    def _reason(self, rows: Rows) -> str:
+    def _mismatch_reason(self, rows: Rows) -> str:
         """Return why these are not the next samples of the recording."""
         remedy = "Give the samples that it was made of, in their order, or record these."
-        for place, row in enumerate(rows, start=self._next):
-            if place >= self._count:
+        for index, row in enumerate(rows, start=self._next):
+            if index >= self._count:
                 return f"the recording has {self._count} samples, and more were given. {remedy}"
-            if np.array_equal(self._recording.rows[place], row):
+            if np.array_equal(self._recording.rows[index], row):
                 continue
-            there = np.flatnonzero((self._recording.rows == row).all(axis=1))
-            if len(there):
+            positions = np.flatnonzero((self._recording.rows == row).all(axis=1))
+            if len(positions):
                 return (
-                    f"the samples are in another order than in the recording: sample {place} is "
-                    f"its sample {int(there[0])}. {remedy}"
+                    f"the samples are in another order than in the recording: sample {index} is "
+                    f"its sample {int(positions[0])}. {remedy}"
                 )
-            return f"sample {place} has other inputs than were recorded. {remedy}"
+            return f"sample {index} has other inputs than were recorded. {remedy}"
         return f"these samples were given in another order than they were recorded in. {remedy}"
 
 
@@ -180,8 +180,8 @@ def with_recordings(policy: Policy, names: Iterable[RuntimeName]) -> Policy:
     """
     plain, names = policy.to_plain(), tuple(names)
     for name in names:
-        own = name in OWN and name != RECORDED
-        if own or (name in policy.runtimes and not is_recorded(policy, name)):
+        is_builtin = name in OWN and name != RECORDED
+        if is_builtin or (name in policy.runtimes and not is_recorded(policy, name)):
             raise PolicyError(
                 f"'{name}' is a runtime that computes here, not a recording. Give the recording "
                 "another name, or set kind: recorded in the policy."
@@ -211,11 +211,11 @@ def _check(recording: Recording, subject: Subject, path: Path) -> None:
             f"the recording {path} is of the file {manifest.model_sha256}, this one is "
             f"{subject.sha256}. {remedy}"
         )
-    wanted = [spec.name for spec in subject.outputs]
+    expected = [spec.name for spec in subject.outputs]
     for part in manifest.parts:
         names = [output.name for output in part.outputs]
-        if part.outputs and names != wanted:
+        if part.outputs and names != expected:
             raise OutputMismatch(
                 f"the recording {path} has the outputs {names} of {part.name}, the file has "
-                f"{wanted}. {remedy}"
+                f"{expected}. {remedy}"
             )

@@ -55,7 +55,7 @@ class RecordingSource(Record):
 
     @field_validator("recorded_at")
     @classmethod
-    def _is_a_time(cls, text: str) -> str:
+    def _is_time(cls, text: str) -> str:
         from datetime import datetime
 
         datetime.fromisoformat(text)
@@ -108,7 +108,7 @@ class RecordingManifest(Record):
         return self.parts[0]
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _is_complete(self) -> Self:
         names = [part.name for part in self.parts]
         if names[0] != SAMPLES or len(set(names)) < len(names):
             raise ValueError(f"the parts are {names[:9]}; '{SAMPLES}' must be first, each once")
@@ -143,22 +143,22 @@ def row_digests(batch: Batch) -> Rows:
     ]
     digests = np.empty((len(arrays[0][1]), WIDTH), np.uint8)
     rows = [_bytes_by_row(array) for _, array in arrays]
-    for place in range(len(digests)):
+    for index in range(len(digests)):
         sha256 = hashlib.sha256()
         for header, row in zip(headers, rows, strict=True):
             sha256.update(header)
-            sha256.update(row(place))
-        digests[place] = np.frombuffer(sha256.digest(), np.uint8)
+            sha256.update(row(index))
+        digests[index] = np.frombuffer(sha256.digest(), np.uint8)
     return digests
 
 
 def _bytes_by_row(array: OutputArray) -> Callable[[int], memoryview | bytes]:
     """Return a function that returns the `value_bytes` of a row."""
     if array.dtype.kind == "U" or not array.flags.c_contiguous:
-        return lambda place: value_bytes(np.asarray(array[place]))
+        return lambda index: value_bytes(np.asarray(array[index]))
     values = memoryview(value_bytes(array))
     step = len(values) // max(len(array), 1)
-    return lambda place: values[place * step : (place + 1) * step]
+    return lambda index: values[index * step : (index + 1) * step]
 
 
 def digest_of(rows: Rows) -> Digest:
@@ -188,14 +188,14 @@ class Recording:
         Raises EvidenceError if something is missing or differs from the manifest.
         """
         try:
-            with _open_source(path) as place:
-                data = _all_of(place)
+            with _open_source(path) as source:
+                data = _read_manifest(source)
                 self.digest = Digest.from_bytes(data)
                 parse_strict_json(data, what=f"{MANIFEST} of {path.name}")
                 self.manifest = RecordingManifest.from_json(data)
-                self.rows: Rows = np.array(_array(place, self.manifest.rows), np.uint8)
+                self.rows: Rows = np.array(_map_array(source, self.manifest.rows), np.uint8)
                 self.outputs = {
-                    part.name: [_array(place, each) for each in part.outputs]
+                    part.name: [_map_array(source, array) for array in part.outputs]
                     for part in self.manifest.parts
                 }
         except GateError:
@@ -267,18 +267,18 @@ def _open_source(path: Path) -> Iterator[_Source]:
         yield _Zip(archive)
 
 
-def _all_of(place: _Source) -> bytes:
-    with place.open(MANIFEST) as stream:
+def _read_manifest(source: _Source) -> bytes:
+    with source.open(MANIFEST) as stream:
         data = bytes(stream.read(RECORD_LIMIT + 1) or b"")
     if len(data) > RECORD_LIMIT:
         raise ValueError(f"{MANIFEST} has more than {RECORD_LIMIT} bytes")
     return data
 
 
-def _array(place: _Source, spec: RecordedArray) -> RuntimeArray:
+def _map_array(source: _Source, spec: RecordedArray) -> RuntimeArray:
     """Return the memory-mapped array of the manifest. Raises ValueError, OSError, KeyError."""
     expected = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-    with place.open(spec.file) as stream:
+    with source.open(spec.file) as stream:
         size = stream.seek(0, io.SEEK_END)
         if not expected < size <= expected + _HEADER_LIMIT:
             raise ValueError(

@@ -230,13 +230,13 @@ class Runtime(ABC):
         """Open the file. `example`: a small batch. Raises any exception if the file can't run."""
 
 
-def load_runtime(place: str) -> Runtime:
+def load_runtime(class_path: str) -> Runtime:
     """Return an instance of the class `module:class`. Raises the exceptions of its module."""
-    module, _, name = place.partition(":")
-    made = getattr(importlib.import_module(module), name)()
-    if not isinstance(made, Runtime):
+    module, _, name = class_path.partition(":")
+    runtime = getattr(importlib.import_module(module), name)()
+    if not isinstance(runtime, Runtime):
         raise EvidenceError(
-            f"{place} is not a runtime: it is a {type(made).__name__}. Derive it from "
+            f"{class_path} is not a runtime: it is a {type(runtime).__name__}. Derive it from "
             "gate.runtimes.runtime.Runtime (docs/runtimes.md)."
         )
-    return made
+    return runtime

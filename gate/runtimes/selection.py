@@ -52,7 +52,7 @@ BUILTIN: dict[RuntimeName, str] = {
 }
 """The built-in runtimes, independent of the installed package metadata."""
 
-_OURS = "parity-gate"
+_DISTRIBUTION = "parity-gate"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RuntimeEntry:
     """An installed runtime."""
 
     name: RuntimeName
-    place: str
+    class_path: str
     """`module:class`."""
     package: str = ""
     """Distribution and version; empty for built-in runtimes."""
@@ -76,21 +76,21 @@ def entries() -> dict[RuntimeName, tuple[RuntimeEntry, ...]]:
 
     `find_runtime` refuses a name with more than one entry.
     """
-    by_name = {name: [RuntimeEntry(name, place)] for name, place in BUILTIN.items()}
+    by_name = {name: [RuntimeEntry(name, class_path)] for name, class_path in BUILTIN.items()}
     packages: dict[int, str] = {}  # cached by id, because reading `dist.name` parses the metadata
     for point in metadata.entry_points(group=GROUP):
         dist = point.dist
         if id(dist) not in packages:
             packages[id(dist)] = "" if dist is None else f"{dist.name} {dist.version}"
         package = packages[id(dist)]
-        if package.partition(" ")[0] == _OURS and BUILTIN.get(point.name) == point.value:
+        if package.partition(" ")[0] == _DISTRIBUTION and BUILTIN.get(point.name) == point.value:
             continue
         entry = RuntimeEntry(point.name, point.value, package or "an unnamed package")
         if entry not in by_name.setdefault(point.name, []):
             by_name[point.name].append(entry)
     return {
-        name: tuple(sorted(rivals, key=lambda entry: entry.package))
-        for name, rivals in by_name.items()
+        name: tuple(sorted(candidates, key=lambda entry: entry.package))
+        for name, candidates in by_name.items()
     }
 
 
@@ -98,11 +98,11 @@ def find_runtime(
     kind: RuntimeName, installed: Mapping[RuntimeName, tuple[RuntimeEntry, ...]]
 ) -> RuntimeEntry:
     """Return the runtime with this name. Raises PolicyError unless there is exactly one."""
-    rivals = installed.get(kind, ())
-    if len(rivals) == 1:
-        return rivals[0]
-    if rivals:
-        raise PolicyError(conflict(rivals))
+    candidates = installed.get(kind, ())
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise PolicyError(conflict(candidates))
     near = difflib.get_close_matches(kind, installed, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     raise PolicyError(
@@ -112,23 +112,23 @@ def find_runtime(
     )
 
 
-def conflict(rivals: tuple[RuntimeEntry, ...]) -> str:
+def conflict(entries_: tuple[RuntimeEntry, ...]) -> str:
     """Explain which runtimes share a name, and how to resolve it."""
     names = " and ".join(
-        f"{entry.place} of {entry.package or 'the gate itself'}" for entry in rivals
+        f"{entry.class_path} of {entry.package or 'the gate itself'}" for entry in entries_
     )
     return (
-        f"two runtimes are named '{rivals[0].name}': {names}. The evidence would not show which "
-        f"one ran: uninstall {rivals[-1].package.partition(' ')[0]} or rename its runtime."
+        f"two runtimes are named '{entries_[0].name}': {names}. The evidence would not show which "
+        f"one ran: uninstall {entries_[-1].package.partition(' ')[0]} or rename its runtime."
     )
 
 
 def load_entry(entry: RuntimeEntry) -> Runtime:
     """Return the runtime, isolated unless it is built in with `apart = False`; start no process."""
     if not entry.builtin:
-        return IsolatedRuntime(entry.place)
-    builtin = load_runtime(entry.place)
-    return IsolatedRuntime(entry.place, limit_s=builtin.limit_s) if builtin.apart else builtin
+        return IsolatedRuntime(entry.class_path)
+    builtin = load_runtime(entry.class_path)
+    return IsolatedRuntime(entry.class_path, limit_s=builtin.limit_s) if builtin.apart else builtin
 
 
 Installed = Mapping[RuntimeName, tuple[RuntimeEntry, ...]]
@@ -138,18 +138,18 @@ class SelectedRuntime:
     """A runtime with the name and options of a policy."""
 
     def __init__(
-        self, name: RuntimeName, wanted: RuntimePolicy, installed: Installed | None = None
+        self, name: RuntimeName, settings: RuntimePolicy, installed: Installed | None = None
     ) -> None:
         """`installed`: the result of `entries`, if already known.
 
         Raises PolicyError if there is no such runtime, or it does not accept these options.
         """
         self.name = name
-        self._kind = wanted.kind or name
-        self._plain = dict(wanted.options)
+        self._kind = settings.kind or name
+        self._plain = dict(settings.options)
         self._entry = find_runtime(self._kind, installed or entries())
         self.runtime = load_entry(self._entry)
-        self._options = _checked(self.runtime.options, name, self._plain)
+        self._options = _parse_options(self.runtime.options, name, self._plain)
         self._promises: Promises | None = None
 
     @property
@@ -178,7 +178,7 @@ class SelectedRuntime:
         self._promises = self.runtime.promised(self._options)
         return reason
 
-    def take(self, recording: Path) -> None:
+    def use_recording(self, recording: Path) -> None:
         """Set the recording. Raises PolicyError unless the runtime is of kind recorded."""
         if not isinstance(self.runtime, RecordedRuntime):
             raise PolicyError(
@@ -234,21 +234,21 @@ def chosen_of(
     """Return the runtimes of the policy, in order. `recordings`: a folder or zip by name.
 
     Raises PolicyError for unknown runtimes and recordings."""
-    installed, left = entries(), dict(recordings or {})
-    chosen = [
-        SelectedRuntime(name, wanted, installed)
-        for name, wanted in policy.runtimes.items()
-        if wanted.required != "never"
+    installed, unused = entries(), dict(recordings or {})
+    runtimes = [
+        SelectedRuntime(name, settings, installed)
+        for name, settings in policy.runtimes.items()
+        if settings.required != "never"
     ]
-    for runtime in chosen:
-        if runtime.name in left:
-            runtime.take(left.pop(runtime.name))
-    if left:
+    for runtime in runtimes:
+        if runtime.name in unused:
+            runtime.use_recording(unused.pop(runtime.name))
+    if unused:
         raise PolicyError(
-            f"there is a recording for {', '.join(left)}, which is not in the policy. Add an entry "
-            "of kind: recorded, or use gate check --recorded."
+            f"there is a recording for {', '.join(unused)}, which is not in the policy. Add an "
+            "entry of kind: recorded, or use gate check --recorded."
         )
-    return chosen
+    return runtimes
 
 
 def with_runtime(policy: Policy, name: RuntimeName) -> Policy:
@@ -257,18 +257,18 @@ def with_runtime(policy: Policy, name: RuntimeName) -> Policy:
     Without bounds in the policy, the built-in bounds of the runtime's kind apply. Raises
     PolicyError if there is no such runtime, and the exceptions of the runtime.
     """
-    wanted = policy.runtimes.get(name, RuntimePolicy(required="never"))
-    chosen = SelectedRuntime(name, wanted)
+    settings = policy.runtimes.get(name, RuntimePolicy(required="never"))
+    runtime = SelectedRuntime(name, settings)
     try:
-        chosen.absent_reason()
-        fitting = exact_bounds(chosen.promises.bounds, classes=policy.task != "tensors")
+        runtime.absent_reason()
+        builtin_bounds = exact_bounds(runtime.promises.bounds, classes=policy.task != "tensors")
     finally:
-        chosen.close()
-    bounds = wanted.bounds
+        runtime.close()
+    bounds = settings.bounds
     if bounds.empty:
-        bounds = fitting.model_copy(update=bounds.costs)
+        bounds = builtin_bounds.model_copy(update=bounds.costs)
     plain = policy.to_plain()
-    plain["runtimes"][name] = {**wanted.to_plain(), "bounds": bounds.to_plain()}
+    plain["runtimes"][name] = {**settings.to_plain(), "bounds": bounds.to_plain()}
     plain["runtimes"][name]["required"] = "always"
     try:
         return Policy.from_json(json.dumps(plain))
@@ -276,7 +276,7 @@ def with_runtime(policy: Policy, name: RuntimeName) -> Policy:
         raise PolicyError(f"the policy with the runtime {name}: {error}") from error
 
 
-def _checked(options: type[Any], name: RuntimeName, plain: dict[str, Any]) -> Any:
+def _parse_options(options: type[Any], name: RuntimeName, plain: dict[str, Any]) -> Any:
     try:
         return options.model_validate_json(json.dumps(plain))
     except ValidationError as error:
@@ -309,18 +309,18 @@ class Listed:
 def listed(policy: Policy | None = None) -> tuple[Listed, ...]:
     """Return all installed runtimes, or those of a policy with its options."""
     if policy is not None:
-        return tuple(_row(name, wanted) for name, wanted in policy.runtimes.items())
-    return tuple(_installed())
+        return tuple(_status_of(name, settings) for name, settings in policy.runtimes.items())
+    return tuple(_installed_statuses())
 
 
-def _installed() -> Iterator[Listed]:
-    deadly = " and ".join(f"{name}: {how}" for name, how in deaths().items())
+def _installed_statuses() -> Iterator[Listed]:
+    crashes = " and ".join(f"{name}: {reason}" for name, reason in deaths().items())
     for name in entries():
-        wanted = RuntimePolicy(required="never")
-        if deadly and name in (*RUNTIMES, ORT):
-            yield Listed(name, name, "broken", reason=deadly)
+        settings = RuntimePolicy(required="never")
+        if crashes and name in (*RUNTIMES, ORT):
+            yield Listed(name, name, "broken", reason=crashes)
         elif name == ORT:
-            yield _providers()
+            yield _status_of_ort()
         elif name == RECORDED:
             reason = "outputs of another machine, given with gate check --recorded"
             yield Listed(name, name, "by options", reason=reason)
@@ -328,42 +328,42 @@ def _installed() -> Iterator[Listed]:
             reason = "needs the URL of a model: gate check --server"
             yield Listed(name, name, "by options", reason=reason)
         else:
-            yield _row(name, wanted)
+            yield _status_of(name, settings)
 
 
-def _providers() -> Listed:
+def _status_of_ort() -> Listed:
     try:
         onnxruntime = onnx_runtime()
-        there = ", ".join(onnxruntime.get_available_providers())
+        available = ", ".join(onnxruntime.get_available_providers())
         versions = {"onnxruntime": str(onnxruntime.__version__)}
     except Exception as error:  # a broken binary package raises almost anything
         return Listed(ORT, ORT, "broken", reason=first_line(error))
-    reason = f"needs options.providers; this build has {there}"
+    reason = f"needs options.providers; this build has {available}"
     return Listed(ORT, ORT, "by options", versions=versions, reason=reason)
 
 
-def _row(name: RuntimeName, wanted: RuntimePolicy) -> Listed:
-    kind = wanted.kind or name
+def _status_of(name: RuntimeName, settings: RuntimePolicy) -> Listed:
+    kind = settings.kind or name
     try:
-        chosen = SelectedRuntime(name, wanted)
+        runtime = SelectedRuntime(name, settings)
     except Exception as error:
-        return Listed(name, kind, "broken", reason=_text(error))
-    found = Listed(name, kind, "ok", package=chosen.package)
+        return Listed(name, kind, "broken", reason=_error_text(error))
+    row = Listed(name, kind, "ok", package=runtime.package)
     try:
-        absent = chosen.absent_reason()
-        versions = {} if absent else chosen.versions()
+        absent = runtime.absent_reason()
+        versions = {} if absent else runtime.versions()
     except PolicyError as error:
-        state: State = "broken" if wanted.options else "by options"
-        return Listed(name, kind, state, package=found.package, reason=_text(error))
+        state: State = "broken" if settings.options else "by options"
+        return Listed(name, kind, state, package=row.package, reason=_error_text(error))
     except Exception as error:
-        return Listed(name, kind, "broken", package=found.package, reason=_text(error))
+        return Listed(name, kind, "broken", package=row.package, reason=_error_text(error))
     finally:
-        chosen.close()
+        runtime.close()
     return Listed(
-        name, kind, "absent" if absent else "ok", provider=chosen.promises.provider,
-        package=found.package, versions=versions, reason=absent,
+        name, kind, "absent" if absent else "ok", provider=runtime.promises.provider,
+        package=row.package, versions=versions, reason=absent,
     )  # fmt: skip
 
 
-def _text(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) if isinstance(error, GateError) else f"{type(error).__name__}: {error}"

@@ -46,22 +46,22 @@ class ServedFile:
     batch_axes: BatchAxes | None = None
     """None: axis 0 of all inputs and outputs."""
 
-    def parts(self, batch: Batch, most: int) -> list[Batch]:
+    def parts(self, batch: Batch, limit: int) -> list[Batch]:
         """Split a batch into parts of at most `most` samples; not if an input or output has no
         batch axis."""
         axes = {name: self._axis("inputs", name) for name in batch}
         if any(axis is not None and batch[name].ndim <= axis for name, axis in axes.items()):
             return [batch]
         sizes = {batch[name].shape[axis] for name, axis in axes.items() if axis is not None}
-        whole = any(self._axis("outputs", spec.name) is None for spec in self.outputs)
-        if whole or len(sizes) != 1:
+        is_indivisible = any(self._axis("outputs", spec.name) is None for spec in self.outputs)
+        if is_indivisible or len(sizes) != 1:
             return [batch]
         return [
             {
-                name: array if axes[name] is None else _rows(array, axes[name], start, most)
+                name: array if axes[name] is None else _slice_rows(array, axes[name], start, limit)
                 for name, array in batch.items()
             }
-            for start in range(0, sizes.pop(), most)
+            for start in range(0, sizes.pop(), limit)
         ] or [batch]
 
     def joined(self, parts: Sequence[Sequence[RuntimeArray]]) -> list[RuntimeArray]:
@@ -76,7 +76,7 @@ class ServedFile:
         return 0 if self.batch_axes is None else getattr(self.batch_axes, kind).get(name, 0)
 
 
-def _rows(array: RuntimeArray, axis: int | None, start: int, count: int) -> RuntimeArray:
+def _slice_rows(array: RuntimeArray, axis: int | None, start: int, count: int) -> RuntimeArray:
     return array[(slice(None),) * (axis or 0) + (slice(start, start + count),)]
 
 
@@ -90,13 +90,13 @@ class ServerSession(Session):
         self.connections = options.connections
         self.rate = options.rate
         _, self._model, self._version = options.parts
-        self._client = _connected(options, [spec.name for spec in file.outputs])
+        self._client = _connect(options, [spec.name for spec in file.outputs])
         self._numbers = itertools.count()
         try:
             self._server = self._client.server()
             self._metadata = self._client.model()
             self._check_datatypes()
-            self._proven_by = self._verify_digest()
+            self._digest_source = self._verify_digest()
             self._check_inputs()
             self._answered = self._version or ""
             self._example = example
@@ -108,8 +108,8 @@ class ServerSession(Session):
     def run(self, batch: Batch) -> list[RuntimeArray]:
         """Run a batch. Raises EvidenceError if the server refuses the request, RuntimeUnusable for
         an answer that is missing, incomplete, or invalid."""
-        most = self._options.max_batch_size
-        parts = [batch] if most is None else self._file.parts(batch, most)
+        limit = self._options.max_batch_size
+        parts = [batch] if limit is None else self._file.parts(batch, limit)
         outputs = [self._infer(part) for part in parts]
         return outputs[0] if len(outputs) == 1 else self._file.joined(outputs)
 
@@ -126,21 +126,21 @@ class ServerSession(Session):
             list(pool.map(lambda _: self.run(self._example), range(connections)))  # warm-up
             start = time.perf_counter()
 
-            def run_when_due(place: int) -> tuple[list[RuntimeArray], float]:
-                due = start + place / rate if rate else time.perf_counter()
+            def run_when_due(index: int) -> tuple[list[RuntimeArray], float]:
+                due = start + index / rate if rate else time.perf_counter()
                 time.sleep(max(0.0, due - time.perf_counter()))
-                outputs = self.run(batches[place])
+                outputs = self.run(batches[index])
                 return outputs, time.perf_counter() - due
 
-            found = list(pool.map(run_when_due, range(len(batches))))
-            whole = time.perf_counter() - start
-        return [outputs for outputs, _ in found], [seconds for _, seconds in found], whole
+            results = list(pool.map(run_when_due, range(len(batches))))
+            total = time.perf_counter() - start
+        return [outputs for outputs, _ in results], [seconds for _, seconds in results], total
 
     def proof(self) -> Proof:
         """Return the proof from the metadata of the server and its model."""
         name, version, platform = (
-            make_printable(str(each or ""))[:_LONGEST_NAME]
-            for each in (
+            make_printable(str(text or ""))[:_LONGEST_NAME]
+            for text in (
                 self._server.get("name", "unknown"),
                 self._server.get("version"),
                 self._metadata.get("platform"),
@@ -153,9 +153,9 @@ class ServerSession(Session):
                 "model": self._model,
                 "model_version": make_printable(self._answered)[:_LONGEST_NAME] or "not stated",
                 "platform": platform or "not stated",
-                "file": self._proven_by or "not proven",
+                "file": self._digest_source or "not proven",
                 "encoding": self._client.encoding,
-                "wrong_shape": "refused" if self._strict else "answered",
+                "wrong_shape": "refused" if self._is_strict else "answered",
             },
             versions={name: version},
             own_process=True,
@@ -175,32 +175,32 @@ class ServerSession(Session):
 
     def _check_inputs(self) -> None:
         """Compare names and datatypes in the server's metadata with those of the file."""
-        for kind, wanted in (("inputs", self._file.inputs), ("outputs", self._file.outputs)):
+        for kind, specs in (("inputs", self._file.inputs), ("outputs", self._file.outputs)):
             stated = self._metadata.get(kind) or []
             try:
-                found = {each["name"]: each["datatype"] for each in stated}
+                datatypes = {tensor["name"]: tensor["datatype"] for tensor in stated}
             except (TypeError, KeyError) as error:
                 raise RuntimeUnusable(
                     f"the metadata of {self._model} lists its {kind} as {stated!r:.200}, expected "
                     "objects with name and datatype."
                 ) from error
-            expected = {spec.name: DATATYPES.get(spec.dtype, spec.dtype) for spec in wanted}
-            if found and not expected.items() <= found.items():
+            expected = {spec.name: DATATYPES.get(spec.dtype, spec.dtype) for spec in specs}
+            if datatypes and not expected.items() <= datatypes.items():
                 raise EvidenceError(
-                    f"the server's model {self._model} has the {kind} {found!s:.500}, the file "
+                    f"the server's model {self._model} has the {kind} {datatypes!s:.500}, the file "
                     f"has {expected}. It serves another model."
                 )
 
     def _verify_digest(self) -> str:
         """Return the proof that the server has this file; empty if unproven files are allowed."""
-        wanted = self._file.sha256.hex
+        expected = self._file.sha256.hex
         sources: list[str] = []
         for source, stated in self._reported_digests():
             sources.append(source)
-            if stated != wanted:
+            if stated != expected:
                 raise DigestMismatch(
                     f"{source} of the server states the file sha256:{stated[:12]}, this one is "
-                    f"sha256:{wanted[:12]}. Deploy this file, or check the one that is served."
+                    f"sha256:{expected[:12]}. Deploy this file, or check the one that is served."
                 )
         if sources:
             return f"sha256 by {sources[0]}"
@@ -221,14 +221,14 @@ class ServerSession(Session):
                     break
         if self._options.digest_url is not None:
             with closing(HttpClient(self._options)) as client:
-                found = set(_digests_in(client.get(self._options.digest_url)))
-            wanted = self._file.sha256.hex
-            for digest in [wanted] if wanted in found else sorted(found):
+                digests = set(_digests_in(client.get(self._options.digest_url)))
+            expected = self._file.sha256.hex
+            for digest in [expected] if expected in digests else sorted(digests):
                 yield "the digest URL", digest
 
     def _check_strictness(self) -> None:
         """Record whether the server refuses a request of a wrong shape, as it should."""
-        self._strict = True
+        self._is_strict = True
         batch = {name: array[..., np.newaxis, np.newaxis] for name, array in self._example.items()}
         try:
             outputs = self._infer(batch)
@@ -238,7 +238,7 @@ class ServerSession(Session):
         except EvidenceError:
             return
         usual = self._infer(self._example)
-        self._strict = [each.shape for each in outputs] != [each.shape for each in usual]
+        self._is_strict = [output.shape for output in outputs] != [output.shape for output in usual]
 
     def _infer(self, batch: Batch) -> list[RuntimeArray]:
         """Return the outputs in the file's order."""
@@ -249,10 +249,10 @@ class ServerSession(Session):
         for spec in self._file.outputs:
             array = answer.outputs.get(spec.name)
             if array is None or array.dtype != spec.dtype:
-                what = "without it" if array is None else f"with {array.dtype}"
+                problem = "without it" if array is None else f"with {array.dtype}"
                 raise RuntimeUnusable(
                     f"output '{spec.name}' is {spec.dtype} in the file; {self._options.url} "
-                    f"answered {what}."
+                    f"answered {problem}."
                 )
             arrays.append(array)
         return arrays
@@ -290,7 +290,7 @@ def _digests_in(value: Any) -> Iterator[str]:
             yield from _digests_in(inner)
 
 
-def _connected(options: ServerOptions, outputs: Sequence[str]) -> Client:
+def _connect(options: ServerOptions, outputs: Sequence[str]) -> Client:
     if options.is_grpc:
         from gate.runtimes.v2_grpc import GrpcClient
 

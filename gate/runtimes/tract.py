@@ -61,13 +61,13 @@ class TractSession(Session):
 
     def proof(self) -> Proof:
         """Return tract's description of the engine that prepared the model, and of its types."""
-        held = self._symbolic or next(reversed(self._by_shape.values()))
-        types = held.types()
+        prepared = self._symbolic or next(reversed(self._by_shape.values()))
+        types = prepared.types()
         sizes = "symbolic" if self._symbolic else f"one model a shape: {self._why_not}"
         return Proof(
-            providers_active=(f"tract {held.engine}",),
+            providers_active=(f"tract {prepared.engine}",),
             session_options={"sizes": sizes, "types": ", ".join(types)},
-            device=held.engine,
+            device=prepared.engine,
             precision=next((name for low, name in _LOWER.items() if low in types), "float32"),
         )
 
@@ -77,19 +77,19 @@ class TractSession(Session):
 
     def _run_shape(self, batch: Batch) -> list[RuntimeArray]:
         shapes = tuple(np.shape(batch[spec.name]) for spec in self._file.subject.inputs)
-        held = self._by_shape.get(shapes)
-        if held is None:
+        prepared = self._by_shape.get(shapes)
+        if prepared is None:
             try:
-                held = self._prepare(batch)
+                prepared = self._prepare(batch)
             except _Refusal as error:
                 raise EvidenceError(
                     f"{error}. With symbolic sizes: {self._why_not}. tract can't run this file."
                 ) from error
             while len(self._by_shape) >= _MOST_SHAPES:
                 self._by_shape.popitem(last=False)
-        self._by_shape[shapes] = held
+        self._by_shape[shapes] = prepared
         self._by_shape.move_to_end(shapes)
-        return held.run(batch)
+        return prepared.run(batch)
 
     def _prepare(self, batch: Batch | None) -> _Prepared:
         """Prepare the model for the shapes of `batch`; None: with symbolic sizes."""
@@ -104,14 +104,14 @@ class _Prepared:
         import tract
 
         with _shortened_errors():
-            read = tract.onnx().load(path)
-            self._inputs = [read.input_name(place) for place in range(read.input_count())]
-            _check(self._inputs, read.output_count(), file)
-            for place, name in enumerate(self._inputs):
+            model = tract.onnx().load(path)
+            self._inputs = [model.input_name(index) for index in range(model.input_count())]
+            _check_names(self._inputs, model.output_count(), file)
+            for index, name in enumerate(self._inputs):
                 if batch is not None:
-                    read.set_input_fact(place, _fact(batch[name]))
+                    model.set_input_fact(index, _format_fact(batch[name]))
             runtime = tract.runtime_for_name(_ENGINE)
-            self._runnable = runtime.prepare(read.into_model())
+            self._runnable = runtime.prepare(model.into_model())
             self.engine = str(runtime.name())
 
     def run(self, batch: Batch) -> list[RuntimeArray]:
@@ -125,8 +125,8 @@ class _Prepared:
 
         with _shortened_errors():
             model = self._runnable
-            facts = [model.input_fact(place) for place in range(model.input_count())]
-            facts += [model.output_fact(place) for place in range(model.output_count())]
+            facts = [model.input_fact(index) for index in range(model.input_count())]
+            facts += [model.output_fact(index) for index in range(model.output_count())]
             costs = json.loads(model.profile_json(None))["nodes"]
         names = {str(tract.DatumType(fact.datum_type())) for fact in facts}
         return sorted(names | set(_cost_types(costs)))
@@ -174,20 +174,20 @@ def _shortened_errors() -> Iterator[None]:
         raise _Refusal(f"tract: {' '.join(text.split())}") from None
 
 
-def _check(inputs: list[str], outputs: int, file: RunnableFile) -> None:
+def _check_names(inputs: list[str], outputs: int, file: RunnableFile) -> None:
     """Raise OutputMismatch unless inputs have the file's names, and the number of outputs matches.
 
     tract names outputs after their nodes, in the file's order.
     """
-    wanted = {spec.name for spec in file.subject.inputs}
-    if set(inputs) != wanted or outputs != len(file.subject.outputs):
+    expected = {spec.name for spec in file.subject.inputs}
+    if set(inputs) != expected or outputs != len(file.subject.outputs):
         raise OutputMismatch(
             f"tract reads the inputs {inputs} and {outputs} outputs from the file, expected "
-            f"{sorted(wanted)} and {len(file.subject.outputs)}. Give the export plain names."
+            f"{sorted(expected)} and {len(file.subject.outputs)}. Give the export plain names."
         )
 
 
-def _fact(array: RuntimeArray) -> str:
+def _format_fact(array: RuntimeArray) -> str:
     """Return tract's notation of a shape and type, for example `8,3,12,12,f32`."""
     kind = array.dtype
     name = "bool" if kind.kind == "b" else f"{kind.kind}{8 * kind.itemsize}"

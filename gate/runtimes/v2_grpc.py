@@ -21,9 +21,9 @@ from gate.runtimes.v2_protocol import (
     MOST_BYTES,
     InferenceResponse,
     ServerOptions,
-    certificates_problem,
+    certificates_error,
     read_outputs,
-    slow,
+    timeout_message,
 )
 from gate.storage.arrays import Batch
 
@@ -78,7 +78,7 @@ class GrpcClient:
             try:
                 self._certificates = Path(options.ca).read_bytes()
             except OSError as error:
-                raise certificates_problem(options.ca, error) from error
+                raise certificates_error(options.ca, error) from error
         self._idle: list[Any] = []
         self._channels: list[Any] = []
 
@@ -93,7 +93,7 @@ class GrpcClient:
         request = service_pb2.ModelMetadataRequest(name=self._model, version=self._version)
         answer = self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
         inputs, outputs = (
-            [{"name": each.name, "datatype": each.datatype} for each in tensors]
+            [{"name": tensor.name, "datatype": tensor.datatype} for tensor in tensors]
             for tensors in (answer.inputs, answer.outputs)
         )
         return {
@@ -124,13 +124,13 @@ class GrpcClient:
                 )
             )
             contents.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
-        wanted = service_pb2.ModelInferRequest.InferRequestedOutputTensor
+        output_request = service_pb2.ModelInferRequest.InferRequestedOutputTensor
         request = service_pb2.ModelInferRequest(
             model_name=self._model,
             model_version=self._version,
             id=identity,
             inputs=inputs,
-            outputs=[wanted(name=name) for name in self._outputs],
+            outputs=[output_request(name=name) for name in self._outputs],
             raw_input_contents=contents,
         )
         answer = self._call("ModelInfer", request, service_pb2.ModelInferResponse)
@@ -156,7 +156,7 @@ class GrpcClient:
             except grpc.RpcError as error:
                 code, details = error.code().name, (error.details() or "without a text")[:300]
                 if code == "DEADLINE_EXCEEDED":
-                    raise RuntimeUnusable(slow(url, limit)) from error
+                    raise RuntimeUnusable(timeout_message(url, limit)) from error
                 is_refusal = code in _REFUSED and method == "ModelInfer"
                 kind = EvidenceError if is_refusal else RuntimeUnusable
                 raise kind(f"{url} failed with the gRPC status {code}: {details}.") from error
@@ -172,14 +172,14 @@ class GrpcClient:
         try:
             channel = self._idle.pop()
         except IndexError:
-            channel = self._connected()
+            channel = self._connect()
             self._channels.append(channel)
         try:
             yield channel
         finally:
             self._idle.append(channel)
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         parts = urlsplit(self._options.url)
         if parts.scheme == "grpc":
             return grpc.insecure_channel(parts.netloc, options=_CHANNEL)
@@ -193,25 +193,25 @@ def _tensors(answer: Any) -> Iterator[tuple[Mapping[str, Any], memoryview | None
     raw = answer.raw_output_contents
     if raw and len(raw) != len(answer.outputs):
         raise ValueError(f"{len(answer.outputs)} outputs with the bytes of {len(raw)}")
-    for place, tensor in enumerate(answer.outputs):
-        described = {
+    for index, tensor in enumerate(answer.outputs):
+        spec = {
             "name": tensor.name,
             "datatype": tensor.datatype,
             "shape": list(tensor.shape),
         }
         if raw:
-            yield described, memoryview(raw[place])
+            yield spec, memoryview(raw[index])
         else:
             data = list(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
-            yield {**described, "data": data}, None
+            yield {**spec, "data": data}, None
 
 
 def _parameters(metadata: Any) -> dict[str, str]:
     """Return the parameters in a model's metadata as strings."""
-    found = {}
+    parameters = {}
     for field in UnknownFieldSet(metadata):
         if field.field_number == _METADATA_PARAMETERS and isinstance(field.data, bytes):
             with contextlib.suppress(DecodeError):
                 entry = service_pb2.ModelInferRequest.ParametersEntry.FromString(field.data)
-                found[entry.key] = entry.value.string_param
-    return found
+                parameters[entry.key] = entry.value.string_param
+    return parameters

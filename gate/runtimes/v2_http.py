@@ -16,9 +16,9 @@ from gate.runtimes.v2_protocol import (
     MOST_BYTES,
     InferenceResponse,
     ServerOptions,
-    certificates_problem,
+    certificates_error,
     read_outputs,
-    slow,
+    timeout_message,
 )
 from gate.storage.arrays import Batch
 from gate.storage.bounded_http import BoundedHttp
@@ -45,12 +45,12 @@ class HttpClient:
         self._options, self._outputs = options, outputs
         self._binary = options.encoding == "binary"
         self._headers = dict(options.secret_headers())
-        most = max((1, *options.connections))
+        count = max((1, *options.connections))
         try:
             # Connecting again is safe; a request that was sent may have been computed.
-            self._http = BoundedHttp(options.timeout_s, ca=options.ca, connections=most, retries=2)
+            self._http = BoundedHttp(options.timeout_s, ca=options.ca, connections=count, retries=2)
         except OSError as error:  # also of ssl
-            raise certificates_problem(str(options.ca), error) from error
+            raise certificates_error(str(options.ca), error) from error
 
     @property
     def encoding(self) -> str:
@@ -62,7 +62,7 @@ class HttpClient:
         status, _, body = self._exchange("GET", url)
         if status != 200:
             raise RuntimeUnusable(_refusal(url, status, body))
-        return _object(url, body)
+        return _parse_object(url, body)
 
     def server(self) -> dict[str, Any]:
         """Return the server's metadata, whose extensions determine the encoding."""
@@ -78,7 +78,7 @@ class HttpClient:
 
     def infer(self, batch: Batch, identity: str) -> InferenceResponse:
         """Return the outputs for a batch."""
-        header, data = self._encoded(batch, identity)
+        header, data = self._encode(batch, identity)
         headers = {"Content-Type": "application/json"}
         if self._binary:
             headers = {
@@ -91,13 +91,13 @@ class HttpClient:
         if status != 200:
             is_refusal = status >= 400 and status not in _UNAVAILABLE
             raise (EvidenceError if is_refusal else RuntimeUnusable)(_refusal(url, status, body))
-        return self._parsed(received, body)
+        return self._parse(received, body)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
-    def _encoded(self, batch: Batch, identity: str) -> tuple[bytes, list[bytes]]:
+    def _encode(self, batch: Batch, identity: str) -> tuple[bytes, list[bytes]]:
         """Return the JSON of a request, and the bytes of binary tensors."""
         inputs, data = [], []
         for name, values in batch.items():
@@ -116,17 +116,17 @@ class HttpClient:
             inputs.append(tensor)
         outputs: list[dict[str, Any]] = [{"name": name} for name in self._outputs]
         if self._binary:
-            outputs = [{**each, "parameters": {"binary_data": True}} for each in outputs]
+            outputs = [{**output, "parameters": {"binary_data": True}} for output in outputs]
         return json.dumps({"id": identity, "inputs": inputs, "outputs": outputs}).encode(), data
 
-    def _parsed(self, headers: Mapping[str, str], body: bytes) -> InferenceResponse:
+    def _parse(self, headers: Mapping[str, str], body: bytes) -> InferenceResponse:
         url = self._options.url
         length = headers.get(_HEADER_LENGTH)
         try:
             split = len(body) if length is None else int(length)
         except ValueError as error:
             raise RuntimeUnusable(f"{url}: {_HEADER_LENGTH} is {length!r}.") from error
-        answer, rest = _object(url, body[:split]), memoryview(body)[split:]
+        answer, rest = _parse_object(url, body[:split]), memoryview(body)[split:]
         if "outputs" not in answer:
             raise RuntimeUnusable(_refusal(url, 200, body))
 
@@ -166,7 +166,7 @@ class HttpClient:
         try:
             return self._exchange_once(method, url, content, headers)
         except httpx.HTTPError as error:
-            raise RuntimeUnusable(_no_answer(url, error)) from error
+            raise RuntimeUnusable(_no_answer_message(url, error)) from error
 
     def _exchange_once(
         self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
@@ -194,11 +194,11 @@ class HttpClient:
                         raise RuntimeUnusable(f"{url} sent more than {MOST_BYTES} bytes.")
                 return response.status_code, response.headers, bytes(body)
         except TimeoutError as error:
-            raise RuntimeUnusable(slow(url, self._options.timeout_s)) from error
+            raise RuntimeUnusable(timeout_message(url, self._options.timeout_s)) from error
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
             raise
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise RuntimeUnusable(_no_answer(url, error)) from error
+            raise RuntimeUnusable(_no_answer_message(url, error)) from error
 
 
 def _origin(url: str) -> tuple[str, str]:
@@ -206,7 +206,7 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
-def _no_answer(url: str, error: Exception) -> str:
+def _no_answer_message(url: str, error: Exception) -> str:
     return (
         f"no answer from {url}: {type(error).__name__}: {error}. Look whether the server runs, and "
         "at proxies and certificates."
@@ -218,11 +218,11 @@ def _refusal(url: str, status: int, body: bytes) -> str:
     return f"{url} answered with status {status}: {text or 'without a text'}."
 
 
-def _object(url: str, body: bytes) -> dict[str, Any]:
+def _parse_object(url: str, body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)
+        value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RuntimeUnusable(f"{url} did not answer with JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise RuntimeUnusable(f"{url} answered with {type(found).__name__}, expected an object.")
-    return found
+    if not isinstance(value, dict):
+        raise RuntimeUnusable(f"{url} answered with {type(value).__name__}, expected an object.")
+    return value

@@ -148,7 +148,7 @@ class Client(Protocol):
         """Close the connections."""
 
 
-def certificates_problem(path: str, error: OSError) -> RuntimeUnusable:
+def certificates_error(path: str, error: OSError) -> RuntimeUnusable:
     """Return the error for certificates that can't be loaded."""
     return RuntimeUnusable(
         f"the certificates of ca: {path} can't be loaded: {error.strerror or error}. Expected a "
@@ -156,7 +156,7 @@ def certificates_problem(path: str, error: OSError) -> RuntimeUnusable:
     )
 
 
-def slow(url: str, limit: float) -> str:
+def timeout_message(url: str, limit: float) -> str:
     """Return the message for a server that exceeds the time limit."""
     return (
         f"{url} did not answer within {limit:g} s. Look at the server's log, or allow more "
@@ -173,21 +173,21 @@ def read_outputs(
 
     tensors: name, datatype, shape and, without raw bytes, data of each output.
     """
-    found: dict[str, RuntimeArray] = {}
+    outputs: dict[str, RuntimeArray] = {}
     try:
         for tensor, raw in tensors:
             name = tensor["name"]
             if name not in names:
                 continue
-            if name in found:
+            if name in outputs:
                 raise ValueError(f"the output {name!r} occurs twice")
-            found[name] = _array(tensor, raw)
+            outputs[name] = _array(tensor, raw)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise RuntimeUnusable(
             f"{url} answered with outputs that can't be read: {type(error).__name__}: "
             f"{shorten(str(error), 200)}."
         ) from error
-    return found
+    return outputs
 
 
 def _array(tensor: Mapping[str, Any], raw: memoryview | None) -> RuntimeArray:

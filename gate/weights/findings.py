@@ -430,7 +430,7 @@ def _looks_rounded(values: Values) -> bool:
 
 
 def _rounding(values: Values, expected: NDArray[Any]) -> tuple[str | None, float | None]:
-    """Return `WeightMismatch.format` and `WeightMismatch.moved`."""
+    """Return `WeightMismatch.format` and `WeightMismatch.drift`."""
     if values.dtype.kind != "f":
         return None, None
     name = rounded_to(values, expected.astype(np.float32))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model, self_check
-from gate.export.strategies import accepted, rename
+from gate.export.strategies import rename, temporary_names
 from gate.records.export import ExportSettings
 
 
@@ -132,7 +132,7 @@ def test_other_script_errors_are_passed_on(tmp_path):
 
 
 def test_numeric_names_are_replaced():
-    assert accepted(["0", "pool", "a.0", "12"]) == [
+    assert temporary_names(["0", "pool", "a.0", "12"]) == [
         "parity_gate_value_0", "pool", "a.0", "parity_gate_value_12"
     ]  # fmt: skip
 

@@ -201,7 +201,7 @@ def test_infinite_parameters_are_no_fault(tmp_path):
 
 
 def test_deformable_convolution_needs_dynamo_and_opset_19():
-    operators = (UnsupportedOperator("torchvision::deform_conv2d", place="layer"),)
+    operators = (UnsupportedOperator("torchvision::deform_conv2d", path="layer"),)
     for tried in (["traced", "direct"], ["traced", "direct", "scripted", "dynamo"]):
         assert "dynamo" in remedy(operators, tried)
         assert "19" in remedy(operators, tried)

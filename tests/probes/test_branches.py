@@ -44,7 +44,7 @@ def trace_model(model, arrays=None):
 
 def test_trace_keeps_the_branch_of_its_example(capfd):
     context, module = trace_model(Branch())
-    assert module.warned
+    assert module.has_warnings
     negative = {"x": -X["x"]}
     assert not disagree(context.reference.run(X), module.run(X))
     assert disagree(context.reference.run(negative), module.run(negative))
@@ -53,7 +53,7 @@ def test_trace_keeps_the_branch_of_its_example(capfd):
 
 def test_recorder_sees_only_reads_of_the_model():
     _, module = trace_model(Branch())
-    watch, computed = module.watched(X)
+    watch, computed = module.record_reads(X)
     assert computed
     assert watch.path == (True,)
     assert len(watch.reads) == 1
@@ -67,7 +67,7 @@ def test_inputs_refused_by_the_model_are_recorded():
             return x
 
     _, module = trace_model(Strict())
-    watch, computed = module.watched({"x": X["x"] + 10})
+    watch, computed = module.record_reads({"x": X["x"] + 10})
     assert not computed
     assert watch.path == (True,)
 
@@ -153,7 +153,7 @@ class Nested(nn.Module):
 def test_nested_outputs_and_keyword_inputs_are_traced():
     arrays = {"right": benches.vectors(seed=1), "left": benches.vectors()}
     context, module = trace_model(Nested(), arrays)
-    assert not module.warned
+    assert not module.has_warnings
     outputs = module.run(arrays)
     assert [output.dtype.name for output in outputs] == ["float32", "bool", "int64"]
     assert not disagree(context.reference.run(arrays), outputs)
@@ -162,7 +162,7 @@ def test_nested_outputs_and_keyword_inputs_are_traced():
 def test_torch_modules_cause_no_tracer_warning():
     model = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
     _, module = trace_model(model, {"src": benches.vectors(width=18).reshape(12, 3, 6)})
-    assert not module.warned
+    assert not module.has_warnings
 
 
 class Text(nn.Module):

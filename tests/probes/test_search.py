@@ -302,13 +302,13 @@ class Equal(nn.Module):
 def test_code_without_reads_is_recorded_once_per_shape(model, often, monkeypatch):
     """It can't know what else is in tensors of the same shape."""
     shapes = []
-    original = TracedReference.watched
+    original = TracedReference.record_reads
 
     def counted(self, batch):
         shapes.append(batch["x"].shape)
         return original(self, batch)
 
-    monkeypatch.setattr(TracedReference, "watched", counted)
+    monkeypatch.setattr(TracedReference, "record_reads", counted)
     found, _ = search(model)
     assert found.tried >= 6
     assert (len(shapes) > len(set(shapes))) is often

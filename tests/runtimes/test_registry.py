@@ -50,7 +50,7 @@ def test_each_built_in_runtime_has_a_promised_provider():
 def test_package_adds_a_runtime(site):
     acme.install(site, {"acme": "tests.runtimes.acme:Acme"})
     entry = find_entry("acme")
-    assert (entry.place, entry.package) == ("tests.runtimes.acme:Acme", "acme-parity 1.2")
+    assert (entry.class_path, entry.package) == ("tests.runtimes.acme:Acme", "acme-parity 1.2")
     assert isinstance(selection.load_entry(entry), IsolatedRuntime)
 
 

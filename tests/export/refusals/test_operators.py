@@ -8,7 +8,7 @@ from torch import nn
 
 from gate.export import failures
 from gate.export.export_warnings import captured
-from gate.export.failures import MOST_LINES, ExportFailure, refused, unsupported
+from gate.export.failures import MOST_LINES, ExportFailure, explain_error, unsupported
 from gate.export.torchscript_settings import registered
 from gate.records.export import Strategy
 from tests.export import failing
@@ -52,11 +52,11 @@ def export_failure(model, strategy, *, opset=13, arguments=X):
             error = caught
     if error is None:
         return None
-    return refused(error, model, arguments, strategy=strategy, exporter_keywords=told)
+    return explain_error(error, model, arguments, strategy=strategy, exporter_keywords=told)
 
 
 def places_of(refusal: ExportFailure) -> set[tuple[str, str | None]]:
-    return {(operator.name, operator.place) for operator in refusal.operators}
+    return {(operator.name, operator.path) for operator in refusal.operators}
 
 
 @pytest.mark.parametrize("strategy", LEGACY)
@@ -100,13 +100,13 @@ def test_operators_in_conditions_are_found():
 
 def test_modules_with_equal_names_are_distinguished():
     found = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
-    places = {one.place for one in found if one.name == "aten::linalg_eigvals"}
+    places = {one.path for one in found if one.name == "aten::linalg_eigvals"}
     assert places == {"encoder.0.0", "decoder.0.0"}
 
 
 def test_operators_after_a_stopped_export_are_found():
     found = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
-    assert [(one.name, one.place) for one in found] == [
+    assert [(one.name, one.path) for one in found] == [
         ("aten::swapaxes", "first"),
         ("aten::swapaxes", "second"),
     ]
@@ -117,7 +117,7 @@ def test_traced_module_has_module_paths():
         model = failing.Several().eval().requires_grad_(False)
         traced = torch.jit.trace(model, X, check_trace=False)
     found = unsupported(traced, X, strategy="traced", opset=13)
-    assert ("aten::grid_sampler", "head") in {(one.name, one.place) for one in found}
+    assert ("aten::grid_sampler", "head") in {(one.name, one.path) for one in found}
 
 
 @pytest.mark.further

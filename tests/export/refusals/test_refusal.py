@@ -19,7 +19,7 @@ from gate.export.failures import FAILURES, MOST_LINES, ExportFailure, Unsupporte
 OPERATORS = st.builds(
     UnsupportedOperator,
     name=st.from_regex(r"(aten|prim|mine)::[a-z_]{1,30}", fullmatch=True),
-    place=st.none() | st.text(max_size=200),
+    path=st.none() | st.text(max_size=200),
     source=st.none() | st.just("pkg/net.py:12"),
     since=st.none() | st.integers(9, 23),
     reason=st.none() | st.text(max_size=500),

@@ -6,12 +6,12 @@ import pytest
 from onnx import TensorProto, ValueInfoProto, helper
 
 from gate.errors import EvidenceError
-from gate.runtimes.browser import fallback_nodes, placed
+from gate.runtimes.browser import fallback_nodes, parse_placements
 
 
 def test_all_nodes_on_one_provider():
     lines = ["Node placements", "All nodes placed on [CPUExecutionProvider]. Number of nodes: 3"]
-    assert placed(lines) == ({"CPUExecutionProvider": 3}, {})
+    assert parse_placements(lines) == ({"CPUExecutionProvider": 3}, {})
 
 
 def test_nodes_on_several_providers():
@@ -23,7 +23,7 @@ def test_nodes_on_several_providers():
         "Node(s) placed on [CPUExecutionProvider]. Number of nodes: 1",
         "NonZero (/NonZero)",
     ]
-    counts, names = placed(lines)
+    counts, names = parse_placements(lines)
     assert counts == {"CPUExecutionProvider": 1, "WebGpuExecutionProvider": 2}
     assert names["WebGpuExecutionProvider"] == ("Conv:/conv/Conv", "Gemm:/head/Gemm (fused)")
     assert names["CPUExecutionProvider"] == ("NonZero:/NonZero",)
@@ -32,7 +32,7 @@ def test_nodes_on_several_providers():
 @pytest.mark.parametrize("lines", [[], ["Node placements"], ["Conv (/conv/Conv)"]])
 def test_log_without_placement_is_refused(lines):
     with pytest.raises(EvidenceError, match="it is unknown what computed"):
-        placed(lines)
+        parse_placements(lines)
 
 
 def test_only_shape_nodes_may_run_elsewhere():
