@@ -383,10 +383,7 @@ def staged(
             except AllStrategiesFailed as failed:
                 raise _with_log(failed, log_path, runner.log) from failed.__cause__
         metadata = describe_export(
-            strategy=written.strategy,
-            opset=settings.opset,
-            rungs=runner.rungs,
-            source=source,
+            strategy=written.strategy, opset=settings.opset, rungs=runner.rungs, source=source
         )
         stamp_file(written.path, metadata)
         try:

@@ -213,8 +213,7 @@ FAILURES: dict[str, FailureText] = {
     ),
     "fails": FailureText("the exported file fails with {sizes}: {reason}", _BAKED),
     "other_shape": FailureText(
-        "with {sizes} the exported file returns {got} for {name}, the model {want}",
-        _BAKED,
+        "with {sizes} the exported file returns {got} for {name}, the model {want}", _BAKED
     ),
     "not_finite": FailureText(
         "with {sizes} {side} returns NaN or infinity for {name}, expected finite values",
@@ -536,11 +535,7 @@ def untranslated(
     registry = _registry(max(opset, _LOWEST), table)
     shapes, _ = _dynamic_shapes.convert_str_to_export_dim(keywords.get("dynamic_shapes"))
     program = torch.export.export(
-        module,
-        arguments,
-        keywords.get("kwargs"),
-        dynamic_shapes=shapes,
-        strict=False,
+        module, arguments, keywords.get("kwargs"), dynamic_shapes=shapes, strict=False
     )
     decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
     missing = [

@@ -167,11 +167,7 @@ class _CalibrationReader:
     """The calibration data as the quantizer reads it; counts and hashes what was used."""
 
     def __init__(
-        self,
-        batches: Batches,
-        settings: QuantizeSettings,
-        subject: Subject,
-        axes: BatchAxes | None,
+        self, batches: Batches, settings: QuantizeSettings, subject: Subject, axes: BatchAxes | None
     ) -> None:
         self._batches, self._axes = batches, axes
         self._limit = settings.samples

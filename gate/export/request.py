@@ -17,13 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from gate.errors import ExportError, ModelError
 from gate.export.export_warnings import shorten_message
-from gate.model.forward_signature import (
-    ForwardSignature,
-    Leaf,
-    PositionalModel,
-    is_plain,
-    leaves,
-)
+from gate.model.forward_signature import ForwardSignature, Leaf, PositionalModel, is_plain, leaves
 from gate.model.model_state import ModelState
 from gate.onnx_file import reading
 from gate.records.evidence import Subject, TensorSpec

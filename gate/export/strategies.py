@@ -18,11 +18,7 @@ from gate.errors import ExportError
 from gate.export.export_warnings import shorten_message
 from gate.export.failures import ExportFailure, explain_error, opset_for_all
 from gate.export.request import Axes, ExportRequest, axes_text
-from gate.export.torchscript_settings import (
-    CustomSymbolics,
-    exporter_keywords,
-    recorded_settings,
-)
+from gate.export.torchscript_settings import CustomSymbolics, exporter_keywords, recorded_settings
 from gate.model.forward_signature import PositionalModel
 from gate.onnx_file.reading import subgraphs
 from gate.records.export import Strategy

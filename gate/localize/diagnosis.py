@@ -226,6 +226,16 @@ class DivergentValue:
         return (self.folded.path, *paths) if self.folded else paths
 
 
+@dataclass(frozen=True)
+class _Segment:
+    """The nodes that compute a divergent value from the nearest cuts of the graph."""
+
+    indices: Sequence[int]
+    nodes: Sequence[onnx.NodeProto]
+    sources: Sequence[str]
+    """The cuts."""
+
+
 def _fault(path: str, code: FaultCode, **params: Any) -> LayerFault:
     present = {name: value for name, value in params.items() if value is not None}
     return LayerFault(module=path, code=code, params=present)
@@ -265,22 +275,34 @@ class Diagnoser:
         """Return the most certain fault that explains a divergent value."""
         if suspect.missing:
             return _fault(suspect.value.path, "missing_value", tensor=suspect.tensor)
-        indices, sources = self._graph.segment(suspect.tensor, self._cuts)
-        nodes = [self._graph.nodes[index] for index in indices]
-        for fault in (
-            _fault(suspect.value.path, "training_mode") if has_training_mode(nodes) else None,
-            self._weight_fault(suspect, indices, nodes),
-            self._node_fault(suspect, nodes),
-            self._settings_fault(suspect, nodes),
-            self._shape_fault(suspect, nodes),
-            self._precision_fault(suspect, nodes),
-            self._quantization_fault(suspect, nodes),
-            self._overwrite_fault(suspect, sources),
-            self._unread_input_fault(suspect, nodes, sources),
-            self._code_fault(suspect, nodes, sources),
+        segment = self._segment(suspect.tensor)
+        for find_fault in (
+            self._training_fault,
+            self._weight_fault,
+            self._node_fault,
+            self._settings_fault,
+            self._shape_fault,
+            self._precision_fault,
+            self._quantization_fault,
+            self._overwrite_fault,
+            self._unread_input_fault,
+            self._code_fault,
         ):
+            fault = find_fault(suspect, segment)
             if fault is not None:
                 return fault
+        return self._operators_fault(suspect, segment)
+
+    def _segment(self, tensor: str) -> _Segment:
+        indices, cuts = self._graph.segment(tensor, self._cuts)
+        return _Segment(indices, [self._graph.nodes[index] for index in indices], cuts)
+
+    def _training_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        is_training = has_training_mode(segment.nodes)
+        return _fault(suspect.value.path, "training_mode") if is_training else None
+
+    def _operators_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault:
+        nodes = segment.nodes
         module = self._model.get_submodule(suspect.paths[0])
         function = mismatched_activation(module, nodes)
         if isinstance(module, OnnxNode) and len(nodes) == 1 and not suspect.unmatched:
@@ -290,18 +312,16 @@ class Diagnoser:
         if function is not None:
             params |= {"variant": "of", "function": function}
         else:
-            params |= self._excluded_causes(suspect, indices, nodes)
+            params |= self._excluded_causes(suspect, segment)
         return _fault(suspect.paths[0], "operators", **params)
 
-    def _excluded_causes(
-        self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
-    ) -> Detail:
+    def _excluded_causes(self, suspect: DivergentValue, segment: _Segment) -> Detail:
         """Return the causes that are excluded, and why.
 
         The details name the module's tensors that match the file and those that could not be
         compared.
         """
-        same, uncompared = self._compared_tensors(suspect, indices, nodes)
+        same, uncompared = self._compared_tensors(suspect, segment)
         details: list[Detail] = [{"code": "same", "names": same}] if same else []
         if suspect.unmatched:
             upstream = list(dict.fromkeys(value.path for value in suspect.unmatched))
@@ -413,8 +433,7 @@ class Diagnoser:
         """Return the fault if an output is the wrong tensor although all layers are right."""
         if right in self._graph.outputs:
             return _fault("", "output_order", name=name, right=right)
-        indices, _ = self._graph.segment(name, self._cuts)
-        nodes = _operators([self._graph.nodes[index] for index in indices])
+        nodes = _operators(self._segment(name).nodes)
         variant = "followed" if nodes else "tensor"
         return _fault("", "output_order", variant=variant, name=name, right=right, nodes=nodes)
 
@@ -427,11 +446,9 @@ class Diagnoser:
         inputs = sorted({*exchanged, *exchanged.values()})
         return _fault("", "input_order", inputs=inputs, pairs=sorted(exchanged.items()))
 
-    def _unread_input_fault(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], sources: Sequence[str]
-    ) -> LayerFault | None:
-        path = suspect.paths[0]
-        unread = [name for name in suspect.depends_on if name not in sources]
+    def _unread_input_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        path, nodes = suspect.paths[0], segment.nodes
+        unread = [name for name in suspect.depends_on if name not in segment.sources]
         if unread:
             return _fault(path, "unread_input", inputs=unread)
         sums = {name for node in nodes if node.op_type == "ReduceSum" for name in node.output}
@@ -441,16 +458,14 @@ class Diagnoser:
                 return _fault(path, "unread_input", variant="mask", nodes=_operators([node]))
         return None
 
-    def _weight_fault(
-        self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
-    ) -> LayerFault | None:
-        constants = self._constants(suspect, indices)
+    def _weight_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        constants, nodes = self._constants(suspect, segment.indices), segment.nodes
         value, layer = suspect.value, suspect.folded
         module = self._model.get_submodule(value.path)
         if layer is not None and any(_QUANTIZED.search(node.op_type) for node in nodes):
             return None  # scaled, then rounded, so that no number equals one of the model
         if layer is None:
-            differences = [*self._compare_tensors(suspect, indices).differences]
+            differences = [*self._compare_tensors(suspect, segment.indices).differences]
             differences += layer_weights.affine_differences(
                 module, value.path, constants, format_=self._format
             )
@@ -513,39 +528,36 @@ class Diagnoser:
         return replace(comparison, differences=compare(loose=loose, reordered=True).differences)
 
     def _compared_tensors(
-        self, suspect: DivergentValue, indices: Sequence[int], nodes: Sequence[onnx.NodeProto]
+        self, suspect: DivergentValue, segment: _Segment
     ) -> tuple[list[str], list[str]]:
         """Return the names of the module's matching tensors, and of those not compared."""
         if suspect.folded is not None:
             return [], []
-        comparison = self._compare_tensors(suspect, indices)
+        comparison = self._compare_tensors(suspect, segment.indices)
         prefix_length = len(suspect.value.path) + 1 if suspect.value.path else 0
         module = self._model.get_submodule(suspect.value.path)
-        same = [name[prefix_length:] for name in comparison.same] + compared_settings(module, nodes)
+        same = [name[prefix_length:] for name in comparison.same]
+        same += compared_settings(module, segment.nodes)
         return same, [name[prefix_length:] for name in comparison.unpaired]
 
-    def _node_fault(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
-    ) -> LayerFault | None:
+    def _node_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         if not isinstance(self._model, OnnxReference):
             return None
         path, rank = suspect.value.path, len(suspect.value.shape)
-        differences = list(node_differences(self._model, self._graph, path, nodes, rank))
+        differences = list(node_differences(self._model, self._graph, path, segment.nodes, rank))
         if not differences:
             return None
         code = differences[0][0]
         return _fault(path, code, details=[detail for kind, detail in differences if kind == code])
 
-    def _settings_fault(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
-    ) -> LayerFault | None:
+    def _settings_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         if suspect.value.functional and suspect.folded is None:
             return None
         for path in suspect.paths:
             module = self._model.get_submodule(path)
             differences = [
-                *differing_settings(module, nodes),
-                *self._differing_steps(module, nodes),
+                *differing_settings(module, segment.nodes),
+                *self._differing_steps(module, segment.nodes),
             ]
             if differences:
                 return _fault(path, "settings", details=differences)
@@ -572,25 +584,20 @@ class Diagnoser:
                     yield setting(f"{name} of {node.op_type}", *map(format_value, unequal[0]), name)
                     break
 
-    def _shape_fault(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
-    ) -> LayerFault | None:
+    def _shape_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         mismatch = suspect.alone.mismatch
         if mismatch is None:
             return None
         shapes = {name: value for name, value in mismatch.items() if name != "code"}
-        variant = None if shapes else "unrun"
-        nodes_shown = _operators(nodes)
-        return _fault(suspect.paths[0], "shape", variant=variant, nodes=nodes_shown, **shapes)
+        params = {"variant": None if shapes else "unrun", "nodes": _operators(segment.nodes)}
+        return _fault(suspect.paths[0], "shape", **params, **shapes)
 
-    def _precision_fault(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
-    ) -> LayerFault | None:
+    def _precision_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         path = suspect.paths[0]
         narrow = {onnx.TensorProto.BFLOAT16: "bfloat16"}
         if not self._reduced:
             narrow[onnx.TensorProto.FLOAT16] = "float16"
-        for node in nodes:
+        for node in segment.nodes:
             to = attributes(node).get("to") if node.op_type == "Cast" else None
             if to in narrow:
                 return _fault(
@@ -605,11 +612,10 @@ class Diagnoser:
             return _fault(path, "tf32", error=error)
         return None
 
-    def _quantization_fault(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto]
-    ) -> LayerFault | None:
-        quantized = [node for node in nodes if _QUANTIZED.search(node.op_type)]
-        if not quantized or (self._fake_quantized and not any(map(self._has_integers_only, nodes))):
+    def _quantization_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        quantized = [node for node in segment.nodes if _QUANTIZED.search(node.op_type)]
+        has_integers = any(map(self._has_integers_only, segment.nodes))
+        if not quantized or (self._fake_quantized and not has_integers):
             return None
         if any(_QUANTIZED.search(class_name(module)) for module in self._model.modules()):
             return None  # the reference is a quantized file
@@ -661,18 +667,14 @@ class Diagnoser:
         quantized = _QUANTIZED.search(node.op_type) is not None
         return quantized and node.op_type not in ("QuantizeLinear", "DequantizeLinear")
 
-    def _overwrite_fault(
-        self, suspect: DivergentValue, sources: Sequence[str]
-    ) -> LayerFault | None:
-        for tensor in sources:
+    def _overwrite_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        for tensor in segment.sources:
             if tensor in suspect.overwritten:
                 writer = suspect.overwritten[tensor]
                 return _fault(suspect.paths[0], "in_place", tensor=tensor, writer=writer)
         return None
 
-    def _code_fault(
-        self, suspect: DivergentValue, nodes: Sequence[onnx.NodeProto], sources: Sequence[str]
-    ) -> LayerFault | None:
+    def _code_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         value = suspect.value if suspect.value.functional else suspect.got
         if value is None:
             return None
@@ -681,8 +683,8 @@ class Diagnoser:
             "code",
             code_of=value.path,
             before=value.before if value.before != value.path else "",
-            nodes=_operators(nodes),
-            inputs=sources,
+            nodes=_operators(segment.nodes),
+            inputs=segment.sources,
             tensor=suspect.tensor,
         )
 

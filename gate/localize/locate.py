@@ -22,12 +22,7 @@ from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError, PolicyError, describe_failure
 from gate.localize.build_localization import LocalizationFindings, build_localization
 from gate.localize.file_graph import FileGraph
-from gate.localize.layer_deviations import (
-    DeviationLimits,
-    Measured,
-    Measuring,
-    widen_by_rounding,
-)
+from gate.localize.layer_deviations import DeviationLimits, Measured, Measuring, widen_by_rounding
 from gate.localize.model_runner import (
     BUDGET,
     ForwardPathChanged,

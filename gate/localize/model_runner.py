@@ -123,13 +123,7 @@ class Hook:
             if not _is_plain(leaf):
                 continue
             event = HookEvent(
-                self._events,
-                call.path,
-                kind_of(module),
-                call.number,
-                side,
-                caller,
-                call.composite,
+                self._events, call.path, kind_of(module), call.number, side, caller, call.composite
             )
             replacement = self._callback(event, leaf)
             self._events += 1

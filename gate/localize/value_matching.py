@@ -12,14 +12,7 @@ import numpy as np
 from gate.errors import GateError
 from gate.localize.file_graph import FileGraph, SubgraphSession
 from gate.localize.model_runner import ComputedValue, LocalizationContext, ValueSurvey, sketch
-from gate.localize.module_paths import (
-    EXACT,
-    UNKNOWN,
-    ModulePaths,
-    ModuleScope,
-    NameHints,
-    computes,
-)
+from gate.localize.module_paths import EXACT, UNKNOWN, ModulePaths, ModuleScope, NameHints, computes
 from gate.policy.runtime_options import plain_setup
 from gate.storage.arrays import OutputArray
 

@@ -179,10 +179,7 @@ def _read_quantized(
 
 
 def _read_quotient(
-    node: onnx.NodeProto,
-    remainder: OutputArray,
-    x: OutputArray | None,
-    divisor: OutputArray | None,
+    node: onnx.NodeProto, remainder: OutputArray, x: OutputArray | None, divisor: OutputArray | None
 ) -> Choice | None:
     """Return the rounded quotient of a Mod node; None for integers."""
     if x is None or divisor is None or x.dtype.kind != "f":

@@ -14,15 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import (
-    checker,
-    defs,
-    external_data_helper,
-    helper,
-    inliner,
-    numpy_helper,
-    shape_inference,
-)
+from onnx import checker, defs, external_data_helper, helper, inliner, numpy_helper, shape_inference
 
 from gate.errors import OnnxFileError, StorageError, first_line
 from gate.records.evidence import Subject, TensorSpec

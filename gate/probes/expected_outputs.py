@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from gate.errors import GateError, OutputMismatch, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import DRAWS, NoiseStatistics
-from gate.measure.undefined_values import (
-    attends_nothing,
-    explained,
-    nan_is_lost,
-    undefined_casts,
-)
+from gate.measure.undefined_values import attends_nothing, explained, nan_is_lost, undefined_casts
 from gate.probes.branches import PROBE_SCALE, perturb_rounding
 from gate.probes.probe import Probe, SampleProfile
 from gate.records.instruments import UNDERFLOW, BeyondRange, ProbeResult, UndefinedCast

@@ -71,7 +71,7 @@ class ProbeInstrument:
         return {"trace_search": self._search, "sample_bytes": self._context.sample_bytes}
 
     def run(self, runtimes: Sequence[RuntimeMeasurement], advance: Callable[[int], None]) -> None:
-        """Compare every runtime with a runner; call `advance` with each probe's number of samples."""
+        """Compare every runtime with a runner; call `advance` with the size of each probe."""
         if not any(runtime.runner for runtime in runtimes):
             advance(self.cost)
             return

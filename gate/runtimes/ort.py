@@ -24,14 +24,7 @@ from gate.errors import (
 from gate.installation import onnx_runtime
 from gate.onnx_file.sessions import NO_SPINNING, open_session, read_placement, session_options
 from gate.policy.runtime_options import BASIC, OrtOptions, OrtSettings, OrtSetup
-from gate.records.runtime import (
-    CPU_PROVIDER,
-    CUDA_PROVIDER,
-    ORT,
-    RUNTIMES,
-    BoundsKind,
-    RuntimeName,
-)
+from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, ORT, RUNTIMES, BoundsKind, RuntimeName
 from gate.runtimes.runtime import (
     ON_CUDA,
     Conditions,

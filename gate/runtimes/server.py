@@ -325,12 +325,7 @@ class ServerRuntime(Runtime):
         return {"httpx": httpx.__version__}
 
     def open(
-        self,
-        file: RunnableFile,
-        *,
-        options: Any,
-        conditions: Conditions,
-        example: Batch,
+        self, file: RunnableFile, *, options: Any, conditions: Conditions, example: Batch
     ) -> Session:
         """Open a session. Raises DigestMismatch, EvidenceError, RuntimeUnusable."""
         subject = file.subject

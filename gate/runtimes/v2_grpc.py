@@ -194,11 +194,7 @@ def _tensors(answer: Any) -> Iterator[tuple[Mapping[str, Any], memoryview | None
     if raw and len(raw) != len(answer.outputs):
         raise ValueError(f"{len(answer.outputs)} outputs with the bytes of {len(raw)}")
     for index, tensor in enumerate(answer.outputs):
-        spec = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": list(tensor.shape),
-        }
+        spec = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if raw:
             yield spec, memoryview(raw[index])
         else:

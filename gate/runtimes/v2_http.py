@@ -81,10 +81,7 @@ class HttpClient:
         header, data = self._encode(batch, identity)
         headers = {"Content-Type": "application/json"}
         if self._binary:
-            headers = {
-                "Content-Type": "application/octet-stream",
-                _HEADER_LENGTH: str(len(header)),
-            }
+            headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(len(header))}
         url = self._options.url.rstrip("/")
         content = b"".join([header, *data])
         status, received, body = self._exchange("POST", f"{url}/infer", content, headers)

@@ -165,9 +165,7 @@ def timeout_message(url: str, limit: float) -> str:
 
 
 def read_outputs(
-    url: str,
-    tensors: Iterable[tuple[Mapping[str, Any], memoryview | None]],
-    names: Sequence[str],
+    url: str, tensors: Iterable[tuple[Mapping[str, Any], memoryview | None]], names: Sequence[str]
 ) -> dict[str, RuntimeArray]:
     """Return the outputs with these names. Raises RuntimeUnusable for invalid tensors.
 
