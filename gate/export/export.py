@@ -67,7 +67,7 @@ class LintGuard:
 
     def objection(self, strategy: Strategy) -> str | None:
         """Return why the settings forbid this strategy, in one line, or None if they allow it."""
-        bad = self._forbidden(strategy)
+        bad = self._forbidden_findings(strategy)
         if not bad:
             return None
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -75,7 +75,7 @@ class LintGuard:
 
     def refusal(self) -> ExportRefused:
         """Return the error for a model that no strategy may export, in at most ten lines."""
-        bad = self._forbidden(self._settings.rungs[0])
+        bad = self._forbidden_findings(self._settings.rungs[0])
         tried = ", ".join(self._settings.rungs)
         first = f"{bad[0].code} at {bad[0].location}"
         lines = [f"the model's source can't be exported faithfully ({tried}): {first}"]
@@ -88,7 +88,7 @@ class LintGuard:
         )
         return ExportRefused("\n".join(lines))
 
-    def _forbidden(self, strategy: Strategy) -> tuple[LintFinding, ...]:
+    def _forbidden_findings(self, strategy: Strategy) -> tuple[LintFinding, ...]:
         level = self._settings.lint
         return () if level == "off" else self.report(strategy).refused(level)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from gate.errors import ExportError, ModelError
 from gate.export.export_warnings import shorten_message
-from gate.model.loading import imported
+from gate.model.loading import import_user_module
 from gate.records.export import ExportSettings
 
 Function = Callable[..., Any]
@@ -115,7 +115,7 @@ def _function(spec: str) -> Function:
             "mypackage.onnx:register."
         )
     try:
-        module = imported(module_name, purpose=f"export.custom_symbolics: {spec}")
+        module = import_user_module(module_name, purpose=f"export.custom_symbolics: {spec}")
     except ModelError as error:
         raise ExportError(str(error)) from error
     function = getattr(module, name, None)

@@ -20,7 +20,7 @@ from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import OrtSetup
 from gate.storage.arrays import OutputArray, rounded, text_digests
-from gate.weights.value_graph import inlined
+from gate.weights.value_graph import load_data
 
 _INLINE = 1024
 """Size in bytes up to which a constant stays in the graph, because shapes and axes are read
@@ -59,7 +59,7 @@ class DequantizedConstant:
     """True where the stored integer is the smallest or largest of the tensor."""
 
 
-def _dequantized(
+def _dequantize(
     stored: OutputArray, scale: OutputArray, zero: OutputArray | None, settings: Mapping[str, Any]
 ) -> DequantizedConstant | None:
     """Dequantize a constant as the ONNX operator DequantizeLinear does.
@@ -223,7 +223,7 @@ class FileGraph:
         if stored[0] is None or stored[1] is None:
             return None
         zero = stored[2] if len(stored) > 2 else None
-        return _dequantized(stored[0], stored[1], zero, attributes(node))
+        return _dequantize(stored[0], stored[1], zero, attributes(node))
 
     def sources(self, name: str, among: Container[str], *, steps: int) -> set[str]:
         """Return which tensors of `among` a tensor is computed from.
@@ -344,7 +344,7 @@ def _read_graph(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, Outpu
         model = load_graph(data)
         weights: dict[str, OutputArray] = {}
         for tensor in model.graph.initializer:
-            array = numpy_helper.to_array(inlined(tensor, candidate))
+            array = numpy_helper.to_array(load_data(tensor, candidate))
             weights[tensor.name] = array
             if array.nbytes > _INLINE and array.dtype.kind in "biuf":
                 _remove_data(tensor)
@@ -409,11 +409,11 @@ class SubgraphSession:
 
         references: values of the cut tensors.
         """
-        inputs = {**feed, **self.fed(references or {})}
+        inputs = {**feed, **self.cut_inputs(references or {})}
         names = list(self.outputs if only is None else only)
         return dict(zip(names, map(text_digests, self._session.run(names, inputs)), strict=True))
 
-    def fed(self, references: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
+    def cut_inputs(self, references: Mapping[str, OutputArray]) -> dict[str, OutputArray]:
         """Return the inputs for the cut tensors, by `reference_name`, in the file's dtypes."""
         fed = {}
         for name in self.cuts:

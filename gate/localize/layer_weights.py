@@ -186,7 +186,7 @@ def _pair_by_values(
     """Pair tensors with constants that contain most of their values, or are contained in them."""
     left = {}
     for name, want in tensors.items():
-        containing = _containing(want, constants.values(), reordered=reordered)
+        containing = _matches_by_values(want, constants.values(), reordered=reordered)
         best = min(containing, default=None, key=lambda pair: pair[0] / pair[1])
         if best is None or best[0] > _MIN_EQUAL * best[1]:
             left[name] = want
@@ -197,7 +197,7 @@ def _pair_by_values(
     return left
 
 
-def _containing(
+def _matches_by_values(
     want: Floats, constants: Iterable[Floats], *, reordered: bool
 ) -> Iterator[tuple[int, int, Floats]]:
     """Yield for each constant the number of missing elements, the number of elements, and the

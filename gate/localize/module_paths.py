@@ -64,15 +64,15 @@ class ModulePaths:
                 return ModuleScope(self._nodes[name], None)
         for entry in node.metadata_props:
             if entry.key == _SCOPES:
-                return self._registered(entry.value)
+                return self._scope_of_metadata(entry.value)
         # An optimizer renames a fused node, but keeps the name of the last node's output.
         for name in (node.name, *node.output[:1]):
             parts = name.split("/")
             if len(parts) > 1 and not parts[0]:
-                return self._walk(parts[1:-1])
+                return self._scope_of_name(parts[1:-1])
         return None
 
-    def _registered(self, text: str) -> ModuleScope | None:
+    def _scope_of_metadata(self, text: str) -> ModuleScope | None:
         try:
             paths = ast.literal_eval(text)
         except (SyntaxError, ValueError):
@@ -82,7 +82,7 @@ class ModulePaths:
         modules = [path for path in paths if path in self._canonical]
         return ModuleScope(self._canonical[modules[-1]], None) if modules else None
 
-    def _walk(self, parts: Sequence[str]) -> ModuleScope:
+    def _scope_of_name(self, parts: Sequence[str]) -> ModuleScope:
         """Follow the segments down the tree as far as possible."""
         path, calls = "", [0]
         for part in parts:
@@ -163,8 +163,8 @@ class NameHints:
             calls[value.path] = max(calls[value.path], value.call + 1)
         self._kinds = {_base_kind(value.kind) for value in values if value.kind}
         self._call_of = dict(_calls(scopes, calls))
-        pairs = list(_norms(values, norms or {}))
-        self.folded = dict(_folded(pairs, nodes))
+        pairs = list(_norm_values(values, norms or {}))
+        self.folded = dict(_folded_pairs(pairs, nodes))
         """Maps the value of a convolution or similar layer to that of the BatchNorm probably folded
         into it. The file computes only the latter."""
         self._unfolded = {after: values[before] for before, after in self.folded.items()}
@@ -197,7 +197,7 @@ class NameHints:
         return RELATED if inside or value.path.startswith(f"{scope.path}.") else UNRELATED
 
 
-def _norms(
+def _norm_values(
     values: Sequence[ComputedValue], norms: Mapping[str, int]
 ) -> Iterable[tuple[ComputedValue, ComputedValue]]:
     """Yield the input and the output of each BatchNorm.
@@ -213,7 +213,7 @@ def _norms(
             yield values[norms[value.path]], value
 
 
-def _folded(
+def _folded_pairs(
     norms: Sequence[tuple[ComputedValue, ComputedValue]],
     nodes: Sequence[tuple[str, ModuleScope | None]],
 ) -> Iterable[tuple[int, int]]:

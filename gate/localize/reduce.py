@@ -249,21 +249,21 @@ class _Reducer:
         """Reduce to the nodes from the latest values from which an output still differs."""
         cuts = list(self._layout.cuts.items())
 
-        def measured(count: int, batch: Batch) -> _MeasuredPiece | None:
+        def measure(count: int, batch: Batch) -> _MeasuredPiece | None:
             piece = self._graph.cut([name], dict(cuts[:count]))
             return self._measure(piece, name, number, batch=batch, alone=False)
 
         for batch in self._batches():
             with contextlib.suppress(ForwardPathChanged):
-                uncut = measured(0, batch)
+                uncut = measure(0, batch)
                 if uncut is None or not uncut.is_off:
                     continue
 
                 def is_off_after(count: int, batch: Batch = batch) -> bool:
-                    trial = measured(count, batch)
+                    trial = measure(count, batch)
                     return trial is not None and trial.is_off
 
-                last = measured(latest(len(cuts) + 1, is_off_after), batch)
+                last = measure(latest(len(cuts) + 1, is_off_after), batch)
                 return None if last is None else self._with_cause(last)
         return None
 
@@ -282,7 +282,7 @@ class _Reducer:
                 continue
             references = layout.references(piece.cuts, values)
             session = SubgraphSession(piece, self._limits.setup)
-            fed = {**self._context.feed(batch), **session.fed(references)}
+            fed = {**self._context.feed(batch), **session.cut_inputs(references)}
             standalone = Standalone.from_piece(piece, fed, {tensor: values[number]})
             try:
                 run(standalone.model, standalone.inputs, self._limits.setup)
@@ -314,7 +314,7 @@ class _Reducer:
             return None
         session = SubgraphSession(piece, self._limits.setup)
         references = layout.references(piece.cuts, values)
-        fed = {**context.feed(batch), **session.fed(references)}
+        fed = {**context.feed(batch), **session.cut_inputs(references)}
         actual = session(context.feed(batch), references, only=[tensor])[tensor]
         truth, rounding = self._truth(batch, values, number, alone=alone)
         expected = values[number]
@@ -344,20 +344,20 @@ class _Reducer:
         The same nodes are computed without optimizations and by the ONNX reference evaluator.
         """
         setup = self._limits.setup
-        plain = self._computed(measured, setup.plain)
+        plain = self._compute_tensor(measured, setup.plain)
         if plain is not None and setup != setup.plain and not measured.differs(plain):
             return self._optimizer(measured.node_indices(self._graph))
         excluded = ["runtime"] if plain is not None and setup != setup.plain else []
-        evaluated = self._evaluated(measured)
+        evaluated = self._evaluate_reference(measured)
         if evaluated is not None and not measured.differs(evaluated[measured.tensor]):
-            return self._runtime(measured, evaluated) or measured.reduced(self, ())
+            return self._runtime(measured, evaluated) or measured.to_failure(self, ())
         if evaluated is not None and not is_beyond(
             evaluated[measured.tensor], measured.actual, measured.tolerance
         ):
             excluded.append("evaluator")
-        return measured.reduced(self, tuple(excluded))
+        return measured.to_failure(self, tuple(excluded))
 
-    def _computed(self, measured: _MeasuredPiece, setup: OrtSetup) -> OutputArray | None:
+    def _compute_tensor(self, measured: _MeasuredPiece, setup: OrtSetup) -> OutputArray | None:
         try:
             session = SubgraphSession(measured.piece, setup)
             return session(measured.feed, measured.references, only=[measured.tensor])[
@@ -366,7 +366,7 @@ class _Reducer:
         except Exception:  # ONNX Runtime's errors have no common base
             return None
 
-    def _evaluated(self, measured: _MeasuredPiece) -> dict[str, OutputArray] | None:
+    def _evaluate_reference(self, measured: _MeasuredPiece) -> dict[str, OutputArray] | None:
         """Return all tensors of the piece by the ONNX reference evaluator; None if it fails."""
         if sum(array.nbytes for array in measured.references.values()) > MOST_BYTES // 16:
             return None
@@ -609,12 +609,12 @@ class _MeasuredPiece:
         cut = set(map(reference_name, self.piece.cuts))
         return {name: array for name, array in self.fed.items() if name not in cut}
 
-    def reduced(self, finder: _Reducer, excluded: tuple[str, ...]) -> ReducedFailure:
+    def to_failure(self, finder: _Reducer, excluded: tuple[str, ...]) -> ReducedFailure:
         """Return the piece as a standalone failure."""
         standalone = Standalone.from_piece(self.piece, self.fed, {self.tensor: self.actual})
         model, name = standalone.model, standalone.outputs[self.tensor]
         if node_count(model) > _FOLD_FROM:
-            model = _with_shapes_folded(model, standalone.inputs, self.limits.setup)
+            model = _fold_shapes(model, standalone.inputs, self.limits.setup)
         arguments = finder.arguments(self.number, standalone.sources) if self.alone else None
         return ReducedFailure(
             kind="exporter",
@@ -652,7 +652,7 @@ def tolerance_of(deviation: Deviation, bounds: tuple[float, float]) -> RoundingB
     return RoundingBound(*deviation.tolerances(bounds))
 
 
-def _with_shapes_folded(
+def _fold_shapes(
     model: onnx.ModelProto, inputs: Mapping[str, OutputArray], setup: OrtSetup
 ) -> onnx.ModelProto:
     """Return the model with arithmetic on shapes replaced by its results."""
@@ -673,7 +673,7 @@ def _with_shapes_folded(
     integers = {n for n in names if arrays[n].dtype.kind in "iu" and arrays[n].size <= _LARGE}
     smaller = copy.deepcopy(model)
     kept = [node for node in smaller.graph.node if not set(node.output) <= integers]
-    kept = _needed(kept, outputs)
+    kept = _needed_nodes(kept, outputs)
     read = {name for node in kept for name in node.input}
     replace_messages(smaller.graph.node, kept)
     smaller.graph.initializer.extend(
@@ -682,7 +682,7 @@ def _with_shapes_folded(
     return smaller
 
 
-def _needed(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
+def _needed_nodes(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
     """Return the nodes that compute the outputs; all nodes if some have subgraphs."""
     needed, kept = set(outputs), []
     for node in reversed(nodes):

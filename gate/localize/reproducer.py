@@ -216,7 +216,7 @@ class Reproducer:
         for name, data in contents.items():
             (folder / name).write_bytes(data)
         try:
-            process = _isolated(sys.executable, "layer.py", folder)
+            process = _run_isolated(sys.executable, "layer.py", folder)
         except subprocess.TimeoutExpired:
             return {}
         return contents if process.stdout.splitlines()[-1:] == [AGREES] else {}
@@ -448,7 +448,7 @@ def _run(command: list[str], folder: Path) -> None:
 def _run_script(python: str, folder: Path) -> str:
     """Return the output of the script. Raises NotReproduced if it does not show the failure."""
     try:
-        process = _isolated(python, "reproduce.py", folder)
+        process = _run_isolated(python, "reproduce.py", folder)
     except subprocess.TimeoutExpired as error:
         raise NotReproduced(
             f"reproduce.py did not end within {error.timeout:g} s. Nothing was written."
@@ -463,7 +463,7 @@ def _run_script(python: str, folder: Path) -> str:
     return process.stdout.replace(str(folder), ".")
 
 
-def _isolated(python: str, script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def _run_isolated(python: str, script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [python, "-I", script], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
         encoding="utf-8", check=False, timeout=600,

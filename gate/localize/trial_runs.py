@@ -39,7 +39,7 @@ class TrialRuns:
     def _dependents(self, value: int) -> frozenset[int]:
         """Return the matched values that depend on `value` without another matched value in
         between."""
-        before, after = self._undisturbed, self._disturbed(value)
+        before, after = self._references_rerun, self._run_disturbed(value)
         return frozenset(
             number
             for number in before.keys() & after.keys()
@@ -92,10 +92,10 @@ class TrialRuns:
             return context.runner.values(context.batches[0], self._survey, numbers)
 
     @cached_property
-    def _undisturbed(self) -> Mapping[int, OutputArray]:
-        return self._disturbed(None)
+    def _references_rerun(self) -> Mapping[int, OutputArray]:
+        return self._run_disturbed(None)
 
-    def _disturbed(self, value: int | None) -> Mapping[int, OutputArray]:
+    def _run_disturbed(self, value: int | None) -> Mapping[int, OutputArray]:
         context, references = self._context, self._references
         with self._switched():
             return context.runner.disturbed(context.batches[0], self._survey, references, value)

@@ -137,7 +137,7 @@ class UnmatchedTensors:
             and tensor.sketch.dtype.kind == kind
         ]
 
-    def named(self, name: str) -> Tensor | None:
+    def find(self, name: str) -> Tensor | None:
         """Return the unassigned tensor of this name, or None."""
         return self._by_name.get(name)
 
@@ -291,7 +291,7 @@ class ValueMatcher:
         equal = frozenset(free.assigned)
         for number, name in (before or {}).items():
             if number not in free.assigned and number not in without:
-                free.take(number, free.named(name))
+                free.take(number, free.find(name))
         for value in self._values:
             number = value.number
             if number not in free.assigned and number not in without and number not in self.folded:
@@ -486,11 +486,11 @@ class IterativeMatcher:
 
         start: an earlier layout, which is kept unless a tensor equals the value.
         """
-        layout = self._matched(start or ValueLayout())
+        layout = self._match_again(start or ValueLayout())
         tried = set(start.matching.tensors) if start else set()
         for _ in range(_ROUNDS):
-            better = self._matched(layout)
-            misplaced = self._misplaced(layout, better)
+            better = self._match_again(layout)
+            misplaced = self._misplaced_values(layout, better)
             if misplaced:
                 layout = layout.without(misplaced)
                 continue
@@ -498,11 +498,11 @@ class IterativeMatcher:
                 layout = better
                 continue
             layout = better
-            doubtful = self._doubtful(layout, tried)
+            doubtful = self._doubtful_value(layout, tried)
             if doubtful is None:
                 break
             tried.add(doubtful.number)
-            layout = self._tried(layout, doubtful)
+            layout = self._drop_if_better(layout, doubtful)
         return self._fewer_faults(layout) if self._is_doubtful(layout) else layout
 
     def _is_doubtful(self, layout: ValueLayout) -> bool:
@@ -527,20 +527,20 @@ class IterativeMatcher:
         Starting at values that are equal in the whole file, each of the next tensors is tried for
         each of the next values. With the correct pair, values computed from it become equal.
         """
-        settled = ValueLayout(self._before_faults(self._matched(ValueLayout()).matching))
+        settled = ValueLayout(self._before_faults(self._match_again(ValueLayout()).matching))
         for _ in range(_FAULTS):
-            layout_next = self._next_settled(settled)
+            layout_next = self._add_next_pair(settled)
             if layout_next is None:
                 break
-            settled = self._without_reached(layout_next, settled)
+            settled = self._drop_reached(layout_next, settled)
         # Prefer more equal values, then fewer others.
         return max(
             layout,
-            self._matched(settled),
+            self._match_again(settled),
             key=lambda o: (len(o.matching.equal), -len(o.matching.off) - len(o.missing)),
         )
 
-    def _without_reached(self, layout: ValueLayout, settled: ValueLayout) -> ValueLayout:
+    def _drop_reached(self, layout: ValueLayout, settled: ValueLayout) -> ValueLayout:
         """Return the layout without nearly equal values that the next fault changes.
 
         If no value differs that did not in `settled`, the first of them is the fault that was
@@ -567,7 +567,7 @@ class IterativeMatcher:
                 largest = max(largest, distance)
         return Matching(kept, frozenset(kept))
 
-    def _next_settled(self, settled: ValueLayout) -> ValueLayout | None:
+    def _add_next_pair(self, settled: ValueLayout) -> ValueLayout | None:
         """Return the layout with the pair that makes the earliest value equal; None if no pair
         does.
 
@@ -580,14 +580,14 @@ class IterativeMatcher:
             return min(trial.matching.equal - equal, default=math.inf), -len(trial.matching.equal)
 
         pairs = self._next_pairs(settled.matching, max(equal, default=-1))[:_TRIALS]
-        trials = [(pair, self._settled(settled, pair)) for pair in pairs]
+        trials = [(pair, self._add_pair(settled, pair)) for pair in pairs]
         best = min((trial for _, trial in trials), key=progress, default=settled)
         until = max(best.matching.off, default=math.inf)
         for pair, first in trials[:_DOUBLE]:
             if self._matcher.name(*pair) < EXACT or not pair[0].number < until:
                 continue
             for second in self._next_pairs(first.matching, pair[0].number)[:_DOUBLE]:
-                best = min(best, self._settled(first, second), key=progress)
+                best = min(best, self._add_pair(first, second), key=progress)
         if progress(best)[0] == math.inf:
             return None
         for pair, _ in trials[:_DOUBLE]:
@@ -603,7 +603,7 @@ class IterativeMatcher:
         is_earlier = pair[0].number < number and pair[0].number not in layout.matching.tensors
         if not is_earlier or pair[1].name in assigned or self._matcher.name(*pair) < EXACT:
             return layout
-        trial = self._settled(layout, pair)
+        trial = self._add_pair(layout, pair)
         is_closer = self._is_less_wrong(trial, layout, behind=number - 1)
         return trial if is_closer and trial.matching.equal >= layout.matching.equal else layout
 
@@ -622,14 +622,14 @@ class IterativeMatcher:
         )
         return after < _LESS_WRONG * before
 
-    def _settled(self, layout: ValueLayout, pair: tuple[ComputedValue, Tensor]) -> ValueLayout:
+    def _add_pair(self, layout: ValueLayout, pair: tuple[ComputedValue, Tensor]) -> ValueLayout:
         """Return the layout with the tensor for the value, and all tensors that then equal their
         values.
 
         Other earlier values have no tensor.
         """
         tensors = {**layout.matching.tensors, pair[0].number: pair[1]}
-        matching = self._matched(ValueLayout(Matching(tensors, layout.matching.equal))).matching
+        matching = self._match_again(ValueLayout(Matching(tensors, layout.matching.equal))).matching
         kept = {
             n: tensor
             for n, tensor in matching.tensors.items()
@@ -663,15 +663,15 @@ class IterativeMatcher:
         pairs.sort(key=lambda pair: (pair[0], pair[1].number))
         return [pair[1:] for pair in pairs]
 
-    def _tried(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
+    def _drop_if_better(self, layout: ValueLayout, value: ComputedValue) -> ValueLayout:
         """Return the layout without a tensor for the value if that is better."""
         stand_in = self._substitute_tensor(layout, value)
         if stand_in is None:
-            trial = self._matched(layout.without({value.number}))
+            trial = self._match_again(layout.without({value.number}))
             return trial if trial.matching.equal >= layout.matching.equal else layout
         if self._has_node(layout, value, stand_in):
             return layout
-        trial = self._matched(_without(layout, value, stand_in))
+        trial = self._match_again(_without(layout, value, stand_in))
         # The first value on which they disagree decides: values after it had correct inputs in one
         # of the two layouts only.
         differing = trial.matching.equal ^ layout.matching.equal
@@ -692,7 +692,7 @@ class IterativeMatcher:
             and stand_in in self._context.graph.nodes[tensor.node_index].input
         )
 
-    def _matched(self, layout: ValueLayout) -> ValueLayout:
+    def _match_again(self, layout: ValueLayout) -> ValueLayout:
         """Run the first batch with the file cut, and match again.
 
         If the cut file can't run, tensors that were assigned by name only are left out.
@@ -705,7 +705,7 @@ class IterativeMatcher:
             narrower = _narrower(layout, self._survey)
             if narrower is None:
                 raise
-            return self._matched(narrower)
+            return self._match_again(narrower)
         without = {*layout.missing, *layout.absent}
         matching = self._matcher.match(tensors, layout.matching.names, without=without)
         return ValueLayout(matching, layout.missing, layout.absent)
@@ -724,7 +724,7 @@ class IterativeMatcher:
             tensors += self._matcher.tensors(arrays)
         return tensors
 
-    def _misplaced(self, layout: ValueLayout, better: ValueLayout) -> set[int]:
+    def _misplaced_values(self, layout: ValueLayout, better: ValueLayout) -> set[int]:
         """Return values whose tensor, since it is cut, breaks values that were equal before.
 
         The file has no such tensor, for example if an exporter merges two reshapes or moves a
@@ -742,7 +742,7 @@ class IterativeMatcher:
         }
         return {unsure[name] for name in read if name in unsure}
 
-    def _doubtful(self, layout: ValueLayout, tried: set[int]) -> ComputedValue | None:
+    def _doubtful_value(self, layout: ValueLayout, tried: set[int]) -> ComputedValue | None:
         """Return the first value of a module that may have no tensor, if a later value differs."""
         off = set(layout.matching.tensors) - layout.matching.equal
         for value in self._survey.values:

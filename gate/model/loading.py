@@ -180,7 +180,7 @@ def call_factory(factory: str, *, expected: str) -> object:
     """
     module_name, attribute = parse_factory(factory)
     with contextlib.chdir(Path.cwd()):
-        module = imported(module_name, purpose=f"the factory {factory}")
+        module = import_user_module(module_name, purpose=f"the factory {factory}")
         target = _attribute(module, attribute, factory, expected=expected)
         try:
             return target()
@@ -191,7 +191,7 @@ def call_factory(factory: str, *, expected: str) -> object:
             ) from error
 
 
-def imported(module_name: str, *, purpose: str) -> ModuleType:
+def import_user_module(module_name: str, *, purpose: str) -> ModuleType:
     """Import a module of the user, also from the current folder. `wanted`: the purpose.
 
     Raises ModelError if it is missing, or if importing it fails.

@@ -32,7 +32,7 @@ def differs(name: str, source: bytes) -> bool:
     if module is None or spec is None or type(spec.loader) is not _LOADER:
         return False
     try:
-        compiled = set(_codes(compile(source, "", "exec", dont_inherit=True)))
+        compiled = set(_nested_code(compile(source, "", "exec", dont_inherit=True)))
     except (SyntaxError, ValueError):
         return True
     return any(code not in compiled for code in _loaded_code(module, str(spec.origin)))
@@ -41,11 +41,11 @@ def differs(name: str, source: bytes) -> bool:
 _LOADER = importlib.machinery.SourceFileLoader
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _nested_code(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _nested_code(constant)
 
 
 def _loaded_code(module: ModuleType, file: str) -> Iterator[CodeType]:
@@ -143,12 +143,12 @@ def imported_names(source: bytes, package: str) -> tuple[str, ...]:
     For `from a import b` these are `a` and `a.b`, which need not be a module.
     """
     try:
-        return tuple(_imported(ast.parse(source), package))
+        return tuple(_import_names(ast.parse(source), package))
     except (SyntaxError, ValueError):
         return ()
 
 
-def _imported(tree: ast.AST, package: str) -> Iterator[str]:
+def _import_names(tree: ast.AST, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         bases: list[str] = []
         if isinstance(node, ast.Import):

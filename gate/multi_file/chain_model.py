@@ -21,7 +21,7 @@ from gate.data.batch_axes import axes_of_file
 from gate.data.samples import SampleSet
 from gate.errors import DataError, GateError, ModelError, OutputMismatch, describe_failure
 from gate.model.forward_signature import Leaf, leaves
-from gate.model.loading import imported
+from gate.model.loading import import_user_module
 from gate.records.evidence import BatchAxes, Subject
 from gate.reference.torch_session import copy_model
 from gate.storage.files import temporary_folder
@@ -85,7 +85,7 @@ def _widened(module: nn.Module, args: Any, named: Any) -> Any:
 def chain_function(named: str) -> ChainFunction:
     """Import `package.module:function`. Raises ModelError."""
     module_name, _, path = named.partition(":")
-    target: Any = imported(module_name, purpose=f"the chain {named}")
+    target: Any = import_user_module(module_name, purpose=f"the chain {named}")
     for name in path.split("."):
         target = getattr(target, name, None)
     if not callable(target):

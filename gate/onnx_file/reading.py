@@ -172,7 +172,7 @@ def external_files(model: onnx.ModelProto, path: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def linked(path: Path, files: Iterable[str]) -> bool:
+def has_links(path: Path, files: Iterable[str]) -> bool:
     """Return whether a data file of the model `path` is a symbolic link or has several hard links.
 
     onnx refuses all of them; ONNX Runtime refuses only links that leave the model's folder."""
@@ -521,7 +521,7 @@ def _check_with_data(data: bytes, path: Path, files: tuple[str, ...], *, changed
     """
     if not files:
         _check(data, path)
-    elif not (changed or linked(path, files)):
+    elif not (changed or has_links(path, files)):
         _check(path, path)
     else:
         with temporary_folder() as folder:

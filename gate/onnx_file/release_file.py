@@ -76,10 +76,10 @@ class ReleaseFile(Record):
 
 def release_text(chain: str, parts: Mapping[str, PartEntry]) -> str:
     """Return the deterministic text of a release file."""
-    lines = [f"chain: {_quoted(chain)}", "parts:"]
+    lines = [f"chain: {_quote(chain)}", "parts:"]
     for name, part in parts.items():
         fields = part.model_dump(exclude_none=True)
-        entries = ", ".join(f"{field}: {_quoted(value)}" for field, value in fields.items())
+        entries = ", ".join(f"{field}: {_quote(value)}" for field, value in fields.items())
         lines.append(f"  {name}: {{{entries}}}")
     return "\n".join([*lines, ""])
 
@@ -129,7 +129,7 @@ def onnx_files(path: Path) -> dict[str, Path]:
     return {name: path.parent / part.file for name, part in ReleaseFile.load(path).parts.items()}
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a text as a single-quoted YAML scalar."""
     doubled = text.replace("'", "''")
     return f"'{doubled}'"

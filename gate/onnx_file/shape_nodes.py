@@ -116,13 +116,13 @@ def shape_nodes(model: onnx.ModelProto) -> frozenset[str]:
     numbers (the scale of an attention). A node that computes with activations is not a shape node,
     even if its result is an index. If several nodes share a name, all of them must be shape nodes.
     """
-    graph = _inferred(model).graph
+    graph = _infer_shapes(model).graph
     values = _Values(data={output.name for output in graph.output})
     constants = {tensor.name for tensor in graph.initializer}
     values.varying = {value.name for value in graph.input if value.name not in constants}
-    _sizes(graph, values)
-    _forward(graph, values)
-    _backward(graph, values)
+    _add_sizes(graph, values)
+    _add_varying(graph, values)
+    _add_data(graph, values)
     by_name: dict[str, bool] = {}
     unnamed: set[str] = set()
     for node in _all_nodes(graph):
@@ -228,7 +228,7 @@ def reads_double(model: onnx.ModelProto, operator: str, name: str) -> bool:
     """Return whether a node with this operator and name computes with float64."""
     from onnx import TensorProto
 
-    graph = _inferred(model).graph
+    graph = _infer_shapes(model).graph
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     values = (*graph.value_info, *graph.input, *graph.output)
     types |= {value.name: value.type.tensor_type.elem_type for value in values}
@@ -240,7 +240,7 @@ def reads_double(model: onnx.ModelProto, operator: str, name: str) -> bool:
     )
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+def _infer_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with inferred shapes, which ONNX Runtime's optimized graphs do not have."""
     from onnx import shape_inference
 
@@ -250,7 +250,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
 
 
-def _sizes(graph: onnx.GraphProto, values: _Values) -> None:
+def _add_sizes(graph: onnx.GraphProto, values: _Values) -> None:
     """Add the values with one element and the values of integers or bools."""
     from gate.onnx_file.reading import constant_tensor
 
@@ -275,7 +275,7 @@ def _integer_types() -> tuple[int, ...]:
     return (T.BOOL, T.INT8, T.INT16, T.INT32, T.INT64, T.UINT8, T.UINT16, T.UINT32, T.UINT64)
 
 
-def _forward(graph: onnx.GraphProto, values: _Values) -> None:
+def _add_varying(graph: onnx.GraphProto, values: _Values) -> None:
     """Add the values that depend on the elements of an input."""
     from gate.onnx_file.reading import subgraphs
 
@@ -284,8 +284,8 @@ def _forward(graph: onnx.GraphProto, values: _Values) -> None:
         for body in inner:
             # Values passed to the body by position are not traced, so they count as varying.
             values.varying.update(value.name for value in body.input)
-            _sizes(body, values)
-            _forward(body, values)
+            _add_sizes(body, values)
+            _add_varying(body, values)
         read = node.input if node.op_type not in _SHAPE_OPERATORS else ()
         unknown = inner or node.domain not in _STANDARD or node.op_type.startswith("Random")
         if unknown or not values.varying.isdisjoint(read):
@@ -295,7 +295,7 @@ def _forward(graph: onnx.GraphProto, values: _Values) -> None:
                 names.update(node.output if names.issuperset(node.input) else ())
 
 
-def _backward(graph: onnx.GraphProto, values: _Values) -> None:
+def _add_data(graph: onnx.GraphProto, values: _Values) -> None:
     """Add the values on which an output depends, from the last node to the first."""
     from gate.onnx_file.reading import subgraphs
 
@@ -310,7 +310,7 @@ def _backward(graph: onnx.GraphProto, values: _Values) -> None:
         for body in subgraphs(node):
             outputs = [output.name for output in body.output]
             values.data.update(outputs[1:] if node.op_type == "Loop" else outputs)
-            _backward(body, values)
+            _add_data(body, values)
             # A value that one iteration passes to the next.
             if values.data & {value.name for value in body.input}:
-                _backward(body, values)
+                _add_data(body, values)

@@ -527,17 +527,17 @@ class ExpectedOutputs:
     @cached_property
     def _runs(self) -> list[list[OutputArray]]:
         """The outputs of each run with random rounding."""
-        return self._perturbed(range(DRAWS))
+        return self._run_perturbed(range(DRAWS))
 
     def _run_more(self) -> bool:
         """Double the number of runs, up to `_MOST_DRAWS`; return False if there are no more."""
         count = len(self._runs)
         draws = range(count, min(2 * count, _MOST_DRAWS))
-        more = self._perturbed(draws) if draws else []
+        more = self._run_perturbed(draws) if draws else []
         self._runs += more
         return bool(more)
 
-    def _perturbed(self, draws: range) -> list[list[OutputArray]]:
+    def _run_perturbed(self, draws: range) -> list[list[OutputArray]]:
         batch = self.probe.batch
         runs = self._shared and self._shared.outputs_for(batch, self._reference, draws)
         return runs or perturb_rounding(self._context, batch, draws=draws)

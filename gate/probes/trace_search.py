@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -50,12 +51,14 @@ def families(profile: SampleProfile) -> list[ProbeFamily]:
         high = max(float(profile.high[name]) for name in group)
         span = (high - low) or abs(high) or 1.0
         suffix = "" if group == tuple(names) else f"_{group[0]}"
-        for title, change, grid in (
-            ("scale", _scaled, (-1e3, -10.0, -0.1, 1e-3, 1e-2, 1.0, 1e2, 1e3)),
-            ("constant", _constant, _around(low, high, span)),
-            ("offset", _moved, tuple(span * k for k in (-100, -10, -1, -0.3, 0.3, 1, 10, 100))),
-            ("spike", _spiked, tuple(high + span * k for k in (-101, -11, 1, 10, 100))),
-        ):
+        offsets = tuple(span * k for k in (-100, -10, -1, -0.3, 0.3, 1, 10, 100))
+        changes: list[tuple[str, Change, tuple[float, ...]]] = [
+            ("scale", operator.mul, (-1e3, -10.0, -0.1, 1e-3, 1e-2, 1.0, 1e2, 1e3)),
+            ("constant", np.full_like, _around(low, high, span)),
+            ("offset", operator.add, offsets),
+            ("spike", _set_spike, tuple(high + span * k for k in (-101, -11, 1, 10, 100))),
+        ]
+        for title, change, grid in changes:
             build = partial(_changed_batch, profile, change, group)
             result.append(ProbeFamily(f"{title}{suffix}", grid, build))
     return result
@@ -80,10 +83,10 @@ def mixtures(profile: SampleProfile) -> Iterator[tuple[str, Batch]]:
             strict=True,
         )
         random = profile.random(title)
-        yield title, {name: _mixed(first, second, random) for (name, first), second in pairs}
+        yield title, {name: _mix(first, second, random) for (name, first), second in pairs}
 
 
-def _mixed(first: OutputArray, second: OutputArray, random: np.random.Generator) -> OutputArray:
+def _mix(first: OutputArray, second: OutputArray, random: np.random.Generator) -> OutputArray:
     """Return a random mix of two samples.
 
     Floats: a convex combination with random signs. Others: each element comes from one of the two,
@@ -119,19 +122,7 @@ def _changed_batch(
     return batch
 
 
-def _scaled(array: Floats, factor: float) -> Floats:
-    return array * factor
-
-
-def _constant(array: Floats, value: float) -> Floats:
-    return np.full_like(array, value)
-
-
-def _moved(array: Floats, offset: float) -> Floats:
-    return array + offset
-
-
-def _spiked(array: Floats, value: float) -> Floats:
+def _set_spike(array: Floats, value: float) -> Floats:
     changed = array.reshape(len(array), -1)
     changed[:, changed.shape[1] // 2] = value
     return changed.reshape(array.shape)
@@ -341,7 +332,7 @@ class TraceSearcher:
         allowed = int(self._trials.budget * _COARSE_SHARE)
         for name, batch in self._coarse(probe_families):
             self._trials.attempt(name, batch)
-            if len(self._trials) >= allowed or self._done():
+            if len(self._trials) >= allowed or self._is_complete():
                 break
         for branch in range(len(self._trials.example.path)):
             if not self._trials.is_flipped(branch):
@@ -365,7 +356,7 @@ class TraceSearcher:
                     yield family.title(grid[turn]), family.build(grid[turn])
         yield from mixtures(self._profile)
 
-    def _done(self) -> bool:
+    def _is_complete(self) -> bool:
         """Return True if every branch flipped, and trace and model disagreed at least once."""
         branches = range(len(self._trials.example.path))
         return bool(self._trials.differing) and all(map(self._trials.is_flipped, branches))

@@ -164,7 +164,8 @@ class OrtSession(Session):
             self._session = self._open(Path(folder) / "placement")
             self._session.run(None, dict(example))
             profile = Path(self._session.end_profiling())
-            self._placement = read_placement(profile, self._optimized if self._can_fall else None)
+            graph = self._optimized_model if self._can_fall else None
+            self._placement = read_placement(profile, graph)
 
     def _open(self, profile: Path) -> Any:
         """Open a profiled session. If the file does not open with optimizations off, use the basic
@@ -222,7 +223,7 @@ class OrtSession(Session):
         """Whether compute nodes on the CPU are a fallback."""
         return CPU_PROVIDER not in self._setup.providers
 
-    def _optimized(self) -> onnx.ModelProto:
+    def _optimized_model(self) -> onnx.ModelProto:
         """Return the optimized graph without large weights; the file's graph if ONNX Runtime can't
         write it, as for providers that compile nodes."""
         import onnx
@@ -350,14 +351,14 @@ class Ort(_OnnxRuntime):
 
         Raises PolicyError for a provider that no build has.
         """
-        missing = _missing(self._setup(options, Conditions()).providers)
+        missing = _missing_provider(self._setup(options, Conditions()).providers)
         return missing or super().absent_reason(options)
 
     def _setup(self, options: Any, conditions: Conditions) -> OrtSetup:
         return OrtSetup.from_options(options.model_dump(mode="json"), conditions.cuda_options)
 
 
-def _missing(providers: Sequence[str]) -> str | None:
+def _missing_provider(providers: Sequence[str]) -> str | None:
     """Return a text about the first provider that this build lacks, or None."""
     onnxruntime = onnx_runtime()
     available, supported = onnxruntime.get_available_providers(), onnxruntime.get_all_providers()

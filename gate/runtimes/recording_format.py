@@ -11,9 +11,9 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self, cast
+from typing import Annotated, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,14 +188,14 @@ class Recording:
         Raises EvidenceError if something is missing or differs from the manifest.
         """
         try:
-            with _open_source(path) as source:
-                data = _read_manifest(source)
+            with _open_source(path) as open_member:
+                data = _read_manifest(open_member)
                 self.digest = Digest.from_bytes(data)
                 parse_strict_json(data, what=f"{MANIFEST} of {path.name}")
                 self.manifest = RecordingManifest.from_json(data)
-                self.rows: Rows = np.array(_map_array(source, self.manifest.rows), np.uint8)
+                self.rows: Rows = np.array(_map_array(open_member, self.manifest.rows), np.uint8)
                 self.outputs = {
-                    part.name: [_map_array(source, array) for array in part.outputs]
+                    part.name: [_map_array(open_member, array) for array in part.outputs]
                     for part in self.manifest.parts
                 }
         except GateError:
@@ -216,43 +216,29 @@ class Recording:
         return {part.inputs_sha256: part for part in self.manifest.parts[1:]}
 
 
-class _Source(Protocol):
-    def open(self, name: str) -> AbstractContextManager[io.RawIOBase | io.BufferedIOBase]:
-        """Open a file with a descriptor. Raises OSError, KeyError, ValueError."""
-
-
-@dataclass(frozen=True)
-class _Folder:
-    path: Path
-
-    def open(self, name: str) -> io.FileIO:
-        return open_inside(self.path, name)
-
-
-@dataclass(frozen=True)
-class _Zip:
-    """Copies members to unnamed files, because only files can be mapped."""
-
-    archive: zipfile.ZipFile
-
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[io.BufferedIOBase]:
-        member = self.archive.getinfo(name)
-        with tempfile.TemporaryFile() as copy:
-            left = member.file_size
-            with self.archive.open(member) as packed:
-                while left and (data := packed.read(min(_CHUNK, left))):
-                    copy.write(data)
-                    left -= len(data)
-            copy.flush()
-            copy.seek(0)
-            yield copy
+_OpenMember = Callable[[str], AbstractContextManager[io.RawIOBase | io.BufferedIOBase]]
+"""Opens a file of a recording with a descriptor. Raises OSError, KeyError, ValueError."""
 
 
 @contextlib.contextmanager
-def _open_source(path: Path) -> Iterator[_Source]:
+def _extract_member(archive: zipfile.ZipFile, name: str) -> Iterator[io.BufferedIOBase]:
+    """Copy a member to an unnamed file, because only files can be mapped."""
+    member = archive.getinfo(name)
+    with tempfile.TemporaryFile() as copy:
+        left = member.file_size
+        with archive.open(member) as packed:
+            while left and (data := packed.read(min(_CHUNK, left))):
+                copy.write(data)
+                left -= len(data)
+        copy.flush()
+        copy.seek(0)
+        yield copy
+
+
+@contextlib.contextmanager
+def _open_source(path: Path) -> Iterator[_OpenMember]:
     if path.is_dir():
-        yield _Folder(path)
+        yield partial(open_inside, path)
         return
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is neither a folder nor a zip file")
@@ -264,21 +250,21 @@ def _open_source(path: Path) -> Iterator[_Source]:
             )
         if sum(member.file_size for member in members) > path.stat().st_size:
             raise ValueError("its members are larger than the file: they overlap")
-        yield _Zip(archive)
+        yield partial(_extract_member, archive)
 
 
-def _read_manifest(source: _Source) -> bytes:
-    with source.open(MANIFEST) as stream:
+def _read_manifest(open_member: _OpenMember) -> bytes:
+    with open_member(MANIFEST) as stream:
         data = bytes(stream.read(RECORD_LIMIT + 1) or b"")
     if len(data) > RECORD_LIMIT:
         raise ValueError(f"{MANIFEST} has more than {RECORD_LIMIT} bytes")
     return data
 
 
-def _map_array(source: _Source, spec: RecordedArray) -> RuntimeArray:
+def _map_array(open_member: _OpenMember, spec: RecordedArray) -> RuntimeArray:
     """Return the memory-mapped array of the manifest. Raises ValueError, OSError, KeyError."""
     expected = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-    with source.open(spec.file) as stream:
+    with open_member(spec.file) as stream:
         size = stream.seek(0, io.SEEK_END)
         if not expected < size <= expected + _HEADER_LIMIT:
             raise ValueError(

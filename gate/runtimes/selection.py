@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -343,26 +344,23 @@ def _status_of_ort() -> Listed:
 
 
 def _status_of(name: RuntimeName, settings: RuntimePolicy) -> Listed:
-    kind = settings.kind or name
+    status = partial(Listed, name, settings.kind or name)
     try:
         runtime = SelectedRuntime(name, settings)
     except Exception as error:
-        return Listed(name, kind, "broken", reason=_error_text(error))
-    row = Listed(name, kind, "ok", package=runtime.package)
+        return status("broken", reason=_error_text(error))
+    status = partial(status, package=runtime.package)
     try:
         absent = runtime.absent_reason()
         versions = {} if absent else runtime.versions()
     except PolicyError as error:
-        state: State = "broken" if settings.options else "by options"
-        return Listed(name, kind, state, package=row.package, reason=_error_text(error))
+        return status("broken" if settings.options else "by options", reason=_error_text(error))
     except Exception as error:
-        return Listed(name, kind, "broken", package=row.package, reason=_error_text(error))
+        return status("broken", reason=_error_text(error))
     finally:
         runtime.close()
-    return Listed(
-        name, kind, "absent" if absent else "ok", provider=runtime.promises.provider,
-        package=row.package, versions=versions, reason=absent,
-    )  # fmt: skip
+    provider = runtime.promises.provider
+    return status("absent" if absent else "ok", provider=provider, versions=versions, reason=absent)
 
 
 def _error_text(error: Exception) -> str:

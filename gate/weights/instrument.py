@@ -215,7 +215,7 @@ def read_graph(
         external_data={
             name: str(Digest.from_file(folder / name)) for name in subject.external_data
         },
-        findings=tuple(_limited(findings)),
+        findings=tuple(_limit(findings)),
         weights=weights,
         last_operators={value.name: last_operators(graph, value) for value in graph.outputs},
     )
@@ -256,7 +256,7 @@ def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
     return shape_inference.infer_shapes(model)
 
 
-def _limited(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
+def _limit(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
     for _, group in groupby(findings, key=lambda finding: finding.code):
         findings_of_code = list(group)
         listed, more = findings_of_code[:_LISTED], len(findings_of_code) - _LISTED

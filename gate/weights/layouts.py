@@ -254,14 +254,14 @@ class Lines:
         Of several readings, the one with the fewest differences; None if there is none.
         """
         candidates: list[tuple[int, JoinedSlices]] = []
-        for matrix, columns in _readings(values):
+        for matrix, columns in _as_matrices(values):
             if not 1 < len(matrix) <= _LINES:
                 continue
             runs = _runs(matrix, self._of_length(matrix.shape[1]))
-            filled = _extended(runs, len(matrix)) if runs else None
+            filled = _extend_runs(runs, len(matrix)) if runs else None
             if filled is None:
                 continue
-            joined = _joined(values, matrix, filled, columns=columns)
+            joined = _join_runs(values, matrix, filled, columns=columns)
             wrong = int(differing(values, joined.expected).sum())
             if not wrong:
                 return joined
@@ -276,7 +276,7 @@ class Lines:
         return self._by_length[length]
 
 
-def _readings(values: Values) -> Iterator[tuple[Values, bool]]:
+def _as_matrices(values: Values) -> Iterator[tuple[Values, bool]]:
     """Yield the array as matrices of lines, and whether the lines are columns of the last axis."""
     squeezed = values.squeeze()
     if squeezed.ndim <= 1:
@@ -326,10 +326,10 @@ def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
         source = int(sources[group[0]])
         first = int(indices[group[0]] - index.starts[source])
         runs.append(LineRun(index.matrices[source], int(group[0]), int(group[-1]) + 1, first))
-    return _merged_runs(runs)
+    return _merge_runs(runs)
 
 
-def _merged_runs(runs: list[LineRun]) -> list[LineRun]:
+def _merge_runs(runs: list[LineRun]) -> list[LineRun]:
     """Merge consecutive runs of one tensor with equal offset."""
     merged = [runs[0]]
     for run in runs[1:]:
@@ -341,7 +341,7 @@ def _merged_runs(runs: list[LineRun]) -> list[LineRun]:
     return merged
 
 
-def _extended(
+def _extend_runs(
     runs: list[LineRun], lines: int
 ) -> tuple[list[LineRun], list[tuple[int, int]]] | None:
     """Extend the runs to the lines between them; also return the lines that may be something else.
@@ -375,7 +375,7 @@ def _extended(
     return extended, doubtful
 
 
-def _joined(
+def _join_runs(
     values: Values,
     matrix: Values,
     filled: tuple[list[LineRun], list[tuple[int, int]]],
@@ -447,27 +447,28 @@ def _layer_tensors(
     for kind in ("weight_ih", "weight_hh"):
         names = [f"{kind}{suffix}" for suffix in suffixes]
         parts = tuple(((slice(i, i + 1),), f"{prefix}{name}") for i, name in enumerate(names))
-        rows = [_reordered(getattr(module, name), order) for name in names]
-        yield _stacked(rows, parts)
+        rows = [_reorder_gates(getattr(module, name), order) for name in names]
+        yield _stack(rows, parts)
     if not module.bias:
         return
     biases, regions = [], []
     for i, suffix in enumerate(suffixes):
-        pair = [_reordered(getattr(module, f"bias_{kind}{suffix}"), order) for kind in ("ih", "hh")]
+        tensors = [getattr(module, f"bias_{kind}{suffix}") for kind in ("ih", "hh")]
+        pair = [_reorder_gates(tensor, order) for tensor in tensors]
         half = len(pair[0])
         for region, kind in ((slice(0, half), "ih"), (slice(half, None), "hh")):
             regions.append(((slice(i, i + 1), region), f"{prefix}bias_{kind}{suffix}"))
         biases.append(np.concatenate(pair))
-    yield _stacked(biases, tuple(regions))
+    yield _stack(biases, tuple(regions))
 
 
-def _stacked(rows: list[Values], parts: tuple[tuple[tuple[slice, ...], str], ...]) -> ModelTensor:
+def _stack(rows: list[Values], parts: tuple[tuple[tuple[slice, ...], str], ...]) -> ModelTensor:
     values = np.stack(rows)
     names = tuple(dict.fromkeys(name for _, name in parts))
     return ModelTensor(names, lambda: values, values.shape, parts=parts)
 
 
-def _reordered(tensor: torch.Tensor, order: tuple[int, ...]) -> Values:
+def _reorder_gates(tensor: torch.Tensor, order: tuple[int, ...]) -> Values:
     values = model_tensor(("",), tensor).values
     gates = values.reshape(len(order), -1, *values.shape[1:])
     arranged: Values = gates[list(order)].reshape(values.shape)

@@ -107,7 +107,7 @@ class WeightMatcher:
             self._layers[tuple(layer.weight.shape)].append(layer)
         self._renormalized = dict(renormalized_embeddings(observer.model))
 
-    def exact(self, constant: Constant) -> Match | None:
+    def match_exact(self, constant: Constant) -> Match | None:
         """Match a constant with a tensor of equal elements, possibly packed for a recurrent
         operator. Integers match only under the same name."""
         values, namesake = constant.values, self.index.by_name.get(constant.name)
@@ -125,19 +125,19 @@ class WeightMatcher:
                 return Match("packed" if stored.parts else way, stored.names)
         return None
 
-    def narrow(self, constant: Constant) -> None:
+    def match_narrow(self, constant: Constant) -> None:
         """Match a constant in a narrow format with the tensors rounded to that format."""
         values, name = constant.values, constant.format
         if values is None or name is None:
             return
-        for stored in _rounded(self.index.with_dims(values), name):
+        for stored in _convert(self.index.with_dims(values), name):
             if any(equal(values, way) for way in arrangements(values, stored.values)):
                 constant.match = Match(f"rounded to {name}", stored.names)
                 return
-        candidates = _rounded(self.index.with_dims(values), name)
+        candidates = _convert(self.index.with_dims(values), name)
         constant.propose(nearest_mismatch(constant.name, values, candidates))
 
-    def renormalized(self, constant: Constant) -> None:
+    def match_renormalized(self, constant: Constant) -> None:
         """Match an embedding with `max_norm`, whose rows are unchanged or renormalized.
 
         A forward before the export renormalizes the rows that it looks up."""
@@ -162,7 +162,7 @@ class WeightMatcher:
         """Return whether a tensor is an embedding with `max_norm`; its valid values are known."""
         return not self._renormalized.keys().isdisjoint(stored.names)
 
-    def joined(self, constant: Constant) -> None:
+    def match_joined(self, constant: Constant) -> None:
         """Match a constant with a slice of a tensor, or with several slices in a row."""
         values = constant.values
         assert values is not None
@@ -178,7 +178,7 @@ class WeightMatcher:
             owner = slices.owner(int(wrong.argmax()))
             constant.propose(mismatch_at(constant.name, owner, (values, slices.expected), wrong))
 
-    def folded(self, constant: Constant) -> None:
+    def match_folded(self, constant: Constant) -> None:
         """Match a constant with the weight of a layer with a folded BatchNorm."""
         if constant.values is None:
             return
@@ -210,7 +210,7 @@ class WeightMatcher:
             constant.mismatch = None
         return True
 
-    def folded_bias(self, constant: Constant) -> None:
+    def match_folded_bias(self, constant: Constant) -> None:
         """Match a constant with the bias of a layer with a folded BatchNorm."""
         values = constant.values
         if values is None or values.ndim != 1 or values.dtype.kind != "f":
@@ -252,7 +252,7 @@ class WeightMatcher:
         is_layer = any(layer.path == path for layer in chain.from_iterable(self._layers.values()))
         return is_layer and any(norm.scale.shape == values.shape for norm in self._norms(None))
 
-    def computed(self, constant: Constant, index: TensorIndex) -> None:
+    def match_computed(self, constant: Constant, index: TensorIndex) -> None:
         """Match a constant with the tensors that forward computes without the inputs.
 
         They must be equal up to the rounding of float32.
@@ -309,7 +309,7 @@ def _as_weight(values: Values, shape: tuple[int, ...]) -> Iterable[Values]:
         yield values.T
 
 
-def _rounded(stored: Iterable[ModelTensor], name: str) -> Iterable[ModelTensor]:
+def _convert(stored: Iterable[ModelTensor], name: str) -> Iterable[ModelTensor]:
     """Yield each tensor converted to a narrow format: first rounded, then clamped and rounded."""
     for tensor in stored:
         rounded, *clamped = (convert(tensor.values) for convert in CONVERSIONS[name])
@@ -354,7 +354,7 @@ class Constants:
         if values is None or not values.size or (values.dtype.kind != "f" and not is_named):
             return None
         constant = Constant(tensor.name, values, _NARROW.get(tensor.data_type))
-        constant.match = self._matcher.exact(constant)
+        constant.match = self._matcher.match_exact(constant)
         if constant.match is not None and not self._matches_other_name(constant):
             constant.values = None
         return constant
@@ -363,30 +363,30 @@ class Constants:
         self, graph: ValueGraph, dropped: DroppedContents
     ) -> tuple[list[GraphFinding], WeightsReport]:
         """Return the findings on all constants on which an output depends, and a summary."""
-        constants = list(self._live(graph, dropped))
+        constants = list(self._live_constants(graph, dropped))
         matcher = self._matcher
         for constant in constants:
             if constant.is_open and constant.format is not None:
-                matcher.narrow(constant)
+                matcher.match_narrow(constant)
             if constant.is_open and _is_comparable(constant):
-                matcher.renormalized(constant)
+                matcher.match_renormalized(constant)
             if constant.values is not None and constant.values.dtype.kind == "f":
-                matcher.folded(constant)
+                matcher.match_folded(constant)
         for constant in constants:
-            matcher.folded_bias(constant)
+            matcher.match_folded_bias(constant)
         for constant in constants:
             if constant.is_open and _is_comparable(constant):
-                matcher.joined(constant)
+                matcher.match_joined(constant)
         unmatched = [c for c in constants if c.is_open and _is_comparable(c)]
         if unmatched:
             index = self._forward()
             for constant in unmatched:
-                matcher.computed(constant, index)
+                matcher.match_computed(constant, index)
         named_count = self._set_mismatches(constants)
         mismatches = [c.mismatch for c in constants if c.match is None and c.mismatch]
         return list(_findings(mismatches, named_count)), self._summary(constants)
 
-    def _live(self, graph: ValueGraph, dropped: DroppedContents) -> Iterator[Constant]:
+    def _live_constants(self, graph: ValueGraph, dropped: DroppedContents) -> Iterator[Constant]:
         """Yield the constants on which an output depends; each copy of inlined functions once.
 
         Large constants were matched before their values were dropped.
@@ -436,7 +436,7 @@ class Constants:
         """
         right_count = sum(map(_has_own_name, constants))
         named_count = sum(_has_own_name(c) or self._named_tensor(c) is not None for c in constants)
-        are_names_trusted = right_count >= _TRUST * max(named_count, 1)
+        trusted = right_count >= _TRUST * max(named_count, 1)
         matched = {name for c in constants if c.match for name in c.match.names}
         for constant in constants:
             namesake = self._named_tensor(constant)
@@ -446,7 +446,7 @@ class Constants:
                 constant.mismatch = None
                 continue
             if constant.match is not None:
-                if are_names_trusted and namesake is not None and not self._scaled(constant):
+                if trusted and namesake is not None and not self._has_folded_factor(constant):
                     constant.match = None
                     constant.mismatch = named_mismatch(constant.name, constant.values, namesake)
                 continue
@@ -457,7 +457,7 @@ class Constants:
                 continue
             if namesake is not None and self._matcher.may_be_folded(constant, matched):
                 continue
-            if namesake is not None and not self._scaled(constant):
+            if namesake is not None and not self._has_folded_factor(constant):
                 constant.mismatch = named_mismatch(constant.name, constant.values, namesake)
             elif namesake is None:
                 constant.mismatch = rounded_mismatch(constant.name, constant.values, candidates)
@@ -469,7 +469,7 @@ class Constants:
         if mismatch is not None and self._is_written(by_name.get(mismatch.name)):
             constant.mismatch = None
 
-    def _scaled(self, constant: Constant) -> bool:
+    def _has_folded_factor(self, constant: Constant) -> bool:
         """Return whether the constant is the weight or bias of a layer with a folded factor."""
         return constant.name.rpartition(".")[0] in self._matcher.scaled
 

@@ -136,7 +136,7 @@ def size_of(tensor: TensorProto) -> int:
     return elements * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def inlined(tensor: TensorProto, candidate: TestedFile) -> TensorProto:
+def load_data(tensor: TensorProto, candidate: TestedFile) -> TensorProto:
     """Return a tensor with its external data loaded; links of data files are followed.
 
     Raises OSError, ValueError and OnnxFileError."""
@@ -230,7 +230,7 @@ class ValueGraph:
         self._scopes = 0
         names = self._add(model.graph, {}, "")
         self.outputs = [names[value.name] for value in model.graph.output]
-        self.live_values = self._reached()
+        self.live_values = self._find_live_values()
 
     def live(self) -> Iterator[Node]:
         """Return the nodes on which an output of the file depends."""
@@ -275,14 +275,14 @@ class ValueGraph:
     def _add_node(
         self, proto: NodeProto, names: dict[str, GraphValue], scope: int, path: str
     ) -> None:
-        inputs = tuple(_resolved(name, names) if name else None for name in proto.input)
+        inputs = tuple(_resolve(name, names) if name else None for name in proto.input)
         outputs = tuple(GraphValue(scope, name) if name else None for name in proto.output)
         label = proto.name or next((name for name in proto.output if name), "")
         location = f"{path}{proto.op_type}:{label}"
         branches = []
         for graph in subgraphs(proto):
             inner_names = self._add(graph, names, f"{location} / ")
-            branches += [_resolved(value.name, inner_names) for value in graph.output]
+            branches += [_resolve(value.name, inner_names) for value in graph.output]
         node = Node(proto, location, inputs, outputs, tuple(branches))
         self.nodes.append(node)
         names |= {value.name: value for value in outputs if value}
@@ -295,7 +295,7 @@ class ValueGraph:
             self.tensors[outputs[0]] = constant
             self.types[outputs[0]] = constant.data_type
 
-    def _reached(self) -> set[GraphValue]:
+    def _find_live_values(self) -> set[GraphValue]:
         """Return the values on which the outputs of the file depend."""
         reached: set[GraphValue] = set()
         pending = list(self.outputs)
@@ -310,7 +310,7 @@ class ValueGraph:
         return reached
 
 
-def _resolved(name: str, names: Mapping[str, GraphValue]) -> GraphValue:
+def _resolve(name: str, names: Mapping[str, GraphValue]) -> GraphValue:
     if name not in names:
         raise OnnxFileError(f"nothing in the graph makes {name!r}. Export the model again.")
     return names[name]

@@ -214,7 +214,7 @@ class ScriptedTrials(OptimizerTrials):
     """Real sessions with another outcome: the simulator of optimisers that are to blame."""
 
     def __init__(self, candidate, rule: Callable[[str, frozenset[str]], bool]) -> None:
-        super().__init__(candidate, OPTIMIZED, judge=AlwaysAgrees())
+        super().__init__(candidate, OPTIMIZED, comparator=AlwaysAgrees())
         self._rule = rule
 
     def _run_trial(self, level, is_unoptimized, log):
