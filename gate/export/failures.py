@@ -428,7 +428,7 @@ class UnsupportedOperator:
     reason: str | None = None
 
     def located(self) -> str:
-        """The location as far as known, for example `layer1.0.attn (pkg/net.py:12)`."""
+        """Return the location as far as known: `layer1.0.attn (pkg/net.py:12)`."""
         where = "the model itself" if self.path == "" else self.path
         return f"{where} ({self.source})" if where and self.source else where or self.source or ""
 

@@ -475,7 +475,7 @@ class ExportRequest:
 
     @property
     def large(self) -> bool:
-        """True if the weights do not fit one protobuf file."""
+        """Return whether the weights do not fit one protobuf file."""
         weights = (*self.model.parameters(), *self.model.buffers())
         size = sum(value.numel() * value.element_size() for value in weights)
         return size > reading.SINGLE_FILE_LIMIT

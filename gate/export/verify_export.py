@@ -1,4 +1,4 @@
-"""Does the file match the request and compute correctly at two batch sizes?"""
+"""Verify that a file matches the request and computes correctly at several sizes."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def operator_type_hazards(path: Path, settings: ExportSettings) -> tuple[str, ..
 
 
 def _check_domains(path: Path, opsets: Mapping[str, int]) -> None:
-    """The exporter silently omits opsets that the file does not use."""
+    """Check the custom opsets, because the exporter silently omits unused ones."""
     if not opsets:
         return
     model = onnx.load(path, load_external_data=False)

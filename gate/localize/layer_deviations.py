@@ -384,7 +384,7 @@ def widen_by_rounding(
     runs = [runner.rounded(batch, survey, values, draw=draw) for draw in range(DRAWS)]
 
     def floors(*, alone: bool) -> dict[int, NoiseStatistics]:
-        """By number, of the floats of which float64 is the same function."""
+        """Return the noise floors by value, where float64 computes the same function."""
         truth = (truths.through, truths.alone)[alone]
         return {
             number: NoiseStatistics.median(
@@ -507,19 +507,19 @@ class DeviationLimits:
         return self.bound_usage(outputs) <= 1.0
 
     def bound_usage(self, outputs: Mapping[str, Deviation]) -> float:
-        """The largest part of its bound that an output takes; infinite for NaN."""
+        """Return the largest share of its bound that an output uses; infinite for NaN."""
         ratio, peak = self.output_bounds
         parts = [p for o in outputs.values() for p in (o.ratio / ratio, o.peak / peak)]
         return math.inf if any(map(math.isnan, parts)) else max(parts, default=0.0)
 
     @property
     def layer_bounds(self) -> tuple[float, float]:
-        """The bounds on `ratio` and `peak` of a layer alone."""
+        """Return the bounds on `ratio` and `peak` of a layer alone."""
         return self._widened(_ALONE)
 
     @property
     def output_bounds(self) -> tuple[float, float]:
-        """The bounds on `ratio` and `peak` of an output of the file as it is."""
+        """Return the bounds on `ratio` and `peak` of an output of the unmodified file."""
         return self._widened(_OUTPUT)
 
     def _widened(self, bounds: tuple[float, float]) -> tuple[float, float]:

@@ -575,7 +575,7 @@ def affine_differences(
     *,
     format_: str | None = None,
 ) -> list[WeightDifference]:
-    """The same for a norm with frozen statistics that the file has as a factor and an offset."""
+    """Return `folded_differences` of a norm that the file stores as a factor and an offset."""
     norm = next(norms(module), None)
     if norm is None or norm.path or not hasattr(module, "eps"):
         return []

@@ -555,7 +555,7 @@ def find_optimizer_in_sandbox(
 def find_in_child(
     settings: Mapping[str, Any], output_files: _OutputFiles, folder: str
 ) -> dict[str, Any]:
-    """The entry point of `find_optimizer_in_sandbox` in the child process."""
+    """Run `find_faulty_optimizer` in the child process."""
     parsed = _SETTINGS.validate_json(json.dumps(settings))
     references = _load_references(output_files, Path(folder))
     trials = OptimizerTrials(

@@ -89,7 +89,7 @@ class ReducedFailure:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes."""
+        """Return the number of nodes."""
         return node_count(self.model)
 
     def shows(self) -> bool:
@@ -605,7 +605,7 @@ class _MeasuredPiece:
 
     @property
     def feed(self) -> dict[str, OutputArray]:
-        """The inputs of the file."""
+        """Return the inputs of the file."""
         cut = set(map(reference_name, self.piece.cuts))
         return {name: array for name, array in self.fed.items() if name not in cut}
 

@@ -40,7 +40,7 @@ class Matching:
 
     @property
     def names(self) -> dict[int, str]:
-        """Names of the tensors by value index."""
+        """Return the names of the tensors by value index."""
         return {number: tensor.name for number, tensor in self.tensors.items()}
 
     @property
@@ -67,14 +67,14 @@ class ValueLayout:
 
     @property
     def names(self) -> dict[int, str]:
-        """Names of tensors by value index, in the order of the values."""
+        """Return the names of tensors by value index, in the order of the values."""
         return dict(sorted({**self.missing, **self.matching.names}.items()))
 
     @property
     def cuts(self) -> dict[str, np.dtype[np.generic]]:
-        """The tensors at which the file is cut, with their dtypes.
+        """Return the tensors at which the file is cut, with their dtypes.
 
-        Those of text are compared by digests (uint64), so no reference could be passed there."""
+        Tensors of strings are compared by digests (uint64), so the file is not cut there."""
         dtypes = {tensor.name: tensor.sketch.dtype for tensor in self.matching.tensors.values()}
         return {name: dtype for name, dtype in dtypes.items() if dtype != np.uint64}
 

@@ -58,7 +58,7 @@ class SizeConditions:
 
     @cached_property
     def constants(self) -> list[int]:
-        """The sorted positive integers from which conditions are computed."""
+        """Return the sorted positive integers from which conditions are computed."""
         nodes, initializers = self._flat.needed(name for name, _ in self._conditions)
         tensors = [
             *initializers,
@@ -251,7 +251,7 @@ class _FlatGraph:
 
     @cached_property
     def unbound(self) -> set[str]:
-        """The tensors that depend on tensors which exist only inside of a loop."""
+        """Return the tensors that depend on tensors which exist only inside of a loop."""
         unbound = set(self._loop_arguments)
         for node in self.nodes:
             if unbound.intersection(node.input):

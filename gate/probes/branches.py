@@ -98,7 +98,7 @@ class BranchRecorder(TorchFunctionMode):
 
     @property
     def path(self) -> tuple[bool, ...]:
-        """The outcomes of the branches, in order."""
+        """Return the outcomes of the branches, in order."""
         return tuple(read.branch for read in self.reads if read.branch is not None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -135,7 +135,7 @@ class SampleRuns:
 
     @cached_property
     def _reference(self) -> list[OutputArray]:
-        """The reference's outputs of the samples; empty if they are large or not by sample."""
+        """Return the reference's outputs of the samples; empty if large or not by sample."""
         try:
             outputs = self._context.answers.reference(self._rows)
         except GateError:
@@ -274,7 +274,7 @@ class ExpectedOutputs:
 
     @cached_property
     def _loses_nan(self) -> bool:
-        """True if the file computes NaN and ONNX Runtime loses it."""
+        """Return whether the file computes NaN and ONNX Runtime loses it."""
         with contextlib.suppress(Exception):  # ONNX Runtime may refuse the edited graph
             return nan_is_lost(self._context, self.probe.batch)
         return False
@@ -430,14 +430,14 @@ class ExpectedOutputs:
 
     @cached_property
     def _range_factors(self) -> NDArray[np.float64]:
-        """The factor by which each sample of the probe exceeds the range of the samples."""
+        """Return by what factor each sample of the probe exceeds the range of the samples."""
         if self._profile is None:
             return np.zeros(self.probe.size)
         return self._profile.reach(self.probe)
 
     @property
     def _far_samples(self) -> Mask:
-        """The samples of the probe on which an overflow is weak evidence against the file."""
+        """Return the mask of samples on which an overflow is weak evidence against the file."""
         return np.asarray(self._range_factors >= _FAR_BEYOND)
 
     def _compared_elements(
@@ -526,7 +526,7 @@ class ExpectedOutputs:
 
     @cached_property
     def _runs(self) -> list[list[OutputArray]]:
-        """The outputs of each run with random rounding."""
+        """Return the outputs of each run with random rounding."""
         return self._run_perturbed(range(DRAWS))
 
     def _run_more(self) -> bool:
@@ -544,12 +544,12 @@ class ExpectedOutputs:
 
     @property
     def examined(self) -> bool:
-        """True if runs with random rounding were made."""
+        """Return whether the model was run with random rounding."""
         return "_runs" in vars(self)
 
     @property
     def _draws(self) -> list[list[OutputArray]]:
-        """By output, the runs whose shapes are the reference's; empty if there are none."""
+        """Return by output the runs with the reference's shapes; empty if there are none."""
         runs = [run for run in self._runs if self._has_shapes(run)]
         return [list(arrays) for arrays in zip(*runs, strict=True)]
 

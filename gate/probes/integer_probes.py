@@ -252,7 +252,7 @@ class _Column:
 
     @property
     def has_onnx_reference(self) -> bool:
-        """True if an ONNX file is the reference."""
+        """Return whether an ONNX file is the reference."""
         return self._context.model.file is not None
 
     @property

@@ -54,7 +54,7 @@ class Probe:
 
     @cached_property
     def batch(self) -> Batch:
-        """The input arrays, with the samples' dtypes."""
+        """Return the input arrays, with the samples' dtypes."""
         return self.build()
 
 

@@ -193,17 +193,17 @@ class SearchTrials:
 
     @property
     def example(self) -> InputTrial:
-        """The first input."""
+        """Return the first input."""
         return next(iter(self._by_name.values()))
 
     @property
     def differing(self) -> list[InputTrial]:
-        """The inputs on which model and trace disagree."""
+        """Return the inputs on which model and trace disagree."""
         return [trial for trial in self._by_name.values() if trial.differs]
 
     @property
     def has_no_reads(self) -> bool:
-        """True if the model's code has read no value from its tensors so far."""
+        """Return whether the model's code has read no value from its tensors so far."""
         return not any(trial.reads for trial in self._by_name.values())
 
     def is_flipped(self, branch: int) -> bool:

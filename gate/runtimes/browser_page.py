@@ -275,7 +275,7 @@ class PageServer:
 
     @property
     def host(self) -> str:
-        """`http://127.0.0.1:PORT`."""
+        """Return `http://127.0.0.1:PORT`."""
         return f"http://127.0.0.1:{self._http.server_port}"
 
     @property

@@ -220,7 +220,7 @@ class OrtSession(Session):
 
     @property
     def _can_fall(self) -> bool:
-        """Whether compute nodes on the CPU are a fallback."""
+        """Return whether compute nodes on the CPU are a fallback."""
         return CPU_PROVIDER not in self._setup.providers
 
     def _optimized_model(self) -> onnx.ModelProto:

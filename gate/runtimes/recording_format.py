@@ -104,7 +104,7 @@ class RecordingManifest(Record):
 
     @property
     def samples(self) -> RecordedPart:
-        """The first part."""
+        """Return the first part."""
         return self.parts[0]
 
     @model_validator(mode="after")

@@ -103,7 +103,7 @@ class Conditions(Record):
 
     @property
     def cuda_options(self) -> dict[str, str]:
-        """The options of ONNX Runtime's CUDA provider."""
+        """Return the options of ONNX Runtime's CUDA provider."""
         return self.cuda_provider.provider_options(tf32=self.tf32)
 
 
@@ -166,7 +166,7 @@ class RunnableFile:
 
     @property
     def path(self) -> Path:
-        """The ONNX file, with external data in the same folder."""
+        """Return the path of the ONNX file, with external data in the same folder."""
         return self.candidate.path
 
     @property

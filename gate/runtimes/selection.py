@@ -68,7 +68,7 @@ class RuntimeEntry:
 
     @property
     def builtin(self) -> bool:
-        """Whether the runtime is built in."""
+        """Return whether the runtime is built in."""
         return not self.package
 
 
@@ -155,12 +155,12 @@ class SelectedRuntime:
 
     @property
     def package(self) -> str:
-        """The package of the runtime; empty if built in."""
+        """Return the package of the runtime; empty if built in."""
         return self._entry.package
 
     @property
     def promises(self) -> Promises:
-        """The claims of the runtime; empty if unknown."""
+        """Return the claims of the runtime; empty if unknown."""
         if self._promises is None:
             if isinstance(self.runtime, IsolatedRuntime):
                 return Promises("")
@@ -169,7 +169,7 @@ class SelectedRuntime:
 
     @property
     def takes_cuda(self) -> bool:
-        """Whether it runs on a CUDA device from this process."""
+        """Return whether it runs on a CUDA device from this process."""
         return not isinstance(self.runtime, IsolatedRuntime) and self.promises.provider in ON_CUDA
 
     def absent_reason(self) -> str | None:

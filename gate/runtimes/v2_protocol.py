@@ -85,14 +85,14 @@ class ServerOptions(BaseModel):
 
     @property
     def parts(self) -> tuple[str, str, str | None]:
-        """The base address of the protocol, the model and its version."""
+        """Return the base address of the protocol, the model and its version."""
         match = _MODEL_URL.fullmatch(self.url)
         assert match is not None  # validated
         return match[1], unquote(match[2]), match[3] and unquote(match[3])
 
     @property
     def is_grpc(self) -> bool:
-        """True if requests are sent over gRPC."""
+        """Return whether requests are sent over gRPC."""
         return urlsplit(self.url).scheme in _GRPC
 
     def secret_headers(self) -> Iterator[tuple[str, str]]:

@@ -386,7 +386,7 @@ def nearest_mismatch(
 def rounded_mismatch(
     constant: str, values: Values, candidates: Iterable[ModelTensor]
 ) -> WeightMismatch | None:
-    """The candidate that was rounded to give the constant in every element."""
+    """Return the candidate whose rounded elements are those of the constant, or None."""
     if values.dtype.kind != "f" or not _looks_rounded(values) or not is_distinctive(values):
         return None
     for stored in candidates:
@@ -397,7 +397,7 @@ def rounded_mismatch(
 
 
 def named_mismatch(constant: str, values: Values, stored: ModelTensor) -> WeightMismatch:
-    """The constant against the tensor whose name it has, in the orientation that fits best."""
+    """Return the mismatch with the tensor of the same name, in the most similar orientation."""
     with np.errstate(all="ignore"):
         best = min(
             arrangements(values, stored.values),

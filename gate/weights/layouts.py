@@ -180,7 +180,7 @@ class LineRun:
 
     @property
     def after(self) -> int:
-        """Number of lines of the tensor after the run."""
+        """Return the number of lines of the tensor after the run."""
         return len(self.source.lines) - self.first - (self.stop - self.start)
 
     @property
@@ -194,7 +194,7 @@ class LineRun:
 
     @property
     def rows(self) -> Values:
-        """The expected lines of the constant."""
+        """Return the expected lines of the constant."""
         return self.source.lines[self.first : self.first + self.stop - self.start]
 
 
@@ -212,17 +212,17 @@ class JoinedSlices:
 
     @property
     def way(self) -> str:
-        """`sliced` from one tensor, or `joined` from several."""
+        """Return `sliced` for one tensor, `joined` for several."""
         return "sliced" if len({run.source.stored.name for run in self.runs}) == 1 else "joined"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the tensors in the constant."""
+        """Return the names of the tensors in the constant."""
         return tuple(dict.fromkeys(run.source.stored.name for run in self.runs))
 
     @property
     def is_ordered(self) -> bool:
-        """False if parts of one tensor are reordered, as the gates of an LSTM may be.
+        """Return False if parts of one tensor are reordered, as the gates of an LSTM may be.
 
         The correct order can't be derived here.
         """

@@ -96,7 +96,7 @@ class TensorIndex:
             yield from (stored for stored in candidates if stored.bits == bits)
 
     def with_dims(self, values: Values) -> list[ModelTensor]:
-        """Those that have the shape of `values` up to transposition and axes of length one."""
+        """Return the tensors of this shape, up to transposition and axes of length one."""
         dims = tuple(sorted(dim for dim in values.shape if dim != 1))
         return self._by_dims.get((_integer(values), dims), [])
 
@@ -116,7 +116,7 @@ def stored_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ModelT
 
 
 def model_tensor(names: tuple[str, ...], tensor: torch.Tensor) -> ModelTensor:
-    """A tensor of PyTorch under these names."""
+    """Return a tensor of PyTorch under these names."""
 
     def load() -> Values:
         kind = torch.float32 if tensor.is_floating_point() else torch.int64

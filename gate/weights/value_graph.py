@@ -215,7 +215,7 @@ class ValueGraph:
     """All nodes of a model without functions, those of subgraphs too, in order of execution."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """`model` has its types inferred. Raises OnnxFileError if a name has no origin."""
+        """model: with inferred types. Raises OnnxFileError if no node computes a name."""
         self.nodes: list[Node] = []
         self.tensors: dict[GraphValue, TensorProto] = {}
         """Initializers and constants."""
