@@ -214,21 +214,36 @@ def write_dynamo(
         "custom_translation_table": symbolics.translations or None,
     }
     with request.flat() as module:
-        try:
-            torch.onnx.export(module, request.arguments, str(path), **keywords)
-        except OSError:
-            raise
-        except Exception as error:
-            raise StrategyFailed.from_error(
-                error,
-                strategy="dynamo",
-                opset=symbolics.opset,
-                explain=partial(_explain, error, request, strategy="dynamo", keywords=keywords),
-            ) from error
+        _export(request, module, path, keywords, strategy="dynamo")
     name_axes(path, request.declared)
     inputs = {name: request.axes[name] for name in request.input_names if name in request.axes}
     shapes = axes_text({**inputs, **request.declared})
     return settings_of(request, plain | {"dynamic_shapes": shapes})
+
+
+def _export(
+    request: ExportRequest,
+    module: nn.Module,
+    path: Path,
+    keywords: dict[str, Any],
+    *,
+    strategy: Strategy,
+) -> None:
+    """Call the exporter of PyTorch. Raises StrategyFailed, and OSError if the file can't be
+    written."""
+    try:
+        torch.onnx.export(module, request.arguments, str(path), **keywords)
+    except OSError:
+        raise
+    except Exception as error:
+        separate = None if module is request.model else module
+        explain = partial(
+            _explain, error, request, strategy=strategy, keywords=keywords, module=separate
+        )
+        opset = keywords["opset_version"]
+        raise StrategyFailed.from_error(
+            error, strategy=strategy, opset=opset, explain=explain
+        ) from error
 
 
 def _explain(
@@ -378,18 +393,7 @@ def _write(
             zip(temporary_names(tuple(request.axes)), request.axes.values(), strict=True)
         ),
     }
-    try:
-        torch.onnx.export(module, request.arguments, str(path), **keywords)
-    except OSError:
-        raise
-    except Exception as error:
-        explain = partial(
-            _explain, error, request, strategy=strategy, keywords=keywords,
-            module=None if module is request.model else module,
-        )  # fmt: skip
-        raise StrategyFailed.from_error(
-            error, strategy=strategy, opset=opset, explain=explain
-        ) from error
+    _export(request, module, path, keywords, strategy=strategy)
     if request.settings.export_modules_as_functions:
         rename_outputs(path, temporary_names(request.output_names))
     rename(path, (*request.input_names, *request.output_names))

@@ -259,6 +259,8 @@ class Reproducer:
         """Return the text of `issue.md`. `printed`: what the script printed."""
         failure, localization = self.failure, self.localization
         operators = [node.op_type for node in failure.model.graph.node]
+        imports = failure.model.opset_import
+        opsets = ", ".join(f"{opset.domain or 'ai.onnx'} {opset.version}" for opset in imports)
         shown = ", ".join(operators[:6]) + (", …" if len(operators) > 6 else "")
         where = (
             "in a new virtual environment with these packages only"
@@ -269,8 +271,7 @@ class Reproducer:
         lines = [
             f"# {_TITLES[title].format(nodes=shown)}",
             "",
-            f"`model.onnx` computes {shown}, opset "
-            f"{_opsets(failure.model)}.",
+            f"`model.onnx` computes {shown}, opset {opsets}.",
             f"Expected values: {_EXPECTED[failure.kind]}.",
             f"Session: {', '.join(failure.setup.providers)}, {failure.setup.optimization}.",
             "",
@@ -320,10 +321,6 @@ class Reproducer:
             "or the expected values are not of PyTorch."
         )
         return "\n".join(lines) + "\n"
-
-
-def _opsets(model: onnx.ModelProto) -> str:
-    return ", ".join(f"{opset.domain or 'ai.onnx'} {opset.version}" for opset in model.opset_import)
 
 
 def _with_random_weights(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -529,10 +529,10 @@ class IterativeMatcher:
         """
         settled = ValueLayout(self._before_faults(self._match_again(ValueLayout()).matching))
         for _ in range(_FAULTS):
-            layout_next = self._add_next_pair(settled)
-            if layout_next is None:
+            extended = self._add_next_pair(settled)
+            if extended is None:
                 break
-            settled = self._drop_reached(layout_next, settled)
+            settled = self._drop_reached(extended, settled)
         # Prefer more equal values, then fewer others.
         return max(
             layout,

@@ -117,9 +117,10 @@ class SourceFiles:
         spec = _spec(name)
         if spec is None or not spec.has_location or spec.origin is None:
             return ()  # a built-in, a folder without code, or no module
-        is_installed = _INSTALLED.intersection(Path(spec.origin).parts)
+        path = Path(spec.origin)
+        is_installed = _INSTALLED.intersection(path.parts)
         owners = _distributions(name.partition(".")[0]) if is_installed else {}
-        if owners or _is_standard(spec.origin):
+        if owners or any(map(path.is_relative_to, _standard_library_paths())):
             self.packages.update(owners)
             return ()
         source = _source(spec)
@@ -130,8 +131,8 @@ class SourceFiles:
             self.unread[name] = "what is loaded is not what its file says now: restart Python"
         else:
             self.files[name] = Digest.from_bytes(source)
-        if Path(spec.origin).is_file():
-            self.paths[name] = Path(spec.origin)
+        if path.is_file():
+            self.paths[name] = path
         package = spec.submodule_search_locations is not None
         return imported_names(source, name if package else name.rpartition(".")[0])
 
@@ -250,10 +251,6 @@ def _absolute_name(node: ast.ImportFrom, package: str) -> str:
     parts = package.split(".")
     base = parts[: len(parts) - node.level + 1]
     return ".".join([*base, *([node.module] if node.module else [])])
-
-
-def _is_standard(origin: str) -> bool:
-    return any(Path(origin).is_relative_to(location) for location in _standard_library_paths())
 
 
 @functools.cache

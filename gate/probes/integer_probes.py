@@ -221,7 +221,8 @@ def _at_bounds(bounds: Sequence[OutputArray], profile: SampleProfile, name: str)
         for turn in range(len(_STEPS) + 1):
             rows = slice(None)
             if not profile.fixed:
-                rows = slice(0, 1) if name in profile.shared else _row_slice(len(parts), len(array))
+                row = 0 if name in profile.shared else len(parts) % len(array)
+                rows = slice(row, row + 1)
             sampled = array[rows].astype(object)
             positions = np.arange(sampled.size).reshape(sampled.shape)
             changed = sampled
@@ -231,10 +232,6 @@ def _at_bounds(bounds: Sequence[OutputArray], profile: SampleProfile, name: str)
             outside = (changed < low) | (changed > high)
             parts.append(np.where(outside, sampled, changed))
     return np.concatenate(parts).astype(array.dtype)
-
-
-def _row_slice(number: int, rows: int) -> slice:
-    return slice(number % rows, number % rows + 1)
 
 
 class _Column:

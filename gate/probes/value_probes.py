@@ -278,10 +278,6 @@ def _scaled(factor: float) -> Change:
     return lambda array, _: within(array.astype(np.float64) * factor, array)
 
 
-def _inverted(array: OutputArray, _: ValueRange) -> OutputArray:
-    return np.logical_not(array)
-
-
 def _with_peak(array: OutputArray, values: ValueRange) -> OutputArray:
     """Set one element of each sample to ten times the largest magnitude."""
     if not array.size:
@@ -298,7 +294,7 @@ _CHANGES: dict[str, dict[str, Change]] = {
     "min": {"f": _lowest, "u": _lowest},
     "max": {"f": _highest, "u": _highest},
     "noise": {"f": _uniform, "i": _random_integers, "u": _random_integers, "b": _random_values},
-    "negated": {"f": _scaled(-1.0), "b": _inverted},
+    "negated": {"f": _scaled(-1.0), "b": lambda array, _: np.logical_not(array)},
     "mirrored": {"f": _mirrored, "i": _mirrored, "u": _mirrored, "b": _mirrored},
     "scaled_10": {"f": _scaled(10.0)},
     "scaled_0.1": {"f": _scaled(0.1)},

@@ -84,7 +84,8 @@ class OpenVinoSession(Session):
         hint = self._hint()
         nodes = _node_precisions(compiled)
         options = {name: str(compiled.get_property(name)) for name in _RECORDED}
-        options |= {_HINT: hint, "node_precisions": _format_counts(nodes)}
+        counts = ", ".join(f"{name}: {count}" for name, count in sorted(nodes.items()))
+        options |= {_HINT: hint, "node_precisions": counts}
         return Proof(
             providers_active=active,
             nodes_per_provider=dict.fromkeys(active[:1], nodes.total()),
@@ -193,10 +194,6 @@ def _node_precisions(compiled: Any) -> Counter[str]:
         if information["layerType"].astype(str) not in _NO_NUMBERS:
             counts[information["runtimePrecision"].astype(str)] += 1
     return counts
-
-
-def _format_counts(nodes: Counter[str]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in sorted(nodes.items()))
 
 
 def _precision(hint: str, nodes: Counter[str]) -> str:

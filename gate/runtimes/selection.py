@@ -314,22 +314,24 @@ def listed(policy: Policy | None = None) -> tuple[Listed, ...]:
     return tuple(_installed_statuses())
 
 
+_BY_OPTIONS = {
+    RECORDED: "outputs of another machine, given with gate check --recorded",
+    SERVER: "needs the URL of a model: gate check --server",
+}
+"""Why a runtime needs options, by name."""
+
+
 def _installed_statuses() -> Iterator[Listed]:
     crashes = " and ".join(f"{name}: {reason}" for name, reason in deaths().items())
     for name in entries():
-        settings = RuntimePolicy(required="never")
         if crashes and name in (*RUNTIMES, ORT):
             yield Listed(name, name, "broken", reason=crashes)
         elif name == ORT:
             yield _status_of_ort()
-        elif name == RECORDED:
-            reason = "outputs of another machine, given with gate check --recorded"
-            yield Listed(name, name, "by options", reason=reason)
-        elif name == SERVER:
-            reason = "needs the URL of a model: gate check --server"
-            yield Listed(name, name, "by options", reason=reason)
+        elif name in _BY_OPTIONS:
+            yield Listed(name, name, "by options", reason=_BY_OPTIONS[name])
         else:
-            yield _status_of(name, settings)
+            yield _status_of(name, RuntimePolicy(required="never"))
 
 
 def _status_of_ort() -> Listed:
