@@ -12,7 +12,7 @@ import numpy as np
 from gate.data.reader import length
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
-from gate.onnx_file.choices import MAKE_WHOLE
+from gate.onnx_file.choices import ROUNDING
 from gate.records.instruments import EPSILON, ReferenceValidity, RoundingState
 from gate.reference.choices import ChoiceReplay
 from gate.reference.code_location import HalfPrecisionFinder
@@ -217,7 +217,7 @@ def _choices_change(context: MeasurementContext, *, steps: bool = False) -> bool
         for batch in context.batches_with_truth():
             choices = context.reference_choices(batch)
             if not steps:
-                choices = [choice for choice in choices if choice.operator not in MAKE_WHOLE]
+                choices = [choice for choice in choices if choice.operator not in ROUNDING]
             if not choices:
                 return False
             with ChoiceReplay(choices):

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from gate.measure.context import MeasurementContext
-from gate.onnx_file.value_trace import OpenCast, not_held
+from gate.onnx_file.value_trace import OpenCast, overflows
 from gate.records.instruments import UndefinedCast
 from gate.reference.choices import CONVERSIONS
 from gate.reference.torch_session import DispatchMode
@@ -62,8 +62,8 @@ class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
         dtype = torch.empty(0, dtype=into).numpy().dtype
         if dtype.kind in "iu":
             values = source.detach().double().numpy()
-            beyond = not_held(values, dtype, margin=_MARGIN)
-            self.conversions.append((dtype.name, beyond, int(not_held(values, dtype).sum())))
+            beyond = overflows(values, dtype, margin=_MARGIN)
+            self.conversions.append((dtype.name, beyond, int(overflows(values, dtype).sum())))
 
 
 def _has_nan(value: Any) -> bool:

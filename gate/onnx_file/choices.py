@@ -30,7 +30,7 @@ _CHOICE_OUTPUTS = {
 }
 """Operators that choose by comparing floats, with the index of the output with the choice."""
 
-MAKE_WHOLE = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Cast", "QuantizeLinear"})
+ROUNDING = frozenset({"Floor", "Ceil", "Round", "Sign", "Mod", "Cast", "QuantizeLinear"})
 """Operators that round floats (Cast to an integer type; the quotient of Mod with `fmod`)."""
 
 _COMPARISONS = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
@@ -210,7 +210,7 @@ def _rounds_floats(node: onnx.NodeProto) -> bool:
         return attributes(node).get("to") in _INTEGERS
     if node.op_type == "Mod":
         return bool(attributes(node).get("fmod"))
-    return node.op_type in MAKE_WHOLE and node.domain in STANDARD_DOMAINS
+    return node.op_type in ROUNDING and node.domain in STANDARD_DOMAINS
 
 
 def _has_operands(node: onnx.NodeProto) -> bool:

@@ -177,12 +177,12 @@ def _target(node: NodeProto) -> np.dtype[Any] | None:
 def _open(node: NodeProto, arrays: Mapping[str, OutputArray]) -> Iterator[OpenCast]:
     x, dtype = arrays.get(node.input[0]), _target(node)
     if x is not None and dtype is not None and x.dtype.kind == "f":
-        mask = not_held(x, dtype)
+        mask = overflows(x, dtype)
         if mask.any():
             yield OpenCast(node.output[0], dtype, mask)
 
 
-def not_held(
+def overflows(
     values: OutputArray, dtype: np.dtype[Any], *, margin: float = 0.0
 ) -> NDArray[np.bool_]:
     """Return the mask of floats that an integer type can't represent after truncation, or NaN.

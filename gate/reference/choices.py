@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from gate.onnx_file.choices import Choice
-from gate.onnx_file.value_trace import not_held
+from gate.onnx_file.value_trace import overflows
 from gate.records.instruments import EPSILON, UNDERFLOW, UndefinedCast
 from gate.reference.discretization import STEPS, Discretization, bare_shape, find_discretization
 from gate.reference.error_models import bare, named_arguments
@@ -573,7 +573,7 @@ def _has_no_result(call: Call, error: Floats) -> NDArray[np.bool_]:
     dtype, ends = call.expected.dtype, []
     for x in (call.operands[0], file_array):
         with np.errstate(all="ignore"):
-            ends.append(not_held(x - error, dtype) | not_held(x + error, dtype))
+            ends.append(overflows(x - error, dtype) | overflows(x + error, dtype))
     return np.asarray(ends[0] & ends[1])
 
 
