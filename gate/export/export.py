@@ -145,7 +145,7 @@ class AllStrategiesFailed(Exception):
 
 
 class StrategyRunner:
-    """Tries the strategies of the settings in order, below the folder `room`.
+    """Tries the strategies of the settings in order, below a folder.
 
     A single strategy succeeds if its file is valid and matches the request. In a ladder the file
     must also compute what the model computes (`gate.export.verify_export`). A file that differs on

@@ -399,7 +399,7 @@ def _child_path(path: str, name: str, modules: dict[str, nn.Module]) -> str:
 
 
 def _only_containers(prefix: str, path: str, modules: dict[str, nn.Module]) -> bool:
-    """Return True if every module between `below` and `path` is a container."""
+    """Return True if every module between `prefix` and `path` is a container."""
     parts = path.removeprefix(prefix).split(".")
     between = [modules.get(prefix + ".".join(parts[: end + 1])) for end in range(len(parts))]
     # For a scripted or traced module, the class name is `original_name`.
@@ -416,7 +416,7 @@ _MOST_NAMES = 3
 class UnsupportedOperator:
     """One operator at one location of the model.
 
-    place: module path, empty for the model itself, None if unknown. source: the line that calls it.
+    path: of the module, empty for the model itself, None if unknown. source: the line that calls it.
     since: the lowest opset in which this exporter supports it, None if unknown. reason: what about
     this call is unsupported, if the operator itself is supported.
     """

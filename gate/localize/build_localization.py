@@ -80,8 +80,8 @@ class LocalizationFindings:
         """
         names, survey = self.layout.names, self.survey
         returned = {names.get(n) for n in survey.outputs if survey.values[n].functional}
-        _, met = self.graph.segment(names[number], self.layout.cuts)
-        if not returned.isdisjoint(met):
+        _, cuts = self.graph.segment(names[number], self.layout.cuts)
+        if not returned.isdisjoint(cuts):
             return ()
         return tuple(
             names[input_number]

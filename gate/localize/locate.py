@@ -201,7 +201,7 @@ def _renumbered(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -
     if before.paths != survey.paths:
         raise ForwardPathChanged("the model makes other calls on this input than on the samples.")
     numbers, assigned = dict[int, int](), set[int]()
-    for number, new in zip(before.at, survey.at, strict=True):
+    for number, new in zip(before.event_values, survey.event_values, strict=True):
         if new not in assigned:
             numbers.setdefault(number, new)
             assigned.add(new)

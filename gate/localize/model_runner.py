@@ -227,7 +227,7 @@ class ValueSurvey:
 
     def __init__(self) -> None:
         self.values: list[ComputedValue] = []
-        self.at: list[int] = []
+        self.event_values: list[int] = []
         """Index of the value at each event."""
         self.paths: list[str] = []
         """Path of the module at each event."""
@@ -254,7 +254,7 @@ class ValueSurvey:
             self.values.append(self._value(event, tensor))
             self._by_identity[key] = (weakref.ref(tensor), number)
             self._note_overwriting(event, tensor, same=is_same)
-        self.at.append(number)
+        self.event_values.append(number)
         self.paths.append(event.path)
         call = (event.path, event.call)
         if event.side == "in":
@@ -401,8 +401,8 @@ class ForwardPathChanged(EvidenceError):
 
 def number_at(survey: ValueSurvey, event: HookEvent, tensor: torch.Tensor) -> int:
     """Return the number of the value at this event. Raises ForwardPathChanged."""
-    if event.number < len(survey.at):
-        number = survey.at[event.number]
+    if event.number < len(survey.event_values):
+        number = survey.event_values[event.number]
         value = survey.values[number]
         if survey.paths[event.number] == event.path and len(value.shape) == tensor.dim():
             return number

@@ -116,11 +116,11 @@ def _compare_body(
         return numpy_helper.to_array(tensors[name]) if name in tensors else constant(name)
 
     for name, node in zip(body.paths, nodes, strict=True):
-        module, at = body.get_submodule(name), f"{path}.{name}"
+        module, path_ = body.get_submodule(name), f"{path}.{name}"
         if _is_same_operator(module, node):
-            yield from _compare_node(module, at, node, inner_constant, opsets, 0)
+            yield from _compare_node(module, path_, node, inner_constant, opsets, 0)
         else:
-            yield "settings", setting(f"operator of {at}", node.op_type, module.call.operator)
+            yield "settings", setting(f"operator of {path_}", node.op_type, module.call.operator)
 
 
 def _is_same_operator(module: Any, node: onnx.NodeProto) -> bool:

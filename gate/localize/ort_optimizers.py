@@ -164,19 +164,19 @@ def minimal_set(names: Sequence[str], is_correct_without: IsCorrectWithout) -> t
 
 
 def _minimal_addition(
-    off: frozenset[str], names: Sequence[str], is_correct_without: IsCorrectWithout, *, more: bool
+    disabled: frozenset[str], names: Sequence[str], is_correct: IsCorrectWithout, *, more: bool
 ) -> tuple[str, ...]:
-    """Return which of `names` must be disabled in addition to `off`.
+    """Return which of `names` must be disabled in addition to `disabled`.
 
-    more: whether `off` has grown since it was last tested.
+    more: whether `disabled` has grown since it was last tested.
     """
-    if more and is_correct_without(off):
+    if more and is_correct(disabled):
         return ()
     if len(names) <= 1:
         return tuple(names)
     front, back = names[: len(names) // 2], names[len(names) // 2 :]
-    of_back = _minimal_addition(off.union(front), back, is_correct_without, more=True)
-    of_front = _minimal_addition(off.union(of_back), front, is_correct_without, more=bool(of_back))
+    of_back = _minimal_addition(disabled.union(front), back, is_correct, more=True)
+    of_front = _minimal_addition(disabled.union(of_back), front, is_correct, more=bool(of_back))
     return (*of_front, *of_back)
 
 
@@ -234,12 +234,12 @@ class OptimizerTrials:
         self._outcomes: dict[tuple[str, frozenset[str]], TrialOutcome] = {}
         self.sessions = 0
 
-    def is_correct_without(self, off: Set[str]) -> bool:
+    def is_correct_without(self, disabled: Set[str]) -> bool:
         """Return whether the outputs are correct with these optimizers disabled.
 
         Raises BudgetExceeded, EvidenceError.
         """
-        return self.outcome(off=off).agrees
+        return self.outcome(disabled=disabled).agrees
 
     @property
     def smallest_correct(self) -> frozenset[str] | None:
@@ -248,14 +248,14 @@ class OptimizerTrials:
         Only sets at the setup's own level count.
         """
         correct_sets = [
-            off
-            for (level, off), outcome in self._outcomes.items()
+            disabled
+            for (level, disabled), outcome in self._outcomes.items()
             if outcome.agrees and level == self.setup.optimization
         ]
         return min(correct_sets, key=len, default=None)
 
     def outcome(
-        self, *, off: Set[str] = frozenset(), level: str | None = None,
+        self, *, disabled: Set[str] = frozenset(), level: str | None = None,
         log: list[str] | None = None,
     ) -> TrialOutcome:  # fmt: skip
         """Run a session, or return its cached outcome.
@@ -263,20 +263,22 @@ class OptimizerTrials:
         `log` collects everything that ONNX Runtime logs while it opens. Raises BudgetExceeded, and
         EvidenceError if the provider does not load.
         """
-        key = (level or self.setup.optimization, frozenset(off))
+        key = (level or self.setup.optimization, frozenset(disabled))
         if key not in self._outcomes or log is not None:
             self._outcomes[key] = self._run_trial(*key, log)
         return self._outcomes[key]
 
-    def write(self, path: Path, *, off: Set[str]) -> None:
+    def write(self, path: Path, *, disabled: Set[str]) -> None:
         """Write the graph that ONNX Runtime optimizes. Raises the exceptions of `outcome` and its
         own."""
-        setup, options = self._open(self.setup.optimization, off)
+        setup, options = self._open(self.setup.optimization, disabled)
         options.optimized_model_filepath = str(path)
         open_session(self._model, options, setup)
 
-    def _run_trial(self, level: str, off: frozenset[str], log: list[str] | None) -> TrialOutcome:
-        setup, options = self._open(level, off)
+    def _run_trial(
+        self, level: str, disabled: frozenset[str], log: list[str] | None
+    ) -> TrialOutcome:
+        setup, options = self._open(level, disabled)
         if log is not None:
             enable_verbose_log(options)
         try:
@@ -287,18 +289,18 @@ class OptimizerTrials:
         except Exception as error:  # ONNX Runtime's errors have no common base
             return TrialOutcome(False, describe_failure(error))
 
-    def _open(self, level: str, off: Set[str]) -> tuple[OrtSetup, Any]:
+    def _open(self, level: str, disabled: Set[str]) -> tuple[OrtSetup, Any]:
         if self.sessions >= SESSIONS:
             raise BudgetExceeded("sessions_spent", count=SESSIONS)
         if time.process_time() > self._until:
             raise BudgetExceeded("time_spent", seconds=TRIALS_LIMIT_S)
         self.sessions += 1
         settings = self.setup.settings
-        disabled = tuple(sorted({*settings.disabled_optimizers, *off}))
+        names = tuple(sorted({*settings.disabled_optimizers, *disabled}))
         setup = replace(
             self.setup,
             optimization=level,
-            settings=settings.model_copy(update={"disabled_optimizers": disabled}),
+            settings=settings.model_copy(update={"disabled_optimizers": names}),
         )
         return setup, session_options(
             setup, threads=self._threads, deterministic=self._deterministic
@@ -318,9 +320,9 @@ _MOST_NODES = 64
 
 
 def changed_nodes(
-    trials: OptimizerTrials, off: Set[str]
+    trials: OptimizerTrials, disabled: Set[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the nodes that the optimizers `off` remove from the graph, and those that they add.
+    """Return the nodes that these optimizers remove from the graph, and those that they add.
 
     Both list operators with the names of their nodes, at most 64 each.
 
@@ -328,8 +330,8 @@ def changed_nodes(
     """
     with temporary_folder() as folder:
         without, with_them = Path(folder) / "without.onnx", Path(folder) / "with.onnx"
-        trials.write(without, off=off)
-        trials.write(with_them, off=frozenset())
+        trials.write(without, disabled=disabled)
+        trials.write(with_them, disabled=frozenset())
         before, after = (
             _nodes(onnx.load(path, load_external_data=False)) for path in (without, with_them)
         )
@@ -406,15 +408,15 @@ def _failure_with_all_enabled(trials: OptimizerTrials, log: list[str]) -> str | 
     `log` collects the log of that session. Raises NotIdentified if the optimizers are not the
     cause.
     """
-    off = trials.outcome(level=OPTIMIZATIONS_OFF)
-    if not off.agrees:
-        if off.failure:
-            raise NotIdentified("unoptimized_fails", failure=off.failure)
+    without = trials.outcome(level=OPTIMIZATIONS_OFF)
+    if not without.agrees:
+        if without.failure:
+            raise NotIdentified("unoptimized_fails", failure=without.failure)
         raise NotIdentified("unoptimized_off")
-    on = trials.outcome(log=log)
-    if on.agrees:
+    with_all = trials.outcome(log=log)
+    if with_all.agrees:
         raise NotIdentified("served_agrees")
-    return on.failure
+    return with_all.failure
 
 
 def _find_levels(trials: OptimizerTrials) -> tuple[str, str]:
@@ -462,16 +464,16 @@ def _sufficient_set(trials: OptimizerTrials, first: Sequence[str], level: str) -
     """
     if not first:
         raise NotIdentified("unlogged", level=level)
-    off = dict.fromkeys(first)
+    disabled = dict.fromkeys(first)
     for _ in range(_ROUNDS):
         log: list[str] = []
-        if trials.outcome(off=off.keys(), log=log).agrees:
-            return tuple(off)
-        new = [name for name in optimizers_that_changed(log) if name not in off]
+        if trials.outcome(disabled=disabled.keys(), log=log).agrees:
+            return tuple(disabled)
+        new = [name for name in optimizers_that_changed(log) if name not in disabled]
         if not new:
             break
-        off.update(dict.fromkeys(new))
-    raise NotIdentified("still_wrong", count=len(off), level=level)
+        disabled.update(dict.fromkeys(new))
+    raise NotIdentified("still_wrong", count=len(disabled), level=level)
 
 
 def _replace_rules(trials: OptimizerTrials, names: Sequence[str], rule_set: str) -> tuple[str, ...]:

@@ -458,8 +458,8 @@ class _Reducer:
             piece = self._graph.part(candidate, dtypes)
             if piece is None:
                 return False
-            raised, off = self._compare_piece(piece, values, setup)
-            if raised != raises or not (off or raised):
+            raised, differing = self._compare_piece(piece, values, setup)
+            if raised != raises or not (differing or raised):
                 return False
             return kind != "optimizer" or self._is_right(piece, values, setup, without=names)
 
@@ -471,22 +471,26 @@ class _Reducer:
         piece = self._graph.part(fewest_nodes(start, differs), dtypes)
         if piece is None:
             return None
-        _, off = self._compare_piece(piece, values, setup)
-        piece = self._with_single_output(piece, off, values, setup)
+        _, differing = self._compare_piece(piece, values, setup)
+        piece = self._with_single_output(piece, differing, values, setup)
         return self._failure_of(kind, piece, values, setup=setup, raises=raises)
 
     def _with_single_output(
-        self, piece: Piece, off: Sequence[str], values: Mapping[str, OutputArray], setup: OrtSetup
+        self,
+        piece: Piece,
+        differing: Sequence[str],
+        values: Mapping[str, OutputArray],
+        setup: OrtSetup,
     ) -> Piece:
         """Return the piece with only the first differing output, if it still differs alone."""
-        if len(piece.outputs) < 2 or not off:
+        if len(piece.outputs) < 2 or not differing:
             return piece
         model = copy.deepcopy(piece.model)
         del model.graph.output[:]
-        model.graph.output.append(onnx.ValueInfoProto(name=off[0]))
-        alone = replace(piece, model=model, outputs=(off[0],))
-        _, still = self._compare_piece(alone, values, setup)
-        return alone if still else piece
+        model.graph.output.append(onnx.ValueInfoProto(name=differing[0]))
+        alone = replace(piece, model=model, outputs=(differing[0],))
+        _, differing_alone = self._compare_piece(alone, values, setup)
+        return alone if differing_alone else piece
 
     def _compare_piece(
         self, piece: Piece, values: Mapping[str, OutputArray], setup: OrtSetup
@@ -586,10 +590,10 @@ class _MeasuredPiece:
     def is_off(self) -> bool:
         """Return True if it deviates by the limits of a localization and by those of the script."""
         if self.alone:
-            off = self.limits.is_source(LayerDeviations(alone=self.deviation))
+            is_beyond_limits = self.limits.is_source(LayerDeviations(alone=self.deviation))
         else:
-            off = not self.limits.agrees({self.tensor: self.deviation})
-        return off and self.differs(self.actual)
+            is_beyond_limits = not self.limits.agrees({self.tensor: self.deviation})
+        return is_beyond_limits and self.differs(self.actual)
 
     def differs(self, actual: OutputArray) -> bool:
         return is_beyond(actual, self.expected, self.tolerance)

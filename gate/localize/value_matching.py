@@ -44,7 +44,7 @@ class Matching:
         return {number: tensor.name for number, tensor in self.tensors.items()}
 
     @property
-    def off(self) -> frozenset[int]:
+    def differing(self) -> frozenset[int]:
         """Values that differ from their tensor."""
         return frozenset(self.tensors) - self.equal
 
@@ -514,11 +514,11 @@ class IterativeMatcher:
         if self._context.policy.precision == "quantized":
             return False
         reached = layout.matching.tensors.keys() - self._before_faults(layout.matching).equal
-        off = reached | layout.missing.keys()
-        return len(off) > (0 if layout.absent else 1) and any(
+        differing = reached | layout.missing.keys()
+        return len(differing) > (0 if layout.absent else 1) and any(
             not (value.functional or value.repeats is not None or value.number in layout.names)
             and value.number not in self._matcher.folded
-            for value in self._survey.values[: max(off)]
+            for value in self._survey.values[: max(differing)]
         )
 
     def _fewer_faults(self, layout: ValueLayout) -> ValueLayout:
@@ -537,7 +537,7 @@ class IterativeMatcher:
         return max(
             layout,
             self._match_again(settled),
-            key=lambda o: (len(o.matching.equal), -len(o.matching.off) - len(o.missing)),
+            key=lambda o: (len(o.matching.equal), -len(o.matching.differing) - len(o.missing)),
         )
 
     def _drop_reached(self, layout: ValueLayout, settled: ValueLayout) -> ValueLayout:
@@ -548,7 +548,7 @@ class IterativeMatcher:
         """
         matching, earlier = layout.matching, settled.matching.tensors.keys()
         reached = matching.equal - self._before_faults(matching).equal - earlier
-        first = min(reached, default=-1) if matching.off <= earlier else -1
+        first = min(reached, default=-1) if matching.differing <= earlier else -1
         lost = reached - {first}
         kept = {n: tensor for n, tensor in matching.tensors.items() if n not in lost}
         return _only(Matching(kept, matching.equal - lost))
@@ -582,7 +582,7 @@ class IterativeMatcher:
         pairs = self._next_pairs(settled.matching, max(equal, default=-1))[:_TRIALS]
         trials = [(pair, self._add_pair(settled, pair)) for pair in pairs]
         best = min((trial for _, trial in trials), key=progress, default=settled)
-        until = max(best.matching.off, default=math.inf)
+        until = max(best.matching.differing, default=math.inf)
         for pair, first in trials[:_DOUBLE]:
             if self._matcher.name(*pair) < EXACT or not pair[0].number < until:
                 continue
@@ -598,7 +598,7 @@ class IterativeMatcher:
         self, layout: ValueLayout, settled: ValueLayout, pair: tuple[ComputedValue, Tensor]
     ) -> ValueLayout:
         """Return the layout with an earlier pair if it reduces the difference of the one found."""
-        number = max(layout.matching.off - settled.matching.off, default=-1)
+        number = max(layout.matching.differing - settled.matching.differing, default=-1)
         assigned = {tensor.name for tensor in layout.matching.tensors.values()}
         is_earlier = pair[0].number < number and pair[0].number not in layout.matching.tensors
         if not is_earlier or pair[1].name in assigned or self._matcher.name(*pair) < EXACT:
@@ -609,8 +609,8 @@ class IterativeMatcher:
 
     def _is_less_wrong(self, trial: ValueLayout, layout: ValueLayout, *, behind: int) -> bool:
         """Return True if the first later value that differs from its tensor differs by less."""
-        off = trial.matching.off & layout.matching.off
-        number = min((n for n in off if n > behind), default=None)
+        differing = trial.matching.differing & layout.matching.differing
+        number = min((n for n in differing if n > behind), default=None)
         if number is None:
             return False
         value = self._survey.values[number].sketch
@@ -744,9 +744,9 @@ class IterativeMatcher:
 
     def _doubtful_value(self, layout: ValueLayout, tried: set[int]) -> ComputedValue | None:
         """Return the first value of a module that may have no tensor, if a later value differs."""
-        off = set(layout.matching.tensors) - layout.matching.equal
+        differing = set(layout.matching.tensors) - layout.matching.equal
         for value in self._survey.values:
-            if value.number > max(off, default=-1):
+            if value.number > max(differing, default=-1):
                 break
             is_settled = value.number in tried or value.number in layout.matching.equal
             needs_no_tensor = value.functional or value.repeats is not None

@@ -192,7 +192,7 @@ def call_factory(factory: str, *, expected: str) -> object:
 
 
 def import_user_module(module_name: str, *, purpose: str) -> ModuleType:
-    """Import a module of the user, also from the current folder. `wanted`: the purpose.
+    """Import a module of the user, also from the current folder. purpose: text for messages.
 
     Raises ModelError if it is missing, or if importing it fails.
     """

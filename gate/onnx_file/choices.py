@@ -235,7 +235,7 @@ _SEQUENCES = 13
 
 def _expose(graph: onnx.GraphProto, *, rounded: bool = True, loops: bool = False) -> dict[str, str]:
     """Return the operators by the name of their decision. Branches, and bodies of `loops`, get
-    decisions as outputs, but not those that make floats `whole`."""
+    decisions as outputs, but those of nodes that round floats only if `rounded`."""
     operators: dict[str, str] = {}
     for node in list(graph.node):
         if node.domain not in STANDARD_DOMAINS:

@@ -35,7 +35,7 @@ _MOST_SAMPLES = 16
 def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[tuple[str, Batch]]:
     """Yield one input beyond each edge that is near enough; none if no size is compared."""
     small = axes.profile.small
-    here = (small, *axes.lengths)
+    current = (small, *axes.lengths)
     example = axes.batch(small, axes.lengths)
     base_reads = traced.record_size_reads(example)
     plain_reads, _ = traced.record_reads(example)
@@ -43,18 +43,19 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
         return
     width = _elements(example) // small
     allowed = min(max(_LARGEST, _MOST_SAMPLES * width), axes.profile.most * width)
-    tried = {here}
-    for axis in range(axes.profile.fixed, len(here)):
-        step = max(1, here[axis] // 4)
-        sizes = _with_size(here, axis, here[axis] + step)
+    tried = {current}
+    for axis in range(axes.profile.fixed, len(current)):
+        step = max(1, current[axis] // 4)
+        sizes = _with_size(current, axis, current[axis] + step)
         longer = traced.record_size_reads(axes.batch(*_split(sizes)))
-        for edge in _edges(base_reads, longer, here[axis], step):
-            there = _with_size(here, axis, edge)
-            if there in tried or math.prod(there) * _elements(example) > allowed * math.prod(here):
+        for edge in _edges(base_reads, longer, current[axis], step):
+            changed = _with_size(current, axis, edge)
+            elements = math.prod(changed) * _elements(example)
+            if changed in tried or elements > allowed * math.prod(current):
                 continue
-            tried.add(there)
-            title = f"batch_{edge}" if axis == 0 else f"size_{'x'.join(map(str, there[1:]))}"
-            yield title, axes.batch(*_split(there))
+            tried.add(changed)
+            title = f"batch_{edge}" if axis == 0 else f"size_{'x'.join(map(str, changed[1:]))}"
+            yield title, axes.batch(*_split(changed))
 
 
 def _edges(
@@ -277,13 +278,13 @@ def condition_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator
         return
     if not conditions:
         return
-    here = (axes.profile.small, *axes.lengths)
-    for axis in range(axes.profile.fixed, len(here)):
-        for size in sorted(_flips(context, axes, conditions, (here, axis))):
+    current = (axes.profile.small, *axes.lengths)
+    for axis in range(axes.profile.fixed, len(current)):
+        for size in sorted(_flips(context, axes, conditions, (current, axis))):
             if axis == 0:
                 yield _batch_probe(axes.profile, tuple(range(size)))
             else:
-                yield _size_probe(axes, _with_size(here, axis, size)[1:])
+                yield _size_probe(axes, _with_size(current, axis, size)[1:])
 
 
 def _flips(
@@ -293,20 +294,20 @@ def _flips(
     location: tuple[tuple[int, ...], int],
 ) -> set[int]:
     """Return sizes of one axis next to which a condition of the file changes."""
-    here, axis = location
+    current, axis = location
 
     def feed(size: int) -> Batch:
-        return context.binding.by_input(axes.batch(*_split(_with_size(here, axis, size))))
+        return context.binding.by_input(axes.batch(*_split(_with_size(current, axis, size))))
 
     def shapes(size: int) -> Batch:
-        empty = axes.shaped(*_split(_with_size(here, axis, size)))
+        empty = axes.shaped(*_split(_with_size(current, axis, size)))
         return context.binding.by_input(empty)
 
     try:
-        state = conditions.along(feed, shapes, here[axis])
+        state = conditions.along(feed, shapes, current[axis])
         if state is None:
             return set()
-        return _edges_of(state, _candidates(axes, conditions, location), here[axis])
+        return _edges_of(state, _candidates(axes, conditions, location), current[axis])
     except Exception:  # the conditions can't be computed at other sizes
         return set()
 
@@ -315,23 +316,23 @@ def _candidates(
     axes: DynamicAxes, conditions: SizeConditions, location: tuple[tuple[int, ...], int]
 ) -> list[int]:
     """Return small sizes, sizes next to the constants of the file, and powers of two."""
-    here, axis = location
-    width = max(array[0].size for array in axes.profile.rows.values()) * here[0]
-    largest = max(_SCANNED, min(_LONGEST + 1, _MOST_ELEMENTS * here[axis] // max(width, 1)))
+    current, axis = location
+    width = max(array[0].size for array in axes.profile.rows.values()) * current[0]
+    largest = max(_SCANNED, min(_LONGEST + 1, _MOST_ELEMENTS * current[axis] // max(width, 1)))
     near = [constant + step for constant in conditions.constants for step in (-1, 0, 1)]
     sizes = {*range(1, _SCANNED + 1), *near, *(2**power for power in range(11))}
     return sorted(size for size in sizes if 1 <= size <= largest)
 
 
-def _edges_of(state: Callable[[int], State], sizes: Sequence[int], here: int) -> set[int]:
+def _edges_of(state: Callable[[int], State], sizes: Sequence[int], current: int) -> set[int]:
     states = {size: state(size) for size in sizes}
     edges: list[list[tuple[int, int]]] = [[] for _ in states[sizes[0]]]
     for low, high in pairwise(sizes):
         for number, (a, b) in enumerate(zip(states[low], states[high], strict=True)):
             if a != b:
                 edges[number].append(_bisect(state, number, low, high))
-    nearest = (sorted(group, key=lambda edge: abs(edge[0] - here))[:_FLIPS] for group in edges)
-    return {size for group in nearest for edge in group for size in edge} - {here}
+    nearest = (sorted(group, key=lambda edge: abs(edge[0] - current))[:_FLIPS] for group in edges)
+    return {size for group in nearest for edge in group for size in edge} - {current}
 
 
 def _bisect(state: Callable[[int], State], number: int, low: int, high: int) -> tuple[int, int]:
@@ -376,6 +377,6 @@ def _size_probe(axes: DynamicAxes, sizes: tuple[int, ...]) -> Probe:
 def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     """Return True if the inputs are not much larger than all samples together."""
     example = max(int(array[0].size) for array in axes.profile.rows.values())
-    here, there = math.prod(axes.lengths), math.prod(sizes)
+    current, changed = math.prod(axes.lengths), math.prod(sizes)
     most = min(max(_LARGEST, _MOST_SAMPLES * example), axes.profile.most * example)
-    return there * example <= most * here
+    return changed * example <= most * current

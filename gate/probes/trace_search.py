@@ -419,11 +419,11 @@ def _next(curve: dict[float, float]) -> float | None:
     if len(points) < 2:
         return None
     nearest = min(range(len(points)), key=lambda index: abs(curve[points[index]]))
-    here = points[nearest]
+    point = points[nearest]
     if nearest in (0, len(points) - 1):
         inner = points[1] if nearest == 0 else points[-2]
-        return here + 10 * (here - inner)
-    there = max(points[nearest - 1], points[nearest + 1], key=lambda point: abs(point - here))
-    same = here * there > 0 and max(here / there, there / here) > 8
-    middle = math.copysign(math.sqrt(here * there), here) if same else (here + there) / 2
+        return point + 10 * (point - inner)
+    neighbor = max(points[nearest - 1], points[nearest + 1], key=lambda p: abs(p - point))
+    same = point * neighbor > 0 and max(point / neighbor, neighbor / point) > 8
+    middle = math.copysign(math.sqrt(point * neighbor), point) if same else (point + neighbor) / 2
     return middle if middle not in curve else None

@@ -47,7 +47,7 @@ class ServedFile:
     """None: axis 0 of all inputs and outputs."""
 
     def parts(self, batch: Batch, limit: int) -> list[Batch]:
-        """Split a batch into parts of at most `most` samples; not if an input or output has no
+        """Split a batch into parts of at most `limit` samples; not if an input or output has no
         batch axis."""
         axes = {name: self._axis("inputs", name) for name in batch}
         if any(axis is not None and batch[name].ndim <= axis for name, axis in axes.items()):
