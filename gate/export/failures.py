@@ -416,7 +416,7 @@ _MOST_NAMES = 3
 class UnsupportedOperator:
     """One operator at one location of the model.
 
-    path: of the module, empty for the model itself, None if unknown. source: the line that calls it.
+    path: module path, empty for the model itself, None if unknown. source: the line that calls it.
     since: the lowest opset in which this exporter supports it, None if unknown. reason: what about
     this call is unsupported, if the operator itself is supported.
     """
