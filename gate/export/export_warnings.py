@@ -108,7 +108,7 @@ _IN_EXPORTER = "torch/onnx/"
 
 _IN_TORCH = "torch/"
 
-_HARMLESS = (
+_HARMLESS_PREFIXES = (
     "no signature found",  # a traced module has none; inputs are positional
     "Constant folding",  # an optimization that was left out
     "Provided key",  # a name of dynamic_axes that another rung names differently
@@ -136,7 +136,7 @@ def hazards(caught: Iterable[warnings.WarningMessage]) -> tuple[str, ...]:
         for warning in caught
         if issubclass(warning.category, UserWarning)
         and _IN_EXPORTER in warning.filename.replace("\\", "/")
-        and not str(warning.message).startswith(_HARMLESS)
+        and not str(warning.message).startswith(_HARMLESS_PREFIXES)
     )
 
 

@@ -45,7 +45,7 @@ _NAMED_TUPLE = "Return a named tuple instead: its fields may be of any type."
 
 _NO_PYTHON = "Keep Python code on data and sizes out of forward; see the tracer warnings."
 
-_BAKED = (
+_FIXED_SIZE = (
     "Probably the trace fixed the batch size or a branch: use x.shape[0] instead of len(x), "
     "and no Python if on data; see the tracer warnings."
 )
@@ -211,9 +211,10 @@ FAILURES: dict[str, FailureText] = {
         "ONNX Runtime can't load {file}: {reason}",
         "Try a lower export.opset, or a newer onnxruntime.",
     ),
-    "fails": FailureText("the exported file fails with {sizes}: {reason}", _BAKED),
+    "fails": FailureText("the exported file fails with {sizes}: {reason}", _FIXED_SIZE),
     "other_shape": FailureText(
-        "with {sizes} the exported file returns {got} for {name}, the model {want}", _BAKED
+        "with {sizes} the exported file returns {got} for {name}, the model {want}",
+        _FIXED_SIZE,
     ),
     "not_finite": FailureText(
         "with {sizes} {side} returns NaN or infinity for {name}, expected finite values",
@@ -335,7 +336,7 @@ _LIBRARY = "torch/"
 
 _TORCHSCRIPT = "<--- HERE"
 
-_LAST = "most recent call last"
+_TRACEBACK_HEADING = "most recent call last"
 
 _CONTAINERS = {"ModuleList", "ModuleDict"}
 """Modules without a forward: they are in paths but not in scopes."""
@@ -348,7 +349,7 @@ def source_line(text: str) -> str | None:
     traceback (innermost last).
     """
     frames = _TRACED_FRAME.findall(text) or _PYTHON_FRAME.findall(text)
-    if _TORCHSCRIPT not in text or _LAST in text:
+    if _TORCHSCRIPT not in text or _TRACEBACK_HEADING in text:
         frames = frames if _TRACED_FRAME.search(text) else frames[::-1]
     locations = [source_location(file, int(line)) for file, line in frames if file[:1] != "<"]
     user_locations = [location for location in locations if not location.startswith(_LIBRARY)]
@@ -512,7 +513,7 @@ def _strategy_suggestion(tried: Collection[str]) -> str:
     return f", or try export.strategy: {' or '.join(left)}" if left else ""
 
 
-_LOWEST = 18
+_TABLE_OPSET = 18
 """The opset of torch's table; files in lower opsets are converted afterwards."""
 
 _OCCURRENCE = re.compile(r"@\d+$")
@@ -532,7 +533,7 @@ def untranslated(
     from torch.onnx._internal.exporter import _core, _dispatching, _dynamic_shapes
 
     table = keywords.get("custom_translation_table") or {}
-    registry = _registry(max(opset, _LOWEST), table)
+    registry = _registry(max(opset, _TABLE_OPSET), table)
     shapes, _ = _dynamic_shapes.convert_str_to_export_dim(keywords.get("dynamic_shapes"))
     program = torch.export.export(
         module, arguments, keywords.get("kwargs"), dynamic_shapes=shapes, strict=False
@@ -574,13 +575,13 @@ def _operator_of_node(node: fx.Node) -> UnsupportedOperator:
     )
 
 
-_READ = 50_000
+_MAX_SEARCHED_LENGTH = 50_000
 """Number of characters of a message that are searched."""
 
 # Patterns of torch 2.15's messages. Other errors are described by their type and first line.
 _OPERATOR = re.compile(r"operator '([\w:.]+)' to ONNX opset version (\d+)")
 
-_SINCE = re.compile(r"added in version (\d+)")
+_SINCE_OPSET = re.compile(r"added in version (\d+)")
 
 _CUSTOM = re.compile(r"unrecognized namespace ([\w:]+)")
 
@@ -602,7 +603,7 @@ def operator_in(error: BaseException) -> UnsupportedOperator | None:
     """Return the operator that the error names, without its location; None if it names none."""
     text = _text(error)
     if match := _OPERATOR.search(text):
-        since = _SINCE.search(text)
+        since = _SINCE_OPSET.search(text)
         return UnsupportedOperator(match[1], since=int(since[1]) if since else None)
     if match := _CUSTOM.search(text):
         return UnsupportedOperator(match[1])
@@ -652,7 +653,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    return "\n".join(str(cause) for cause in _chain(error))[:_READ]
+    return "\n".join(str(cause) for cause in _chain(error))[:_MAX_SEARCHED_LENGTH]
 
 
 def _aten_name(message: str) -> str:

@@ -82,11 +82,11 @@ def _output_difference(name: str, example: Example, got: Array, want: Array) -> 
     )
 
 
-_SHARE = 1e-2
+_MAX_RELATIVE_ERROR = 1e-2
 """Largest allowed error, as a share of the largest value of the output. It is a thousand times the
 rounding of a deep network in float32, so that every correct file is within it."""
 
-_TINY = 1e-6
+_MAX_ABSOLUTE_ERROR = 1e-6
 """For outputs that are zero: no more than the rounding of values of about 1."""
 
 _SEED = 0
@@ -197,7 +197,7 @@ class NumericalCheck:
             for name, want in zip(file.outputs, expected, strict=True)
         }
         for name, (error, largest) in difference(file, batch, expected).items():
-            if floats[name] and not error <= _SHARE * largest + _TINY:
+            if floats[name] and not error <= _MAX_RELATIVE_ERROR * largest + _MAX_ABSOLUTE_ERROR:
                 return _cause("differs", error=error, name=name, sizes=sizes(batch))
         return None
 
@@ -211,7 +211,7 @@ class NumericalCheck:
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc")
 """Domains that every build of ONNX Runtime supports."""
 
-_MOST = 8
+_MAX_LISTED = 8
 
 
 def verify_export(path: Path, request: ExportRequest, *, opset: int) -> None:
@@ -228,7 +228,9 @@ def verify_export(path: Path, request: ExportRequest, *, opset: int) -> None:
     except OnnxFileError as error:
         raise _invalid(error, path) from error
     if request.settings.operator_export_type == "ONNX" and (foreign := foreign_in(path)):
-        raise StrategyFailed.because("foreign_operators", operators=list_first(foreign, most=_MOST))
+        raise StrategyFailed.because(
+            "foreign_operators", operators=list_first(foreign, most=_MAX_LISTED)
+        )
     _check_domains(path, request.settings.custom_opsets)
     inputs = [spec.name for spec in subject.inputs]
     expected = list(request.input_names)
@@ -272,7 +274,7 @@ def operator_type_hazards(path: Path, settings: ExportSettings) -> tuple[str, ..
         )
     return (
         f"the file has operators outside of ONNX, as operator_export_type {operator_type} allows: "
-        f"{list_first(foreign, most=_MOST)}. No runtime of the gate runs it, so it was not "
+        f"{list_first(foreign, most=_MAX_LISTED)}. No runtime of the gate runs it, so it was not "
         "verified",
     )
 

@@ -171,7 +171,7 @@ def _is_equal_setting(actual: Any, want: Any, name: str) -> bool:
     return actual_sizes == expected_sizes
 
 
-_TF32 = 2.0**-12
+_TF32_ERROR = 2.0**-12
 """Typical relative error (rms) of rounding to a 10-bit mantissa."""
 
 _MAX_NODES = 4
@@ -608,7 +608,7 @@ class Diagnoser:
                     nodes=_operators([node]),
                 )
         error = suspect.alone.relative
-        if self._cuda and not self._reduced and _TF32 / 8 <= error <= _TF32 * 8:
+        if self._cuda and not self._reduced and _TF32_ERROR / 8 <= error <= _TF32_ERROR * 8:
             return _fault(path, "tf32", error=error)
         return None
 

@@ -22,11 +22,11 @@ from gate.policy.runtime_options import OrtSetup
 from gate.storage.arrays import OutputArray, rounded, text_digests
 from gate.weights.value_graph import load_data
 
-_INLINE = 1024
+_MAX_INLINE_BYTES = 1024
 """Size in bytes up to which a constant stays in the graph, because shapes and axes are read
 there."""
 
-_REFERENCE = "::reference"
+_REFERENCE_SUFFIX = "::reference"
 """Suffix of the input that replaces a cut tensor."""
 
 
@@ -306,7 +306,7 @@ def _drop_weights(graph: onnx.GraphProto, unread: Container[str]) -> None:
 
 def reference_name(tensor: str) -> str:
     """Return the name of the input that replaces a cut tensor."""
-    return f"{tensor}{_REFERENCE}"
+    return f"{tensor}{_REFERENCE_SUFFIX}"
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -346,7 +346,7 @@ def _read_graph(candidate: TestedFile) -> tuple[onnx.ModelProto, dict[str, Outpu
         for tensor in model.graph.initializer:
             array = numpy_helper.to_array(load_data(tensor, candidate))
             weights[tensor.name] = array
-            if array.nbytes > _INLINE and array.dtype.kind in "biuf":
+            if array.nbytes > _MAX_INLINE_BYTES and array.dtype.kind in "biuf":
                 _remove_data(tensor)
             elif tensor.data_location == onnx.TensorProto.EXTERNAL:
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

@@ -416,7 +416,7 @@ def _fail(deviations: Iterable[Deviation], error: Exception) -> None:
         deviation.fail(describe_failure(error))
 
 
-_ALONE = (8.0, 24.0)
+_LAYER_BOUNDS = (8.0, 24.0)
 """Bounds on `ratio` and `peak` of a layer alone.
 
 Measured on the corpus of correct files (benchmarks/corpus: all architectures, exporters and opsets,
@@ -426,11 +426,11 @@ and 6.6. An error of 10 % in one weight gives 2 400, one tensor in float16 1 100
 3 400, epsilon 1e-3 instead of 1e-5 4 000, and 1e-5 instead of 1e-6 14.
 """
 
-_THROUGH = 16.0
+_MAX_PROPAGATED_RATIO = 16.0
 """Bound on `ratio` of a layer in the whole file, where errors accumulate: right layers have at most
 7. It only separates propagated deviations from layers that are still right."""
 
-_OUTPUT = (8.0, 64.0)
+_OUTPUT_BOUNDS = (8.0, 64.0)
 """Bounds on `ratio` and `peak` of the outputs of the unmodified file: right ones have at most 3 and
 7. They are wider than the policy's, because there are few samples and no verdict depends on it."""
 
@@ -438,11 +438,11 @@ _MIN_GROWTH = 2.0
 """Minimum factor between the deviations with and without optimizations at which the optimizers are
 suspected. Otherwise the limit could lie between two similar deviations."""
 
-_ON_CUDA = 10.0
+_CUDA_FACTOR = 10.0
 """Factor for CUDA, where other algorithms and orders of summation may round more. It is wider than
 the policy's bounds, because no verdict depends on it."""
 
-_WITHOUT_FLOAT64 = 64.0
+_FACTOR_WITHOUT_FLOAT64 = 64.0
 """Factor without float64, where the unit is one rounding instead of those of a whole layer."""
 
 
@@ -500,7 +500,7 @@ class DeviationLimits:
 
     def is_off(self, layer: LayerDeviations) -> bool:
         """Return whether the layer's output in the whole file differs by more than rounding."""
-        return not layer.through.ratio <= _THROUGH * self._factor
+        return not layer.through.ratio <= _MAX_PROPAGATED_RATIO * self._factor
 
     def agrees(self, outputs: Mapping[str, Deviation]) -> bool:
         """Return whether all outputs differ only by rounding."""
@@ -515,22 +515,22 @@ class DeviationLimits:
     @property
     def layer_bounds(self) -> tuple[float, float]:
         """Return the bounds on `ratio` and `peak` of a layer alone."""
-        return self._widened(_ALONE)
+        return self._widened(_LAYER_BOUNDS)
 
     @property
     def output_bounds(self) -> tuple[float, float]:
         """Return the bounds on `ratio` and `peak` of an output of the unmodified file."""
-        return self._widened(_OUTPUT)
+        return self._widened(_OUTPUT_BOUNDS)
 
     def _widened(self, bounds: tuple[float, float]) -> tuple[float, float]:
         return bounds[0] * self._factor, bounds[1] * self._factor
 
     @property
     def _factor(self) -> float:
-        factor = 1.0 if self.setup.on_cpu else _ON_CUDA
+        factor = 1.0 if self.setup.on_cpu else _CUDA_FACTOR
         if self.reduced:  # other orders of summation are negligible in comparison
             factor = REDUCED_UNIT * (BFLOAT16 if self.bfloat16 else 1.0)
-        return factor if self.float64 else factor * _WITHOUT_FLOAT64
+        return factor if self.float64 else factor * _FACTOR_WITHOUT_FLOAT64
 
 
 def worst(outputs: Mapping[str, Deviation]) -> float:

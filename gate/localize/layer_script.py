@@ -91,7 +91,7 @@ def _of_torch(layer: nn.Module) -> _Written:
 _BUILTINS = {"torch", "inf", "nan", "device", "NoneType", "fx_pytree", "pytree"}
 """Names that code of torch.fx may use; `_CLASS` and the script define some of them."""
 
-_LONG = 200
+_MAX_LENGTH = 200
 """Maximum length of an argument in characters; longer ones may be tables of weights."""
 
 _CLASS = """
@@ -116,7 +116,7 @@ def _traced(layer: nn.Module) -> _Written | None:
         node.type = None  # annotations may name anything
     code = graph.graph.python_code("self")
     arguments = (a for node in graph.graph.nodes for a in (node.args, node.kwargs))
-    if not set(code.globals) <= _BUILTINS or any(len(str(a)) > _LONG for a in arguments):
+    if not set(code.globals) <= _BUILTINS or any(len(str(a)) > _MAX_LENGTH for a in arguments):
         return None
     state = graph.state_dict()
     weights = "\n        ".join(

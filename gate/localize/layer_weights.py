@@ -31,16 +31,16 @@ Detail = dict[str, Any]
 _MIN_EQUAL = 0.5
 """Share of equal elements from which a constant counts as a modified tensor of the model."""
 
-_NEAR = 0.5
+_MAX_DISTANCE = 0.5
 """Largest relative L1 difference at which an unnamed constant counts as a modified tensor."""
 
-_ROUNDING = 2.0**-20
+_MAX_ROUNDING = 2.0**-20
 """Largest error of a precomputed constant, relative to the largest element."""
 
-_ROWS = 8
+_LISTED_ROWS = 8
 """Number of rows that a message lists, from the first moved one."""
 
-_DISTINCT = 4
+_MIN_DISTINCT = 4
 """Least number of distinct values by which a tensor can be identified."""
 
 
@@ -100,7 +100,7 @@ def counterparts(
         left = _pair_by_values(left, constants, result, reordered=True)
     partial = {key: got for key, got in constants.items() if _is_cut(key, got, tensors)}
     complete = {key: got for key, got in constants.items() if key not in partial}
-    left = _pair_by_shape(left, complete, result, loose, near=0.0 if folded else _NEAR)
+    left = _pair_by_shape(left, complete, result, loose, near=0.0 if folded else _MAX_DISTANCE)
     constants = {**complete, **partial}
     left = _pair_by_values(left, constants, result, reordered=reordered)
     result.unpaired.extend(left)
@@ -119,7 +119,7 @@ def _pair_equal(
     """
     left, used = {}, set()
     for name, want in tensors.items():
-        allowed = _ROUNDING if name in loose else 0.0
+        allowed = _MAX_ROUNDING if name in loose else 0.0
         same = [key for key, got in constants.items() if _is_same(want, got, allowed)]
         if not same or (name in constants and name not in same):
             left[name] = want
@@ -214,7 +214,7 @@ def _matches_by_values(
 
 
 def _is_distinctive(array: Floats) -> bool:
-    return len(np.unique(array)) >= _DISTINCT
+    return len(np.unique(array)) >= _MIN_DISTINCT
 
 
 def _fits(want: Floats, got: Floats) -> bool:
@@ -438,8 +438,8 @@ def _order(want: Floats, got: Floats) -> str | None:
     first = next((index for index, position in enumerate(order) if index != position), None)
     if first is None:
         return None
-    shown = ", ".join(map(str, order[first : first + _ROWS]))
-    before, more = "…, " if first else "", ", …" if len(order) > first + _ROWS else ""
+    shown = ", ".join(map(str, order[first : first + _LISTED_ROWS]))
+    before, more = "…, " if first else "", ", …" if len(order) > first + _LISTED_ROWS else ""
     return f"{before}{shown}{more}"
 
 
@@ -506,13 +506,13 @@ def _rounded_to(parameter: Floats, got: Floats, *, tolerance: float) -> str | No
     return None
 
 
-_FOLDING = 1e-5
+_FOLD_ERROR = 1e-5
 """Largest relative difference caused by folding in float32."""
 
-_OF_OFFSETS = 10.0
+_OFFSET_FACTOR = 10.0
 """Allowed multiple of that difference for an offset, relative to the largest one."""
 
-_UNITS = 4.5
+_ROUNDOFF_UNITS = 4.5
 """Largest error of folding in 16 bits, in units of their roundoff. Half a unit each for a weight:
 itself, gamma, root, quotient, product; a quarter each for the variance and its sum with epsilon,
 because the root halves them. For an offset, half a unit per term: bias, mean, their difference,
@@ -534,14 +534,14 @@ def folded_differences(
     `format_`: the format in which the file may store and compute it
     (`gate.weights.model_tensors.format_tolerance`); None: float32.
     """
-    layer, relative = modules[0], _UNITS * format_tolerance(format_).relative
+    layer, relative = modules[0], _ROUNDOFF_UNITS * format_tolerance(format_).relative
     norm = next(norms(modules[1]), None)
     weight, bias = (to_float64(getattr(layer, name, None)) for name in ("weight", "bias"))
     arrays = list(constants.values())
     fitting = [] if weight is None else [like(a, weight) for a in arrays if fits(a, weight)]
     if weight is None or norm is None or not fitting or getattr(layer, "transposed", False):
         return []
-    tolerance, scale = _FOLDING + relative, norm.scale
+    tolerance, scale = _FOLD_ERROR + relative, norm.scale
     rows, channels = fitting[0].reshape(len(weight), -1), weight.reshape(len(weight), -1)
     factor = _factor(rows, channels, scale)
     largest = np.abs(rows).max(1, where=np.isfinite(rows), initial=0.0)
@@ -562,7 +562,7 @@ def folded_differences(
         return [WeightDifference(paths[0], detail, rounded)]
     if wrong.any():
         unscaled = rows / np.where(scale == 0.0, 1.0, scale)[:, None]
-        return [difference(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLDING)]
+        return [difference(f"{paths[0]}.weight", channels, unscaled, wrong, tolerance=_FOLD_ERROR)]
     if not same_offset:
         return [WeightDifference(paths[1], {"code": "folded_offset", "norm": paths[1]})]
     return []
@@ -589,7 +589,7 @@ def affine_differences(
         any(a is not None and np.array_equal(array, a) for a in affine) for array in vectors
     ):  # as BatchNormalization has them, or not at all
         return []
-    relative = _UNITS * format_tolerance(format_).relative
+    relative = _ROUNDOFF_UNITS * format_tolerance(format_).relative
     if not _any_close(vectors, norm.scale, relative * np.abs(norm.scale)):
         lost = "scale"
     elif not _any_close(vectors, norm.offset(np.zeros(1)), relative * norm.size):
@@ -605,7 +605,7 @@ def _folded_rounding(rows: Floats, want: Floats) -> str | None:
     Folding in float32 may round up a product whose exact value is rounded down.
     """
     for name, rounded in FORMATS.items():
-        below, above = rounded(want * (1 - _FOLDING)), rounded(want * (1 + _FOLDING))
+        below, above = rounded(want * (1 - _FOLD_ERROR)), rounded(want * (1 + _FOLD_ERROR))
         if ((rows == below) | (rows == above)).all():
             return name
     return None
@@ -649,7 +649,7 @@ def _epsilon(norm: nn.Module, scale: Floats, *, tolerance: float) -> float | Non
 
 def _any_close(offsets: list[Floats], want: Floats, kept: Floats) -> bool:
     """Return True if an offset equals the expected one up to float32 folding and `kept`."""
-    allowed = kept + _OF_OFFSETS * _FOLDING * max(float(np.abs(want).max()), 1e-30)
+    allowed = kept + _OFFSET_FACTOR * _FOLD_ERROR * max(float(np.abs(want).max()), 1e-30)
     return any(bool((np.abs(offset - want) <= allowed).all()) for offset in offsets)
 
 

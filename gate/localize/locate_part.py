@@ -27,10 +27,10 @@ from gate.summary.render import with_fault_texts
 
 Array = NDArray[Any]
 
-_PLAIN = 1e-3
+_MAX_ROUNDING = 1e-3
 """Difference relative to an output's largest value that rounding does not cause."""
 
-_SAME = 1e-6
+_MAX_RERUN_DIFFERENCE = 1e-6
 """The same between two runs of the same modules."""
 
 _Seam = dict[str, Any]
@@ -62,14 +62,14 @@ def explain_chain(
     writers = {n: c.overwritten for n, c in release.calls.by_part.items() if c.overwritten}
     if (
         writers
-        and _largest_difference(copied, modules) > _SAME
-        and _largest_difference(files, copied) <= _PLAIN
+        and _largest_difference(copied, modules) > _MAX_RERUN_DIFFERENCE
+        and _largest_difference(files, copied) <= _MAX_ROUNDING
     ):
         parts_in_place = [f"{part} (its {name})" for part, name in writers.items()]
         return _seam("in_place", parts=parts_in_place)
     differences = [_difference(*outputs) for outputs in zip(files, modules, strict=True)]
     worst = int(np.argmax(differences))
-    if differences[worst] <= _PLAIN:
+    if differences[worst] <= _MAX_ROUNDING:
         return None
     return _seam("differs", output=names[worst], error=differences[worst])
 

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gate.localize.model_runner import ComputedValue
 from gate.reference.onnx_reference import OnnxReference
 
-_SCOPES = "pkg.torch.onnx.name_scopes"
+_SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
-_INDEXED = re.compile(r"(.+)_(\d+)")
+_INDEXED_PART = re.compile(r"(.+)_(\d+)")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ModulePaths:
             if name in self._nodes:
                 return ModuleScope(self._nodes[name], None)
         for entry in node.metadata_props:
-            if entry.key == _SCOPES:
+            if entry.key == _SCOPES_KEY:
                 return self._scope_of_metadata(entry.value)
         # An optimizer renames a fused node, but keeps the name of the last node's output.
         for name in (node.name, *node.output[:1]):
@@ -118,7 +118,7 @@ class ModulePaths:
 
 
 def _with_index(part: str) -> list[tuple[str, int]]:
-    match = _INDEXED.fullmatch(part)
+    match = _INDEXED_PART.fullmatch(part)
     return [(match[1], int(match[2]))] if match else []
 
 
@@ -141,7 +141,7 @@ _OPERATORS = {
 }
 """Operators of modules with another name."""
 
-_WEIGHING = re.compile("conv|gemm|matmul|einsum")
+_FOLDABLE = re.compile("conv|gemm|matmul|einsum")
 """Operators of layers into which a BatchNorm can be folded."""
 
 
@@ -224,7 +224,7 @@ def _folded_pairs(
     missing = Counter(op for op, _ in nodes)["BatchNormalization"] < len(norms)
     named = {scope.path for _, scope in nodes if scope is not None}
     weighing = {
-        scope.path for op, scope in nodes if scope is not None and _WEIGHING.search(op.lower())
+        scope.path for op, scope in nodes if scope is not None and _FOLDABLE.search(op.lower())
     }
     for layer, value in norms:
         if _base_kind(layer.kind) in ("conv", "convtranspose", "linear"):

@@ -367,7 +367,7 @@ def _key(node: onnx.NodeProto, *, outputs: bool) -> tuple[object, ...]:
     return node.op_type, node.domain, names, tuple(attributes)
 
 
-_ROUNDS = 4
+_MAX_ROUNDS = 4
 """Largest number of rounds that disable optimizers which then newly change the graph."""
 
 
@@ -465,7 +465,7 @@ def _sufficient_set(trials: OptimizerTrials, first: Sequence[str], level: str) -
     if not first:
         raise NotIdentified("unlogged", level=level)
     disabled = dict.fromkeys(first)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         log: list[str] = []
         if trials.outcome(disabled=disabled.keys(), log=log).agrees:
             return tuple(disabled)

@@ -36,10 +36,10 @@ optimizations."""
 MOST_BYTES = 256 << 20
 """Largest size of one sample's tensors for which optimizers and kernels are reduced, in bytes."""
 
-_FOLD_FROM = 12
+_MIN_FOLDED_NODES = 12
 """Number of nodes above which arithmetic on shapes is replaced by its results."""
 
-_LARGE = 16
+_MAX_SHAPE_SIZE = 16
 """Number of elements from which an integer tensor may be a weight; smaller ones are shapes and
 axes."""
 
@@ -617,7 +617,7 @@ class _MeasuredPiece:
         """Return the piece as a standalone failure."""
         standalone = Standalone.from_piece(self.piece, self.fed, {self.tensor: self.actual})
         model, name = standalone.model, standalone.outputs[self.tensor]
-        if node_count(model) > _FOLD_FROM:
+        if node_count(model) > _MIN_FOLDED_NODES:
             model = _fold_shapes(model, standalone.inputs, self.limits.setup)
         arguments = finder.arguments(self.number, standalone.sources) if self.alone else None
         return ReducedFailure(
@@ -674,7 +674,9 @@ def _fold_shapes(
     marked = copy.deepcopy(model)
     add_outputs(marked.graph, names)
     arrays = run(marked, inputs, setup.plain)
-    integers = {n for n in names if arrays[n].dtype.kind in "iu" and arrays[n].size <= _LARGE}
+    integers = {
+        n for n in names if arrays[n].dtype.kind in "iu" and arrays[n].size <= _MAX_SHAPE_SIZE
+    }
     smaller = copy.deepcopy(model)
     kept = [node for node in smaller.graph.node if not set(node.output) <= integers]
     kept = _needed_nodes(kept, outputs)

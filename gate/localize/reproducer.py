@@ -42,7 +42,7 @@ from gate.summary.render import capital
 DIFFERS = "DIFFERS"
 """The last line that the script prints if it shows the failure."""
 
-_INTEGERS = 16
+_MAX_SHAPE_SIZE = 16
 """Number of elements up to which an integer tensor is a shape or axes; larger ones may be
 weights."""
 
@@ -338,7 +338,7 @@ def _may_be_weight(tensor: onnx.TensorProto) -> bool:
     integer_types = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
     if tensor.data_type == onnx.TensorProto.STRING:
         return False
-    return size > (_INTEGERS if tensor.data_type in integer_types else 1)
+    return size > (_MAX_SHAPE_SIZE if tensor.data_type in integer_types else 1)
 
 
 def _check_attributes(model: onnx.ModelProto) -> None:
@@ -360,18 +360,18 @@ def _check_attributes(model: onnx.ModelProto) -> None:
 _SETTINGS = ("scales", "activation_alpha", "activation_beta")
 """Attributes with several floats that are settings of an operator."""
 
-_TEXT = 64
+_MAX_SETTING_BYTES = 64
 """Length in bytes up to which a string is a setting, such as the equation of Einsum."""
 
 
 def _may_contain_weights(attribute: onnx.AttributeProto) -> bool:
     """Return True for several floats that are not settings, and for many integers or strings."""
-    most = _INTEGERS if attribute.name in _SETTINGS else 1
+    most = _MAX_SHAPE_SIZE if attribute.name in _SETTINGS else 1
     texts = attribute.strings
     return (
         len(attribute.floats) > most
-        or max(len(attribute.ints), len(texts)) > _INTEGERS
-        or any(len(text) > _TEXT for text in (attribute.s, *texts))
+        or max(len(attribute.ints), len(texts)) > _MAX_SHAPE_SIZE
+        or any(len(text) > _MAX_SETTING_BYTES for text in (attribute.s, *texts))
     )
 
 

@@ -173,39 +173,39 @@ def difference(value: OutputArray, tensor: OutputArray) -> float:
 
 def is_equal(value: OutputArray, array: OutputArray) -> bool:
     """Return True if the arrays are equal up to rounding and small faults."""
-    return value.shape == array.shape and difference(value, array) <= _EQUAL
+    return value.shape == array.shape and difference(value, array) <= _MAX_DIFFERENCE
 
 
 # All constants but the unit roundoff were chosen by hand on the half `tune` of the corpora
 # (benchmarks/world); no single one has a recorded measurement.
-_EQUAL = 1e-3
+_MAX_DIFFERENCE = 1e-3
 """Largest relative RMS difference at which tensor and value count as equal, including rounding and
 small faults."""
 
-_ROUNDING = 2.0**-24
+_UNIT_ROUNDOFF = 2.0**-24
 """Relative RMS difference caused by one rounding to float32."""
 
-_AS_NEAR = 16.0
+_NEAR_FACTOR = 16.0
 """Factor by which the nearer of two tensors must be nearer: blocks that hardly change their input
 return nearly the same values."""
 
-_STEPS = 12
+_MAX_MODULE_NODES = 12
 """Largest number of nodes that compute one module."""
 
-_READS = 3.0
+_INPUT_SCORE = 3.0
 """Score if a tensor is computed from the module's inputs."""
 
-_LEAVES = 4.0
+_LEAVE_SCORE = 4.0
 """Score if nodes of other modules read a tensor named after the module. It outweighs similarity,
 because tensors before the module's last node are mostly similar to its output."""
 
-_CODE_LEAVES = 1.0
+_CODE_SCORE = 1.0
 """The same for code between modules, whose results are read in many places."""
 
-_SHAPE = 4.0
+_SHAPE_PENALTY = 4.0
 """Penalty if the tensor has another shape, which only a fault explains."""
 
-_NEAR = 0.5
+_MAX_SCORED_DIFFERENCE = 0.5
 """Relative difference from which similarity is not scored."""
 
 
@@ -333,13 +333,17 @@ class ValueMatcher:
             if tensor.node_index > earliest
         ]
         nearest = min((distance for distance, _ in distances), default=math.inf)
-        if not nearest <= _EQUAL:
+        if not nearest <= _MAX_DIFFERENCE:
             return None
         near = [
             tensor
             for distance, tensor in distances
-            if distance <= _AS_NEAR * nearest
-            or (tensor.name == before and distance <= _EQUAL and self._is_named(value, tensor))
+            if distance <= _NEAR_FACTOR * nearest
+            or (
+                tensor.name == before
+                and distance <= _MAX_DIFFERENCE
+                and self._is_named(value, tensor)
+            )
         ]
         near = [tensor for tensor in near if not self._may_be_folded_norm(value, tensor)]
         if not near:
@@ -377,7 +381,7 @@ class ValueMatcher:
         """
         return self.name(value, tensor) < EXACT and any(
             self.name(candidate, tensor) >= EXACT
-            and difference(candidate.sketch, tensor.sketch) <= _EQUAL
+            and difference(candidate.sketch, tensor.sketch) <= _MAX_DIFFERENCE
             for candidate in self._values
             if candidate.shape == tensor.shape
             and candidate.number != value.number
@@ -394,7 +398,7 @@ class ValueMatcher:
         if after is None:
             return False
         folded = difference(self._values[after].sketch, tensor.sketch)
-        return folded <= _AS_NEAR * difference(value.sketch, tensor.sketch)
+        return folded <= _NEAR_FACTOR * difference(value.sketch, tensor.sketch)
 
     def _most_likely(self, value: ComputedValue, free: UnmatchedTensors) -> Tensor | None:
         """Return the unassigned tensor with the highest score, if one is above 0."""
@@ -411,18 +415,18 @@ class ValueMatcher:
             is_own_code = value.functional and name >= EXACT  # whose operator may be any
             score = name + (0.0 if is_own_code else self._hints.kind_score(value, tensor.op))
             if tensor.shape != value.shape:
-                score -= _SHAPE
+                score -= _SHAPE_PENALTY
             if self._returned.get(value.number) == tensor.name:
                 score += EXACT
             if source_names:
-                reads = self._graph.sources(tensor.name, free.names, steps=_STEPS)
-                score += _READS if source_names <= reads else -_READS
+                reads = self._graph.sources(tensor.name, free.names, steps=_MAX_MODULE_NODES)
+                score += _INPUT_SCORE if source_names <= reads else -_INPUT_SCORE
             if tensor.shape == value.shape:
                 distance = difference(value.sketch, tensor.sketch)
-                score += 3.0 * max(0.0, 1.0 - distance / _NEAR)
+                score += 3.0 * max(0.0, 1.0 - distance / _MAX_SCORED_DIFFERENCE)
             score += 0.5 if after < tensor.node_index < until else -1.0
             leaves = name >= EXACT and self._leaves(tensor)
-            score += (_CODE_LEAVES if value.functional else _LEAVES) if leaves else 0.0
+            score += (_CODE_SCORE if value.functional else _LEAVE_SCORE) if leaves else 0.0
             # The last node of a module computes its output.
             if score > best_score or (score == best_score and name >= EXACT):
                 best, best_score = tensor, score
@@ -444,25 +448,25 @@ class ValueMatcher:
         return is_read_elsewhere or tensor.name in self._graph.outputs
 
 
-_ROUNDS = 12
+_MAX_RUNS = 12
 """Largest number of runs of the first batch; two without a gross fault."""
 
-_FAULTS = 5
+_MAX_FAULTS = 5
 """Largest number of faults that are identified by trying pairs of values and tensors."""
 
-_NEXT = 12
+_NEXT_VALUES = 12
 """Number of values that are tried after the last one that equals its tensor."""
 
-_TRIALS = 24
+_MAX_TRIALS = 24
 """Largest number of pairs that are tried for one fault."""
 
-_LESS_WRONG = 0.9
+_MAX_REMAINING_SHARE = 0.9
 """Largest share of its difference that a wrong value keeps if an earlier fault is repaired."""
 
-_DOUBLE = 8
+_MAX_DOUBLE_TRIALS = 8
 """Largest number of pairs of which two are tried together."""
 
-_INNER = 4
+_TENSOR_BYTE_RATIO = 4
 """Bytes of the file's tensors per byte of the model's values: the largest ratio observed."""
 
 
@@ -488,7 +492,7 @@ class IterativeMatcher:
         """
         layout = self._match_again(start or ValueLayout())
         tried = set(start.matching.tensors) if start else set()
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_RUNS):
             better = self._match_again(layout)
             misplaced = self._misplaced_values(layout, better)
             if misplaced:
@@ -528,7 +532,7 @@ class IterativeMatcher:
         each of the next values. With the correct pair, values computed from it become equal.
         """
         settled = ValueLayout(self._before_faults(self._match_again(ValueLayout()).matching))
-        for _ in range(_FAULTS):
+        for _ in range(_MAX_FAULTS):
             extended = self._add_next_pair(settled)
             if extended is None:
                 break
@@ -559,10 +563,10 @@ class IterativeMatcher:
         These differ by much more than all earlier values.
         """
         kept: dict[int, Tensor] = {}
-        largest = _ROUNDING
+        largest = _UNIT_ROUNDOFF
         for number, tensor in matching.equal_only().tensors.items():
             distance = difference(self._survey.values[number].sketch, tensor.sketch)
-            if distance <= _AS_NEAR * largest:
+            if distance <= _NEAR_FACTOR * largest:
                 kept[number] = tensor
                 largest = max(largest, distance)
         return Matching(kept, frozenset(kept))
@@ -579,18 +583,18 @@ class IterativeMatcher:
         def progress(trial: ValueLayout) -> tuple[float, int]:
             return min(trial.matching.equal - equal, default=math.inf), -len(trial.matching.equal)
 
-        pairs = self._next_pairs(settled.matching, max(equal, default=-1))[:_TRIALS]
+        pairs = self._next_pairs(settled.matching, max(equal, default=-1))[:_MAX_TRIALS]
         trials = [(pair, self._add_pair(settled, pair)) for pair in pairs]
         best = min((trial for _, trial in trials), key=progress, default=settled)
         until = max(best.matching.differing, default=math.inf)
-        for pair, first in trials[:_DOUBLE]:
+        for pair, first in trials[:_MAX_DOUBLE_TRIALS]:
             if self._matcher.name(*pair) < EXACT or not pair[0].number < until:
                 continue
-            for second in self._next_pairs(first.matching, pair[0].number)[:_DOUBLE]:
+            for second in self._next_pairs(first.matching, pair[0].number)[:_MAX_DOUBLE_TRIALS]:
                 best = min(best, self._add_pair(first, second), key=progress)
         if progress(best)[0] == math.inf:
             return None
-        for pair, _ in trials[:_DOUBLE]:
+        for pair, _ in trials[:_MAX_DOUBLE_TRIALS]:
             best = self._with_earlier(best, settled, pair)
         return best
 
@@ -620,7 +624,7 @@ class IterativeMatcher:
             else math.inf
             for candidate in (trial, layout)
         )
-        return after < _LESS_WRONG * before
+        return after < _MAX_REMAINING_SHARE * before
 
     def _add_pair(self, layout: ValueLayout, pair: tuple[ComputedValue, Tensor]) -> ValueLayout:
         """Return the layout with the tensor for the value, and all tensors that then equal their
@@ -654,7 +658,7 @@ class IterativeMatcher:
         ]
         pairs = [
             (skipped + steps - name, value, tensor)
-            for skipped, value in enumerate(values[:_NEXT])
+            for skipped, value in enumerate(values[:_NEXT_VALUES])
             for steps, tensor in enumerate(tensors)
             if tensor.shape == value.shape
             and tensor.sketch.dtype.kind == value.sketch.dtype.kind
@@ -715,7 +719,7 @@ class IterativeMatcher:
         context, survey = self._context, self._survey
         batch, names = context.batches[0], context.graph.tensors
         values = context.runner.values(batch, survey, set(layout.value_at_cut.values()))
-        size = _INNER * sum(value.nbytes for value in survey.values)
+        size = _TENSOR_BYTE_RATIO * sum(value.nbytes for value in survey.values)
         tensors: list[Tensor] = []
         for part in context.parts(names, size=size):
             piece = context.graph.cut(part, layout.cuts)

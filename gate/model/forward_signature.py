@@ -28,7 +28,7 @@ from gate.errors import ModelError
 # `forward(batch={"image": ..., "mask": ...})`, and `pair.0`, `pair.1` the tuple `pair`.
 _OUTPUT = "output"
 
-_WHITE = re.compile(r"\s+")
+_WHITESPACE = re.compile(r"\s+")
 
 Tree = dict[str, Any]
 """Maps keys to indices of tensors or to subtrees."""
@@ -87,7 +87,7 @@ def is_plain(returned: Any) -> bool:
 
 def _named_leaves(prefix: str, value: Any, *, stated: bool) -> Iterator[Leaf]:
     if isinstance(value, torch.Tensor):
-        yield Leaf(_WHITE.sub("_", prefix), stated, value)
+        yield Leaf(_WHITESPACE.sub("_", prefix), stated, value)
         return
     fields = _fields(value)
     stated = stated or fields is not None

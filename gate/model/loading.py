@@ -109,7 +109,7 @@ def build_model(factory: str) -> nn.Module:
     return model
 
 
-_LARGE = 2e9
+_MAX_REBUILT_BYTES = 2e9
 """Bytes of weights above which a model is not built twice."""
 
 
@@ -120,7 +120,7 @@ def require_same_weights(factory: str, model: nn.Module) -> bool:
     random states do not change. Raises ModelError if the weights differ.
     """
     tensors = model.state_dict()
-    if sum(t.nbytes for t in tensors.values() if isinstance(t, torch.Tensor)) > _LARGE:
+    if sum(t.nbytes for t in tensors.values() if isinstance(t, torch.Tensor)) > _MAX_REBUILT_BYTES:
         return False
     with seeded(_SEED):
         try:

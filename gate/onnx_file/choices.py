@@ -77,7 +77,7 @@ class ChoiceSession:
         model = file.model
         nodes = {node.output[0]: node for node in model.graph.node if _has_operands(node)}
         """By the decision."""
-        operators = _expose(model.graph, loops=opset_of(model) >= _SEQUENCES)
+        operators = _expose(model.graph, loops=opset_of(model) >= _SEQUENCE_LOOP_OPSET)
         if "QuantizeLinear" in operators.values() and not quantizes():
             operators = {name: op for name, op in operators.items() if op != "QuantizeLinear"}
         self._operators = operators
@@ -198,7 +198,7 @@ _READERS: Mapping[str, Callable[..., Choice | None]] = {
 """Functions that compute the choice from the inputs and the output of the node."""
 
 
-_INTEGERS = frozenset({
+_INTEGER_TYPES = frozenset({
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 })  # fmt: skip
@@ -207,7 +207,7 @@ _INTEGERS = frozenset({
 def _rounds_floats(node: onnx.NodeProto) -> bool:
     """Return whether a node converts to integers or rounds floats."""
     if node.op_type == "Cast":
-        return attributes(node).get("to") in _INTEGERS
+        return attributes(node).get("to") in _INTEGER_TYPES
     if node.op_type == "Mod":
         return bool(attributes(node).get("fmod"))
     return node.op_type in ROUNDING and node.domain in STANDARD_DOMAINS
@@ -229,7 +229,7 @@ def _operand_names(node: onnx.NodeProto) -> list[str]:
     return list(node.input[:1])
 
 
-_SEQUENCES = 13
+_SEQUENCE_LOOP_OPSET = 13
 """Opset from which on a Loop hands on sequences."""
 
 

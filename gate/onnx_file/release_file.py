@@ -20,7 +20,7 @@ from gate.storage.yaml_section import load_section
 
 _SUFFIXES = (".yaml", ".yml")
 
-_LIMIT = 1 << 16
+_MAX_BYTES = 1 << 16
 """Maximum size of a release file in bytes, which is enough for about a thousand parts."""
 
 PartName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -100,14 +100,15 @@ def _check_plain(path: Path) -> None:
         raise OnnxFileError(pointer)
     try:
         with open_plain(path) as stream:
-            data = stream.read(_LIMIT + 1)
+            data = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise StorageError(
             f"cannot read the release file {path}: {error.strerror or error}. Check the path."
         ) from error
-    if len(data) > _LIMIT:
+    if len(data) > _MAX_BYTES:
         raise OnnxFileError(
-            f"{path} has more than {_LIMIT} bytes, expected a release file, which lists the parts."
+            f"{path} has more than {_MAX_BYTES} bytes, expected a release file, which lists the "
+            "parts."
         )
     try:
         parse_plain_yaml(data, what=str(path))

@@ -162,7 +162,7 @@ def create_session(
     disabled = {"disabled_optimizers": list(disabled_optimizers)} if disabled_optimizers else {}
     session = onnxruntime.InferenceSession(model, options, providers=list(providers), **disabled)
     values = (*session.get_inputs(), *session.get_outputs())
-    if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
+    if any(value.type.startswith(_MAPS_PREFIX) for value in session.get_outputs()):
         return _MapSession(session)
     return _BfloatSession(session) if any("bfloat16" in v.type for v in values) else session
 
@@ -185,7 +185,7 @@ def _try_to_open(path: str, disabled: list[str]) -> None:
         create_session(path, providers=[CPU_PROVIDER], disabled_optimizers=disabled)
 
 
-_MAPS = "seq(map("
+_MAPS_PREFIX = "seq(map("
 """Prefix of the type of a list of maps, which ZipMap returns with one map for each sample."""
 
 
@@ -202,10 +202,10 @@ class _MapSession:
         self._maps: dict[str, str] = {}
         """Name of the output for the names of both tensors."""
         for value in session.get_outputs():
-            if not value.type.startswith(_MAPS):
+            if not value.type.startswith(_MAPS_PREFIX):
                 self._outputs.append(value)
                 continue
-            kind = value.type.removeprefix(_MAPS).partition(",")[0]
+            kind = value.type.removeprefix(_MAPS_PREFIX).partition(",")[0]
             for name, element in ((value.name, "float"), (keys_name(value.name), kind)):
                 self._maps[name] = value.name
                 shape = [None, None]

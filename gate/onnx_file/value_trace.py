@@ -17,7 +17,7 @@ from gate.storage.arrays import OutputArray
 
 Feed = Mapping[str, OutputArray]
 
-_LOSING = {
+_NAN_DROPPING = {
     "Clip", "Elu", "Erf", "Gelu", "GlobalMaxPool", "HardSigmoid", "HardSwish", "LeakyRelu",
     "LogSoftmax", "Max", "MaxPool", "Min", "Mish", "PRelu", "ReduceMax", "ReduceMin", "Relu",
     "Selu", "Sigmoid", "Softmax", "Softplus", "Tanh", "TopK",
@@ -57,7 +57,7 @@ class NanTrace:
     """Detects NaNs that a runtime loses. Raises the exceptions of onnx."""
 
     def __init__(self, candidate: TestedFile) -> None:
-        file, losing = EditableFile(candidate), _LOSING | _RECURRENT
+        file, losing = EditableFile(candidate), _NAN_DROPPING | _RECURRENT
         self._traced = _Traced(file, [n for n in file.model.graph.node if n.op_type in losing])
 
     def loses_nan(self, feed: Feed) -> bool:
@@ -96,7 +96,7 @@ class OpenCast:
     """Mask of the elements with an undefined result."""
 
 
-_VARIANTS = 6
+_VARIANT_RUNS = 6
 """Number of runs with other values in the place of undefined results."""
 
 
@@ -146,7 +146,7 @@ class OpenCasts:
         inputs = {node.output[0]: node.input[0] for node in self._traced.nodes}
         session = self._file.session(edited)
         runs = []
-        for number in range(_VARIANTS):
+        for number in range(_VARIANT_RUNS):
             random = np.random.default_rng([seed, number])
             variant = dict(feed)
             for name, cast in casts_by_name.items():

@@ -46,17 +46,17 @@ _MOST_ELEMENTS = 2**22
 _MOST_DRAWS = 32
 """Largest number of runs with random rounding."""
 
-_SHARED_ELEMENTS = 2**20
+_MOST_SHARED = 2**20
 """Largest number of output elements whose runs are shared by several probes: 32 take 128 MiB."""
 
 _ALLOWED_ROUNDING_MOVES = 16.0
 """Allowed difference in units of what random rounding changes, if there is no float64 reference."""
 
-_FAR_BEYOND = 10.0 * (1.0 - 1e-6)
+_OVERFLOW_FACTOR = 10.0 * (1.0 - 1e-6)
 """Multiple of the samples' range from which `instruments.probe_beyond_range` decides about an
 overflow. A factor of ten is not exact in float32."""
 
-_NEAR_TRUTH = 1e-3
+_MOST_OVERFLOW_ERROR = 1e-3
 """Largest relative distance from the float64 value where PyTorch overflows in float32. There is no
 rounding error of PyTorch to compare with."""
 
@@ -142,7 +142,7 @@ class SampleRuns:
             return []
         count = len(self._by_digest)
         by_sample = all(r.ndim > 0 and len(r) == count for r in outputs)
-        return outputs if by_sample and sum(r.size for r in outputs) <= _SHARED_ELEMENTS else []
+        return outputs if by_sample and sum(r.size for r in outputs) <= _MOST_SHARED else []
 
 
 class ExpectedOutputs:
@@ -269,7 +269,7 @@ class ExpectedOutputs:
         if self._truth is None or r.dtype.kind != "f":
             return np.zeros(r.shape, np.bool_)
         truth = self._truth[index].astype(np.float64)
-        near = np.abs(c.astype(np.float64) - truth) <= _NEAR_TRUTH * np.abs(truth)
+        near = np.abs(c.astype(np.float64) - truth) <= _MOST_OVERFLOW_ERROR * np.abs(truth)
         return np.asarray(~np.isfinite(r) & np.isfinite(truth) & near)
 
     @cached_property
@@ -438,7 +438,7 @@ class ExpectedOutputs:
     @property
     def _far_samples(self) -> Mask:
         """Return the mask of samples on which an overflow is weak evidence against the file."""
-        return np.asarray(self._range_factors >= _FAR_BEYOND)
+        return np.asarray(self._range_factors >= _OVERFLOW_FACTOR)
 
     def _compared_elements(
         self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]

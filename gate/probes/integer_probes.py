@@ -63,7 +63,7 @@ class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
                 continue
             for name, array in self._inputs.items():
                 bounds = self.bounds[name]
-                if len(bounds) < _BOUNDS and _is_input(side, array):
+                if len(bounds) < _MOST_BOUNDS and _is_input(side, array):
                     bound = _floor_of(opposite, side.shape, array.shape)
                     if bound is not None and not any(np.array_equal(bound, b) for b in bounds):
                         bounds.append(bound)
@@ -131,14 +131,14 @@ def _is_mask_index(indices: torch.Tensor) -> bool:
 # positions.
 
 
-_BOUNDS = 8
+_MOST_BOUNDS = 8
 """Largest number of comparisons that are kept per input."""
 
-_STEPS = (0, -1, 1)
+_BOUND_STEPS = (0, -1, 1)
 """Steps from the number that an integer is compared with. They distinguish `<` from `<=`, and
 reveal a bound that is off by one."""
 
-_COLUMNS = 64
+_MOST_COLUMNS = 64
 """Largest number of columns that may have different ranges."""
 
 _EVERY_VALUE_UP_TO = 64
@@ -147,14 +147,14 @@ samples."""
 
 _FEW = 8
 
-_MOST = 512
+_MOST_SAMPLES = 512
 """Largest number of samples of a probe whose columns have different ranges; such inputs are
 small."""
 
 _MOST_CANDIDATES = 2**16
 """Number of values among which unsampled ones are selected."""
 
-_ELEMENTS = 2**18
+_MOST_ELEMENTS = 2**18
 """Largest number of elements of a probe with more samples than `_FEW`."""
 
 _MOST_RUNS = 96
@@ -164,17 +164,17 @@ _EDGE_VALUES = 4
 """Number of values at both ends of the unsampled range that come first."""
 
 
-_BEYOND = ("below", "zero", "above", "far")
+_BEYOND_RANGE = ("below", "zero", "above", "far")
 """Probes of one value outside the samples' range, where a model may divide by zero."""
 
 _EMPTY_MASKS = {"empty": 0, "full": 1}
 """Masks that leave nothing, in either convention: a mean over nothing is NaN, but a file may clamp
 the divisor."""
 
-_EXACT = 2**24
+_EXACT_FLOAT32 = 2**24
 """Integers beyond this lose digits if a file casts them to float32."""
 
-_WIDE = 2**53
+_EXACT_FLOAT64 = 2**53
 """Samples that reach this are hashes or timestamps; other values would have no meaning."""
 
 
@@ -199,9 +199,9 @@ def integer_probes(context: MeasurementContext, profile: SampleProfile) -> Itera
         if array.dtype.kind in "iu":
             column = _Column(context, profile, name)
             for title, rows in _value_changes(column, table_reads):
-                beyond = title in _BEYOND
+                beyond = title in _BEYOND_RANGE
                 yield from _probes(profile, f"{title}_{name}", name, rows, beyond=beyond)
-            bounds = recorder.bounds.get(name, [])[: column.most // (len(_STEPS) + 1)]
+            bounds = recorder.bounds.get(name, [])[: column.most // (len(_BOUND_STEPS) + 1)]
             if bounds and not _is_mask(profile, name):
                 rows_at_bounds = _at_bounds(bounds, profile, name)
                 yield from _probes(profile, f"bounds_{name}", name, rows_at_bounds)
@@ -218,7 +218,7 @@ def _at_bounds(bounds: Sequence[OutputArray], profile: SampleProfile, name: str)
     array, low, high = profile.rows[name], int(profile.low[name]), int(profile.high[name])
     parts: list[OutputArray] = []
     for bound in bounds:
-        for turn in range(len(_STEPS) + 1):
+        for turn in range(len(_BOUND_STEPS) + 1):
             rows = slice(None)
             if not profile.fixed:
                 row = 0 if name in profile.shared else len(parts) % len(array)
@@ -226,8 +226,8 @@ def _at_bounds(bounds: Sequence[OutputArray], profile: SampleProfile, name: str)
             sampled = array[rows].astype(object)
             positions = np.arange(sampled.size).reshape(sampled.shape)
             changed = sampled
-            for number, step in enumerate(_STEPS):
-                is_changed = (positions + turn) % (len(_STEPS) + 1) == number
+            for number, step in enumerate(_BOUND_STEPS):
+                is_changed = (positions + turn) % (len(_BOUND_STEPS) + 1) == number
                 changed = np.where(is_changed, bound[rows].astype(object) + step, changed)
             outside = (changed < low) | (changed > high)
             parts.append(np.where(outside, sampled, changed))
@@ -271,11 +271,11 @@ class _Column:
     def most(self) -> int:
         """Largest number of samples of a probe; fewer if samples are large."""
         elements = sum(int(array[0].size) for array in self.profile.rows.values())
-        return min(_MOST, max(_FEW, _ELEMENTS // max(elements, 1)))
+        return min(_MOST_SAMPLES, max(_FEW, _MOST_ELEMENTS // max(elements, 1)))
 
     @property
     def by_column(self) -> bool:
-        return self.rows.ndim == 2 and 1 < self.rows.shape[1] <= _COLUMNS
+        return self.rows.ndim == 2 and 1 < self.rows.shape[1] <= _MOST_COLUMNS
 
     def _end(self, values: OutputArray, read: Sequence[Lookup], column: int | None) -> int | None:
         """Return the size of the largest table read with exactly these values whose last row is
@@ -312,7 +312,7 @@ def _value_changes(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[st
     ends = column.ends(read)
     if not column.is_mask_like or any(end is not None and end > 2 for end in ends):
         yield "values", _distribute(column, _column_values(column, ends))
-    if column.is_mask_like or max(-column.low, column.high) >= _WIDE:
+    if column.is_mask_like or max(-column.low, column.high) >= _EXACT_FLOAT64:
         return
     reads_tables = any(end is not None for end in ends)
     # ONNX's Gather counts negative indices from the end of the table; layers that replace it, as
@@ -352,9 +352,9 @@ def _select_values(column: _Column, every: range, sampled: OutputArray) -> Value
 
     The order is: both ends and the neighbors of the samples' range, unsampled values, the rest.
     """
-    limit = max(_MOST, _FEW * math.prod(column.rows.shape[1:]))
+    limit = max(_MOST_SAMPLES, _FEW * math.prod(column.rows.shape[1:]))
     above = range(int(sampled.max()) + 1, every.stop)
-    inexact = range(max(every.start, _EXACT) | 1, every.stop, 2)
+    inexact = range(max(every.start, _EXACT_FLOAT32) | 1, every.stop, 2)
     candidates = range(every.start, min(every.stop, every.start + _MOST_CANDIDATES))
     unsampled = np.setdiff1d(np.asarray(candidates), sampled).tolist()
     selected = [
@@ -368,7 +368,7 @@ def _select_values(column: _Column, every: range, sampled: OutputArray) -> Value
 def _spaced(values: Sequence[int], most: int) -> list[int]:
     length = _length(values)
     count = min(most, length)
-    if length > _WIDE:  # too large for linspace and `len`
+    if length > _EXACT_FLOAT64:  # too large for linspace and `len`
         return [values[i * (length - 1) // (count - 1)] for i in range(count)]
     return [values[int(index)] for index in np.linspace(0, length - 1, count)]
 

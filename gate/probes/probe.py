@@ -19,7 +19,7 @@ from gate.storage.arrays import Batch, OutputArray
 _MOST_EXAMINED = 256
 """Number of samples whose range of values is examined, evenly spread."""
 
-_ELEMENTS = 2**22
+_MOST_ELEMENTS = 2**22
 """Largest number of elements that are examined; at least 64 samples of any size."""
 
 _LEAST_EXAMINED = 64
@@ -28,7 +28,7 @@ LEAST_RATIO = 3.0
 """Smallest ratio to the samples' range at which a scaled sample counts as scaled. Ten times a small
 sample may still lie within the range."""
 
-_ROWS = 8
+_SOURCE_SAMPLES = 8
 """Number of samples that probes are made from."""
 
 
@@ -84,7 +84,7 @@ class SampleProfile:
     def from_source(cls, context: ProbeSource) -> SampleProfile:
         """Create the profile of the context's samples."""
         binding, samples = context.binding, context.samples
-        rows = next(samples.batches(binding.batch_size if binding.fixed else _ROWS))
+        rows = next(samples.batches(binding.batch_size if binding.fixed else _SOURCE_SAMPLES))
         row_count = len(next(iter(rows.values())))
         values = _evenly_spread(samples, _examined_count(rows))
         numbers = {name: a for name, a in values.items() if a.dtype.kind != "U"}
@@ -145,7 +145,7 @@ def _finite(array: OutputArray) -> OutputArray:
 
 def _examined_count(rows: Batch) -> int:
     width = sum(int(array[0].size) for array in rows.values())
-    return min(_MOST_EXAMINED, max(_LEAST_EXAMINED, _ELEMENTS // max(width, 1)))
+    return min(_MOST_EXAMINED, max(_LEAST_EXAMINED, _MOST_ELEMENTS // max(width, 1)))
 
 
 def _evenly_spread(samples: SampleSet, count: int) -> Batch:

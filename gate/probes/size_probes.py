@@ -26,7 +26,7 @@ from gate.storage.digest import Digest
 # comparison's margin along an axis shows where it flips.
 
 
-_LARGEST = 2**18
+_MOST_INPUT_ELEMENTS = 2**18
 """Largest number of elements of an input, unless 16 samples have more."""
 
 _MOST_SAMPLES = 16
@@ -42,7 +42,7 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
     if base_reads is None or len(base_reads.reads) == len(plain_reads.reads):
         return
     width = _elements(example) // small
-    allowed = min(max(_LARGEST, _MOST_SAMPLES * width), axes.profile.most * width)
+    allowed = min(max(_MOST_INPUT_ELEMENTS, _MOST_SAMPLES * width), axes.profile.most * width)
     tried = {current}
     for axis in range(axes.profile.fixed, len(current)):
         step = max(1, current[axis] // 4)
@@ -378,5 +378,5 @@ def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     """Return True if the inputs are not much larger than all samples together."""
     example = max(int(array[0].size) for array in axes.profile.rows.values())
     current, changed = math.prod(axes.lengths), math.prod(sizes)
-    most = min(max(_LARGEST, _MOST_SAMPLES * example), axes.profile.most * example)
+    most = min(max(_MOST_INPUT_ELEMENTS, _MOST_SAMPLES * example), axes.profile.most * example)
     return changed * example <= most * current

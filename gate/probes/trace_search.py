@@ -21,7 +21,7 @@ from gate.probes.value_probes import within
 from gate.records.instruments import TraceSearch
 from gate.storage.arrays import Batch, OutputArray
 
-_MIXES = 4
+_MIXED_SAMPLES = 4
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def mixtures(profile: SampleProfile) -> Iterator[tuple[str, Batch]]:
             for name in profile.integers:
                 filled[name][...] = limits[name]
             yield title, filled
-    for index in range(1, min(_MIXES + 1, len(next(iter(profile.rows.values()))))):
+    for index in range(1, min(_MIXED_SAMPLES + 1, len(next(iter(profile.rows.values()))))):
         yield f"sample_{index}", profile.batch(profile.small, start=index)
-    for index in range(_MIXES):
+    for index in range(_MIXED_SAMPLES):
         title = f"mix_{index}"
         pairs = zip(
             profile.batch(profile.small, start=index).items(),
@@ -274,10 +274,10 @@ class SearchTrials:
 _MOST_PROBES = 5
 """Largest number of probes that the search returns."""
 
-_UNSUSPECTED = 6
+_UNSUSPECTED_RUNS = 6
 """Number of inputs that are run if nothing indicates a branch."""
 
-_WARNED = 24
+_WARNED_RUNS = 24
 """Number of inputs that are run if only the tracer's warnings indicate a branch."""
 
 _COARSE_SHARE = 0.6
@@ -327,7 +327,7 @@ class TraceSearcher:
         if self._trials.has_no_reads and not self._traced.has_warnings:
             return
         if self._trials.has_no_reads:
-            self._trials.budget = min(self._trials.budget, _WARNED)
+            self._trials.budget = min(self._trials.budget, _WARNED_RUNS)
         probe_families = families(self._profile)
         allowed = int(self._trials.budget * _COARSE_SHARE)
         for name, batch in self._coarse(probe_families):
@@ -345,7 +345,7 @@ class TraceSearcher:
         values = [p for p in self._computed if p.kind == "value" and p.size == small]
         suspects = [*batches[:1], *values, *batches[1:]]
         hint = not self._trials.has_no_reads or self._traced.has_warnings
-        return suspects if hint else suspects[:_UNSUSPECTED]
+        return suspects if hint else suspects[:_UNSUSPECTED_RUNS]
 
     def _coarse(self, probe_families: Sequence[ProbeFamily]) -> Iterator[tuple[str, Batch]]:
         """Yield the grids of all families in turns, then mixtures."""

@@ -96,7 +96,7 @@ class ValueRange(NamedTuple):
     random: np.random.Generator
 
 
-_FOR_MASKS = ("zeros", "ones", "min", "max", "mirrored")
+_MASK_CHANGES = ("zeros", "ones", "min", "max", "mirrored")
 """Changes that suit a float mask, which contains only 0 and 1."""
 
 
@@ -141,7 +141,7 @@ def _value_probe(profile: SampleProfile, name: str, title: str, inputs: tuple[st
     return Probe(name, "value", size, build, factors=factors)
 
 
-_NEARER = 9.5
+_NEARER_FACTOR = 9.5
 """Multiple of the samples' range, just below the one from which a file may overflow."""
 
 NEARER_SUFFIX = "_nearer"
@@ -158,7 +158,7 @@ def nearer_probe(profile: SampleProfile, probe: Probe) -> Probe:
 
 def _scale_back(profile: SampleProfile, probe: Probe) -> Batch:
     factors_beyond = profile.reach(probe)
-    shrink = _NEARER / np.maximum(factors_beyond, _NEARER)
+    shrink = _NEARER_FACTOR / np.maximum(factors_beyond, _NEARER_FACTOR)
     batch = dict(probe.batch)
     for name, array in batch.items():
         if array.dtype.kind == "f" and len(array) == probe.size:
@@ -177,7 +177,7 @@ def within(values: NDArray[np.float64], like: OutputArray) -> OutputArray:
 
 def _change_inputs(profile: SampleProfile, title: str, names: tuple[str, ...]) -> Batch:
     batch = profile.batch(profile.small)
-    if title not in _FOR_MASKS:
+    if title not in _MASK_CHANGES:
         names = tuple(name for name in names if name not in _masks(profile))
     for name, array in batch.items():
         if name in names and _applies(title, array):
@@ -353,10 +353,10 @@ def _alternate_signs(profile: SampleProfile, names: Sequence[str]) -> Batch:
 # columns at once rarely reach such a branch.
 
 
-_MOST = 64
+_MOST_COLUMNS = 64
 """Largest number of columns of a table."""
 
-_SPECIAL = (0.0, 1.0, -1.0, -999.0)
+_SPECIAL_VALUES = (0.0, 1.0, -1.0, -999.0)
 
 
 def column_probes(profile: SampleProfile) -> Iterator[Probe]:
@@ -368,8 +368,8 @@ def column_probes(profile: SampleProfile) -> Iterator[Probe]:
     if profile.fixed:
         return
     for name, rows in profile.rows.items():
-        if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MOST:
-            size = rows.shape[1] * (len(_SPECIAL) + 2)
+        if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MOST_COLUMNS:
+            size = rows.shape[1] * (len(_SPECIAL_VALUES) + 2)
             build = partial(_change_columns, profile, name)
             yield Probe(f"columns_{name}", "value", size, build, apart=True)
 
@@ -379,7 +379,8 @@ def _change_columns(profile: SampleProfile, name: str) -> Batch:
     sampled = np.nan_to_num(sampled, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = sampled.min(axis=0), sampled.max(axis=0)
     distance = np.maximum(high - low, np.abs(high))
-    values = [*(np.full_like(low, value) for value in _SPECIAL), low - distance, high + distance]
+    special = (np.full_like(low, value) for value in _SPECIAL_VALUES)
+    values = [*special, low - distance, high + distance]
     width = len(low)
     batch = profile.batch(width * len(values))
     changed = batch[name].astype(np.float64)

@@ -93,7 +93,7 @@ def finding(code: GraphCode, location: str, detail_code: str, **params: Any) -> 
     return GraphFinding(code=code, place=location, detail_code=detail_code, detail_params=params)
 
 
-_RANDOM = (
+_RANDOM_OPERATORS = (
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
 )  # fmt: skip
@@ -115,7 +115,7 @@ def _training_code(graph: ValueGraph, node: Node, observer: ReferenceObserver) -
     if node.operator == "Dropout":
         code = _dropout_code(graph, node)
     else:
-        code = "random" if node.operator in _RANDOM else None
+        code = "random" if node.operator in _RANDOM_OPERATORS else None
     # `draws` runs the reference.
     return code if code and not observer.operator_recorder.draws else None
 
@@ -168,16 +168,16 @@ _QUANTIZED = re.compile(r"(.*::)?(\w*[Qq]uantize\w*|Q[A-Z]\w+|\w+(Integer|NBits|
 _ROUNDED_TO_STEPS = ("QuantizeLinear", "DequantizeLinear")
 """Operators that exporters write for fake quantization."""
 
-_BYTES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
+_BYTE_TYPES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 
-_MOVES = (
+_MOVING = (
     "Constant", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice",
     "Split", "Concat", "Gather", "Expand",
 )  # fmt: skip
 
-_MEASURES = ("Shape", "Size")
+_SHAPE_OPERATORS = ("Shape", "Size")
 
-_AXES = 8
+_MAX_AXES = 8
 """Maximum number of elements of constants that may be sizes or scales, one for each axis."""
 
 
@@ -214,7 +214,9 @@ def quantized(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphF
     for value, tensor in graph.live_tensors():
         is_unpacked = any(node.operator == "Cast" for node, _ in graph.readers[value])
         elements = math.prod(tensor.dims)
-        is_new = tensor.data_type in _BYTES and elements > _AXES and elements not in model_sizes
+        is_new = (
+            tensor.data_type in _BYTE_TYPES and elements > _MAX_AXES and elements not in model_sizes
+        )
         if is_new and is_unpacked:
             yield finding("quantized", value.name, "quantized_stored")
 
@@ -235,7 +237,7 @@ def float64(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFin
 
 def _computes_type(graph: ValueGraph, node: Node, code: int) -> bool:
     """Return whether a node computes values of this type or rounds to it, not only moves them."""
-    if node.operator in _MOVES:
+    if node.operator in _MOVING:
         return False
     return any(value is not None and graph.types.get(value) == code for value in node.outputs)
 
@@ -254,12 +256,12 @@ def _data_values(graph: ValueGraph) -> set[GraphValue]:
     data = set(graph.entries)
     for value, tensor in graph.tensors.items():
         few = small_values(tensor)
-        if few is None or few.size > _AXES:
+        if few is None or few.size > _MAX_AXES:
             data.add(value)
     for node in graph.nodes:
         has_branches = bool(node.branches)  # values have other names inside of a subgraph
         reads_data = has_branches or any(value in data for value in node.inputs)
-        if reads_data and node.operator not in _MEASURES:
+        if reads_data and node.operator not in _SHAPE_OPERATORS:
             data |= {value for value in node.outputs if value is not None}
     return data
 
@@ -278,10 +280,10 @@ def most_common(operators: Counter[str]) -> list[str]:
 
 HALF = 0.5
 
-_HINT = 0.25
+_MIN_SAMPLED_SHARE = 0.25
 """Minimum share of equal elements in a sample for a comparison of all elements."""
 
-_CLOSE = 0.05
+_MAX_DRIFT = 0.05
 """Maximum relative difference (rms) of the same weights in a format of few bits."""
 
 _GRID = 1024.0
@@ -374,7 +376,7 @@ def nearest_mismatch(
     mismatches = []
     for stored in candidates:
         for arranged in arrangements(values, stored.values):
-            if sampled_share(values, arranged) < _HINT:
+            if sampled_share(values, arranged) < _MIN_SAMPLED_SHARE:
                 continue
             wrong = differing(values, arranged)
             if wrong.mean() <= HALF and is_distinctive(values[~wrong]):
@@ -439,7 +441,7 @@ def _rounding(values: Values, expected: NDArray[Any]) -> tuple[str | None, float
     with np.errstate(all="ignore"):
         error = np.sqrt(np.mean((values.astype(np.float64) - expected) ** 2))
         size = np.sqrt(np.mean(expected.astype(np.float64) ** 2))
-    return None, float(error / size) if error <= _CLOSE * size else None
+    return None, float(error / size) if error <= _MAX_DRIFT * size else None
 
 
 # Only factors of a layer count as weights. Zeros and infinities elsewhere are common: masks of
@@ -456,12 +458,12 @@ _TERMS = {
     "LayerNormalization": (1, 2), "GroupNormalization": (1, 2), "RMSNormalization": (1,),
 }  # fmt: skip
 
-_ROWS: dict[str, tuple[int, ...]] = {"Gather": (0,)}
+_TABLES: dict[str, tuple[int, ...]] = {"Gather": (0,)}
 """Embeddings, where the samples may not reach a row with NaN."""
 
-_REARRANGE = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_REARRANGING = ("Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
-_ADDED = ("bias", "running_mean")
+_ADDED_PARAMETERS = ("bias", "running_mean")
 """Parameters that are added or subtracted, so that folding them never zeroes a weight."""
 
 
@@ -485,7 +487,7 @@ def nonfinite_initializer(
     """Yield weights with NaN or infinity, unless a tensor of that size in the reference has any."""
     for value, tensor in _used_floats(graph):
         contents = dropped.contents(tensor)
-        slots = [_FACTORS, _TERMS, *([_ROWS] if contents.nans else [])]
+        slots = [_FACTORS, _TERMS, *([_TABLES] if contents.nans else [])]
         if not (contents.nans or contents.infinities) or not _feeds(graph, value, slots):
             continue
         if not _has_nonfinite(observer, contents):
@@ -510,7 +512,7 @@ def _feeds(graph: ValueGraph, value: GraphValue, tables: list[dict[str, tuple[in
         for node, slot in graph.readers[pending.pop()]:
             if any(slot in table.get(node.operator, ()) for table in tables):
                 return True
-            if slot == 0 and node.operator in _REARRANGE:
+            if slot == 0 and node.operator in _REARRANGING:
                 pending += [output for output in node.outputs if output is not None]
     return False
 
@@ -521,7 +523,7 @@ def _has_zeros(observer: ReferenceObserver, shape: tuple[int, ...]) -> bool:
     elements = torch.Size(shape).numel()
     for name, tensor in observer.tensors():
         may_contain = tensor.numel() >= elements and tensor.numel() % elements == 0
-        multiplies = not name.endswith(_ADDED) and 1 not in tensor.shape
+        multiplies = not name.endswith(_ADDED_PARAMETERS) and 1 not in tensor.shape
         may_scale = multiplies and bool(set(tensor.shape) & set(shape))
         if not (may_contain or may_scale):
             continue

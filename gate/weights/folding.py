@@ -28,10 +28,10 @@ TOLERANCE = 8 * ULP
 646 folded pairs of seven torchvision architectures, legacy exporter and dynamo: at most 1.8 ulp for
 weights, 1.4 for biases."""
 
-_CHANNELS = 0.5
+_MIN_CHANNEL_SHARE = 0.5
 """Minimum share of channels that follow a BatchNorm; then the other channels count as wrong."""
 
-_COLUMNS = 16
+_SAMPLED_COLUMNS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,18 +125,18 @@ def folded(
     weight = rounding(arithmetic)(layer.weight.detach().to("cpu", torch.float32).numpy())
     rows, plain = layer.channels(values), layer.channels(weight)
     columns = plain.shape[1]
-    sampled = np.linspace(0, columns - 1, min(columns, _COLUMNS)).astype(np.int64)
+    sampled = np.linspace(0, columns - 1, min(columns, _SAMPLED_COLUMNS)).astype(np.int64)
     factor, scaled, usable = _factors(rows[:, sampled], plain[:, sampled], near=near)
-    if not usable.any() or scaled[usable].mean() < _CHANNELS:
+    if not usable.any() or scaled[usable].mean() < _MIN_CHANNEL_SHARE:
         return None
     fitting = [
         (norm, _agreement(factor[usable], norm.scale, usable, near=near)) for norm in norms_of_model
     ]
     best = max((share for _, share in fitting), default=0.0)
     best_norms = tuple(norm for norm, share in fitting if share == best)
-    if best >= _CHANNELS:
+    if best >= _MIN_CHANNEL_SHARE:
         return Folded(layer.restored(best_norms[0].folded(plain)), best_norms, factor, tolerance)
-    if columns == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _CHANNELS:
+    if columns == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _MIN_CHANNEL_SHARE:
         return None
     root = _root(factor[usable], len(rows), near=near)
     if root is not None:
@@ -200,7 +200,7 @@ def _factors(
     if usable.any():
         factor[usable] = np.nanmedian(ratios[usable], axis=1)
     is_near = np.abs(ratios - factor[:, None]) <= near * np.abs(factor[:, None])
-    scaled = usable & ((is_near | np.isnan(ratios)).mean(axis=1) > _CHANNELS)
+    scaled = usable & ((is_near | np.isnan(ratios)).mean(axis=1) > _MIN_CHANNEL_SHARE)
     return factor, scaled, usable
 
 
@@ -216,7 +216,7 @@ def _root(factor: Floats, rows: int, *, near: float) -> float | None:
         head = round(middle ** (1.0 / power))
         if head > 1 and rows % head == 0:
             root: float = float(head) ** power
-            if (np.abs(factor - root) <= near * root).mean() >= _CHANNELS:
+            if (np.abs(factor - root) <= near * root).mean() >= _MIN_CHANNEL_SHARE:
                 return root
     return None
 

@@ -43,7 +43,7 @@ from gate.weights.matching import Constants
 from gate.weights.model_tensors import ReferenceObserver
 from gate.weights.value_graph import GraphValue, ValueGraph, condense
 
-_OLDEST = 13
+_OLDEST_OPSET = 13
 
 
 def fixed_batch(
@@ -105,9 +105,9 @@ def opset(versions: Sequence[int]) -> Iterator[GraphFinding]:
     oldest, newest, location = min(versions), max(versions), "opset_import"
     if newest > oldest:
         yield finding("opset", location, "several_opsets", versions=sorted(set(versions)))
-    if oldest < _OLDEST:
-        yield finding("opset", location, "old_opset", version=oldest, oldest=_OLDEST)
-    if newest > _OLDEST and not _is_supported_opset(newest):
+    if oldest < _OLDEST_OPSET:
+        yield finding("opset", location, "old_opset", version=oldest, oldest=_OLDEST_OPSET)
+    if newest > _OLDEST_OPSET and not _is_supported_opset(newest):
         installed = onnxruntime.__version__
         yield finding("opset", location, "new_opset", version=newest, installed=installed)
 
@@ -139,7 +139,7 @@ def versions(model: onnx.ModelProto) -> list[int]:
     return [int(entry.version) for entry in imports if entry.domain in STANDARD_DOMAINS]
 
 
-_LISTED = 50
+_MAX_LISTED = 50
 """Maximum number of findings of one kind; the last one has the number of omitted findings."""
 
 
@@ -221,7 +221,7 @@ def read_graph(
     )
 
 
-_MOVING = frozenset(
+_MOVING_OPERATORS = frozenset(
     {
         "Add", "Cast", "Concat", "Div", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
         "Identity", "Mul", "Neg", "ReduceMean", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze",
@@ -242,7 +242,7 @@ def last_operators(graph: ValueGraph, output: GraphValue) -> tuple[str, ...]:
         if node is None or value in visited:
             continue
         visited.add(value)
-        if node.operator in _MOVING or node.branches:
+        if node.operator in _MOVING_OPERATORS or node.branches:
             pending += [source for source in (*node.inputs, *node.branches) if source is not None]
         else:
             operators.add(node.operator)
@@ -259,7 +259,7 @@ def _with_types(model: onnx.ModelProto) -> onnx.ModelProto:
 def _limit(findings: Iterable[GraphFinding]) -> Iterable[GraphFinding]:
     for _, group in groupby(findings, key=lambda finding: finding.code):
         findings_of_code = list(group)
-        listed, more = findings_of_code[:_LISTED], len(findings_of_code) - _LISTED
+        listed, more = findings_of_code[:_MAX_LISTED], len(findings_of_code) - _MAX_LISTED
         if more > 0:
             last = listed[-1]
             params = {**last.detail_params, "more": more}

@@ -14,10 +14,10 @@ from torch import nn
 
 from gate.weights.model_tensors import ModelTensor, Values, model_tensor
 
-_AXES = 5
+_MAX_AXES = 5
 """Tensors with more axes are compared only unchanged and reshaped."""
 
-_SAMPLE = 61
+_SAMPLED_ELEMENTS = 61
 
 
 def same(values: Values, stored: Values) -> str | None:
@@ -67,7 +67,7 @@ def _orders(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
         yield "as it is", stored
     else:
         yield "reshaped", stored.reshape(values.shape)
-    if stored.ndim > _AXES:
+    if stored.ndim > _MAX_AXES:
         return
     squeezed = _squeezed(values.shape)
     for order in permutations(range(stored.ndim)):
@@ -78,11 +78,11 @@ def _orders(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
 
 def _merged(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
     """Yield transpositions before or after a reshape that merges or splits axes."""
-    if stored.ndim <= _AXES:
+    if stored.ndim <= _MAX_AXES:
         for order in permutations(range(stored.ndim)):
             if not _moves_only_ones(order, stored.shape):
                 yield "transposed", stored.transpose(order).reshape(values.shape)
-    if values.ndim <= _AXES:
+    if values.ndim <= _MAX_AXES:
         for order in permutations(range(values.ndim)):
             if not _moves_only_ones(order, values.shape):
                 shape = tuple(values.shape[axis] for axis in order)
@@ -110,7 +110,7 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _sample(values: Values) -> Values:
     """Return the bits of some elements, spread over the array."""
-    indices = np.linspace(0, values.size - 1, min(_SAMPLE, values.size)).astype(np.int64)
+    indices = np.linspace(0, values.size - 1, min(_SAMPLED_ELEMENTS, values.size)).astype(np.int64)
     rows = np.atleast_1d(values)  # a scalar has no axis to index
     sampled = np.ascontiguousarray(rows[np.unravel_index(indices, rows.shape)])
     return sampled.view(np.uint32 if sampled.itemsize == 4 else np.uint64)
@@ -160,13 +160,13 @@ def _sums(matrix: Values) -> NDArray[np.uint64]:
 # A constant is read as lines (rows, blocks of rows, columns). Each is looked up among the lines of
 # the model by the sum of its bits. Lines that are consecutive in both form a run; a constant of a
 # few runs is a slice or a concatenation of their sources.
-_RUNS = 24
+_MAX_RUNS = 24
 """Largest number of runs. More are a selection of rows, whose order can't be verified."""
 
-_ENOUGH = 0.5
+_MIN_SHARE = 0.5
 """Share of lines that must be found; the others then count as wrong."""
 
-_LINES = 1 << 18
+_MAX_LINES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class Lines:
         """
         candidates: list[tuple[int, JoinedSlices]] = []
         for matrix, columns in _as_matrices(values):
-            if not 1 < len(matrix) <= _LINES:
+            if not 1 < len(matrix) <= _MAX_LINES:
                 continue
             runs = _runs(matrix, self._of_length(matrix.shape[1]))
             filled = _extend_runs(runs, len(matrix)) if runs else None
@@ -313,13 +313,13 @@ def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
     lines = len(matrix)
     offsets = indices - np.arange(lines)
     rows = np.flatnonzero(is_equal)
-    if len(rows) < _ENOUGH * lines:
+    if len(rows) < _MIN_SHARE * lines:
         return []
     sources = np.searchsorted(index.starts, indices, side="right") - 1
     changes = (np.diff(offsets[rows]) != 0) | (np.diff(sources[rows]) != 0)
     breaks = np.flatnonzero(changes) + 1
     groups = [group for group in np.split(rows, breaks) if len(group) > 1 or lines == 2]
-    if not 0 < len(groups) <= _RUNS or sum(map(len, groups)) < _ENOUGH * lines:
+    if not 0 < len(groups) <= _MAX_RUNS or sum(map(len, groups)) < _MIN_SHARE * lines:
         return []
     runs = []
     for group in groups:
@@ -388,7 +388,7 @@ def _join_runs(
     for start, stop in gaps:
         # Lines that are at least half equal are certainly those lines.
         wrong = differing(matrix[start:stop], rows[start:stop]).mean(axis=1)
-        doubtful[start:stop] = (wrong > _ENOUGH)[:, None]
+        doubtful[start:stop] = (wrong > _MIN_SHARE)[:, None]
     shape = values.shape
     if columns:
         return JoinedSlices(tuple(runs), rows.T.reshape(shape), columns, doubtful.T.reshape(shape))
@@ -399,13 +399,13 @@ def _join_runs(
 # (directions, 2 * gates * hidden) = [of W, of R]. Gates of LSTM: input, output, forget, cell; of
 # GRU: update, reset, hidden (operators LSTM and GRU of the ONNX specification). PyTorch: input,
 # forget, cell, output; reset, update, new.
-_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
+_GATE_ORDERS = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
 
 
 def match_packed_rnn(model: nn.Module) -> Iterator[ModelTensor]:
     """Yield W, R and B of every layer of every recurrent module, including scripted ones."""
     for path, module in model.named_modules():
-        order = _ORDERS.get(str(getattr(module, "mode", "")))
+        order = _GATE_ORDERS.get(str(getattr(module, "mode", "")))
         if order is not None and hasattr(module, "weight_ih_l0"):
             for layer in range(int(getattr(module, "num_layers", 1))):
                 yield from _layer_tensors(module, f"{path}." if path else "", layer, order)

@@ -46,7 +46,7 @@ from gate.weights.value_graph import FLOATS, INTEGERS, DroppedContents, ValueGra
 _ROUNDING = 2.0**-20
 """Relative difference of a computed constant that another order of operations may cause."""
 
-_FAR = 0.01
+_MIN_FAULT = 0.01
 """Difference relative to the constant's size (rms) that rounding can't cause."""
 
 
@@ -288,7 +288,7 @@ def _far(
     with np.errstate(all="ignore"):
         error = np.abs(values.astype(np.float64) - arranged)
         size = np.sqrt(np.mean(arranged.astype(np.float64) ** 2))
-    far = ~near & ~(error <= _FAR * size)
+    far = ~near & ~(error <= _MIN_FAULT * size)
     return far if (near | far).all() and near.mean() >= HALF else None
 
 
@@ -317,15 +317,15 @@ def _convert(stored: Iterable[ModelTensor], name: str) -> Iterable[ModelTensor]:
             yield ModelTensor(tensor.names, lambda values=values: values, tensor.shape)  # type: ignore[misc]
 
 
-_LISTED = 20
+_MAX_LISTED = 20
 
-_SETTINGS = 8
+_MAX_SETTING_SIZE = 8
 """Maximum size of constants of round numbers that are settings of an operator, not weights."""
 
-_TRUST = 0.8
+_MIN_TRUSTED_SHARE = 0.8
 """Minimum share of names with equal values for names to be trusted more than values."""
 
-_MANY = 4
+_MAX_SINGLE_MISMATCHES = 4
 """If more tensors than this and most of all differ, the file has another checkpoint."""
 
 _NARROW: dict[int, str] = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
@@ -436,7 +436,7 @@ class Constants:
         """
         right_count = sum(map(_has_own_name, constants))
         named_count = sum(_has_own_name(c) or self._named_tensor(c) is not None for c in constants)
-        trusted = right_count >= _TRUST * max(named_count, 1)
+        trusted = right_count >= _MIN_TRUSTED_SHARE * max(named_count, 1)
         matched = {name for c in constants if c.match for name in c.match.names}
         for constant in constants:
             namesake = self._named_tensor(constant)
@@ -500,9 +500,9 @@ class Constants:
             constants=len(constants),
             matched=dict(sorted(Counter(c.match.way for c in constants if c.match).items())),
             unmatched=len(unmatched),
-            unmatched_names=tuple(unmatched[:_LISTED]),
+            unmatched_names=tuple(unmatched[:_MAX_LISTED]),
             absent=len(absent),
-            absent_names=tuple(absent[:_LISTED]),
+            absent_names=tuple(absent[:_MAX_LISTED]),
         )
 
 
@@ -517,7 +517,7 @@ def _is_weight(constant: Constant, index: TensorIndex) -> bool:
         return True
     if values.size == 1 or not (values != values.reshape(-1)[0]).any():
         return False
-    return values.size > _SETTINGS or is_distinctive(values)
+    return values.size > _MAX_SETTING_SIZE or is_distinctive(values)
 
 
 def _is_comparable(constant: Constant) -> bool:
@@ -530,7 +530,7 @@ def _findings(mismatches: list[WeightMismatch], named_count: int) -> Iterator[Gr
 
     leading: number of constants with a name of the model."""
     mostly_wrong = [m for m in mismatches if m.is_mostly_wrong and not m.is_rounded]
-    if len(mostly_wrong) > _MANY and 2 * len(mostly_wrong) >= named_count:
+    if len(mostly_wrong) > _MAX_SINGLE_MISMATCHES and 2 * len(mostly_wrong) >= named_count:
         names = [mismatch.name for mismatch in mostly_wrong]
         counts = {"count": len(mostly_wrong), "total": named_count}
         location = mostly_wrong[0].constant

@@ -162,7 +162,7 @@ def _within(region: slice, i: int) -> bool:
     return (region.start or 0) <= i and (region.stop is None or i < region.stop)
 
 
-_LIMIT = 1 << 28
+_MAX_STORED_ELEMENTS = 1 << 28
 """Maximum number of stored elements: 1 GiB of float32."""
 
 
@@ -207,7 +207,7 @@ class DerivedConstants(DispatchMode):
         for tensor in outputs:
             if not constant:
                 self._forget(tensor)
-            elif is_plain(tensor) and self._elements <= _LIMIT:
+            elif is_plain(tensor) and self._elements <= _MAX_STORED_ELEMENTS:
                 self._constant[id(tensor)] = tensor
                 if not any(tensor is tensor_read for tensor_read in inputs):
                     self._elements += tensor.numel()
@@ -265,7 +265,7 @@ class FormatTolerance(NamedTuple):
 
 def format_tolerance(name: str | None) -> FormatTolerance:
     """Return the tolerance for numbers stored in a format; None: float32."""
-    return _LEEWAYS.get(name, _FLOAT32)
+    return _TOLERANCES.get(name, _FLOAT32)
 
 
 def rounded_to(values: Values, stored: Values) -> str | None:
@@ -312,14 +312,15 @@ def _clamped(least: float) -> Callable[[Values], Values]:
 
     def half(values: Values) -> Values:
         size = np.abs(values)
-        kept = np.where((size > 0.0) & (size < least), least, np.where(size >= _MASK, 1e4, size))
+        kept = np.where((size > 0.0) & (size < least), least, size)
+        kept = np.where(size >= _MIN_MASK, 1e4, kept)
         # Infinite values do not change.
         return _to_float16(np.copysign(np.where(np.isinf(size), size, kept), values))
 
     return half
 
 
-_MASK = 1e9
+_MIN_MASK = 1e9
 
 CONVERSIONS: Mapping[str, tuple[Callable[[Values], Values], ...]] = {
     # onnxconverter-common 1.16 (convert_np_to_float16), and the copy in onnxruntime.transformers.
@@ -330,7 +331,7 @@ CONVERSIONS: Mapping[str, tuple[Callable[[Values], Values], ...]] = {
 
 _FLOAT32 = FormatTolerance(0.0, float(np.finfo(np.float32).tiny))
 
-_LEEWAYS: Mapping[str | None, FormatTolerance] = {
+_TOLERANCES: Mapping[str | None, FormatTolerance] = {
     "float16": FormatTolerance(2.0**-10, 2.0**-23),  # converters clamp: `CONVERSIONS`
     "bfloat16": FormatTolerance(2.0**-7, float(np.finfo(np.float32).tiny)),
 }
@@ -448,7 +449,7 @@ def _numbers(module: nn.Module, name: str) -> Floats | None:
     return None if tensor is None else to_float64(tensor)
 
 
-_SWITCHES = ("train", "training")
+_MODE_ARGUMENTS = ("train", "training")
 
 
 @dataclass
@@ -534,7 +535,7 @@ class OperatorRecorder(DispatchMode):
             if isinstance(output, torch.Tensor):
                 self.dtypes.add(output.dtype)
         arguments = _arguments(func, args) | kwargs
-        training = [bool(arguments[name]) for name in _SWITCHES if name in arguments]
+        training = [bool(arguments[name]) for name in _MODE_ARGUMENTS if name in arguments]
         if torch.Tag.nondeterministic_seeded in func.tags and arguments.get("dropout_p") != 0.0:
             self.draws = self.draws or all(training)
         if bare(func._schema.name) in FAKE_QUANTIZERS:

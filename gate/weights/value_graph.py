@@ -31,7 +31,7 @@ INTEGERS = (
     TensorProto.BOOL,
 )  # fmt: skip
 
-_SMALL = 1024
+_MAX_SMALL_SIZE = 1024
 """Maximum size of tensors whose values are kept: shapes, flags and scalars are smaller."""
 
 _CHUNK = 1 << 20
@@ -111,7 +111,7 @@ def condense(
             data = _external_bytes(tensor, folder, files)
             _clear(tensor)
             tensor.raw_data = data
-        if math.prod(tensor.dims) <= _SMALL:
+        if math.prod(tensor.dims) <= _MAX_SMALL_SIZE:
             continue
         if tensor.data_type not in (FLOATS if match is None else (*FLOATS, *INTEGERS)):
             dropped.drop(tensor, Initializers(math.prod(tensor.dims)))
@@ -173,7 +173,7 @@ def _clear(tensor: TensorProto) -> None:
             tensor.ClearField(field.name)
 
 
-_UNCHANGED = ("Identity", "Cast")
+_COPYING = ("Identity", "Cast")
 
 
 class GraphValue(NamedTuple):
@@ -250,7 +250,7 @@ class ValueGraph:
             if value in self.tensors:
                 return small_values(self.tensors[value])
             producer = self.producers.get(value)
-            value = producer.input(0) if producer and producer.operator in _UNCHANGED else None
+            value = producer.input(0) if producer and producer.operator in _COPYING else None
         return None
 
     def _add(

@@ -174,5 +174,5 @@ def test_checkpoint_replaces_random_weights(folder: Path) -> None:
 
 
 def test_large_model_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gate.model.loading._LARGE", 16)
+    monkeypatch.setattr("gate.model.loading._MAX_REBUILT_BYTES", 16)
     assert not reference(folder, "unseeded").is_reproducible
