@@ -71,7 +71,7 @@ class LintGuard:
         if not bad:
             return None
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-        return f"refused by {_line(bad[0])}{more}"
+        return f"refused by {_format(bad[0])}{more}"
 
     def refusal(self) -> ExportRefused:
         """Return the error for a model that no strategy may export, in at most ten lines."""
@@ -79,7 +79,7 @@ class LintGuard:
         tried = ", ".join(self._settings.rungs)
         first = f"{bad[0].code} at {bad[0].location}"
         lines = [f"the model's source can't be exported faithfully ({tried}): {first}"]
-        lines += [f"  {_line(finding)}: {finding.message}" for finding in bad[:_MAX_LISTED]]
+        lines += [f"  {_format(finding)}: {finding.message}" for finding in bad[:_MAX_LISTED]]
         if len(bad) > _MAX_LISTED:
             lines.append(f"  and {len(bad) - _MAX_LISTED} more; gate lint lists them all.")
         lines.append(
@@ -93,7 +93,7 @@ class LintGuard:
         return () if level == "off" else self.report(strategy).refused(level)
 
 
-def _line(finding: LintFinding) -> str:
+def _format(finding: LintFinding) -> str:
     return f"{finding.code} at {finding.location} ({finding.expression})"
 
 

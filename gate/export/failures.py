@@ -451,11 +451,11 @@ def remedy(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -> 
     if opset := opset_for_all(operators):
         return f"Set export.opset to {opset} or more."
     first = {operator.name: operator for operator in operators}
-    advice = {_advice(operator, tried) for operator in first.values()}
-    return advice.pop() if len(advice) == 1 else _summary(first, tried)
+    advice = {_advise(operator, tried) for operator in first.values()}
+    return advice.pop() if len(advice) == 1 else _summarize(first, tried)
 
 
-def _summary(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:
+def _summarize(operators: Mapping[str, UnsupportedOperator], tried: Collection[str]) -> str:
     """Return one sentence with the remedies of operators that need different ones."""
     later = [name for name, operator in operators.items() if operator.since is not None]
     custom = [name for name in operators if name not in later and is_custom(name)]
@@ -495,7 +495,7 @@ def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -
     )
 
 
-def _advice(operator: UnsupportedOperator, tried: Collection[str]) -> str:
+def _advise(operator: UnsupportedOperator, tried: Collection[str]) -> str:
     if operator.since is not None:
         return f"Set export.opset to {operator.since} or more."
     if is_custom(operator.name):
@@ -601,7 +601,7 @@ _IDENTIFIER = re.compile(r"(\w+)(?=$|[\s,(])")
 
 def operator_in(error: BaseException) -> UnsupportedOperator | None:
     """Return the operator that the error names, without its location; None if it names none."""
-    text = _text(error)
+    text = _join_messages(error)
     if match := _OPERATOR.search(text):
         since = _SINCE_OPSET.search(text)
         return UnsupportedOperator(match[1], since=int(since[1]) if since else None)
@@ -619,9 +619,9 @@ def operator_in(error: BaseException) -> UnsupportedOperator | None:
 
 def failure_of(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailure:
     """Return the failure of an error that does not concern a single operator."""
-    text, source = _text(error), where(error)
+    text, source = _join_messages(error), where(error)
     location = f" at {source}" if source else ""
-    message = shorten_message(_chain(error)[-1])
+    message = shorten_message(_list_causes(error)[-1])
     for code, texts in FAILURES.items():
         if texts.pattern and (match := re.search(texts.pattern, text)):
             groups = [clipped(group or "") for group in (match[0], *match.groups())]
@@ -633,10 +633,10 @@ def failure_of(error: BaseException, tried: tuple[str, ...] = ()) -> ExportFailu
 
 def where(error: BaseException) -> str | None:
     """Return the innermost line of the user's code that an error names or originates from."""
-    text = _text(error)
+    text = _join_messages(error)
     if source := source_line(text):
         return source
-    for cause in reversed(_chain(error)):
+    for cause in reversed(_list_causes(error)):
         frames = traceback.extract_tb(cause.__traceback__)[1:]  # without the frame that caught it
         user_frames = [frame for frame in frames if not _is_machinery(frame.filename)]
         if user_frames:
@@ -644,7 +644,7 @@ def where(error: BaseException) -> str | None:
     return None
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def _list_causes(error: BaseException) -> list[BaseException]:
     """Return the error and its causes, outermost first."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
@@ -652,8 +652,8 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _text(error: BaseException) -> str:
-    return "\n".join(str(cause) for cause in _chain(error))[:_MAX_SEARCHED_LENGTH]
+def _join_messages(error: BaseException) -> str:
+    return "\n".join(str(cause) for cause in _list_causes(error))[:_MAX_SEARCHED_LENGTH]
 
 
 def _aten_name(message: str) -> str:
@@ -850,9 +850,11 @@ class ExportFailure:
             all_operators = (*all_operators, operator)
         if not all_operators:
             return failure_of(error, tried)
-        if opset is None and (stated := _OPERATOR.search(_text(error))):
+        if opset is None and (stated := _OPERATOR.search(_join_messages(error))):
             opset = int(stated[2])
-        return cls(_cause(all_operators, opset), remedy(all_operators, tried), all_operators, tried)
+        return cls(
+            _explain(all_operators, opset), remedy(all_operators, tried), all_operators, tried
+        )
 
     def for_all(self, tried: Sequence[str], *, cause: str) -> ExportFailure:
         """Return the failure with the remedy after all of `tried` failed."""
@@ -877,7 +879,7 @@ class ExportFailure:
         return "\n".join(" ".join(line.splitlines()) for line in (*lines, self.remedy))
 
 
-def _cause(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
+def _explain(operators: Sequence[UnsupportedOperator], opset: int | None) -> str:
     suffix = f" at opset {opset}" if opset is not None else ""
     unique = names(operators)
     if len(unique) > 1:

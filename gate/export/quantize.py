@@ -244,7 +244,7 @@ def _check_names(names: Collection[str], prepared: Path, exact: Path) -> None:
 def _quantizer_errors(exact: Path) -> Iterator[None]:
     """Raise ExportError for any exception of the quantizer, and suppress its output."""
     try:
-        with _quiet():
+        with _suppress_output():
             yield
     except Exception as error:
         raise ExportError(
@@ -308,7 +308,7 @@ def _is_quantized(proto: onnx.ModelProto) -> bool:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_output() -> Iterator[None]:
     """Suppress the quantizer's output and its warning about missing shapes, which were inferred
     before. `captured` would also suppress the caller's progress bar."""
     root = logging.getLogger()

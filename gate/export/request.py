@@ -358,7 +358,7 @@ def notices(subject: Subject, axes: Axes, settings: ExportSettings) -> tuple[str
     """
     return tuple(
         f"axis {axis} of {spec.name} has no fixed size in the file ({size}), and the settings do "
-        f"not ask for that{_reason(spec, axis, axes)}"
+        f"not ask for that{_explain_axis(spec, axis, axes)}"
         for spec in (*subject.inputs, *subject.outputs)
         for axis, size in enumerate(spec.shape)
         if isinstance(size, str) and not _is_requested(spec, axis, axes, settings)
@@ -373,7 +373,7 @@ def _is_requested(spec: TensorSpec, axis: int, axes: Axes, settings: ExportSetti
     return axis in declared
 
 
-def _reason(spec: TensorSpec, axis: int, axes: Axes) -> str:
+def _explain_axis(spec: TensorSpec, axis: int, axes: Axes) -> str:
     if axis in axes.get(spec.name, {}):
         return ": it moves with the inputs, and export.dynamic_axes declares other axes of it"
     return ": it depends on the data, or the exporter lost its size"
@@ -436,16 +436,16 @@ class ExportRequest:
         state = ModelState(model, original)
         run = partial(_forward, call, model, state)
         returned = run(batch)
-        tensors = _leaves(returned)
-        outputs = _names(tensors, settings)
-        shapes = _shapes(outputs, tensors)
+        tensors = _flatten_outputs(returned)
+        outputs = _name_outputs(tensors, settings)
+        shapes = _shapes_by_name(outputs, tensors)
         inputs = input_axes(batch, settings, outputs=outputs)
         sizes = {
             label: _resized_batch(run, (batch, example), label, labeled)
             for label, labeled in axes_by_label(inputs).items()
         }
         moved = {
-            label: OutputShapes(changed, _shapes(outputs, tensors_))
+            label: OutputShapes(changed, _shapes_by_name(outputs, tensors_))
             for label, (changed, tensors_) in sizes.items()
         }
         named_outputs = OutputAxes(OutputShapes(batch, shapes), moved, inputs)
@@ -490,7 +490,7 @@ class ExportRequest:
 
         Raises ExportError.
         """
-        tensors = _leaves(_forward(self.call, self.model, self.state, example))
+        tensors = _flatten_outputs(_forward(self.call, self.model, self.state, example))
         return [np.array(leaf.tensor.detach().numpy()) for leaf in tensors]
 
     @contextlib.contextmanager
@@ -536,14 +536,14 @@ def _forward(call: ForwardSignature, model: nn.Module, state: ModelState, batch:
         ) from error
 
 
-def _leaves(returned: object) -> list[Leaf]:
+def _flatten_outputs(returned: object) -> list[Leaf]:
     try:
         return leaves(returned)
     except ModelError as error:
         raise ExportError(str(error)) from error
 
 
-def _names(tensors: list[Leaf], settings: ExportSettings) -> tuple[str, ...]:
+def _name_outputs(tensors: list[Leaf], settings: ExportSettings) -> tuple[str, ...]:
     names = settings.output_names
     if names is None:
         names = tuple(leaf.name for leaf in tensors)
@@ -565,7 +565,7 @@ def _resized_batch(
     failure: ExportError | None = None
     for candidate in resized_batches(batch, labeled, samples=samples):
         try:
-            return candidate, _leaves(run(candidate))
+            return candidate, _flatten_outputs(run(candidate))
         except ExportError as error:
             failure = failure or error
     fix = "export.dynamic_batch: false" if label == BATCH else "leave it out of export.dynamic_axes"
@@ -584,10 +584,10 @@ def _changed_data(run: Run, batch: Example, names: tuple[str, ...]) -> Iterator[
         }
         with contextlib.suppress(ExportError):
             changed = Example(arrays, batch.axes)
-            yield OutputShapes(changed, _shapes(names, _leaves(run(changed))))
+            yield OutputShapes(changed, _shapes_by_name(names, _flatten_outputs(run(changed))))
 
 
-def _shapes(names: tuple[str, ...], tensors: list[Leaf]) -> Shapes:
+def _shapes_by_name(names: tuple[str, ...], tensors: list[Leaf]) -> Shapes:
     """Return the shapes by name, or by position if the number of tensors differs."""
     return {name: leaf.tensor.shape for name, leaf in zip(names, tensors, strict=False)}
 

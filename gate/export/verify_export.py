@@ -117,7 +117,7 @@ class CheckFailure:
     """doubt: the file differs on generated data."""
 
 
-def _cause(code: str, **params: Any) -> str:
+def _explain(code: str, **params: Any) -> str:
     return failure_texts(code, **params)[0]
 
 
@@ -141,14 +141,14 @@ class NumericalCheck:
             if cause is not None:
                 return CheckFailure(cause, "differs")
         except ExportError as error:
-            return CheckFailure(_cause("unusable", reason=str(error).rstrip(".")), "fails")
-        for title, batch in self._changed():
+            return CheckFailure(_explain("unusable", reason=str(error).rstrip(".")), "fails")
+        for title, batch in self._change_inputs():
             try:
                 cause = self._compare(file, title, batch, exact_integers=False)
             except ExportError as error:  # if the model itself fails, nothing is proven
-                cause = _cause("unusable", reason=error) if title in self._expected else None
+                cause = _explain("unusable", reason=error) if title in self._expected else None
             if cause and self._repeatable(title, batch):
-                return CheckFailure(_cause("differs_on", reason=cause, title=title), "doubt")
+                return CheckFailure(_explain("differs_on", reason=cause, title=title), "doubt")
         return None
 
     def difference(self, file: File) -> str | None:
@@ -174,7 +174,7 @@ class NumericalCheck:
         if all(last.arrays[name].shape == array.shape for name, array in batch.arrays.items()):
             yield "of the last samples", last
 
-    def _changed(self) -> Iterator[tuple[str, Example]]:
+    def _change_inputs(self) -> Iterator[tuple[str, Example]]:
         arrays = self._request.batch.arrays
         for title, (change, kinds) in _CHANGES.items():
             changed = {n: change(a).astype(a.dtype) if a.dtype.kind in kinds else a
@@ -198,7 +198,7 @@ class NumericalCheck:
         }
         for name, (error, largest) in difference(file, batch, expected).items():
             if floats[name] and not error <= _MAX_RELATIVE_ERROR * largest + _MAX_ABSOLUTE_ERROR:
-                return _cause("differs", error=error, name=name, sizes=sizes(batch))
+                return _explain("differs", error=error, name=name, sizes=sizes(batch))
         return None
 
     def _repeatable(self, title: str, batch: Example) -> bool:
@@ -219,14 +219,14 @@ def verify_export(path: Path, request: ExportRequest, *, opset: int) -> None:
     try:
         subject = read_subject(path)
     except OnnxFileError as error:
-        raise _invalid(error, path) from error
+        raise _to_failure(error, path) from error
     if subject.opset != opset:
         since = subject.opset if subject.opset > opset else None
         raise StrategyFailed.because("other_opset", opset=subject.opset, wanted=opset, since=since)
     try:
         verify_file(path, opset=opset)
     except OnnxFileError as error:
-        raise _invalid(error, path) from error
+        raise _to_failure(error, path) from error
     if request.settings.operator_export_type == "ONNX" and (foreign := foreign_in(path)):
         raise StrategyFailed.because(
             "foreign_operators", operators=list_first(foreign, most=_MAX_LISTED)
@@ -302,7 +302,7 @@ def _check_dynamic(spec: TensorSpec, request: ExportRequest) -> None:
         )
 
 
-def _invalid(error: OnnxFileError, path: Path) -> StrategyFailed:
+def _to_failure(error: OnnxFileError, path: Path) -> StrategyFailed:
     # Without the path of the temporary file.
     cause, _, remedy = str(error).replace(str(path), path.name).rstrip(".").rpartition(". ")
     return StrategyFailed.because("invalid_file", reason=cause or str(error), remedy=remedy)

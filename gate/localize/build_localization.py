@@ -58,8 +58,8 @@ class LocalizationFindings:
             missing=number not in self.layout.matching.tensors,
             folded=self.survey.values[layers[number]] if unmatched else None,
             alone=self.measured.layers[number].alone,
-            got=self._lost(number),
-            overwritten=self._overwritten(number),
+            got=self._find_unmatched_source(number),
+            overwritten=self._find_overwritten(number),
         )
 
     def source(self, number: int) -> DivergentValue:
@@ -89,7 +89,7 @@ class LocalizationFindings:
             if input_number in names and number in self.trials.dependents(input_number)
         )
 
-    def _overwritten(self, number: int) -> dict[str, str]:
+    def _find_overwritten(self, number: int) -> dict[str, str]:
         """Return the tensors of values that PyTorch overwrote before it computed this value.
 
         A node that reads such a tensor reads another value than PyTorch did."""
@@ -100,7 +100,7 @@ class LocalizationFindings:
             if earlier in names and by.number < number and names.get(by.number) != names[earlier]
         }
 
-    def _lost(self, number: int) -> ComputedValue | None:
+    def _find_unmatched_source(self, number: int) -> ComputedValue | None:
         """Return an unmatched value of functional code that this value was computed from, or None.
 
         Such a value was computed by code between two calls, and no tensor of the file has it.
@@ -194,7 +194,7 @@ def build_localization(
         outcome=tuple(outcome),
         fault_code=first.code if first else None,
         fault_params=first.params if first else {},
-        faults=tuple(_independent(divergences)),
+        faults=tuple(_drop_duplicates(divergences)),
         optimiser=optimiser,
         blame=blame,
     )
@@ -231,7 +231,7 @@ def _faults_by_value(
     return dict(sorted(causes.items()))
 
 
-def _independent(faults: Sequence[LayerFault]) -> Sequence[LayerFault]:
+def _drop_duplicates(faults: Sequence[LayerFault]) -> Sequence[LayerFault]:
     """Return the first faults without duplicates, such as those of a module that is called twice or
     of a quantized file."""
     distinct: list[LayerFault] = []

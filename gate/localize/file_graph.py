@@ -110,7 +110,7 @@ class FileGraph:
         for i, names in enumerate(self._reads):
             for name in names:
                 self.readers.setdefault(name, []).append(i)
-        self.tensors = self._varying(spec.name for spec in candidate.subject.inputs)
+        self.tensors = self._find_varying(spec.name for spec in candidate.subject.inputs)
         """Tensors that depend on the inputs, in the order of the nodes."""
         self._computed = frozenset(self.tensors)
         self._inputs = tuple(spec.name for spec in candidate.subject.inputs)
@@ -248,9 +248,9 @@ class FileGraph:
 
     @cached_property
     def _from_values(self) -> frozenset[str]:
-        return frozenset((*self._inputs, *self._varying(self._inputs, shapes=False)))
+        return frozenset((*self._inputs, *self._find_varying(self._inputs, shapes=False)))
 
-    def _varying(self, inputs: Iterable[str], *, shapes: bool = True) -> tuple[str, ...]:
+    def _find_varying(self, inputs: Iterable[str], *, shapes: bool = True) -> tuple[str, ...]:
         """Return the tensors that depend on the inputs. `shapes`: also those that depend on shapes
         only."""
         varying = dict.fromkeys(inputs)

@@ -515,14 +515,14 @@ class DeviationLimits:
     @property
     def layer_bounds(self) -> tuple[float, float]:
         """Return the bounds on `ratio` and `peak` of a layer alone."""
-        return self._widened(_LAYER_BOUNDS)
+        return self._widen(_LAYER_BOUNDS)
 
     @property
     def output_bounds(self) -> tuple[float, float]:
         """Return the bounds on `ratio` and `peak` of an output of the unmodified file."""
-        return self._widened(_OUTPUT_BOUNDS)
+        return self._widen(_OUTPUT_BOUNDS)
 
-    def _widened(self, bounds: tuple[float, float]) -> tuple[float, float]:
+    def _widen(self, bounds: tuple[float, float]) -> tuple[float, float]:
         return bounds[0] * self._factor, bounds[1] * self._factor
 
     @property

@@ -157,7 +157,7 @@ def _pair_by_shape(
     for is_unnamed, relative, name, key in pairs:
         if name not in left or key not in constants:
             continue
-        got = _oriented(constants[key], left[name])
+        got = _orient(constants[key], left[name])
         wrong = int((got != left[name]).sum())
         evident = wrong <= _MIN_EQUAL * got.size or (relative <= near and _is_distinctive(got))
         if name in loose and is_unnamed and not evident:
@@ -218,19 +218,19 @@ def _is_distinctive(array: Floats) -> bool:
 
 
 def _fits(want: Floats, got: Floats) -> bool:
-    expected_shape, stored_shape = _squeezed(want), _squeezed(got)
+    expected_shape, stored_shape = _squeeze(want), _squeeze(got)
     return expected_shape in (stored_shape, stored_shape[::-1])
 
 
-def _squeezed(array: Floats) -> tuple[int, ...]:
+def _squeeze(array: Floats) -> tuple[int, ...]:
     """Return the shape without axes of size one, which exporters add and remove."""
     return tuple(size for size in array.shape if size != 1)
 
 
-def _oriented(got: Floats, want: Floats) -> Floats:
+def _orient(got: Floats, want: Floats) -> Floats:
     """Return the constant in the tensor's shape; if square, in the more similar orientation."""
-    turned = got.T.reshape(want.shape) if _squeezed(got)[::-1] == _squeezed(want) else None
-    if _squeezed(got) != _squeezed(want):
+    turned = got.T.reshape(want.shape) if _squeeze(got)[::-1] == _squeeze(want) else None
+    if _squeeze(got) != _squeeze(want):
         assert turned is not None
         return turned
     straight = got.reshape(want.shape)
@@ -241,7 +241,7 @@ def _oriented(got: Floats, want: Floats) -> Floats:
 
 def _relative_difference(want: Floats, got: Floats) -> float:
     """Return the relative difference in the more similar orientation; infinite for NaN."""
-    l1 = _l1_difference(_oriented(got, want), want)
+    l1 = _l1_difference(_orient(got, want), want)
     size = float(np.abs(want).sum())
     return l1 / size if size > 0.0 and math.isfinite(l1) else math.inf
 
@@ -408,7 +408,7 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
     if pair.got.shape == pair.want.shape:
         wrong = distances(pair.want, pair.got) > 0.0
         for kind, axis in (("rows", 0), ("columns", 1))[: pair.want.ndim]:
-            order = _order(np.moveaxis(pair.want, axis, 0), np.moveaxis(pair.got, axis, 0))
+            order = _describe_order(np.moveaxis(pair.want, axis, 0), np.moveaxis(pair.got, axis, 0))
             if order is not None:
                 detail = {"code": "reordered", "name": pair.name, "axis": kind, "order": order}
                 return WeightDifference(module, detail, reordered=pair.want.ndim)
@@ -426,7 +426,7 @@ def _difference_of(pair: Pair, *, by_code: bool) -> WeightDifference:
     return WeightDifference(module, {"code": "differs_in", "name": pair.name, **share})
 
 
-def _order(want: Floats, got: Floats) -> str | None:
+def _describe_order(want: Floats, got: Floats) -> str | None:
     """Describe how the parts of `want` along the first axis are reordered in `got`.
 
     None if they are not only reordered, or if parts repeat.

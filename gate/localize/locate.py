@@ -135,7 +135,7 @@ def compare_layers(
                 survey, before = runner.survey(context.batches[0]), survey
                 matcher = _matcher(context, survey)
                 layout = IterativeMatcher(context, survey, matcher).find(
-                    _renumbered(layout, before, survey)
+                    _renumber(layout, before, survey)
                 )
             measured = _measure_layers(context, survey, layout, setup)
             chance_matches = _equal_by_chance(survey, layout, measured)
@@ -190,7 +190,7 @@ def _matcher(context: LocalizationContext, survey: ValueSurvey) -> ValueMatcher:
     )
 
 
-def _renumbered(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
+def _renumber(layout: ValueLayout, before: ValueSurvey, survey: ValueSurvey) -> ValueLayout:
     """Return the samples' layout for the values of another input, at the same events.
 
     before: the survey of the samples. Code between the modules may compute other values, for

@@ -86,22 +86,22 @@ class ModulePaths:
         """Follow the segments down the tree as far as possible."""
         path, calls = "", [0]
         for part in parts:
-            child, times = self._child(path, part)
+            child, times = self._find_child(path, part)
             if child is None:
                 return ModuleScope(self._canonical[path], None)
             path, calls = child, [*calls, times]
         # In the second call of a parent, calls of the child are counted from 0 again.
         return ModuleScope(self._canonical[path], None if any(calls[:-1]) else calls[-1])
 
-    def _child(self, path: str, part: str) -> tuple[str | None, int]:
+    def _find_child(self, path: str, part: str) -> tuple[str | None, int]:
         for name, times in ((part, 0), *_with_index(part)):
             for last in (name, name.rpartition(".")[2]):
                 child = f"{path}.{last}" if path else last
                 if child in self._canonical:
                     return child, times
-        return self._deeper(path, part)
+        return self._find_descendant(path, part)
 
-    def _deeper(self, path: str, part: str) -> tuple[str | None, int]:
+    def _find_descendant(self, path: str, part: str) -> tuple[str | None, int]:
         """Return the only nearest module of that name farther down.
 
         If code calls a method other than forward (`self.vae.decode(x)`), names omit the module.
@@ -162,7 +162,7 @@ class NameHints:
         for value in values:
             calls[value.path] = max(calls[value.path], value.call + 1)
         self._kinds = {_base_kind(value.kind) for value in values if value.kind}
-        self._call_of = dict(_calls(scopes, calls))
+        self._call_of = dict(_count_calls(scopes, calls))
         pairs = list(_norm_values(values, norms or {}))
         self.folded = dict(_folded_pairs(pairs, nodes))
         """Maps the value of a convolution or similar layer to that of the BatchNorm probably folded
@@ -233,7 +233,7 @@ def _folded_pairs(
                 yield layer.number, value.number
 
 
-def _calls(
+def _count_calls(
     scopes: Sequence[ModuleScope | None], calls: dict[str, int]
 ) -> Iterable[tuple[int, int]]:
     """Yield the call index of nodes whose names do not contain it; each call is a run of nodes."""

@@ -271,14 +271,14 @@ class OptimizerTrials:
     def write(self, path: Path, *, disabled: Set[str]) -> None:
         """Write the graph that ONNX Runtime optimizes. Raises the exceptions of `outcome` and its
         own."""
-        setup, options = self._open(self.setup.optimization, disabled)
+        setup, options = self._open_session(self.setup.optimization, disabled)
         options.optimized_model_filepath = str(path)
         open_session(self._model, options, setup)
 
     def _run_trial(
         self, level: str, disabled: frozenset[str], log: list[str] | None
     ) -> TrialOutcome:
-        setup, options = self._open(level, disabled)
+        setup, options = self._open_session(level, disabled)
         if log is not None:
             enable_verbose_log(options)
         try:
@@ -289,7 +289,7 @@ class OptimizerTrials:
         except Exception as error:  # ONNX Runtime's errors have no common base
             return TrialOutcome(False, describe_failure(error))
 
-    def _open(self, level: str, disabled: Set[str]) -> tuple[OrtSetup, Any]:
+    def _open_session(self, level: str, disabled: Set[str]) -> tuple[OrtSetup, Any]:
         if self.sessions >= SESSIONS:
             raise BudgetExceeded("sessions_spent", count=SESSIONS)
         if time.process_time() > self._until:

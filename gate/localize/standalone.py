@@ -50,7 +50,7 @@ def fewest_nodes(
         step = -(-len(kept) // parts)
         chunks = [kept[start : start + step] for start in range(0, len(kept), step)]
         part = next(filter(is_differing, chunks), None)
-        rest = None if part else next(filter(is_differing, _complements(chunks)), None)
+        rest = None if part else next(filter(is_differing, _omit_each(chunks)), None)
         if part is not None:
             kept, parts = part, 2
         elif rest is not None:
@@ -62,7 +62,7 @@ def fewest_nodes(
     return kept
 
 
-def _complements(chunks: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+def _omit_each(chunks: Sequence[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
     for omitted in range(len(chunks)):
         kept = [chunk for index, chunk in enumerate(chunks) if index != omitted]
         yield tuple(index for chunk in kept for index in chunk)
@@ -113,7 +113,7 @@ class Standalone:
         """
         model = copy.deepcopy(piece.model)
         graph = model.graph
-        _inline(graph, piece.weights)
+        _inline_weights(graph, piece.weights)
         _constants_to_initializers(graph)
         _drop_texts(model)
         read = set(_reads(graph.node)) | set(piece.outputs)
@@ -134,7 +134,7 @@ class Standalone:
             helper.make_tensor_value_info(new[name], kinds[name], fed[name].shape) for name in names
         )
         arrays = computed or {}
-        graph.output.extend(_value(outputs[name], arrays.get(name)) for name in piece.outputs)
+        graph.output.extend(_declare(outputs[name], arrays.get(name)) for name in piece.outputs)
         graph.name = "reduced"
         cut = {reference_name(name): name for name in piece.cuts}
         return cls(
@@ -145,14 +145,14 @@ class Standalone:
         )
 
 
-def _value(name: str, array: OutputArray | None) -> onnx.ValueInfoProto:
+def _declare(name: str, array: OutputArray | None) -> onnx.ValueInfoProto:
     if array is None:
         return onnx.ValueInfoProto(name=name)
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     return helper.make_tensor_value_info(name, kind, array.shape)
 
 
-def _inline(graph: onnx.GraphProto, weights: Mapping[str, OutputArray]) -> None:
+def _inline_weights(graph: onnx.GraphProto, weights: Mapping[str, OutputArray]) -> None:
     for tensor in graph.initializer:
         if tensor.external_data:
             tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))

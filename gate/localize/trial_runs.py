@@ -34,9 +34,9 @@ class TrialRuns:
         self._context = context
         self._survey = survey
         self._layout = layout
-        self.dependents = cache(self._dependents)
+        self.dependents = cache(self._find_dependents)
 
-    def _dependents(self, value: int) -> frozenset[int]:
+    def _find_dependents(self, value: int) -> frozenset[int]:
         """Return the matched values that depend on `value` without another matched value in
         between."""
         before, after = self._references_rerun, self._run_disturbed(value)

@@ -425,7 +425,7 @@ class ValueMatcher:
                 distance = difference(value.sketch, tensor.sketch)
                 score += 3.0 * max(0.0, 1.0 - distance / _MAX_SCORED_DIFFERENCE)
             score += 0.5 if after < tensor.node_index < until else -1.0
-            leaves = name >= EXACT and self._leaves(tensor)
+            leaves = name >= EXACT and self._is_read_outside(tensor)
             score += (_CODE_SCORE if value.functional else _LEAVE_SCORE) if leaves else 0.0
             # The last node of a module computes its output.
             if score > best_score or (score == best_score and name >= EXACT):
@@ -441,7 +441,7 @@ class ValueMatcher:
             if candidate.number != value.number
         )
 
-    def _leaves(self, tensor: Tensor) -> bool:
+    def _is_read_outside(self, tensor: Tensor) -> bool:
         """Return True if nodes of other modules read the tensor, or it is an output of the file."""
         readers = self._graph.readers.get(tensor.name, ())
         is_read_elsewhere = any(self._scopes[index] != tensor.scope for index in readers)
@@ -555,7 +555,7 @@ class IterativeMatcher:
         first = min(reached, default=-1) if matching.differing <= earlier else -1
         lost = reached - {first}
         kept = {n: tensor for n, tensor in matching.tensors.items() if n not in lost}
-        return _only(Matching(kept, matching.equal - lost))
+        return _mark_absent(Matching(kept, matching.equal - lost))
 
     def _before_faults(self, matching: Matching) -> Matching:
         """Return the equal values, without those that a small fault changes.
@@ -639,7 +639,7 @@ class IterativeMatcher:
             for n, tensor in matching.tensors.items()
             if n in matching.equal or (n in tensors and tensor.name == tensors[n].name)
         }
-        return _only(Matching(kept, matching.equal))
+        return _mark_absent(Matching(kept, matching.equal))
 
     def _next_pairs(self, settled: Matching, last: int) -> list[tuple[ComputedValue, Tensor]]:
         """Return pairs of values after `last` and later tensors of equal shape, best names
@@ -675,7 +675,7 @@ class IterativeMatcher:
             return trial if trial.matching.equal >= layout.matching.equal else layout
         if self._has_node(layout, value, stand_in):
             return layout
-        trial = self._match_again(_without(layout, value, stand_in))
+        trial = self._match_again(_replace_tensor(layout, value, stand_in))
         # The first value on which they disagree decides: values after it had correct inputs in one
         # of the two layouts only.
         differing = trial.matching.equal ^ layout.matching.equal
@@ -706,7 +706,7 @@ class IterativeMatcher:
         except GateError:
             raise
         except Exception:  # ONNX Runtime's errors have no common base
-            narrower = _narrower(layout, self._survey)
+            narrower = _drop_unsure(layout, self._survey)
             if narrower is None:
                 raise
             return self._match_again(narrower)
@@ -786,13 +786,13 @@ class IterativeMatcher:
         return None
 
 
-def _only(matching: Matching) -> ValueLayout:
+def _mark_absent(matching: Matching) -> ValueLayout:
     """Return the layout in which, up to the last equal value, only equal values have a tensor."""
     absent = set(range(max(matching.equal, default=0))) - matching.tensors.keys()
     return ValueLayout(matching, absent=frozenset(absent))
 
 
-def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueLayout:
+def _replace_tensor(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueLayout:
     """Replace the tensor by the previous one; later pairs that are not certain are dropped."""
     missing, matching = {**layout.missing, value.number: stand_in}, layout.matching
     kept = {
@@ -803,7 +803,7 @@ def _without(layout: ValueLayout, value: ComputedValue, stand_in: str) -> ValueL
     return ValueLayout(Matching(kept, matching.equal), missing, layout.absent)
 
 
-def _narrower(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:
+def _drop_unsure(layout: ValueLayout, survey: ValueSurvey) -> ValueLayout | None:
     """Return the layout without tensors of another shape, which may belong to later values.
 
     If there are none, without all pairs that are not equal; None if there are none either.

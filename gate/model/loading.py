@@ -181,7 +181,7 @@ def call_factory(factory: str, *, expected: str) -> object:
     module_name, attribute = parse_factory(factory)
     with contextlib.chdir(Path.cwd()):
         module = import_user_module(module_name, purpose=f"the factory {factory}")
-        target = _attribute(module, attribute, factory, expected=expected)
+        target = _resolve_attribute(module, attribute, factory, expected=expected)
         try:
             return target()
         except (Exception, SystemExit) as error:
@@ -218,7 +218,7 @@ def import_user_module(module_name: str, *, purpose: str) -> ModuleType:
         ) from error
 
 
-def _attribute(
+def _resolve_attribute(
     module: ModuleType, path: list[str], factory: str, *, expected: str
 ) -> Callable[[], object]:
     target: object = module
@@ -265,7 +265,7 @@ def torchvision_model(name: str, *, weights: str | None, num_classes: int | None
     import torchvision.models as zoo
 
     if name not in zoo.list_models():
-        raise ModelError(f"torchvision has no model {name!r}.{_closest(name, zoo.list_models())}")
+        raise ModelError(f"torchvision has no model {name!r}.{_suggest(name, zoo.list_models())}")
     if num_classes is not None and num_classes < 1:
         raise ModelError(f"num_classes is {num_classes}, expected at least 1.")
     if weights is None:
@@ -374,6 +374,6 @@ def _replace_heads(model: nn.Module, fresh: nn.Module, name: str) -> None:
         model.set_submodule(owner, fresh.get_submodule(owner))
 
 
-def _closest(name: str, names: Iterable[str]) -> str:
+def _suggest(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), n=3)
     return f" Did you mean {' or '.join(near)}?" if near else " See torchvision.models.list_models."

@@ -95,7 +95,7 @@ class SourceFiles:
         """
         parts = name.split(".")
         pending = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        if needed and _spec(name) is None:
+        if needed and _find_spec(name) is None:
             self.unread[name] = _no_source_reason(name)
             return
         while pending:
@@ -114,16 +114,16 @@ class SourceFiles:
 
     def _collect(self, name: str) -> Iterable[str]:
         """Add the source file of a module; return the names that it imports."""
-        spec = _spec(name)
+        spec = _find_spec(name)
         if spec is None or not spec.has_location or spec.origin is None:
             return ()  # a built-in, a folder without code, or no module
         path = Path(spec.origin)
         is_installed = _INSTALLED.intersection(path.parts)
-        owners = _distributions(name.partition(".")[0]) if is_installed else {}
+        owners = _find_distributions(name.partition(".")[0]) if is_installed else {}
         if owners or any(map(path.is_relative_to, _standard_library_paths())):
             self.packages.update(owners)
             return ()
-        source = _source(spec)
+        source = _read_source(spec)
         if isinstance(source, str):
             self.unread[name] = source
             return ()
@@ -187,12 +187,12 @@ def verify_unchanged(code: ModelCode) -> None:
 
 
 def _digest_now(name: str) -> Digest | None:
-    spec = _spec(name)
-    source = None if spec is None or not spec.has_location else _source(spec)
+    spec = _find_spec(name)
+    source = None if spec is None or not spec.has_location else _read_source(spec)
     return Digest.from_bytes(source) if isinstance(source, bytes) else None
 
 
-def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
+def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
     """Return the spec of a module, loaded or not; None if there is none."""
     if name in sys.modules:
         # A script has the spec of another name, or none.
@@ -201,7 +201,7 @@ def _spec(name: str) -> importlib.machinery.ModuleSpec | None:
     head, _, tail = name.rpartition(".")
     if not head:
         return _top_level(name)
-    parent = _spec(head)
+    parent = _find_spec(head)
     locations = [] if parent is None else list(parent.submodule_search_locations or ())
     try:
         return importlib.machinery.PathFinder.find_spec(name, locations)
@@ -223,7 +223,7 @@ def _top_level(name: str) -> importlib.machinery.ModuleSpec | None:
     return None
 
 
-def _source(spec: importlib.machinery.ModuleSpec) -> bytes | str:
+def _read_source(spec: importlib.machinery.ModuleSpec) -> bytes | str:
     """Return the bytes of the source file, or the reason why there are none."""
     origin = str(spec.origin)
     if origin.endswith(_COMPILED):
@@ -259,7 +259,7 @@ def _standard_library_paths() -> tuple[str, ...]:
 
 
 @functools.cache
-def _distributions(top: str) -> Mapping[str, str]:
+def _find_distributions(top: str) -> Mapping[str, str]:
     """Return the distributions that install a top-level module, with their versions; often one."""
     try:
         distribution = metadata.distribution(top)

@@ -400,9 +400,9 @@ def read_subject(path: Path) -> Subject:
     return Subject(
         sha256=sha256,
         size_bytes=size,
-        opset=_opset(model, path),
+        opset=_find_opset(model, path),
         producer=f"{model.producer_name} {model.producer_version}".strip(),
-        inputs=tuple(_spec(value, path) for value in _inputs_without_weights(model)),
+        inputs=tuple(_read_spec(value, path) for value in _inputs_without_weights(model)),
         outputs=tuple(_output_specs(model, path)),
         external_data=files,
         checker=checker_message,
@@ -441,7 +441,7 @@ def verify_file(path: Path, *, opset: int) -> None:
     Raises OnnxFileError if anything is wrong, or the file's opset is not `opset`.
     """
     model = _parse(_read_bytes(path), path)
-    written = _opset(model, path)
+    written = _find_opset(model, path)
     if written != opset:
         raise OnnxFileError(
             f"{path} has opset {written}, expected opset {opset}. The exporter silently chose "
@@ -453,7 +453,7 @@ def verify_file(path: Path, *, opset: int) -> None:
             f"{path} has IR version {model.ir_version}, expected {needed} (for opset {opset}) "
             f"to {onnx.IR_VERSION} (the newest of the installed onnx). Export it again."
         )
-    _check(path, path, full=True)
+    _check_model(path, path, full=True)
     try:
         shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except Exception as error:  # InferenceError has no public common base with the others
@@ -501,7 +501,7 @@ def _parse(data: bytes, path: Path) -> onnx.ModelProto:
     return model
 
 
-def _check(model: bytes | Path, path: Path, *, full: bool = False) -> None:
+def _check_model(model: bytes | Path, path: Path, *, full: bool = False) -> None:
     try:
         checker.check_model(model, full_check=full)
     except MemoryError:
@@ -520,9 +520,9 @@ def _check_with_data(data: bytes, path: Path, files: tuple[str, ...], *, changed
     linked data is checked next to empty files of the same sizes; it does not read their contents.
     """
     if not files:
-        _check(data, path)
+        _check_model(data, path)
     elif not (changed or has_links(path, files)):
-        _check(path, path)
+        _check_model(path, path)
     else:
         with temporary_folder() as folder:
             for name in files:
@@ -532,10 +532,10 @@ def _check_with_data(data: bytes, path: Path, files: tuple[str, ...], *, changed
                 os.truncate(empty, (path.parent / name).stat().st_size)
             copied = Path(folder, path.name)
             copied.write_bytes(data)
-            _check(copied, path)
+            _check_model(copied, path)
 
 
-def _opset(model: onnx.ModelProto, path: Path) -> int:
+def _find_opset(model: onnx.ModelProto, path: Path) -> int:
     versions = {entry.domain: int(entry.version) for entry in model.opset_import}
     for domain in STANDARD_DOMAINS:
         if domain in versions:
@@ -576,7 +576,7 @@ def _output_specs(model: onnx.ModelProto, path: Path) -> Iterator[TensorSpec]:
     maps = map_keys(model)
     for value in model.graph.output:
         if value.name not in maps:
-            yield _spec(value, path)
+            yield _read_spec(value, path)
             continue
         keys = maps[value.name]
         shape = (_UNKNOWN_AXIS, len(keys))
@@ -592,7 +592,7 @@ def keys_name(output: str) -> str:
     return f"{output} keys"
 
 
-def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
+def _read_spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     if value.type.WhichOneof("value") != "tensor_type":
         kind = value.type.WhichOneof("value") or "nothing"
         raise OnnxFileError(
@@ -602,18 +602,18 @@ def _spec(value: onnx.ValueInfoProto, path: Path) -> TensorSpec:
     tensor = value.type.tensor_type
     return TensorSpec(
         name=value.name,
-        dtype=_dtype(tensor.elem_type),
-        shape=tuple(_axis(dim) for dim in tensor.shape.dim),  # the checker requires a shape
+        dtype=_dtype_name(tensor.elem_type),
+        shape=tuple(_read_axis(dim) for dim in tensor.shape.dim),  # the checker requires a shape
     )
 
 
-def _dtype(elem_type: int) -> str:
+def _dtype_name(elem_type: int) -> str:
     if elem_type == onnx.TensorProto.STRING:
         return "string"
     return str(helper.tensor_dtype_to_np_dtype(elem_type).name)
 
 
-def _axis(dim: onnx.TensorShapeProto.Dimension) -> int | str:
+def _read_axis(dim: onnx.TensorShapeProto.Dimension) -> int | str:
     if dim.HasField("dim_value") and dim.dim_value >= 0:  # Paddle's exporter writes -1
         return int(dim.dim_value)
     return dim.dim_param or _UNKNOWN_AXIS

@@ -174,11 +174,11 @@ class NodeTypes:
         return CpuNode(
             name=name,
             operator=f"{domain}::{operator}" if domain else operator,
-            since_version=self._since(operator, domain),
-            inputs=_types(nodes[0].input, inputs) if len(nodes) == 1 else (),
+            since_version=self._find_since_version(operator, domain),
+            inputs=_read_types(nodes[0].input, inputs) if len(nodes) == 1 else (),
         )
 
-    def _since(self, operator: str, domain: str) -> int | None:
+    def _find_since_version(self, operator: str, domain: str) -> int | None:
         from onnx import defs
 
         version = self._versions.get(domain)
@@ -195,7 +195,7 @@ class NodeTypes:
 _MICROSOFT = "com.microsoft"
 
 
-def _types(names: Sequence[str], profiled: Any) -> tuple[str, ...]:
+def _read_types(names: Sequence[str], profiled: Any) -> tuple[str, ...]:
     """Return the types in the profile for each input of the node; empty if they are ambiguous."""
     try:
         kinds = [next(iter(entry)) for entry in profiled]

@@ -82,7 +82,7 @@ class SizeConditions:
         build: returns inputs of a size near `here`, on which the file is run. shapes: returns
         inputs of which only the shapes are read.
         """
-        lines = self._lines(build, here)
+        lines = self._fit_lines(build, here)
         conditions = [
             (name, first)
             for name, first in self._conditions
@@ -98,7 +98,7 @@ class SizeConditions:
             feed = {
                 node.output[0]: lines[node.output[0]](size)
                 if node.output[0] in lines
-                else _shape(node, shapes(size)[node.input[0]])
+                else _evaluate_shape(node, shapes(size)[node.input[0]])
                 for node in sources
             }
             return dict(zip(names, session.run(names, feed), strict=True))
@@ -124,7 +124,7 @@ class SizeConditions:
         """Return the Shape and Size nodes from which a tensor is computed."""
         return [n for n in self._flat.needed([name])[0] if n.op_type in ("Shape", "Size")]
 
-    def _lines(
+    def _fit_lines(
         self, build: Callable[[int], Feed], here: int
     ) -> dict[str, Callable[[int], OutputArray]]:
         """Return the intermediate shapes that depend linearly on the size, as functions of it."""
@@ -188,7 +188,7 @@ def _to_bool(node: NodeProto) -> bool:
     return node.op_type == "Cast" and attributes(node).get("to") == TensorProto.BOOL
 
 
-def _shape(node: NodeProto, array: OutputArray) -> OutputArray:
+def _evaluate_shape(node: NodeProto, array: OutputArray) -> OutputArray:
     """Return the result of a Shape or Size node for an array."""
     if node.op_type == "Size":
         return np.asarray(array.size, np.int64)

@@ -67,10 +67,10 @@ class NanTrace:
         softmax. Raises the exceptions of ONNX Runtime.
         """
         arrays = self._traced.run(feed)
-        return any(_loses(node, arrays) for node in self._traced.nodes if arrays)
+        return any(_drops_nan(node, arrays) for node in self._traced.nodes if arrays)
 
 
-def _loses(node: NodeProto, arrays: Mapping[str, OutputArray]) -> bool:
+def _drops_nan(node: NodeProto, arrays: Mapping[str, OutputArray]) -> bool:
     x, y = arrays.get(node.input[0]), arrays.get(node.output[0])
     if x is None or y is None or x.dtype.kind != "f" or y.dtype.kind != "f":
         return False
@@ -106,7 +106,7 @@ class OpenCasts:
     def __init__(self, candidate: TestedFile) -> None:
         """Raises the exceptions of onnx."""
         self._file = EditableFile(candidate)
-        nodes = [n for n in self._file.model.graph.node if n.op_type == "Cast" and _target(n)]
+        nodes = [n for n in self._file.model.graph.node if n.op_type == "Cast" and _integer_type(n)]
         self._traced = _Traced(self._file, nodes)
 
     @property
@@ -117,7 +117,7 @@ class OpenCasts:
     def on(self, feed: Feed) -> list[OpenCast]:
         """Return the casts with undefined results. Raises the exceptions of ONNX Runtime."""
         arrays = self._traced.run(feed)
-        return [cast for node in self._traced.nodes if arrays for cast in _open(node, arrays)]
+        return [cast for node in self._traced.nodes if arrays for cast in _open_casts(node, arrays)]
 
     def variants(self, feed: Feed, casts: list[OpenCast], *, seed: int) -> list[list[OutputArray]]:
         """Return the outputs of the file for several random results of these casts.
@@ -152,12 +152,12 @@ class OpenCasts:
             for name, cast in casts_by_name.items():
                 dtype = arrays[inputs[name]].dtype
                 variant[f"{name}@o"] = cast.open
-                variant[f"{name}@v"] = _values(number, cast, random).astype(dtype)
+                variant[f"{name}@v"] = _draw_values(number, cast, random).astype(dtype)
             runs.append(session.run(None, variant))
         return runs
 
 
-def _values(number: int, cast: OpenCast, random: np.random.Generator) -> NDArray[np.float64]:
+def _draw_values(number: int, cast: OpenCast, random: np.random.Generator) -> NDArray[np.float64]:
     """Return zeros for run 0, ones for run 1, then random numbers in the integer's range."""
     if number < 2:
         return np.full(cast.open.shape, float(number))
@@ -165,7 +165,7 @@ def _values(number: int, cast: OpenCast, random: np.random.Generator) -> NDArray
     return np.round(random.uniform(float(limits.min), float(limits.max) * 0.99, cast.open.shape))
 
 
-def _target(node: NodeProto) -> np.dtype[Any] | None:
+def _integer_type(node: NodeProto) -> np.dtype[Any] | None:
     """Return the integer type of a Cast; None for other types."""
     to = attributes(node).get("to", TensorProto.UNDEFINED)
     if to in (TensorProto.UNDEFINED, TensorProto.STRING):
@@ -174,8 +174,8 @@ def _target(node: NodeProto) -> np.dtype[Any] | None:
     return dtype if dtype.kind in "iu" else None
 
 
-def _open(node: NodeProto, arrays: Mapping[str, OutputArray]) -> Iterator[OpenCast]:
-    x, dtype = arrays.get(node.input[0]), _target(node)
+def _open_casts(node: NodeProto, arrays: Mapping[str, OutputArray]) -> Iterator[OpenCast]:
+    x, dtype = arrays.get(node.input[0]), _integer_type(node)
     if x is not None and dtype is not None and x.dtype.kind == "f":
         mask = overflows(x, dtype)
         if mask.any():

@@ -108,7 +108,7 @@ class SampleRuns:
         Empty if the batch contains other inputs, if a sample's outputs depend on the batch, or if
         the runs would take too much memory.
         """
-        indices = self._positions(batch)
+        indices = self._find_rows(batch)
         alone = self._reference
         if not indices or not alone or len(alone) != len(reference):
             return []
@@ -123,7 +123,7 @@ class SampleRuns:
         self._runs.update(zip(missing, new_runs, strict=True))
         return [[output[indices] for output in self._runs[draw]] for draw in draws]
 
-    def _positions(self, batch: Batch) -> list[int]:
+    def _find_rows(self, batch: Batch) -> list[int]:
         """Return the index of each sample of a batch; empty if any is not in `rows`."""
         indices = [self._by_digest.get(digest.tobytes()) for digest in row_digests(batch)]
         matched = [index for index in indices if index is not None]
@@ -335,7 +335,7 @@ class ExpectedOutputs:
         if record.relative_diff is None or record.relative_diff <= _SUSPICIOUS_DIFF:
             return record
         copied = copy.copy(self)
-        copied._excluded, casts = self._uncompared(outputs)
+        copied._excluded, casts = self._find_uncompared(outputs)
         if any(mask.any() for mask in copied._excluded):
             record = copied._compare(outputs, copied._numbers(outputs))
             record = record.model_copy(update={"undefined": casts})
@@ -367,7 +367,7 @@ class ExpectedOutputs:
             return overflow & self._far_samples.reshape(-1, *[1] * (r.ndim - 1))
         return np.asarray(overflow & self._far_samples.all())
 
-    def _uncompared(
+    def _find_uncompared(
         self, outputs: list[OutputArray]
     ) -> tuple[list[Mask], tuple[UndefinedCast, ...]]:
         """Return a mask per output of elements not to compare, and the undefined conversions.
@@ -444,7 +444,7 @@ class ExpectedOutputs:
         self, index: int, truth: OutputArray | None, draws: Sequence[OutputArray]
     ) -> Mask:
         """Return the elements of an output that are compared: rounding does not change them."""
-        decided = _decided(self._reference[index], truth, draws)
+        decided = _is_decided(self._reference[index], truth, draws)
         return decided & ~self._excluded[index] if self._excluded else decided
 
     def _compare(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
@@ -564,7 +564,7 @@ class ExpectedOutputs:
                 continue
             truth = self._truth[index] if self._truth is not None else None
             differs = np.asarray(r != c)
-            decided_count = int((differs & _decided(r, truth, self._draws[index])).sum())
+            decided_count = int((differs & _is_decided(r, truth, self._draws[index])).sum())
             count = int(differs.sum())
             differing = differing or count > 0
             undecided = undecided or (
@@ -615,7 +615,7 @@ def _finite(outputs: list[OutputArray]) -> bool:
     return bool(floats) and all(np.isfinite(output).all() for output in floats)
 
 
-def _decided(r: OutputArray, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
+def _is_decided(r: OutputArray, truth: OutputArray | None, draws: Sequence[OutputArray]) -> Mask:
     """Return where rounding changes no integer, no bool and not the class of a float."""
     decided = np.ones(r.shape, np.bool_)
     for draw in draws:

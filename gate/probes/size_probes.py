@@ -48,7 +48,7 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
         step = max(1, current[axis] // 4)
         sizes = _with_size(current, axis, current[axis] + step)
         longer = traced.record_size_reads(axes.batch(*_split(sizes)))
-        for edge in _edges(base_reads, longer, current[axis], step):
+        for edge in _find_edges(base_reads, longer, current[axis], step):
             changed = _with_size(current, axis, edge)
             elements = math.prod(changed) * _elements(example)
             if changed in tried or elements > allowed * math.prod(current):
@@ -58,7 +58,7 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
             yield title, axes.batch(*_split(changed))
 
 
-def _edges(
+def _find_edges(
     base: BranchRecorder, longer: BranchRecorder | None, size: int, step: int
 ) -> Iterator[int]:
     """Yield the first size beyond the edge of each condition that is linear in the size."""
@@ -280,14 +280,14 @@ def condition_probes(context: MeasurementContext, axes: DynamicAxes) -> Iterator
         return
     current = (axes.profile.small, *axes.lengths)
     for axis in range(axes.profile.fixed, len(current)):
-        for size in sorted(_flips(context, axes, conditions, (current, axis))):
+        for size in sorted(_find_flips(context, axes, conditions, (current, axis))):
             if axis == 0:
                 yield _batch_probe(axes.profile, tuple(range(size)))
             else:
                 yield _size_probe(axes, _with_size(current, axis, size)[1:])
 
 
-def _flips(
+def _find_flips(
     context: MeasurementContext,
     axes: DynamicAxes,
     conditions: SizeConditions,

@@ -54,7 +54,7 @@ def families(profile: SampleProfile) -> list[ProbeFamily]:
         offsets = tuple(span * k for k in (-100, -10, -1, -0.3, 0.3, 1, 10, 100))
         changes: list[tuple[str, Change, tuple[float, ...]]] = [
             ("scale", operator.mul, (-1e3, -10.0, -0.1, 1e-3, 1e-2, 1.0, 1e2, 1e3)),
-            ("constant", np.full_like, _around(low, high, span)),
+            ("constant", np.full_like, _spread_around(low, high, span)),
             ("offset", operator.add, offsets),
             ("spike", _set_spike, tuple(high + span * k for k in (-101, -11, 1, 10, 100))),
         ]
@@ -102,7 +102,7 @@ def _mix(first: OutputArray, second: OutputArray, random: np.random.Generator) -
     return within(signs * mixed, first)
 
 
-def _around(low: float, high: float, span: float) -> tuple[float, ...]:
+def _spread_around(low: float, high: float, span: float) -> tuple[float, ...]:
     inside = [low + span * k / 8 for k in range(1, 8)]
     return (low - 100 * span, low - 10 * span, *inside, high + 10 * span, high + 100 * span)
 
@@ -330,7 +330,7 @@ class TraceSearcher:
             self._trials.budget = min(self._trials.budget, _WARNED_RUNS)
         probe_families = families(self._profile)
         allowed = int(self._trials.budget * _COARSE_SHARE)
-        for name, batch in self._coarse(probe_families):
+        for name, batch in self._coarse_inputs(probe_families):
             self._trials.attempt(name, batch)
             if len(self._trials) >= allowed or self._is_complete():
                 break
@@ -347,7 +347,7 @@ class TraceSearcher:
         hint = not self._trials.has_no_reads or self._traced.has_warnings
         return suspects if hint else suspects[:_UNSUSPECTED_RUNS]
 
-    def _coarse(self, probe_families: Sequence[ProbeFamily]) -> Iterator[tuple[str, Batch]]:
+    def _coarse_inputs(self, probe_families: Sequence[ProbeFamily]) -> Iterator[tuple[str, Batch]]:
         """Yield the grids of all families in turns, then mixtures."""
         grids = [(family, _ends_first(family.grid)) for family in probe_families]
         for turn in range(max((len(grid) for _, grid in grids), default=0)):
@@ -363,13 +363,13 @@ class TraceSearcher:
 
     def _refine(self, branch: int, probe_families: Sequence[ProbeFamily]) -> None:
         """Search around the input that came closest to flipping the branch."""
-        curves = [(family, self._curve(family, branch)) for family in probe_families]
+        curves = [(family, self._measure_curve(family, branch)) for family in probe_families]
         curves = [(family, curve) for family, curve in curves if curve]
         if not curves:
             return
         family, curve = min(curves, key=lambda pair: min(map(abs, pair[1].values())))
         for _ in range(_REFINEMENTS):
-            parameter = _next(curve)
+            parameter = _next_parameter(curve)
             if parameter is None:
                 return
             name = family.title(parameter)
@@ -379,7 +379,7 @@ class TraceSearcher:
             margin = self._trials.margin(name, branch)
             curve[parameter] = math.inf if margin is None else margin
 
-    def _curve(self, family: ProbeFamily, branch: int) -> dict[float, float]:
+    def _measure_curve(self, family: ProbeFamily, branch: int) -> dict[float, float]:
         """Return the finite margins of the branch, by the family's parameter."""
         margins = {p: self._trials.margin(family.title(p), branch) for p in family.grid}
         return {p: m for p, m in margins.items() if m is not None and math.isfinite(m)}
@@ -409,7 +409,7 @@ def _ends_first(grid: tuple[float, ...]) -> list[float]:
     return list(dict.fromkeys([grid[-1], grid[0], grid[len(grid) // 2], *grid]))
 
 
-def _next(curve: dict[float, float]) -> float | None:
+def _next_parameter(curve: dict[float, float]) -> float | None:
     """Return the next parameter to try; None if there is none.
 
     It is halfway from the point with the smallest margin to its farther neighbor. If that point is

@@ -178,7 +178,7 @@ def within(values: NDArray[np.float64], like: OutputArray) -> OutputArray:
 def _change_inputs(profile: SampleProfile, title: str, names: tuple[str, ...]) -> Batch:
     batch = profile.batch(profile.small)
     if title not in _MASK_CHANGES:
-        names = tuple(name for name in names if name not in _masks(profile))
+        names = tuple(name for name in names if name not in _find_masks(profile))
     for name, array in batch.items():
         if name in names and _applies(title, array):
             values = ValueRange(
@@ -194,7 +194,7 @@ def _scale_samples(profile: SampleProfile, scales: NDArray[np.float64]) -> Batch
     unchanged."""
     size = len(scales)
     batch: dict[str, OutputArray] = {}
-    masks = _masks(profile)
+    masks = _find_masks(profile)
     for name, array in profile.spread.items():
         rows = array[np.arange(size) % len(array)]
         if array.dtype.kind == "f" and name not in masks:
@@ -205,7 +205,7 @@ def _scale_samples(profile: SampleProfile, scales: NDArray[np.float64]) -> Batch
     return batch
 
 
-def _masks(profile: SampleProfile) -> set[str]:
+def _find_masks(profile: SampleProfile) -> set[str]:
     """Return the float inputs that contain only zeros and ones, if other float inputs do not."""
     floats = {name for name, array in profile.rows.items() if array.dtype.kind == "f"}
     masks = {name for name in floats if _is_mask(profile, name)}
@@ -268,13 +268,13 @@ def _with_first(random_values: OutputArray, array: OutputArray) -> OutputArray:
     return random_values
 
 
-def _mirrored(array: OutputArray, values: ValueRange) -> OutputArray:
+def _mirror(array: OutputArray, values: ValueRange) -> OutputArray:
     if array.dtype.kind in "iub" and int(values.low) >= 0 and int(values.high) <= 1:
         return array  # with padding in front, the first queries would have no key
     return np.ascontiguousarray(np.flip(array, axis=-1))
 
 
-def _scaled(factor: float) -> Change:
+def _scale_by(factor: float) -> Change:
     return lambda array, _: within(array.astype(np.float64) * factor, array)
 
 
@@ -294,10 +294,10 @@ _CHANGES: dict[str, dict[str, Change]] = {
     "min": {"f": _lowest, "u": _lowest},
     "max": {"f": _highest, "u": _highest},
     "noise": {"f": _uniform, "i": _random_integers, "u": _random_integers, "b": _random_values},
-    "negated": {"f": _scaled(-1.0), "b": lambda array, _: np.logical_not(array)},
-    "mirrored": {"f": _mirrored, "i": _mirrored, "u": _mirrored, "b": _mirrored},
-    "scaled_10": {"f": _scaled(10.0)},
-    "scaled_0.1": {"f": _scaled(0.1)},
+    "negated": {"f": _scale_by(-1.0), "b": lambda array, _: np.logical_not(array)},
+    "mirrored": {"f": _mirror, "i": _mirror, "u": _mirror, "b": _mirror},
+    "scaled_10": {"f": _scale_by(10.0)},
+    "scaled_0.1": {"f": _scale_by(0.1)},
     "bright": {"f": _with_peak},
 }
 """Changes by probe name, then by dtype kind. A missing kind is left unchanged."""

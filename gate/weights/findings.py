@@ -187,7 +187,9 @@ def float16(graph: ValueGraph, observer: ReferenceObserver) -> Iterator[GraphFin
         name = str(dtype).removeprefix("torch.")
         nodes = [node for node in graph.live() if _computes_type(graph, node, code)]
         stored = [
-            v for v, t in graph.live_tensors() if t.data_type == code and _lossy(t, dtype, observer)
+            v
+            for v, t in graph.live_tensors()
+            if t.data_type == code and _is_lossy(t, dtype, observer)
         ]
         if not (nodes or stored) or dtype in observer.operator_recorder.dtypes:
             continue
@@ -242,7 +244,7 @@ def _computes_type(graph: ValueGraph, node: Node, code: int) -> bool:
     return any(value is not None and graph.types.get(value) == code for value in node.outputs)
 
 
-def _lossy(tensor: TensorProto, dtype: torch.dtype, observer: ReferenceObserver) -> bool:
+def _is_lossy(tensor: TensorProto, dtype: torch.dtype, observer: ReferenceObserver) -> bool:
     """Return whether no tensor of the model of that size is exact in this format."""
     elements = math.prod(tensor.dims)
     return not any(
@@ -380,7 +382,7 @@ def nearest_mismatch(
                 continue
             wrong = differing(values, arranged)
             if wrong.mean() <= HALF and is_distinctive(values[~wrong]):
-                owner = _owner(stored, wrong)
+                owner = _find_owner(stored, wrong)
                 mismatches.append(mismatch_at(constant, owner, (values, arranged), wrong))
     return min(mismatches, key=lambda mismatch: mismatch.wrong, default=None)
 
@@ -418,7 +420,7 @@ def is_distinctive(values: Values) -> bool:
     return len(np.unique(finite[scaled != np.rint(scaled)])) > 1
 
 
-def _owner(stored: ModelTensor, wrong: NDArray[np.bool_]) -> str:
+def _find_owner(stored: ModelTensor, wrong: NDArray[np.bool_]) -> str:
     if wrong.shape != stored.shape or not wrong.any():
         return stored.name
     first = np.unravel_index(int(wrong.argmax()), wrong.shape)

@@ -126,7 +126,7 @@ def folded(
     rows, plain = layer.channels(values), layer.channels(weight)
     columns = plain.shape[1]
     sampled = np.linspace(0, columns - 1, min(columns, _SAMPLED_COLUMNS)).astype(np.int64)
-    factor, scaled, usable = _factors(rows[:, sampled], plain[:, sampled], near=near)
+    factor, scaled, usable = _fit_factors(rows[:, sampled], plain[:, sampled], near=near)
     if not usable.any() or scaled[usable].mean() < _MIN_CHANNEL_SHARE:
         return None
     fitting = [
@@ -138,7 +138,7 @@ def folded(
         return Folded(layer.restored(best_norms[0].folded(plain)), best_norms, factor, tolerance)
     if columns == 1 or best > 0.0 or (factor[usable] == 0.0).mean() > 1.0 - _MIN_CHANNEL_SHARE:
         return None
-    root = _root(factor[usable], len(rows), near=near)
+    root = _fit_attention_scale(factor[usable], len(rows), near=near)
     if root is not None:
         constant = np.full(len(rows), root)
         norm = Norm("", constant, 0.0 * constant, 0.0 * constant, "scaled", arithmetic)
@@ -185,7 +185,7 @@ def folded_bias(
     return ~(np.abs(values - expected) <= allowed)
 
 
-def _factors(
+def _fit_factors(
     rows: Values, plain: Values, *, near: float
 ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
     """Return the factor of each channel, the scaled channels, and the usable channels.
@@ -204,7 +204,7 @@ def _factors(
     return factor, scaled, usable
 
 
-def _root(factor: Floats, rows: int, *, near: float) -> float | None:
+def _fit_attention_scale(factor: Floats, rows: int, *, near: float) -> float | None:
     """Return the scale of an attention if all channels have it, or None.
 
     It is the head dimension to the power of -1/2, or -1/4 for query and key each. The rows are a

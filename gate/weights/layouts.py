@@ -26,7 +26,7 @@ def same(values: Values, stored: Values) -> str | None:
     `as it is`, `reshaped`, `transposed` (any order of axes, also before or after a reshape) or
     `flipped` along the last axes, as kernels are.
     """
-    for way, arranged in (*_orders(values, stored), *_merged(values, stored)):
+    for way, arranged in (*_orders(values, stored), *_merge_axes(values, stored)):
         if equal(values, arranged):
             return way
     return "flipped" if any(equal(values, flipped) for flipped in _flips(values, stored)) else None
@@ -40,7 +40,7 @@ def arrangements(values: Values, stored: Values) -> Iterator[Values]:
 
 def equal(first: Values, second: Values) -> bool:
     """Return True for equal shapes and elements; NaN equals NaN."""
-    if first.shape != second.shape or not (_sample(first) == _sample(second)).all():
+    if first.shape != second.shape or not (_sample_bits(first) == _sample_bits(second)).all():
         return False
     if np.array_equal(first, second):
         return True
@@ -57,7 +57,7 @@ def differing(first: Values, second: Values) -> NDArray[np.bool_]:
 
 def sampled_share(values: Values, arranged: Values) -> float:
     """Return the share of sampled elements that are bitwise equal."""
-    return float((_sample(values) == _sample(arranged)).mean())
+    return float((_sample_bits(values) == _sample_bits(arranged)).mean())
 
 
 def _orders(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
@@ -69,14 +69,14 @@ def _orders(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
         yield "reshaped", stored.reshape(values.shape)
     if stored.ndim > _MAX_AXES:
         return
-    squeezed = _squeezed(values.shape)
+    squeezed = _drop_ones(values.shape)
     for order in permutations(range(stored.ndim)):
         shape = tuple(stored.shape[axis] for axis in order)
-        if _squeezed(shape) == squeezed and not _moves_only_ones(order, stored.shape):
+        if _drop_ones(shape) == squeezed and not _moves_only_ones(order, stored.shape):
             yield "transposed", stored.transpose(order).reshape(values.shape)
 
 
-def _merged(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
+def _merge_axes(values: Values, stored: Values) -> Iterator[tuple[str, Values]]:
     """Yield transpositions before or after a reshape that merges or splits axes."""
     if stored.ndim <= _MAX_AXES:
         for order in permutations(range(stored.ndim)):
@@ -104,11 +104,11 @@ def _moves_only_ones(order: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return moved == sorted(moved)
 
 
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _drop_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(dim for dim in shape if dim != 1)
 
 
-def _sample(values: Values) -> Values:
+def _sample_bits(values: Values) -> Values:
     """Return the bits of some elements, spread over the array."""
     indices = np.linspace(0, values.size - 1, min(_SAMPLED_ELEMENTS, values.size)).astype(np.int64)
     rows = np.atleast_1d(values)  # a scalar has no axis to index
@@ -136,21 +136,21 @@ class LineIndex(NamedTuple):
     @classmethod
     def from_matrices(cls, matrices: list[Matrix]) -> LineIndex:
         """Create the index of these tensors."""
-        sums = [_sums(matrix.lines) for matrix in matrices] or [np.zeros(0, np.uint64)]
+        sums = [_sum_lines(matrix.lines) for matrix in matrices] or [np.zeros(0, np.uint64)]
         all_sums = np.concatenate(sums)
         starts = np.cumsum([0, *(len(matrix) for matrix in sums)])
         return cls(matrices, starts, all_sums, np.argsort(all_sums, kind="stable"))
 
     def find(self, matrix: Values) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return the index of an equal line for each line, and whether there is one."""
-        sums = _sums(matrix)
+        sums = _sum_lines(matrix)
         positions = np.searchsorted(self.sums, sums, sorter=self.order)
         lines = self.order[np.minimum(positions, len(self.order) - 1)]
         is_equal: NDArray[np.bool_] = self.sums[lines] == sums
         return lines, is_equal
 
 
-def _sums(matrix: Values) -> NDArray[np.uint64]:
+def _sum_lines(matrix: Values) -> NDArray[np.uint64]:
     """Return the sum of the bits of each line."""
     words = np.ascontiguousarray(matrix).view(np.uint32)
     sums: NDArray[np.uint64] = words.sum(axis=1, dtype=np.uint64)
@@ -257,7 +257,7 @@ class Lines:
         for matrix, columns in _as_matrices(values):
             if not 1 < len(matrix) <= _MAX_LINES:
                 continue
-            runs = _runs(matrix, self._of_length(matrix.shape[1]))
+            runs = _find_runs(matrix, self._of_length(matrix.shape[1]))
             filled = _extend_runs(runs, len(matrix)) if runs else None
             if filled is None:
                 continue
@@ -271,7 +271,7 @@ class Lines:
     def _of_length(self, length: int) -> LineIndex:
         if length not in self._by_length:
             self._by_length[length] = LineIndex.from_matrices(
-                [Matrix(t, lines) for t in self._stored for lines in _matrices(t, length)]
+                [Matrix(t, lines) for t in self._stored for lines in _split_lines(t, length)]
             )
         return self._by_length[length]
 
@@ -287,7 +287,7 @@ def _as_matrices(values: Values) -> Iterator[tuple[Values, bool]]:
     yield squeezed.reshape(-1, squeezed.shape[-1]).T, True
 
 
-def _matrices(tensor: ModelTensor, length: int) -> Iterator[Values]:
+def _split_lines(tensor: ModelTensor, length: int) -> Iterator[Values]:
     """Yield a tensor of the model as lines of this length."""
     shape = tuple(dim for dim in tensor.shape if dim != 1)
     if len(shape) == 1 and length == 1:
@@ -298,7 +298,7 @@ def _matrices(tensor: ModelTensor, length: int) -> Iterator[Values]:
         yield tensor.values.reshape(length, -1).T
 
 
-def _runs(matrix: Values, index: LineIndex) -> list[LineRun]:
+def _find_runs(matrix: Values, index: LineIndex) -> list[LineRun]:
     """Return the runs of a constant; empty if too few lines are found, or in too many runs.
 
     Lines of a single value are not distinctive. A distinctive line that is found alone is a copy.

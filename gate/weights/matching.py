@@ -147,8 +147,10 @@ class WeightMatcher:
             stored = self.index.by_name[name]
             if values.shape != stored.shape:
                 continue
-            right = _near(values, stored.values, tolerance=tolerance).all(1)
-            wrong = np.asarray(~(right | _near(values, renormalized, tolerance=tolerance).all(1)))
+            right = _is_close(values, stored.values, tolerance=tolerance).all(1)
+            wrong = np.asarray(
+                ~(right | _is_close(values, renormalized, tolerance=tolerance).all(1))
+            )
             if not wrong.any():
                 constant.match = Match("renormalized", stored.names)
                 if self.index.by_name.get(constant.name) in (None, stored):
@@ -265,7 +267,7 @@ class WeightMatcher:
                 return
         for stored in index.with_dims(values):
             for arranged in arrangements(values, stored.values):
-                wrong = _far(values, arranged, tolerance=format_tolerance(constant.format))
+                wrong = _find_faults(values, arranged, tolerance=format_tolerance(constant.format))
                 if wrong is None:
                     continue
                 if not wrong.any():
@@ -276,7 +278,7 @@ class WeightMatcher:
                     constant.propose(mismatch_at(constant.name, name, (values, arranged), wrong))
 
 
-def _far(
+def _find_faults(
     values: Values, arranged: Values, *, tolerance: FormatTolerance
 ) -> NDArray[np.bool_] | None:
     """Return the mask in which a constant differs from a computed one; None if they are unrelated.
@@ -284,7 +286,7 @@ def _far(
     Exporters round in other places than PyTorch, and the errors may accumulate. The two are related
     only if every element either differs by rounding or clearly, and at least half by rounding.
     """
-    near = _near(values, arranged, tolerance=tolerance)
+    near = _is_close(values, arranged, tolerance=tolerance)
     with np.errstate(all="ignore"):
         error = np.abs(values.astype(np.float64) - arranged)
         size = np.sqrt(np.mean(arranged.astype(np.float64) ** 2))
@@ -292,7 +294,7 @@ def _far(
     return far if (near | far).all() and near.mean() >= HALF else None
 
 
-def _near(values: Values, expected: Values, *, tolerance: FormatTolerance) -> NDArray[np.bool_]:
+def _is_close(values: Values, expected: Values, *, tolerance: FormatTolerance) -> NDArray[np.bool_]:
     """Return the mask of elements that are equal up to rounding, or both NaN."""
     with np.errstate(all="ignore"):
         error = np.abs(values.astype(np.float64) - expected)
@@ -379,12 +381,12 @@ class Constants:
                 matcher.match_joined(constant)
         unmatched = [c for c in constants if c.is_open and _is_comparable(c)]
         if unmatched:
-            index = self._forward()
+            index = self._observe_computed()
             for constant in unmatched:
                 matcher.match_computed(constant, index)
         named_count = self._set_mismatches(constants)
         mismatches = [c.mismatch for c in constants if c.match is None and c.mismatch]
-        return list(_findings(mismatches, named_count)), self._summary(constants)
+        return list(_findings(mismatches, named_count)), self._summarize(constants)
 
     def _live_constants(self, graph: ValueGraph, dropped: DroppedContents) -> Iterator[Constant]:
         """Yield the constants on which an output depends; each copy of inlined functions once.
@@ -418,7 +420,7 @@ class Constants:
             return None
         return namesake if namesake in index.with_dims(constant.values) else None
 
-    def _forward(self) -> TensorIndex:
+    def _observe_computed(self) -> TensorIndex:
         """Return the tensors that forward computes without the inputs, if it can be observed."""
         self._computed = DerivedConstants(tensor for _, tensor in self._observer.all_tensors())
         try:
@@ -478,13 +480,13 @@ class Constants:
         if stored is None or self._matcher.is_renormalized(stored):
             return False
         if self._computed is None:
-            self._forward()
+            self._observe_computed()
         assert self._computed is not None
         tensors = dict(self._observer.all_tensors())
         written = self._computed.is_written
         return any(written(tensors[name]) for name in stored.names if name in tensors)
 
-    def _summary(self, constants: list[Constant]) -> WeightsReport:
+    def _summarize(self, constants: list[Constant]) -> WeightsReport:
         unmatched = [c.name for c in constants if c.match is None and c.mismatch is None]
         explained = {name for c in constants if c.match for name in c.match.names}
         explained |= {c.mismatch.name for c in constants if c.mismatch}

@@ -66,7 +66,7 @@ class ModelTensor:
     def owner(self, index: tuple[int, ...]) -> str:
         """Return the name of the tensor from which an element comes."""
         for region, name in self.parts:
-            if all(_within(part, i) for part, i in zip(region, index, strict=False)):
+            if all(_is_within(part, i) for part, i in zip(region, index, strict=False)):
                 return name
         return self.name
 
@@ -90,7 +90,7 @@ class TensorIndex:
 
     def alike(self, values: Values) -> Iterator[ModelTensor]:
         """Yield the tensors with an equal sum of bits: the same elements in any order."""
-        candidates = self._by_size.get((_integer(values), values.size), [])
+        candidates = self._by_size.get((_is_integer(values), values.size), [])
         if candidates:
             bits = bit_sum(values)
             yield from (stored for stored in candidates if stored.bits == bits)
@@ -98,7 +98,7 @@ class TensorIndex:
     def with_dims(self, values: Values) -> list[ModelTensor]:
         """Return the tensors of this shape, up to transposition and axes of length one."""
         dims = tuple(sorted(dim for dim in values.shape if dim != 1))
-        return self._by_dims.get((_integer(values), dims), [])
+        return self._by_dims.get((_is_integer(values), dims), [])
 
 
 def stored_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ModelTensor]:
@@ -154,11 +154,11 @@ def bit_sum(values: Values) -> int:
     return int(words.sum(dtype=np.uint64))
 
 
-def _integer(values: Values) -> bool:
+def _is_integer(values: Values) -> bool:
     return bool(values.dtype.kind in "iub")
 
 
-def _within(region: slice, i: int) -> bool:
+def _is_within(region: slice, i: int) -> bool:
     return (region.start or 0) <= i and (region.stop is None or i < region.stop)
 
 
