@@ -78,7 +78,7 @@ class Bench:
         self.nothing_new()
 
     def _made(self) -> Reconciler:
-        stored = StoredHead(self.store.root / HEAD_FILE, place="the store")
+        stored = StoredHead(self.store.root / HEAD_FILE, location="the store")
         ledger = Ledger(self.setup.ledger.state, stored_head=stored)
         return Reconciler(
             self.setup.registry, ledger, AUTOMATIC, store=self.store, reading=Reading()

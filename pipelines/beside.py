@@ -26,7 +26,7 @@ from pipelines import paths, signing
 from pipelines.params import ModelParams, ParityParams, ReleaseParams
 
 
-def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) -> Champion:
+def load_compared_champion(model: RegisteredModel, policy: Policy, evidence: Evidence) -> Champion:
     """Return the champion with the result of running it on the evaluation samples.
 
     If the policy does not require the comparison, errors are only printed. Otherwise raises
@@ -35,8 +35,8 @@ def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) 
     try:
         with temporary_folder() as folder:
             champion = load_champion(model, into=folder, trust=signing.local_keys().trust())
-            before = _measured_before(champion, evidence, model.history())
-            incumbent = before or _measured(champion, policy, evidence)
+            earlier = _earlier_comparison(champion, evidence, model.history())
+            incumbent = earlier or _measure(champion, policy, evidence)
             return replace(champion, incumbent=incumbent, onnx_path=None)
     except GateError as error:
         if policy.incumbent is not None:
@@ -45,7 +45,7 @@ def champion_beside(model: RegisteredModel, policy: Policy, evidence: Evidence) 
         return Champion.unavailable(str(error))
 
 
-def _measured(champion: Champion, policy: Policy, evidence: Evidence) -> ChampionComparison:
+def _measure(champion: Champion, policy: Policy, evidence: Evidence) -> ChampionComparison:
     samples = SampleSet.open(paths.EVAL_IMAGES)
     labels = (
         open_labels(paths.EVAL_LABELS, samples=len(samples)) if policy.task != "tensors" else None
@@ -74,7 +74,7 @@ def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
     return Interfaces.from_batches(chain, samples.batches(batch_size))
 
 
-def _measured_before(
+def _earlier_comparison(
     champion: Champion, evidence: Evidence, history: ModelHistory
 ) -> ChampionComparison | None:
     """Return the comparison that the previous decision has for the same files and samples, or None.
@@ -87,9 +87,17 @@ def _measured_before(
         decision = Decision.load(paths.DECISION)
     except EvidenceError:  # no previous decision
         return None
-    found = decision.incumbent
-    if found is None or found.state != "compared" or decision.evidence_sha256 != evidence.digest():
+    comparison = decision.incumbent
+    if (
+        comparison is None
+        or comparison.state != "compared"
+        or decision.evidence_sha256 != evidence.digest()
+    ):
         return None
-    same = (found.version, found.sha256) == (champion.version, champion.sha256)
-    noted = ComparedWith.from_decision(decision)
-    return found if same and any(line.compared_with == noted for line in history.entries) else None
+    is_same_version = (comparison.version, comparison.sha256) == (champion.version, champion.sha256)
+    recorded = ComparedWith.from_decision(decision)
+    return (
+        comparison
+        if is_same_version and any(line.compared_with == recorded for line in history.entries)
+        else None
+    )

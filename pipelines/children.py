@@ -43,9 +43,9 @@ def alone() -> Iterator[list[str]]:
 
     Raises RegistryUnavailable if another one runs: both would register the webhook of one registry.
     """
-    place = paths.state() / "stack.lock"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.open("a+", encoding="ascii") as lock:
+    path = paths.state() / "stack.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -95,16 +95,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _end_leftovers() -> list[str]:
     """End processes of an earlier `make stack` of this project; return their names."""
-    left = [process for process in psutil.process_iter() if _is_ours(process)]
-    for process in left:
+    leftovers = [process for process in psutil.process_iter() if _is_ours(process)]
+    for process in leftovers:
         with suppress(psutil.Error):
             process.terminate()
-    _, alive = psutil.wait_procs(left, timeout=STOP_S)
+    _, alive = psutil.wait_procs(leftovers, timeout=STOP_S)
     for process in alive:
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(alive, timeout=STOP_S)
-    return [f"process {process.pid}" for process in left]
+    return [f"process {process.pid}" for process in leftovers]
 
 
 def _is_ours(process: psutil.Process) -> bool:

@@ -45,33 +45,33 @@ def refused(stage: str, reason: str) -> None:
     _write_without_verdict(stage, ExitCode.REJECTED, reason)
 
 
-def take_away() -> None:
+def remove_files() -> None:
     """Remove the files of an earlier run."""
     for path in _WRITERS:
         path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def also_of_a_failure(stage: str) -> Iterator[None]:
+def record_failure(stage: str) -> Iterator[None]:
     """If `stage` fails, write the reason; if it is interrupted, leave no files."""
     try:
         yield
     except Exception as error:
-        said = str(error)
+        reason = str(error)
         if not isinstance(error, GateError):
-            said = f"unexpected {type(error).__name__}: {said}"
-        take_away()
+            reason = f"unexpected {type(error).__name__}: {reason}"
+        remove_files()
         with contextlib.suppress(GateError):
-            _write_without_verdict(stage, ExitCode.NOT_JUDGED, said)
+            _write_without_verdict(stage, ExitCode.NOT_JUDGED, reason)
         raise
     except BaseException:
-        take_away()
+        remove_files()
         raise
 
 
-def _write_without_verdict(stage: str, status: ExitCode, why: str) -> None:
-    said = Redaction().clean(why)
-    _write(CiResult(command=stage, is_stage=True, exit_code=status, sentence=said))
+def _write_without_verdict(stage: str, status: ExitCode, reason: str) -> None:
+    sentence = Redaction().clean(reason)
+    _write(CiResult(command=stage, is_stage=True, exit_code=status, sentence=sentence))
 
 
 def _write(result: CiResult) -> None:

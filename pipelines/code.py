@@ -22,7 +22,7 @@ from pipelines.params import ModelParams, ReleaseParams
 RECORD = "code.json"
 
 
-@ci_files.also_of_a_failure("code")
+@ci_files.record_failure("code")
 def main() -> int:
     """Write models/code/: a link for each source file, and code.json with packages and digests."""
     from gate.model.loading import modules_of

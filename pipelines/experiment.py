@@ -20,9 +20,9 @@ def experiment_id(client: MlflowClient, name: str, *, local: bool) -> str:
 
     local: store artifacts in the project's folder; a server has its own location.
     """
-    given = os.environ.get("MLFLOW_EXPERIMENT_ID")
-    if given:
-        return str(client.get_experiment(given).experiment_id)
+    existing_id = os.environ.get("MLFLOW_EXPERIMENT_ID")
+    if existing_id:
+        return str(client.get_experiment(existing_id).experiment_id)
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
     artifacts = paths.project_root() / "mlartifacts" if local else None
     return registry.experiment_id(client, name, artifacts=artifacts)

@@ -29,13 +29,13 @@ from pipelines.params import (
     check_release,
     load_export,
 )
-from pipelines.run import Tracker, known_run
+from pipelines.run import Tracker, recorded_run
 
 _INPUT = "input"
 """Name of the input if the settings give none."""
 
 
-@ci_files.also_of_a_failure("export")
+@ci_files.record_failure("export")
 def main() -> int:
     """Write the file or the folder of a release, and reports/export.json.
 
@@ -51,7 +51,7 @@ def main() -> int:
         example = {name: np.array(images[: settings.batch_size + 2])}
         code = collect_code(model, factory=model_params.name, chain=release.chain or "")
         source = _source(model_params, checkpoint).model_copy(update={"code": code})
-        training = known_run("train")
+        training = recorded_run("train")
         write = export_release if release.parts else export_file
         with warnings.catch_warnings():
             # This stage uses deprecated exporters on purpose; warnings about the model are in the

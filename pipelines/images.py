@@ -72,17 +72,17 @@ def _folder(path: Path, params: PrepareParams) -> Source:
             f"prepare.path {path} is not a folder. Expected {path}/<class>/<picture>.png."
         )
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir())
-    found = [(f, label) for label, folder in enumerate(folders) for f in _pictures(folder)]
-    if not found:
+    labelled = [(f, label) for label, folder in enumerate(folders) for f in _pictures(folder)]
+    if not labelled:
         raise DataError(
             f"{path} has no pictures. Expected {path}/<class>/<picture>.png with two or more "
             f"classes; formats: {', '.join(sorted(SUFFIXES))}."
         )
-    files = [file for file, _ in found]
+    files = [file for file, _ in labelled]
     return _of_pictures(
         params.preprocessing,
         lambda i: read_picture(files[i]),
-        labels=np.array([label for _, label in found], dtype=np.int64),
+        labels=np.array([label for _, label in labelled], dtype=np.int64),
         classes=tuple(folder.name for folder in folders),
         description=f"folder {params.path}",
     )
@@ -110,20 +110,20 @@ def _npz(path: Path, params: PrepareParams) -> Source:
             f"below the number of classes{'' if names is None else f' ({len(names)})'}."
         )
     classes = names or tuple(str(i) for i in range(int(labels.max()) + 1))
-    described = f"npz {params.path}"
+    description = f"npz {params.path}"
     if images.dtype == np.uint8:
         return _of_pictures(
             params.preprocessing,
             lambda i: _rgb(images[i]),
             labels=labels.astype(np.int64),
             classes=classes,
-            description=described,
+            description=description,
         )
     return Source(
         labels.astype(np.int64),
         classes,
         lambda i: np.ascontiguousarray(images[i], dtype=np.float32),
-        described,
+        description,
     )
 
 
@@ -152,9 +152,9 @@ def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...] |
     try:
         # Open the file here, because numpy does not close its handle if the archive is damaged.
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            lacking = sorted({"images", "labels"} - set(archive.files))
-            if lacking:
-                raise DataError(f"{path} lacks {', '.join(lacking)}; {expected}.")
+            missing = sorted({"images", "labels"} - set(archive.files))
+            if missing:
+                raise DataError(f"{path} lacks {', '.join(missing)}; {expected}.")
             images, labels = archive["images"], archive["labels"]
             names = tuple(map(str, archive["classes"])) if "classes" in archive.files else None
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:

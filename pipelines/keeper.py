@@ -24,21 +24,21 @@ STOP_S = 10.0
 
 def main(command: list[str]) -> int:
     """Run the command until it ends, or until the pipe is closed."""
-    over = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: stop.set())
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     for wait in (process.wait, lambda: os.read(0, 1)):
-        threading.Thread(target=_then, args=(wait, over), daemon=True).start()
-    over.wait()
+        threading.Thread(target=_then, args=(wait, stop), daemon=True).start()
+    stop.wait()
     _end_group(process)
     code = process.wait()
     return code if code >= 0 else 128 - code
 
 
-def _then(wait: Callable[[], object], over: threading.Event) -> None:
+def _then(wait: Callable[[], object], stop: threading.Event) -> None:
     wait()
-    over.set()
+    stop.set()
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

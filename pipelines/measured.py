@@ -31,10 +31,10 @@ _INSTRUMENTS = (
 
 def measured_part(policy: Policy) -> dict[str, Any]:
     """Return a JSON-compatible dict that is equal for policies that one measurement serves."""
-    whole = policy.to_plain()
+    fields = policy.to_plain()
     instruments = policy.instruments.to_plain()
     return {
-        **{part: whole.get(part) for part in _PARTS},
+        **{part: fields.get(part) for part in _PARTS},
         "metrics": [[each.name, str(each.definition())] for each in policy.metrics],
         "instruments": {name: instruments.get(name) for name in _INSTRUMENTS},
         "runtimes": {

@@ -62,11 +62,11 @@ def with_records(
     evidence: Evidence, record: ExportRecord | None, parts: Mapping[str, ExportRecord]
 ) -> Evidence:
     """Return the evidence with export records; `parts`: those of a release's parts."""
-    own = {
-        name: measured.model_copy(update={"export": parts.get(name)})
-        for name, measured in evidence.parts.items()
+    part_evidence = {
+        name: part.model_copy(update={"export": parts.get(name)})
+        for name, part in evidence.parts.items()
     }
-    return evidence.model_copy(update={"export": record, "parts": own})
+    return evidence.model_copy(update={"export": record, "parts": part_evidence})
 
 
 def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
@@ -75,12 +75,12 @@ def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
     None if the policy does not require it, or if it can't be measured: then the reason is printed,
     and the decision treats the missing result as an ERROR.
     """
-    asked = policy.preprocessing
-    if asked is None:
+    section = policy.preprocessing
+    if section is None:
         return None
     try:
         spec = PreprocessSpec.load(paths.PREPROCESSING)
-        return parity_of_preprocessing(onnx, spec, [paths.PICTURES], policy=asked)
+        return parity_of_preprocessing(onnx, spec, [paths.PICTURES], policy=section)
     except GateError as error:
         print(f"parity of preprocessing was not measured: {error}")
         return None
@@ -109,25 +109,25 @@ def write_golden(folder: Path, case: MeasurementJob, evidence: Evidence) -> Dige
     `prepare` kept, so that a consumer can start from the images.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    unmade = folder / "unmade.txt"
+    reason_file = folder / "unmade.txt"
     pictures = sorted(paths.PICTURES.glob("*.png"))
-    places = [int(path.stem) for path in pictures]
-    kept = len(places) >= SAMPLES
+    indices = [int(path.stem) for path in pictures]
+    has_pictures = len(indices) >= SAMPLES
     try:
         golden = write_golden_of(
             folder,
-            replace(case, samples=case.samples.take(places)) if kept else case,
+            replace(case, samples=case.samples.take(indices)) if has_pictures else case,
             evidence=evidence,
         )
-        if kept:
+        if has_pictures:
             spec, sha256 = PreprocessSpec.load(paths.PREPROCESSING), _digest(golden)
             golden = add_pictures(folder, spec, pictures, sha256=sha256)
     except EvidenceError as error:  # for example NaN in the reference, which the verdict reports
         (folder / GOLDEN_JSON).unlink(missing_ok=True)
-        files.write_text(unmade, f"{error}\n")
+        files.write_text(reason_file, f"{error}\n")
         print(f"no golden vectors: {error}")
         return None
-    unmade.unlink(missing_ok=True)
+    reason_file.unlink(missing_ok=True)
     return _digest(golden)
 
 

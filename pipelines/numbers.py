@@ -28,16 +28,16 @@ def headlines(evidence: Evidence) -> dict[str, float | str]:
     They are the worst over all outputs in the gate's CPU runtimes, which every machine has. NaN and
     infinity are strings. Latency is excluded, because it depends on the machine.
     """
-    found: dict[str, list[float]] = {}
-    for place, value in metrics_from_evidence(evidence):
-        runtime, *_, name = place.split("/")
+    values: dict[str, list[float]] = {}
+    for path, value in metrics_from_evidence(evidence):
+        runtime, *_, name = path.split("/")
         on_cpu = traits_of(runtime).provider == CPU_PROVIDER
-        if name in _WORST and on_cpu and "/probes/" not in place:
-            found.setdefault(name, []).append(value)
+        if name in _WORST and on_cpu and "/probes/" not in path:
+            values.setdefault(name, []).append(value)
     worst = {
-        name: math.nan if any(map(math.isnan, found[name])) else of(found[name])
-        for name, of in _WORST.items()
-        if name in found
+        name: math.nan if any(map(math.isnan, values[name])) else combine(values[name])
+        for name, combine in _WORST.items()
+        if name in values
     }
     plain: dict[str, float | str] = json.loads(json.dumps(worst), parse_constant=str)
     return {"samples": evidence.dataset.samples, **plain}

@@ -30,13 +30,13 @@ def override(settings: Iterable[str]) -> None:
     for key, separator, _ in parts:
         if not separator:
             raise PolicyError(f"{key!r} is not a setting. Expected section.key=value.")
-    given = {key: text.strip() for key, _, text in parts if text.strip()}
-    if not given:
+    values = {key: text.strip() for key, _, text in parts if text.strip()}
+    if not values:
         return
-    before = text = paths.PARAMS.read_bytes().decode()
-    for key, value in given.items():
-        text = exchanged(text, key, value)
-    if text == before:
+    original = text = paths.PARAMS.read_bytes().decode()
+    for key, value in values.items():
+        text = replace_value(text, key, value)
+    if text == original:
         return
     with files.replacing(paths.PARAMS) as temporary:
         temporary.write_bytes(text.encode())
@@ -46,29 +46,29 @@ def override(settings: Iterable[str]) -> None:
             raise PolicyError(str(error).replace(str(temporary), str(paths.PARAMS))) from error
 
 
-def exchanged(text: str, key: str, value: str) -> str:
+def replace_value(text: str, key: str, value: str) -> str:
     """Return the text with the value at the dotted `key` replaced, and print the change.
 
     Raises PolicyError.
     """
-    place, wanted = _Place.from_text(text, key), _parsed(key, value)
+    span, new = _ValueSpan.from_text(text, key), _parsed(key, value)
     document = _loaded(text)
-    old = _set(document, key, wanted)
-    if _same(old, wanted):
+    old = _replace(document, key, new)
+    if _same(old, new):
         return text
-    for written in place.ways(value, wanted):
-        changed = text[: place.start] + written + text[place.end :]
-        if _is(changed, document):
-            print(f"{paths.PARAMS}: {key}: {_shown(old)} -> {_shown(wanted)}", flush=True)
+    for candidate in span.ways(value, new):
+        changed = text[: span.start] + candidate + text[span.end :]
+        if _parses_to(changed, document):
+            print(f"{paths.PARAMS}: {key}: {_shown(old)} -> {_shown(new)}", flush=True)
             return changed
     raise PolicyError(
-        f"{key}: {value!r} can't be written at {paths.PARAMS}:{place.line} without changing more "
+        f"{key}: {value!r} can't be written at {paths.PARAMS}:{span.line} without changing more "
         "than this setting. Edit the file."
     )
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ValueSpan:
     """The location of a value in the text."""
 
     start: int
@@ -77,22 +77,22 @@ class _Place:
     quote: str
 
     @classmethod
-    def from_text(cls, text: str, key: str) -> _Place:
+    def from_text(cls, text: str, key: str) -> _ValueSpan:
         from ruamel.yaml import YAML
         from ruamel.yaml.nodes import MappingNode, ScalarNode
 
-        node, after = YAML(pure=True).compose(text), 0
+        node, key_end = YAML(pure=True).compose(text), 0
         for name in key.split("."):
             pairs = node.value if isinstance(node, MappingNode) else ()
-            found = next(((k, v) for k, v in pairs if k.value == name), None)
-            if found is None:
+            pair = next(((k, v) for k, v in pairs if k.value == name), None)
+            if pair is None:
                 raise PolicyError(
                     f"{paths.PARAMS} has no setting '{key}'. Look there for its name."
                 )
-            after, node = found[0].end_mark.index, found[1]
-            if node.start_mark.index < after:
+            key_end, node = pair[0].end_mark.index, pair[1]
+            if node.start_mark.index < key_end:
                 raise PolicyError(
-                    f"{paths.PARAMS}:{found[0].start_mark.line + 1}: '{name}' of '{key}' is an "
+                    f"{paths.PARAMS}:{pair[0].start_mark.line + 1}: '{name}' of '{key}' is an "
                     "alias: another value would change others, too. Edit the file."
                 )
         style = getattr(node, "style", None)
@@ -107,7 +107,7 @@ class _Place:
         quote = style if isinstance(node, ScalarNode) and style in ("'", '"') else ""
         start, end = node.start_mark.index, node.end_mark.index
         if start == end:  # the value is empty, and the mark is at the next token
-            start = end = text.index(":", after) + 1
+            start = end = text.index(":", key_end) + 1
         properties = _PROPERTIES.match(text, start, end)
         start = properties.end() if properties else start
         return cls(start, end, text.count("\n", 0, start) + 1, quote)
@@ -137,7 +137,7 @@ def _parsed(key: str, text: str) -> Any:
         raise PolicyError(f"{key}: {text!r} is not a YAML value. Quote it.") from error
 
 
-def _set(document: Any, key: str, value: Any) -> Any:
+def _replace(document: Any, key: str, value: Any) -> Any:
     """Set the value and return the old one."""
     *sections, leaf = key.split(".")
     for section in sections:
@@ -146,12 +146,12 @@ def _set(document: Any, key: str, value: Any) -> Any:
     return old
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Return whether values are equal in type and value: 1 is neither true nor 1.0, NaN is NaN."""
-    return repr(one) == repr(other)
+    return repr(first) == repr(second)
 
 
-def _is(text: str, document: Any) -> bool:
+def _parses_to(text: str, document: Any) -> bool:
     from ruamel.yaml.error import YAMLError
 
     try:

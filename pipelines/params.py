@@ -15,7 +15,7 @@ from gate.errors import PolicyError
 from gate.export.quantize import QuantizeSettings
 from gate.onnx_file.release_file import PartName
 from gate.policy.policy import Policy
-from gate.preprocess.implementations import lacking
+from gate.preprocess.implementations import pillow_incapable
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.export import ExportSettings, Labels, Names, TensorName
 from gate.storage.record import Record
@@ -58,9 +58,9 @@ class PrepareParams(_Section):
                 "preprocessing must make tensors of one size (resize.size, or a crop), of layout "
                 "nchw and dtype float32: the samples are stacked and trained on"
             )
-        why = lacking(spec)
-        if why is not None:
-            raise ValueError(f"preprocessing is done by Pillow here: {why}")
+        problem = pillow_incapable(spec)
+        if problem is not None:
+            raise ValueError(f"preprocessing is done by Pillow here: {problem}")
         return self
 
 
@@ -75,7 +75,7 @@ class ModelParams(_Section):
     factory: str | None
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Self:
+    def _has_single_source(self) -> Self:
         if (self.architecture is None) == (self.factory is None):
             raise ValueError("set exactly one of architecture and factory; the other is null")
         if self.factory is not None and self.weights is not None:
@@ -134,9 +134,9 @@ class PartParams(Record):
 
         shared: settings of `export:` for all parts.
         """
-        own = self.model_dump(exclude={"reference"})
+        part_settings = self.model_dump(exclude={"reference"})
         try:
-            return ExportSettings.model_validate({**shared.model_dump(), **own})
+            return ExportSettings.model_validate({**shared.model_dump(), **part_settings})
         except ValidationError as error:
             raise PolicyError(first_problem(error)) from error
 
@@ -160,10 +160,10 @@ class ReleaseParams(_Section):
                     f"{path}: '{name}:' stands beside the sections, where no stage reads it. Move "
                     "it into 'release:' (docs/releases.md)."
                 )
-        return load_section(cls, path, cls.section, strange=_WRITTEN)
+        return load_section(cls, path, cls.section, misplaced=_WRITTEN)
 
     @model_validator(mode="after")
-    def _one_or_several(self) -> Self:
+    def _has_parts_or_file(self) -> Self:
         several = bool(self.parts)
         if (self.chain is not None) != several:
             raise ValueError("parts and chain go together: which function runs the parts?")

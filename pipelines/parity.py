@@ -35,10 +35,10 @@ from pipelines.params import RegistryParams, ReleaseParams, load_policy
 from pipelines.run import Tracker
 
 
-@ci_files.also_of_a_failure("parity")
+@ci_files.record_failure("parity")
 def main() -> int:
     """Write the signed evidence, its numbers and plots, and log them, whatever the result."""
-    who = signing.signatory()
+    signatory = signing.signatory()
     policy = load_policy()
     report = ExportReport.load(paths.EXPORT_REPORT)
     tracker = Tracker(RegistryParams.load().experiment)
@@ -53,7 +53,7 @@ def main() -> int:
         golden = write_golden(paths.GOLDEN, case, evidence)
         # Sign before the evidence is on disk, where it could be changed.
         onnx = case.candidate.path
-        signing.write_measured(paths.EVIDENCE_STATEMENT, who, onnx, evidence, golden=golden)
+        signing.write_measured(paths.EVIDENCE_STATEMENT, signatory, onnx, evidence, golden=golden)
         evidence.save(paths.EVIDENCE)
         foreseen = decide(policy, evidence, decided_at=evidence.measured_at)
         explanation = explain_failure(case, evidence, foreseen)
@@ -78,8 +78,8 @@ def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, Measuremen
     evidence, case, table = measured(onnx, policy, source=report.source, title="parity")
     if _is_exported(onnx, evidence.subject, report):
         evidence = with_records(evidence, report.record, report.records)
-    seen = preprocessing_of(policy, onnx)
-    return evidence.model_copy(update={"preprocessing": seen}), case, table
+    preprocessing = preprocessing_of(policy, onnx)
+    return evidence.model_copy(update={"preprocessing": preprocessing}), case, table
 
 
 def _is_exported(onnx: Path, subject: Subject, report: ExportReport) -> bool:
@@ -100,10 +100,10 @@ def _write_numbers(evidence: Evidence) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["runtime", "label", "mean", "max"])
-    for place, output in named_outputs(evidence):
+    for name, output in named_outputs(evidence):
         logits = output.classification
         for entry in logits.confidence.per_class if logits else ():
-            writer.writerow([place, entry.label, entry.mean, entry.max])
+            writer.writerow([name, entry.label, entry.mean, entry.max])
     files.write_text(paths.CONFIDENCE_BY_CLASS, text.getvalue())
     folder.write_charts(paths.PLOTS, html_page.evidence_charts(evidence))
 

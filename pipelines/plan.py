@@ -19,7 +19,7 @@ from pipelines.measured import measured_part
 from pipelines.params import load_policy
 
 
-@ci_files.also_of_a_failure("plan")
+@ci_files.record_failure("plan")
 def main() -> int:
     """Write reports/plan.json, and reports/twin-plan.json: null if the policy has no twin."""
     policy = load_policy()

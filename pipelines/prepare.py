@@ -23,7 +23,7 @@ from pipelines.images import Source, open_source
 from pipelines.params import ModelParams, PrepareParams, load_policy
 
 
-@ci_files.also_of_a_failure("prepare")
+@ci_files.record_failure("prepare")
 def main() -> int:
     """Write data/, reproducibly for equal sources and parameters."""
     params = PrepareParams.load()
@@ -66,10 +66,10 @@ def split(
         )
     evaluation = []
     for label, count in zip(classes, counts, strict=True):
-        taken = min(max(round(share * count), 1), count - 1)
-        evaluation.append(generator.permutation(np.flatnonzero(labels == label))[:taken])
-    chosen = np.sort(np.concatenate(evaluation))
-    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+        size = min(max(round(share * count), 1), count - 1)
+        evaluation.append(generator.permutation(np.flatnonzero(labels == label))[:size])
+    eval_indices = np.sort(np.concatenate(evaluation))
+    return np.setdiff1d(np.arange(len(labels)), eval_indices), eval_indices
 
 
 def require_fit(source: Source, evaluation: int, *, share: float) -> None:
@@ -79,19 +79,19 @@ def require_fit(source: Source, evaluation: int, *, share: float) -> None:
     of classes; PolicyError if a section of params.yaml is wrong.
     """
     problems = []
-    asked = load_policy().min_samples
-    if evaluation < asked:
+    required = load_policy().min_samples
+    if evaluation < required:
         problems.append(
             f"{source.description}: {evaluation} evaluation samples ({share:.0%} of "
-            f"{len(source.labels)}), but the policy requires {asked} (gate.min_samples), so the "
+            f"{len(source.labels)}), but the policy requires {required} (gate.min_samples), so the "
             "verdict would be ERROR. Add samples, raise prepare.eval_share, or lower "
             "gate.min_samples"
         )
-    classes, there = ModelParams.load().num_classes, len(source.classes)
-    if classes is not None and classes != there:
+    classes, class_count = ModelParams.load().num_classes, len(source.classes)
+    if classes is not None and classes != class_count:
         problems.append(
-            f"{source.description}: {there} classes, the model has {classes} "
-            f"(model.num_classes). Set model.num_classes: {there}, or fix the data"
+            f"{source.description}: {class_count} classes, the model has {classes} "
+            f"(model.num_classes). Set model.num_classes: {class_count}, or fix the data"
         )
     if problems:
         raise DataError("\n".join(f"{problem}." for problem in problems))
@@ -114,16 +114,16 @@ def _write_samples(source: Source, indices: NDArray[np.int64], path: Path) -> It
 
 def _write_pictures(source: Source, evaluation: NDArray[np.int64], *, count: int) -> None:
     """Write evenly spread held-out images as `<index>.png`; none if the source has tensors."""
-    made: set[Path] = set()
+    written: set[Path] = set()
     paths.PICTURES.mkdir(parents=True, exist_ok=True)
     if source.picture is not None:
-        for place in np.unique(np.linspace(0, len(evaluation) - 1, count).astype(int)):
-            path = paths.PICTURES / f"{place:05d}.png"
+        for index in np.unique(np.linspace(0, len(evaluation) - 1, count).astype(int)):
+            path = paths.PICTURES / f"{index:05d}.png"
             stream = io.BytesIO()
-            Image.fromarray(source.picture(int(evaluation[place]))).save(stream, "PNG")
+            Image.fromarray(source.picture(int(evaluation[index]))).save(stream, "PNG")
             atomic.write_bytes(path, stream.getvalue())
-            made.add(path)
-    for stale in set(paths.PICTURES.glob("*.png")) - made:
+            written.add(path)
+    for stale in set(paths.PICTURES.glob("*.png")) - written:
         stale.unlink()
 
 

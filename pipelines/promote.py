@@ -33,7 +33,7 @@ from gate.summary.render import render_check
 from gate.summary.summarize import SummaryInputs
 from gate.summary.summary import Step, Summary
 from pipelines import ci_files, pages, paths, stage
-from pipelines.beside import champion_beside
+from pipelines.beside import load_compared_champion
 from pipelines.export_report import ExportReport
 from pipelines.ledger import project_ledger
 from pipelines.params import RegistryParams, ReleaseParams, load_policy
@@ -43,11 +43,11 @@ from pipelines.signed_verdict import SignedVerdict
 from pipelines.twin_files import judged_twin
 
 
-@ci_files.also_of_a_failure("promote")
+@ci_files.record_failure("promote")
 def main() -> int:
     """Write reports/decision.json, reports/promotion.json and the CI files; return the exit
     code."""
-    ci_files.take_away()
+    ci_files.remove_files()
     policy, registry_params = load_policy(), RegistryParams.load()
     evidence = Evidence.load(paths.EVIDENCE)
     export = ExportReport.load(paths.EXPORT_REPORT)
@@ -58,7 +58,7 @@ def main() -> int:
         project_ledger(is_written=not is_handed_in(policy, None)),
         registry_params.model_name,
     )
-    champion = champion_beside(model, policy, evidence)
+    champion = load_compared_champion(model, policy, evidence)
     decision = decide(policy, evidence, incumbent=champion.compared_by(policy), decided_at=now())
     decision.save(paths.DECISION)
     change = compare_with_champion(decision, evidence, champion)
@@ -94,25 +94,25 @@ def main() -> int:
             signed_by=verdict.signed_by,
         )
         twin = _judged(release.twin, policy.twin)
-        drawn = Report(
+        report_page = Report(
             judgment.summary,
             evidence,
             decision,
             explanation=explanation,
             pictures=pictures(paths.REPORTS),
         )
-        files.write_text(paths.PAGE, page_of(drawn))
+        files.write_text(paths.PAGE, page_of(report_page))
         with tracker.shared_run("promote", earlier="parity", settings={}, replay=replay) as page:
             pages.write_decision(page, judgment)
-            for chart in drawn.charts:
+            for chart in report_page.charts:
                 page.bytes(chart.file(), f"plots/{chart.name}.svg")
             if twin is not None:
                 write_twin(page, twin, exact=decision)
-            beside = "" if twin is None else markdown.describe_twin(twin.summary)
-            described = markdown.summary_markdown(judgment.summary, pages.links(page))
+            twin_text = "" if twin is None else markdown.describe_twin(twin.summary)
+            text = markdown.summary_markdown(judgment.summary, pages.links(page))
             promotion = verdict.promote(
                 run_id=page.run_id,
-                description=cut(described, BODY_LIMIT - len(beside)) + beside,
+                description=cut(text, BODY_LIMIT - len(twin_text)) + twin_text,
             )
             report = PromotionReport(
                 verdict=decision.verdict,
@@ -126,7 +126,9 @@ def main() -> int:
                 experiment_id=page.experiment_id,
                 signed_by=verdict.word,
             )
-            note = markdown.summary_markdown(judgment.summary, pages.links(page, report)) + beside
+            note = (
+                markdown.summary_markdown(judgment.summary, pages.links(page, report)) + twin_text
+            )
             note = f"{note}\n{report.sentence()}\n"
             write_promotion(page, promotion, model_name=release.model_name, note=note)
             report.save(paths.PROMOTION)

@@ -53,8 +53,8 @@ def noted() -> Iterator[Ran]:
 
 def note(code: int) -> None:
     """Record that this process's stage ended with `code`, if a record is requested."""
-    place = os.environ.get(_VARIABLE)
+    path = os.environ.get(_VARIABLE)
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if place and spec is not None:
-        with suppress(OSError), Path(place).open("a", encoding="utf-8") as stream:
+    if path and spec is not None:
+        with suppress(OSError), Path(path).open("a", encoding="utf-8") as stream:
             stream.write(f"{spec.name.rpartition('.')[2]} {code}\n")

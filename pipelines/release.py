@@ -28,12 +28,12 @@ def main(root: Path) -> int:
         python = str(checker / "bin" / "python")
         _run(python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "twine")
         _run(python, "-m", "twine", "check", "--strict", *map(str, built))
-        made = install(Path(folder, "installed"), wheel, "")
-        answer = subprocess.run(
-            [made.gate, "--version"], cwd=folder, capture_output=True, text=True, check=True
+        installed = install(Path(folder, "installed"), wheel, "")
+        output = subprocess.run(
+            [installed.gate, "--version"], cwd=folder, capture_output=True, text=True, check=True
         ).stdout
-    if __version__ not in answer:
-        print(f"error: the installed gate is {answer.strip()}, expected {__version__}. Remove "
+    if __version__ not in output:
+        print(f"error: the installed gate is {output.strip()}, expected {__version__}. Remove "
               "build/ and dist/, and build again", file=sys.stderr)  # fmt: skip
         return 2
     _run("git", "-C", str(root), "tag", "-a", tag, "-m", f"parity-gate {__version__}")

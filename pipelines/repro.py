@@ -58,9 +58,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return ExitCode.REJECTED
-    which = f"the stage '{failed}'" if failed else "a stage"
+    failed_stage = f"the stage '{failed}'" if failed else "a stage"
     print(
-        f"Not judged: {which} failed, see its error "
+        f"Not judged: {failed_stage} failed, see its error "
         "above. Nothing was promoted; the champion is unchanged. Fix the cause and run make repro "
         "again: finished stages are not repeated.",
         file=sys.stderr,
@@ -122,18 +122,18 @@ def _closing(ran: Ran) -> str:
     """Return a summary of the stages that ran now."""
     report = last_promotion() if "promote" in ran.codes else None
     if report is not None:
-        happened = report.sentence()
+        result = report.sentence()
     elif ran.codes:
-        happened = f"ran {', '.join(ran.codes)}; nothing was decided or promoted now."
+        result = f"ran {', '.join(ran.codes)}; nothing was decided or promoted now."
     else:
-        happened = (
+        result = (
             "no stage had to run, everything is up to date. Nothing was decided or promoted now."
         )
     records = f"{paths.PAGE}, {paths.DECISION}, {paths.EVIDENCE}"
     return "\n".join(
         (
             "",
-            f"Result:    {happened}",
+            f"Result:    {result}",
             *([f"Signature: {report.signed_by}"] if report and report.signed_by else []),
             "Details:   make ui     (the last run and model version in MLflow)",
             *([f"           {records}"] if report is not None else []),

@@ -163,7 +163,7 @@ class Tracker:
             raise
 
 
-def known_run(stage: str) -> RunReference | None:
+def recorded_run(stage: str) -> RunReference | None:
     """Return the run that `stage` wrote to, or None, without contacting the server."""
     try:
         return RunReference.load(paths.run_reference(stage))

@@ -40,7 +40,7 @@ class ServiceTrust:
         GATE_TRUST overrides the trust file. Raises KeyUnusable, PolicyError, StorageError.
         """
         key = paths.state() / "keys" / "service.pem"
-        own = SigningKey.from_file(key) if key.exists() else SigningKey.make(key)
+        service_key = SigningKey.from_file(key) if key.exists() else SigningKey.make(key)
         named = os.environ.get(TRUST_VARIABLE)
         trust = Path(named) if named else paths.state() / "service-trust.yaml"
         if not named and not trust.exists():
@@ -48,13 +48,13 @@ class ServiceTrust:
             project = local.signing_key().public
             with temporary_folder() as folder:
                 draft = folder / trust.name
-                made = EditedTrust(draft)
-                made.trust(project, ("measurers", "writers"), KeyTerms())
-                made.trust(own.public, ("writers",), KeyTerms())
-                made.save()
+                trust_file = EditedTrust(draft)
+                trust_file.trust(project, ("measurers", "writers"), KeyTerms())
+                trust_file.trust(service_key.public, ("writers",), KeyTerms())
+                trust_file.save()
                 write_text(trust, _HEAD + draft.read_text("utf-8"))
             if local.trust_path.exists():  # both write one ledger, which the project also reads
-                of_project = EditedTrust(local.trust_path)
-                of_project.trust(own.public, ("writers",), KeyTerms())
-                of_project.save()
+                project_trust = EditedTrust(local.trust_path)
+                project_trust.trust(service_key.public, ("writers",), KeyTerms())
+                project_trust.save()
         return cls(key, trust)

@@ -28,13 +28,13 @@ def with_workers(onnx: Path, workload: EvaluationData, policy: Policy) -> Iterat
     if params.engine == "processes" and (params.jobs == 1 or (params.jobs is None and few)):
         yield workload  # no worker has to build the model
         return
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if params.engine == "ray":
-            pool = held.enter_context(RayPool.open(Cluster(workers=params.jobs)))
-            crew = _checked(onnx, workload, policy).by_cluster(pool)
+            pool = stack.enter_context(RayPool.open(Cluster(workers=params.jobs)))
+            context = _checked(onnx, workload, policy).by_cluster(pool)
         else:
-            crew = _checked(onnx, workload, policy).by_processes(params.jobs)
-        yield held.enter_context(crew)
+            context = _checked(onnx, workload, policy).by_processes(params.jobs)
+        yield stack.enter_context(context)
 
 
 def _checked(onnx: Path, workload: EvaluationData, policy: Policy) -> CheckedFile:

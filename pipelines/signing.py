@@ -42,14 +42,14 @@ def signatory() -> Signatory:
 
 
 def write_measured(
-    path: Path, who: Signatory, onnx: Path, evidence: Evidence, *, golden: Digest | None
+    path: Path, signatory: Signatory, onnx: Path, evidence: Evidence, *, golden: Digest | None
 ) -> None:
     """Sign the evidence about `onnx` from memory, and write the statement.
 
     Raises KeyUnusable; DigestMismatch if the file has changed; StorageError.
     """
     subjects = statement_subjects(onnx, evidence, golden=golden)
-    files.write_bytes(path, who.measured(evidence, subjects).data)
+    files.write_bytes(path, signatory.sign_measurement(evidence, subjects).data)
 
 
 def measured_statement(path: Path) -> SignedStatement:
@@ -58,7 +58,7 @@ def measured_statement(path: Path) -> SignedStatement:
         data = read_untrusted(path, limit=ENVELOPE_LIMIT)
     except (EvidenceError, DigestMismatch) as error:
         raise Untrusted(f"what was measured is not signed: {error} Run make repro.") from error
-    return SignedStatement.from_bytes(data, what=str(path))
+    return SignedStatement.from_bytes(data, label=str(path))
 
 
 def unvouched(statement: Path, evidence: Path) -> str | None:

@@ -34,8 +34,8 @@ from pipelines.run import tracking_uri
 from pipelines.service_trust import ServiceTrust
 from pipelines.ui import HOST, NO_JOBS, require_free
 
-_PATIENCE_S = 120.0
-_LOOK_S = 0.5
+_TIMEOUT_S = 120.0
+_POLL_S = 0.5
 
 
 def main() -> int:
@@ -128,7 +128,7 @@ def encryption_key(path: Path) -> str:
     if not path.is_file():
         key = base64.urlsafe_b64encode(secrets.token_bytes(32))
         files.write_bytes(path, key, mode=files.MODE)
-    return files.read_private(path, what="key of MLflow's webhooks", missing="Fix its permissions.")
+    return files.read_private(path, kind="key of MLflow's webhooks", missing="Fix its permissions.")
 
 
 def instructions(registry: str, service: str, model: str) -> list[str]:
@@ -160,7 +160,7 @@ def instructions(registry: str, service: str, model: str) -> list[str]:
 def wait_for(url: str, child: Child) -> None:
     """Wait until a URL answers 200. Raises RegistryUnavailable if the process ends or is too
     slow."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
         child.check()
         try:
@@ -168,7 +168,7 @@ def wait_for(url: str, child: Child) -> None:
                 return
         except (OSError, urllib.error.URLError):
             time.sleep(0.2)
-    raise RegistryUnavailable(f"{child.name} did not answer at {url} in {_PATIENCE_S:.0f} s.")
+    raise RegistryUnavailable(f"{child.name} did not answer at {url} in {_TIMEOUT_S:.0f} s.")
 
 
 def _say(text: str) -> None:
@@ -179,15 +179,15 @@ def _watch(children: Sequence[Child]) -> None:
     while True:
         for child in children:
             child.check()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _gate(arguments: list[str]) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "gate", *arguments], check=False, capture_output=True, text=True
     )
-    if done.returncode:
-        raise RegistryUnavailable(f"gate {' '.join(arguments[:2])} failed: {done.stderr.strip()}")
+    if result.returncode:
+        raise RegistryUnavailable(f"gate {' '.join(arguments[:2])} failed: {result.stderr.strip()}")
 
 
 def _end_with_make() -> None:
@@ -197,7 +197,7 @@ def _end_with_make() -> None:
 
         def watch() -> None:
             while os.getppid() == parent.pid:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=watch, name="gate-make", daemon=True).start()

@@ -52,12 +52,12 @@ class Split:
         return torch.from_numpy(self.images[chosen]), torch.from_numpy(self.labels[chosen])
 
 
-@ci_files.also_of_a_failure("train")
+@ci_files.record_failure("train")
 def main() -> int:
     """Write models/model.safetensors, the curves, and a separate MLflow run."""
     params, model_params = TrainParams.load(), ModelParams.load()
     tracker = Tracker(RegistryParams.load().experiment)
-    _be_repeatable(params)
+    _make_deterministic(params)
     model = build(model_params)
     if model_params.checkpoint is not None:
         load_checkpoint(model, Path(model_params.checkpoint))
@@ -76,7 +76,7 @@ def main() -> int:
     return ExitCode.DONE
 
 
-def _be_repeatable(params: TrainParams) -> None:
+def _make_deterministic(params: TrainParams) -> None:
     """Set the seed and the number of threads, which changes the order of sums."""
     torch.use_deterministic_algorithms(mode=True)
     torch.set_num_threads(params.threads)
@@ -85,8 +85,8 @@ def _be_repeatable(params: TrainParams) -> None:
 
 def _fit(model: nn.Module, params: TrainParams, page: RunLogger) -> list[Epoch]:
     train = Split(np.load(paths.TRAIN_IMAGES, mmap_mode="r"), np.load(paths.TRAIN_LABELS))
-    held_out = Split(np.load(paths.EVAL_IMAGES, mmap_mode="r"), np.load(paths.EVAL_LABELS))
-    _check_outputs(model, train, held_out)
+    evaluation = Split(np.load(paths.EVAL_IMAGES, mmap_mode="r"), np.load(paths.EVAL_LABELS))
+    _check_outputs(model, train, evaluation)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=params.learning_rate, momentum=params.momentum
     )
@@ -101,7 +101,7 @@ def _fit(model: nn.Module, params: TrainParams, page: RunLogger) -> list[Epoch]:
             order = torch.split(shuffled, params.batch_size)
             loss = _train_epoch(model, optimizer, train, order, progress)
             decay.step()
-            eval_loss, accuracy = _evaluate(model, held_out)
+            eval_loss, accuracy = _evaluate(model, evaluation)
             epoch = Epoch(number, loss, eval_loss, accuracy)
             history.append(epoch)
             progress.step(f"epoch {number}: {accuracy:.2%} held out", steps=0)

@@ -52,31 +52,33 @@ class EditedTrust:
 
         for role in roles:
             listed = self._section.setdefault(role, [])
-            found = next((one for one in listed if _id_of(one) == key.key_id), None)
-            if found is None:
+            entry = next((each for each in listed if _id_of(each) == key.key_id), None)
+            if entry is None:
                 pem = LiteralScalarString(key.public)
-                found = {"name": key.name, "key_id": key.key_id, "public": pem}
-                listed.append(found)
-            stated = asdict(terms).items()
-            found.update({field: text for field, text in stated if text is not None})
+                entry = {"name": key.name, "key_id": key.key_id, "public": pem}
+                listed.append(entry)
+            fields = asdict(terms).items()
+            entry.update({field: text for field, text in fields if text is not None})
 
     def revoke(self, key_id: str) -> str:
         """Revoke a key for all signatures; return its full id. Raises PolicyError.
 
         A listed key may be named by the beginning of its id.
         """
-        wanted = key_id.strip().lower()
-        listed = {_id_of(one) for role in get_args(Role) for one in self._section.get(role) or ()}
-        found = sorted(one for one in listed if one.startswith(wanted) and len(wanted) >= _SHORT)
-        whole = len(wanted) == 64 and set(wanted) <= set("0123456789abcdef")
-        if len(found) != 1 and not whole:
+        prefix = key_id.strip().lower()
+        listed = {_id_of(each) for role in get_args(Role) for each in self._section.get(role) or ()}
+        matches = sorted(
+            each for each in listed if each.startswith(prefix) and len(prefix) >= _SHORT
+        )
+        is_complete = len(prefix) == 64 and set(prefix) <= set("0123456789abcdef")
+        if len(matches) != 1 and not is_complete:
             raise PolicyError(
-                f"{self._path}: '{key_id}' names {len(found)} of the listed keys, expected one, by "
-                f"its id or {_SHORT} digits of it or more. See gate keys show."
+                f"{self._path}: '{key_id}' names {len(matches)} of the listed keys, expected one, "
+                f"by its id or {_SHORT} digits of it or more. See gate keys show."
                 + ("" if self._path.exists() else " The file does not exist: is its name right?")
             )
         revoked = self._section.setdefault("revoked", [])
-        name = found[0] if found else wanted
+        name = matches[0] if matches else prefix
         if name not in revoked:
             revoked.append(name)
         return name
@@ -93,9 +95,9 @@ class EditedTrust:
             try:
                 trust = Trust.from_file(draft).read_from(str(self._path))
             except PolicyError as error:
-                why = str(error).replace(str(draft), str(self._path))
+                problem = str(error).replace(str(draft), str(self._path))
                 first = "" if self._section.get("measurers") else " Name a measurer first."
-                raise PolicyError(f"{why}\nNothing was written.{first}") from error
+                raise PolicyError(f"{problem}\nNothing was written.{first}") from error
         write_text(self._path, text)
         return trust
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipelines.export_report import ExportReport
 
 
-@ci_files.also_of_a_failure("twin")
+@ci_files.record_failure("twin")
 def main() -> int:
     """Write models/twin/: the file or release, its evidence and golden vectors; or why there are
     none."""
@@ -42,13 +42,13 @@ def main() -> int:
         files.write_text(staged / "none.txt", "the policy has no twin (gate.twin)\n")
         print("twin: the policy has none (gate.twin)")
     else:
-        _make(policy, staged)
+        _create_twin(policy, staged)
     shutil.rmtree(paths.TWIN, ignore_errors=True)
     staged.rename(paths.TWIN)
     return ExitCode.DONE
 
 
-class _Made(NamedTuple):
+class _Twin(NamedTuple):
     """The quantized file or release, and its settings."""
 
     path: Path
@@ -58,43 +58,45 @@ class _Made(NamedTuple):
     """For a release: how each part was quantized or exported."""
 
 
-def _make(policy: Policy, folder: Path) -> None:
+def _create_twin(policy: Policy, folder: Path) -> None:
     from gate.records.layout import GOLDEN
     from pipelines import signing
     from pipelines.export_report import ExportReport
     from pipelines.measuring import measured, with_records, write_golden
 
-    who = signing.signatory()
+    signatory = signing.signatory()
     settings, release = load_quantize(), ReleaseParams.load()
     report = ExportReport.load(paths.EXPORT_REPORT)
     size = min(settings.batch_size, ParityParams.load().batch_size)
     if release.parts:
         settings = settings.model_copy(update={"batch_size": size})
-        made = _of_release(release.path, folder / release.path.name, settings, report)
+        twin = _quantize_release(release.path, folder / release.path.name, settings, report)
     else:
-        made = _of_file(release.path, folder / NAME, settings, batch_size=size)
-    evidence, case, _ = measured(made.path, policy, source=report.source, title="twin")
-    evidence = with_records(evidence, made.record, made.parts)
+        twin = _quantize_file(release.path, folder / NAME, settings, batch_size=size)
+    evidence, case, _ = measured(twin.path, policy, source=report.source, title="twin")
+    evidence = with_records(evidence, twin.record, twin.parts)
     golden = write_golden(folder / GOLDEN, case, evidence)
     statement = folder / RECORDS / EVIDENCE_STATEMENT
-    signing.write_measured(statement, who, made.path, evidence, golden=golden)
+    signing.write_measured(statement, signatory, twin.path, evidence, golden=golden)
     evidence.save(folder / RECORDS / EVIDENCE)
     print(
-        f"{paths.TWIN / made.path.name}: {made.subject.sha256}, {made.subject.size_bytes} bytes, "
+        f"{paths.TWIN / twin.path.name}: {twin.subject.sha256}, {twin.subject.size_bytes} bytes, "
         f"{evidence.dataset.samples} samples measured"
     )
 
 
-def _of_file(onnx: Path, output: Path, settings: QuantizeSettings, *, batch_size: int) -> _Made:
+def _quantize_file(
+    onnx: Path, output: Path, settings: QuantizeSettings, *, batch_size: int
+) -> _Twin:
     from gate.export.quantize import quantize
 
-    made = quantize(onnx, _calibration(onnx, batch_size), output, settings=settings)
-    return _Made(made.path, made.subject, made.record, {})
+    quantized = quantize(onnx, _calibration(onnx, batch_size), output, settings=settings)
+    return _Twin(quantized.path, quantized.subject, quantized.record, {})
 
 
-def _of_release(
+def _quantize_release(
     path: Path, output: Path, settings: QuantizeSettings, report: ExportReport
-) -> _Made:
+) -> _Twin:
     from gate.data.samples import SampleSet
     from gate.multi_file.quantize import ReleaseQuantization
     from pipelines.model import trained
@@ -102,10 +104,13 @@ def _of_release(
     model, _ = trained(ModelParams.load())
     samples = SampleSet.open(paths.TRAIN_IMAGES)
     quantization = ReleaseQuantization(model=model, samples=samples, settings=settings)
-    made = quantization.write(path, output)
-    same = made.of.sha256 == report.subject.sha256
-    return _Made(
-        made.path, made.subject, None, {**(report.records if same else {}), **made.records}
+    quantized = quantization.write(path, output)
+    is_same_file = quantized.of.sha256 == report.subject.sha256
+    return _Twin(
+        quantized.path,
+        quantized.subject,
+        None,
+        {**(report.records if is_same_file else {}), **quantized.records},
     )
 
 

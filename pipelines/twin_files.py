@@ -29,12 +29,12 @@ def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> EvaluatedFi
         return None
     evidence = Evidence.load(paths.TWIN / RECORDS / EVIDENCE)
     decision = decide(policy.twin, evidence, decided_at=decided_at)
-    made = decision.passed and (VECTORS / GOLDEN_JSON).exists()
-    if made:
+    has_golden = decision.passed and (VECTORS / GOLDEN_JSON).exists()
+    if has_golden:
         refit(VECTORS, folder / GOLDEN, policy=policy.twin, evidence=evidence)
     return EvaluatedFile(
         onnx_path=twin_file(paths.TWIN),
         evidence=evidence,
         decision=decision,
-        golden=GoldenFolder.open(folder / GOLDEN) if made else None,
+        golden=GoldenFolder.open(folder / GOLDEN) if has_golden else None,
     )

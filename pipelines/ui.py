@@ -20,13 +20,13 @@ from gate.mlflow_client.connection import quiet_process
 from gate.storage.safe_text import redacted
 from pipelines import paths, stage
 from pipelines.repro import last_promotion, promotion_is_due
-from pipelines.run import known_run, tracking_uri
+from pipelines.run import recorded_run, tracking_uri
 
 HOST = "127.0.0.1"
 NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 """Jobs are for judging with language models: eight more processes that start after the pages."""
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def main() -> int:
@@ -67,7 +67,7 @@ def _print_when_ready(port: int) -> int:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{base}/health", timeout=2):
             print("\n".join(["", *shown, "Ctrl-C stops it."]), flush=True)
             return ExitCode.DONE
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return ExitCode.NOT_JUDGED
 
 
@@ -86,7 +86,7 @@ def links(base: str) -> list[str]:
     """Return links below `base`."""
     report = last_promotion()
     if report is None:
-        run = known_run("parity") or known_run("export")
+        run = recorded_run("parity") or recorded_run("export")
         page = f"{base}/#/experiments/{run.experiment_id}/runs/{run.run_id}" if run else base
         return [
             f"run:     {page}",
@@ -124,9 +124,13 @@ def require_free(port: int, *, remedy: str) -> None:
 def _holder(port: int) -> str:
     """Return who listens on the port, if this user may know."""
     with contextlib.suppress(psutil.Error):
-        for found in psutil.net_connections("tcp"):
-            if found.status == psutil.CONN_LISTEN and found.laddr.port == port and found.pid:
-                return f" by process {found.pid}, {psutil.Process(found.pid).name()}"
+        for connection in psutil.net_connections("tcp"):
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr.port == port
+                and connection.pid
+            ):
+                return f" by process {connection.pid}, {psutil.Process(connection.pid).name()}"
     return ""
 
 

@@ -179,11 +179,11 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
             from gate.model.factory import require_package
 
             try:
-                require_package(named.place)
+                require_package(named.source)
             except errors.ModelError as error:
                 raise errors.DataError(f"{_label(param)}{error}") from error
         elif not named.is_url:
-            self._PLACE.convert(named.place, param, ctx)
+            self._PLACE.convert(named.source, param, ctx)
         return str(value)
 
 

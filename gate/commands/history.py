@@ -165,7 +165,7 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
             "--key or GATE_SIGNING_KEY, or create one: gate keys new."
         )
     checkpoint = Checkpoint.from_ledger(loaders.believed_ledger(state))
-    data = checkpoint.signed(signing_key).data
+    data = checkpoint.sign(signing_key).data
     if output is not None:
         write_bytes(output, data)
     plain = {
@@ -234,7 +234,7 @@ def exported(ledger: Ledger) -> list[bytes]:
 
     ledger.verify()
     rows = ledger.rows()
-    verify_rows(rows, place=ledger.location)
+    verify_rows(rows, location=ledger.location)
     return [row.line + b"\n" for row in rows]
 
 
@@ -285,9 +285,9 @@ def _kept(path: Path, ledger: Ledger, trust: Trust) -> Kept:
     from gate.ledger.maintenance import Checkpoint, checkpoint_signers
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 
-    signed = SignedStatement.from_bytes(read_untrusted(path, limit=ENVELOPE_LIMIT), what=str(path))
+    signed = SignedStatement.from_bytes(read_untrusted(path, limit=ENVELOPE_LIMIT), label=str(path))
     signers = checkpoint_signers(signed, trust=trust)
-    checkpoint = Checkpoint.from_statement(signed, what="the checkpoint")
+    checkpoint = Checkpoint.from_statement(signed, label="the checkpoint")
     return checkpoint, signers, checkpoint.verify(ledger)
 
 

@@ -227,8 +227,8 @@ class Signing:
 
         resource = self.resource or file_resource(decision.subject_sha256)
         return StatementPair(
-            self.signatory.measured(evidence, subjects),
-            self.signatory.decided(
+            self.signatory.sign_measurement(evidence, subjects),
+            self.signatory.sign_decision(
                 decision, subjects, precision=policy.precision, resource=resource
             ),
         )

@@ -202,7 +202,7 @@ def address(given: str | None) -> str | None:
         text = os.environ.get(given.removeprefix(_IN_VARIABLE), "")
     else:
         file = Path(given.removeprefix(_IN_FILE))
-        text = read_private(file, what="file of the address", missing="Write the address into it.")
+        text = read_private(file, kind="file of the address", missing="Write the address into it.")
     line = text.strip().partition("\n")[0].strip()
     if not line:
         raise click.BadParameter(

@@ -318,7 +318,7 @@ def run_with_limits(
                 "arguments": line.arguments,
             },
             limits=limits,
-            what=f"gate {context.info_name} {subject}",
+            task=f"gate {context.info_name} {subject}",
         )
         return Printed(int(done["code"]), str(done["json"]))
 

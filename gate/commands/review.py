@@ -81,7 +81,7 @@ def _signed_review(
         registry = MlflowRegistry(uri)
         submission = ReviewSubmission.read(registry, name, version)
     if expected is not None:
-        expected.verify(submission.of.sha256, what=f"the file of version {version}")
+        expected.verify(submission.subject.sha256, label=f"the file of version {version}")
     if word == "approved":
         submission.check()
     signing = _Signing(word, submission, signing_key.public, believed)
@@ -91,7 +91,7 @@ def _signed_review(
         click.confirm("Sign this?", abort=True, err=True)
     with spinner("signing"):
         size = submission.review(registry, word, signing_key, comment=comment)
-    of = submission.of
+    of = submission.subject
     plain = {
         "name": of.model,
         "version": of.version,
@@ -174,7 +174,7 @@ class _Signing:
 
         Everything except the key comes from the registry and is not trusted.
         """
-        of, decision = self.submission.of, self.submission.decision
+        of, decision = self.submission.subject, self.submission.decision
         statements = self.submission.statements
         signer = "not signed: neither evidence nor decision"
         if statements is not None:

@@ -58,7 +58,7 @@ def read_statement(path: Path) -> SignedStatement:
     """Open the envelope in a file. Raises Untrusted, StorageError."""
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 
-    return SignedStatement.from_bytes(content(path, limit=ENVELOPE_LIMIT), what=path.name)
+    return SignedStatement.from_bytes(content(path, limit=ENVELOPE_LIMIT), label=path.name)
 
 
 def content(path: Path, *, limit: int) -> bytes:
@@ -337,7 +337,7 @@ def _evidence(
     default = path.with_name(EVIDENCE_STATEMENT)
     if statement is None and default.exists():
         statement = default
-    evidence = Evidence.from_untrusted(content(path, limit=RECORD_LIMIT), what=str(path))
+    evidence = Evidence.from_untrusted(content(path, limit=RECORD_LIMIT), label=str(path))
     return evidence, None if statement is None else read_statement(statement)
 
 

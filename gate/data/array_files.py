@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.data.location import Stamp, check_kinds, is_shard, strange_file
+from gate.data.location import Stamp, check_kinds, is_shard, unexpected_file
 from gate.data.reader import Block, SampleReader, rows_within, spec_of
 from gate.errors import DataError, StorageError, first_line
 from gate.storage.arrays import RowsArray, dtype_name
@@ -42,10 +42,10 @@ class Shard:
         """Return the shape of each array."""
         return {name: array.shape for name, array in self.arrays.items()}
 
-    def check(self, what: str) -> None:
+    def check(self, position: str) -> None:
         """Raise DataError if the mapped file was written to since it was opened."""
         if self.stamp is not None:
-            self.stamp.check(what)
+            self.stamp.check(position)
 
     def rearranged(self, axes: Mapping[str, int | None]) -> Shard:
         """Return views of the arrays with the batch axis on axis 0."""
@@ -114,7 +114,7 @@ def shard_files(folder: Path, *, kinds: Sequence[str] = SUFFIXES) -> list[Path]:
         )
     folders = [file for file in files if not file.is_file()]
     if folders:
-        raise strange_file(folder, folders[0].name)
+        raise unexpected_file(folder, folders[0].name)
     check_kinds([file.name for file in files], origin=str(folder), kinds=kinds)
     return files
 
@@ -152,7 +152,7 @@ def open_npz(path: Path) -> dict[str, RowsArray]:
             temporary_folder() as folder,
         ):
             for number, member in enumerate(archive.infolist()):
-                name = _member_name(path, member, taken=arrays)
+                name = _member_name(path, member, arrays=arrays)
                 unpacked = Path(folder) / f"{number}.npy"
                 _unpack(archive, member, unpacked)
                 arrays[name] = open_array(unpacked, name=f"'{name}' of {path.name}")
@@ -175,9 +175,9 @@ def _check_content(path: Path) -> None:
         raise DataError(pointer)
 
 
-def _member_name(path: Path, member: zipfile.ZipInfo, *, taken: dict[str, RowsArray]) -> str:
+def _member_name(path: Path, member: zipfile.ZipInfo, *, arrays: dict[str, RowsArray]) -> str:
     name = member.filename.removesuffix(".npy")
-    if name == member.filename or name in taken:
+    if name == member.filename or name in arrays:
         raise DataError(
             f"{path.name} contains '{member.filename}', which is not an array or occurs twice. "
             "Expected one .npy member for each input, as numpy.savez writes it."
@@ -237,9 +237,9 @@ def check_indices(labels: RowsArray, *, start: int) -> NDArray[np.int64]:
             f"labels are {labels.dtype}, expected integers. Save one class index for each sample."
         )
     values: NDArray[np.integer] = labels.view(np.ndarray)
-    wrong = (values < 0) | (values > _LARGEST)
-    if wrong.any():
-        row = int(wrong.argmax())
+    invalid = (values < 0) | (values > _LARGEST)
+    if invalid.any():
+        row = int(invalid.argmax())
         raise DataError(
             f"the label of sample {start + row} is {labels[row]}. "
             "Class indices start at 0 and must fit into an int64."
@@ -266,29 +266,31 @@ class MappedRows(SampleReader):
         for shard in shards:
             _check_shard(shard, shards[0], origin=origin)
         arrays = shards[0].arrays
-        self._uneven = next(filter(None, (_uneven(shard, origin) for shard in shards)), None)
-        if self._uneven is not None and (len(shards) > 1 or len(arrays) == 1):
-            raise self._uneven
+        self._length_error = next(
+            filter(None, (_length_error(shard, origin) for shard in shards)), None
+        )
+        if self._length_error is not None and (len(shards) > 1 or len(arrays) == 1):
+            raise self._length_error
         self.origin = origin
         self.specs = tuple(
             spec_of(name, array.dtype, array.shape[1:]) for name, array in arrays.items()
         )
         self.labelled = labels is not None
         self._shards, self._labels = list(shards), labels
-        if self._uneven is None:
+        if self._length_error is None:
             lengths = (len(shard.arrays[self.names[0]]) for shard in self._shards)
             self._ends = list(accumulate(lengths))
 
     def __len__(self) -> int:
         """Return the number of samples. Raises DataError if axis 0 is not the batch axis yet."""
-        if self._uneven is not None:
-            raise self._uneven
+        if self._length_error is not None:
+            raise self._length_error
         return self._ends[-1]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of the whole array of each input."""
-        if self._uneven is None:
+        if self._length_error is None:
             return super().shapes
         return self._shards[0].shapes
 
@@ -326,19 +328,19 @@ class MappedRows(SampleReader):
 
     def _rows(self, name: str, start: int, stop: int) -> RowsArray:
         parts = []
-        what = f"samples {start} to {stop - 1}" if stop - start > 1 else f"sample {start}"
+        position = f"samples {start} to {stop - 1}" if stop - start > 1 else f"sample {start}"
         for number in range(bisect_right(self._ends, start), len(self._shards)):
             shard = self._shards[number]
             array = shard.arrays[name]
             begin = self._ends[number] - len(array)
             if begin >= stop:
                 break
-            shard.check(what)  # Reading a mapping of a truncated file would end the process.
+            shard.check(position)  # Reading a mapping of a truncated file would end the process.
             rows = array[max(start - begin, 0) : stop - begin]
             native = array.dtype.newbyteorder("=")
             parts.append(np.array(rows, dtype=native, order="C", subok=False))
             forget_pages(array)
-            shard.check(what)
+            shard.check(position)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -363,7 +365,7 @@ def _check_shard(shard: Shard, first: Shard, *, origin: str) -> None:
         raise DataError(f"'{name}' of {origin} has shape {shape}: nothing to measure. Add samples.")
 
 
-def _uneven(shard: Shard, origin: str) -> DataError | None:
+def _length_error(shard: Shard, origin: str) -> DataError | None:
     """Return why axis 0 can't be the batch axis of every array, or None."""
     for name, shape in shard.shapes.items():
         if not shape:

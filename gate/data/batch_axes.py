@@ -11,7 +11,7 @@ from gate.data.input_binding import (
     batched,
     bind_inputs,
     describe,
-    pair_up,
+    pair_inputs,
     shape_remedy,
 )
 from gate.data.samples import SampleSet
@@ -28,7 +28,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 _UNNAMED = "?"
 """A dynamic axis without a name."""
 
-_MADE_UP = re.compile(r"\?|unk__\d+|.+_dynamic_axes_\d+")
+_GENERATED_NAME = re.compile(r"\?|unk__\d+|.+_dynamic_axes_\d+")
 """An axis without a name, or with a generated one, which differs in every input."""
 
 
@@ -72,7 +72,7 @@ def arrange(
     if samples.layout is not None or samples.arranged or not inputs:
         return samples
     shapes = samples.shapes
-    pairs = [(spec, sample.name) for spec, sample in pair_up(inputs, samples.specs, parameters)]
+    pairs = [(spec, sample.name) for spec, sample in pair_inputs(inputs, samples.specs, parameters)]
     none = _no_axes(inputs, outputs)
     axes, tied = _axes(inputs, outputs, samples.stated)
     if _are_calls(pairs, shapes):
@@ -114,7 +114,7 @@ def _default_axes(
     inputs = [spec for spec, _ in pairs]
     sizes = [spec.shape[0] if spec.shape else None for spec in inputs]
     dynamic = all(isinstance(size, str) for size in sizes)
-    unnamed = dynamic and any(_MADE_UP.fullmatch(str(size)) for size in sizes)
+    unnamed = dynamic and any(_GENERATED_NAME.fullmatch(str(size)) for size in sizes)
     fits_call = not dynamic and _fits(pairs, shapes, none)
     if (first and not fits_call) or (unnamed and not tied):
         return _first_axes(inputs)
@@ -257,9 +257,8 @@ def _symbol(
 
 def _are_calls(pairs: Pairs, shapes: Shapes) -> bool:
     """Return whether every array has one additional leading axis, all of the same length."""
-    both = [(spec.shape, shapes[name]) for spec, name in pairs]
-    lengths = {shape[:1] for _, shape in both}
-    return len(lengths) == 1 and all(agrees(expected, shape[1:]) for expected, shape in both)
+    lengths = {shapes[name][:1] for _, name in pairs}
+    return len(lengths) == 1 and all(agrees(spec.shape, shapes[name][1:]) for spec, name in pairs)
 
 
 def _fits(pairs: Pairs, shapes: Shapes, axes: BatchAxes) -> bool:

@@ -65,39 +65,39 @@ def picture_tensors(column: Any, *, name: str, start: int, pictures: PictureDeco
         picture = value.as_py()
         if picture is None or not is_picture(picture):
             raise DataError(f"sample {index} has no picture in '{name}'. Remove the sample.")
-        tensor = pictures.tensor(picture, what=f"'{name}' of sample {index}")
+        tensor = pictures.tensor(picture, label=f"'{name}' of sample {index}")
         if tensors and tensor.shape != tensors[0].shape:
             raise _ragged(name, index, str(tensor.shape), str(tensors[0].shape))
         tensors.append(tensor)
     return np.stack(tensors)
 
 
-def _numbers(column: Any, name: str, places: RowsArray) -> RowsArray:
-    """`places`: the sample index of each element."""
+def _numbers(column: Any, name: str, indices: RowsArray) -> RowsArray:
+    """`indices`: the sample index of each element."""
     import pyarrow as pa
 
     kind = column.type
     if column.null_count:
         empty = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise DataError(
-            f"sample {places[empty]} has no value in '{name}'. Fill it, or remove the sample."
+            f"sample {indices[empty]} has no value in '{name}'. Fill it, or remove the sample."
         )
     if isinstance(kind, pa.FixedShapeTensorType):
-        _numbers(column.storage, name, places)  # Raises for nulls inside the tensors.
+        _numbers(column.storage, name, indices)  # Raises for nulls inside the tensors.
         array: RowsArray = column.to_numpy_ndarray()
         return array
     if isinstance(kind, pa.BaseExtensionType):
-        return _numbers(column.storage, name, places)
+        return _numbers(column.storage, name, indices)
     if pa.types.is_dictionary(kind):
-        return _numbers(column.dictionary_decode(), name, places)
+        return _numbers(column.dictionary_decode(), name, indices)
     if pa.types.is_fixed_size_list(kind):
-        return _inner(column, kind.list_size, name, places)
+        return _inner(column, kind.list_size, name, indices)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         if len(set(lengths)) > 1:
-            other = int(np.argmax(lengths != lengths[0]))
-            raise _ragged(name, places[other], str(lengths[other]), str(lengths[0]))
-        return _inner(column, int(lengths[0]), name, places)
+            odd = int(np.argmax(lengths != lengths[0]))
+            raise _ragged(name, indices[odd], str(lengths[odd]), str(lengths[0]))
+        return _inner(column, int(lengths[0]), name, indices)
     plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if plain or _is_text(kind):
         return as_texts(column.to_numpy(zero_copy_only=False))
@@ -107,10 +107,10 @@ def _numbers(column: Any, name: str, places: RowsArray) -> RowsArray:
     )
 
 
-def _inner(column: Any, size: int, name: str, places: RowsArray) -> RowsArray:
+def _inner(column: Any, size: int, name: str, indices: RowsArray) -> RowsArray:
     if size == 0:
-        raise DataError(f"sample {places[0]} has an empty list in '{name}': nothing to measure.")
-    values = _numbers(column.flatten(), name, np.repeat(places, size))
+        raise DataError(f"sample {indices[0]} has an empty list in '{name}': nothing to measure.")
+    values = _numbers(column.flatten(), name, np.repeat(indices, size))
     return values.reshape(len(column), size, *values.shape[1:])
 
 
@@ -234,7 +234,7 @@ class _Stream:
             yield reader
 
 
-def _opened(file: SourceFile) -> _Parquet | _Batches | _Stream:
+def _open_file(file: SourceFile) -> _Parquet | _Batches | _Stream:
     try:
         import pyarrow as pa
     except ModuleNotFoundError as error:
@@ -268,7 +268,7 @@ class ColumnReader(SampleReader):
     ) -> None:
         """Reads the metadata of the files. Raises DataError."""
         self.origin, self._pictures, self._fields = origin, pictures, fields
-        open_file = lru_cache(_MAX_OPEN)(_opened)  # There may be thousands of shards.
+        open_file = lru_cache(_MAX_OPEN)(_open_file)  # There may be thousands of shards.
         self._groups: list[RowGroup] = []
         first: Any = None
         for file in files:
@@ -289,7 +289,7 @@ class ColumnReader(SampleReader):
         if not self._groups:
             raise DataError(f"{origin} has no rows: nothing to measure. Add samples.")
         self._ends = list(accumulate(group.rows for group in self._groups))
-        self._reading = _Reading()
+        self._position = _ReadPosition()
         self._choose(first, fields)
         block = self._block(0, 1)
         self.specs = tuple(
@@ -304,7 +304,7 @@ class ColumnReader(SampleReader):
         blocks = [self._block(start, stop) for start, stop in _runs(indices)]
         for block in blocks:
             self._check(block, indices[0])
-        return _joined(blocks)
+        return _concatenate(blocks)
 
     def _choose(self, schema: Any, fields: Fields) -> None:
         import pyarrow as pa
@@ -338,11 +338,11 @@ class ColumnReader(SampleReader):
             group.file.check(f"samples {start} to {stop - 1}")
             span = range(max(start - begin, 0), min(stop - begin, group.rows))
             columns = [*self._inputs, *([self._label] if self._label else [])]
-            for batch, first in self._reading.rows(group, span, columns):
-                parts.append(self._converted(batch, begin + first))
-        return _joined(parts)
+            for batch, first in self._position.rows(group, span, columns):
+                parts.append(self._convert(batch, begin + first))
+        return _concatenate(parts)
 
-    def _converted(self, batch: Any, start: int) -> Block:
+    def _convert(self, batch: Any, start: int) -> Block:
         arrays: dict[str, RowsArray] = {}
         for name in self._inputs:
             column = batch.column(name)
@@ -368,7 +368,7 @@ class ColumnReader(SampleReader):
                 )
 
 
-class _Reading:
+class _ReadPosition:
     """The position at which the last read of a group ended."""
 
     def __init__(self) -> None:
@@ -405,16 +405,16 @@ class _Reading:
 
 def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield runs of consecutive indices as (start, stop)."""
-    start = before = indices[0]
+    start = previous = indices[0]
     for index in indices[1:]:
-        if index != before + 1:
-            yield start, before + 1
+        if index != previous + 1:
+            yield start, previous + 1
             start = index
-        before = index
-    yield start, before + 1
+        previous = index
+    yield start, previous + 1
 
 
-def _joined(blocks: Sequence[Block]) -> Block:
+def _concatenate(blocks: Sequence[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     names = blocks[0].arrays

@@ -44,7 +44,7 @@ class PictureDecoder:
         the field as an input, and there is no spec."""
         return self._spec is None and name in (fields.inputs or ())
 
-    def tensor(self, picture: Any, *, what: str) -> RowsArray:
+    def tensor(self, picture: Any, *, label: str) -> RowsArray:
         """Return the tensor of a PIL image, encoded bytes, a path, or {"bytes": ..., "path": ...}.
 
         Raises DataError for anything but a complete picture of at most MAX_PIXELS, and without a
@@ -54,11 +54,11 @@ class PictureDecoder:
 
         if self._spec is None:
             raise DataError(
-                f"{what} is a picture or a string; expected an array. For pictures, use "
+                f"{label} is a picture or a string; expected an array. For pictures, use "
                 "--preprocessing SPEC. For strings, name the inputs: append #inputs=FIELD to the "
                 "source."
             )
-        return pillow_preprocess(_pixels(picture, what=what), self._spec)
+        return pillow_preprocess(_pixels(picture, label=label), self._spec)
 
 
 def is_picture(value: Any) -> bool:
@@ -70,32 +70,32 @@ def is_picture(value: Any) -> bool:
     return _is_image(value)
 
 
-def _pixels(picture: Any, *, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _pixels(picture: Any, *, label: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     from gate.preprocess.pictures import decoded
 
     if _is_image(picture):
-        return _of_image(picture, what=what)
+        return _image_pixels(picture, label=label)
     if isinstance(picture, Mapping):
         picture = picture[_PATH] if picture[_BYTES] is None else picture[_BYTES]
     if isinstance(picture, str | Path):
-        what = f"{what}, {picture},"
-        data = _read(Path(picture), what=what)
+        label = f"{label}, {picture},"
+        data = _read_picture(Path(picture), label=label)
     else:
         data = bytes(picture)
-    return decoded(data, name=what, max_pixels=MAX_PIXELS)
+    return decoded(data, name=label, max_pixels=MAX_PIXELS)
 
 
-def _read(path: Path, *, what: str) -> bytes:
+def _read_picture(path: Path, *, label: str) -> bytes:
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{what} can't be read: {getattr(error, 'strerror', None) or error}. Paths are "
+            f"{label} can't be read: {getattr(error, 'strerror', None) or error}. Paths are "
             "relative to the current folder."
         ) from error
     if len(data) > MAX_BYTES:
-        raise DataError(f"{what} has more than {MAX_BYTES} bytes. Use a smaller picture.")
+        raise DataError(f"{label} has more than {MAX_BYTES} bytes. Use a smaller picture.")
     return data
 
 
@@ -104,17 +104,17 @@ def _is_image(value: Any) -> bool:
     return pillow is not None and isinstance(value, pillow.Image)
 
 
-def _of_image(image: Any, *, what: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _image_pixels(image: Any, *, label: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
-            f"{what} has {image.width} x {image.height} pixels, the maximum is {MAX_PIXELS}. "
+            f"{label} has {image.width} x {image.height} pixels, the maximum is {MAX_PIXELS}. "
             "Use a smaller picture."
         )
     try:
         return np.array(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:  # Pillow reads the file only here.
         raise DataError(
-            f"{what} is not a complete picture ({first_line(error)}). Replace or remove it."
+            f"{label} is not a complete picture ({first_line(error)}). Replace or remove it."
         ) from error
 
 
@@ -150,14 +150,14 @@ class ItemConverter:
         sample = self._sample(item, index)
         names = [spec.name for spec in self.specs]
         if sample.arrays.keys() != set(names):
-            raise self._wrong(index, f"has {sorted(sample.arrays)}, sample 0 has {sorted(names)}")
+            raise self._error(index, f"has {sorted(sample.arrays)}, sample 0 has {sorted(names)}")
         if (sample.label is not None) != self.labelled:
             labels = ("a label", "none") if sample.label is not None else ("no label", "one")
-            raise self._wrong(index, f"has {labels[0]}, sample 0 has {labels[1]}")
+            raise self._error(index, f"has {labels[0]}, sample 0 has {labels[1]}")
         for spec in self.specs:
             array = sample.arrays[spec.name]
             if (dtype_name(array.dtype), array.shape) != (spec.dtype, spec.shape[1:]):
-                raise self._wrong(
+                raise self._error(
                     index,
                     f"has '{spec.name}' of {array.dtype} {array.shape}, sample 0 of "
                     f"{spec.dtype} {tuple(spec.shape[1:])}",
@@ -191,33 +191,33 @@ class ItemConverter:
             has_label = rest and self._fields.label != ""
             label = self._label(rest[0], index) if has_label else None
         if isinstance(item, Mapping) and not is_picture(item):
-            return self._of_fields(item, index, label)
+            return self._mapping_sample(item, index, label)
         return Sample({SINGLE_NAME: self._array(item, SINGLE_NAME, index)}, label)
 
-    def _of_fields(self, item: Mapping[Any, Any], index: int, label: int | None) -> Sample:
+    def _mapping_sample(self, item: Mapping[Any, Any], index: int, label: int | None) -> Sample:
         names = [str(name) for name in item]
         inputs, field = self._fields.select(names)
         if field is not None and label is None:
             if _is_index(item[field]):
                 label = self._label(item[field], index)
             elif self._fields.label is not None:
-                raise self._wrong(index, f"has a label '{field}' that is not an integer")
+                raise self._error(index, f"has a label '{field}' that is not an integer")
             elif self._fields.inputs is None:  # A field named "label" that is an input.
                 inputs = tuple(names)
         if not inputs:
-            raise self._wrong(index, "has no input")
+            raise self._error(index, "has no input")
         return Sample({name: self._array(item[name], name, index) for name in inputs}, label)
 
     def _label(self, value: Any, index: int) -> int:
         if not _is_index(value):
-            raise self._wrong(
+            raise self._error(
                 index,
-                f"is a pair whose second item is {_described(value)}, not a class index. Return "
+                f"is a pair whose second item is {_describe(value)}, not a class index. Return "
                 "several inputs as a dict by name, or append #label= to the source to ignore it",
             )
         label = int(value)
         if not 0 <= label <= np.iinfo(np.int64).max:
-            raise self._wrong(
+            raise self._error(
                 index,
                 f"has the label {label}: class indices start at 0 and fit into an int64. To use no "
                 "labels, append #label= to the source",
@@ -227,24 +227,24 @@ class ItemConverter:
     def _array(self, value: Any, name: str, index: int) -> RowsArray:
         texts = self._pictures.takes_texts(name, self._fields)
         if is_picture(value) and not (texts and isinstance(value, str)):
-            return self._pictures.tensor(value, what=f"sample {index} of {self._origin}")
+            return self._pictures.tensor(value, label=f"sample {index} of {self._origin}")
         array = _as_array(value)
         if array is None:
-            raise self._wrong(index, f"has {_described(value)} as '{name}'")
+            raise self._error(index, f"has {_describe(value)} as '{name}'")
         check_dtype(name, array.dtype, origin=f"sample {index} of {self._origin}")
         if not array.size:
-            raise self._wrong(index, f"has '{name}' of shape {array.shape}: nothing to measure")
+            raise self._error(index, f"has '{name}' of shape {array.shape}: nothing to measure")
         return np.asarray(array, dtype=array.dtype.newbyteorder("="))
 
-    def _wrong(self, index: int, how: str) -> DataError:
+    def _error(self, index: int, problem: str) -> DataError:
         return DataError(
-            f"sample {index} of {self._origin} {how}. Expected the same form for all items: a "
+            f"sample {index} of {self._origin} {problem}. Expected the same form for all items: a "
             "tensor or an array of numbers, (x, label), or a dict of arrays by input name "
             f"('{LABEL}': its class index)."
         )
 
 
-def guarded(call: Callable[[], Any], *, what: str) -> Any:
+def call_user_code(call: Callable[[], Any], *, label: str) -> Any:
     """Call the user's code. Turns all errors but StopIteration into DataError."""
     try:
         return call()
@@ -252,7 +252,7 @@ def guarded(call: Callable[[], Any], *, what: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise DataError(
-            f"{what} raised {type(error).__name__}: {error}. Fix the data set, or remove the "
+            f"{label} raised {type(error).__name__}: {error}. Fix the data set, or remove the "
             "sample."
         ) from error
 
@@ -280,7 +280,7 @@ def _is_index(value: Any) -> bool:
     )
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
         return f"{type(value).__name__} of {dtype} {tuple(shape)}"
@@ -294,18 +294,18 @@ _NOTHING = object()
 
 
 def spooled(
-    data: Iterable[Any], make: Callable[[Any], ItemConverter], *, origin: str
+    data: Iterable[Any], create_converter: Callable[[Any], ItemConverter], *, origin: str
 ) -> MappedRows:
     """Copy the samples of an iterable to disk: its order may differ at each iteration.
 
-    make: creates the converter from the first item. Raises DataError if the items are not samples,
+    create_converter: takes the first item. Raises DataError if the items are not samples,
     StorageError if they do not fit into the temporary folder.
     """
     stream = _stream(data, origin)
     first = next(stream, _NOTHING)
     if first is _NOTHING:
         raise DataError(f"{origin} returned no sample: nothing to measure. Add samples.")
-    items = make(first)
+    items = create_converter(first)
     if any(spec.dtype == STRING for spec in items.specs):
         raise DataError(
             f"{origin} is an iterable of strings, which can't be spooled to disk. Save them as an "
@@ -358,11 +358,11 @@ def _map(file: IO[bytes], dtype: str, shape: tuple[Any, ...]) -> RowsArray:
 
 
 def _stream(data: Iterable[Any], origin: str) -> Iterator[Any]:
-    stream = guarded(lambda: iter(data), what=f"the iterable of {origin}")
+    stream = call_user_code(lambda: iter(data), label=f"the iterable of {origin}")
     index = 0
     while True:
         try:
-            item = guarded(lambda: next(stream), what=f"sample {index} of {origin}")
+            item = call_user_code(lambda: next(stream), label=f"sample {index} of {origin}")
         except StopIteration:
             return
         yield item
@@ -402,16 +402,16 @@ def rows_of_data(
     split. Raises DataError, StorageError."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    make = partial(ItemConverter, fields=fields, pictures=pictures, origin=origin)
+    create_converter = partial(ItemConverter, fields=fields, pictures=pictures, origin=origin)
     if isinstance(data, DataLoader):
         # Without automatic batching it yields single samples.
         items = data if data.batch_size is None and data.batch_sampler is None else _rows(data)
-        return spooled(items, make, origin=origin)
+        return spooled(items, create_converter, origin=origin)
     is_indexed = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
     count = _length(data, origin) if is_indexed else None
     if count is not None:
-        return DatasetReader(data, count, make, origin=origin)
-    return spooled(data, make, origin=origin)
+        return DatasetReader(data, count, create_converter, origin=origin)
+    return spooled(data, create_converter, origin=origin)
 
 
 def _rows(batches: Iterable[Any]) -> Iterator[Any]:
@@ -431,14 +431,19 @@ class DatasetReader(SampleReader):
     """Reads items of a data set by index, each when it is needed."""
 
     def __init__(
-        self, data: Any, count: int, make: Callable[[Any], ItemConverter], *, origin: str
+        self,
+        data: Any,
+        count: int,
+        create_converter: Callable[[Any], ItemConverter],
+        *,
+        origin: str,
     ) -> None:
-        """`make`: creates the converter from the first item. Raises DataError."""
+        """`create_converter`: takes the first item. Raises DataError."""
         if count < 1:
             raise DataError(f"{origin} has {count} samples: nothing to measure. Add samples.")
         self.origin = origin
         self._data, self._count = data, count
-        self._items = make(self._item(0))
+        self._items = create_converter(self._item(0))
         self.specs, self.labelled = self._items.specs, self._items.labelled
 
     def __len__(self) -> int:
@@ -449,11 +454,11 @@ class DatasetReader(SampleReader):
         return self._items.block(self._item, indices)
 
     def _item(self, index: int) -> Any:
-        what = f"sample {index} of {self.origin}"
+        label = f"sample {index} of {self.origin}"
         try:
-            return guarded(lambda: self._data[index], what=what)
+            return call_user_code(lambda: self._data[index], label=label)
         except StopIteration as error:
-            raise DataError(f"{what} raised StopIteration. Fix the data set.") from error
+            raise DataError(f"{label} raised StopIteration. Fix the data set.") from error
 
 
 def _length(data: Any, origin: str) -> int | None:

@@ -28,7 +28,7 @@ class InputBinding:
     """True if the file has a fixed batch size."""
     double: bool = False
     """True if the model gets float64 inputs unchanged. False: it gets all floats as float32."""
-    given: tuple[str, ...] = ()
+    sample_names: tuple[str, ...] = ()
     """Names of all sample arrays, in order, if the model takes more inputs than the file: exporters
     drop an input that affects no output."""
     layout: BatchAxes | None = None
@@ -41,12 +41,12 @@ class InputBinding:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Return the names of the sample arrays, in the order of the model's arguments."""
-        return self.given or tuple(sample for _, sample in self.pairs)
+        return self.sample_names or tuple(sample for _, sample in self.pairs)
 
     @property
     def model_only(self) -> tuple[str, ...]:
         """Return the names of the sample arrays that only the model takes."""
-        return _unbound_names(self.given, {sample for _, sample in self.pairs})
+        return _unbound_names(self.sample_names, {sample for _, sample in self.pairs})
 
     def rows_by_input(self, batch: Batch) -> dict[str, OutputArray]:
         """Return a batch, with the batch axis on axis 0, by the names of the file's inputs."""
@@ -170,7 +170,7 @@ def bind_inputs(  # noqa: PLR0913 - the facts of the file, the samples and the p
         raise InputMismatch(f"the batch size is {batch_size}, expected at least 1.")
     if layout is not None:
         inputs = [layout.canonical(spec) for spec in inputs]
-    pairs = pair_up(inputs, samples, parameters)
+    pairs = pair_inputs(inputs, samples, parameters)
     _check_shapes(pairs)
     for spec, sample in pairs:
         _check_dtype(spec, sample, reduced=reduced)
@@ -193,14 +193,14 @@ def bind_inputs(  # noqa: PLR0913 - the facts of the file, the samples and the p
         tuple((spec.name, sample.name) for spec, sample in pairs),
         1 if unbatched else size,
         unbatched or bool(fixed),
-        given=tuple(spec.name for spec in samples) if len(samples) > len(pairs) else (),
+        sample_names=tuple(spec.name for spec in samples) if len(samples) > len(pairs) else (),
         layout=layout,
         reduced=reduced,
         halves=tuple(halves) if reduced else (),
     )
 
 
-def pair_up(
+def pair_inputs(
     inputs: Sequence[TensorSpec],
     samples: Sequence[TensorSpec],
     parameters: Collection[str] | None,
@@ -291,10 +291,11 @@ def describe(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(texts) or "none"
 
 
-def agrees(wanted: Sequence[int | str], shape: Sequence[int | str]) -> bool:
+def agrees(expected: Sequence[int | str], shape: Sequence[int | str]) -> bool:
     """Return whether a shape has the expected sizes. A size that is a string matches any size."""
-    return len(wanted) == len(shape) and all(
-        isinstance(size, str) or size == actual for size, actual in zip(wanted, shape, strict=True)
+    return len(expected) == len(shape) and all(
+        isinstance(size, str) or size == actual
+        for size, actual in zip(expected, shape, strict=True)
     )
 
 
@@ -310,8 +311,8 @@ def shape_remedy(
 
     `pairs`: expected shape, actual shape, name of the array.
     """
-    wrong = [pair for pair in pairs if not agrees(pair[0], pair[1])]
-    for expected, shape, name in wrong:
+    mismatched = [pair for pair in pairs if not agrees(pair[0], pair[1])]
+    for expected, shape, name in mismatched:
         last = len(shape) - 1
         orders = ((0, last, *range(1, last)), (0, *range(2, last + 1), 1))
         for order in orders if len(shape) == len(expected) > 2 else ():
@@ -320,7 +321,10 @@ def shape_remedy(
                     f"The axes of '{name}' are in another order: transpose it with "
                     f"x.transpose({', '.join(map(str, order))})."
                 )
-    for (one, first, a), (other, second, b) in itertools.combinations(pairs, 2):
-        if wrong and agrees(one, second) and agrees(other, first):
-            return f"The arrays '{a}' and '{b}' are swapped: swap their names or their order."
+    for first, second in itertools.combinations(pairs, 2):
+        if mismatched and agrees(first[0], second[1]) and agrees(second[0], first[1]):
+            return (
+                f"The arrays '{first[2]}' and '{second[2]}' are swapped: swap their names or their "
+                "order."
+            )
     return None

@@ -49,25 +49,25 @@ class Stamp:
         status = path.stat()
         return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
-    def fits(self, status: os.stat_result) -> bool:
+    def matches(self, status: os.stat_result) -> bool:
         """Return whether a file with this status is unchanged."""
         now = (status.st_ino, status.st_size, status.st_mtime_ns)
         return now == (self.inode, self.size, self.written_ns)
 
-    def check(self, what: str) -> None:
-        """Raise DataError if the file was written to. `what`: what is being read."""
+    def check(self, position: str) -> None:
+        """Raise DataError if the file was written to. `position`: what is being read."""
         try:
             status = self.path.stat()
         except OSError:  # An open file stays readable after it is removed.
             return
-        if status.st_ino == self.inode and not self.fits(status):
-            raise changed(f"{self.path} was written to while it was measured, at {what}")
+        if status.st_ino == self.inode and not self.matches(status):
+            raise changed(f"{self.path} was written to while it was measured, at {position}")
 
 
-def changed(how: str) -> DataError:
+def changed(problem: str) -> DataError:
     """Return the error for samples that changed during a measurement."""
     return DataError(
-        f"{how}, so the results are not valid. Measure again while no process writes to the "
+        f"{problem}, so the results are not valid. Measure again while no process writes to the "
         "samples, or on a copy."
     )
 
@@ -83,8 +83,8 @@ class SourceFile(ABC):
         """Open a seekable stream. Raises DataError."""
 
     @abstractmethod
-    def check(self, what: str) -> None:
-        """Raise DataError if the file has changed. `what`: what is being read, for the message."""
+    def check(self, position: str) -> None:
+        """Raise DataError if the file has changed. `position`: what is read, for the message."""
 
     @property
     def suffix(self) -> str:
@@ -111,14 +111,14 @@ class LocalFile(SourceFile):
             stream = self.path.open("rb")
         except OSError as error:
             raise _unreadable(self.name, error) from error
-        if not self._stamp.fits(os.fstat(stream.fileno())):
+        if not self._stamp.matches(os.fstat(stream.fileno())):
             stream.close()
             raise changed(f"{self.name} was replaced while it was measured")
         return stream
 
-    def check(self, what: str) -> None:
+    def check(self, position: str) -> None:
         """Verify that the size and the time of the last write are unchanged."""
-        self._stamp.check(what)
+        self._stamp.check(position)
 
 
 class RemoteFile(SourceFile):
@@ -136,7 +136,7 @@ class RemoteFile(SourceFile):
         except Exception as error:  # The stores' errors have no common base class.
             raise _unreadable(self.name, error) from error
 
-    def check(self, what: str) -> None:
+    def check(self, position: str) -> None:
         """Verify that size, time and ETag are unchanged, at most every few seconds."""
         if time.monotonic() - self._checked_at < _CHECK_INTERVAL_S:
             return
@@ -147,7 +147,7 @@ class RemoteFile(SourceFile):
             raise _unreadable(self.name, error) from error
         keys = _CHANGE_KEYS & now.keys() & self._info.keys()
         if any(now[key] != self._info[key] for key in keys):
-            raise changed(f"{self.name} was replaced while it was measured, at {what}")
+            raise changed(f"{self.name} was replaced while it was measured, at {position}")
         self._checked_at = time.monotonic()
 
     @property
@@ -210,7 +210,7 @@ def check_kinds(names: Sequence[str], *, origin: str, kinds: Sequence[str]) -> s
     suffixes = {Path(name).suffix.lower() for name in names}
     for name in names:
         if Path(name).suffix.lower() not in kinds:
-            raise strange_file(origin, name)
+            raise unexpected_file(origin, name)
     if not suffixes:
         raise DataError(f"{origin} is empty. Add shards: {', '.join(kinds)}.")
     if len(suffixes) > 1:
@@ -218,7 +218,7 @@ def check_kinds(names: Sequence[str], *, origin: str, kinds: Sequence[str]) -> s
     return suffixes.pop()
 
 
-def strange_file(origin: Path | str, name: str) -> DataError:
+def unexpected_file(origin: Path | str, name: str) -> DataError:
     """Return the error for a folder with a file that is not a shard."""
     return DataError(
         f"{origin} contains {name}, which is not a shard of samples. "
@@ -298,7 +298,7 @@ class Fields:
 class SampleLocation:
     """The parsed value of `--inputs`."""
 
-    place: str
+    source: str
     """A path, a URL, or `package.module:factory`."""
     fields: Fields
 
@@ -324,12 +324,12 @@ class SampleLocation:
     @property
     def is_url(self) -> bool:
         """Return whether it is a URL."""
-        return "://" in self.place
+        return "://" in self.source
 
     @property
     def is_factory(self) -> bool:
         """Return whether it is `package.module:factory`, and there is no file with that name."""
-        return bool(_FACTORY.fullmatch(self.place)) and not _exists(self.place)
+        return bool(_FACTORY.fullmatch(self.source)) and not _exists(self.source)
 
 
 def _exists(path: str) -> bool:

@@ -60,29 +60,33 @@ class Opening:
 
     def rows(self) -> SampleReader:
         """Open the samples. Raises DataError, StorageError."""
-        named, pictures = SampleLocation.parse(self.inputs), PictureDecoder(self.preprocessing)
-        if named.is_factory:
+        location, pictures = SampleLocation.parse(self.inputs), PictureDecoder(self.preprocessing)
+        if location.is_factory:
             from gate.data.datasets import rows_of_factory
 
-            return rows_of_factory(named.place, named.fields, pictures)
-        files = remote_files(named.place, kinds=KINDS) if named.is_url else _local(named.place)
-        origin = redacted(named.place) if named.is_url else named.place
+            return rows_of_factory(location.source, location.fields, pictures)
+        files = (
+            remote_files(location.source, kinds=KINDS)
+            if location.is_url
+            else _local(location.source)
+        )
+        origin = redacted(location.source) if location.is_url else location.source
         kind = files[0].suffix if files else ".npy"
         if kind in TARS:
             from gate.data.tar_files import TarReader
 
-            return TarReader(files, named.fields, pictures, origin=origin)
+            return TarReader(files, location.fields, pictures, origin=origin)
         if kind in COLUMNS:
             from gate.data.columnar_files import ColumnReader
 
-            return ColumnReader(files, named.fields, pictures, origin=origin)
-        if named.fields != Fields():
+            return ColumnReader(files, location.fields, pictures, origin=origin)
+        if location.fields != Fields():
             raise DataError(
                 f"{origin} has no fields to choose from: a .npy is one input, and so is each array "
                 "of a .npz. Remove the part after #."
             )
-        if not named.is_url:
-            return MappedRows(open_shards(Path(named.place)), origin=origin)
+        if not location.is_url:
+            return MappedRows(open_shards(Path(location.source)), origin=origin)
         check_kinds([file.name for file in files], origin=origin, kinds=SUFFIXES)
         remote = [file for file in files if isinstance(file, RemoteFile)]
         with temporary_folder() as folder:  # Mapped files stay readable after they are removed.
@@ -155,8 +159,8 @@ class RepeatedReadCheck(SampleReader):
     def _compared(self, block: Block, indices: Sequence[int]) -> Block:
         for row, index in enumerate(indices):
             digest = _short_digest(block, row, self.names)
-            before = self._stored[0, index]
-            if before and before != digest:
+            stored = self._stored[0, index]
+            if stored and stored != digest:
                 raise changed(
                     f"sample {index} of {self.origin} differs from when it was read before: the "
                     "data set shuffles, augments or changes"
@@ -195,10 +199,10 @@ def read_ahead(rows: SampleReader, opening: Opening, *, workers: int | None) -> 
     """
     if isinstance(rows, MappedRows):
         return rows
-    return RepeatedReadCheck(rows if workers == 0 else AheadRows(rows, opening, workers))
+    return RepeatedReadCheck(rows if workers == 0 else ReadAheadReader(rows, opening, workers))
 
 
-class AheadRows(SampleReader):
+class ReadAheadReader(SampleReader):
     """Wraps a reader whose batches are read ahead by workers of PyTorch's DataLoader. Each worker
     opens the samples itself, because forking the threads of ONNX Runtime is unsafe."""
 
@@ -222,15 +226,15 @@ class AheadRows(SampleReader):
         many callers need no other."""
         started = time.perf_counter()
         first = self._rows.read(indices[:size])
-        one_s = time.perf_counter() - started
+        batch_s = time.perf_counter() - started
         yield first
-        rest = [indices[start : start + size] for start in range(size, len(indices), size)]
-        if self._busy or not self._pays(one_s * len(rest)):
-            yield from (self._rows.read(span) for span in rest)
+        remaining = [indices[start : start + size] for start in range(size, len(indices), size)]
+        if self._busy or not self._is_worthwhile(batch_s * len(remaining)):
+            yield from (self._rows.read(span) for span in remaining)
             return
         self._busy = True
         try:
-            for span, result in zip(rest, self._results(rest), strict=True):
+            for span, result in zip(remaining, self._results(remaining), strict=True):
                 yield self._block(result, span)
         finally:
             self._busy = False
@@ -247,7 +251,7 @@ class AheadRows(SampleReader):
             )
         return Block(first, second)
 
-    def _pays(self, estimated_s: float) -> bool:
+    def _is_worthwhile(self, estimated_s: float) -> bool:
         if estimated_s <= 0:
             return False
         if self._workers is not None:
@@ -256,10 +260,10 @@ class AheadRows(SampleReader):
 
     def _results(self, spans: Sequence[range]) -> Iterator[_Result]:
         """Yield the results of the workers, in order. The workers stay for the next call."""
-        self._spans.now = spans
+        self._spans.spans = spans
         try:
             if self._loader is None:
-                self._loader = self._started()
+                self._loader = self._start_loader()
             yield from self._loader
         except GateError:
             raise
@@ -270,7 +274,7 @@ class AheadRows(SampleReader):
                 "out of memory, use fewer: --decode-workers 1, or 0 for none."
             ) from error
 
-    def _started(self) -> Any:
+    def _start_loader(self) -> Any:
         from torch.utils.data import DataLoader
 
         workers = self._workers or min(_MAX_WORKERS, logical_cores() - 1)
@@ -290,13 +294,13 @@ class AheadRows(SampleReader):
 class _Spans:
     """The sampler of the DataLoader: the ranges of the current call."""
 
-    now: Sequence[range] = ()
+    spans: Sequence[range] = ()
 
     def __iter__(self) -> Iterator[range]:
-        return iter(self.now)
+        return iter(self.spans)
 
     def __len__(self) -> int:
-        return len(self.now)
+        return len(self.spans)
 
 
 class _WorkerSamples:

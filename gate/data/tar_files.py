@@ -61,14 +61,14 @@ def index_tar(
 
 def _samples(file: SourceFile) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
     """Yield the key of each sample, and its fields with offset and length."""
-    done: set[str] = set()
+    finished: set[str] = set()
     for key, members in groupby(_members(file), key=lambda member: member[0]):
-        if key in done:
+        if key in finished:
             raise DataError(
                 f"{file.name} has members of sample {key} in two places. Keep the members of a "
                 "sample together, and give each sample its own name."
             )
-        done.add(key)
+        finished.add(key)
         by_field: dict[str, tuple[int, int]] = {}
         for _, field, span in members:
             if field in by_field:
@@ -171,13 +171,13 @@ class TarReader(SampleReader):
         for field, (offset, size) in zip(self._fields, spans[row], strict=True):
             stream.seek(int(offset))
             data = stream.read(int(size))
-            what = f"{field} of sample {index} of {file.name}"
+            name = f"{field} of sample {index} of {file.name}"
             if len(data) < size:
-                raise DataError(f"{what} is truncated. Copy the file again.")
+                raise DataError(f"{name} is truncated. Copy the file again.")
             if _kind(field) == LABEL:
-                label = _label(data, what=what)
+                label = _label(data, name=name)
             else:
-                array = npy_array(data, name=what) if _kind(field) == ARRAY else data
+                array = npy_array(data, name=name) if _kind(field) == ARRAY else data
                 arrays[field.rpartition(".")[0] or SINGLE_NAME] = array
         if len(arrays) + (label is not None) < len(self._fields):
             raise DataError(
@@ -203,10 +203,10 @@ def _close(opened: Mapping[int, tuple[NDArray[np.int64], IO[bytes]]]) -> None:
         stream.close()
 
 
-def _label(data: bytes, *, what: str) -> int:
+def _label(data: bytes, *, name: str) -> int:
     text = data[: _DIGITS + 4].strip()
     if not text.isdigit() or int(text) > np.iinfo(np.int64).max:
         raise DataError(
-            f"{what} is {data[:40]!r}, expected a class index: digits, within the range of int64."
+            f"{name} is {data[:40]!r}, expected a class index: digits, within the range of int64."
         )
     return int(text)

@@ -43,7 +43,7 @@ from gate.golden.folder import GOLDEN_JSON, files_of, read_golden
 from gate.golden.verify import loading_problem, verify_golden_in_sandbox
 from gate.onnx_file.release_file import onnx_files
 from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox
-from gate.preprocess.spec import PreprocessSpec, prove_spec, spec_path
+from gate.preprocess.spec import PreprocessSpec, spec_path, verify_spec
 from gate.records.evidence import Subject
 from gate.records.layout import MAX_BYTES
 from gate.sandbox.limits import SandboxLimits, limit_folder_size
@@ -188,25 +188,25 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
         path = fetch_files(source, folder / "fetched")
         subject = _subject(path, source, inside=folder / "fetched")
         expected = source.preprocess_sha256
-        spec = prove_spec(spec_path(path), expected, what=path.name) if expected else None
+        spec = verify_spec(spec_path(path), expected, label=path.name) if expected else None
         model, golden = _move_files(path, subject, expected=source.golden_sha256, into=folder)
     except LimitExceeded as error:
         raise NotEvaluated(str(error)) from error
     except (TooLarge, OnnxFileError, DigestMismatch, PolicyError) as error:
         raise NotDeployed(str(error)) from error
-    vectors = _computed(model / path.name, source, golden=golden)
+    vectors = _recompute(model / path.name, source, golden=golden)
     for tree in (model, golden):
         if tree is not None:
             fsync_tree(tree)
     digest = subject.sha256
-    data = tuple(_stored(model, name, within=digest) for name in subject.external_data)
+    data = tuple(_describe_file(model, name, within=digest) for name in subject.external_data)
     by_name = {file.name: file for file in data}
     slot = Slot(
         sha256=digest,
         size_bytes=subject.size_bytes,
-        model=_stored(model, path.name, within=digest),
+        model=_describe_file(model, path.name, within=digest),
         external_data=data,
-        golden=_stored(golden, GOLDEN_JSON, within=vectors) if golden and vectors else None,
+        golden=_describe_file(golden, GOLDEN_JSON, within=vectors) if golden and vectors else None,
         preprocessing=spec,
         parts={name: by_name[part.file] for name, part in subject.parts.items()},
     )
@@ -221,7 +221,7 @@ def verify_slot(store: ModelStore, slot: Slot) -> str | None:
     try:
         for entry in slot.files:
             with store.open(store.file(slot.sha256, entry)) as stream:
-                entry.sha256.verify(Digest.from_stream(stream), what=entry.name)
+                entry.sha256.verify(Digest.from_stream(stream), label=entry.name)
         if slot.golden_sha256 is not None:
             read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
     except Exception as error:
@@ -283,7 +283,7 @@ def _move(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-def _computed(path: Path, source: SlotSource, *, golden: Path | None) -> Digest | None:
+def _recompute(path: Path, source: SlotSource, *, golden: Path | None) -> Digest | None:
     """Load the model and recompute its golden vectors; return their digest."""
     if golden is None and (source.golden_required or source.golden_sha256 is not None):
         raise NotDeployed(
@@ -308,13 +308,13 @@ def _run(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
         for name, file in onnx_files(path).items():
             problem = loading_problem(file, limits)
             if problem is not None:
-                what = f"the part {name}" if name else "the file"
-                raise NotDeployed(f"ONNX Runtime can't load {what}: {problem}")
+                label = f"the part {name}" if name else "the file"
+                raise NotDeployed(f"ONNX Runtime can't load {label}: {problem}")
     except (LimitExceeded, PackageMissing) as error:
         raise NotEvaluated(str(error)) from error
 
 
-def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
+def _describe_file(folder: Path, name: str, *, within: Digest) -> StoredFile:
     path = folder / name
     return StoredFile(
         name=name,
@@ -324,7 +324,7 @@ def _stored(folder: Path, name: str, *, within: Digest) -> StoredFile:
     )
 
 
-def _put(store: ModelStore, folder: Path, digest: Digest) -> None:
+def _move_into_store(store: ModelStore, folder: Path, digest: Digest) -> None:
     target = store.content(digest)
     if target.is_symlink():
         target.unlink()  # The target of a link could be replaced later.
@@ -334,14 +334,14 @@ def _put(store: ModelStore, folder: Path, digest: Digest) -> None:
         return
     # Replace only damaged files, one by one, so that readers always find every file.
     for path in folder.rglob("*"):
-        stored = target / path.relative_to(folder)
+        existing = target / path.relative_to(folder)
         if path.is_dir():
-            if stored.is_symlink():
-                stored.unlink()
-            stored.mkdir(exist_ok=True)
-        elif not _has_digest(store, stored, Digest.from_file(path)):
-            path.replace(stored)
-            sync(stored.parent)
+            if existing.is_symlink():
+                existing.unlink()
+            existing.mkdir(exist_ok=True)
+        elif not _has_digest(store, existing, Digest.from_file(path)):
+            path.replace(existing)
+            sync(existing.parent)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -383,7 +383,7 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
     """
     check_deployed_name(name)
     for slot in slots:
-        check_name(slot, what="slot")
+        check_name(slot, kind="slot")
     if EXACT not in slots:
         raise StorageError(
             f"a release of {name} needs the slot '{EXACT}', but has only {sorted(slots)}. "
@@ -408,8 +408,8 @@ def deploy(store: ModelStore, name: str, slots: Mapping[str, SlotSource]) -> Dep
             return Deployment("refused", name, live, parts_problem)
         for entry in staged.values():
             if entry.golden is not None and entry.slot.golden_sha256 is not None:
-                _put(store, entry.golden, entry.slot.golden_sha256)
-            _put(store, entry.model, entry.slot.sha256)
+                _move_into_store(store, entry.golden, entry.slot.golden_sha256)
+            _move_into_store(store, entry.model, entry.slot.sha256)
         served = {slot: entry.slot for slot, entry in staged.items()}
         previous = (
             _earlier_releases(store, name) if live is None else (live.earlier(), *live.previous)
@@ -441,7 +441,9 @@ def rollback_deployment(
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)
-        manifest = _go_live(store, name, slots, previous=live.previous[1:], back_to=target.release)
+        manifest = _go_live(
+            store, name, slots, previous=live.previous[1:], restored_release=target.release
+        )
     return Deployment("rolled_back", name, manifest, _describe(manifest))
 
 
@@ -504,13 +506,13 @@ def _go_live(
     slots: Mapping[str, Slot],
     *,
     previous: Sequence[Earlier],
-    back_to: int | None = None,
+    restored_release: int | None = None,
 ) -> Manifest:
     manifest = Manifest(
         name=name,
         release=1 + max((*store.releases(name), store.last_release(name) or 0)),
         slots=dict(slots),
-        rolled_back_to=back_to,
+        rolled_back_to=restored_release,
         deployed_at=datetime.now(UTC).isoformat(timespec="seconds"),
         previous=tuple(previous[: store.keep]),
     )
@@ -542,6 +544,6 @@ def _release_folder(store: ModelStore, manifest: Manifest) -> Path:
 
 def _describe(manifest: Manifest) -> str:
     slots = ", ".join(f"{label} {slot.sha256.short}" for label, slot in manifest.slots.items())
-    bare = [label for label, slot in manifest.slots.items() if slot.golden is None]
-    warning = f"; without golden vectors: {', '.join(bare)}" if bare else ""
+    without_golden = [label for label, slot in manifest.slots.items() if slot.golden is None]
+    warning = f"; without golden vectors: {', '.join(without_golden)}" if without_golden else ""
     return f"release {manifest.release} serves: {slots}{warning}"

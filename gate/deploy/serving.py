@@ -224,7 +224,7 @@ class _Identity(NamedTuple):
 @dataclass(frozen=True)
 class _Proof:
     identity: _Identity
-    good: bool
+    is_intact: bool
 
 
 class OpenFile:
@@ -286,7 +286,7 @@ class VerifiedFiles:
         try:
             proof = self._proofs.get((path, digest))
             if prove and (proof is None or proof.identity != opened.identity):
-                await self._proven(path, digest)
+                await self._ensure_verified(path, digest)
                 proof = self._proofs.get((path, digest))
             if not prove and (proof is None or proof.identity != opened.identity):
                 return opened
@@ -294,7 +294,7 @@ class VerifiedFiles:
                 raise Changed(f"{path} was not verified in time")
             if proof.identity != opened.identity:
                 raise Changed(f"{path} was replaced while it was verified")
-            if not proof.good:
+            if not proof.is_intact:
                 raise self._refused(path, name, f"has other bytes than {digest}")
         except BaseException:
             opened.close()
@@ -302,7 +302,7 @@ class VerifiedFiles:
         self._reported.discard(path)
         return opened
 
-    async def _proven(self, path: Path, digest: Digest) -> None:
+    async def _ensure_verified(self, path: Path, digest: Digest) -> None:
         key = path, digest
         running = self._running.get(key)
         if running is None:
@@ -311,31 +311,31 @@ class VerifiedFiles:
         await asyncio.shield(running)
 
     async def _prove(self, path: Path, digest: Digest) -> None:
-        proof = await to_thread.run_sync(self._hashed, path, digest, limiter=self._hashing)
+        proof = await to_thread.run_sync(self._compute_proof, path, digest, limiter=self._hashing)
         if len(self._proofs) >= _MAX_PROOFS:
             self._proofs.clear()
         self._proofs[path, digest] = proof
 
-    def _hashed(self, path: Path, digest: Digest) -> _Proof:
+    def _compute_proof(self, path: Path, digest: Digest) -> _Proof:
         with self._store.open(path) as stream:
             identity = _Identity.from_stream(stream)
             if abs(time.time_ns() - identity.changed_ns) < _TICK_NS:
                 time.sleep(_TICK_NS / 1e9)  # A change in the same tick would not be detected.
-            good = Digest.from_stream(stream) == digest
-            return _Proof(identity, good and _Identity.from_stream(stream) == identity)
+            is_intact = Digest.from_stream(stream) == digest
+            return _Proof(identity, is_intact and _Identity.from_stream(stream) == identity)
 
     def mark_readable(self, path: Path) -> None:
         """Note that a file was read, so that the next failure is reported again."""
         self._reported.discard(path)
 
-    def lost(self, path: Path, name: str, error: Exception) -> None:
+    def report_unreadable(self, path: Path, name: str, error: Exception) -> None:
         """Report that a file of the live release of `name` can't be read."""
         self._refused(path, name, f"can't be read: {error}")
 
-    def _refused(self, path: Path, name: str, why: str) -> Changed:
+    def _refused(self, path: Path, name: str, problem: str) -> Changed:
         message = (
-            f"{path} {why}: it is not served. The next reconciliation of {name} repairs the store; "
-            "find out who can write to it."
+            f"{path} {problem}: it is not served. The next reconciliation of {name} repairs the "
+            "store; find out who can write to it."
         )
         if path not in self._reported:
             self._reported.add(path)
@@ -439,8 +439,8 @@ class _Serving:
                 # The file was removed meanwhile, or the release is damaged.
                 failure = error
         assert failure is not None
-        if not isinstance(failure, Changed) and not _is_ours(failure):
-            self._proofs.lost(path, name, failure)
+        if not isinstance(failure, Changed) and not _is_machine_error(failure):
+            self._proofs.report_unreadable(path, name, failure)
         headers = {"Cache-Control": "no-store", "Retry-After": str(_RETRY_AFTER_S)}
         return PlainTextResponse("can't be served now", 503, headers)
 
@@ -449,7 +449,7 @@ def _absent() -> Response:
     return PlainTextResponse("not found", 404, {"Cache-Control": NO_CACHE})
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_machine_error(error: Exception) -> bool:
     """Return whether the cause is this machine's own state, not the file."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in MACHINE_ERRORS
@@ -463,7 +463,7 @@ def _manifest(store: ModelStore, params: _PathParams) -> ServedContent | None:
     if folder is None:
         raise ReleaseDamaged(f"the folder of the live release {live.release} is missing")
     data = read_untrusted(folder / MANIFEST, limit=_MANIFEST_LIMIT)
-    if Manifest.from_untrusted(data, what=MANIFEST) != live:
+    if Manifest.from_untrusted(data, label=MANIFEST) != live:
         raise ReleaseDamaged(
             f"{folder} differs from the live manifest. Deploy {params['name']} again."
         )
@@ -475,7 +475,7 @@ def _stable(store: ModelStore, params: _PathParams) -> ServedContent | None:
     if live is None or live.slots[EXACT].parts:
         return None
     slot = live.slots[EXACT]
-    return _of_slot(store, slot, file=slot.model.name, cache=NO_CACHE)
+    return _slot_content(store, slot, file=slot.model.name, cache=NO_CACHE)
 
 
 def _in_slot(store: ModelStore, params: _PathParams) -> ServedContent | None:
@@ -483,7 +483,7 @@ def _in_slot(store: ModelStore, params: _PathParams) -> ServedContent | None:
     slot = live.slots.get(params["slot"]) if live is not None else None
     if slot is None or slot.parts:
         return None
-    return _of_slot(store, slot, file=params["file"], cache=NO_CACHE)
+    return _slot_content(store, slot, file=params["file"], cache=NO_CACHE)
 
 
 def _by_digest(store: ModelStore, params: _PathParams) -> ServedContent | None:
@@ -498,20 +498,20 @@ def _by_digest(store: ModelStore, params: _PathParams) -> ServedContent | None:
             continue
         for slot in slots.values():
             if slot.sha256.hex == params["hex"]:
-                return _of_slot(store, slot, file=params["file"], cache=IMMUTABLE)
+                return _slot_content(store, slot, file=params["file"], cache=IMMUTABLE)
             if slot.golden_sha256 is not None and slot.golden_sha256.hex == params["hex"]:
-                return _of_golden(store, slot.golden_sha256, params["file"])
+                return _golden_content(store, slot.golden_sha256, params["file"])
     return None
 
 
-def _of_slot(store: ModelStore, slot: Slot, *, file: str, cache: str) -> ServedContent | None:
+def _slot_content(store: ModelStore, slot: Slot, *, file: str, cache: str) -> ServedContent | None:
     for entry in slot.files:
         if entry.name == file:
             return ServedContent(store.file(slot.sha256, entry), entry.sha256, cache, _BINARY)
     return None
 
 
-def _of_golden(store: ModelStore, digest: Digest, file: str) -> ServedContent | None:
+def _golden_content(store: ModelStore, digest: Digest, file: str) -> ServedContent | None:
     folder = store.content(digest)
     if file == GOLDEN_JSON:
         return ServedContent(folder / GOLDEN_JSON, digest, IMMUTABLE, _JSON)

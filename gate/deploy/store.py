@@ -118,7 +118,7 @@ class Slot(Record):
     `model` is the only ONNX file."""
 
     @model_validator(mode="after")
-    def _holds_its_parts(self) -> Self:
+    def _has_part_files(self) -> Self:
         missing = [name for name, file in self.parts.items() if file not in self.external_data]
         if missing:
             raise ValueError(f"the file of the part {missing[0]} is not in external_data")
@@ -181,7 +181,7 @@ def check_deployed_name(name: str) -> str:
     workspace, mark, rest = name.rpartition(":")
     if mark:
         check_workspace(workspace)
-    check_name(rest, what="deployed model")
+    check_name(rest, kind="deployed model")
     return name
 
 
@@ -190,7 +190,7 @@ def url_of(folder: Digest, name: str) -> str:
     return f"sha256/{folder.hex}/{quote(name)}"
 
 
-PATIENCE_S = 600.0
+LOCK_TIMEOUT_S = 600.0
 """Seconds that a deployment waits for another one."""
 
 
@@ -290,20 +290,20 @@ class ModelStore:
         return self.root / "tmp"
 
     @contextlib.contextmanager
-    def locked(self, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    def locked(self, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
         """Hold the store's lock. The operating system releases it if this process dies.
 
         Removes files left by a process that died. Raises StorageError if another process holds the
-        lock for longer than `patience_s`, or if it belongs to another user.
+        lock for longer than `timeout_s`, or if it belongs to another user.
         """
         for folder in ("store", "releases", "live", "tmp"):
             make_folder(self.root / folder)
         lock = self.root / "locks" / "store.lock"
         busy = StorageError(
-            f"another deployment has held {lock} for more than {patience_s:g} s. "
+            f"another deployment has held {lock} for more than {timeout_s:g} s. "
             "Nothing was changed. Wait until it is done, then retry."
         )
-        with private_lock(lock, timeout_s=patience_s, busy=busy):
+        with private_lock(lock, timeout_s=timeout_s, busy=busy):
             try:
                 shutil.rmtree(self.staging_folder, ignore_errors=True)
                 self.staging_folder.mkdir(exist_ok=True)
@@ -346,7 +346,9 @@ class ModelStore:
 
     def _read(self, path: Path) -> Manifest:
         try:
-            return Manifest.from_untrusted(read_untrusted(path, limit=RECORD_LIMIT), what=str(path))
+            return Manifest.from_untrusted(
+                read_untrusted(path, limit=RECORD_LIMIT), label=str(path)
+            )
         except (EvidenceError, DigestMismatch) as error:
             raise ReleaseDamaged(
                 f"{path} is damaged: {error}. Deploy the file again: gate deploy, or gate "

@@ -114,7 +114,7 @@ class ReturnedPart(Record):
     failed: str | None = None
 
     @model_validator(mode="after")
-    def _is_not_both(self) -> Self:
+    def _has_outputs_or_failure(self) -> Self:
         if self.outputs and self.failed is not None:
             raise ValueError("the part has both outputs and failed; set only one of them")
         return self
@@ -139,7 +139,7 @@ ZIP = ".zip"
 def read_recording_source(path: Path) -> RecordingSource:
     """Read `meta.json`. Raises EvidenceError."""
     data = read_untrusted(path, limit=RECORD_LIMIT)
-    parse_strict_json(data, what=str(path))
+    parse_strict_json(data, label=str(path))
     try:
         return RecordingSource.model_validate_json(data)
     except ValidationError as error:
@@ -171,7 +171,7 @@ class Packing:
             raise StorageError(f"{target} exists already. Choose a new path, or remove it.")
         ran = self.whence.model_sha256
         if ran is not None:
-            ran.verify(self.subject.sha256, what="the file that is recorded")
+            ran.verify(self.subject.sha256, label="the file that is recorded")
         rows, sent = self._inputs()
         returned = _returned_parts(self.outputs)
         unexpected = sorted(set(returned) - {part.name for part in sent})
@@ -181,13 +181,13 @@ class Packing:
                 f"'{SAMPLES}' and probes that the inputs have. Give --inputs the folder that gate "
                 "samples export wrote."
             )
-        with _scratch(target) as room:
-            manifest = self._written(room, rows, [p for p in sent if p.name in returned])
-            files.write_text(room / MANIFEST, manifest.to_json(indent=1) + "\n")
+        with _scratch(target) as staging:
+            manifest = self._written(staging, rows, [p for p in sent if p.name in returned])
+            files.write_text(staging / MANIFEST, manifest.to_json(indent=1) + "\n")
             if target.suffix.lower() == ZIP:
-                _zip(room, target)
+                _zip(staging, target)
             else:
-                room.rename(target)
+                staging.rename(target)
         return manifest
 
     def _inputs(self) -> tuple[Rows, list[SentPart]]:
@@ -202,7 +202,7 @@ class Packing:
                 )
             for part in header.parts:
                 rows = _rows_of(self.inputs, part)
-                part.inputs_sha256.verify(digest_of(rows), what=f"inputs of {part.name}")
+                part.inputs_sha256.verify(digest_of(rows), label=f"inputs of {part.name}")
             return _rows_of(self.inputs, header.parts[0]), list(header.parts)
         samples = SampleSet.open(self.inputs).allow_nan()
         samples = arrange(samples, self.subject.inputs, self.subject.outputs)
@@ -215,16 +215,16 @@ class Packing:
         )
         return rows, [part]
 
-    def _written(self, room: Path, rows: Rows, sent: list[SentPart]) -> RecordingManifest:
+    def _written(self, staging: Path, rows: Rows, sent: list[SentPart]) -> RecordingManifest:
         returned, parts = _returned_parts(self.outputs), []
         for number, part in enumerate(sent):
             folder = SAMPLES if part.name == SAMPLES else f"probes/{number:03}"
-            came = returned[part.name]
-            arrays = [] if came.failed else list(self._arrays(part, came))
-            (room / folder).mkdir(parents=True)
+            returned_part = returned[part.name]
+            arrays = [] if returned_part.failed else list(self._arrays(part, returned_part))
+            (staging / folder).mkdir(parents=True)
             files = [
-                _saved(room, f"{folder}/{place}.npy", spec.name, array)
-                for place, (spec, array) in enumerate(
+                _save_array(staging, f"{folder}/{index}.npy", spec.name, array)
+                for index, (spec, array) in enumerate(
                     zip(self.subject.outputs, arrays, strict=False)
                 )
             ]
@@ -234,20 +234,20 @@ class Packing:
                     size=part.size,
                     inputs_sha256=part.inputs_sha256,
                     outputs=tuple(files),
-                    failed=came.failed,
+                    failed=returned_part.failed,
                 )
             )
         return RecordingManifest(
             model_sha256=self.subject.sha256,
             whence=self.whence,
-            rows=_saved(room, "rows.npy", "rows", rows),
+            rows=_save_array(staging, "rows.npy", "rows", rows),
             parts=tuple(parts),
         )
 
-    def _arrays(self, part: SentPart, came: ReturnedPart) -> Iterator[RuntimeArray]:
+    def _arrays(self, part: SentPart, returned_part: ReturnedPart) -> Iterator[RuntimeArray]:
         names = [spec.name for spec in self.subject.outputs]
         if (self.outputs / OUTPUTS_HEADER).is_file():
-            arrays = [_opened(self.outputs, array) for array in came.outputs]
+            arrays = [_opened(self.outputs, array) for array in returned_part.outputs]
         else:
             arrays = _by_name(SampleSet.open(self.outputs), names)
         if len(arrays) != len(names):
@@ -274,8 +274,8 @@ def _scratch(target: Path) -> Iterator[Path]:
     """Yield a temporary folder next to `target`. Raises StorageError for any OSError."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with files.scratch(target) as room:
-            yield room
+        with files.scratch(target) as staging:
+            yield staging
     except OSError as error:
         raise StorageError(
             f"cannot write {target}: {error.strerror or error}. Free space, or name another place."
@@ -287,7 +287,7 @@ def _returned_parts(outputs: Path) -> dict[str, ReturnedPart]:
     if not header.is_file():
         return {SAMPLES: ReturnedPart()}
     data = read_untrusted(header, limit=RECORD_LIMIT)
-    parse_strict_json(data, what=str(header))
+    parse_strict_json(data, label=str(header))
     parts = OutputsHeader.from_json(data).parts
     if SAMPLES in parts and parts[SAMPLES].failed is not None:
         raise EvidenceError(
@@ -297,22 +297,22 @@ def _returned_parts(outputs: Path) -> dict[str, ReturnedPart]:
 
 
 def _by_name(outputs: SampleSet, names: list[str]) -> list[RuntimeArray]:
-    whole = outputs.allow_nan().at(range(len(outputs)))
+    arrays = outputs.allow_nan().at(range(len(outputs)))
     if outputs.names == (SINGLE_NAME,) and len(names) == 1:
-        return [whole[SINGLE_NAME]]
+        return [arrays[SINGLE_NAME]]
     if sorted(outputs.names) != sorted(names):
         raise DataError(
             f"the outputs hold the arrays {list(outputs.names)}, the file has the outputs {names}. "
             "Give an .npz with one array for each output, named as the outputs."
         )
-    return [whole[name] for name in names]
+    return [arrays[name] for name in names]
 
 
 def _opened(folder: Path, spec: ReturnedArray) -> RuntimeArray:
     try:
-        wrong = wrong_name(spec.file)
-        if wrong is not None or not is_inside(folder, spec.file):
-            raise ValueError(wrong or "leads out of the folder")
+        problem = wrong_name(spec.file)
+        if problem is not None or not is_inside(folder, spec.file):
+            raise ValueError(problem or "leads out of the folder")
         if spec.file.endswith(".npy"):
             return open_array(folder / spec.file)
         if spec.dtype is None or spec.shape is None or np.dtype(spec.dtype).kind not in _KINDS:
@@ -348,26 +348,26 @@ def _rows_of(folder: Path, part: SentPart) -> Rows:
     return np.concatenate(parts)
 
 
-def _saved(room: Path, file: str, name: str, array: RuntimeArray) -> RecordedArray:
-    np.save(room / file, little_endian(array), allow_pickle=False)
+def _save_array(staging: Path, file: str, name: str, array: RuntimeArray) -> RecordedArray:
+    np.save(staging / file, little_endian(array), allow_pickle=False)
     return RecordedArray(
         name=name,
         dtype=array.dtype.name,
         shape=array.shape,
         file=file,
-        sha256=Digest.from_file(room / file),
+        sha256=Digest.from_file(staging / file),
     )
 
 
-def _zip(room: Path, target: Path) -> None:
+def _zip(staging: Path, target: Path) -> None:
     """Write a zip without compression, so that its size when unpacked is known."""
     with (
         files.replacing(target) as temporary,
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
     ):
-        for file in sorted(room.rglob("*")):
+        for file in sorted(staging.rglob("*")):
             if file.is_file():
-                archive.write(file, file.relative_to(room).as_posix())
+                archive.write(file, file.relative_to(staging).as_posix())
 
 
 @dataclass(frozen=True)
@@ -394,15 +394,15 @@ class Sending:
         self.candidate.verify()
         with deterministic(self.policy.determinism):
             context = self._context()
-            with _scratch(folder) as room:
-                header = self._written(room, context, progress)
-                files.write_text(room / SAMPLES_HEADER, header.to_json(indent=1) + "\n")
-                room.rename(folder)
+            with _scratch(folder) as staging:
+                header = self._written(staging, context, progress)
+                files.write_text(staging / SAMPLES_HEADER, header.to_json(indent=1) + "\n")
+                staging.rename(folder)
         return header
 
     def _written(
         self,
-        room: Path,
+        staging: Path,
         context: MeasurementContext | _SampleSource,
         progress: Callable[[int, int], None] | None,
     ) -> SamplesHeader:
@@ -413,21 +413,21 @@ class Sending:
                 f"the samples of '{texts[0]}' are texts, and a recording is of numbers. Measure "
                 "this file where it can be run: gate check."
             )
-        whole = _Writer(room, SAMPLES, SAMPLES)
+        samples_writer = _Writer(staging, SAMPLES, SAMPLES)
         for batch in context.samples.batches(_ROWS):
-            whole.add(binding.rows_by_input(batch))
+            samples_writer.add(binding.rows_by_input(batch))
             if progress is not None:
-                progress(whole.size, total)
-        parts = [whole.part(binding.batch_size if binding.fixed else None)]
+                progress(samples_writer.size, total)
+        parts = [samples_writer.part(binding.batch_size if binding.fixed else None)]
         sent = set()
         for probe in self._probes(context):
-            fed = binding.rows_by_input(probe.batch)
-            digest = digest_of(row_digests(fed))
+            inputs = binding.rows_by_input(probe.batch)
+            digest = digest_of(row_digests(inputs))
             if digest in sent:
                 continue
             sent.add(digest)
-            writer = _Writer(room, probe.name, f"probes/{len(parts):03}")
-            writer.add(fed)
+            writer = _Writer(staging, probe.name, f"probes/{len(parts):03}")
+            writer.add(inputs)
             parts.append(writer.part(writer.size))
         subject = self.candidate.subject
         return SamplesHeader(
@@ -481,36 +481,36 @@ class _SampleSource:
 class _Writer:
     """Writes one part batch by batch."""
 
-    def __init__(self, room: Path, name: str, folder: str) -> None:
-        self._room, self._name, self._folder = room, name, folder
+    def __init__(self, staging: Path, name: str, folder: str) -> None:
+        self._staging, self._name, self._folder = staging, name, folder
         self._rows = hashlib.sha256()
-        self._like: Batch = {}
+        self._last_batch: Batch = {}
         self.size = 0
-        (room / folder).mkdir(parents=True)
+        (staging / folder).mkdir(parents=True)
 
     def add(self, batch: Batch) -> None:
         """Append the samples of a batch, by the names of the file's inputs."""
-        self._like = batch
+        self._last_batch = batch
         self._rows.update(row_digests(batch).tobytes())
         for number, array in enumerate(batch.values()):
-            with (self._room / self._folder / f"{number}.raw").open("ab") as raw:
+            with (self._staging / self._folder / f"{number}.raw").open("ab") as raw:
                 raw.write(little_endian(array).reshape(-1).view(np.uint8).data)
             self.size += len(array) if number == 0 else 0
 
     def part(self, batch: int | None) -> SentPart:
         """Return the header after all batches; this converts the raw files to `.npy`."""
         arrays = []
-        for number, (name, array) in enumerate(self._like.items()):
-            place = f"{self._folder}/{number}"
+        for number, (name, array) in enumerate(self._last_batch.items()):
+            stem = f"{self._folder}/{number}"
             shape = (self.size, *array.shape[1:])
-            _as_npy(self._room / place, little_endian(array).dtype, shape)
+            _convert_to_npy(self._staging / stem, little_endian(array).dtype, shape)
             arrays.append(
                 SentArray(
                     name=name,
                     dtype=array.dtype.name,
                     shape=shape,
-                    npy=f"{place}.npy",
-                    raw=f"{place}.raw",
+                    npy=f"{stem}.npy",
+                    raw=f"{stem}.raw",
                 )
             )
         return SentPart(
@@ -522,8 +522,8 @@ class _Writer:
         )
 
 
-def _as_npy(place: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+def _convert_to_npy(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> None:
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with place.with_suffix(".raw").open("rb") as raw, place.with_suffix(".npy").open("wb") as npy:
+    with path.with_suffix(".raw").open("rb") as raw, path.with_suffix(".npy").open("wb") as npy:
         np.lib.format.write_array_header_1_0(npy, header)
         shutil.copyfileobj(raw, npy, 1 << 20)

@@ -78,10 +78,10 @@ class UnitFile(Record):
         return part
 
     def _verify(self, path: Path, plan: MeasurementPlan) -> None:
-        what = f"{path} (unit {self.unit})"
+        label = f"{path} (unit {self.unit})"
         if self.plan_sha256 != plan.digest():
             raise EvidenceError(
-                f"{what} belongs to another plan: {self.plan_sha256.short}, this one is "
+                f"{label} belongs to another plan: {self.plan_sha256.short}, this one is "
                 f"{plan.digest().short}. Measure the unit with this plan."
             )
         digest = self.body.digest()
@@ -91,9 +91,9 @@ class UnitFile(Record):
             is_intact = digest == self.body_sha256
             fits = self.unit > 0 and self.body.unit == plan.unit(self.unit)
         if not is_intact:
-            raise EvidenceError(f"{what} is damaged: its digest differs. Measure it again.")
+            raise EvidenceError(f"{label} is damaged: its digest differs. Measure it again.")
         if not fits:
-            raise EvidenceError(f"{what} has the data of another unit. Measure it again.")
+            raise EvidenceError(f"{label} has the data of another unit. Measure it again.")
         plan.verify(self.unit, samples=self.body.samples_sha256, labels=self.body.labels_sha256)
 
     @property
@@ -198,14 +198,14 @@ class MeasurementPlan(Record):
     def verify(self, index: int, *, samples: Digest | None, labels: Digest | None) -> None:
         """Raise DigestMismatch unless the unit's samples and labels are the planned ones."""
         planned = self.units[index]
-        for what, actual, expected in (
+        for name, actual, expected in (
             ("samples", samples, planned.samples_sha256),
             ("labels", labels, planned.labels_sha256),
         ):
             if actual != expected:
                 unit = self.unit(index)
                 raise DigestMismatch(
-                    f"unit {index} (samples {unit.start} to {unit.stop - 1}): the {what} are "
+                    f"unit {index} (samples {unit.start} to {unit.stop - 1}): the {name} are "
                     f"{_short(actual)}, {_short(expected)} was planned. The data set was shuffled "
                     "or changed: use the planned one, or plan again."
                 )
@@ -216,11 +216,11 @@ def _short(digest: Digest | None) -> str:
 
 
 def _check(policy: Policy) -> None:
-    wanted = {"preprocessing": policy.preprocessing, "incumbent": policy.incumbent}
-    beyond = [name for name, section in wanted.items() if section is not None]
-    if beyond:
+    sections = {"preprocessing": policy.preprocessing, "incumbent": policy.incumbent}
+    unsupported = [name for name, section in sections.items() if section is not None]
+    if unsupported:
         raise PolicyError(
-            f"the policy requires {' and '.join(beyond)}, which units can't measure. Use gate "
+            f"the policy requires {' and '.join(unsupported)}, which units can't measure. Use gate "
             "check --jobs, or plan with a policy without these sections."
         )
 
@@ -323,10 +323,10 @@ class MergedParts:
     def parts(self) -> Iterator[UnitResult]:
         """Yield the results from the files, in the order of units."""
         assert self._lead is not None
-        wanted = self._lead.digest()
+        expected = self._lead.digest()
         for unit in self._units:
             file = UnitFile.open(self.paths[unit.index], plan=self.plan)
-            if file.lead_sha256 != wanted:
+            if file.lead_sha256 != expected:
                 raise EvidenceError(
                     f"unit {unit.index} ({self.paths[unit.index]}) used another noise floor than "
                     "that of unit 0. Measure it with --lead and the part of unit 0, and merge that "

@@ -49,7 +49,7 @@ def package_digest() -> Digest:
     return Digest.from_manifest(root, names)
 
 
-ONE_FILE = (
+SINGLE_FILE_ONLY = (
     "several processes can measure only a single file of a model of package.module:factory, on "
     "samples in a file, without recordings. Measure with one job."
 )
@@ -94,7 +94,7 @@ class JobSpec(Record):
         """Describe a job of this process. Raises PolicyError if other processes can't open it."""
         origin = workload.origin
         if not reference.loaded or origin is None or workload.recordings or case.chained:
-            raise PolicyError(ONE_FILE)
+            raise PolicyError(SINGLE_FILE_ONLY)
         if urlsplit(origin.inputs).password:
             raise PolicyError(
                 "the address of the samples has a password, which would be written to files and "
@@ -181,11 +181,11 @@ def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _verify(what: str, opened: Digest | None, expected: Digest | None) -> None:
+def _verify(label: str, opened: Digest | None, expected: Digest | None) -> None:
     if opened != expected:
         raise DigestMismatch(
-            f"{what} is {opened} for a worker, {expected} was planned. Use the same files and code "
-            "for every worker."
+            f"{label} is {opened} for a worker, {expected} was planned. Use the same files and "
+            "code for every worker."
         )
 
 
@@ -226,7 +226,7 @@ def read_answer(data: bytes) -> UnitResult | None:
 def open_job(spec: str, threads: int, delivery: Delivery | None) -> bytes:
     """Open the job of a `JobSpec` in this process for `measure`. `threads`: of PyTorch."""
     try:
-        _opened_once(spec, threads, delivery)
+        _open_once(spec, threads, delivery)
     except Exception as error:
         return b"F" + WorkerFailure.from_error(error).to_json().encode()
     return b""
@@ -235,17 +235,17 @@ def open_job(spec: str, threads: int, delivery: Delivery | None) -> bytes:
 def measure(spec: str, threads: int, delivery: Delivery | None, lead: str, unit: WorkUnit) -> bytes:
     """Measure one unit with the `FirstUnitState` in `lead`."""
     try:
-        run = _opened_once(spec, threads, delivery)
-        if _held.lead != lead:
+        run = _open_once(spec, threads, delivery)
+        if _open_job.lead != lead:
             run.use_first_unit(FirstUnitState.from_json(lead))
-            _held.lead = lead
+            _open_job.lead = lead
         return b"P" + run.measure_for(unit).to_json().encode()
     except Exception as error:
         return b"F" + WorkerFailure.from_error(error).to_json().encode()
 
 
 @dataclass
-class _Held:
+class _OpenJob:
     """The job that this process has open; only one at a time."""
 
     spec: str = ""
@@ -254,25 +254,25 @@ class _Held:
     run: MeasurementRun | None = None
 
 
-_held = _Held()
+_open_job = _OpenJob()
 
 
-def _opened_once(text: str, threads: int, delivery: Delivery | None) -> MeasurementRun:
-    global _held  # noqa: PLW0603 - the one job of this process
+def _open_once(text: str, threads: int, delivery: Delivery | None) -> MeasurementRun:
+    global _open_job  # noqa: PLW0603 - the one job of this process
 
-    if _held.run is None or _held.spec != text:
-        _held.stack.close()
-        _held = _Held(text)
-        atexit.register(_held.stack.close)
+    if _open_job.run is None or _open_job.spec != text:
+        _open_job.stack.close()
+        _open_job = _OpenJob(text)
+        atexit.register(_open_job.stack.close)
         with paused_gc(), contextlib.ExitStack() as stack:
             spec, samples = JobSpec.from_json(text), None
             if delivery is not None:
                 spec = delivery.unpacked(spec, stack.enter_context(temporary_folder()))
                 samples = delivery.samples()
             case = spec.to_job(samples)
-            _held.run = stack.enter_context(opened(case, threads=threads, noise=False))
-            _held.stack.push(stack.pop_all())
-    return _held.run
+            _open_job.run = stack.enter_context(opened(case, threads=threads, noise=False))
+            _open_job.stack.push(stack.pop_all())
+    return _open_job.run
 
 
 @contextlib.contextmanager
@@ -297,7 +297,7 @@ class Delivery:
     """The files that workers on other machines of a Ray cluster can't open by themselves."""
 
     files: dict[str, dict[str, tuple[Any, ...]]]
-    """Chunks of the files that `JobSpec` names, and of the files beside them: lists of Ray object
+    """Chunks of the files that `JobSpec` names, and of their data files: lists of Ray object
     references by field and file name."""
     source: Opening | None
     """Samples on this machine; None: workers open their address."""
@@ -313,9 +313,9 @@ class Delivery:
         if spec.reference_sha256 is not None:
             files["factory"] = _stored_onnx(Path(spec.factory))
         for name in ("checkpoint", "preprocessing", "labels", "slices"):
-            named = getattr(spec, name)
-            if named is not None:
-                files[name] = _stored(Path(named))
+            path = getattr(spec, name)
+            if path is not None:
+                files[name] = _stored(Path(path))
         return cls(files, _local_source(spec), ray.get_runtime_context().get_node_id())
 
     def unpacked(self, spec: JobSpec, into: Path) -> JobSpec:
@@ -355,12 +355,12 @@ def _stored_onnx(path: Path) -> dict[str, tuple[Any, ...]]:
     return _stored(path, *(path.parent / name for name in read_subject(path).external_data))
 
 
-def _stored(first: Path, *beside: Path) -> dict[str, tuple[Any, ...]]:
+def _stored(first: Path, *data_files: Path) -> dict[str, tuple[Any, ...]]:
     import ray
 
     return {
         str(path.relative_to(first.parent)): tuple(map(ray.put, _chunks(path)))
-        for path in (first, *beside)
+        for path in (first, *data_files)
     }
 
 
@@ -390,13 +390,13 @@ class FetchedRows(SampleReader):
     def __len__(self) -> int:
         return self._count
 
-    def read(self, places: Sequence[int]) -> Block:
+    def read(self, indices: Sequence[int]) -> Block:
         """Return the samples at these indices."""
-        return self._block(self._task(places))
+        return self._block(self._task(indices))
 
-    def batches(self, places: range, size: int) -> Iterator[Block]:
+    def batches(self, indices: range, size: int) -> Iterator[Block]:
         """Yield the samples of a range in blocks of `size`."""
-        spans = [places[start : start + size] for start in range(0, len(places), size)]
+        spans = [indices[start : start + size] for start in range(0, len(indices), size)]
         next_task = self._task(spans[0])
         for next_span in [*spans[1:], None]:
             task = next_task
@@ -404,13 +404,13 @@ class FetchedRows(SampleReader):
                 next_task = self._task(next_span)
             yield self._block(task)
 
-    def _task(self, places: Sequence[int] | None) -> Any:
+    def _task(self, indices: Sequence[int] | None) -> Any:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = NodeAffinitySchedulingStrategy(self._node, soft=False)
+        strategy = NodeAffinitySchedulingStrategy(self._node, soft=False)
         task: Any = ray.remote(read_source)
-        return task.options(num_cpus=0, scheduling_strategy=there).remote(self._source, places)
+        return task.options(num_cpus=0, scheduling_strategy=strategy).remote(self._source, indices)
 
     def _block(self, reference: Any) -> Block:
         arrays, labels = self._answer(reference)
@@ -426,16 +426,16 @@ class FetchedRows(SampleReader):
         return answer
 
 
-def read_source(source: Opening, places: Sequence[int] | None) -> Any:
+def read_source(source: Opening, indices: Sequence[int] | None) -> Any:
     """Return the arrays and labels at these indices, as read-only arrays of Ray's store.
 
     With None: the origin, specs, number of samples, and whether they have labels.
     """
     try:
         rows = _rows(source)
-        if places is None:
+        if indices is None:
             return rows.origin, rows.specs, len(rows), rows.labelled
-        block = rows.read(places)
+        block = rows.read(indices)
     except GateError as error:
         return WorkerFailure.from_error(error)
     return block.arrays, block.labels

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _steps = logging.getLogger("gate.steps")
 
-_LEAVE_S = 1.0
+_EXIT_S = 1.0
 """Time for an idle process to exit by itself."""
 
 _END_S = 10.0
@@ -122,7 +122,7 @@ class _Process:
         self.executor = ProcessPoolExecutor(
             1, context, initializer=start_worker, initargs=(os.getpid(),)
         )
-        with _interrupts_held():
+        with _blocked_interrupts():
             self.executor.submit(import_libraries)
         self._process = context.process
 
@@ -141,9 +141,9 @@ class _Process:
         process.join(timeout_s)
         # The executor's thread also waits for the process. If that thread receives the exit code,
         # this one sees None until the other has stored it.
-        until = time.monotonic() + _END_S
+        deadline = time.monotonic() + _END_S
         while process.exitcode is None and sentinels_ready([process.sentinel], timeout=0):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.001)
         return process.exitcode is not None
@@ -213,9 +213,9 @@ class ProcessPool(WorkerPool):
 def _end(processes: Sequence[_Process]) -> None:
     for process in processes:
         process.executor.shutdown(wait=False, cancel_futures=True)
-    until = time.monotonic() + _LEAVE_S
+    deadline = time.monotonic() + _EXIT_S
     for process in processes:
-        process.end(leave_s=max(until - time.monotonic(), 0.0))
+        process.end(leave_s=max(deadline - time.monotonic(), 0.0))
 
 
 def start_worker(parent: int) -> None:
@@ -231,7 +231,7 @@ def import_libraries() -> None:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _blocked_interrupts() -> Iterator[None]:
     """Block SIGINT in processes that are started in this context; only `end` ends them.
 
     A process inherits the signal mask of the thread that starts it.
@@ -378,7 +378,7 @@ def require_room(cluster: Cluster, machines: Sequence[dict[str, float]]) -> None
     """Raise PolicyError if a task fits on no machine, because it would never start. `machines`: the
     resources of each machine."""
     if machines and not any(map(cluster.room, machines)):
-        largest = max((of.get("CPU", 0), of.get("GPU", 0)) for of in machines)
+        largest = max((machine.get("CPU", 0), machine.get("GPU", 0)) for machine in machines)
         raise PolicyError(
             f"no machine of the cluster has {cluster.cpus} CPUs and {cluster.gpus:g} GPUs for a "
             f"worker, the largest has {largest[0]:g} and {largest[1]:g}. Reduce "
@@ -505,25 +505,25 @@ class Workers:
         losses: Counter[WorkUnit] = Counter()
         failed: tuple[int, GateError] | None = None
         while self._running:
-            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
-            for future in done:
+            completed, _ = wait(self._running, return_when=FIRST_COMPLETED)
+            for future in completed:
                 unit = self._running.pop(future)
                 try:
-                    answer = self._answer(future, unit, losses)
+                    result = self._read_result(future, unit, losses)
                 except GateError as error:
                     # An error of opening the job affects all workers, so it comes first.
                     index = -1 if unit is None else unit.index
                     if failed is None or index < failed[0]:
                         failed = index, error
                     continue
-                if answer is not None:
-                    yield answer
+                if result is not None:
+                    yield result
             if failed is not None:  # earlier units may also fail, and the first error is raised
                 self._drop_after(failed[0])
         if failed is not None:
             raise failed[1]
 
-    def _answer(
+    def _read_result(
         self, future: Future[bytes], unit: WorkUnit | None, losses: Counter[WorkUnit]
     ) -> UnitResult | None:
         """Return the result of a worker; None if it only opened the job, or the unit is retried.
@@ -534,7 +534,7 @@ class Workers:
 
         try:
             return read_answer(future.result())
-        except WorkerLost as why:
+        except WorkerLost as loss:
             if unit is None:  # the replacement opens the job with its first unit
                 return None
             losses[unit] += 1
@@ -543,9 +543,9 @@ class Workers:
                 return None
             raise EvidenceError(
                 f"unit {unit.index} (samples {unit.start} to {unit.stop - 1}) ended {_TRIES} "
-                f"workers, the last with {why}. Check the memory and the logs of their machines, "
+                f"workers, the last with {loss}. Check the memory and the logs of their machines, "
                 "or measure with one job."
-            ) from why
+            ) from loss
 
     def _drop_after(self, index: int) -> None:
         for future, unit in list(self._running.items()):
@@ -596,17 +596,17 @@ def chosen(case: MeasurementJob) -> Jobs:
     cores allow. Raises the exceptions of `MeasurementRun.open`.
     """
     threads = case.policy.determinism.threads
-    one = Jobs(1, threads, "one process is fast enough")
+    single = Jobs(1, threads, "one process is fast enough")
     count, batches = cores() // (threads or 1), _batches(case.samples, case.batch_size)
     if count < 2 or batches < _LEAST_BATCHES or not _on_the_cpu(case):
-        return one
+        return single
     trial = _trial(case, (cores(), 1) if threads is None else (threads, threads))
     together, alone = (seconds * batches for seconds in trial)
     if together < _WORTH_S or alone / count > _FASTER * together:
-        return one
+        return single
     count = min(count, _room(case))
     if count < 2 or alone / count > _FASTER * together:
-        return one
+        return single
     reason = (
         f"a batch of the reference takes {alone / batches:.3g} s with one thread, "
         f"{together / batches:.3g} s with {cores()}"
@@ -705,16 +705,18 @@ class CheckedFile:
             if jobs is not None:
                 raise
             jobs = 1
-        decided = chosen(case) if jobs is None else requested_jobs(jobs, case)
-        if decided.count == 1:
+        chosen_jobs = chosen(case) if jobs is None else requested_jobs(jobs, case)
+        if chosen_jobs.count == 1:
             yield self.data
             return
-        _steps.debug("measure in %d processes: %s", decided.count, decided.reason)
-        with contextlib.ExitStack() as held:
+        _steps.debug("measure in %d processes: %s", chosen_jobs.count, chosen_jobs.reason)
+        with contextlib.ExitStack() as stack:
             if pool is None:
-                pool = held.enter_context(ProcessPool(decided.count))
-            pool.limit(decided.count)
-            yield held.enter_context(self._shared(Workers(pool, spec, decided.threads or 1), case))
+                pool = stack.enter_context(ProcessPool(chosen_jobs.count))
+            pool.limit(chosen_jobs.count)
+            yield stack.enter_context(
+                self._shared(Workers(pool, spec, chosen_jobs.threads or 1), case)
+            )
 
     @contextlib.contextmanager
     def by_cluster(self, pool: RayPool) -> Iterator[EvaluationData]:
@@ -759,12 +761,12 @@ class CheckedFile:
         return JobSpec.from_job(case, self.reference, self.data)
 
     def _case(self) -> MeasurementJob:
-        from gate.distributed.worker import ONE_FILE
+        from gate.distributed.worker import SINGLE_FILE_ONLY
         from gate.measure.job import MeasurementJob
         from gate.onnx_file.release_file import is_release_file
 
         if is_release_file(self.onnx):
-            raise PolicyError(ONE_FILE)
+            raise PolicyError(SINGLE_FILE_ONLY)
         return MeasurementJob.from_files(
             self.onnx, model=self.reference.model, data=self.data, policy=self.policy
         )

@@ -24,7 +24,7 @@ from gate.golden.manifest import (
     Origin,
 )
 from gate.policy.sections import NonFinite
-from gate.preprocess.implementations import lacking, pillow_preprocess
+from gate.preprocess.implementations import pillow_incapable, pillow_preprocess
 from gate.preprocess.pictures import decoded, read_picture
 from gate.preprocess.spec import PreprocessSpec, geometry, to_pixels
 from gate.records.evidence import BatchAxes
@@ -76,7 +76,7 @@ def read_golden(folder: Path, *, sha256: Digest | None = None) -> Vectors:
     DigestMismatch if golden.json or an array differs; StorageError if this machine can't read them.
     """
     try:
-        return _folder_read(folder, sha256)
+        return _read_folder(folder, sha256)
     except (MemoryError, OverflowError, RecursionError) as error:
         raise EvidenceError(
             f"the golden vectors in {folder} can't be read ({type(error).__name__}): they are too "
@@ -88,7 +88,7 @@ def read_record(folder: Path, *, sha256: Digest | None = None) -> tuple[GoldenMa
     """Read only golden.json and its digest. Raises the exceptions of `read_golden`."""
     path = folder / GOLDEN_JSON
     text = read_untrusted(path, limit=_RECORD_LIMIT, sha256=sha256)
-    return GoldenManifest.from_untrusted(text, what=str(path)), Digest.from_bytes(text)
+    return GoldenManifest.from_untrusted(text, label=str(path)), Digest.from_bytes(text)
 
 
 def record_digest(folder: Path) -> Digest:
@@ -96,7 +96,7 @@ def record_digest(folder: Path) -> Digest:
     return Digest.from_bytes(read_untrusted(folder / GOLDEN_JSON, limit=_RECORD_LIMIT))
 
 
-def _folder_read(folder: Path, expected: Digest | None) -> Vectors:
+def _read_folder(folder: Path, expected: Digest | None) -> Vectors:
     golden, sha256 = read_record(folder, sha256=expected)
     if golden.size_bytes > SIZE_LIMIT:
         raise EvidenceError(
@@ -207,24 +207,24 @@ class FileVectors:
         return next(counts, 1)
 
 
-def write_answers(
-    folder: Path, whole: FileVectors, *, parts: Mapping[str, FileVectors], origin: Origin
+def write_golden(
+    folder: Path, vectors: FileVectors, *, parts: Mapping[str, FileVectors], origin: Origin
 ) -> GoldenManifest:
     """Write the vectors into `folder`, which contains nothing else; return the record.
 
-    whole: the file, or the chain of a multi-file release with these `parts`. The same vectors give
-    the same bytes. Data files are named by their content and golden.json is written last, so that a
-    crash leaves the old or the new vectors complete. Raises EvidenceError for vectors that can't be
-    compared: no or empty arrays, NaN that is not allowed or everywhere, infinite inputs, other
-    dtypes; StorageError.
+    vectors: of the file, or of the chain of a multi-file release with these `parts`. The same
+    vectors give the same bytes. Data files are named by their content and golden.json is written
+    last, so that a crash leaves the old or the new vectors complete. Raises EvidenceError for
+    vectors that can't be compared: no or empty arrays, NaN that is not allowed or everywhere,
+    infinite inputs, other dtypes; StorageError.
     """
     contents: dict[str, bytes] = {}
     try:
         golden = GoldenManifest(
-            **_described_all(whole, "", contents),
+            **_describe_vectors(vectors, "", contents),
             origin=origin,
             parts={
-                name: GoldenPart(**_described_all(part, f"part-{index}-", contents))
+                name: GoldenPart(**_describe_vectors(part, f"part-{index}-", contents))
                 for index, (name, part) in enumerate(parts.items())
             },
         )
@@ -242,31 +242,33 @@ def write_answers(
     return golden
 
 
-def _described_all(answers: FileVectors, prefix: str, contents: dict[str, bytes]) -> dict[str, Any]:
+def _describe_vectors(
+    vectors: FileVectors, prefix: str, contents: dict[str, bytes]
+) -> dict[str, Any]:
     """Return the fields of the record; add the content of its arrays to `contents`."""
-    if not answers.inputs or not answers.outputs:
+    if not vectors.inputs or not vectors.outputs:
         raise EvidenceError(
             f"golden vectors need every input and output of the file, but there are "
-            f"{len(answers.inputs)} inputs and {len(answers.outputs)} outputs."
+            f"{len(vectors.inputs)} inputs and {len(vectors.outputs)} outputs."
         )
-    if answers.batch_axes is None:
-        _check_first_axis(answers.inputs)
+    if vectors.batch_axes is None:
+        _check_first_axis(vectors.inputs)
     inputs: list[GoldenTensor] = []
-    for index, (name, values) in enumerate(answers.inputs.items()):
+    for index, (name, values) in enumerate(vectors.inputs.items()):
         check_values(name, values, output=False)
-        fields = _described(name, values, f"{prefix}input-{index}", contents)
+        fields = _describe_array(name, values, f"{prefix}input-{index}", contents)
         inputs.append(GoldenTensor.model_validate(fields))
     outputs: list[GoldenOutput] = []
-    for index, (name, output) in enumerate(answers.outputs.items()):
+    for index, (name, output) in enumerate(vectors.outputs.items()):
         check_values(name, output.values, output=True, nonfinite=output.nonfinite)
-        fields = _described(name, output.values, f"{prefix}output-{index}", contents)
+        fields = _describe_array(name, output.values, f"{prefix}output-{index}", contents)
         fields |= {"max_abs_diff": output.max_abs_diff, "nonfinite": output.nonfinite}
         fields |= {"top1_agreement": output.top1_agreement}
         outputs.append(GoldenOutput.model_validate(fields))
     return {
-        "model": answers.model,
-        "samples": answers.samples,
-        "batch_axes": answers.batch_axes,
+        "model": vectors.model,
+        "samples": vectors.samples,
+        "batch_axes": vectors.batch_axes,
         "inputs": tuple(inputs),
         "outputs": tuple(outputs),
     }
@@ -290,7 +292,7 @@ def remove_stale(folder: Path, golden: GoldenManifest) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _described(
+def _describe_array(
     name: str, values: Array, prefix: str, contents: dict[str, bytes]
 ) -> dict[str, object]:
     """Return the fields of the array's record; add its content to `contents`."""
@@ -332,9 +334,9 @@ def add_pictures(
     inputs, or a sample has no picture; DigestMismatch for another golden.json.
     """
     golden = read_golden(folder, sha256=sha256)
-    why = lacking(spec)
-    if why is not None:
-        raise EvidenceError(f"golden pictures are verified with Pillow: {why}.")
+    problem = pillow_incapable(spec)
+    if problem is not None:
+        raise EvidenceError(f"golden pictures are verified with Pillow: {problem}.")
     if len(golden.inputs) != 1:
         raise EvidenceError(
             f"golden pictures need a file with one input, this one has {len(golden.inputs)}."
@@ -343,7 +345,7 @@ def add_pictures(
     by_sample = {
         pillow_preprocess(pixels, spec).tobytes(): pixels for pixels in map(read_picture, pictures)
     }
-    described = []
+    picture_records = []
     for index, sample in enumerate(samples):
         pixels = by_sample.get(np.ascontiguousarray(sample).tobytes())
         if pixels is None:
@@ -351,11 +353,11 @@ def add_pictures(
                 f"no picture gives the golden sample {index} with this spec. Name the pictures "
                 "that the samples were made from."
             )
-        described.append(_written(folder, index, pixels))
+        picture_records.append(_write_picture(folder, index, pixels))
     with_pictures = golden.golden.model_copy(
         update={
             "pictures": GoldenPictures(
-                input=name, spec=spec, max_diff=max_diff, files=tuple(described)
+                input=name, spec=spec, max_diff=max_diff, files=tuple(picture_records)
             )
         }
     )
@@ -365,7 +367,7 @@ def add_pictures(
     return checked
 
 
-def wrong_pictures(vectors: Vectors) -> str | None:
+def pictures_problem(vectors: Vectors) -> str | None:
     """Return why a picture does not give its golden input with Pillow, or None."""
     recorded = vectors.golden.pictures
     if recorded is None:
@@ -375,18 +377,18 @@ def wrong_pictures(vectors: Vectors) -> str | None:
     ):
         try:
             pixels = decoded(data, name=picture.file, formats=("PNG",), max_pixels=PIXEL_LIMIT)
-            off = _off(pixels, sample, recorded.spec)
+            difference = _max_difference(pixels, sample, recorded.spec)
         except DataError as error:
             return str(error)
-        if not off <= recorded.max_diff:
+        if not difference <= recorded.max_diff:
             return (
-                f"{picture.file} gives a tensor that differs by {off:.4g}/255 from its golden "
-                f"input, allowed {recorded.max_diff:.4g}"
+                f"{picture.file} gives a tensor that differs by {difference:.4g}/255 from its "
+                f"golden input, allowed {recorded.max_diff:.4g}"
             )
     return None
 
 
-def _off(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:
+def _max_difference(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:
     """Return the maximum difference in gray levels; infinite for another shape or dtype.
 
     The spec's geometry is checked first, because the tensor could exhaust the memory.
@@ -406,7 +408,7 @@ def _off(pixels: Pixels, sample: Tensor, spec: PreprocessSpec) -> float:
     return round(float(np.abs(to_pixels(tensor, spec) - to_pixels(sample, spec)).max()), _DIGITS)
 
 
-def _written(folder: Path, index: int, pixels: Pixels) -> GoldenPicture:
+def _write_picture(folder: Path, index: int, pixels: Pixels) -> GoldenPicture:
     from PIL import Image
 
     if pixels.shape[0] * pixels.shape[1] > PIXEL_LIMIT:

@@ -15,7 +15,7 @@ from gate.golden.folder import (
     Vectors,
     add_pictures,
     read_golden,
-    write_answers,
+    write_golden,
 )
 from gate.golden.manifest import GoldenManifest
 from gate.policy.output_roles import class_metrics_for
@@ -28,7 +28,7 @@ from gate.records.runtime import RuntimeName, traits_of
 
 _SERVED: tuple[RuntimeName, ...] = ("ort-cpu-optimized", "ort-cpu")
 
-_OWN_NOISE = 2.0
+_MEASURED_FACTOR = 2.0
 """Without any bound: factor on the largest difference that was measured in the served runtime."""
 
 
@@ -77,22 +77,25 @@ def tolerances_of_part(policy: Policy, evidence: Evidence, part: str) -> dict[st
     return tolerances_for(part_policy, measured)
 
 
-def widened(golden: GoldenManifest, policy: Policy, server: RuntimeName) -> GoldenManifest:
+def widen_tolerances(golden: GoldenManifest, policy: Policy, server: RuntimeName) -> GoldenManifest:
     """Return the vectors with the tolerances of a server: those of the served runtime, scaled by
     the ratio of the policy's bounds."""
     outputs = []
     for output in golden.outputs:
-        ours = policy.bounds_for(_to_be_served(policy), output.name)
-        theirs = policy.bounds_for(server, output.name)
+        served_bounds = policy.bounds_for(_to_be_served(policy), output.name)
+        server_bounds = policy.bounds_for(server, output.name)
         pairs = [
-            (getattr(ours, name), getattr(theirs, name))
+            (getattr(served_bounds, name), getattr(server_bounds, name))
             for name in ("max_abs_diff", "noise_diff", "scaled_diff", "noise_ratio")
         ]
-        factor = next((their / our for our, their in pairs if our and their), 1.0)
+        factor = next(
+            (server_bound / served for served, server_bound in pairs if served and server_bound),
+            1.0,
+        )
         allowed = max(1.0, factor) * output.max_abs_diff
-        update: dict[str, float] = {"max_abs_diff": max(allowed, theirs.max_abs_diff or 0.0)}
-        if output.top1_agreement is not None and theirs.top1_agreement is not None:
-            update["top1_agreement"] = min(output.top1_agreement, theirs.top1_agreement)
+        update: dict[str, float] = {"max_abs_diff": max(allowed, server_bounds.max_abs_diff or 0.0)}
+        if output.top1_agreement is not None and server_bounds.top1_agreement is not None:
+            update["top1_agreement"] = min(output.top1_agreement, server_bounds.top1_agreement)
         outputs.append(output.model_copy(update=update))
     return golden.model_copy(update={"outputs": tuple(outputs)})
 
@@ -101,18 +104,18 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     """Write the vectors of `source` into `target` with the tolerances of this policy.
 
     Raises DigestMismatch if the vectors do not belong to the evidence's file, and the exceptions of
-    `read_golden` and `write_answers`.
+    `read_golden` and `write_golden`.
     """
     vectors = read_golden(source)
     old = vectors.golden
-    evidence.subject.sha256.verify(old.model.sha256, what=f"the file of the vectors in {source}")
+    evidence.subject.sha256.verify(old.model.sha256, label=f"the file of the vectors in {source}")
     parts = {
-        name: _refitted(part, tolerances_of_part(policy, evidence, name))
+        name: _with_tolerances(part, tolerances_of_part(policy, evidence, name))
         for name, part in vectors.parts.items()
     }
-    golden = write_answers(
+    golden = write_golden(
         target,
-        _refitted(vectors, tolerances_for(policy, evidence)),
+        _with_tolerances(vectors, tolerances_for(policy, evidence)),
         parts=parts,
         origin=old.origin.model_copy(update={"policy_sha256": policy.digest()}),
     )
@@ -127,7 +130,9 @@ def refit(source: Path, target: Path, *, policy: Policy, evidence: Evidence) -> 
     )
 
 
-def _refitted(vectors: Vectors | PartVectors, allowed: Mapping[str, Tolerance]) -> FileVectors:
+def _with_tolerances(
+    vectors: Vectors | PartVectors, allowed: Mapping[str, Tolerance]
+) -> FileVectors:
     outputs = {
         name: ExpectedOutput(values, **vars(allowed[name]))
         for name, values in vectors.outputs.items()
@@ -170,7 +175,7 @@ def _max_abs_diff(bounds: Bounds, output: OutputParity | None) -> float:
         return bounds.noise_diff * (_finite(_floor(output)) or rounding)
     if bounds.scaled_diff is not None:
         return bounds.scaled_diff * _finite(output.reference_std)
-    return max(_OWN_NOISE * _finite(output.max_abs_diff), rounding)
+    return max(_MEASURED_FACTOR * _finite(output.max_abs_diff), rounding)
 
 
 def _floor(output: OutputParity) -> float:

@@ -22,9 +22,9 @@ from gate.golden.folder import (
     Array,
     PartVectors,
     Vectors,
+    pictures_problem,
     read_golden,
     record_digest,
-    wrong_pictures,
 )
 from gate.golden.manifest import (
     GoldenManifest,
@@ -48,12 +48,12 @@ def compare(
 ) -> tuple[OutputResult, ...]:
     """Compare each golden output with the computed output of the same name."""
     return tuple(
-        _compared(output, vectors.outputs[output.name], computed.get(output.name))
+        _compare_output(output, vectors.outputs[output.name], computed.get(output.name))
         for output in vectors.golden.outputs
     )
 
 
-def _compared(golden: GoldenOutput, expected: Array, actual: Any) -> OutputResult:
+def _compare_output(golden: GoldenOutput, expected: Array, actual: Any) -> OutputResult:
     """Compare one output. Passes only after a comparison of finite numbers: NaN fails."""
     result = OutputResult(name=golden.name, tolerance=golden.max_abs_diff)
     problem = _incomparable(expected, actual)
@@ -122,34 +122,34 @@ def verify_golden(
     Raises EvidenceError and DigestMismatch if the vectors are damaged, StorageError if the file
     can't be read, LimitExceeded if it needs more memory than is available.
     """
-    mismatch = _other_vectors(model_path, folder, golden_sha256)
+    mismatch = _vectors_mismatch(model_path, folder, golden_sha256)
     if mismatch is not None:
         return mismatch
     vectors = read_golden(folder, sha256=golden_sha256)
-    digest, model = read_model(model_path, like=vectors.golden.model)
+    digest, model = read_model(model_path, golden=vectors.golden.model)
     expected = vectors.golden.model.sha256
     attempt = _Attempt(vectors, name=model_path.name, digest_text=str(digest))
-    problem = _other_file(digest, (sha256, expected), path=model_path)
+    problem = _file_mismatch(digest, (sha256, expected), path=model_path)
     if problem is not None:
-        problem = "; ".join((problem, *_exchanged(vectors.golden, model_path)))
-    problem = problem or wrong_pictures(vectors) or _other_parts(vectors.golden, model_path)
+        problem = "; ".join((problem, *_differing_parts(vectors.golden, model_path)))
+    problem = problem or pictures_problem(vectors) or _parts_mismatch(vectors.golden, model_path)
     if problem is not None:
         return attempt.refused(problem)
     outputs: list[OutputResult] = []
     for part, part_vectors in vectors.parts.items():
-        computed = _of_part(part_vectors, release=model_path, attempt=attempt)
+        computed = _verify_part(part_vectors, release=model_path, attempt=attempt)
         if isinstance(computed, str):
             return attempt.refused(f"part {part}: {computed}")
         outputs += (result.model_copy(update={"part": part}) for result in computed)
     if not vectors.parts:
-        computed = _computed(model, vectors, attempt=attempt)
+        computed = _recompute(model, vectors, attempt=attempt)
         if isinstance(computed, str):
             return attempt.refused(computed)
         outputs += computed
     if isinstance(model, Path):  # ONNX Runtime read the external data after it was hashed.
-        again, _ = read_model(model_path, like=vectors.golden.model)
-        if again != expected:
-            return attempt.refused(f"{model_path} changed while it was loaded: {again}")
+        reread_digest, _ = read_model(model_path, golden=vectors.golden.model)
+        if reread_digest != expected:
+            return attempt.refused(f"{model_path} changed while it was loaded: {reread_digest}")
     return attempt.compared(tuple(outputs))
 
 
@@ -189,7 +189,9 @@ class _Attempt:
         )
 
 
-def _other_vectors(model_path: Path, folder: Path, expected: Digest | None) -> GoldenResult | None:
+def _vectors_mismatch(
+    model_path: Path, folder: Path, expected: Digest | None
+) -> GoldenResult | None:
     """Return the result for a golden.json with another digest, without parsing it, or None."""
     digest = None if expected is None else record_digest(folder)
     if digest is None or digest == expected:
@@ -204,7 +206,7 @@ def _other_vectors(model_path: Path, folder: Path, expected: Digest | None) -> G
     )
 
 
-def _other_file(
+def _file_mismatch(
     digest: Digest, expected: tuple[Digest | None, Digest], *, path: Path
 ) -> str | None:
     """Return why the digest is not the named one or that of the golden vectors, or None."""
@@ -219,15 +221,15 @@ def _other_file(
     return None
 
 
-def _exchanged(golden: GoldenManifest, path: Path) -> Iterator[str]:
+def _differing_parts(golden: GoldenManifest, path: Path) -> Iterator[str]:
     """Yield a message for each part of a release whose digest differs."""
     for name, part in golden.parts.items():
         file = path.parent / part.model.file
-        if file.is_file() and read_model(file, like=part.model)[0] != part.model.sha256:
+        if file.is_file() and read_model(file, golden=part.model)[0] != part.model.sha256:
             yield f"the file of the part {name} ({part.model.file}) differs"
 
 
-def _other_parts(golden: GoldenManifest, path: Path) -> str | None:
+def _parts_mismatch(golden: GoldenManifest, path: Path) -> str | None:
     """Return why the vectors do not belong to the parts of the release file, or None."""
     if not golden.parts:
         return None
@@ -243,17 +245,17 @@ def _other_parts(golden: GoldenManifest, path: Path) -> str | None:
     return None
 
 
-def _of_part(
+def _verify_part(
     vectors: PartVectors, *, release: Path, attempt: _Attempt
 ) -> tuple[OutputResult, ...] | str:
-    """Verify one part and recompute its outputs, like `_computed`."""
+    """Verify one part and recompute its outputs, like `_recompute`."""
     path = release.parent / vectors.golden.model.file
-    digest, model = read_model(path, like=vectors.golden.model)
-    problem = _other_file(digest, (None, vectors.golden.model.sha256), path=path)
-    return problem or _computed(model, vectors, attempt=attempt)
+    digest, model = read_model(path, golden=vectors.golden.model)
+    problem = _file_mismatch(digest, (None, vectors.golden.model.sha256), path=path)
+    return problem or _recompute(model, vectors, attempt=attempt)
 
 
-def _computed(
+def _recompute(
     model: bytes | Path, vectors: Vectors | PartVectors, *, attempt: _Attempt
 ) -> tuple[OutputResult, ...] | str:
     """Recompute and compare the outputs of one file; return a text if it can't be computed. Raises
@@ -261,7 +263,7 @@ def _computed(
     try:
         session = open_on_cpu(model)
         attempt.providers = tuple(session.get_providers())
-        problem = _other_names(session, vectors)
+        problem = _names_mismatch(session, vectors)
         if problem is not None:
             return problem
         names = [output.name for output in vectors.golden.outputs]
@@ -274,7 +276,7 @@ def _computed(
     return compare(vectors, dict(zip(names, map(text_digests, outputs), strict=True)))
 
 
-def _other_names(session: Any, vectors: Vectors | PartVectors) -> str | None:
+def _names_mismatch(session: Any, vectors: Vectors | PartVectors) -> str | None:
     """Return why the names of the file's inputs or outputs are wrong, or None."""
     golden = vectors.golden
     for side, values, tensors in (
@@ -287,27 +289,27 @@ def _other_names(session: Any, vectors: Vectors | PartVectors) -> str | None:
     return None
 
 
-def read_model(path: Path, *, like: GoldenModel) -> tuple[Digest, bytes | Path]:
-    """Return the digest of a file with the external data that `like` names, and what to load.
+def read_model(path: Path, *, golden: GoldenModel) -> tuple[Digest, bytes | Path]:
+    """Return the digest of a file with the external data that `golden` names, and what to load.
 
     The second value is the hashed content of a single file, or the path of a file with external
     data. The file may have been renamed. Raises StorageError, and EvidenceError if data is outside
     the file's folder.
     """
-    if like.external_data:
-        for name in like.external_data:
+    if golden.external_data:
+        for name in golden.external_data:
             _refuse_outside(path.parent, name)
-        main = PurePosixPath(like.file).name  # The manifest of a part is relative to its folder.
+        main = PurePosixPath(golden.file).name  # The manifest of a part is relative to its folder.
         files = {main: Digest.from_file(path).hex}
-        files |= {name: Digest.from_file(path.parent / name).hex for name in like.external_data}
+        files |= {name: Digest.from_file(path.parent / name).hex for name in golden.external_data}
         return Digest.from_json(files), path
     try:
         with open_plain(path) as stream:
             data = stream.read()
     except (OSError, MemoryError) as error:
-        why = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
+        reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
         raise StorageError(
-            f"cannot read {path}: {why}. Name the ONNX file of the release."
+            f"cannot read {path}: {reason}. Name the ONNX file of the release."
         ) from error
     return Digest.from_bytes(data), data
 
@@ -344,8 +346,8 @@ def verify_golden_in_sandbox(
     digests = {"sha256": sha256, "golden_sha256": golden_sha256}
     arguments = {name: digest and str(digest) for name, digest in digests.items()}
     arguments |= {"model_path": str(model_path), "folder": str(folder)}
-    what = f"running {model_path.name}"
-    plain = run_in_sandbox(f"{__name__}:verified", arguments, limits=limits, what=what)
+    task = f"running {model_path.name}"
+    plain = run_in_sandbox(f"{__name__}:verified", arguments, limits=limits, task=task)
     return GoldenResult.from_json(json.dumps(plain))
 
 
@@ -356,8 +358,8 @@ def loading_problem(path: Path, limits: SandboxLimits | None) -> str | None:
     """
     if limits is None:
         return opened(str(path))
-    what = f"loading {path.name}"
-    problem = run_in_sandbox(f"{__name__}:opened", {"path": str(path)}, limits=limits, what=what)
+    task = f"loading {path.name}"
+    problem = run_in_sandbox(f"{__name__}:opened", {"path": str(path)}, limits=limits, task=task)
     return None if problem is None else str(problem)
 
 

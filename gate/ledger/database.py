@@ -62,40 +62,46 @@ def database_problem(error: BaseException) -> Literal["locked", "malformed"] | N
     for cause in causes(error):
         code = getattr(cause, "sqlite_errorcode", None)
         if isinstance(code, int):
-            kind = code & 0xFF  # The higher bits are SQLite's extended code.
-            return "locked" if kind in _LOCKED else "malformed" if kind in _MALFORMED else None
-    words = str(error).lower()
-    if any(phrase in words for phrase in _LOCKED_WORDS):
+            primary_code = code & 0xFF  # The higher bits are SQLite's extended code.
+            return (
+                "locked"
+                if primary_code in _LOCKED
+                else "malformed"
+                if primary_code in _MALFORMED
+                else None
+            )
+    message = str(error).lower()
+    if any(phrase in message for phrase in _LOCKED_WORDS):
         return "locked"
-    return "malformed" if any(phrase in words for phrase in _MALFORMED_WORDS) else None
+    return "malformed" if any(phrase in message for phrase in _MALFORMED_WORDS) else None
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and then its causes or contexts."""
-    link: BaseException | None = error
-    while link is not None:
-        yield link
-        link = link.__cause__ or link.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
-READS = "gate_reads"
+READ_ONLY = "gate_reads"
 """Execution option of a connection that only reads."""
 
 
-_PATIENCE_S = 10
+_TIMEOUT_S = 10
 """Maximum wait for a lock or a response. MLflow waits 30 s for the response to a webhook."""
 
 _IDLE_S = 8.0
 """Maximum time between two statements of a transaction, during which a remote key may have to sign.
-Less than `_PATIENCE_S`, the time that other processes wait for the locks."""
+Less than `_TIMEOUT_S`, the time that other processes wait for the locks."""
 
-_PAUSE_S = 0.02
+_RETRY_S = 0.02
 
 _UNREADABLE = (
     "the database URL is not valid. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
 )
 
-_LOOK = "Check the database server or the disk, and the permissions."
+_CHECK_SERVER = "Check the database server or the disk, and the permissions."
 
 
 def open_database(url: str) -> sa.Engine:
@@ -114,15 +120,15 @@ def open_database(url: str) -> sa.Engine:
         return sa.create_engine(
             parsed.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,
-            pool_timeout=_PATIENCE_S,
+            pool_timeout=_TIMEOUT_S,
             connect_args={
                 "connect_timeout": 5,
                 # Detect a lost network in seconds. By default that takes 15 minutes.
-                "keepalives_idle": _PATIENCE_S,
+                "keepalives_idle": _TIMEOUT_S,
                 "keepalives_interval": 2,
                 "keepalives_count": 3,
-                "tcp_user_timeout": _PATIENCE_S * 1000,
-                "options": f"-c statement_timeout={_PATIENCE_S}s -c lock_timeout={_PATIENCE_S}s "
+                "tcp_user_timeout": _TIMEOUT_S * 1000,
+                "options": f"-c statement_timeout={_TIMEOUT_S}s -c lock_timeout={_TIMEOUT_S}s "
                 # A process suspended in a transaction must not block all others.
                 f"-c idle_in_transaction_session_timeout={_IDLE_S * 1000:.0f} "
                 "-c synchronous_commit=on",
@@ -161,7 +167,7 @@ def _sqlite(url: sa.URL) -> sa.Engine:
             "permissions."
         ) from error
     present = url.set(database=path.as_uri()).update_query_dict({"uri": "true", "mode": "rw"})
-    engine = sa.create_engine(present, connect_args={"timeout": _PATIENCE_S}, poolclass=NullPool)
+    engine = sa.create_engine(present, connect_args={"timeout": _TIMEOUT_S}, poolclass=NullPool)
 
     @sa.event.listens_for(engine, "checkout")
     def _same_file(_connection: Any, record: Any, _proxy: Any) -> None:
@@ -178,7 +184,7 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
         # A transaction that begins with a read can't write after another process wrote.
-        reads = connection.get_execution_options().get(READS)
+        reads = connection.get_execution_options().get(READ_ONLY)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
@@ -187,14 +193,14 @@ def _sqlite(url: sa.URL) -> sa.Engine:
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Switch a new file to write-ahead logging. Retries, because SQLite fails immediately, to avoid
     a deadlock, if another process does the same."""
-    until = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if database_problem(error) != "locked" or time.monotonic() >= until:
+            if database_problem(error) != "locked" or time.monotonic() >= deadline:
                 raise
-            time.sleep(_PAUSE_S)
+            time.sleep(_RETRY_S)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -233,7 +239,7 @@ LOCKS = sa.Table(
 """`token`: a fencing token, new with each owner. `pending`: IDs, separated by spaces, of the moves
 of `champion` that the ledger has and the registry may not have yet."""
 
-TURN = "gate_ledger"
+WRITE_LOCK = "gate_ledger"
 """Name of the advisory lock for writing entries."""
 
 # Triggers also prevent changes of the rows: a protection from mistakes, not from administrators.
@@ -255,9 +261,9 @@ _POSTGRESQL = [
 ]
 
 for _dialect, _statements in (("sqlite", _SQLITE), ("postgresql", _POSTGRESQL)):
-    for _text in _statements:
-        _made = sa.DDL(_text)  # type: ignore[no-untyped-call]
-        sa.event.listen(LINES, "after_create", _made.execute_if(dialect=_dialect))
+    for _statement in _statements:
+        _trigger = sa.DDL(_statement)  # type: ignore[no-untyped-call]
+        sa.event.listen(LINES, "after_create", _trigger.execute_if(dialect=_dialect))
 
 
 LONGEST_LEASE_S = 60.0
@@ -304,14 +310,16 @@ class StateDatabase:
     is garbage-collected.
     """
 
-    def __init__(self, place: Path | str) -> None:
-        """`place`: a SQLite file or a URL. Raises ServiceError for a URL that is not valid."""
-        url = sa.URL.create("sqlite", database=str(place)) if isinstance(place, Path) else None
-        parsed = url or parsed_url(str(place))
+    def __init__(self, location: Path | str) -> None:
+        """`location`: a SQLite file or a URL. Raises ServiceError for a URL that is not valid."""
+        url = (
+            sa.URL.create("sqlite", database=str(location)) if isinstance(location, Path) else None
+        )
+        parsed = url or parsed_url(str(location))
         self._url = parsed.render_as_string(hide_password=False)
         self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
         """The SQLite file; None for PostgreSQL."""
-        self.place = redacted(self._url) if self.file is None else str(self.file)
+        self.location = redacted(self._url) if self.file is None else str(self.file)
         """The path or the URL without a password, for messages."""
         self._engine: sa.Engine | None = None
 
@@ -328,7 +336,9 @@ class StateDatabase:
         Raises StateUnavailable if an older release of gate must finish its work first.
         """
         if connection.dialect.name != "sqlite":  # SQLite has one writer.
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(TURN))))
+            connection.execute(
+                sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(WRITE_LOCK)))
+            )
         version = self._version(connection)
         if version == SCHEMA_VERSION:
             return
@@ -336,7 +346,7 @@ class StateDatabase:
             unfinished = _old_state(connection)
             if unfinished is not None:
                 raise StateUnavailable(
-                    f"the database {self.place} was written by an older version of gate, and "
+                    f"the database {self.location} was written by an older version of gate, and "
                     f"{unfinished}; then retry."
                 )
             LOCKS.drop(connection, checkfirst=True)
@@ -345,13 +355,13 @@ class StateDatabase:
 
     def _version(self, connection: sa.Connection) -> int:
         """Return the version of the schema, or 0 if there are no tables."""
-        tables = sa.inspect(connection)
-        if not tables.has_table(VERSIONS.name):
-            return 1 if tables.has_table(LINES.name) else 0
+        inspector = sa.inspect(connection)
+        if not inspector.has_table(VERSIONS.name):
+            return 1 if inspector.has_table(LINES.name) else 0
         version = int(connection.execute(sa.select(sa.func.max(VERSIONS.c.version))).scalar() or 0)
         if version > SCHEMA_VERSION:
             raise StateUnavailable(
-                f"the database {self.place} has schema version {version}, this version of gate "
+                f"the database {self.location} has schema version {version}, this version of gate "
                 f"supports up to {SCHEMA_VERSION}. Upgrade: pip install --upgrade parity-gate"
             )
         return version
@@ -368,7 +378,7 @@ class StateDatabase:
         Raises StateUnavailable, ServiceError.
         """
         with self._translated(), self._opened().connect() as connection:
-            yield connection.execution_options(**{READS: True})
+            yield connection.execution_options(**{READ_ONLY: True})
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -392,7 +402,7 @@ class StateDatabase:
             yield
         except (SQLAlchemyError, sqlite3.Error) as error:  # The second is raised while opening.
             cause = without_passwords(" ".join(str(getattr(error, "orig", None) or error).split()))
-            remedy = WAIT if database_problem(error) == "locked" else _LOOK
+            remedy = WAIT if database_problem(error) == "locked" else _CHECK_SERVER
             raise StateUnavailable(
-                f"the database {self.place} can't be used now: {cause[:400]}. {remedy}"
+                f"the database {self.location} can't be used now: {cause[:400]}. {remedy}"
             ) from error

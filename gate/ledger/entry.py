@@ -42,9 +42,9 @@ def plain(address: str) -> str:
     return in_workspace(text, workspace)
 
 
-# Each entry holds the SHA-256 of the entry before it. Every read repeats the last known entry: if
-# it changed or disappeared, all entries are read again. All entries are hashed again at intervals,
-# to detect edits of earlier ones.
+# Each entry holds the SHA-256 of the entry before it. Every read also reads the last entry again:
+# if it changed or disappeared, all entries are read again. All entries are hashed again at
+# intervals, to detect edits of earlier ones.
 _REHASH_S = 600.0
 """Seconds after which all entries are hashed again."""
 
@@ -66,8 +66,8 @@ Rows = Callable[[int], Sequence[Row]]
 class HashChain:
     """The digests of the entries that were read, and the last row."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, location: str) -> None:
+        self.location = location
         """Name of the ledger in messages."""
         self.last: Row | None = None
         """The last row that was read."""
@@ -102,16 +102,16 @@ class HashChain:
             end = self.lines, self.head
             if recent and (recent[0].number, Digest.from_bytes(recent[0].line)) == end:
                 self.last = recent[0]
-                return False, self._take(recent[1:])
-        everything = rows(1)
-        if not self._holds(everything):
+                return False, self._append(recent[1:])
+        all_rows = rows(1)
+        if not self._extends_chain(all_rows):
             self.last, self._digests = None, bytearray()
         is_complete = self.lines == 0
-        entries = self._take(everything[self.lines :])
+        entries = self._append(all_rows[self.lines :])
         self._hashed_at = time.monotonic()
         return is_complete, entries
 
-    def _holds(self, rows: Sequence[Row]) -> bool:
+    def _extends_chain(self, rows: Sequence[Row]) -> bool:
         """Return whether these rows begin with the entries that were read."""
         if not 0 < self.lines <= len(rows):
             return False
@@ -119,25 +119,25 @@ class HashChain:
         self.last = first[-1]
         return b"".join(hashlib.sha256(row.line).digest() for row in first) == self._digests
 
-    def _take(self, rows: Sequence[Row]) -> list[LedgerEntry]:
-        entries, digests, before = [], bytearray(), self.head
+    def _append(self, rows: Sequence[Row]) -> list[LedgerEntry]:
+        entries, digests, parent = [], bytearray(), self.head
         for number, row in enumerate(rows, start=self.lines + 1):
-            where = f"{self.place}:{number}"
+            where = f"{self.location}:{number}"
             if row.number != number:
                 raise EvidenceError(
                     f"{where}: the chain is broken: the entry after entry {number - 1} has "
                     f"number {row.number}. Entries were removed or inserted. {_RESTORE}"
                 )
             entry = LedgerEntry.from_line(row.line, where=where)
-            if entry.parent != before:
+            if entry.parent != parent:
                 raise EvidenceError(
                     f"{where}: the chain is broken: this entry names {entry.parent} as the digest "
-                    f"of the entry before it, which has {before}. Entry {number} or {number - 1} "
+                    f"of the entry before it, which has {parent}. Entry {number} or {number - 1} "
                     f"was changed, or entries were removed or inserted. {_RESTORE}"
                 )
             entries.append(entry)
-            before = Digest.from_bytes(row.line)
-            digests += bytes.fromhex(before.hex)
+            parent = Digest.from_bytes(row.line)
+            digests += bytes.fromhex(parent.hex)
         self._digests += digests
         self.last = rows[-1] if rows else self.last
         return entries

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gate.ledger.entry import Action, LedgerEntry, plain
-from gate.signing.trust import CLOCKS_APART, time_of
+from gate.signing.trust import MAX_CLOCK_SKEW, parse_time
 from gate.storage.digest import Digest
 
 SERVING: tuple[Action, ...] = ("promoted", "unchanged", "rolled_back", "reverted")
@@ -34,7 +34,7 @@ STANDING: tuple[Action, ...] = (
 class Index:
     """An index of the ledger entries about one model in one registry."""
 
-    about: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
+    by_version: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
     """By version: the entries that name it, as `version` or `previous_version`."""
     standing: dict[str, LedgerEntry] = field(default_factory=dict)
     """The last entry that states the outcome of each version, in the order of submission."""
@@ -46,7 +46,7 @@ class Index:
 
     def followed_by(self, entries: Iterable[LedgerEntry]) -> Index:
         """Return the index extended by the entries that were added since."""
-        about, standing = dict(self.about), dict(self.standing)
+        by_version, standing = dict(self.by_version), dict(self.standing)
         tried, deployed, rightful = self.tried, self.deployed, self.rightful
         added: dict[str, list[LedgerEntry]] = {}
         for entry in entries:
@@ -61,20 +61,22 @@ class Index:
             moved_by_hand = entry.action == "reverted" and entry.previous_version != rightful
             if entry.action in SERVING and not moved_by_hand:
                 rightful = entry.version
-        about |= {version: (*about.get(version, ()), *new) for version, new in added.items()}
-        return Index(about, standing, tried, deployed, rightful)
+        by_version |= {
+            version: (*by_version.get(version, ()), *new) for version, new in added.items()
+        }
+        return Index(by_version, standing, tried, deployed, rightful)
 
 
-def lines_since(
-    lines: Sequence[LedgerEntry], version: str, actions: Collection[Action]
+def entries_since(
+    entries: Sequence[LedgerEntry], version: str, actions: Collection[Action]
 ) -> Sequence[LedgerEntry]:
     """Return the entries from the version's last entry with such an action on, or all entries."""
     indices = [
         index
-        for index, entry in enumerate(lines)
+        for index, entry in enumerate(entries)
         if entry.version == version and entry.action in actions
     ]
-    return lines[indices[-1] :] if indices else lines
+    return entries[indices[-1] :] if indices else entries
 
 
 def last_of(entries: Iterable[LedgerEntry]) -> LedgerEntry | None:
@@ -101,17 +103,19 @@ class ModelHistory:
 
     def naming(self, version: str) -> tuple[LedgerEntry, ...]:
         """Return the entries with this `version` or `previous_version`, oldest first."""
-        return self._index.about.get(version, ())
+        return self._index.by_version.get(version, ())
 
     def approving_entry(self, version: str) -> LedgerEntry | None:
         """Return the last entry, with digests, that implies that the gate passed a version."""
         return last_of(
-            entry for entry in self._about(version) if entry.action in APPROVING and entry.sha256
+            entry
+            for entry in self._entries_of(version)
+            if entry.action in APPROVING and entry.sha256
         )
 
     def was_served(self, version: str) -> bool:
         """Return whether a version ever served, by the ledger."""
-        return any(entry.action in SERVING for entry in self._about(version))
+        return any(entry.action in SERVING for entry in self._entries_of(version))
 
     def standing(self, version: str) -> LedgerEntry | None:
         """Return the last entry that states the outcome of a version, or None."""
@@ -123,25 +127,25 @@ class ModelHistory:
         Earlier entries may be about another version: a recreated registry restarts its version
         numbers at one.
         """
-        since = lines_since(self.naming(version), version, PASSING)
+        since = entries_since(self.naming(version), version, PASSING)
         return tuple(entry.action for entry in since if entry.version == version)
 
     def promotion_of(self, version: str) -> LedgerEntry | None:
         """Return the entry of a version's last promotion, or None."""
-        return last_of(entry for entry in self._about(version) if entry.action == "promoted")
+        return last_of(entry for entry in self._entries_of(version) if entry.action == "promoted")
 
     def rollback_of(self, version: str) -> LedgerEntry | None:
         """Return the entry of the rollback that took a version out of service.
 
         None if there is none, or if the version passed or was restored since.
         """
-        line = None
+        rollback = None
         for entry in self.naming(version):
             if entry.version == version and entry.action in (*PASSING, "rolled_back"):
-                line = None
+                rollback = None
             elif entry.previous_version == version and entry.action == "rolled_back":
-                line = entry
-        return line
+                rollback = entry
+        return rollback
 
     def last_decision_before(self, waiting: LedgerEntry) -> LedgerEntry | None:
         """Return the last entry before `waiting` that refused, rejected, promoted or replaced its
@@ -154,50 +158,55 @@ class ModelHistory:
             closing = entry if refused or entry.action in MOVING else closing
         return closing
 
-    def without(self, line: LedgerEntry) -> ModelHistory:
+    def without(self, excluded: LedgerEntry) -> ModelHistory:
         """Return a history without this entry."""
-        return ModelHistory(tuple(entry for entry in self.entries if entry is not line))
+        return ModelHistory(tuple(entry for entry in self.entries if entry is not excluded))
 
     def versions_with_bytes(self, sha256: Digest) -> tuple[str, ...]:
         """Return the versions with these bytes, each once."""
         versions = dict.fromkeys(entry.version for entry in self.entries if entry.version)
-        vouched = {version: self.approving_entry(version) for version in versions}
-        return tuple(v for v, line in vouched.items() if line and line.sha256 == sha256)
+        approving_entry = {version: self.approving_entry(version) for version in versions}
+        return tuple(v for v, line in approving_entry.items() if line and line.sha256 == sha256)
 
     def was_deployed(self, version: str) -> bool:
         """Return whether the service deployed the version since its last promotion."""
-        vouched = self.approving_entry(version)
-        since = lines_since(self.naming(version), version, PROMOTED)
+        approving_entry = self.approving_entry(version)
+        since = entries_since(self.naming(version), version, PROMOTED)
         deployed = (entry for entry in since if entry.action == "deployed")
-        return vouched is not None and any(_same(entry, vouched) for entry in deployed)
+        return approving_entry is not None and any(
+            _is_same_version(entry, approving_entry) for entry in deployed
+        )
 
-    def deployment_of(self, vouched: LedgerEntry) -> LedgerEntry | None:
+    def deployment_of(self, approving_entry: LedgerEntry) -> LedgerEntry | None:
         """Return the model's last deployment, or else its last successful one, if it is about this
         version since its promotion; None otherwise."""
-        assert vouched.version is not None
-        naming = self.naming(vouched.version)
-        since = {id(entry) for entry in lines_since(naming, vouched.version, PROMOTED)}
+        assert approving_entry.version is not None
+        naming = self.naming(approving_entry.version)
+        since = {id(entry) for entry in entries_since(naming, approving_entry.version, PROMOTED)}
         lasts = (self._index.tried, self._index.deployed)
-        return next((e for e in lasts if e and id(e) in since and _same(e, vouched)), None)
+        return next(
+            (e for e in lasts if e and id(e) in since and _is_same_version(e, approving_entry)),
+            None,
+        )
 
-    def has_outcome(self, version: str, *, made_at: str | None) -> bool:
+    def has_outcome(self, version: str, *, created_at: str | None) -> bool:
         """Return whether an entry states the outcome of a version since the registry created it.
 
-        A recreated registry restarts its version numbers at one. `made_at`: the creation time in
+        A recreated registry restarts its version numbers at one. `created_at`: the creation time in
         the registry, None if unknown.
         """
         return any(
-            entry.action in (*STANDING, "reverted") and not _is_older(entry, made_at)
-            for entry in self._about(version)
+            entry.action in (*STANDING, "reverted") and not _is_older(entry, created_at)
+            for entry in self._entries_of(version)
         )
 
     def passed_before_signing(self, version: str) -> bool:
         """Return whether a version passed before the first version with signed statements did."""
-        vouched = self.approving_entry(version)
+        approving_entry = self.approving_entry(version)
         for entry in self.entries:
             if entry.signers:
                 return False
-            if entry is vouched:
+            if entry is approving_entry:
                 return True
         return False
 
@@ -242,19 +251,19 @@ class ModelHistory:
         moves = (e for e in reversed(self.entries) if e.action in MOVING)
         return next(moves, None)
 
-    def served_before(self, version: str, other: str) -> bool:
+    def served_before(self, version: str, later: str) -> bool:
         """Return whether a version served at some time before another served last."""
         versions = [entry.version for entry in self.entries if entry.action in SERVING]
-        if other not in versions:
+        if later not in versions:
             return False
-        return version in versions[: len(versions) - 1 - versions[::-1].index(other)]
+        return version in versions[: len(versions) - 1 - versions[::-1].index(later)]
 
     @property
     def waiting(self) -> tuple[LedgerEntry, ...]:
         """Return the entries of the versions that passed and wait for review, oldest first."""
         return tuple(entry for entry in self._index.standing.values() if entry.action == "passed")
 
-    def _about(self, version: str) -> Iterator[LedgerEntry]:
+    def _entries_of(self, version: str) -> Iterator[LedgerEntry]:
         return (entry for entry in self.naming(version) if entry.version == version)
 
     @cached_property
@@ -292,15 +301,15 @@ class HistoryCache:
         return history
 
 
-def _is_older(entry: LedgerEntry, made_at: str | None) -> bool:
+def _is_older(entry: LedgerEntry, created_at: str | None) -> bool:
     """Return whether an entry is about an earlier version that had the same number."""
-    if made_at is None:
+    if created_at is None:
         return False
     if entry.made_at is not None:
-        return entry.made_at != made_at
-    written, made = time_of(entry.at), time_of(made_at)
-    return written is not None and made is not None and written < made - CLOCKS_APART
+        return entry.made_at != created_at
+    written, created = parse_time(entry.at), parse_time(created_at)
+    return written is not None and created is not None and written < created - MAX_CLOCK_SKEW
 
 
-def _same(entry: LedgerEntry, vouched: LedgerEntry) -> bool:
-    return (entry.version, entry.sha256) == (vouched.version, vouched.sha256)
+def _is_same_version(entry: LedgerEntry, approving_entry: LedgerEntry) -> bool:
+    return (entry.version, entry.sha256) == (approving_entry.version, approving_entry.sha256)

@@ -29,16 +29,16 @@ from gate.ledger.entry import HashChain, LedgerEntry, Row, Rows, now
 from gate.ledger.lock import LEASE_S, FencingToken, renewing
 from gate.signing.keys import SigningKey
 from gate.signing.local_keys import LocalKeys
-from gate.signing.trust import Trust, TrustedKey, time_of
+from gate.signing.trust import Trust, TrustedKey, parse_time
 from gate.storage.digest import Digest, canonical_json
 from gate.storage.files import private_lock, write_text
 from gate.storage.record import Record, Sha256
 from gate.storage.untrusted_files import parse_strict_json, read_untrusted
 
 _LIMIT = 1 << 16
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 
-_WAY_OUT = (
+_REMEDY = (
     "Restore the newest copy. Only if the loss is intended, or if this ledger is to be used from "
     'now on, accept it: gate accept-ledger --reason "why".'
 )
@@ -65,28 +65,28 @@ class StoredHead:
     read or written, and EvidenceError if its content is damaged.
     """
 
-    def __init__(self, path: Path, *, place: str) -> None:
-        """`place`: its name in messages."""
+    def __init__(self, path: Path, *, location: str) -> None:
+        """`location`: its name in messages."""
         self.path = path
-        self.location = place
+        self.location = location
 
     def head(self) -> LedgerHead | None:
         """Return the stored head, or None."""
         if not self.path.exists() and not self.path.is_symlink():
             return None
-        what = f"the head of the ledger in {self.path}"
+        label = f"the head of the ledger in {self.path}"
         try:
-            return LedgerHead.from_untrusted(read_untrusted(self.path, limit=_LIMIT), what=what)
+            return LedgerHead.from_untrusted(read_untrusted(self.path, limit=_LIMIT), label=label)
         except (EvidenceError, DigestMismatch) as error:
             raise EvidenceError(
-                f"{what} is damaged and can't be read: {error} Find out what changed it; "
+                f"{label} is damaged and can't be read: {error} Find out what changed it; "
                 'then accept the ledger: gate accept-ledger --reason "why".'
             ) from error
 
-    def compare(self, chain: HashChain, *, again: Callable[[], object] = lambda: None) -> None:
+    def compare(self, chain: HashChain, *, reread: Callable[[], object] = lambda: None) -> None:
         """Raise PastChanged if the chain does not contain the stored head.
 
-        again: reads the chain again, because another process may have appended entries and stored
+        reread: reads the chain again, because another process may have appended entries and stored
         the new head since it was read. The head is read only once, before that: a head that is
         stored later could be newer than the chain.
         """
@@ -94,11 +94,11 @@ class StoredHead:
         if head is None:
             return
         if head.lines > chain.lines:
-            again()
+            reread()
         if chain.digest(head.lines) != head.sha256:
-            raise PastChanged(_describe_other_past(chain, head, self.location))
+            raise PastChanged(_describe_rewrite(chain, head, self.location))
 
-    def keep(self, head: LedgerHead) -> None:
+    def store(self, head: LedgerHead) -> None:
         """Store the head, durably, unless another process stored a longer one."""
         self._write(head, only_longer=True)
 
@@ -109,11 +109,11 @@ class StoredHead:
     def _write(self, head: LedgerHead | None, *, only_longer: bool) -> None:
         lock = self.path.parent / "locks" / f"{self.path.stem}.lock"
         busy = StorageError(
-            f"another process has locked {self.path} for {_PATIENCE_S:.0f} s. "
+            f"another process has locked {self.path} for {_TIMEOUT_S:.0f} s. "
             "Wait until it is done (or end it), then retry."
         )
         try:
-            with private_lock(lock, timeout_s=_PATIENCE_S, busy=busy):
+            with private_lock(lock, timeout_s=_TIMEOUT_S, busy=busy):
                 stored = self.head() if only_longer else None
                 if head is None:
                     self.path.unlink(missing_ok=True)
@@ -123,18 +123,18 @@ class StoredHead:
             raise StorageError(f"cannot remove {self.path}: {error.strerror}.") from error
 
 
-def _describe_other_past(chain: HashChain, head: LedgerHead, location: str) -> str:
-    ledger, was = chain.place, f"on {head.at} {location} recorded {head.lines} entries"
+def _describe_rewrite(chain: HashChain, head: LedgerHead, location: str) -> str:
+    ledger, was = chain.location, f"on {head.at} {location} recorded {head.lines} entries"
     if chain.lines == 0:
-        return f"the ledger {ledger} is empty; {was}. It was removed. {_WAY_OUT}"
+        return f"the ledger {ledger} is empty; {was}. It was removed. {_REMEDY}"
     if chain.lines < head.lines:
         return (
             f"the ledger {ledger} ends at entry {chain.lines}; {was}. It was replaced by an older "
-            f"copy, or entries were removed. {_WAY_OUT}"
+            f"copy, or entries were removed. {_REMEDY}"
         )
     return (
         f"{ledger}:{head.lines}: this entry has digest {chain.digest(head.lines)}; {was}, the last "
-        f"with digest {head.sha256}. The ledger was edited or replaced by another. {_WAY_OUT}"
+        f"with digest {head.sha256}. The ledger was edited or replaced by another. {_REMEDY}"
     )
 
 
@@ -157,29 +157,29 @@ def verify(data: bytes, signature: str | None, *, trust: Trust, at: str) -> Trus
     if signature is None:
         raise Untrusted(f"has no signature, expected one of a writer that is trusted{trust.by}")
     try:
-        parsed = Signature.from_dict(parse_strict_json(signature.encode(), what="it"))
+        parsed = Signature.from_dict(parse_strict_json(signature.encode(), label="it"))
         name = str(parsed.keyid)
     except (EvidenceError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Untrusted("has a signature that can't be read") from error
     key = next((each for each in trust.writers if each.key_id == name), None)
     if key is None:
         raise Untrusted(f"is signed by {name[:12]}, which is not trusted as a writer{trust.by}")
-    who, time = key.label, time_of(at)
+    label, time = key.label, parse_time(at)
     if name in trust.revoked:
-        raise Untrusted(f"is signed by {who}, which is revoked{trust.by}")
+        raise Untrusted(f"is signed by {label}, which is revoked{trust.by}")
     if time is None:
         raise Untrusted(f"has the time '{at}', which is not an ISO 8601 time")
-    late = key.expiry_problem(time)
-    if late is not None:
-        raise Untrusted(f"has the time '{at}' and is signed by {who}, which {late}")
+    expiry = key.expiry_problem(time)
+    if expiry is not None:
+        raise Untrusted(f"has the time '{at}' and is signed by {label}, which {expiry}")
     try:
         key.verifier.verify_signature(parsed, data)
     except UnverifiedSignatureError as error:
-        raise Untrusted(f"has a signature by {who} that does not verify") from error
+        raise Untrusted(f"has a signature by {label} that does not verify") from error
     return key
 
 
-def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> None:
+def check_writer(key: SigningKey | None, trust: Trust | None, *, location: str) -> None:
     """Verify that this key is a trusted writer of the ledger now. Raises Untrusted."""
     if trust is None or not trust.writers:
         return
@@ -189,7 +189,7 @@ def check_writer(key: SigningKey | None, trust: Trust | None, *, place: str) -> 
         if key is not None:
             reason = f"the key {key.public.label} is not a trusted writer now"
         raise Untrusted(
-            f"no entry can be added to the ledger {place}: {reason}. Expected a key that is "
+            f"no entry can be added to the ledger {location}: {reason}. Expected a key that is "
             f"trusted as a writer{trust.by}, because readers refuse a ledger with other entries. "
             "Name it with --key, or trust this key there: gate keys trust --as writer."
         )
@@ -205,28 +205,28 @@ class Ledger:
 
     def __init__(
         self,
-        place: Path | str | StateDatabase,
+        state: Path | str | StateDatabase,
         *,
         stored_head: StoredHead | None = None,
         key: SigningKey | None = None,
         trust: Trust | None = None,
     ) -> None:
-        """`place`: a SQLite file, a URL or an open database. `stored_head`: a ledger that does not
+        """`state`: a SQLite file, a URL or an open database. `stored_head`: a ledger that does not
         contain it is refused. `key` signs new entries. `trust`: if it names writers, one of them
         must have signed the last entry.
 
         Raises ServiceError for a URL that is not valid.
         """
-        self.state = place if isinstance(place, StateDatabase) else StateDatabase(place)
+        self.state = state if isinstance(state, StateDatabase) else StateDatabase(state)
         self.key = key
         self.trust = trust
         """May be replaced; the next read uses it."""
         self.lease: FencingToken | None = None
         """The promotion lock, while this object holds it (`gate.ledger.lock`)."""
         self._stored_head = stored_head
-        self._kept: tuple[int, Digest | None] | None = None
+        self._stored: tuple[int, Digest | None] | None = None
         """Number of entries and digest of the head that was stored last, or None."""
-        self._vouched: tuple[Row, Trust] | None = None
+        self._verified: tuple[Row, Trust] | None = None
         """The last row whose signature was verified, with the trust that was used."""
         self._entries: tuple[LedgerEntry, ...] | None = None
         """None until `entries` is called: an object that only verifies does not keep them."""
@@ -235,7 +235,7 @@ class Ledger:
     @property
     def location(self) -> str:
         """Return the location of the ledger for messages, without a password."""
-        return self.state.place
+        return self.state.location
 
     def entries(self) -> tuple[LedgerEntry, ...]:
         """Store the current head; return all entries, oldest first.
@@ -247,12 +247,12 @@ class Ledger:
         if self._entries is None:
             self._entries, self._chain = (), HashChain(self.location)
         self._read()
-        if (self._chain.lines, self._chain.head) != self._kept:
+        if (self._chain.lines, self._chain.head) != self._stored:
             self._compare()
             head = self.head()
             if self._stored_head is not None and head is not None:
-                self._stored_head.keep(head)
-            self._kept = self._chain.lines, self._chain.head
+                self._stored_head.store(head)
+            self._stored = self._chain.lines, self._chain.head
         return self._entries
 
     def verify(self) -> None:
@@ -283,7 +283,7 @@ class Ledger:
         pending. Raises the exceptions of `entries`; PromotionConflict if this object lost the
         promotion lock; KeyUnusable; Untrusted if the key is not a trusted writer's.
         """
-        check_writer(self.key, self.trust, place=self.location)
+        check_writer(self.key, self.trust, location=self.location)
         self.entries()
         chained = entry
         try:
@@ -326,7 +326,7 @@ class Ledger:
     def _verify_last_entry(self) -> None:
         """Verify that a trusted writer signed the last entry, and so all entries before it."""
         row, trust = self._chain.last, self.trust
-        if row is None or trust is None or not trust.writers or self._vouched == (row, trust):
+        if row is None or trust is None or not trust.writers or self._verified == (row, trust):
             return
         try:
             verify(row.line, row.signature, trust=trust, at=LedgerEntry.from_json(row.line).at)
@@ -334,11 +334,11 @@ class Ledger:
             raise Untrusted(
                 f"{self.location}:{row.number}: this entry {error}. {UNTRUSTED_ENTRY}"
             ) from error
-        self._vouched = row, trust
+        self._verified = row, trust
 
     def _compare(self) -> None:
         if self._stored_head is not None:
-            self._stored_head.compare(self._chain, again=self._read)
+            self._stored_head.compare(self._chain, reread=self._read)
 
 
 UNTRUSTED_ENTRY = (
@@ -361,12 +361,12 @@ def rows_in(connection: sa.Connection, first: int = 1) -> Sequence[Row]:
     return [Row(n, line.encode(), signature) for n, line, signature in connection.execute(query)]
 
 
-def verify_rows(rows: Sequence[Row], *, place: str) -> tuple[HashChain, list[LedgerEntry]]:
+def verify_rows(rows: Sequence[Row], *, location: str) -> tuple[HashChain, list[LedgerEntry]]:
     """Return the chain of these rows and their entries. Raises EvidenceError if they are not one.
 
-    place: the ledger's name in messages.
+    location: the ledger's name in messages.
     """
-    chain = HashChain(place)
+    chain = HashChain(location)
     _, entries = chain.read(lambda first: rows[first - 1 :])
     return chain, entries
 
@@ -393,7 +393,7 @@ def set_default_trust(ledger: Ledger, trust: Trust) -> Ledger:
     rows = ledger.rows()
     if rows and not any(row.signature for row in rows):
         if ledger.key is not None:
-            check_writer(ledger.key, trust, place=ledger.location)
+            check_writer(ledger.key, trust, location=ledger.location)
         ledger.trust = None
     return ledger
 
@@ -404,7 +404,7 @@ def require_writable(ledger: Ledger) -> None:
     If the last entry is signed, the next one must be signed, too. Raises Untrusted if the key is
     not a trusted writer's, and KeyUnusable if a key is required and there is none.
     """
-    check_writer(ledger.key, ledger.trust, place=ledger.location)
+    check_writer(ledger.key, ledger.trust, location=ledger.location)
     if ledger.key is not None:
         return
     rows = ledger.rows()
@@ -417,28 +417,28 @@ def require_writable(ledger: Ledger) -> None:
 
 
 @contextlib.contextmanager
-def promotion_lock(ledger: Ledger, *, patience_s: float = 0.0) -> Iterator[FencingToken]:
+def promotion_lock(ledger: Ledger, *, timeout_s: float = 0.0) -> Iterator[FencingToken]:
     """Hold the promotion lock in the ledger's database.
 
     While it is held, all writes of `ledger` fail with PromotionConflict if the lock was lost to
     another process. The lock of a process that died is free at once for processes of its machine,
     and for others when the lease expires. Raises PromotionConflict if another process holds it for
-    `patience_s`, and StateUnavailable if the database can't be reached.
+    `timeout_s`, and StateUnavailable if the database can't be reached.
     """
     lease = FencingToken(ledger.state)
-    holder = lease.take(patience_s=patience_s)
+    holder = lease.acquire(timeout_s=timeout_s)
     if holder is not None:
         raise PromotionConflict(
             f"another promotion or rollback is running: {holder} holds the lock in "
             f"{ledger.location}. Nothing was changed. Wait until it is done, then retry."
         )
-    before, ledger.lease = ledger.lease, lease
+    previous, ledger.lease = ledger.lease, lease
     try:
         with renewing(lease):
             yield lease
     finally:
-        ledger.lease = before
+        ledger.lease = previous
         try:
-            lease.free()
+            lease.release()
         except StateUnavailable as error:
             _log.warning("the promotion lock stays held for up to %.0f s: %s", LEASE_S, error)

@@ -92,14 +92,15 @@ def _stat(pid: int) -> list[str] | None:
 LEASE_S = 15.0
 """Duration of a lease. Another process can take a lock that was not renewed for longer."""
 
-_PAUSE_S = 0.05
+_POLL_S = 0.05
 """Interval between two attempts while the lock is held."""
 
 NAME = "promotion"
 
 
 class FencingToken:
-    """One ownership of the lock row, from `take` to `free`. All methods raise StateUnavailable.
+    """One ownership of the lock row, from `acquire` to `release`. All methods raise
+    StateUnavailable.
 
     The row holds a lease, a token that is new for each owner, and the IDs of pending moves. Every
     transaction under the lock compares the token. An owner that was suspended for longer than the
@@ -108,7 +109,7 @@ class FencingToken:
     The token is random and only compared for equality. A counter would be needed if the protected
     resource could only remember the highest token. Here the token is in the ledger's database: the
     transaction that writes an entry first updates the row WHERE token = ours. It either locks the
-    row until it ends, or changes no row and is rolled back. A counter would restart when `free`
+    row until it ends, or changes no row and is rolled back. A counter would restart when `release`
     deletes the row or a backup is restored, and could repeat the token of a suspended owner. MLflow
     compares no tokens: an alias that a suspended owner moves late is corrected by that owner or by
     the next one (`gate.registry.alias`).
@@ -119,14 +120,14 @@ class FencingToken:
         self._holder = LockOwner.this_process(since=now())
         self._token = secrets.token_hex(16)
 
-    def take(self, *, patience_s: float) -> LockOwner | None:
-        """Take the lock; return None, or the process that held it throughout `patience_s`."""
-        until = time.monotonic() + patience_s
+    def acquire(self, *, timeout_s: float) -> LockOwner | None:
+        """Acquire the lock; return None, or the process that held it throughout `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
         while True:
-            holder = self._current_owner() or self._try()
-            if holder is None or time.monotonic() >= until:
+            holder = self._current_owner() or self._try_acquire()
+            if holder is None or time.monotonic() >= deadline:
                 return holder
-            time.sleep(max(0.0, min(_PAUSE_S, until - time.monotonic())))
+            time.sleep(max(0.0, min(_POLL_S, deadline - time.monotonic())))
 
     def renew(self) -> None:
         """Renew the lease. Raises PromotionConflict if the lock was lost."""
@@ -154,25 +155,36 @@ class FencingToken:
             remaining = [each for each in self._pending(connection) if each != operation]
             self._change(connection, pending=" ".join(remaining))
 
-    def free(self) -> None:
+    def release(self) -> None:
         """Release the lock. The row stays while a move is pending."""
         with self._state.writing() as connection:
-            connection.execute(sa.delete(LOCKS).where(*self._ours, LOCKS.c.pending == ""))
-            connection.execute(sa.update(LOCKS).where(*self._ours).values(leased_until=0.0))
+            connection.execute(
+                sa.delete(LOCKS).where(*self._owner_conditions, LOCKS.c.pending == "")
+            )
+            connection.execute(
+                sa.update(LOCKS).where(*self._owner_conditions).values(leased_until=0.0)
+            )
 
     def _pending(self, connection: sa.Connection) -> tuple[str, ...]:
-        text = connection.execute(sa.select(LOCKS.c.pending).where(*self._ours)).scalar()
+        text = connection.execute(
+            sa.select(LOCKS.c.pending).where(*self._owner_conditions)
+        ).scalar()
         if text is None:
             raise self._lost()
         return tuple(text.split())
 
     def _change(self, connection: sa.Connection, **values: Any) -> None:
-        if connection.execute(sa.update(LOCKS).where(*self._ours).values(**values)).rowcount != 1:
+        if (
+            connection.execute(
+                sa.update(LOCKS).where(*self._owner_conditions).values(**values)
+            ).rowcount
+            != 1
+        ):
             raise self._lost()
 
     def _lost(self) -> PromotionConflict:
         return PromotionConflict(
-            f"the promotion lock in {self._state.place} was lost: this process did not renew it "
+            f"the promotion lock in {self._state.location} was lost: this process did not renew it "
             f"for {LEASE_S:.0f} s, so another process may have taken it. Check what was written "
             "(gate history), then retry."
         )
@@ -184,7 +196,7 @@ class FencingToken:
         with self._state.reading() as connection:
             return _holder(connection) if self._state.has_tables(connection) else None
 
-    def _try(self) -> LockOwner | None:
+    def _try_acquire(self) -> LockOwner | None:
         with self._state.writing() as connection:
             self._state.make_tables(connection)
             holder = _holder(connection)
@@ -200,7 +212,7 @@ class FencingToken:
         return None
 
     @property
-    def _ours(self) -> tuple[sa.ColumnElement[bool], ...]:
+    def _owner_conditions(self) -> tuple[sa.ColumnElement[bool], ...]:
         return LOCKS.c.name == NAME, LOCKS.c.token == self._token
 
 
@@ -213,7 +225,7 @@ def _holder(connection: sa.Connection) -> LockOwner | None:
     return None if holder is None or holder.is_dead() else holder
 
 
-PATIENCE_S = 30.0
+LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another promotion or for the service's reconciliation."""
 
 _log = logging.getLogger(__name__)
@@ -222,10 +234,10 @@ _log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def renewing(lease: FencingToken) -> Iterator[None]:
     """Renew the lease in a thread while the context is open."""
-    done = threading.Event()
+    stopped = threading.Event()
 
     def renew() -> None:
-        while not done.wait(LEASE_S / 5):
+        while not stopped.wait(LEASE_S / 5):
             try:
                 lease.renew()
             except PromotionConflict:  # The next write under the lock raises it, too.
@@ -238,5 +250,5 @@ def renewing(lease: FencingToken) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        stopped.set()
         thread.join()

@@ -21,10 +21,10 @@ from gate.ledger.ledger import (
     verify,
     verify_rows,
 )
-from gate.ledger.lock import PATIENCE_S
+from gate.ledger.lock import LOCK_TIMEOUT_S
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.statement import Predicate, SignedStatement
-from gate.signing.trust import Trust, time_of
+from gate.signing.trust import Trust, parse_time
 from gate.storage.digest import Digest
 from gate.storage.record import Sha256
 from gate.storage.workspace import in_workspace, split_identity
@@ -44,11 +44,11 @@ def registry_identities(ledger: Ledger, identity: str) -> frozenset[str]:
     return frozenset(in_workspace(each, workspace) for each in {name}.union(*groups))
 
 
-def declare_addresses(ledger: Ledger, identity: str, others: Iterable[str]) -> None:
+def declare_addresses(ledger: Ledger, identity: str, aliases: Iterable[str]) -> None:
     """Declare in the ledger that these are the same registry, unless an entry already does. Raises
     the exceptions of `Ledger.append`."""
     # Without the workspace: a declaration applies to the server with all its workspaces.
-    group = frozenset(split_identity(plain(each))[0] for each in (identity, *others))
+    group = frozenset(split_identity(plain(each))[0] for each in (identity, *aliases))
     if len(group) > 1 and not any(group <= each for each in _declared(ledger)):
         addresses = tuple(sorted(group))
         ledger.append(
@@ -87,7 +87,7 @@ def _declared(ledger: Ledger) -> list[_Group]:
 # Invariant: each entry is signed by a writer who was trusted at its time and is not revoked, or a
 # later entry of such a writer approves the past (`ledger_accepted`, `ledger_imported`). So entries
 # without a signature or with one of a revoked key are trusted only after a person approved them.
-_VOUCHING: tuple[Action, ...] = ("ledger_accepted", "ledger_imported")
+_APPROVING: tuple[Action, ...] = ("ledger_accepted", "ledger_imported")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def audit_ledger(ledger: Ledger) -> Audit:
     """
     ledger.verify()
     rows = ledger.rows()
-    chain, entries = verify_rows(rows, place=ledger.location)
+    chain, entries = verify_rows(rows, location=ledger.location)
     by_key: Counter[str] = Counter()
     accepted: list[int] = []
     unapproved: dict[int, Untrusted] = {}
@@ -125,7 +125,7 @@ def audit_ledger(ledger: Ledger) -> Audit:
             unapproved[row.number] = error
             continue
         by_key[key.key_id] += 1
-        if entry.action in _VOUCHING:
+        if entry.action in _APPROVING:
             accepted += unapproved
             unapproved.clear()
     for number, reason in unapproved.items():
@@ -146,9 +146,9 @@ def accept_rewrite(ledger: Ledger, stored: StoredHead, *, reason: str) -> tuple[
     not a trusted writer's, StorageError and StateUnavailable if the ledger or the stored head can't
     be reached, PromotionConflict during a promotion.
     """
-    check_writer(ledger.key, ledger.trust, place=ledger.location)
+    check_writer(ledger.key, ledger.trust, location=ledger.location)
     unverified = Ledger(ledger.state, key=ledger.key)
-    with promotion_lock(unverified, patience_s=PATIENCE_S):
+    with promotion_lock(unverified, timeout_s=LOCK_TIMEOUT_S):
         problems = tuple(filter(None, (_audit_problem(ledger), _head_problem(unverified, stored))))
         if not problems:
             return ()
@@ -210,7 +210,7 @@ class Checkpoint(Predicate):
             )
         return cls(lines=head.lines, head=head.sha256, at=head.at)
 
-    def signed(self, key: SigningKey) -> SignedStatement:
+    def sign(self, key: SigningKey) -> SignedStatement:
         """Sign the checkpoint as a statement. Raises KeyUnusable."""
         return SignedStatement.sign(self.about({"ledger": self.head}), key)
 
@@ -226,23 +226,23 @@ class Checkpoint(Predicate):
         count = 0 if now is None else now.lines
         if digest == self.head:
             return count - self.lines
-        what = (
+        change = (
             f"it ends at entry {count}: entries were removed"
             if digest is None
             else f"that entry has digest {digest}: it or an earlier one was rewritten or removed"
         )
         raise PastChanged(
             f"at the checkpoint of {self.at} the ledger {ledger.location} had {self.lines} "
-            f"entries, the last with digest {self.head}; now {what}. Restore the newest copy, and "
-            "find out who can write to the database."
+            f"entries, the last with digest {self.head}; now {change}. Restore the newest copy, "
+            "and find out who can write to the database."
         )
 
 
 def checkpoint_signers(signed: SignedStatement, *, trust: Trust) -> tuple[PublicKey, ...]:
     """Return the trusted writers that signed a checkpoint of any age. Raises Untrusted if none of
     them was trusted at its time and is not revoked."""
-    at = Checkpoint.from_statement(signed, what="the checkpoint").at
-    time = time_of(at)
+    at = Checkpoint.from_statement(signed, label="the checkpoint").at
+    time = parse_time(at)
     signers = () if time is None else signed.signers(trust.keys("writers", at=time))
     if not signers:
         raise Untrusted(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gate.data.input_binding import InputBinding
 from gate.data.samples import SampleSet
 from gate.errors import OutputMismatch
-from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_answers
+from gate.golden.folder import Array, ExpectedOutput, FileVectors, write_golden
 from gate.golden.manifest import DType, GoldenManifest, GoldenModel, Origin
 from gate.golden.tolerance import Tolerance, tolerances_for, tolerances_of_part
 from gate.installation import is_installed
@@ -61,7 +61,7 @@ def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -
         allowed = tolerances_of_part(case.policy, evidence, name)
         file = str(part.candidate.path.relative_to(case.candidate.path.parent))
         parts[name] = _answers(part, allowed, file=file)
-    return write_answers(
+    return write_golden(
         folder,
         _answers(case, tolerances_for(case.policy, evidence), file=case.candidate.path.name),
         parts=parts,

@@ -191,7 +191,7 @@ def float64_differences(
         module = OnnxReference.from_file(context.tested_file)
         if module.is_widened:
             return {}
-        file = Float64Reference(module, replace(context.binding, given=()))
+        file = Float64Reference(module, replace(context.binding, sample_names=()))
         for batch in context.batches_with_truth():
             truth, actual = context.answers.truth(batch), file.run(batch)
             for output, name in names.items():

@@ -373,16 +373,16 @@ def rebuild(recipe: Recipe, output: Path) -> ExportNote | None:
     checkpoint = Path(inputs.checkpoint) if inputs.checkpoint else None
     spec = Path(inputs.preprocessing) if inputs.preprocessing else None
     if checkpoint is not None and inputs.checkpoint_sha256 is not None:
-        inputs.checkpoint_sha256.verify(Digest.from_file(checkpoint), what=str(checkpoint))
+        inputs.checkpoint_sha256.verify(Digest.from_file(checkpoint), label=str(checkpoint))
     if inputs.file is not None and inputs.file_sha256 is not None:
         sha256 = read_subject(Path(inputs.file)).sha256
-        inputs.file_sha256.verify(sha256, what=inputs.file)
+        inputs.file_sha256.verify(sha256, label=inputs.file)
     reference = Reference.from_factory(
         inputs.factory, checkpoint=checkpoint, preprocessing=spec, untrained=True
     )
     samples = SampleSet.open(inputs.samples, preprocessing=reference.spec)
     samples = samples.with_batch_axes(inputs.batch_axes)
-    inputs.samples_sha256.verify(samples.digest(), what=inputs.samples)
+    inputs.samples_sha256.verify(samples.digest(), label=inputs.samples)
     settings = recipe.steps.export or ExportSettings()
     builder = Builder(
         reference,
@@ -395,7 +395,7 @@ def rebuild(recipe: Recipe, output: Path) -> ExportNote | None:
     with files.scratch(output) as folder:
         path = builder.build(recipe.steps, folder)
         subject = read_subject(path)
-        recipe.sha256.verify(subject.sha256, what=f"the file of {RECIPE}")
+        recipe.sha256.verify(subject.sha256, label=f"the file of {RECIPE}")
         note = load_note(path)
         copy_file(path, output)
     return note

@@ -528,7 +528,7 @@ class MetricRun:
             self._process = WorkerProcess(
                 _WORKER,
                 {"outputs": self._outputs},
-                what="a metric",
+                label="a metric",
                 remedies=_REMEDIES,
                 memory_bytes=int(max(m.memory_limit_mb for m in self._metrics) * 1e6),
                 environment=_ENVIRONMENT,

@@ -62,7 +62,7 @@ START = (
 
 
 @contextmanager
-def translate_errors(uri: str, doing: str) -> Iterator[None]:
+def translate_errors(uri: str, action: str) -> Iterator[None]:
     """Raise RegistryUnavailable, RegistryDenied, ResourceGone, StorageError or RegistryError.
 
     Deliberately broad: depending on the store, MLflow raises errors of requests, SQLAlchemy,
@@ -78,13 +78,13 @@ def translate_errors(uri: str, doing: str) -> Iterator[None]:
             raise missing from error
         if database_problem(error) == "locked":
             raise RegistryUnavailable(
-                f"cannot {doing} at {redacted(uri)}: the database is locked. {WAIT}"
+                f"cannot {action} at {redacted(uri)}: the database is locked. {WAIT}"
             ) from error
-        raise _translate(error, uri=redacted(uri), doing=doing) from error
+        raise _translate(error, uri=redacted(uri), action=action) from error
 
 
 def is_gone(error: Exception) -> bool:
-    """Return True if the error only says that something does not exist."""
+    """Return whether the error means that a resource does not exist."""
     if isinstance(error, FileNotFoundError):
         return True
     statuses = set(re.findall(r"\b(\d{3}) (?:Client|Server) Error", str(error)))
@@ -92,35 +92,39 @@ def is_gone(error: Exception) -> bool:
     return code == "RESOURCE_DOES_NOT_EXIST" or statuses == {"404"}
 
 
-def _translate(error: Exception, *, uri: str, doing: str) -> GateError:
+def _translate(error: Exception, *, uri: str, action: str) -> GateError:
     # MLflow's message contains the address with user and password.
     text = without_passwords(" ".join(str(error).split()))
     shown = text if len(text) <= 400 else f"{text[:400]} …"
-    lowered = text.lower()
+    message = text.lower()
     for cause in causes(error):
         reason = _STORAGE.get(getattr(cause, "errno", None) or 0)
         if isinstance(cause, OSError) and reason:
             where = cause.filename or uri
-            return StorageError(f"cannot {doing}: {where}: {reason}. Fix this, then repeat.")
-    if any(words in lowered for words in _STORAGE_WORDS):
-        return StorageError(f"cannot {doing} at {uri}: {shown}. Free space or fix permissions.")
+            return StorageError(f"cannot {action}: {where}: {reason}. Fix this, then repeat.")
+    if any(words in message for words in _STORAGE_WORDS):
+        return StorageError(f"cannot {action} at {uri}: {shown}. Free space or fix permissions.")
     code, status = str(getattr(error, "error_code", "")), _status(error, text)
     if code in _DENIED_CODES or status in (401, 403):
-        return RegistryDenied(denied(uri, doing))
-    if code in _UNAVAILABLE_CODES or status in (429, 502, 503, 504) or _unreached(error, lowered):
-        return RegistryUnavailable(f"cannot {doing}: no answer from {uri}: {shown} {START}")
+        return RegistryDenied(denied(uri, action))
+    if (
+        code in _UNAVAILABLE_CODES
+        or status in (429, 502, 503, 504)
+        or _is_unreachable(error, message)
+    ):
+        return RegistryUnavailable(f"cannot {action}: no answer from {uri}: {shown} {START}")
     if code == "RESOURCE_DOES_NOT_EXIST":
         return ResourceGone(
-            f"cannot {doing} at {uri}: {shown}. The run or version was deleted, or belongs to "
+            f"cannot {action} at {uri}: {shown}. The run or version was deleted, or belongs to "
             "another server: repeat the stage that creates it."
         )
-    return RegistryError(f"cannot {doing} at {uri}: {type(error).__name__}: {shown}")
+    return RegistryError(f"cannot {action} at {uri}: {type(error).__name__}: {shown}")
 
 
-def denied(uri: str, doing: str) -> str:
+def denied(uri: str, action: str) -> str:
     """Return the error message, with remedies, for a server that refuses this user."""
     return (
-        f"cannot {doing}: {uri} refuses this user. A promotion needs EDIT on the registered model "
+        f"cannot {action}: {uri} refuses this user. A promotion needs EDIT on the registered model "
         "(and the right to create it the first time): set MLFLOW_TRACKING_USERNAME and "
         "MLFLOW_TRACKING_PASSWORD of a user with this permission, or ask an administrator."
     )
@@ -132,13 +136,13 @@ def _status(error: Exception, text: str) -> int | None:
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
-    worded = re.search(r"failed with error code (\d{3})\b", text)
-    return int(worded[1]) if worded else None
+    match = re.search(r"failed with error code (\d{3})\b", text)
+    return int(match[1]) if match else None
 
 
-def _unreached(error: Exception, lowered: str) -> bool:
+def _is_unreachable(error: Exception, message: str) -> bool:
     refused = any(isinstance(cause, ConnectionError | TimeoutError) for cause in causes(error))
-    return refused or any(words in lowered for words in _UNREACHED_WORDS)
+    return refused or any(words in message for words in _UNREACHED_WORDS)
 
 
 # MLflow itself tries a database server ten times with growing delays, 100 seconds without a
@@ -149,9 +153,9 @@ _TIMEOUT_S = 4
 """Timeout in seconds for one address of a server. A name may have several."""
 
 _SILENCE_S = 3.0
-"""Seconds after which a message says what the command waits for."""
+"""Seconds after which a message names what the command is waiting for."""
 
-_TAKE_TIMEOUT = ("psycopg", "psycopg2", "pymysql", "mysqldb", "mysqlconnector")
+_TIMEOUT_DRIVERS = ("psycopg", "psycopg2", "pymysql", "mysqldb", "mysqlconnector")
 """Drivers with the option `connect_timeout` in seconds."""
 
 _log = logging.getLogger(__name__)
@@ -164,12 +168,12 @@ def check_database(uri: str) -> None:
     """
     scheme = urlsplit(uri).scheme.partition("+")[0]
     if scheme == "sqlite":
-        _file(uri)
+        _check_file(uri)
     elif scheme in _SERVERS:
-        _database_server(uri)
+        _check_server(uri)
 
 
-def _database_server(uri: str) -> None:
+def _check_server(uri: str) -> None:
     from sqlalchemy import NullPool, create_engine
     from sqlalchemy.engine import make_url
 
@@ -177,11 +181,11 @@ def _database_server(uri: str) -> None:
     try:
         with (
             translate_errors(uri, "reach the registry's database"),
-            _announced(f"the database at {shown}"),
+            _log_if_slow(f"the database at {shown}"),
         ):
             url = make_url(uri)
             driver = url.get_dialect().driver
-            limited = driver in _TAKE_TIMEOUT and "connect_timeout" not in url.query
+            limited = driver in _TIMEOUT_DRIVERS and "connect_timeout" not in url.query
             options: dict[str, Any] = {"connect_timeout": _TIMEOUT_S} if limited else {}
             create_engine(url, poolclass=NullPool, connect_args=options).connect().close()
     except RegistryError as error:
@@ -194,18 +198,18 @@ def _database_server(uri: str) -> None:
 
 
 @contextmanager
-def _announced(what: str) -> Iterator[None]:
+def _log_if_slow(label: str) -> Iterator[None]:
     """Print what the command waits for if it takes long."""
-    patience = threading.Timer(_SILENCE_S, _log.warning, ("waiting for %s", what))
-    patience.daemon = True
-    patience.start()
+    timer = threading.Timer(_SILENCE_S, _log.warning, ("waiting for %s", label))
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        patience.cancel()
+        timer.cancel()
 
 
-def _file(uri: str) -> None:
+def _check_file(uri: str) -> None:
     name = unquote(urlsplit(uri).path).removeprefix("/")
     if not name or name == ":memory:":
         raise RegistryError(f"{uri} is lost when the process ends. Use a file instead.")
@@ -218,18 +222,18 @@ def _file(uri: str) -> None:
     if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
         raise StorageError(f"{uri}: {path} or its folder can't be written. Fix permissions.")
     if path.exists():
-        _read(path, uri)
+        _open_file(path, uri)
 
 
-def _read(path: Path, uri: str) -> None:
+def _open_file(path: Path, uri: str) -> None:
     """Open the database as MLflow does: SQLite recovers the journal of a killed writer."""
-    present = f"{path.resolve().as_uri()}?mode=rw"
+    uri_existing = f"{path.resolve().as_uri()}?mode=rw"
     try:
         with (
-            _announced(f"the lock of {path}"),
-            closing(sqlite3.connect(present, uri=True, timeout=2 * _TIMEOUT_S)) as opened,
+            _log_if_slow(f"the lock of {path}"),
+            closing(sqlite3.connect(uri_existing, uri=True, timeout=2 * _TIMEOUT_S)) as connection,
         ):
-            opened.execute("PRAGMA schema_version").fetchone()
+            connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.DatabaseError as error:
         remedy = "Check the disk and the permissions, and do not move the file."
         if database_problem(error) == "locked":
@@ -269,7 +273,7 @@ _LEVELS = {
 
 
 # Warnings of MLflow about its own code on import. Users can't fix them.
-_NOISE = ("The ``noload`` loader strategy", ".*Any type hint is inferred as AnyType")
+_IGNORED_WARNINGS = ("The ``noload`` loader strategy", ".*Any type hint is inferred as AnyType")
 
 
 def quiet_process() -> None:
@@ -294,19 +298,19 @@ def using_tracking_uri(tracking_uri: str, *, workspace: str | None = None) -> It
     from mlflow.tracking._tracking_service.utils import _use_tracking_uri
     from mlflow.utils.workspace_context import WorkspaceContext
 
-    before = os.environ.get(_URI)
+    previous = os.environ.get(_URI)
     bound = None if workspace in (None, DEFAULT) else workspace
-    inside = nullcontext() if workspace is None else WorkspaceContext(bound)
+    context = nullcontext() if workspace is None else WorkspaceContext(bound)
     try:
-        with warnings.catch_warnings(), _use_tracking_uri(tracking_uri), inside:
-            for message in _NOISE:
+        with warnings.catch_warnings(), _use_tracking_uri(tracking_uri), context:
+            for message in _IGNORED_WARNINGS:
                 warnings.filterwarnings("ignore", message)
             yield
     finally:
-        if before is None:
+        if previous is None:
             os.environ.pop(_URI, None)
         else:
-            os.environ[_URI] = before
+            os.environ[_URI] = previous
 
 
 def check_server(tracking_uri: str) -> None:
@@ -323,7 +327,7 @@ def check_server(tracking_uri: str) -> None:
     if scheme in ("http", "https"):
         from mlflow import MlflowClient
 
-        _ask_health(tracking_uri)
+        _check_health(tracking_uri)
         with calling(tracking_uri, "read the registry"):
             client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
             client.search_registered_models(max_results=1)
@@ -359,31 +363,31 @@ def require_workspaces(uri: str, workspace: str) -> None:
 
 
 def _has_workspaces(uri: str) -> bool:
-    answer = _get(uri, "/api/3.0/mlflow/server-info", doing="read which features the server has")
-    if answer.status_code not in (200, 404):
+    response = _get(uri, "/api/3.0/mlflow/server-info", action="read which features the server has")
+    if response.status_code not in (200, 404):
         raise RegistryUnavailable(
-            f"{redacted(uri)} returned {answer.status_code}. Try again later."
+            f"{redacted(uri)} returned {response.status_code}. Try again later."
         )
-    return _field(answer, "workspaces_enabled") is True  # older servers lack the field
+    return _field(response, "workspaces_enabled") is True  # older servers lack the field
 
 
 def reach(uri: str) -> None:
     """Raise RegistryUnavailable, RegistryDenied or StorageError unless the registry responds now.
     For a server GET /health, else like `check_database`. Thread-safe."""
     if urlsplit(uri).scheme in ("http", "https"):
-        _ask_health(uri)
+        _check_health(uri)
     else:
         check_database(uri)
 
 
-def _get(uri: str, endpoint: str, *, doing: str) -> Any:
+def _get(uri: str, endpoint: str, *, action: str) -> Any:
     """Return the response of a server. Raises RegistryUnavailable, RegistryDenied."""
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
-    with translate_errors(uri, doing):
+    with translate_errors(uri, action):
         credentials = get_default_host_creds(uri.rstrip("/"))
-        answer = http_request(
+        response = http_request(
             credentials,
             endpoint,
             "GET",
@@ -391,39 +395,39 @@ def _get(uri: str, endpoint: str, *, doing: str) -> Any:
             max_retries=0,
             raise_on_status=False,
         )
-    if answer.status_code in (401, 403):
-        raise RegistryDenied(denied(redacted(uri), doing))
-    return answer
+    if response.status_code in (401, 403):
+        raise RegistryDenied(denied(redacted(uri), action))
+    return response
 
 
-def _ask_health(uri: str) -> None:
+def _check_health(uri: str) -> None:
     shown = redacted(uri)
-    answer = _get(uri, "/health", doing="reach the registry")
+    response = _get(uri, "/health", action="reach the registry")
     if (
-        answer.status_code != 200
+        response.status_code != 200
         and current_workspace()
-        and _field(answer, "error_code") in _NO_WORKSPACE
+        and _field(response, "error_code") in _NO_WORKSPACE
     ):
         raise RegistryError(
             f"{shown} has no workspace '{current_workspace()}'. Set an existing one with "
             f"{VARIABLE}, or create it."
         )
-    if answer.status_code != 200:
+    if response.status_code != 200:
         raise RegistryUnavailable(
-            f"GET {shown}/health returned {answer.status_code}, expected 200 from MLflow. "
+            f"GET {shown}/health returned {response.status_code}, expected 200 from MLflow. "
             f"Check the address. {START}"
         )
 
 
-def _field(answer: Any, name: str) -> object:
+def _field(response: Any, name: str) -> object:
     try:
-        return answer.json()[name]
+        return response.json()[name]
     except (ValueError, KeyError, TypeError):
         return None
 
 
 @contextmanager
-def calling(uri: str, doing: str, *, workspace: str | None = None) -> Iterator[None]:
+def calling(uri: str, action: str, *, workspace: str | None = None) -> Iterator[None]:
     """Set MLflow's tracking URI (`using_tracking_uri`) and translate its errors."""
-    with translate_errors(uri, doing), using_tracking_uri(uri, workspace=workspace):
+    with translate_errors(uri, action), using_tracking_uri(uri, workspace=workspace):
         yield

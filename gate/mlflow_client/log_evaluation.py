@@ -70,9 +70,9 @@ def named_outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
 def metrics_from_evidence(evidence: Evidence) -> Iterator[tuple[str, float]]:
     """Yield `runtime/metric` and its value, including NaN and infinity; latencies in
     milliseconds."""
-    for place, output in named_outputs(evidence):
+    for prefix, output in named_outputs(evidence):
         for name, value in _output_metrics(output):
-            yield f"{place}/{name}", value
+            yield f"{prefix}/{name}", value
     for runtime in evidence.runtimes:
         for name, value in _probe_metrics(runtime):
             yield f"{runtime.runtime}/{name}", value
@@ -117,17 +117,17 @@ def _task_metrics(evidence: Evidence) -> Iterator[tuple[str, float]]:
 
 
 def _compared_metrics(runtime: RuntimeEvidence) -> Iterator[tuple[str, float]]:
-    found: dict[str, list[float]] = defaultdict(list)
+    values_by_name: dict[str, list[float]] = defaultdict(list)
     for output in runtime.outputs:
         for name, value in _output_metrics(output):
-            found[name].append(value)
+            values_by_name[name].append(value)
         for crossing in output.classification.crossings if output.classification else ():
-            found["crossed_share"].append(crossing.crossed / max(crossing.samples, 1))
+            values_by_name["crossed_share"].append(crossing.crossed / max(crossing.samples, 1))
     ratios = [probe.noise_ratio for probe in runtime.probes if probe.noise_ratio is not None]
-    found["probe_noise_ratio"] = ratios
-    for name, sense in COMPARED.items():
-        if found[name]:
-            yield name, _worst(found[name], sense)
+    values_by_name["probe_noise_ratio"] = ratios
+    for name, worst in COMPARED.items():
+        if values_by_name[name]:
+            yield name, _worst(values_by_name[name], worst)
     if runtime.latency is not None:
         yield "latency_median_ms", runtime.latency.median_ms
 
@@ -137,25 +137,25 @@ def metrics_table(evidence: Evidence) -> list[dict[str, object]]:
     before the exponent; the evidence has all digits."""
     rows: list[dict[str, object]] = []
     for name, value in metrics_from_evidence(evidence):
-        where, _, number = name.partition("/")
-        rows.append({"runtime": where, "number": number, "value": float(f"{value:.6g}")})
+        runtime, _, number = name.partition("/")
+        rows.append({"runtime": runtime, "number": number, "value": float(f"{value:.6g}")})
     return rows
 
 
 def classes_table(evidence: Evidence) -> list[dict[str, object]]:
     """Return the difference of the confidence as rows, by runtime and class of the reference."""
     return [
-        {"runtime": place, **entry.model_dump()}
-        for place, output in named_outputs(evidence)
+        {"runtime": runtime, **entry.model_dump()}
+        for runtime, output in named_outputs(evidence)
         for entry in (output.classification.confidence.per_class if output.classification else ())
     ]
 
 
-def _worst(values: list[float], sense: str) -> float:
+def _worst(values: list[float], worst: str) -> float:
     for value in values:
         if math.isnan(value):
             return value
-    return max(values) if sense == LARGEST else min(values)
+    return max(values) if worst == LARGEST else min(values)
 
 
 def _output_metrics(output: OutputParity) -> Iterator[tuple[str, float]]:
@@ -216,8 +216,8 @@ def _class_metrics(logits: ClassParity) -> Iterator[tuple[str, float]]:
         yield f"confidence_{name}_percent", share
     for crossing in logits.crossings:
         point = f"{crossing.threshold:g}"
-        place = point if crossing.label is None else f"{point}_class_{crossing.label}"
-        yield f"crossed_at_{place}", float(crossing.crossed)
+        suffix = point if crossing.label is None else f"{point}_class_{crossing.label}"
+        yield f"crossed_at_{suffix}", float(crossing.crossed)
     if logits.accuracy is not None:
         for name in ("reference", "candidate", "drop"):
             yield f"accuracy_{name}", getattr(logits.accuracy, name)
@@ -236,47 +236,47 @@ _LONG = 5000
 
 
 def log_evaluation(
-    page: RunLogger, judgment: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
+    run: RunLogger, judgment: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
 ) -> None:
     """Log an evaluation to a new MLflow run.
 
     folder: the result of `gate.report.folder.write_report`. inputs: address of the samples, if
     known.
     """
-    log_numbers(page, judgment, inputs=inputs)
-    log_files(page, judgment, folder=folder)
+    log_numbers(run, judgment, inputs=inputs)
+    log_files(run, judgment, folder=folder)
 
 
-def log_numbers(page: RunLogger, judgment: SummaryInputs, *, inputs: Path | str | None) -> None:
+def log_numbers(run: RunLogger, judgment: SummaryInputs, *, inputs: Path | str | None) -> None:
     """Write params, tags, metrics, the name and the data set, in a few requests."""
     evidence = judgment.evidence
-    with page.batched():
-        write_export(page, evidence.subject, source=evidence.source, export=evidence.export)
-        _write_numbers(page, evidence, judgment.policy)
-        _write_verdict(page, judgment)
-    _write_dataset(page, evidence, inputs=inputs)
-    _write_name(page, judgment)
+    with run.batched():
+        write_export(run, evidence.subject, source=evidence.source, export=evidence.export)
+        _write_numbers(run, evidence, judgment.policy)
+        _write_verdict(run, judgment)
+    _write_dataset(run, evidence, inputs=inputs)
+    _write_name(run, judgment)
 
 
-def log_files(page: RunLogger, judgment: SummaryInputs, *, folder: Path) -> None:
+def log_files(run: RunLogger, judgment: SummaryInputs, *, folder: Path) -> None:
     """Write the artifacts, a request each, and last the tag of a complete run."""
-    with page.batched():
-        _write_tables(page, judgment.evidence)
-        write_report(page, folder)
-        _write_checks(page, judgment)
-        page.tags({DECIDED_TAG: judgment.decision.digest().hex})
+    with run.batched():
+        _write_tables(run, judgment.evidence)
+        write_report(run, folder)
+        _write_checks(run, judgment)
+        run.tags({DECIDED_TAG: judgment.decision.digest().hex})
 
 
 def write_export(
-    page: RunLogger, subject: Subject, *, source: Source, export: ExportRecord | None
+    run: RunLogger, subject: Subject, *, source: Source, export: ExportRecord | None
 ) -> None:
     """Log the file, its model, and the settings of its export, if recorded."""
     if export is not None:
         settings = {f"export.{key}": value for key, value in export.settings.items()}
-        page.params({"export.strategy": export.strategy, **settings})
-        page.params({"export.rungs": "\n".join(export.rungs)[:_LONG] or None})
-    page.params({"export.opset_in_file": subject.opset, "export.producer": subject.producer})
-    page.tags(
+        run.params({"export.strategy": export.strategy, **settings})
+        run.params({"export.rungs": "\n".join(export.rungs)[:_LONG] or None})
+    run.params({"export.opset_in_file": subject.opset, "export.producer": subject.producer})
+    run.tags(
         {
             "gate.sha256": subject.sha256.hex,
             "gate.reference": source.factory,
@@ -286,71 +286,67 @@ def write_export(
 
 
 def write_evidence(
-    page: RunLogger, evidence: Evidence, policy: Policy, *, inputs: Path | str | None
+    run: RunLogger, evidence: Evidence, policy: Policy, *, inputs: Path | str | None
 ) -> None:
     """Log the metrics of the evidence, the settings, the machine, and the data set."""
-    with page.batched():
-        _write_numbers(page, evidence, policy)
-    _write_tables(page, evidence)
-    _write_dataset(page, evidence, inputs=inputs)
+    with run.batched():
+        _write_numbers(run, evidence, policy)
+    _write_tables(run, evidence)
+    _write_dataset(run, evidence, inputs=inputs)
 
 
-def _write_numbers(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
-    page.params(switches(policy))
+def _write_numbers(run: RunLogger, evidence: Evidence, policy: Policy) -> None:
+    run.params(switches(policy))
     environment = evidence.environment
     hardware = {name: getattr(environment, name) for name in _HARDWARE}
     hardware["cpu_flags"] = " ".join(environment.cpu_flags or ()) or None
-    page.tags({f"environment.{name}": value for name, value in environment.versions.items()})
-    page.tags({f"environment.{name}": value for name, value in hardware.items()})
-    page.tags(
+    run.tags({f"environment.{name}": value for name, value in environment.versions.items()})
+    run.tags({f"environment.{name}": value for name, value in hardware.items()})
+    run.tags(
         {f"determinism.{name}": value for name, value in environment.determinism.to_plain().items()}
     )
-    page.tags({f"runtime.{runtime.runtime}": runtime_state(evidence, runtime.runtime)
+    run.tags({f"runtime.{runtime.runtime}": runtime_state(evidence, runtime.runtime)
                for runtime in evidence.runtimes})  # fmt: skip
-    page.metrics(comparable_metrics(evidence))
+    run.metrics(comparable_metrics(evidence))
 
 
-def _write_tables(page: RunLogger, evidence: Evidence) -> None:
-    page.table(metrics_table(evidence), "numbers.json")
+def _write_tables(run: RunLogger, evidence: Evidence) -> None:
+    run.table(metrics_table(evidence), "numbers.json")
     by_class = classes_table(evidence)
     if by_class:
-        page.table(by_class, "confidence_by_class.json")
+        run.table(by_class, "confidence_by_class.json")
 
 
-def _write_dataset(page: RunLogger, evidence: Evidence, *, inputs: Path | str | None) -> None:
-    page.dataset(
-        "evaluation",
-        digest=str(evidence.dataset.sha256),
-        source=redacted(str(inputs)) if inputs else "not recorded",
-        context="eval",
-    )
+def _write_dataset(run: RunLogger, evidence: Evidence, *, inputs: Path | str | None) -> None:
+    source = redacted(str(inputs)) if inputs else "not recorded"
+    run.dataset(digest=str(evidence.dataset.sha256), source=source)
 
 
-def write_report(page: RunLogger, folder: Path, *, without: Collection[str] = ()) -> None:
+def write_report(run: RunLogger, folder: Path, *, without: Collection[str] = ()) -> None:
     """Write the files of a report's folder: records, statements, page and figures.
 
     `without`: names of files that the run already has."""
     for name in _FILES:
         if name not in without and (folder / name).is_file():
-            page.file(folder / name)
+            run.file(folder / name)
     for name in _FOLDERS:
         if name not in without and (folder / name).is_dir():
-            page.folder(folder / name, name)
+            run.folder(folder / name, name)
 
 
-def write_decision(page: RunLogger, judgment: SummaryInputs) -> None:
+def write_decision(run: RunLogger, judgment: SummaryInputs) -> None:
     """Write the verdict as name, status and tags, the table of checks, the policy, and the note."""
-    with page.batched():
-        _write_verdict(page, judgment)
-    _write_checks(page, judgment)
-    _write_name(page, judgment)
-    page.tags({DECIDED_TAG: judgment.decision.digest().hex})
+    with run.batched():
+        _write_verdict(run, judgment)
+    _write_checks(run, judgment)
+    _write_name(run, judgment)
+    run.tags({DECIDED_TAG: judgment.decision.digest().hex})
 
 
-def _write_verdict(page: RunLogger, judgment: SummaryInputs) -> None:
+def _write_verdict(run: RunLogger, judgment: SummaryInputs) -> None:
     decision = judgment.decision
-    page.tags(headline_tags(judgment.summary.headline))
-    page.tags(
+    run.tags(headline_tags(judgment.summary.headline))
+    run.tags(
         {
             "gate.sha256": decision.subject_sha256.hex,
             "gate.policy_sha256": decision.policy_sha256.hex,
@@ -360,32 +356,32 @@ def _write_verdict(page: RunLogger, judgment: SummaryInputs) -> None:
             "gate.waived_checks": _titles(decision.waived),
         }
     )
-    page.metrics(
+    run.metrics(
         {
             "decision/checks": float(len(decision.checks)),
             "decision/problems": float(len(decision.problems)),
             "decision/waived": float(len(decision.waived)),
         }
     )
-    page.note(markdown.summary_markdown(judgment.summary, {}))
+    run.note(markdown.summary_markdown(judgment.summary, {}))
 
 
-def _write_checks(page: RunLogger, judgment: SummaryInputs) -> None:
-    page.table(_rows(judgment), "checks.json")
-    page.text(judgment.policy.to_json(indent=2) + "\n", "policy.json")
+def _write_checks(run: RunLogger, judgment: SummaryInputs) -> None:
+    run.table(_rows(judgment), "checks.json")
+    run.text(judgment.policy.to_json(indent=2) + "\n", "policy.json")
 
 
-def _write_name(page: RunLogger, judgment: SummaryInputs) -> None:
+def _write_name(run: RunLogger, judgment: SummaryInputs) -> None:
     decision = judgment.decision
-    page.named(run_name(decision.verdict, decision.subject_sha256, judgment.summary.headline))
-    page.ends = status_of(decision.verdict)
+    run.named(run_name(decision.verdict, decision.subject_sha256, judgment.summary.headline))
+    run.ends = status_of(decision.verdict)
 
 
-def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None:
+def write_twin(run: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None:
     """Write the verdict on the quantized twin and the table of its checks. If only the twin is
     rejected, the run gets its verdict, because the release is rejected too."""
     decision = twin.decision
-    page.tags(
+    run.tags(
         {
             "gate.twin_sha256": decision.subject_sha256.hex,
             "gate.twin_verdict": decision.verdict,
@@ -393,27 +389,27 @@ def write_twin(page: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None
         }
     )
     metrics = comparable_metrics(twin.evidence)
-    page.metrics({f"twin/{name.removeprefix('export/')}": v for name, v in metrics.items()})
-    page.table(_rows(twin), "twin_checks.json")
-    page.table(metrics_table(twin.evidence), "twin_numbers.json")
+    run.metrics({f"twin/{name.removeprefix('export/')}": v for name, v in metrics.items()})
+    run.table(_rows(twin), "twin_checks.json")
+    run.table(metrics_table(twin.evidence), "twin_numbers.json")
     if exact.passed and not decision.passed:
-        its = twin.summary.headline
-        headline = its.model_copy(
-            update={"blamed": "twin", "sentence": f"The quantized twin: {its.sentence}"}
+        twin_headline = twin.summary.headline
+        headline = twin_headline.model_copy(
+            update={"blamed": "twin", "sentence": f"The quantized twin: {twin_headline.sentence}"}
         )
-        page.tags(headline_tags(headline))
-        page.named(run_name(decision.verdict, exact.subject_sha256, headline))
-        page.ends = status_of(decision.verdict)
+        run.tags(headline_tags(headline))
+        run.named(run_name(decision.verdict, exact.subject_sha256, headline))
+        run.ends = status_of(decision.verdict)
 
 
 def write_promotion(
-    page: RunLogger, promotion: PromotionResult, *, model_name: str, note: str | None
+    run: RunLogger, promotion: PromotionResult, *, model_name: str, note: str | None
 ) -> None:
     """Write the outcome of the promotion and the note, with a link to the version, to the run.
 
     `note`: None for a note that was not written by the gate and stays unchanged.
     """
-    page.tags(
+    run.tags(
         {
             "gate.promotion": promotion.outcome,
             "gate.promotion_reason": promotion.reason[:_LONG],
@@ -421,16 +417,16 @@ def write_promotion(
         }
     )
     if note is not None:
-        page.note(note)
+        run.note(note)
 
 
-def links(page: RunLogger, *, version: tuple[str, str] | None = None) -> dict[str, str]:
+def links(run: RunLogger, *, version: tuple[str, str] | None = None) -> dict[str, str]:
     """Return links to the run, its report, and the registered model's `version` (name and number).
 
     They are relative to the server, so that they work on any host and port."""
     addresses = {
-        "MLflow run": page.address,
-        "report with figures": page.report_address,
+        "MLflow run": run.address,
+        "report with figures": run.report_address,
     }
     if version is not None:
         name, number = version
@@ -469,9 +465,9 @@ def _titles(checks: tuple[CheckResult, ...]) -> str | None:
     return ", ".join(check.title for check in checks)[:_LONG] or None
 
 
-def _rows(judged: SummaryInputs) -> list[dict[str, Any]]:
-    is_onnx = judged.evidence.source.is_onnx
-    return [_row(check, onnx_reference=is_onnx) for check in judged.decision.checks]
+def _rows(judgment: SummaryInputs) -> list[dict[str, Any]]:
+    is_onnx = judgment.evidence.source.is_onnx
+    return [_row(check, onnx_reference=is_onnx) for check in judgment.decision.checks]
 
 
 def _row(check: CheckResult, *, onnx_reference: bool) -> dict[str, Any]:

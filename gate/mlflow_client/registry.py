@@ -54,21 +54,21 @@ def experiment_id(client: MlflowClient, name: str, *, artifacts: Path | None) ->
     """
     from mlflow.exceptions import MlflowException
 
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        place = (artifacts / name).as_uri() if artifacts else None
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        location = (artifacts / name).as_uri() if artifacts else None
         try:
-            return str(client.create_experiment(name, artifact_location=place))
+            return str(client.create_experiment(name, artifact_location=location))
         except MlflowException:
-            found = client.get_experiment_by_name(name)  # another process created it first
-            if found is None:
+            experiment = client.get_experiment_by_name(name)  # another process created it first
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
+    if experiment.lifecycle_stage != "active":
         raise RegistryError(
             f"the experiment '{name}' is deleted. Restore it (mlflow experiments restore "
-            f"--experiment-id {found.experiment_id}) or name another one."
+            f"--experiment-id {experiment.experiment_id}) or name another one."
         )
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 # Listed first, because a download can't be canceled: MLflow runs it in its own threads.
@@ -87,12 +87,12 @@ def check_extent(source: str, allowed: VersionSize) -> None:
     size, files = 0, 0
     folders: list[str | None] = [None]
     while folders:
-        found = repository.list_artifacts(folders.pop())
-        folders += [entry.path for entry in found if entry.is_dir]
+        entries = repository.list_artifacts(folders.pop())
+        folders += [entry.path for entry in entries if entry.is_dir]
         if any(path and path.count("/") > _DEPTH for path in folders):
             raise TooLarge(f"its folders are more than {_DEPTH} deep")
-        size += sum(entry.file_size or 0 for entry in found)
-        files += len(found)
+        size += sum(entry.file_size or 0 for entry in entries)
+        files += len(entries)
         allowed.check(size, files)
 
 
@@ -104,13 +104,15 @@ def fetch(source: str, folder: Path, most_bytes: Mapping[str, int]) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     repository: Any = get_artifact_repository(source)
-    for place in sorted({path.rpartition("/")[0] for path in most_bytes}):
-        for entry in repository.list_artifacts(place or None):
-            most = most_bytes.get(entry.path)
-            if most is None or entry.is_dir:
+    for folder_name in sorted({path.rpartition("/")[0] for path in most_bytes}):
+        for entry in repository.list_artifacts(folder_name or None):
+            limit = most_bytes.get(entry.path)
+            if limit is None or entry.is_dir:
                 continue
-            if (entry.file_size or 0) > most:
-                raise TooLarge(f"{entry.path} has {entry.file_size} bytes, at most {most} are read")
+            if (entry.file_size or 0) > limit:
+                raise TooLarge(
+                    f"{entry.path} has {entry.file_size} bytes, at most {limit} are read"
+                )
             with limit_folder_size(folder, sum(most_bytes.values())):
                 repository.download_artifacts(entry.path, str(folder))
 
@@ -189,7 +191,7 @@ class MlflowRegistry:
         """Log the file with `mlflow.onnx` in the draft's run and create a version from it."""
         with self._using(f"create a version of '{name}'") as client:
             model_id = upload(client, draft)
-            made = client.create_model_version(
+            created = client.create_model_version(
                 name,
                 f"models:/{model_id}",
                 run_id=draft.run_id,
@@ -197,7 +199,7 @@ class MlflowRegistry:
                 description=draft.description,
                 model_id=model_id,
             )
-        return str(made.version)
+        return str(created.version)
 
     def version(self, name: str, number: str) -> Version:
         """Read one version."""
@@ -212,7 +214,7 @@ class MlflowRegistry:
         from mlflow.artifacts import download_artifacts
         from mlflow.exceptions import MlflowException
 
-        gone = f"version {number} of '{name}' has no complete ONNX artifact"
+        problem = f"version {number} of '{name}' has no complete ONNX artifact"
         remedy = "Restore the artifact store. If it is lost, promote the file again."
         with self._using(f"download version {number} of '{name}'") as client:
             try:
@@ -222,17 +224,17 @@ class MlflowRegistry:
             except (FileNotFoundError, MlflowException) as error:
                 if not is_gone(error):
                     raise
-                raise ArtifactMissing(f"{gone}: {error}. {remedy}") from error
+                raise ArtifactMissing(f"{problem}: {error}. {remedy}") from error
             except TooLarge as error:
                 raise DigestMismatch(
-                    f"{gone}: {error}. The artifact was replaced. {remedy}"
+                    f"{problem}: {error}. The artifact was replaced. {remedy}"
                 ) from error
             if not Path(model, "MLmodel").is_file():
-                raise ArtifactMissing(f"{gone}: it has no MLmodel. {remedy}")
+                raise ArtifactMissing(f"{problem}: it has no MLmodel. {remedy}")
             path = _onnx_file(Path(model))
         if path is None:
             raise DigestMismatch(
-                f"{gone}: files are missing, or its MLmodel names another file. "
+                f"{problem}: files are missing, or its MLmodel names another file. "
                 "Promote the file again."
             )
         return path
@@ -242,17 +244,17 @@ class MlflowRegistry:
         from mlflow.exceptions import MlflowException
 
         with self._using(f"read the files of version {number} of '{name}'") as client:
-            what = f"the files of version {number} of '{name}' can't be read"
+            problem = f"the files of version {number} of '{name}' can't be read"
             try:
                 fetch(client.get_model_version_download_uri(name, number), folder, most_bytes)
             except TooLarge as error:
                 raise DigestMismatch(
-                    f"{what}: {error}. The artifact was replaced. Promote the file again."
+                    f"{problem}: {error}. The artifact was replaced. Promote the file again."
                 ) from error
             except (FileNotFoundError, MlflowException) as error:
                 if not is_gone(error):
                     raise
-                raise ArtifactMissing(f"{what}: {error}. Restore the artifact store.") from error
+                raise ArtifactMissing(f"{problem}: {error}. Restore the artifact store.") from error
 
     def alias(self, name: str, alias: Alias) -> str | None:
         """Return the version of an alias, or None."""
@@ -282,9 +284,9 @@ class MlflowRegistry:
             client.update_model_version(name, number, description=encodable(text))
 
     @contextmanager
-    def _using(self, doing: str) -> Iterator[MlflowClient]:
-        _steps.debug(doing)
-        with calling(self._uri, doing, workspace=self._workspace):
+    def _using(self, action: str) -> Iterator[MlflowClient]:
+        _steps.debug(action)
+        with calling(self._uri, action, workspace=self._workspace):
             if self._opened is None:
                 from mlflow import MlflowClient
 
@@ -307,14 +309,14 @@ def _registered_model(client: MlflowClient, name: str) -> RegisteredModel | None
 
 
 def _version(stored: ModelVersion) -> Version:
-    made_ms = stored.creation_timestamp
-    made = None if made_ms is None else datetime.fromtimestamp(made_ms / 1000, tz=UTC)
+    created_ms = stored.creation_timestamp
+    created = None if created_ms is None else datetime.fromtimestamp(created_ms / 1000, tz=UTC)
     return Version(
         number=str(stored.version),
         run_id=stored.run_id or None,
         tags=dict(stored.tags),
         description=stored.description or "",
-        made_at=None if made is None else made.isoformat(timespec="milliseconds"),
+        created_at=None if created is None else created.isoformat(timespec="milliseconds"),
     )
 
 
@@ -326,7 +328,7 @@ def _onnx_file(folder: Path) -> Path | None:
     """
     try:
         data = read_untrusted(folder / "MLmodel", limit=_MLMODEL_LIMIT)
-        flavors = parse_plain_yaml(data, what="MLmodel")["flavors"]
+        flavors = parse_plain_yaml(data, label="MLmodel")["flavors"]
         if PARTS_FLAVOR in flavors:
             served = flavors[PARTS_FLAVOR]["data"]
             if flavors != {PARTS_FLAVOR: {"data": served}} or not is_release_file(
@@ -376,8 +378,8 @@ def upload(client: MlflowClient, draft: Draft) -> str:
         tags={Tag.SHA256: draft.subject.sha256.hex},
     )
     # First, because the version becomes READY with the file.
-    for place, folder in draft.beside.items():
-        client.log_model_artifacts(logged.model_id, str(folder), place)
+    for artifact_path, folder in draft.folders.items():
+        client.log_model_artifacts(logged.model_id, str(folder), artifact_path)
     _steps.debug("upload %s, %.1f MB", draft.path.name, draft.subject.size_bytes / 1e6)
     proto = _proto_of_same_bytes(draft)
     if proto is None:
@@ -395,8 +397,8 @@ def _proto_of_same_bytes(draft: Draft) -> Any:
     if draft.subject.external_data or draft.subject.size_bytes >= _PROTO_LIMIT:
         return None
     proto = onnx.load(str(draft.path), load_external_data=False)
-    again = Digest.from_bytes(proto.SerializeToString())
-    return proto if again == draft.subject.sha256 else None
+    serialized = Digest.from_bytes(proto.SerializeToString())
+    return proto if serialized == draft.subject.sha256 else None
 
 
 def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
@@ -423,8 +425,8 @@ def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
             failures.append(error)
 
     # A new thread lacks the context variables, including MLflow's workspace.
-    inside = contextvars.copy_context()
-    thread = threading.Thread(target=inside.run, args=(log,), name="gate-log-model")
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(log,), name="gate-log-model")
     thread.start()
     thread.join()
     if failures:
@@ -455,9 +457,9 @@ def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
         Path(folder, "requirements.txt").write_text("\n".join(_requirements()) + "\n")
         client.log_model_artifacts(model_id, str(folder))
     for name in (draft.path.name, *draft.subject.external_data):
-        inside = Path(name).parent.as_posix()
+        parent = Path(name).parent.as_posix()
         source = str(draft.path.parent / name)
-        client.log_model_artifact(model_id, source, None if inside == "." else inside)
+        client.log_model_artifact(model_id, source, None if parent == "." else parent)
     client.finalize_logged_model(model_id, "READY")
 
 
@@ -490,10 +492,10 @@ def _requirements() -> list[str]:
 
     They are explicit because MLflow would start a process to infer them.
     """
-    found = [f"onnx=={version('onnx')}", f"numpy=={version('numpy')}"]
+    requirements = [f"onnx=={version('onnx')}", f"numpy=={version('numpy')}"]
     for runtime in _RUNTIMES:
         try:
-            return [*found, f"{runtime}=={version(runtime)}"]
+            return [*requirements, f"{runtime}=={version(runtime)}"]
         except PackageNotFoundError:
             continue
-    return found
+    return requirements

@@ -169,32 +169,32 @@ class RunLogger:
             self._tables.append(entry)
             self.tags({_TABLES_TAG: json.dumps(self._tables)})
 
-    def dataset(self, name: str, *, digest: str, source: str, context: str) -> None:
-        """Log the data set as an input of the run: its name and digest, not its content."""
+    def dataset(self, *, digest: str, source: str) -> None:
+        """Log the evaluation data as an input of the run: its digest, not its content."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         dataset = Dataset(
-            name=name,
+            name="evaluation",
             digest=digest.removeprefix("sha256:")[:36],  # the column holds 36 characters
             source_type="local",
             source=json.dumps({"uri": source}),
         )
-        tag = InputTag(key="mlflow.data.context", value=context)
+        tag = InputTag(key="mlflow.data.context", value="eval")
         with self._client() as client:
             client.log_inputs(self.run_id, [DatasetInput(dataset=dataset, tags=[tag])])
 
     def _send(self, entries: dict[str, list[Any]]) -> None:
         """Send now, in as few requests as MLflow allows; within `batched` at its end."""
         if self._waiting is not None:
-            for kind, those in entries.items():
-                self._waiting.setdefault(kind, []).extend(those)
+            for kind, values in entries.items():
+                self._waiting.setdefault(kind, []).extend(values)
             return
         # The last value of a key counts: MLflow refuses a request that has two of a param.
         for kind in entries.keys() & {"params", "tags"}:
             entries[kind] = list({entry.key: entry for entry in entries[kind]}.values())
         while any(entries.values()):
-            batch = {kind: those[: _BATCHES[kind]] for kind, those in entries.items()}
-            entries = {kind: those[_BATCHES[kind] :] for kind, those in entries.items()}
+            batch = {kind: values[: _BATCHES[kind]] for kind, values in entries.items()}
+            entries = {kind: values[_BATCHES[kind] :] for kind, values in entries.items()}
             with self._client() as client:
                 client.log_batch(
                     self.run_id,
@@ -216,7 +216,7 @@ def cut(markdown: str, limit: int) -> str:
         return markdown
     closing = "\n\n(The rest is in the artifact report.html.)\n"
     lines = markdown.splitlines()
-    rows = [place for place, line in enumerate(lines) if line.startswith("| ")][1:]
+    rows = [index for index, line in enumerate(lines) if line.startswith("| ")][1:]
     excess = len(markdown) + len(closing) - limit
     while rows and excess > 0:
         excess -= len(lines.pop(rows.pop())) + 1
@@ -247,9 +247,9 @@ _DIGITS = 6
 _NOTHING_TO_NAME = ("passed", "waived")
 
 
-def unjudged_name(done: str, sha256: Digest) -> str:
+def unjudged_name(stage: str, sha256: Digest) -> str:
     """Return the name of a run whose file has no verdict yet, as `gate exported 4d87ab`."""
-    return f"gate {done} {sha256.hex[:_DIGITS]}"
+    return f"gate {stage} {sha256.hex[:_DIGITS]}"
 
 
 def run_name(verdict: Verdict, sha256: Digest, headline: Headline) -> str:
@@ -283,7 +283,7 @@ DECIDED_TAG = "gate.decision_sha256"
 """The tag that is written last: a run that has it is complete."""
 
 
-# The pipeline has its own way (`pipelines/run.py`): its stages share one run.
+# The stages of the pipeline share one run instead (`pipelines/run.py`).
 EXPERIMENT = "parity-gate"
 """The default experiment."""
 
@@ -308,7 +308,7 @@ class Runs:
 
         with calling(uri, f"open the experiment '{experiment}'"):
             self._client = MlflowClient(uri, uri)
-            # Those of a local database lie next to it; a server has its own folder.
+            # The artifacts of a local database are next to it; a server chooses the folder.
             file = uri.removeprefix("sqlite:///")
             artifacts = None if file == uri else Path(file).absolute().parent / "mlartifacts"
             self._experiment_id = experiment_id(self._client, experiment, artifacts=artifacts)
@@ -333,9 +333,9 @@ class Runs:
     @contextmanager
     def again(self, page: RunLogger) -> Iterator[RunLogger]:
         """Write to a run that had ended, and end it again if its status changes."""
-        before = page.ends
+        status = page.ends
         yield page
-        if page.ends != before:
+        if page.ends != status:
             self._end(page, page.ends)
 
     def page(self, run_id: str) -> RunLogger:
@@ -361,8 +361,12 @@ class Runs:
                 run = self._client.get_run(reference.run_id)
         except ResourceGone:
             return None
-        whole = run.data.tags.get(DECIDED_TAG) == decision.digest().hex
-        if run.info.lifecycle_stage != "active" or not whole or _PROMOTED_TAG in run.data.tags:
+        is_complete = run.data.tags.get(DECIDED_TAG) == decision.digest().hex
+        if (
+            run.info.lifecycle_stage != "active"
+            or not is_complete
+            or _PROMOTED_TAG in run.data.tags
+        ):
             return None
         page = self._page(reference.run_id, run.info.experiment_id)
         page.ends = "FINISHED" if run.info.status == "FINISHED" else "FAILED"
@@ -397,19 +401,19 @@ _GRACE_S = 2.0
 """Seconds for the main thread to handle a signal and clean up."""
 
 
-_WATCHED: dict[int, Mapping[signal.Signals, Any]] = {}
+_PREVIOUS_HANDLERS: dict[int, Mapping[signal.Signals, Any]] = {}
 """The previous handlers, by the pipe that signals are written to."""
 
 
 def _forget_in_child() -> None:
     """Restore the signal handlers in a forked process."""
-    for writer, before in _WATCHED.items():
+    for writer, handlers in _PREVIOUS_HANDLERS.items():
         with suppress(ValueError, OSError):
             signal.set_wakeup_fd(-1)
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
             os.close(writer)
-    _WATCHED.clear()
+    _PREVIOUS_HANDLERS.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -431,32 +435,34 @@ def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
     def watch() -> None:
         # Python writes the number here at once; handlers have to wait for the main thread.
         while number := os.read(reader, 1):
-            if number[0] in before and not ended.wait(_GRACE_S):
+            if number[0] in handlers and not ended.wait(_GRACE_S):
                 with suppress(Exception):
                     kill()
                 os._exit(INTERRUPTED)
 
     def interrupt(_number: int, _frame: object) -> None:
-        for number in before:
+        for number in handlers:
             signal.signal(number, signal.SIG_IGN)  # a second one must not end the cleaning up
         raise KeyboardInterrupt
 
-    wanted = (signal.SIGINT, signal.SIGTERM)
-    before = {n: signal.getsignal(n) for n in wanted if signal.getsignal(n) is not signal.SIG_IGN}
+    signals = (signal.SIGINT, signal.SIGTERM)
+    handlers = {
+        n: signal.getsignal(n) for n in signals if signal.getsignal(n) is not signal.SIG_IGN
+    }
     watcher = threading.Thread(target=watch, daemon=True)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    _WATCHED[writer] = before
+    _PREVIOUS_HANDLERS[writer] = handlers
     try:
         watcher.start()
-        for number in before:
+        for number in handlers:
             signal.signal(number, interrupt)
         yield
     finally:
         ended.set()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(wakeup)
-        _WATCHED.pop(writer, None)
+        _PREVIOUS_HANDLERS.pop(writer, None)
         os.close(writer)  # which ends the watcher
         watcher.join(_GRACE_S)
         os.close(reader)

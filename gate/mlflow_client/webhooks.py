@@ -66,42 +66,42 @@ class WebhookSubscription:
     def all(self) -> tuple[Subscription, ...]:
         """Return all webhooks of the server."""
         with self._using("list the webhooks") as client:
-            found: list[Webhook] = []
+            webhooks: list[Webhook] = []
             token = None
             while True:
                 page = client.list_webhooks(max_results=_PAGE, page_token=token)
-                found += page
+                webhooks += page
                 token = page.token
                 if not token:
-                    return tuple(map(_subscription, found))
+                    return tuple(map(_subscription, webhooks))
 
     def find(self, name: str) -> Subscription | None:
         """Return the webhook of this name, or None. Raises RegistryError if several have it."""
-        same = [webhook for webhook in self.all() if webhook.name == name]
-        if len(same) > 1:
-            ids = ", ".join(webhook.webhook_id for webhook in same)
+        matches = [webhook for webhook in self.all() if webhook.name == name]
+        if len(matches) > 1:
+            ids = ", ".join(webhook.webhook_id for webhook in matches)
             raise RegistryError(
-                f"{len(same)} webhooks are named '{name}': {ids}. Each would deliver every event. "
-                "Delete all but one on the server, or choose another --name."
+                f"{len(matches)} webhooks are named '{name}': {ids}. Each would deliver every "
+                "event. Delete all but one on the server, or choose another --name."
             )
-        return same[0] if same else None
+        return matches[0] if matches else None
 
     def register(
         self, name: str, url: str, *, secret: str
     ) -> tuple[Literal["created", "updated"], Subscription]:
         """Create the webhook, or update the one with this name. Idempotent."""
-        wanted: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "url": url,
             "events": list(EVENTS),
             "secret": secret,
             "description": _DESCRIPTION,
             "status": "ACTIVE",
         }
-        found = self.find(name)
+        existing = self.find(name)
         with self._using(f"register the webhook '{name}'") as client:
-            if found is None:
-                return "created", _subscription(client.create_webhook(name, **wanted))
-            return "updated", _subscription(client.update_webhook(found.webhook_id, **wanted))
+            if existing is None:
+                return "created", _subscription(client.create_webhook(name, **fields))
+            return "updated", _subscription(client.update_webhook(existing.webhook_id, **fields))
 
     def set_secret(self, webhook: Subscription, secret: str) -> None:
         """Replace the secret of the webhook. The server caches the old one for up to 60 s."""
@@ -116,16 +116,16 @@ class WebhookSubscription:
         trials = []
         with self._using(f"test the webhook '{webhook.name}'") as client:
             for event in webhook.events:
-                found = client.test_webhook(webhook.webhook_id, event)  # type: ignore[arg-type]
-                answer = (found.response_body or found.error_message or "")[:400]
-                trials.append(DeliveryTrial(event, found.success, found.response_status, answer))
-                if found.response_status is None:
+                result = client.test_webhook(webhook.webhook_id, event)  # type: ignore[arg-type]
+                reply = (result.response_body or result.error_message or "")[:400]
+                trials.append(DeliveryTrial(event, result.success, result.response_status, reply))
+                if result.response_status is None:
                     break
         return tuple(trials)
 
     @contextmanager
-    def _using(self, doing: str) -> Iterator[MlflowClient]:
-        with calling(self._uri, doing):
+    def _using(self, action: str) -> Iterator[MlflowClient]:
+        with calling(self._uri, action):
             from mlflow import MlflowClient
 
             yield MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)

@@ -54,7 +54,7 @@ class ChainModel(nn.Module):
         """
         copied = copy_model(model, device="cpu")
         modules = {name: module_of(copied, path, part=name) for name, path in references.items()}
-        return cls(chain_function(chain), _apart(modules), inputs).eval()
+        return cls(chain_function(chain), _separate(modules), inputs).eval()
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """Return the result of the chain function.
@@ -115,14 +115,14 @@ def module_of(model: nn.Module, path: str, *, part: str) -> nn.Module:
         ) from error
 
 
-def _apart(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def _separate(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Copy modules that are shared between parts or nested in one another, so that the hooks of
     `CallRecorder` can tell their calls apart."""
     separate: dict[str, nn.Module] = {}
     for name, module in modules.items():
         is_shared = any(
-            module in [*other.modules()] or other in [*module.modules()]
-            for other in separate.values()
+            module in [*existing.modules()] or existing in [*module.modules()]
+            for existing in separate.values()
         )
         separate[name] = copy_model(module, device="cpu") if is_shared else module
     return separate
@@ -216,11 +216,11 @@ class PartInterface:
     """The value that the first call of the module returned."""
 
 
-def bound(names: Sequence[str], wanted: Sequence[str]) -> list[int]:
+def match_inputs(names: Sequence[str], inputs: Sequence[str]) -> list[int]:
     """Return the index in `names` of the tensor for each input of a file: by name if `names` has
-    all of `wanted` (and perhaps tensors that only the module takes), else by position."""
-    if wanted and set(wanted) <= set(names):
-        return [list(names).index(name) for name in wanted]
+    all of `inputs` (and perhaps tensors that only the module takes), else by position."""
+    if inputs and set(inputs) <= set(names):
+        return [list(names).index(name) for name in inputs]
     return list(range(len(names)))
 
 
@@ -254,7 +254,7 @@ class PartCalls:
     steps with growing inputs."""
     axes: BatchAxes | None = None
     """Batch axes of the part's file. None: axis 0 of all inputs."""
-    wanted: tuple[str, ...] = ()
+    input_names: tuple[str, ...] = ()
     """Names of the file's inputs."""
     overwritten: str | None = None
     """An input that the module modifies in place, which an ONNX file never does."""
@@ -290,7 +290,9 @@ class PartCalls:
         if self.axes.is_unbatched:
             return [array[None] for array in inputs]
         axes: list[int | None] = [0] * len(inputs)  # Axis 0 for tensors that only the module takes.
-        for name, index in zip(self.wanted, bound(self.names, self.wanted), strict=False):
+        for name, index in zip(
+            self.input_names, match_inputs(self.names, self.input_names), strict=False
+        ):
             axes[index] = self.axes.inputs[name]
         sizes = {
             array.shape[axis]
@@ -306,9 +308,9 @@ class PartCalls:
             for array, axis in zip(inputs, axes, strict=True)
         ]
 
-    def taken(self, wanted: Sequence[str]) -> list[Array]:
+    def example_for(self, input_names: Sequence[str]) -> list[Array]:
         """Return the tensors of the first call for a file with these inputs."""
-        return [self.example[index] for index in bound(self.names, wanted)]
+        return [self.example[index] for index in match_inputs(self.names, input_names)]
 
     def samples(self, names: tuple[str, ...], *, part: str) -> SampleSet:
         """Return the recorded inputs under these names.
@@ -389,7 +391,7 @@ class CallRecorder:
             shared = [spec for spec in subject.inputs if axes.inputs[spec.name] is None]
             if any(spec.shape for spec in shared):  # A mask may differ between calls.
                 axes = None
-        return {"axes": axes, "wanted": tuple(spec.name for spec in subject.inputs)}
+        return {"axes": axes, "input_names": tuple(spec.name for spec in subject.inputs)}
 
     @contextlib.contextmanager
     def _record_calls(self, name: str, module: nn.Module) -> Iterator[None]:

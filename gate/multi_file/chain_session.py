@@ -18,7 +18,7 @@ from gate.multi_file.chain_model import (
     ChainFunction,
     ChainModel,
     PartInterface,
-    bound,
+    match_inputs,
     restore_structure,
 )
 from gate.onnx_file.sandboxed_reading import release_within
@@ -113,27 +113,27 @@ class OpenPart:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the part. Raises InputMismatch if the tensors do not fit the file's inputs."""
         tensors = self.interface.parameters.tensors(args, kwargs, part=self.name)
-        wanted = self.subject.inputs
-        indices = bound([leaf.name for leaf in tensors], [spec.name for spec in wanted])
+        specs = self.subject.inputs
+        indices = match_inputs([leaf.name for leaf in tensors], [spec.name for spec in specs])
         inputs = [tensors[index].tensor.detach().cpu().numpy() for index in indices]
-        check_seam(wanted, inputs, part=self.name)
-        batch = {spec.name: _packed(array) for spec, array in zip(wanted, inputs, strict=True)}
+        check_seam(specs, inputs, part=self.name)
+        batch = {spec.name: _packed(array) for spec, array in zip(specs, inputs, strict=True)}
         outputs = [torch.from_numpy(np.array(array)) for array in self.session.run(batch)]
         return restore_structure(self.interface.form, outputs, part=self.name)
 
 
-def check_seam(wanted: Sequence[TensorSpec], arrays: Sequence[Array], *, part: str) -> None:
+def check_seam(specs: Sequence[TensorSpec], arrays: Sequence[Array], *, part: str) -> None:
     """Raise InputMismatch if the arrays from the chain do not fit the inputs of a part's file."""
-    if len(arrays) != len(wanted):
+    if len(arrays) != len(specs):
         raise InputMismatch(
             f"the chain passes {len(arrays)} tensors to the part {part}, its file has "
-            f"{len(wanted)} inputs: {', '.join(spec.name for spec in wanted)}. Export the part "
+            f"{len(specs)} inputs: {', '.join(spec.name for spec in specs)}. Export the part "
             "with the arguments that the chain passes."
         )
-    for spec, array in zip(wanted, arrays, strict=True):
-        fixed = [(have, size) for have, size in zip(array.shape, spec.shape, strict=False)
+    for spec, array in zip(specs, arrays, strict=True):
+        fixed = [(actual, size) for actual, size in zip(array.shape, spec.shape, strict=False)
                  if isinstance(size, int)]  # fmt: skip
-        fits = array.ndim == len(spec.shape) and all(have == size for have, size in fixed)
+        fits = array.ndim == len(spec.shape) and all(actual == size for actual, size in fixed)
         if array.dtype.name != spec.dtype or not fits:
             shape = "×".join(map(str, spec.shape))
             raise InputMismatch(
@@ -182,7 +182,9 @@ class ChainSession(Session):
             for provider, count in proof.nodes_per_provider.items():
                 nodes[provider] = nodes.get(provider, 0) + count
         return Proof(
-            providers_active=_shared([proof.providers_active for proof in proofs.values()]),
+            providers_active=_common_providers(
+                [proof.providers_active for proof in proofs.values()]
+            ),
             nodes_per_provider=nodes,
             fallback_nodes=tuple(
                 f"{name}: {node}" for name, proof in proofs.items() for node in proof.fallback_nodes
@@ -193,10 +195,10 @@ class ChainSession(Session):
                 for node in proof.cpu_nodes
             ),
             plain_failure=next((p.plain_failure for p in proofs.values() if p.plain_failure), None),
-            session_options=_common([proof.session_options for proof in proofs.values()]),
-            versions=_common([proof.versions for proof in proofs.values()]),
-            device=_odd([proof.device for proof in proofs.values()]),
-            precision=_odd([proof.precision for proof in proofs.values()]),
+            session_options=_common_options([proof.session_options for proof in proofs.values()]),
+            versions=_common_options([proof.versions for proof in proofs.values()]),
+            device=_differing_value([proof.device for proof in proofs.values()]),
+            precision=_differing_value([proof.precision for proof in proofs.values()]),
         )
 
     def close(self) -> None:
@@ -212,21 +214,21 @@ def _packed(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def _shared(providers: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _common_providers(providers: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the providers that all parts used: a part that fell back removes its provider."""
     return tuple(name for name in providers[0] if all(name in used for used in providers[1:]))
 
 
-def _common(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    first, *others = options
+def _common_options(options: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    first, *rest = options
     return {
         name: value
         for name, value in first.items()
-        if all(other.get(name) == value for other in others)
+        if all(each.get(name) == value for each in rest)
     }
 
 
-def _odd(values: Sequence[str | None]) -> str | None:
+def _differing_value(values: Sequence[str | None]) -> str | None:
     """Return the value that all parts report, or else the first one that differs, such as `int8`
     or another device."""
     return next((value for value in values if value not in (values[0], "float32")), values[0])

@@ -47,7 +47,7 @@ class ReleaseQuantization:
     """Settings of each part."""
     only: tuple[str, ...] = ()
     """Parts to quantize. Empty: all parts that can be quantized."""
-    progress: Callable[[int, int], None] = lambda _done, _total: None
+    progress: Callable[[int, int], None] = lambda _count, _total: None
     """Called with the number of calibration rows that are done, over all parts, and their total."""
 
     def write(self, path: Path, output: Path) -> QuantizedRelease:
@@ -87,8 +87,8 @@ class ReleaseQuantization:
                 "fix permissions, then retry."
             ) from error
         of = release.subject
-        made = release_within(output, None).subject(inputs=of.inputs, outputs=of.outputs)
-        return QuantizedRelease(output, made, of, records)
+        subject = release_within(output, None).subject(inputs=of.inputs, outputs=of.outputs)
+        return QuantizedRelease(output, subject, of, records)
 
     def _fill(
         self, path: Path, release: MultiFileRelease, file: ReleaseFile
@@ -103,7 +103,7 @@ class ReleaseQuantization:
             name = f"{part.name}.quantized.onnx" if uses[entry.file] > 1 else entry.file
             record = None
             if part.name in batches:
-                record = self._quantized(part, batches[part.name], path.parent / name)
+                record = self._quantize_part(part, batches[part.name], path.parent / name)
             if record is None:
                 _copy(part, path.parent / entry.file)
             else:
@@ -131,18 +131,18 @@ class ReleaseQuantization:
         return batches
 
     def _rows(self, part: Part, samples: SampleSet, *, before: int, total: int) -> Batches:
-        size, done = self.settings.batch_size, before
+        size, finished = self.settings.batch_size, before
         binding = bind_samples(part.candidate.subject.inputs, samples, batch_size=size)
         for batch in samples.batches(binding.batch_size):
-            done += binding.batch_size
-            self.progress(min(done, before + len(samples)), total)
+            finished += binding.batch_size
+            self.progress(min(finished, before + len(samples)), total)
             yield binding.by_input(batch)  # Code after the last yield would never run.
 
-    def _quantized(
-        self, part: Part, rows: tuple[SampleSet, Batches], output: Path
+    def _quantize_part(
+        self, part: Part, calibration: tuple[SampleSet, Batches], output: Path
     ) -> ExportRecord | None:
         """Quantize one part; return its record, or None if nothing in it could be quantized."""
-        samples, batches = rows
+        samples, batches = calibration
         settings = self.settings.model_copy(update={"samples": len(samples)})
         output.parent.mkdir(parents=True, exist_ok=True)
         try:

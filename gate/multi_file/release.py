@@ -16,7 +16,7 @@ from gate.data.samples import SampleSet
 from gate.errors import EvidenceError, InputMismatch, ModelError
 from gate.measure.job import MeasurementJob
 from gate.model.forward_signature import Leaf
-from gate.multi_file.chain_model import CallRecorder, ChainModel, bound
+from gate.multi_file.chain_model import CallRecorder, ChainModel, match_inputs
 from gate.multi_file.chain_session import (
     ChainSession,
     ConsumerChain,
@@ -124,9 +124,9 @@ class MultiFileRelease:
         """
         return _part_inputs(self.calls, part.candidate, name=part.name)
 
-    def cases(self, whole: MeasurementJob) -> dict[str, MeasurementJob]:
+    def cases(self, job: MeasurementJob) -> dict[str, MeasurementJob]:
         """Return the measurement job of each part."""
-        return {part.name: part.case(whole.policy, whole.batch_size) for part in self.parts}
+        return {part.name: part.case(job.policy, job.batch_size) for part in self.parts}
 
     def open_release(self, file: TestedFile) -> ConsumerChain:
         """Open a release of the same parts as `Interfaces.open_release` does."""
@@ -134,7 +134,7 @@ class MultiFileRelease:
         return Interfaces(self.chain.function, by_part).open_release(file)
 
     def session(
-        self, chosen: SelectedRuntime, policy: Policy, *, conditions: Conditions
+        self, selected: SelectedRuntime, policy: Policy, *, conditions: Conditions
     ) -> Session:
         """Open every part in a separate runtime, and return a session that runs the chain.
 
@@ -144,19 +144,19 @@ class MultiFileRelease:
         with ExitStack() as runtimes, ExitStack() as sessions:
             opened = []
             for part in self.parts:
-                runtime = SelectedRuntime(chosen.name, policy.runtimes[chosen.name])
+                runtime = SelectedRuntime(selected.name, policy.runtimes[selected.name])
                 runtimes.callback(runtime.close)
                 reason = runtime.absent_reason()
                 if reason is not None:
                     raise EvidenceError(reason)
                 calls = self.calls.for_part(part.name)
-                wanted = part.candidate.subject.inputs
-                example = calls.taken([spec.name for spec in wanted])
-                check_seam(wanted, example, part=part.name)
+                specs = part.candidate.subject.inputs
+                example = calls.example_for([spec.name for spec in specs])
+                check_seam(specs, example, part=part.name)
                 session = runtime.open(
                     RunnableFile(part.candidate),
                     conditions=conditions,
-                    example={s.name: array for s, array in zip(wanted, example, strict=True)},
+                    example={s.name: array for s, array in zip(specs, example, strict=True)},
                 )
                 sessions.callback(session.close)
                 opened.append(OpenPart(part.name, session, part.candidate.subject, calls.interface))
@@ -176,7 +176,7 @@ def _arranged(chain: ChainModel, files: ReleaseFiles, samples: SampleSet) -> Sam
     even = samples.count is not None
     if even and not samples.stated:
         try:
-            CallRecorder().record(chain, samples.at(_few(samples, 3)))
+            CallRecorder().record(chain, samples.at(_cyclic_indices(samples, 3)))
             return samples
         except ModelError as error:
             broken = error
@@ -209,19 +209,20 @@ def _arranged(chain: ChainModel, files: ReleaseFiles, samples: SampleSet) -> Sam
     return arranged.rearranged(dict.fromkeys(samples.names, 0), layout)
 
 
-def _few(samples: SampleSet, count: int) -> list[int]:
+def _cyclic_indices(samples: SampleSet, count: int) -> list[int]:
     return [index % len(samples) for index in range(count)]
 
 
 def _output_axes(chain: ChainModel, samples: SampleSet, axes: BatchAxes) -> dict[str, int | None]:
     """Return the batch axes of the outputs, found by running the chain on two and three samples."""
     sizes = (1,) if axes.is_unbatched else (2, 3)
-    few, *more = (
-        CallRecorder().record(chain, _call(axes, samples.at(_few(samples, size)))) for size in sizes
+    outputs, *more_outputs = (
+        CallRecorder().record(chain, _call(axes, samples.at(_cyclic_indices(samples, size))))
+        for size in sizes
     )
     return {
-        leaf.name: _growing(leaf.tensor.shape, *(run[index].tensor.shape for run in more))
-        for index, leaf in enumerate(few)
+        leaf.name: _growing(leaf.tensor.shape, *(run[index].tensor.shape for run in more_outputs))
+        for index, leaf in enumerate(outputs)
     }
 
 
@@ -266,7 +267,7 @@ def _fixed_batch(files: ReleaseFiles, calls: CallRecorder) -> int | None:
     sizes = set()
     for name, candidate in files.parts.items():
         inputs, part_calls = candidate.subject.inputs, calls.for_part(name)
-        arrays = part_calls.taken([spec.name for spec in inputs])
+        arrays = part_calls.example_for([spec.name for spec in inputs])
         for spec, array in zip(inputs, arrays, strict=False):
             axis = 0 if part_calls.axes is None else part_calls.axes.inputs[spec.name]
             if axis is None or axis >= min(len(spec.shape), array.ndim):
@@ -290,15 +291,15 @@ def _part_inputs(calls: CallRecorder, candidate: TestedFile, *, name: str) -> Sa
     """Return the recorded inputs of a part under the names of forward's arguments, or under the
     file's input names if only some of these are names of arguments."""
     part_calls = calls.for_part(name)
-    wanted = tuple(spec.name for spec in candidate.subject.inputs)
-    if len(bound(part_calls.names, wanted)) != len(wanted):
+    input_names = tuple(spec.name for spec in candidate.subject.inputs)
+    if len(match_inputs(part_calls.names, input_names)) != len(input_names):
         raise EvidenceError(
             f"the chain passes {len(part_calls.example)} tensors to the part {name}, its file has "
-            f"{len(wanted)} inputs: {', '.join(wanted)}. Export the part with the arguments that "
-            "the chain passes."
+            f"{len(input_names)} inputs: {', '.join(input_names)}. Export the part with the "
+            "arguments that the chain passes."
         )
-    shared = set(wanted) & set(part_calls.names)
-    names = part_calls.names if shared in (set(), set(wanted)) else wanted
+    shared = set(input_names) & set(part_calls.names)
+    names = part_calls.names if shared in (set(), set(input_names)) else input_names
     return part_calls.samples(names, part=name)
 
 

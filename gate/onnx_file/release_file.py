@@ -111,7 +111,7 @@ def _check_plain(path: Path) -> None:
             "parts."
         )
     try:
-        parse_plain_yaml(data, what=str(path))
+        parse_plain_yaml(data, label=str(path))
     except EvidenceError as error:
         raise OnnxFileError(f"not a release file: {error}") from error
 

@@ -26,7 +26,7 @@ def verify_files(path: Path, evidence: Evidence) -> None:
     subject = evidence.subject
     try:
         actual = digest_of_model(path, external_data=subject.external_data)
-        subject.sha256.verify(actual, what=str(path))
+        subject.sha256.verify(actual, label=str(path))
     except DigestMismatch:
         verify_parts(path, evidence)
         raise
@@ -43,7 +43,7 @@ def verify_parts(path: Path, evidence: Evidence) -> None:
         if not file.is_file():
             raise DigestMismatch(f"{what} is missing. Restore it, or measure the release again.")
         files = measured.subject.external_data
-        part.sha256.verify(digest_of_model(file, external_data=files), what=what)
+        part.sha256.verify(digest_of_model(file, external_data=files), label=what)
 
 
 def verify_description(path: Path, evidence: Evidence, limits: SandboxLimits | None) -> None:
@@ -137,7 +137,7 @@ def read_subject_in_sandbox(path: Path, limits: SandboxLimits | None) -> Subject
     hashed = (
         Digest.from_manifest(path.parent, (path.name, *files)) if files else Digest.from_file(path)
     )
-    subject.sha256.verify(hashed, what=str(path))
+    subject.sha256.verify(hashed, label=str(path))
     return subject
 
 
@@ -198,4 +198,4 @@ def _run_child(function: str, path: Path, *, limits: SandboxLimits) -> Any:
     if path.is_file():
         check_size(path, limits)
     what = f"reading {path.name}"
-    return run_in_sandbox(f"{__name__}:{function}", {"path": str(path)}, limits=limits, what=what)
+    return run_in_sandbox(f"{__name__}:{function}", {"path": str(path)}, limits=limits, task=what)

@@ -175,7 +175,7 @@ def open_in_child(path: Path, disabled_optimizers: Sequence[str], *, limits: San
         f"{__name__}:_try_to_open",
         {"path": str(path), "disabled": list(disabled_optimizers)},
         limits=limits,
-        what=f"opening {path.name}",
+        task=f"opening {path.name}",
     )
 
 

@@ -38,7 +38,7 @@ class TestedFile:
             data = self.path.read_bytes()
         except OSError as error:
             raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
-        self.subject.sha256.verify(Digest.from_bytes(data), what=self.path.name)
+        self.subject.sha256.verify(Digest.from_bytes(data), label=self.path.name)
         return data
 
     def loadable(self) -> bytes | str | WithData:
@@ -55,7 +55,7 @@ class TestedFile:
         except (OSError, MemoryError) as error:
             raise StorageError(f"cannot read {self.path} to measure it: {error}") from error
         digests = {name: Digest.from_bytes(data).hex for name, data in contents.items()}
-        self.subject.sha256.verify(Digest.from_json(digests), what=self.path.name)
+        self.subject.sha256.verify(Digest.from_json(digests), label=self.path.name)
         return WithData(contents[self.path.name], {name: contents[name] for name in files})
 
     def verify(self) -> None:
@@ -65,7 +65,7 @@ class TestedFile:
             actual = Digest.from_manifest(self.path.parent, files)
         else:
             actual = Digest.from_file(self.path)
-        self.subject.sha256.verify(actual, what=self.path.name)
+        self.subject.sha256.verify(actual, label=self.path.name)
 
     def is_copy_of(self, other: TestedFile) -> bool:
         """Return whether both files have the same bytes and external data; their names may differ.

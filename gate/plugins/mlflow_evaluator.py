@@ -36,11 +36,11 @@ class ParityEvaluator(ModelEvaluator):
         """Log the finite numbers and the report to the run, and return the numbers.
 
         evaluator_config: `file`, a path or an MLflow URI (`models:/digits@candidate`); `reference`,
-        what `gate.check` takes, or the URI of a model with the flavor pytorch; `policy` and
-        `samples`, as `gate.check` takes them (default samples: the features of `dataset`). The
+        as for `gate.check`, or the URI of a model with the flavor pytorch; `policy` and `samples`,
+        as for `gate.check` (default samples: the features of `dataset`). The
         targets of `dataset` are the labels of the policy's metrics.
         The metric `parity_gate/passed` is 1 for PASS, else 0. Raises DataError for another setting
-        or number of targets, and what `gate.check` raises.
+        or number of targets, and the exceptions of `gate.check`.
         """
         from gate.api import check
         from gate.policy.policy import Policy
@@ -88,10 +88,10 @@ def _file(file: Any, folder: Path) -> Path:
 
     from gate.errors import OnnxFileError
 
-    place = Path(download_artifacts(artifact_uri=str(file), dst_path=str(folder)))
-    if place.is_file():
-        return place
-    files = sorted(place.glob("*.onnx"))
+    path = Path(download_artifacts(artifact_uri=str(file), dst_path=str(folder)))
+    if path.is_file():
+        return path
+    files = sorted(path.glob("*.onnx"))
     if len(files) != 1:
         names = ", ".join(path.name for path in files) or "none"
         raise OnnxFileError(

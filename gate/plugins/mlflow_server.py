@@ -36,9 +36,8 @@ from gate.signing.local_keys import LocalKeys
 from gate.storage.safe_text import make_printable, redacted
 from gate.storage.workspace import check_workspace, in_workspace
 
-# This is the first line of defense, and it hashes no file: a request must not wait for a download.
-# The service is the second one: it reverts what reaches the database in another way, and what was
-# overwritten behind a version.
+# This guard hashes no file, because a request must not wait for a download. The service also
+# reverts changes that reach the database in another way, and detects overwritten files.
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ _HARMLESS = frozenset(
     }
 )
 """Routes that write, but move no alias and remove nothing. A route that is neither here nor in
-`_CHECKS` came with a newer MLflow, and is refused."""
+`_CHECKS` is refused: a newer MLflow added it."""
 
 _PROMPT_TAG = "mlflow.prompt.is_prompt"
 """MLflow keeps prompts as registered models with this tag."""
@@ -108,8 +107,10 @@ class AliasGuard:
         self._ledger: Ledger | None = None
 
     def check(self) -> Response | None:
-        """Return the refusal of the current request: 403 with the reason, 503 where the ledger
-        can't be read. None: the request may go on."""
+        """Return the refusal of the current request; None if the request is allowed.
+
+        403 with the reason, or 503 if the ledger can't be read.
+        """
         if request.method in ("GET", "HEAD", "OPTIONS") or request.url_rule is None:
             return None
         route = _ROUTE.search(request.url_rule.rule)
@@ -135,21 +136,21 @@ class AliasGuard:
                 error_code=codes.PERMISSION_DENIED,
             )
         message, check = _CHECKS[route]
-        # As MLflow's handler reads the request: the two must never see different values.
+        # Parsed as by MLflow's handler, so that both get the same values.
         check(self, handlers._get_request_message(message()))
 
     def target(self, name: str) -> _Target | None:
-        """Return the model with its history in the ledger; None: MLflow has no such model, and its
-        handler says so. Raises MlflowException where the ledger can't be read."""
+        """Return the model with its history in the ledger; None if MLflow has no such model, which
+        its handler reports. Raises MlflowException if the ledger can't be read."""
         try:
             model = handlers._get_model_registry_store().get_registered_model(name)
         except MlflowException as error:
             if error.error_code == codes.ErrorCode.Name(codes.RESOURCE_DOES_NOT_EXIST):
                 return None
             raise
-        with _reading(f"'{CHAMPION}' of {make_printable(name)}"):
+        with _ledger_errors(f"'{CHAMPION}' of {make_printable(name)}"):
             workspace = check_workspace(get_request_workspace() or "default")
-            # Databases that ignore case find a model by another spelling: its own name counts.
+            # Databases that ignore case find a model by another spelling: use the stored name.
             history = self.history(model.name, workspace)
         aliases = {alias.casefold(): str(number) for alias, number in model.aliases.items()}
         tagged = str(model._tags.get(_PROMPT_TAG, "")).lower() == "true"
@@ -157,13 +158,13 @@ class AliasGuard:
         return _Target(model.name, workspace, aliases, is_prompt, history)
 
     def history(self, name: str, workspace: str | None) -> ModelHistory:
-        """Return what the ledger says of a model. Raises GateError."""
+        """Return the ledger history of a model. Raises GateError."""
         with self._lock:
             ledger, names = self._open(workspace)
             return self._histories.history(ledger.entries(), name, registries=names)
 
     def histories(self, workspace: str | None) -> dict[str, ModelHistory]:
-        """Return what the ledger says of each model of a workspace. Raises GateError."""
+        """Return the ledger history of each model of a workspace. Raises GateError."""
         with self._lock:
             ledger, names = self._open(workspace)
             entries = ledger.entries()
@@ -197,8 +198,8 @@ class AliasGuard:
             self._ledger = verify_writer(ledger, keys, Path(trust) if trust else None)
         return ledger, registry_identities(ledger, in_workspace(address, workspace))
 
-    def refuse(self, target: _Target, doing: str, *, remedy: str) -> None:
-        """Raise the exception that MLflow answers with status 403."""
+    def refuse(self, target: _Target, action: str, *, remedy: str) -> None:
+        """Raise the exception that MLflow turns into a response with status 403."""
         serving = target.serving
         names = f"names version {serving}" if serving else "names no version"
         address = self._environment.get("GATE_REGISTRY", "").rstrip("/")
@@ -206,7 +207,7 @@ class AliasGuard:
         page += f"/versions/{serving}" if serving else ""
         page += f"?workspace={target.workspace}" if target.workspace else ""
         raise MlflowException(
-            f"parity-gate refuses to {doing}: the ledger {names} as '{CHAMPION}' of "
+            f"parity-gate refuses to {action}: the ledger {names} as '{CHAMPION}' of "
             f"{make_printable(target.name)}. {remedy} Verdict: {redacted(page)}",
             error_code=codes.PERMISSION_DENIED,
         )
@@ -247,12 +248,12 @@ class AliasGuard:
             )
 
     def remove_workspace(self) -> None:
-        """Refuse to delete a workspace with a model in service: but for the mode RESTRICT, which
-        needs an empty one, MLflow deletes its models or moves them into `default`."""
+        """Refuse to delete a workspace with a model in service. In all modes but RESTRICT, which
+        requires an empty workspace, MLflow deletes its models or moves them into `default`."""
         if request.args.get("mode", "RESTRICT") == "RESTRICT":
             return
         name = str((request.view_args or {}).get("workspace_name"))
-        with _reading(f"the workspace {make_printable(name)}"):
+        with _ledger_errors(f"the workspace {make_printable(name)}"):
             workspace = check_workspace(name)
             histories = self.histories(workspace)
         for model, history in sorted(histories.items()):
@@ -316,13 +317,13 @@ _CHECKS: dict[str, tuple[Callable[[], Any], Callable[[AliasGuard, Any], None]]] 
 
 
 @contextmanager
-def _reading(what: str) -> Iterator[None]:
-    """Have MLflow answer with status 503 where the ledger can't be read. `what`: is not changed."""
+def _ledger_errors(label: str) -> Iterator[None]:
+    """Have MLflow answer with status 503 if the ledger can't be read. `label`: is not changed."""
     try:
         yield
     except GateError as error:
         raise MlflowException(
-            f"{what} can't be changed now, because the ledger can't be read: "
+            f"{label} can't be changed now, because the ledger can't be read: "
             f"{redacted(str(error))}",
             error_code=codes.TEMPORARILY_UNAVAILABLE,
         ) from error
@@ -344,7 +345,7 @@ def _base_letter(letter: str) -> str:
 
 
 def _has_no_file(model: str, version: str) -> bool:
-    """Return whether a version is a prompt's: a model with the tag of prompts may have files."""
+    """Return whether a version is a prompt: a model with the tag of prompts may also have files."""
     store = handlers._get_model_registry_store()
     return store.get_model_version(model, version).source in _PROMPT_SOURCES
 
@@ -373,12 +374,12 @@ def create_app() -> Any:
 
 
 def create_app_with_basic_auth() -> Any:
-    """Return MLflow's app with its basic auth, which bootstraps its administrator, and the guard
-    behind it, which binds administrators, too."""
+    """Return MLflow's app with its basic auth, which creates the administrator, and the guard. The
+    guard also applies to administrators."""
     from mlflow.server import auth
 
     app = auth.create_app(_mlflow_app)
-    _guard()  # after auth's own check: who is not logged in learns nothing
+    _guard()  # after the check of auth, which refuses users who are not logged in
     return app
 
 
@@ -388,5 +389,5 @@ def _guard() -> None:
     try:
         guard.history("parity-gate", None)
     except GateError as error:
-        # The server starts: until this is mended, changes of `champion` are refused with 503.
+        # The server starts, but changes of `champion` are refused with 503 until this is fixed.
         _log.error("parity-gate can't read the ledger: %s", redacted(str(error)))

@@ -1,7 +1,7 @@
 """The pytest plug-in: the fixture `parity_gate`, and the report of each check.
 
-pytest loads this module in every test run where parity-gate is installed, so it imports nothing
-but pytest until a check was made.
+pytest loads this module in every test run if parity-gate is installed, so it imports only pytest
+until a check has run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gate.api import EvaluationResult
 
 _RESULTS = pytest.StashKey[list[Any]]()
-"""The results of the checks that one test made through the fixture."""
+"""The results of the checks that one test ran through the fixture."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -100,7 +100,7 @@ def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
     plain = policy.to_plain()
     tried: dict[str, JsonValue] = {}
     for place, text in settings.items():
-        tried[place] = value_of(text, what=f"--set {place}")
+        tried[place] = value_of(text, label=f"--set {place}")
         if place.partition(".")[0] == "tried":
             raise PolicyError(f"--set {place}: tried records the overrides and can't be set.")
         _set_value(plain, place, tried[place])

@@ -353,7 +353,7 @@ class Policy(PolicyRecord):
             path,
             section,
             complete=with_default_sections,
-            strange=dict.fromkeys(("parts", "chain"), _RELEASE_HINT),
+            misplaced=dict.fromkeys(("parts", "chain"), _RELEASE_HINT),
         )
 
     @classmethod

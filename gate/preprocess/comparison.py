@@ -86,7 +86,7 @@ class Classifier:
         return probabilities
 
 
-class Answers:
+class PredictionChanges:
     """Compares predictions and confidences for a consumer's and the reference's tensors."""
 
     def __init__(self) -> None:
@@ -196,11 +196,11 @@ class PictureCase:
     """One picture with the reference's tensor and prediction (None without a model)."""
 
     name: str
-    place: int
+    index: int
     """Index of the picture, from 0."""
     pixels: Pixels
     reference: Tensor
-    wanted: Probabilities | None
+    prediction: Probabilities | None
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Consumer:
         self.version: str | None = None
         self.worst_picture: WorstPicture | None = None
         self._spec = spec
-        self._make: Callable[[PictureCase], Tensor] | None = None
+        self._preprocess: Callable[[PictureCase], Tensor] | None = None
         self._unavailable: str | None = None
         self._incapable: str | None = None
         self._failure: str | None = None
@@ -232,11 +232,15 @@ class Consumer:
         self._mismatched: list[str] = []
         self._images = 0
         self._worst = -1.0
-        self._range, self._difference, self._answers = Range(), TensorDifference(spec), Answers()
+        self._range, self._difference, self._predictions = (
+            Range(),
+            TensorDifference(spec),
+            PredictionChanges(),
+        )
 
-    def take(self, tensors: NDArray[Any]) -> None:
+    def use_tensors(self, tensors: NDArray[Any]) -> None:
         """Use stored tensors of the consumer, with the pictures on axis 0."""
-        self._make = lambda case: tensors[case.place]
+        self._preprocess = lambda case: tensors[case.index]
 
     def open(self, implementation: Implementation, stack: ExitStack) -> None:
         """Use an implementation until `stack` closes, or record why it can't be used."""
@@ -252,14 +256,14 @@ class Consumer:
         except Exception as error:
             self._failure = _brief(error)
             return
-        self._make = lambda case: preprocess(case.pixels)
+        self._preprocess = lambda case: preprocess(case.pixels)
 
     def update(self, case: PictureCase, classifier: Classifier | None) -> None:
         """Compare the consumer's tensor of one picture with the reference's."""
-        if self._make is None or self._failure is not None:
+        if self._preprocess is None or self._failure is not None:
             return
         try:
-            self._compare(np.asarray(self._make(case)), case, classifier)
+            self._compare(np.asarray(self._preprocess(case)), case, classifier)
         except Exception as error:
             self._failure = f"{case.name}: {_brief(error)}"
 
@@ -285,7 +289,7 @@ class Consumer:
                 "worst": worst.picture,
                 "causes": diagnosis.causes,
                 "explained": diagnosis.explained,
-                "decisions": self._answers.compute(),
+                "decisions": self._predictions.compute(),
             }
         )
 
@@ -301,8 +305,8 @@ class Consumer:
         if off > self._worst:
             self._worst = off
             self.worst_picture = WorstPicture(case.name, case.pixels, case.reference, tensor)
-        if classifier is not None and case.wanted is not None:
-            self._answers.update(case.name, classifier(tensor), case.wanted)
+        if classifier is not None and case.prediction is not None:
+            self._predictions.update(case.name, classifier(tensor), case.prediction)
 
 
 def _brief(error: Exception) -> str:
@@ -335,9 +339,9 @@ class ConsumerSelection:
                 f"there is no implementation {', '.join(unknown)}. Available: {', '.join(WHERE)}. "
                 "For your own consumer, name its tensors with --tensors."
             )
-        taken = sorted(name for name in self.dumped if name in WHERE)
-        if taken:
-            raise DataError(f"{taken[0]} is an implementation of the gate. Choose another name.")
+        reserved = sorted(name for name in self.dumped if name in WHERE)
+        if reserved:
+            raise DataError(f"{reserved[0]} is an implementation of the gate. Choose another name.")
         if self.reference in self.dumped:
             raise DataError("the reference must be an implementation of the gate.")
 
@@ -371,14 +375,14 @@ def compare_consumers(
     classifier = Classifier(model.path) if model is not None else None
     values, digests = Range(), {}
     with ExitStack() as stack:
-        make = stack.enter_context(implementation(reference).opened(spec))
+        preprocess = stack.enter_context(implementation(reference).opened(spec))
         consumers = [Consumer(name, spec) for name in selection.consumers if name != reference]
         for consumer in consumers:
             _start(consumer, selection, stack, pictures=len(pictures))
         for index, picture in enumerate(pictures):
             pixels = picture.read()
             digests[picture.name] = str(_digest(pixels))
-            tensor = make(pixels)
+            tensor = preprocess(pixels)
             values.update(tensor)
             prediction = classifier(tensor) if classifier is not None else None
             case = PictureCase(picture.name, index, pixels, tensor, prediction)
@@ -407,10 +411,10 @@ def compare_consumers(
 def _reference(spec: PreprocessSpec, selection: ConsumerSelection) -> str:
     reasons = []
     for name in (selection.reference,) if selection.reference else _REFERENCES:
-        lacking = implementation(name).lacking(spec)
-        if lacking is None:
+        reason = implementation(name).unusable_reason(spec)
+        if reason is None:
             return name
-        reasons.append(f"{name}: {lacking}")
+        reasons.append(f"{name}: {reason}")
     raise EvidenceError(
         f"no reference can compute the spec ({'; '.join(reasons)}). Choose another: --reference."
     )
@@ -428,7 +432,7 @@ def _start(
             f"{consumer.name} has {len(tensors)} tensors for {pictures} pictures. Save one for "
             "each picture on axis 0, in the order of the pictures."
         )
-    consumer.take(tensors)
+    consumer.use_tensors(tensors)
 
 
 def _digest(pixels: Pixels) -> Digest:

@@ -29,9 +29,9 @@ EDGES = "coordinates on the edge of two pixels take the other one"
 
 SIXTEENTHS = "fractions of a pixel cut to 1/16 (as a canvas of low quality)"
 
-ONE_ROUNDING = "overshoot kept between the axes (one rounding instead of two)"
+SINGLE_ROUNDING = "overshoot kept between the axes (one rounding instead of two)"
 
-OTHER_AXIS = "the other axis first (overshoot is cut between the axes)"
+AXIS_ORDER = "the other axis first (overshoot is cut between the axes)"
 
 SQUASHED = "resized straight to the crop, without keeping the proportions"
 
@@ -49,7 +49,7 @@ SCALE_255 = "scale 255: values not divided by 255"
 
 SCALE_TWICE = "scale 255: values divided by 255 twice"
 
-OTHER_RANGE = "value range [-1, 1] taken for [0, 1], or the reverse"
+WRONG_RANGE = "value range [-1, 1] taken for [0, 1], or the reverse"
 
 Values = NDArray[np.float64]
 
@@ -62,14 +62,14 @@ class Hypothesis(NamedTuple):
 
 
 def candidates(
-    pixels: Pixels, spec: PreprocessSpec, *, other_way: bool = False
+    pixels: Pixels, spec: PreprocessSpec, *, alternative: bool = False
 ) -> Iterator[Hypothesis]:
     """Yield all known variants of the preprocessing of one picture, the unchanged spec first.
 
-    other_way: whether the reference uses the second of two ways that the spec allows: the height
+    alternative: whether the reference uses the second of two ways that the spec allows: the height
     before the width, or the first of two pixels if a coordinate is on their edge.
     """
-    for resized_by, picture in _resized(pixels, spec, other_way=other_way):
+    for resized_by, picture in _resized(pixels, spec, alternative=alternative):
         for order in ((), (SWAPPED,)):
             ordered = picture[..., ::-1] if (spec.channels == "bgr") != bool(order) else picture
             for scaled_by, values in _scaled(ordered.astype(np.float64), spec):
@@ -77,28 +77,28 @@ def candidates(
 
 
 def _resized(
-    pixels: Pixels, spec: PreprocessSpec, *, other_way: bool
+    pixels: Pixels, spec: PreprocessSpec, *, alternative: bool
 ) -> Iterator[tuple[tuple[str, ...], Pixels]]:
     box = geometry(spec, *pixels.shape[:2])
     if spec.resize is None:
         yield (), cropped(pixels, box)
     else:
-        for causes, sampling in _samplings(spec.resize, other_way=other_way):
+        for causes, sampling in _samplings(spec.resize, alternative=alternative):
             yield causes, cropped(resample(pixels, (box.height, box.width), sampling), box)
-    for cause, other in _geometries(pixels, spec, box):
+    for cause, wrong_box in _geometries(pixels, spec, box):
         resized = pixels
         if spec.resize is not None:
             sampling = Sampling(spec.resize.mode, antialias=spec.resize.antialias)
-            resized = resample(pixels, (other.height, other.width), sampling)
-        yield (cause,), cropped(resized, other)
+            resized = resample(pixels, (wrong_box.height, wrong_box.width), sampling)
+        yield (cause,), cropped(resized, wrong_box)
 
 
-def _samplings(resize: Resize, *, other_way: bool) -> Iterator[tuple[tuple[str, ...], Sampling]]:
+def _samplings(resize: Resize, *, alternative: bool) -> Iterator[tuple[tuple[str, ...], Sampling]]:
     baseline = Sampling(
         resize.mode,
         antialias=resize.antialias,
-        vertical_first=other_way and resize.antialias,
-        edges_down=other_way and resize.mode == "nearest",
+        vertical_first=alternative and resize.antialias,
+        edges_down=alternative and resize.mode == "nearest",
     )
     yield (), baseline
     plain = replace(baseline, antialias=False, vertical_first=False, edges_down=False)
@@ -107,8 +107,8 @@ def _samplings(resize: Resize, *, other_way: bool) -> Iterator[tuple[tuple[str, 
         yield (NO_ANTIALIAS,), plain
         yield (AREA,), Sampling("box")
         yield (MIPMAPS,), Sampling("mipmap")
-        yield (ONE_ROUNDING,), replace(baseline, round_between=False)
-        yield (OTHER_AXIS,), replace(baseline, vertical_first=not baseline.vertical_first)
+        yield (SINGLE_ROUNDING,), replace(baseline, round_between=False)
+        yield (AXIS_ORDER,), replace(baseline, vertical_first=not baseline.vertical_first)
     elif resize.mode == "nearest":
         yield (EDGES,), replace(baseline, edges_down=not baseline.edges_down)
         yield (EDGES,), replace(baseline, single=True)
@@ -120,10 +120,10 @@ def _samplings(resize: Resize, *, other_way: bool) -> Iterator[tuple[tuple[str, 
     yield (*without, ALIGN_CORNERS), replace(plain, coordinates="align_corners")
     for mode in ("nearest", "bilinear", "bicubic"):
         if mode != resize.mode:
-            other = f"{mode} instead of {resize.mode}"
-            yield (other, *without), replace(plain, filter=mode)
+            cause = f"{mode} instead of {resize.mode}"
+            yield (cause, *without), replace(plain, filter=mode)
             if resize.antialias and mode != "nearest":
-                yield (other,), replace(baseline, filter=mode)
+                yield (cause,), replace(baseline, filter=mode)
 
 
 def _geometries(
@@ -155,13 +155,13 @@ def _scaled(values: Values, spec: PreprocessSpec) -> Iterator[tuple[tuple[str, .
         if len(set(zip(spec.mean, spec.std or (), strict=False))) > 1:
             yield (SWAPPED_MEAN,), _normalized(scaled[..., ::-1], spec)[..., ::-1]
     if high == 1:
-        other = 2.0 * scaled - 1.0 if low == 0 else (scaled + 1.0) / 2.0
+        wrong_range = 2.0 * scaled - 1.0 if low == 0 else (scaled + 1.0) / 2.0
         yield (SCALE_255,), _normalized(values, spec)
         yield (SCALE_TWICE,), _normalized(scaled / 255.0, spec)
-        yield (OTHER_RANGE,), _normalized(other, spec)
+        yield (WRONG_RANGE,), _normalized(wrong_range, spec)
         if spec.mean is not None:
             yield (SCALE_255, NO_MEAN_STD), values
-            yield (OTHER_RANGE, NO_MEAN_STD), other
+            yield (WRONG_RANGE, NO_MEAN_STD), wrong_range
 
 
 def _normalized(values: Values, spec: PreprocessSpec) -> Values:
@@ -206,9 +206,12 @@ def diagnose(
     of it.
     """
     # The first candidate is the unchanged spec.
-    ways = [next(candidates(pixels, spec, other_way=other)) for other in (False, True)]
-    first, second = _test(reference, ways, spec)
-    tested = _test(tensor, candidates(pixels, spec, other_way=second.mean < first.mean), spec)
+    references = [
+        next(candidates(pixels, spec, alternative=is_alternative))
+        for is_alternative in (False, True)
+    ]
+    first, second = _test(reference, references, spec)
+    tested = _test(tensor, candidates(pixels, spec, alternative=second.mean < first.mean), spec)
     plain = best = next(each for each in tested if not each.causes)
     for changes in range(1, _CHANGES + 1):
         combined = [each for each in tested if len(each.causes) == changes]
@@ -231,8 +234,8 @@ def wrong_shape(tensor: Tensor, spec: PreprocessSpec, reference: Tensor) -> str 
         return misfit
     moved = (1, 2, 0) if spec.layout == "nchw" else (2, 0, 1)
     if tensor.shape == tuple(reference.shape[axis] for axis in moved):
-        other = "nhwc" if spec.layout == "nchw" else "nchw"
-        return f"{misfit}: layout {other} instead of {spec.layout}"
+        layout = "nhwc" if spec.layout == "nchw" else "nchw"
+        return f"{misfit}: layout {layout} instead of {spec.layout}"
     if tensor.shape == (1, *reference.shape):
         return f"{misfit}: one batch axis too many"
     return misfit

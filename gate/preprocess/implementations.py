@@ -50,7 +50,8 @@ class Implementation:
 
     `incapable` returns why it can't compute a spec on any machine, `missing` which dependency is
     not installed, or None. `opened` is a context manager for the function (a browser runs while it
-    is open). `version` is the library's version. Call the last two only if `lacking` is None.
+    is open). `version` is the library's version. Call the last two only if `unusable_reason` is
+    None.
     """
 
     incapable: Callable[[PreprocessSpec], str | None]
@@ -58,7 +59,7 @@ class Implementation:
     version: Callable[[], str]
     missing: Callable[[], str | None] = lambda: None
 
-    def lacking(self, spec: PreprocessSpec) -> str | None:
+    def unusable_reason(self, spec: PreprocessSpec) -> str | None:
         """Return why it can't compute the spec on this machine, or None."""
         return self.incapable(spec) or self.missing()
 
@@ -107,7 +108,7 @@ async ({ png, box, spec }) => {
 
 
 @contextmanager
-def _opened(spec: PreprocessSpec) -> Iterator[Preprocess]:
+def _open_canvas(spec: PreprocessSpec) -> Iterator[Preprocess]:
     from playwright.sync_api import sync_playwright
 
     plain = json.loads(spec.model_dump_json())
@@ -115,12 +116,12 @@ def _opened(spec: PreprocessSpec) -> Iterator[Preprocess]:
         browser = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
         try:
             page = browser.new_page()
-            yield lambda pixels: _drawn(page, pixels, spec, plain)
+            yield lambda pixels: _draw(page, pixels, spec, plain)
         finally:
             browser.close()
 
 
-def _drawn(page: Any, pixels: Pixels, spec: PreprocessSpec, plain: dict[str, Any]) -> Tensor:
+def _draw(page: Any, pixels: Pixels, spec: PreprocessSpec, plain: dict[str, Any]) -> Tensor:
     from PIL import Image
 
     box = geometry(spec, *pixels.shape[:2])
@@ -147,12 +148,12 @@ def _canvas_version() -> str:
     import subprocess
 
     browser = chromium_path() or ""
-    done = subprocess.run([browser, "--version"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "Chromium of unknown version"
+    result = subprocess.run([browser, "--version"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "Chromium of unknown version"
 
 
 CANVAS_IMPLEMENTATION = Implementation(
-    _canvas_incapable, _opened, _canvas_version, partial(chromium_missing, "preprocess")
+    _canvas_incapable, _open_canvas, _canvas_version, partial(chromium_missing, "preprocess")
 )
 
 
@@ -221,16 +222,16 @@ def _opencv_version() -> str:
     return f"opencv {cv2.__version__}"
 
 
-def _opencv_made(*, area: bool) -> Implementation:
+def _opencv_implementation(*, area: bool) -> Implementation:
     opened = always(partial(opencv_preprocess, area=area))
     return Implementation(
         partial(_opencv_incapable, area=area), opened, _opencv_version, _opencv_missing
     )
 
 
-OPENCV_IMPLEMENTATION = _opencv_made(area=False)
+OPENCV_IMPLEMENTATION = _opencv_implementation(area=False)
 
-AREA = _opencv_made(area=True)
+AREA = _opencv_implementation(area=True)
 
 
 def pillow_preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
@@ -240,7 +241,7 @@ def pillow_preprocess(pixels: Pixels, spec: PreprocessSpec) -> Tensor:
     return to_tensor(cropped(resized, box), spec)
 
 
-def lacking(spec: PreprocessSpec) -> str | None:
+def pillow_incapable(spec: PreprocessSpec) -> str | None:
     """Return why Pillow can't compute the spec, or None. Its resize always antialiases. Its
     transform does not, but truncates (half a step too dark) and uses another bicubic (a = -1)."""
     if spec.resize and spec.resize.mode != "nearest" and not spec.resize.antialias:
@@ -263,7 +264,7 @@ def _pillow_version() -> str:
     return f"pillow {PIL.__version__}"
 
 
-PILLOW_IMPLEMENTATION = Implementation(lacking, always(pillow_preprocess), _pillow_version)
+PILLOW_IMPLEMENTATION = Implementation(pillow_incapable, always(pillow_preprocess), _pillow_version)
 
 
 def torchvision_preprocess(pixels: Pixels, spec: PreprocessSpec, *, antialias: bool) -> Tensor:
@@ -313,7 +314,7 @@ def _torchvision_version() -> str:
     return f"torchvision {version('torchvision')}"
 
 
-def _torchvision_made(*, antialias: bool) -> Implementation:
+def _torchvision_implementation(*, antialias: bool) -> Implementation:
     return Implementation(
         lambda _spec: None,
         always(partial(torchvision_preprocess, antialias=antialias)),
@@ -321,6 +322,6 @@ def _torchvision_made(*, antialias: bool) -> Implementation:
     )
 
 
-TORCHVISION_IMPLEMENTATION = _torchvision_made(antialias=True)
+TORCHVISION_IMPLEMENTATION = _torchvision_implementation(antialias=True)
 
-NO_ANTIALIAS = _torchvision_made(antialias=False)
+NO_ANTIALIAS = _torchvision_implementation(antialias=False)

@@ -61,14 +61,14 @@ def build_graph(
     # Different names for unknown axes: the same name would imply the same size.
     sides = [axis or f"side_{index}" for index, axis in enumerate(spec.shape, 1)]
     pictures: list[str | int] = ["batch", "height", "width", 3]
-    made = helper.make_graph(
+    graph_proto = helper.make_graph(
         graph.nodes,
         "preprocessing",
         [helper.make_tensor_value_info(PICTURES, TensorProto.UINT8, pictures)],
         [helper.make_tensor_value_info(TENSORS, _DTYPES[spec.dtype], ["batch", *sides])],
         graph.constants,
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)])
+    model = helper.make_model(graph_proto, opset_imports=[helper.make_opsetid("", opset)])
     model.ir_version = helper.find_min_ir_version_for(list(model.opset_import))
     onnx.checker.check_model(model, full_check=True)
     return model
@@ -251,7 +251,7 @@ def _version() -> str:
     return f"onnxruntime {onnxruntime.__version__}, onnx {version('onnx')}"
 
 
-def _made(coordinates: Coordinates) -> Implementation:
+def _implementation(coordinates: Coordinates) -> Implementation:
     return Implementation(
         partial(_incapable, coordinates=coordinates),
         partial(_opened, coordinates=coordinates),
@@ -259,6 +259,6 @@ def _made(coordinates: Coordinates) -> Implementation:
     )
 
 
-IMPLEMENTATION = _made("half_pixel")
+IMPLEMENTATION = _implementation("half_pixel")
 
-ASYMMETRIC = _made("asymmetric")
+ASYMMETRIC = _implementation("asymmetric")

@@ -149,7 +149,7 @@ class PreprocessSpec(_SpecRecord):
         )
 
 
-def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:
+def verify_spec(path: Path, expected: Digest, *, label: str) -> PreprocessSpec:
     """Read the preprocessing spec of a model, and verify its digest.
 
     Raises DigestMismatch, also if it is missing or not valid; StorageError.
@@ -157,10 +157,10 @@ def prove_spec(path: Path, expected: Digest, *, what: str) -> PreprocessSpec:
     try:
         data = read_untrusted(path, limit=_LIMIT)
         return PreprocessSpec.from_untrusted(
-            data, what=f"the preprocessing spec of {what}", sha256=expected
+            data, label=f"the preprocessing spec of {label}", sha256=expected
         )
     except EvidenceError as error:
-        raise DigestMismatch(f"the preprocessing spec of {what} is not valid: {error}") from error
+        raise DigestMismatch(f"the preprocessing spec of {label} is not valid: {error}") from error
 
 
 def spec_path(onnx_path: Path) -> Path:

@@ -258,7 +258,7 @@ def call_of(model: nn.Module, binding: InputBinding) -> ForwardSignature:
 
     By the names of the file, else by the names of the samples, else in the order of the file.
     """
-    named = binding.given or tuple(name for name, _ in binding.pairs)
+    named = binding.sample_names or tuple(name for name, _ in binding.pairs)
     return ForwardSignature(model, named, binding.arguments)
 
 

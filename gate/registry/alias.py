@@ -17,14 +17,14 @@ from gate.errors import (
 from gate.ledger.entry import LedgerEntry, plain
 from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import promotion_lock
-from gate.ledger.lock import PATIENCE_S, FencingToken
+from gate.ledger.lock import LOCK_TIMEOUT_S, FencingToken
 from gate.registry.eligibility import veto
 from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.version_page import write_status
 
 
-# The ledger says which version serves, and the alias follows it. One transaction writes the entry
+# The ledger determines which version serves; the alias follows it. One transaction writes the entry
 # and the id of the pending move; then the alias moves; then the id is cleared. A crash before the
 # transaction changes nothing. After it, the next owner of the lock finishes the move, once.
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def model_lock(model: RegisteredModel, *, quietly: bool = False) -> Iterator[Led
     """
     with contextlib.ExitStack() as stack:
         try:
-            token = stack.enter_context(promotion_lock(model.ledger, patience_s=PATIENCE_S))
+            token = stack.enter_context(promotion_lock(model.ledger, timeout_s=LOCK_TIMEOUT_S))
         except PromotionConflict as error:
             if not quietly:
                 model.write("conflict", str(error))
@@ -63,13 +63,13 @@ def move_alias(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
         with model_lock(model):
             return move_alias(model, entry)
     token = model.ledger.lease
-    previous = _previous(model, entry)
+    previous = _new_previous(model, entry)
     model.expect(CHAMPION, entry.previous_version)
     entry = entry.model_copy(update={"operation": secrets.token_hex(8)})
     entry = model.ledger.append(entry)
     assert entry.operation is not None
     try:
-        _follow(model, entry, previous)
+        _move_aliases(model, entry, previous)
     except PromotionConflict:  # another host moved an alias, and `expect` has recorded it
         token.clear_pending(entry.operation)
         raise
@@ -81,7 +81,7 @@ def move_alias(model: RegisteredModel, entry: LedgerEntry) -> LedgerEntry:
     except PromotionConflict:
         # This process was suspended for longer than its lease, so it may have moved the alias after
         # the next owner did. Take the lock again and point the alias at the ledger's version.
-        with promotion_lock(model.ledger, patience_s=PATIENCE_S):
+        with promotion_lock(model.ledger, timeout_s=LOCK_TIMEOUT_S):
             serving = model.history().serving
             _point_champion(model, serving)
         if serving != entry.version:
@@ -117,7 +117,7 @@ def _finish_pending(model: RegisteredModel, token: FencingToken) -> LedgerEntry 
         if entry is not None and is_last and not _was_deployed(history, entry):
             try:
                 if model.alias(CHAMPION) in (entry.version, entry.previous_version):
-                    _follow(model, entry, _previous(model, entry))
+                    _move_aliases(model, entry, _new_previous(model, entry))
                     finished = entry
             except (RegistryUnavailable, RegistryDenied):  # the next owner tries again
                 raise
@@ -135,7 +135,7 @@ def _was_deployed(history: ModelHistory, move: LedgerEntry) -> bool:
     return any(e.action == "deployed" and e.version == move.version for e in later)
 
 
-def _follow(model: RegisteredModel, entry: LedgerEntry, previous: str | None) -> None:
+def _move_aliases(model: RegisteredModel, entry: LedgerEntry, previous: str | None) -> None:
     """Move `previous` (unless None) and then `champion`, even if another client moves `previous`
     at the same time."""
     try:
@@ -155,7 +155,7 @@ def _point_champion(model: RegisteredModel, version: str | None) -> None:
         model.expect(CHAMPION, None)
 
 
-def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
+def _new_previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
     """Return the version to which a move sets `previous`; None if `previous` does not change.
 
     The result is also valid for a move that was only partly completed.
@@ -169,13 +169,13 @@ def _previous(model: RegisteredModel, entry: LedgerEntry) -> str | None:
         # If `champion` goes to the version of `previous`, `previous` must move to another version,
         # but never to the bad one.
         is_restored = new is not None and model.alias(PREVIOUS) == new
-        return _served_before(model, history, exclude={old, new}) if is_restored else None
+        return _rollback_target(model, history, exclude={old, new}) if is_restored else None
     if old is None:
         return None
     return old if veto(model, old, history=history).problem is None else None
 
 
-def _served_before(
+def _rollback_target(
     model: RegisteredModel, history: ModelHistory, *, exclude: set[str | None]
 ) -> str | None:
     """Return a version to roll back to, or None. The rollback itself verifies its bytes."""

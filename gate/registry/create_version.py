@@ -27,8 +27,8 @@ def create_version(registry: Registry, release: Release, policy: Policy, *, stat
     name, draft = release.model_name, release.draft()
     draft = replace(draft, description=with_status(draft.description, status))
     with temporary_folder() as folder:
-        folders = {**draft.beside, **_write_folders(release, policy, folder)}
-        number = registry.create_version(name, replace(draft, beside=folders))
+        folders = {**draft.folders, **_write_folders(release, policy, folder)}
+        number = registry.create_version(name, replace(draft, folders=folders))
     created = registry.version(name, number)
     if not draft.tags.items() <= created.tags.items() or created.description != draft.description:
         raise RegistryError(

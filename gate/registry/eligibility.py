@@ -92,19 +92,23 @@ def _is_replayed(
 ) -> bool:
     """Return whether the same verdict already made version `number` champion, and that version
     still exists unchanged."""
-    vouched, fate = history.approving_entry(number), VersionStatus.from_history(history, number)
-    if vouched is None or fate is None or fate.kind not in ("champion", "replaced"):
+    approving_entry, status = (
+        history.approving_entry(number),
+        VersionStatus.from_history(history, number),
+    )
+    if approving_entry is None or status is None or status.kind not in ("champion", "replaced"):
         return False
     verdicts = [
-        (each.evidence_sha256, each.policy_sha256, each.compared_with) for each in (vouched, entry)
+        (each.evidence_sha256, each.policy_sha256, each.compared_with)
+        for each in (approving_entry, entry)
     ]
     if verdicts[0] != verdicts[1]:
         return False
     try:
-        made_at = model.registry.version(model.name, number).made_at
+        created_at = model.registry.version(model.name, number).created_at
     except ResourceGone:  # the registry was recreated
         return False
-    return history.has_outcome(number, made_at=made_at)
+    return history.has_outcome(number, created_at=created_at)
 
 
 def _rejection(
@@ -129,7 +133,7 @@ class Eligibility:
     """Whether a version may serve. `problem` is the reason against it, or None."""
 
     version: Version
-    vouched: LedgerEntry | None
+    entry: LedgerEntry | None
     problem: str | None
     unreviewed: bool = False
     """True if the only problem is that the policy requires a review and there was none."""
@@ -148,8 +152,8 @@ def veto(
     if tag is not None and history.rollback_of(version) is None:
         _warn_of_unrecorded_tag(model.key, version, tag)
     problem = _objection(details, history, model.reviews.tag)
-    waits = _reason_to_wait(details, entry, terms) if problem is None else None
-    return Eligibility(details, entry, problem or waits, unreviewed=waits is not None)
+    wait_reason = _reason_to_wait(details, entry, terms) if problem is None else None
+    return Eligibility(details, entry, problem or wait_reason, unreviewed=wait_reason is not None)
 
 
 def examine(
@@ -168,11 +172,11 @@ def examine(
     including MismatchUnconfirmed, and StorageError if nothing can be determined now.
     """
     eligibility = veto(model, version, history=history, terms=terms)
-    entry, problem = eligibility.vouched, eligibility.problem
+    entry, problem = eligibility.entry, eligibility.problem
     if problem is not None or entry is None:
         return eligibility
     expect = ExpectedDigests.from_entry if golden else ExpectedDigests.needed
-    judge = partial(judge_version, model=model, vouched=entry, terms=terms)
+    judge = partial(judge_version, model=model, entry=entry, terms=terms)
     try:
         with temporary_folder() as folder:
             problem = model.read(version, expect(entry), judge, into=folder)
@@ -278,10 +282,10 @@ class TrustFile:
         service. Raises PolicyError.
         """
         trust, number = self(), history.serving
-        vouched = None if number is None else history.approving_entry(number)
-        if trust is None or vouched is None:
+        entry = None if number is None else history.approving_entry(number)
+        if trust is None or entry is None:
             return
-        text = trust_problem(vouched, trust)
+        text = trust_problem(entry, trust)
         if text is None:
             self._warned.pop(model, None)
             return
@@ -302,27 +306,27 @@ def is_approval_valid(approvers: tuple[str, ...], trust: Trust | None) -> bool:
     keys has been revoked since.
     """
     revoked = () if trust is None else trust.revoked
-    left = [key_id for key_id in approvers if key_id not in revoked]
-    needed = 1 if trust is None or len(left) == len(approvers) else trust.reviewers_threshold
-    return len(left) >= needed
+    remaining = [key_id for key_id in approvers if key_id not in revoked]
+    needed = 1 if trust is None or len(remaining) == len(approvers) else trust.reviewers_threshold
+    return len(remaining) >= needed
 
 
-def trust_problem(vouched: LedgerEntry, trust: Trust) -> str | None:
+def trust_problem(entry: LedgerEntry, trust: Trust) -> str | None:
     """Return why the signatures of a version that served are no longer trusted, or None.
 
     Only the ledger is read. Age and thresholds are checked at promotion, not here.
     """
-    revoked = sorted(set(vouched.measured_by).intersection(trust.revoked))
+    revoked = sorted(set(entry.measured_by).intersection(trust.revoked))
     if revoked:
         ids = ", ".join(key_id[:12] for key_id in revoked)
         return f"was measured with keys that have been revoked since: {ids}"
-    if not vouched.signers:
+    if not entry.signers:
         return None if trust.unsigned == "accept_existing" else "has no signed statement"
     trusted = {key.key_id for key in trust.measurers} - set(trust.revoked)
-    if not trusted.intersection(vouched.signers):
-        ids = ", ".join(key_id[:12] for key_id in vouched.signers)
+    if not trusted.intersection(entry.signers):
+        ids = ", ".join(key_id[:12] for key_id in entry.signers)
         return f"is signed with keys that are not trusted or have been revoked: {ids}"
-    if vouched.approvers and not is_approval_valid(vouched.approvers, trust):
-        ids = ", ".join(key_id[:12] for key_id in vouched.approvers)
+    if entry.approvers and not is_approval_valid(entry.approvers, trust):
+        ids = ", ".join(key_id[:12] for key_id in entry.approvers)
         return f"was approved with keys of which too many have been revoked: {ids}"
     return None

@@ -72,7 +72,7 @@ class Draft:
     run_id: str
     tags: Mapping[str, str]
     description: str
-    beside: Mapping[str, Path] = field(default_factory=dict)
+    folders: Mapping[str, Path] = field(default_factory=dict)
     """Folders that are uploaded with the file, by their artifact names."""
 
 
@@ -84,7 +84,7 @@ class Version:
     run_id: str | None
     tags: Mapping[str, str]
     description: str
-    made_at: str | None = None
+    created_at: str | None = None
     """Creation time by the registry's clock (UTC, ISO 8601), not editable; None if unknown."""
 
 
@@ -121,7 +121,7 @@ class Registry(Protocol):
     ) -> Path:
         """Download a version's artifact into `folder`; return the path of its ONNX file.
 
-        The folders of the draft's `beside` are next to the file. extent: the version's size when it
+        The draft's `folders` are next to the file. extent: the version's size when it
         was promoted. Raises DigestMismatch before the download if the artifact is far larger.
         """
 

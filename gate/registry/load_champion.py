@@ -62,7 +62,7 @@ def compare_records(champion: Champion, evidence: Evidence) -> ChampionCompariso
     return ChampionComparison(
         state="compared",
         samples=evidence.dataset.samples,
-        outputs=tuple(_answers(old, evidence)),
+        outputs=tuple(_compare_accuracies(old, evidence)),
         **fields,
     )
 
@@ -72,37 +72,42 @@ def _difference(old: Evidence, new: Evidence) -> str | None:
     file."""
     if old.subject.sha256 == new.subject.sha256:
         return None
-    for what, theirs, ours in (
+    for name, old_digest, new_digest in (
         ("samples", old.dataset.sha256, new.dataset.sha256),
         ("labels", old.source.labels_sha256, new.source.labels_sha256),
         ("preprocessing", old.source.preprocess_sha256, new.source.preprocess_sha256),
     ):
-        if theirs != ours or (ours is None and what == "labels"):
-            digests = [digest.short if digest else "none" for digest in (theirs, ours)]
+        if old_digest != new_digest or (new_digest is None and name == "labels"):
+            digests = [digest.short if digest else "none" for digest in (old_digest, new_digest)]
             return (
-                f"it was measured with other {what} ({digests[0]}) than this file ({digests[1]}), "
+                f"it was measured with other {name} ({digests[0]}) than this file ({digests[1]}), "
                 "and the service has no samples to run both files. Compare them when the new file "
                 "is measured (gate check --against NAME)"
             )
     return None
 
 
-def _answers(old: Evidence, new: Evidence) -> list[ChampionAnswers]:
+def _compare_accuracies(old: Evidence, new: Evidence) -> list[ChampionAnswers]:
     """Return the accuracies of both files on the first runtime on which both were measured."""
     for name in _COMPARED_ON:
-        theirs, ours = old.runtime(name), new.runtime(name)
-        if theirs is not None and ours is not None and theirs.measured and ours.measured:
-            before = _accuracies(theirs)
+        old_runtime, new_runtime = old.runtime(name), new.runtime(name)
+        if (
+            old_runtime is not None
+            and new_runtime is not None
+            and old_runtime.measured
+            and new_runtime.measured
+        ):
+            old_accuracies = _accuracies(old_runtime)
             return [
                 ChampionAnswers(
                     name=output,
                     samples=new.dataset.samples,
                     disagreements=None,
-                    champion_accuracy=before[output],
+                    champion_accuracy=old_accuracies[output],
                     accuracy=accuracy,
                 )
-                for output, accuracy in _accuracies(ours).items()
-                if output in before
+                for output, accuracy in _accuracies(new_runtime).items()
+                if output in old_accuracies
             ]
     return []
 
@@ -130,7 +135,7 @@ def download_signed(
     expected = SignedExpectation(lambda path: ExpectedDigests.from_entry(signed_entry(path)))
     download = Download.into(into, model.registry, of=(model.name, number, expected))
     try:
-        path = download.proven()
+        path = download.download_verified()
         entry = signed_entry(path)
         records = load_records(path, evidence=entry.evidence_sha256)
         assert records.statements is not None  # signed_entry has read them
@@ -140,7 +145,7 @@ def download_signed(
             files=companion_digests(entry),
             trust=trust,
             registries=model.identities(),
-            now=records.statements.made_at,
+            now=records.statements.decided_at,
         )
     except (DigestMismatch, EvidenceError, Untrusted) as error:
         return f"no trusted key{trust.by} signed it: {error}"
@@ -177,9 +182,9 @@ def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = N
     )
     download = Download.into(into, model.registry, of=(model.name, entry.version, expected))
     try:
-        return _read(download.proven(), entry)
+        return _read(download.download_verified(), entry)
     except DigestMismatch as error:
-        raise _unconfirmed(download.what, error) from error
+        raise _unconfirmed(download.label, error) from error
 
 
 def champion_recorded(model: RegisteredModel) -> Champion:
@@ -191,18 +196,18 @@ def champion_recorded(model: RegisteredModel) -> Champion:
     if isinstance(entry, Champion):
         return entry
     assert entry.version is not None
-    pinned = entry.evidence_sha256
+    expected = entry.evidence_sha256
     recorded = Champion(state="proven", version=entry.version, sha256=entry.sha256)
-    if pinned is None:
+    if expected is None:
         return replace(recorded, state="unrecorded", absent=_NO_EVIDENCE)
-    what = f"the evidence of version {entry.version} of {model.name} in the registry"
+    label = f"the evidence of version {entry.version} of {model.name} in the registry"
     with temporary_folder() as folder:
         most_bytes = {f"{RECORDS}/{EVIDENCE}": RECORD_LIMIT}
         try:
             model.registry.fetch(model.name, entry.version, folder, most_bytes=most_bytes)
-            evidence = load_evidence(folder / "model.onnx", sha256=pinned)
+            evidence = load_evidence(folder / "model.onnx", sha256=expected)
         except (DigestMismatch, EvidenceError, ArtifactMissing) as error:
-            raise _unconfirmed(what, error) from error
+            raise _unconfirmed(label, error) from error
         except ResourceGone as error:
             raise MismatchUnconfirmed(
                 f"version {entry.version} of {model.name}, which served last, was deleted from the "
@@ -230,9 +235,9 @@ def _approving_entry(model: RegisteredModel) -> Champion | LedgerEntry:
     )
 
 
-def _unconfirmed(what: str, error: GateError) -> MismatchUnconfirmed:
+def _unconfirmed(label: str, error: GateError) -> MismatchUnconfirmed:
     return MismatchUnconfirmed(
-        f"{what} does not have the digest in the ledger. It was not used for the comparison, and "
+        f"{label} does not have the digest in the ledger. It was not used for the comparison, and "
         f"the version is not flagged. {error} Retry later."
     )
 
@@ -250,9 +255,9 @@ def _read(path: Path, entry: LedgerEntry) -> Champion:
 
     Raises DigestMismatch if the evidence differs from the ledger's, StorageError.
     """
-    pinned = entry.evidence_sha256
+    expected = entry.evidence_sha256
     try:
-        evidence = None if pinned is None else load_evidence(path, sha256=pinned)
+        evidence = None if expected is None else load_evidence(path, sha256=expected)
         reason = _NO_EVIDENCE
     except EvidenceError as error:
         evidence, reason = None, f"its evidence can't be read: {error}"

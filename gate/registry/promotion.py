@@ -130,13 +130,13 @@ class _Submission:
         Versions that the service refused are ignored.
         """
         release = self.release
-        wanted = release.draft().tags.items()
+        expected_tags = release.draft().tags.items()
         for version in self.registry.find(release.model_name, release.decision.subject_sha256):
-            if not wanted <= version.tags.items() or Tag.REFUSED in version.tags:
+            if not expected_tags <= version.tags.items() or Tag.REFUSED in version.tags:
                 continue
             try:
                 with temporary_folder() as folder:
-                    path = self._download(version, into=folder).proven()
+                    path = self._download(version, into=folder).download_verified()
                     if self._has_same_statements(path):
                         return version
             except (DigestMismatch, ArtifactMissing):  # it may stay broken: create a new version
@@ -150,7 +150,7 @@ class _Submission:
         for last in (False, True):
             with temporary_folder() as folder:
                 try:
-                    path = self._download(version, into=folder).proven()
+                    path = self._download(version, into=folder).download_verified()
                     if not self._has_same_statements(path):
                         raise DigestMismatch("Its statements differ from the uploaded ones.")
                 except DigestMismatch as error:
@@ -176,10 +176,10 @@ class _Submission:
             uploaded = load_statements(path)
         except Untrusted:
             return False
-        ours = self.release.statements
-        if uploaded is None or ours is None:
+        statements = self.release.statements
+        if uploaded is None or statements is None:
             return False
-        pairs = ((uploaded.evidence, ours.evidence), (uploaded.decision, ours.decision))
+        pairs = ((uploaded.evidence, statements.evidence), (uploaded.decision, statements.decision))
         return all(self._are_equal(*pair) for pair in pairs)
 
     def _are_equal(self, first: SignedStatement, second: SignedStatement) -> bool:
@@ -284,8 +284,8 @@ class _Promotion:
         required = self.policy.review != "automatic"
         if serving is not None and not required:
             return self._unchanged(serving)
-        others = [version for version in matches if version.number != champion]
-        number = serving or self._reusable_version(others) or self._create()
+        candidates = [version for version in matches if version.number != champion]
+        number = serving or self._reusable_version(candidates) or self._create()
         if serving is None:
             model.expect(CHAMPION, champion)
             model.point(CANDIDATE, number)
@@ -302,14 +302,14 @@ class _Promotion:
         release, entry = self.release, self.history.approving_entry(champion.number)
         if entry is not None:
             policy, spec = release.decision.policy_sha256, release.preprocess_sha256
-            same = (entry.policy_sha256, entry.preprocess_sha256) == (policy, spec)
+            is_same = (entry.policy_sha256, entry.preprocess_sha256) == (policy, spec)
             twins = [twin and twin.sha256 for twin in (entry.twin, release.twin_digests)]
-            return same and twins[0] == twins[1] and self._is_whole(champion)
+            return is_same and twins[0] == twins[1] and self._has_release_files(champion)
         # Without a ledger entry, only the champion's tags list the files that belong to it.
         tags = release.draft().tags
         names = {*tags, Tag.TWIN, Tag.PREPROCESS} - {Tag.COMPARED_WITH}
-        same = all(champion.tags.get(name) == tags.get(name) for name in names)
-        return same and self._is_whole(champion)
+        is_same = all(champion.tags.get(name) == tags.get(name) for name in names)
+        return is_same and self._has_release_files(champion)
 
     def _reusable_version(self, versions: Sequence[Version]) -> str | None:
         """Return the number of an unchanged version of this release, or None."""
@@ -319,7 +319,7 @@ class _Promotion:
             # A version that can't be verified now may stay broken, so a new one is created instead.
             with contextlib.suppress(MismatchUnconfirmed):
                 has_tags = any(each.items() <= version.tags.items() for each in (tags, refused))
-                if has_tags and self._is_whole(version):
+                if has_tags and self._has_release_files(version):
                     return version.number
         return None
 
@@ -328,17 +328,17 @@ class _Promotion:
         model, release = self.model, self.release
         number = create_version(model.registry, release, self.policy, status=HANDED_IN)
         golden = release.draft().tags.get(Tag.GOLDEN)
-        model.prove(number, ExpectedDigests.from_release(release, golden=golden))
+        model.verify_version(number, ExpectedDigests.from_release(release, golden=golden))
         return number
 
-    def _is_whole(self, version: Version) -> bool:
+    def _has_release_files(self, version: Version) -> bool:
         """Return True if a version's bytes are the release's."""
         entry = self.history.approving_entry(version.number)
         expected = ExpectedDigests.from_release(self.release, golden=version.tags.get(Tag.GOLDEN))
         if entry is not None:
             expected = replace(ExpectedDigests.from_entry(entry), sha256=expected.sha256)
         try:
-            self.model.prove(version.number, expected)
+            self.model.verify_version(version.number, expected)
         except (DigestMismatch, ArtifactMissing):
             return False
         return True
@@ -634,7 +634,7 @@ def _verify_target(model: RegisteredModel, target: LedgerEntry | GateError) -> L
     if isinstance(target, GateError):
         raise target
     assert target.version is not None
-    model.prove(target.version, ExpectedDigests.needed(target))
+    model.verify_version(target.version, ExpectedDigests.needed(target))
     return target
 
 

@@ -200,7 +200,7 @@ class RegisteredModel:
         except ResourceGone:
             return {}
 
-    def prove(self, number: str, expected: ExpectedDigests) -> None:
+    def verify_version(self, number: str, expected: ExpectedDigests) -> None:
         """Download a version and verify the digests of its files.
 
         Raises DigestMismatch if a second download confirms it; MismatchUnconfirmed, the
@@ -224,7 +224,7 @@ class RegisteredModel:
         for first in (True, False):
             download = Download.into(into, self.registry, of=(self.name, number, expected))
             try:
-                result = use(download.proven())
+                result = use(download.download_verified())
             except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
                 if mismatches.confirms(key, received_digest(download)):
                     self._check_store(download, error)
@@ -232,8 +232,8 @@ class RegisteredModel:
                     raise
                 if not (first and mismatches.waits()):
                     raise MismatchUnconfirmed(
-                        f"{download.what} has wrong bytes in one download. It is not flagged until "
-                        f"a second download confirms that. {error} Retry later. If the error "
+                        f"{download.label} has wrong bytes in one download. It is not flagged "
+                        f"until a second download confirms that. {error} Retry later. If the error "
                         "persists, check the artifact store."
                     ) from error
             else:
@@ -249,23 +249,23 @@ class RegisteredModel:
         the artifact store; the RegistryErrors, StorageError."""
         history, unconfirmed = self.history(), self.reading.mismatches.unconfirmed(self.key)
         is_sound = False
-        for other in sorted(history.sound, key=lambda version: version not in unconfirmed):
-            vouched = history.approving_entry(other)
-            if other == download.number or vouched is None:
+        for number in sorted(history.sound, key=lambda version: version not in unconfirmed):
+            entry = history.approving_entry(number)
+            if number == download.number or entry is None:
                 continue
-            if is_sound and other not in unconfirmed:
+            if is_sound and number not in unconfirmed:
                 return
             with temporary_folder() as folder:
-                of = (self.name, other, ExpectedDigests.needed(vouched))
+                of = (self.name, number, ExpectedDigests.needed(entry))
                 try:
-                    Download.into(folder, self.registry, of=of).proven()
+                    Download.into(folder, self.registry, of=of).download_verified()
                 except (ArtifactMissing, ResourceGone):
                     continue
                 except DigestMismatch as error:
                     raise MismatchUnconfirmed(
-                        f"{download.what} and version {other} have wrong bytes. The artifact store "
-                        f"is considered unavailable, and no version is flagged. {mismatch} Check "
-                        "the artifact store, then retry."
+                        f"{download.label} and version {number} have wrong bytes. The artifact "
+                        f"store is considered unavailable, and no version is flagged. {mismatch} "
+                        "Check the artifact store, then retry."
                     ) from error
             is_sound = True
 

@@ -22,7 +22,7 @@ from gate.records.evidence import Evidence, Source
 from gate.records.layout import GOLDEN, VersionSize
 from gate.registry.interface import Draft, Tag
 from gate.sandbox.limits import SandboxLimits
-from gate.signing.trust import CLOCKS_APART, time_of
+from gate.signing.trust import MAX_CLOCK_SKEW, parse_time
 from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
 from gate.summary.render import render_check
@@ -98,25 +98,28 @@ class EvaluatedFile:
         incumbent = decision.incumbent or (rules.entry.incumbent if rules.entry else None)
         basis = (decision.policy_sha256, decision.incumbent)
         is_new = rules.entry is not None and basis != (policy.digest(), incumbent)
-        decision.subject_sha256.verify(subject, what="the evidence's file")
+        decision.subject_sha256.verify(subject, label="the evidence's file")
         if not is_new and policy.digest() != decision.policy_sha256:
             raise DigestMismatch(
                 f"the policy has digest {policy.digest()}, but the decision was made with "
                 f"{decision.policy_sha256}. Name that policy with --policy, or run gate check "
                 "--policy with this one."
             )
-        decision.evidence_sha256.verify(self.evidence.digest(), what="the evidence")
-        again = decide(policy, self.evidence, incumbent=incumbent, decided_at=decision.decided_at)
+        decision.evidence_sha256.verify(self.evidence.digest(), label="the evidence")
+        recomputed = decide(
+            policy, self.evidence, incumbent=incumbent, decided_at=decision.decided_at
+        )
         if self.golden is not None:
             self._verify_golden(self.golden)
         self._verify_preprocessing()
-        if not is_new and again.conclusion() != decision.conclusion():
+        if not is_new and recomputed.conclusion() != decision.conclusion():
             raise EvidenceError(
                 f"the decision is {decision.verdict} with {len(decision.checks)} checks, but its "
-                f"evidence and policy give {again.verdict} with {len(again.checks)} checks. The "
-                "decision was edited or made by another version of the gate: decide again."
+                f"evidence and policy give {recomputed.verdict} with {len(recomputed.checks)} "
+                "checks. The decision was edited or made by another version of the gate: "
+                "decide again."
             )
-        return replace(self, decision=again if is_new else decision)
+        return replace(self, decision=recomputed if is_new else decision)
 
     @property
     def golden_sha256(self) -> Digest | None:
@@ -145,7 +148,7 @@ class EvaluatedFile:
     def age_problem(self, policy: Policy, *, at: datetime) -> str | None:
         """Return why the evidence is too old at a time, or from its future; None if it is valid."""
         text = self.evidence.measured_at
-        measured = time_of(text)
+        measured = parse_time(text)
         remedy = "Measure the file again (make repro, or gate check --report)"
         if measured is None:
             return f"its evidence has the time '{text}', which is not ISO 8601. {remedy}."
@@ -155,34 +158,34 @@ class EvaluatedFile:
                 f"its evidence is {age:.1f} days old, the policy allows {policy.max_age_days:g} "
                 f"(max_age_days). {remedy}."
             )
-        if measured - at > CLOCKS_APART:
+        if measured - at > MAX_CLOCK_SKEW:
             return (
                 f"its evidence is from the future: measured at {text}, promoted at "
                 f"{at.isoformat(timespec='seconds')}; the clocks may differ by at most "
-                f"{CLOCKS_APART.seconds // 60} minutes. Correct the clocks. {remedy}."
+                f"{MAX_CLOCK_SKEW.seconds // 60} minutes. Correct the clocks. {remedy}."
             )
         return None
 
     def _verify_golden(self, vectors: GoldenFolder) -> None:
-        golden, what = vectors.golden, f"the golden vectors in {vectors.path}"
+        golden, label = vectors.golden, f"the golden vectors in {vectors.path}"
         origin, subject, code = golden.origin, self.evidence.subject, self.evidence.source.code
-        subject.sha256.verify(golden.model.sha256, what=f"the file of {what}")
+        subject.sha256.verify(golden.model.sha256, label=f"the file of {label}")
         policy = self.decision.policy_sha256
-        policy.verify(origin.policy_sha256, what=f"the policy of {what}")
-        measured = None if code is None else code.digest()
-        if origin.code_sha256 != measured:
+        policy.verify(origin.policy_sha256, label=f"the policy of {label}")
+        measured_code = None if code is None else code.digest()
+        if origin.code_sha256 != measured_code:
             raise EvidenceError(
-                f"{what} were computed with the model code "
+                f"{label} were computed with the model code "
                 f"{origin.code_sha256 or '(not recorded)'}, the evidence with "
-                f"{measured or '(not recorded)'}. Measure again, which creates both."
+                f"{measured_code or '(not recorded)'}. Measure again, which creates both."
             )
         parts = {name: part.sha256 for name, part in subject.parts.items()}
         computed = {name: part.model.sha256 for name, part in golden.parts.items()}
         if parts != computed:
-            other = ", ".join(sorted({name for name, _ in parts.items() ^ computed.items()}))
+            differing = ", ".join(sorted({name for name, _ in parts.items() ^ computed.items()}))
             raise EvidenceError(
-                f"{what} were computed with other parts than the release has: {other}. Measure "
-                "again, which creates both."
+                f"{label} were computed with other parts than the release has: {differing}. "
+                "Measure again, which creates both."
             )
 
     def _verify_preprocessing(self) -> None:
@@ -194,14 +197,14 @@ class EvaluatedFile:
                 f"{self.preprocessing} was submitted, but the evidence was measured without "
                 "preprocessing. Measure with it (gate check --preprocessing), or leave it out."
             )
-        what = str(self.preprocessing)
+        label = str(self.preprocessing)
         try:
-            spec = PreprocessSpec.from_file(self.preprocessing)
+            preprocess_spec = PreprocessSpec.from_file(self.preprocessing)
         except PolicyError as error:
-            raise DigestMismatch(f"{what} is not a valid preprocessing spec: {error}") from error
-        expected.verify(spec.digest(), what=f"the preprocessing spec {what}")
+            raise DigestMismatch(f"{label} is not a valid preprocessing spec: {error}") from error
+        expected.verify(preprocess_spec.digest(), label=f"the preprocessing spec {label}")
         inputs = self.evidence.subject.inputs
-        misfit = spec.tensor.misfit((taken.dtype, taken.shape) for taken in inputs)
+        misfit = preprocess_spec.tensor.misfit((each.dtype, each.shape) for each in inputs)
         if misfit is not None:
             raise EvidenceError(
                 f"{self.preprocessing} does not fit the inputs of {self.onnx_path}: {misfit}. "
@@ -281,8 +284,10 @@ class Release(EvaluatedFile):
 
     def age_problem(self, policy: Policy, *, at: datetime) -> str | None:
         """Return why the evidence of file or twin is too old or from the future, or None."""
-        late = None if self.twin is None else self.twin.age_problem(policy, at=at)
-        return super().age_problem(policy, at=at) or (late and f"the quantized twin: {late}")
+        twin_problem = None if self.twin is None else self.twin.age_problem(policy, at=at)
+        return super().age_problem(policy, at=at) or (
+            twin_problem and f"the quantized twin: {twin_problem}"
+        )
 
     def outdated(self) -> str | None:
         """Return which source files of the model changed since the measurement.
@@ -344,12 +349,12 @@ class Release(EvaluatedFile):
             tags[Tag.PREPROCESS] = self.preprocess_sha256.hex
         if self.compared_with is not None:
             tags[Tag.COMPARED_WITH] = self.compared_with.record_sha256.hex
-        beside = {}
+        folders = {}
         if self.golden is not None:
             tags[Tag.GOLDEN] = self.golden.sha256.hex
-            beside = {GOLDEN: self.golden.path}
+            folders = {GOLDEN: self.golden.path}
         return Draft(
-            self.onnx_path, self.evidence.subject, self.run_id, tags, self.description, beside
+            self.onnx_path, self.evidence.subject, self.run_id, tags, self.description, folders
         )
 
 
@@ -450,9 +455,9 @@ def _verify_parts(twin: EvaluatedFile, exact: EvaluatedFile, limits: SandboxLimi
 def _reference(source: Source) -> str:
     """Return a description of the reference. ONNX files are named by digest, because they may have
     moved."""
-    what = (
+    reference = (
         f"the model {source.factory} with checkpoint {source.checkpoint_sha256}"
         if source.onnx_sha256 is None
         else f"the ONNX file {source.onnx_sha256}"
     )
-    return f"{what} and preprocessing {source.preprocess_sha256}"
+    return f"{reference} and preprocessing {source.preprocess_sha256}"

@@ -18,7 +18,7 @@ from gate.registry.version_files import load_decision, load_statements
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.predicates import Approval, Reviewable, Word, trusted_reviewers
 from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
-from gate.signing.trust import Trust, time_of
+from gate.signing.trust import Trust, parse_time
 from gate.signing.verification import StatementPair, summary_in
 from gate.storage.files import temporary_folder
 from gate.storage.safe_text import make_printable, shorten
@@ -42,7 +42,7 @@ class ReviewSettings:
     """How the versions of a model are reviewed."""
 
     tag: ReviewTag = field(default_factory=ReviewTag)
-    signed: bool = False
+    sign: bool = False
     """Whether approvals must be signed. Rejections need no signature."""
 
     @classmethod
@@ -52,7 +52,7 @@ class ReviewSettings:
 
     def waits(self, model: str, version: str) -> str:
         """Return the text that a version waits for review, and how to review it."""
-        if self.signed:
+        if self.sign:
             return (
                 f"waits for review: gate approve {model} {version} --key KEY, or gate reject with "
                 "the same arguments"
@@ -130,7 +130,7 @@ _MOST_BYTES = {
 class ReviewSubmission:
     """A version to review, with its decision and the signed statements."""
 
-    of: Reviewable
+    subject: Reviewable
     decision: Decision
     statements: StatementPair | None
     """None if evidence and decision are not signed."""
@@ -148,38 +148,38 @@ class ReviewSubmission:
             registry.fetch(model, number, folder, most_bytes=_MOST_BYTES)
             path = folder / "model.onnx"
             decision, statements = load_decision(path), load_statements(path)
-        of = Reviewable(
+        subject = Reviewable(
             registry=plain(registry.identity),
             model=model,
             version=number,
             sha256=decision.subject_sha256,
             decision=decision.digest(),
         )
-        return cls(of, decision, statements, version)
+        return cls(subject, decision, statements, version)
 
     def check(self) -> None:
         """Verify that the decision is a PASS and that version, decision and statement are about the
         same file. Raises EvidenceError, DigestMismatch, Untrusted."""
-        of, what = self.of, f"version {self.of.version} of {self.of.model}"
+        subject, label = self.subject, f"version {self.subject.version} of {self.subject.model}"
         if not self.decision.passed:
             raise EvidenceError(
-                f"the decision on {what} is {self.decision.verdict}, but only a PASS can be "
+                f"the decision on {label} is {self.decision.verdict}, but only a PASS can be "
                 "approved. Measure and submit the file again, or reject it with gate reject."
             )
         named = self.version.tags.get(Tag.SHA256)
-        if named is not None and named != of.sha256.hex:
+        if named is not None and named != subject.sha256.hex:
             raise DigestMismatch(
-                f"the decision of {what} is about {of.sha256}, but its tag {Tag.SHA256} is "
+                f"the decision of {label} is about {subject.sha256}, but its tag {Tag.SHA256} is "
                 f"{named[:64]}. One of them was replaced. Submit the file again."
             )
         if self.statements is None:
             return
         summary = summary_in(self.statements.decision)
-        if (summary.decision.sha256, summary.model) != (of.decision.hex, of.sha256):
+        if (summary.decision.sha256, summary.model) != (subject.decision.hex, subject.sha256):
             raise Untrusted(
-                f"the statement of {what} is about decision {summary.decision.sha256} on "
-                f"{summary.model}, but the version has decision {of.decision} on {of.sha256}. One "
-                "of them was replaced. Submit the file again."
+                f"the statement of {label} is about decision {summary.decision.sha256} on "
+                f"{summary.model}, but the version has decision {subject.decision} on "
+                f"{subject.sha256}. One of them was replaced. Submit the file again."
             )
 
     def review(
@@ -198,13 +198,13 @@ class ReviewSubmission:
                 f"the comment has {len(comment)} characters, at most {COMMENT_LIMIT} are allowed. "
                 "Shorten it."
             )
-        text = self.of.signed(word, key, at=datetime.now(UTC), comment=comment).compact
+        text = self.subject.sign(word, key, at=datetime.now(UTC), comment=comment).compact
         if len(text) > STATEMENT_LIMIT:
             raise RegistryError(
                 f"the signed review has {len(text)} characters, a tag holds at most "
                 f"{STATEMENT_LIMIT}. Shorten the comment."
             )
-        model, number = self.of.model, self.of.version
+        model, number = self.subject.model, self.subject.version
         name = f"{STATEMENT_TAG}{key.public.short}"
         registry.set_tag(model, number, key=name, value=text)
         if registry.version(model, number).tags.get(name) != text:
@@ -297,19 +297,19 @@ class ReviewCounter:
         """Return whether a statement names the key of a trusted reviewer."""
         return any(short in self._reviewers for short in statements_in(tags))
 
-    def count(self, tags: Mapping[str, str], of: Reviewable | None) -> ReviewTally:
-        """Count the statements in the tags that are about exactly the version `of`.
+    def count(self, tags: Mapping[str, str], subject: Reviewable | None) -> ReviewTally:
+        """Count the statements in the tags that are about exactly the version `subject`.
 
-        If `of` is None, nothing counts. Never raises: an unreadable tag is a problem in the tally.
+        If `subject` is None, nothing counts. Never raises: an unreadable tag is a problem.
         """
         approvals: dict[str, Review] = {}
         rejections: dict[str, Review] = {}
         problems = []
         for short, text in statements_in(tags).items():
-            if of is None or short not in self._reviewers:
+            if subject is None or short not in self._reviewers:
                 continue
             try:
-                approval, keys = self._read(text, of)
+                approval, keys = self._read(text, subject)
             except Untrusted as error:
                 problems.append(f"the statement of the key {short} does not count: {error}")
                 continue
@@ -329,29 +329,29 @@ class ReviewCounter:
     def _reviewers(self) -> frozenset[str]:
         return frozenset(key.short for key in self.trust.reviewers)
 
-    def _read(self, text: str, of: Reviewable) -> tuple[Approval, tuple[PublicKey, ...]]:
+    def _read(self, text: str, subject: Reviewable) -> tuple[Approval, tuple[PublicKey, ...]]:
         if len(text) > STATEMENT_LIMIT:
             raise Untrusted(f"it has {len(text)} characters, at most {STATEMENT_LIMIT} are allowed")
-        signed = SignedStatement.from_bytes(text.encode("utf-8", "replace"), what="it")
-        approval = of.verify(signed, registries=self.registries)
+        signed = SignedStatement.from_bytes(text.encode("utf-8", "replace"), label="it")
+        approval = subject.verify(signed, registries=self.registries)
         return approval, trusted_reviewers(signed, approval, trust=self.trust, now=self.now)
 
     def _refusal(self, key: PublicKey, approval: Approval) -> str | None:
         if key.key_id in self.measurers and not self.trust.measurer_may_approve:
             return "this key also signed the verdict (trust.measurer_may_approve)"
-        made, closed = time_of(approval.reviewed_at), time_of(self.closed_at)
+        reviewed_at, closed = parse_time(approval.reviewed_at), parse_time(self.closed_at)
         if self.closed_at is None:
             return None
-        if made is None or closed is None or made < closed + _LEDGER_RESOLUTION:
+        if reviewed_at is None or closed is None or reviewed_at < closed + _LEDGER_RESOLUTION:
             return (
                 f"it is older than the last change of the version at {self.closed_at}: sign again"
             )
         return None
 
     def _unknown(self, tags: Mapping[str, str]) -> list[str]:
-        others = [short for short in statements_in(tags) if short not in self._reviewers]
-        if not others:
+        unknown = [short for short in statements_in(tags) if short not in self._reviewers]
+        if not unknown:
             return []
-        names = ", ".join(shortened(short, _KEY_LENGTH) for short in others[:_MAX_NAMED])
-        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+        names = ", ".join(shortened(short, _KEY_LENGTH) for short in unknown[:_MAX_NAMED])
+        more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
         return [f"not among the trusted reviewers (trust.reviewers): the key {names}{more}"]

@@ -27,7 +27,7 @@ from gate.signing.keys import PublicKey
 from gate.signing.predicates import VerificationSummary
 from gate.signing.statement import Resource, SignedStatement
 from gate.signing.subjects import GOLDEN, PREPROCESSING, file_resource, statement_subjects
-from gate.signing.trust import Trust, time_of
+from gate.signing.trust import Trust, parse_time
 from gate.signing.verification import (
     Signatory,
     StatementPair,
@@ -85,8 +85,8 @@ def outdated(
 
     champion: the version at which the alias points."""
     current = version_to_compare(champion, history)
-    vouched = None if current is None else history.approving_entry(current)
-    sha256 = None if vouched is None else vouched.sha256
+    entry = None if current is None else history.approving_entry(current)
+    sha256 = None if entry is None else entry.sha256
     if compared is not None and (compared.version, compared.sha256) == (current, sha256):
         return None
     return (
@@ -133,7 +133,7 @@ def verify_statements(
         summary = summary_in(twin.statements.decision)
         if summary.resource_uri != file_resource(twin.decision.subject_sha256):
             verify_resource(summary, registries=registries, model=release.model_name)
-    if not _names(signed, twin, below=_TWIN):
+    if not _has_subject(signed, twin, below=_TWIN):
         raise Untrusted(
             "the statement on the decision does not name the quantized twin "
             f"{twin.decision.subject_sha256}. The twin was replaced. {_REMEDY}"
@@ -143,12 +143,12 @@ def verify_statements(
     return signers
 
 
-def companion_digests(which: LedgerEntry | Release) -> dict[str, Digest]:
+def companion_digests(source: LedgerEntry | Release) -> dict[str, Digest]:
     """Return the digests that a statement must name in addition to the file.
 
-    which: a release, or the ledger entry that approves the version.
+    source: a release, or the ledger entry that approves the version.
     """
-    named = {GOLDEN: which.golden_sha256, PREPROCESSING: which.preprocess_sha256}
+    named = {GOLDEN: source.golden_sha256, PREPROCESSING: source.preprocess_sha256}
     return {name: digest for name, digest in named.items() if digest is not None}
 
 
@@ -169,7 +169,7 @@ def claimed_entry(
     Raises EvidenceError if no trusted key signed the statements, StorageError.
     """
     try:
-        now = now or StatementPair.from_folder(path.parent / RECORDS).made_at
+        now = now or StatementPair.from_folder(path.parent / RECORDS).decided_at
         names = model.identities()
         fields = _claimed_fields(path, model=model.name, trust=trust, registries=names, now=now)
     except Untrusted as error:
@@ -181,11 +181,11 @@ def _claimed_fields(
     path: Path, *, model: str, trust: Trust, registries: frozenset[str], now: datetime
 ) -> dict[str, Any]:
     statements, summary, signers = _decision_of(path, trust=trust, now=now)
-    signed, signed_all = statements.decision, [statements]
+    signed, pairs = statements.decision, [statements]
     verify_resource(summary, registries=registries, model=model)
     fields: dict[str, Any] = {
         "sha256": summary.model,
-        "policy_sha256": _digest(summary.policy, what="policy"),
+        "policy_sha256": _digest(summary.policy, label="policy"),
         "evidence_sha256": _evidence_of(summary),
         "golden_sha256": _subject(signed, GOLDEN),
         "preprocess_sha256": _subject(signed, PREPROCESSING),
@@ -201,8 +201,8 @@ def _claimed_fields(
             evidence_sha256=_evidence_of(twin_summary),
             golden_sha256=_subject(signed, f"{_TWIN}{GOLDEN}"),
         )
-        signed_all.append(twin_statements)
-    fields["measured_by"] = _further_measurers(signed_all, trust=trust, exclude=fields["signers"])
+        pairs.append(twin_statements)
+    fields["measured_by"] = _further_measurers(pairs, trust=trust, exclude=fields["signers"])
     return fields
 
 
@@ -212,9 +212,11 @@ def _further_measurers(
     """Return the IDs of the measurers' keys that signed any of the statements, except `exclude`.
 
     Expired keys are included, revoked keys are not."""
-    signed = (one for each in statements if each for one in (each.evidence, each.decision))
+    signed = (each for pair in statements if pair for each in (pair.evidence, pair.decision))
     ids = (key.key_id for each in signed for key in each.signers(trust.measurers))
-    return tuple(one for one in dict.fromkeys(ids) if one not in (*exclude, *trust.revoked))
+    return tuple(
+        key_id for key_id in dict.fromkeys(ids) if key_id not in (*exclude, *trust.revoked)
+    )
 
 
 def _decision_of(
@@ -223,40 +225,40 @@ def _decision_of(
     statements = load_statements(path)
     if statements is None:
         raise Untrusted(f"the file has no signed statements. {_REMEDY}")
-    signed, what = statements.decision, "the statement on the decision"
+    signed, label = statements.decision, "the statement on the decision"
     summary = summary_in(signed)
-    made = summary.time_verified
-    signers = trust.signers(signed, role="measurers", made_at=made, now=now, what=what)
+    timestamp = summary.time_verified
+    signers = trust.signers(signed, role="measurers", timestamp=timestamp, now=now, label=label)
     return statements, summary, signers
 
 
 def _verify(
-    judged: EvaluatedFile, *, files: Mapping[str, Digest], trust: Trust, now: datetime
+    evaluated: EvaluatedFile, *, files: Mapping[str, Digest], trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
-    statements = judged.statements
+    statements = evaluated.statements
     if statements is None:
         raise Untrusted(f"the file has no signed statements. {_REMEDY}")
-    signers = statements.verify(judged.evidence, judged.decision, trust=trust, now=now)
+    signers = statements.verify(evaluated.evidence, evaluated.decision, trust=trust, now=now)
     for signed in (statements.evidence, statements.decision):
-        if not _names(signed, judged):
+        if not _has_subject(signed, evaluated):
             raise Untrusted(
-                f"a statement does not name the file {judged.evidence.subject.sha256} among its "
+                f"a statement does not name the file {evaluated.evidence.subject.sha256} among its "
                 f"subjects. {_REMEDY}"
             )
     verify_files(statements.decision, files)
     return signers
 
 
-def _names(signed: SignedStatement, judged: EvaluatedFile, *, below: str = "") -> bool:
+def _has_subject(signed: SignedStatement, evaluated: EvaluatedFile, *, below: str = "") -> bool:
     """Return whether the file is among the subjects of a statement.
 
     A file is found by its digest, because a registry may rename it. With external data all files
     must be subjects by their names, and the digest of the manifest must match.
     """
-    subject, statement = judged.evidence.subject, signed.statement
+    subject, statement = evaluated.evidence.subject, signed.statement
     if not subject.external_data:
         return statement.names(subject.sha256)
-    names = (judged.onnx_path.name, *subject.external_data)
+    names = (evaluated.onnx_path.name, *subject.external_data)
     named = {name: statement.digest_of(f"{below}{name}") for name in names}
     return Digest.from_json(named) == subject.sha256
 
@@ -267,25 +269,26 @@ def _evidence_of(summary: VerificationSummary) -> Digest:
             "the statement on the decision names "
             f"{len(summary.input_attestations)} evidence records, expected one. {_REMEDY}"
         )
-    return _digest(summary.input_attestations[0], what="evidence")
+    return _digest(summary.input_attestations[0], label="evidence")
 
 
 def _subject(signed: SignedStatement, name: str) -> Digest | None:
     subjects = [each for each in signed.statement.subject if each.name == name]
-    return _digest(subjects[0], what=name) if subjects else None
+    return _digest(subjects[0], label=name) if subjects else None
 
 
-def _digest(resource: Resource, *, what: str) -> Digest:
+def _digest(resource: Resource, *, label: str) -> Digest:
     try:
         return Digest(resource.sha256 or "")
     except ValueError as error:
         raise Untrusted(
-            f"the statement on the decision has no SHA-256 digest of the {what}: {error}. {_REMEDY}"
+            f"the statement on the decision has no SHA-256 digest of the {label}: {error}. "
+            f"{_REMEDY}"
         ) from error
 
 
 # Statements are verified first, because they contain the expected digests of the release.
-_MADE_HERE = object()
+_TOKEN = object()
 
 
 @dataclass(frozen=True)
@@ -299,10 +302,10 @@ class VerifiedRelease:
     """Keys that signed the verdict; empty if no signature was required."""
     trust: Trust | None
     """Trust by which the release was verified; None if no statements were required."""
-    _made_by: object = field(repr=False, compare=False)
+    _token: object = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self._made_by is not _MADE_HERE:
+        if self._token is not _TOKEN:
             raise TypeError("only verify_release() makes a VerifiedRelease")
 
     @property
@@ -359,7 +362,7 @@ def verify_release(
     rules = rules or VerificationRules()
     if trust is not None:
         statements = release.statements
-        now = rules.at or (datetime.now(UTC) if statements is None else statements.made_at)
+        now = rules.at or (datetime.now(UTC) if statements is None else statements.decided_at)
         files = companion_digests(rules.entry or release)
         signers = verify_statements(
             release, files=files, trust=trust, registries=registries, now=now
@@ -371,9 +374,9 @@ def verify_release(
                     _verify_names(release.twin, _subjects(release.twin))
         ids = tuple(key.key_id for key in signers)
         pairs = [each.statements for each in release.evaluated_files]
-        others = _further_measurers(pairs, trust=trust, exclude=ids)
-        release = replace(release, signers=ids, measured_by=others)
-    return VerifiedRelease(release.verified(policy, rules), policy, signers, trust, _MADE_HERE)
+        further_measurers = _further_measurers(pairs, trust=trust, exclude=ids)
+        release = replace(release, signers=ids, measured_by=further_measurers)
+    return VerifiedRelease(release.verified(policy, rules), policy, signers, trust, _TOKEN)
 
 
 def subjects_of_release(release: Release) -> dict[str, Digest]:
@@ -435,27 +438,29 @@ class VerdictSigning:
         statements = self._signed(release, subjects_of_release(release), measured, policy)
         return replace(release, statements=statements)
 
-    def _verify_measured(self, judged: EvaluatedFile, measured: MeasuredFile) -> None:
+    def _verify_measured(self, evaluated: EvaluatedFile, measured: MeasuredFile) -> None:
         """Verify that a signed measurement is about the file's evidence and golden vectors."""
         now = datetime.now(UTC)
-        verify_measurement(measured.statement, judged.evidence, trust=self.trust, now=now)
-        if judged.golden is not None:
-            _verify_vectors(judged.golden.golden, measured)
-        elif judged.decision.passed and measured.statement.statement.digest_of(GOLDEN) is not None:
+        verify_measurement(measured.statement, evaluated.evidence, trust=self.trust, now=now)
+        if evaluated.golden is not None:
+            _verify_vectors(evaluated.golden.golden, measured)
+        elif (
+            evaluated.decision.passed and measured.statement.statement.digest_of(GOLDEN) is not None
+        ):
             raise Untrusted(
-                f"golden vectors were signed when {judged.onnx_path} was measured, but they are "
+                f"golden vectors were signed when {evaluated.onnx_path} was measured, but they are "
                 f"missing. Restore them in {measured.vectors}."
             )
 
     def _signed(
         self,
-        judged: EvaluatedFile,
+        evaluated: EvaluatedFile,
         subjects: Mapping[str, Digest],
         measured: MeasuredFile,
         policy: Policy,
     ) -> StatementPair:
-        decided = self.signatory.decided(
-            judged.decision, subjects, precision=policy.precision, resource=self.resource
+        decided = self.signatory.sign_decision(
+            evaluated.decision, subjects, precision=policy.precision, resource=self.resource
         )
         return StatementPair(measured.statement, decided)
 
@@ -468,9 +473,9 @@ def _twin_errors() -> Iterator[None]:
         raise Untrusted(f"the quantized twin: {error}") from error
 
 
-def _verify_names(judged: EvaluatedFile, subjects: Mapping[str, Digest]) -> None:
-    assert judged.statements is not None  # checked by verify_statements
-    signed = judged.statements.decision
+def _verify_names(evaluated: EvaluatedFile, subjects: Mapping[str, Digest]) -> None:
+    assert evaluated.statements is not None  # checked by verify_statements
+    signed = evaluated.statements.decision
     verify_files(signed, subjects)
     missing = sorted({each.name or "" for each in signed.statement.subject} - {*subjects})
     if missing:
@@ -480,12 +485,12 @@ def _verify_names(judged: EvaluatedFile, subjects: Mapping[str, Digest]) -> None
         )
 
 
-def _subjects(judged: EvaluatedFile) -> dict[str, Digest]:
+def _subjects(evaluated: EvaluatedFile) -> dict[str, Digest]:
     return statement_subjects(
-        judged.onnx_path,
-        judged.evidence,
-        golden=judged.golden_sha256,
-        preprocessing=judged.preprocessing is not None,
+        evaluated.onnx_path,
+        evaluated.evidence,
+        golden=evaluated.golden_sha256,
+        preprocessing=evaluated.preprocessing is not None,
     )
 
 
@@ -560,15 +565,17 @@ class Terms:
         trust takes it out of service. Raises the exceptions of `ReadTrust`, which is called only
         for a version that was not deployed.
         """
-        entry, present = history.promotion_of(version), datetime.now(UTC)
+        entry, current_time = history.promotion_of(version), datetime.now(UTC)
         if history.was_deployed(version):
             return None
-        promoted = time_of(entry.at) if entry is not None else None
-        return cls(policy, present if promoted is None else min(promoted, present), trust())
+        promoted = parse_time(entry.at) if entry is not None else None
+        return cls(
+            policy, current_time if promoted is None else min(promoted, current_time), trust()
+        )
 
 
 def judge_version(
-    path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms | None
+    path: Path, model: RegisteredModel, *, entry: LedgerEntry, terms: Terms | None
 ) -> str | None:
     """Return why a verified file must not serve under these terms according to its evidence, or
     None.
@@ -580,32 +587,32 @@ def judge_version(
     if terms is None:
         return None
     try:
-        with as_mismatch(f"version {vouched.version} of {model.name} in the registry"):
-            return _judge(path, model, vouched=vouched, terms=terms)
+        with as_mismatch(f"version {entry.version} of {model.name} in the registry"):
+            return _judge(path, model, entry=entry, terms=terms)
     except Untrusted as error:
         raise EvidenceError(str(error)) from error
 
 
-def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: Terms) -> str | None:
-    records = load_records(path, evidence=vouched.evidence_sha256)
-    assert vouched.sha256 is not None
-    records.evidence.subject.sha256.verify(vouched.sha256, what="the file that passed")
-    verify_comparison(records.decision, vouched.compared_with)
+def _judge(path: Path, model: RegisteredModel, *, entry: LedgerEntry, terms: Terms) -> str | None:
+    records = load_records(path, evidence=entry.evidence_sha256)
+    assert entry.sha256 is not None
+    records.evidence.subject.sha256.verify(entry.sha256, label="the file that passed")
+    verify_comparison(records.decision, entry.compared_with)
     if terms.approved is not None:
-        terms.approved.verify(records.decision.digest(), what="the decision that was approved")
-    release = release_from_version(records, name=model.name, twin=vouched.twin)
+        terms.approved.verify(records.decision.digest(), label="the decision that was approved")
+    release = release_from_version(records, name=model.name, twin=entry.twin)
     policy, passed_by = terms.policy, release.decision.policy_sha256
     if release.twin is not None and policy.twin is not None and passed_by != policy.digest():
         # The golden vectors have the tolerances of the old policy, so they are not compared with
         # the new one. The ledger has their digest.
         release = replace(release, twin=replace(release.twin, golden=None))
-    is_signed = terms.trust is not None and not _may_be_unsigned(model, vouched, terms.trust)
+    is_signed = terms.trust is not None and not _may_be_unsigned(model, entry, terms.trust)
     verified = verify_release(
         release,
         policy=policy,
         trust=terms.trust if is_signed else None,
         registries=model.identities() if is_signed else frozenset(),
-        rules=VerificationRules(model.reading.limits, vouched, terms.at),
+        rules=VerificationRules(model.reading.limits, entry, terms.at),
     )
     release = verified.release
     if policy.incumbent is not None and release.decision.incumbent is None:
@@ -613,7 +620,7 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
             "it was not compared with the champion at its promotion, but the current policy "
             "requires that (incumbent). Submit or promote the file again."
         )
-    if release.refusal is not None and vouched.incumbent is not None:
+    if release.refusal is not None and entry.incumbent is not None:
         return f"after the comparison with the champion its decision is {release.refusal}"
     if release.refusal is not None and passed_by != policy.digest():
         return (
@@ -626,14 +633,14 @@ def _judge(path: Path, model: RegisteredModel, *, vouched: LedgerEntry, terms: T
     return release.age_problem(policy, at=terms.at)
 
 
-def _may_be_unsigned(model: RegisteredModel, vouched: LedgerEntry, trust: Trust) -> bool:
+def _may_be_unsigned(model: RegisteredModel, entry: LedgerEntry, trust: Trust) -> bool:
     """Return whether a version was promoted before signatures were required and the trust accepts
     such versions."""
     return (
         trust.unsigned == "accept_existing"
-        and vouched.action != "passed"
-        and vouched.version is not None
-        and model.history().passed_before_signing(vouched.version)
+        and entry.action != "passed"
+        and entry.version is not None
+        and model.history().passed_before_signing(entry.version)
     )
 
 

@@ -15,7 +15,7 @@ from gate.golden.folder import read_golden
 from gate.ledger.entry import LedgerEntry, TwinDigests
 from gate.onnx_file.release_file import is_release_file
 from gate.onnx_file.sandboxed_reading import digest_of_model
-from gate.preprocess.spec import prove_spec, spec_path
+from gate.preprocess.spec import spec_path, verify_spec
 from gate.records.champion_comparison import Trend
 from gate.records.evidence import Evidence
 from gate.records.layout import (
@@ -76,13 +76,13 @@ def load_records(onnx_path: Path, *, evidence: Digest | None) -> EvaluatedFile:
 def load_evidence(onnx_path: Path, *, sha256: Digest | None) -> Evidence:
     """Load the evidence next to a downloaded file. Raises the exceptions of `load_records`."""
     data = read_untrusted(onnx_path.parent / RECORDS / EVIDENCE, limit=RECORD_LIMIT)
-    return Evidence.from_untrusted(data, what="the version's evidence", sha256=sha256)
+    return Evidence.from_untrusted(data, label="the version's evidence", sha256=sha256)
 
 
 def load_decision(onnx_path: Path) -> Decision:
     """Load the decision next to a downloaded file. Raises the exceptions of `load_records`."""
     data = read_untrusted(onnx_path.parent / RECORDS / DECISION, limit=RECORD_LIMIT)
-    return Decision.from_untrusted(data, what="the version's decision")
+    return Decision.from_untrusted(data, label="the version's decision")
 
 
 def load_statements(onnx_path: Path) -> StatementPair | None:
@@ -103,7 +103,7 @@ def load_trend(onnx_path: Path) -> Trend:
     """
     try:
         data = read_untrusted(onnx_path.parent / RECORDS / TREND, limit=_TREND_LIMIT)
-        return Trend.from_untrusted(data, what="the version's trend")
+        return Trend.from_untrusted(data, label="the version's trend")
     except (DigestMismatch, EvidenceError, StorageError):
         return Trend()
 
@@ -173,35 +173,35 @@ class ExpectedDigests:
         )
 
 
-def prove(path: Path, expected: ExpectedDigests, *, what: str) -> None:
+def verify_version(path: Path, expected: ExpectedDigests, *, label: str) -> None:
     """Verify the digests of a version's ONNX file and of its other files.
 
     Only files with the expected digest are parsed. Raises DigestMismatch, also if the download is
     unreadable; StorageError.
     """
-    with as_mismatch(what):
+    with as_mismatch(label):
         names = external_data_of(path, expected.evidence)
-        expected.sha256.verify(digest_of_model(path, external_data=names), what=what)
+        expected.sha256.verify(digest_of_model(path, external_data=names), label=label)
         if expected.golden is not None:
-            _prove_golden(path.parent / GOLDEN, expected.golden, what=what)
+            _verify_golden(path.parent / GOLDEN, expected.golden, label=label)
         if expected.twin is not None:
-            prove_twin(path.parent / QUANTIZED, expected.twin, what=what)
+            verify_twin(path.parent / QUANTIZED, expected.twin, label=label)
         if expected.preprocessing is not None:
-            prove_spec(spec_path(path), expected.preprocessing, what=what)
+            verify_spec(spec_path(path), expected.preprocessing, label=label)
 
 
-def prove_twin(folder: Path, expected: TwinDigests, *, what: str) -> None:
-    """Verify the digests of the quantized twin in a folder. Raises the exceptions of `prove`."""
+def verify_twin(folder: Path, expected: TwinDigests, *, label: str) -> None:
+    """Verify the digests of the quantized twin in a folder; see `verify_version`."""
     try:
         path = twin_file(folder)
     except EvidenceError as error:
-        raise DigestMismatch(f"the twin of {what} is incomplete: {error}") from error
+        raise DigestMismatch(f"the twin of {label} is incomplete: {error}") from error
     files = ExpectedDigests(
         sha256=expected.sha256,
         golden=_hex(expected.golden_sha256),
         evidence=expected.evidence_sha256,
     )
-    prove(path, files, what=f"the twin of {what}")
+    verify_version(path, files, label=f"the twin of {label}")
 
 
 def _hex(digest: Digest | None) -> str | None:
@@ -221,13 +221,13 @@ def external_data_of(path: Path, evidence: Digest | None) -> tuple[str, ...]:
         return ()
 
 
-def _prove_golden(folder: Path, expected: str, *, what: str) -> None:
+def _verify_golden(folder: Path, expected: str, *, label: str) -> None:
     try:
         read_golden(folder, sha256=Digest.parse(expected))
     except EvidenceError as error:
-        raise DigestMismatch(f"{what} has incomplete golden vectors: {error}") from error
+        raise DigestMismatch(f"{label} has incomplete golden vectors: {error}") from error
     except DigestMismatch as error:
-        raise DigestMismatch(f"{what} has wrong golden vectors: {error}") from error
+        raise DigestMismatch(f"{label} has wrong golden vectors: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -271,11 +271,11 @@ class Download:
         return cls(registry, *of, folder)
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         """Return the name of the version for messages."""
         return f"version {self.number} of {self.name} in the registry"
 
-    def proven(self) -> Path:
+    def download_verified(self) -> Path:
         """Download the version, verify all its files, and return the path of its ONNX file.
 
         Raises DigestMismatch for every fault of the download; EvidenceError if no trusted statement
@@ -290,11 +290,11 @@ class Download:
         except TooLarge as error:
             self.is_too_large = True
             raise DigestMismatch(
-                f"{self.what}: {error}. The files were replaced. Promote the file again."
+                f"{self.label}: {error}. The files were replaced. Promote the file again."
             ) from error
         if isinstance(self.expected, SignedExpectation):
             self.expected = self.expected.read(path)
-        prove(path, self.expected, what=self.what)
+        verify_version(path, self.expected, label=self.label)
         return path
 
 
@@ -310,8 +310,8 @@ def received_digest(download: Download) -> Digest:
         return _TOO_LARGE
     total = hashlib.sha256()
     for path in sorted(download.folder.rglob("*"), key=os.fsencode):
-        plain = path.is_file() and not path.is_symlink()
-        content = Digest.from_file(path).hex if plain else "none"
+        is_regular = path.is_file() and not path.is_symlink()
+        content = Digest.from_file(path).hex if is_regular else "none"
         name = os.fsencode(path.relative_to(download.folder))
         total.update(name + b"\0" + content.encode() + b"\0")
     return Digest(total.hexdigest())

@@ -18,7 +18,7 @@ from gate.registry import reviews
 from gate.registry.interface import CANDIDATE, Tag, Version
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.reviews import ReviewSettings
-from gate.signing.trust import time_of
+from gate.signing.trust import parse_time
 from gate.storage.safe_text import make_printable, shorten
 
 MARK = "Status: "
@@ -104,13 +104,13 @@ class VersionStatus:
         if status is None or status.kind != "champion" or history.serving == version:
             return status
         # The alias was deleted by hand before another version was promoted: no entry names both.
-        other = history.change
-        assert other is not None
+        replacement = history.change
+        assert replacement is not None
         for entry in reversed(history.entries):
             if entry is status.entry:
                 break
-            other = entry if entry.action in SERVING else other
-        return VersionStatus("replaced", other, status.answer)
+            replacement = entry if entry.action in SERVING else replacement
+        return VersionStatus("replaced", replacement, status.answer)
 
     def status_line(self, rule: ReviewSettings) -> str:
         """Return the status as one line of Markdown. rule: how the model is reviewed."""
@@ -237,7 +237,7 @@ def _champion_reason(entry: LedgerEntry) -> str:
 
 
 def _when(entry: LedgerEntry) -> str:
-    at = time_of(entry.at)
+    at = parse_time(entry.at)
     return _plain(entry.at) if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
@@ -267,8 +267,8 @@ def write_status(model: RegisteredModel, versions: Iterable[str | None]) -> tupl
     The caller holds the lock (`gate.registry.alias`). Return the versions that were not updated
     because the registry is unavailable; other failures are logged.
     """
-    wanted = tuple(dict.fromkeys(version for version in versions if version is not None))
-    for index, number in enumerate(wanted):
+    numbers = tuple(dict.fromkeys(version for version in versions if version is not None))
+    for index, number in enumerate(numbers):
         try:
             _refresh(model, number, model.history())
         except ResourceGone:
@@ -278,7 +278,7 @@ def write_status(model: RegisteredModel, versions: Iterable[str | None]) -> tupl
                 "the page of version %s of %s is out of date: %s", number, model.key, error
             )
             if isinstance(error, RegistryUnavailable):  # the other updates would fail too
-                return wanted[index:]
+                return numbers[index:]
     return ()
 
 
@@ -366,8 +366,8 @@ class PageUpdater:
             )
         else:
             versions = _named(history.entries[followed:])
-        wanted = (*self._pending.get(model.key, ()), *versions)
-        self._pending[model.key] = write_status(model, wanted)
+        outdated = (*self._pending.get(model.key, ()), *versions)
+        self._pending[model.key] = write_status(model, outdated)
         self._lines[model.key] = number
 
 

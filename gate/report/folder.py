@@ -226,7 +226,7 @@ def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trus
     """
     with suppress(GateError):
         statements = StatementPair.from_folder(folder)
-        keys = statements.verify(evidence, decision, trust=trust, now=statements.made_at)
+        keys = statements.verify(evidence, decision, trust=trust, now=statements.decided_at)
         return make_printable(labels(keys) or "") or None
     return None
 

@@ -306,7 +306,9 @@ class BrowserSession(Session):
         """Verify that the page opened the requested file, by digests and settings."""
         digests = dict(self._state["digests"])
         wasm = self._engine.files[2]
-        Digest(browser_page.FILES[wasm]).verify(Digest(digests.pop("")), what=f"{wasm} in the page")
+        Digest(browser_page.FILES[wasm]).verify(
+            Digest(digests.pop("")), label=f"{wasm} in the page"
+        )
         if self._subject.external_data:
             digest = Digest.from_json(digests)
         else:

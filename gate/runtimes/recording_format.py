@@ -191,7 +191,7 @@ class Recording:
             with _open_source(path) as open_member:
                 data = _read_manifest(open_member)
                 self.digest = Digest.from_bytes(data)
-                parse_strict_json(data, what=f"{MANIFEST} of {path.name}")
+                parse_strict_json(data, label=f"{MANIFEST} of {path.name}")
                 self.manifest = RecordingManifest.from_json(data)
                 self.rows: Rows = np.array(_map_array(open_member, self.manifest.rows), np.uint8)
                 self.outputs = {

@@ -19,8 +19,8 @@ try:
 except ImportError:  # Windows does not have these limits.
     resource = None  # type: ignore[assignment]
 
-_DEATH_OF_PARENT = 1
-"""PR_SET_PDEATHSIG in Linux."""
+_PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h."""
 
 OUT_OF_MEMORY = "MemoryError"
 
@@ -35,24 +35,24 @@ def serve_request(request: dict[str, Any], descriptor: int) -> None:
     """
     os.set_inheritable(descriptor, False)
     kill_with_parent(request["parent"])
-    _be_interrupted_once()
+    _ignore_second_interrupt()
     for kind, limit in request["limits"].items() if resource is not None else ():
-        _limit(getattr(resource, kind), limit)
+        _set_limit(getattr(resource, kind), limit)
     try:
-        done = {"value": _function(request["function"])(**request["arguments"])}
+        result = {"value": _import_function(request["function"])(**request["arguments"])}
     except MemoryError:
-        done = {"error": [OUT_OF_MEMORY, ""]}
+        result = {"error": [OUT_OF_MEMORY, ""]}
     except Exception as error:
         error = installation.missing(error) or error  # PackageMissing if a package is missing.
-        done = {"error": [type(error).__name__, str(error)]}
+        result = {"error": [type(error).__name__, str(error)]}
     with os.fdopen(descriptor, "w") as stream:
-        json.dump(done, stream)
-    atexit.register(_leave)
+        json.dump(result, stream)
+    atexit.register(_exit_quickly)
 
 
-def _leave() -> None:
+def _exit_quickly() -> None:
     """Exit without finalizing modules, which takes a second for PyTorch. Threads ended before."""
-    atexit.unregister(_leave)
+    atexit.unregister(_exit_quickly)
     try:
         atexit._run_exitfuncs()  # The remaining exit functions.
         for stream in (sys.stdout, sys.stderr):
@@ -63,7 +63,7 @@ def _leave() -> None:
         os._exit(0)
 
 
-def _function(name: str) -> Any:
+def _import_function(name: str) -> Any:
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 
@@ -71,12 +71,12 @@ def _function(name: str) -> Any:
 def kill_with_parent(parent: int) -> None:
     """Kill this process when its parent dies (Linux only)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_OF_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # The parent died before prctl.
             os._exit(1)
 
 
-def _be_interrupted_once() -> None:
+def _ignore_second_interrupt() -> None:
     """Ignore a second SIGINT, so that it does not interrupt the cleanup after the first.
 
     Ctrl-C reaches the whole process group, and the parent forwards the signal, too.
@@ -90,7 +90,7 @@ def _be_interrupted_once() -> None:
         signal.signal(signal.SIGINT, interrupt)
 
 
-def _limit(kind: int, limit: int) -> None:
+def _set_limit(kind: int, limit: int) -> None:
     _, hard = resource.getrlimit(kind)
     lower = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     with contextlib.suppress(OSError, ValueError):  # The system does not support the limit.

@@ -109,26 +109,26 @@ def limit_folder_size(folder: Path, limit: int) -> Iterator[None]:
     Once the limit is exceeded, all files are truncated repeatedly, so that the disk does not fill
     up while the writer continues. Then raises TooLarge at the end, whatever else was raised.
     """
-    watch, done = _Watch(folder, limit), threading.Event()
+    watcher, stopped = _SizeWatcher(folder, limit), threading.Event()
 
     def run() -> None:
-        while not done.wait(_POLL_S):
+        while not stopped.wait(_POLL_S):
             with contextlib.suppress(OSError, RecursionError):
-                watch.check()
+                watcher.check()
 
     thread = threading.Thread(target=run, name="gate-watch-size", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        stopped.set()
         thread.join()
-        watch.check()
-        if watch.exceeded:
+        watcher.check()
+        if watcher.exceeded:
             raise TooLarge(f"the files are larger than the limit of {limit} bytes")
 
 
-class _Watch:
+class _SizeWatcher:
     """Checks the size of a folder. Once it is too large, keeps its files empty."""
 
     def __init__(self, folder: Path, limit: int) -> None:

@@ -43,8 +43,8 @@ class ProcessMonitor:
         self._descendants: list[psutil.Process] = []
         self._listed = self._started
 
-    def check(self, what: str) -> None:
-        """Raise LimitExceeded if the child exceeded a limit. `what`: its task, for the message."""
+    def check(self, task: str) -> None:
+        """Raise LimitExceeded if the child exceeded a limit. `task`: its task, for the message."""
         now, limits = time.monotonic(), self._limits
         if now - self._listed > _DESCENDANTS_S:
             self._listed = now
@@ -52,12 +52,12 @@ class ProcessMonitor:
                 self._descendants = self._child.children(recursive=True)
         if now - self._started > limits.time_s:
             raise LimitExceeded(
-                f"{what} took more than the time limit of {time_text(limits.time_s)}. Nothing was "
+                f"{task} took more than the time limit of {time_text(limits.time_s)}. Nothing was "
                 "decided. If the file is trusted, allow more with --time-limit."
             )
         used = sum(map(private_memory, (self._child, *self._descendants)))
         if used > limits.memory_bytes:
-            error = LimitExceeded(too_much_memory(what, limits))
+            error = LimitExceeded(too_much_memory(task, limits))
             # In a note, so that the message is the same each time.
             error.add_note(f"seen: {memory_text(used)} after {time_text(now - self._started)}")
             raise error
@@ -75,10 +75,10 @@ class ProcessMonitor:
         yield from (*self._descendants, self._child)
 
 
-def too_much_memory(what: str, limits: SandboxLimits) -> str:
+def too_much_memory(task: str, limits: SandboxLimits) -> str:
     """Return the message for a task that exceeded its memory limit."""
     return (
-        f"{what} took more than the memory limit of {memory_text(limits.memory_bytes)}, or more "
+        f"{task} took more than the memory limit of {memory_text(limits.memory_bytes)}, or more "
         "than is available. Nothing was decided. If the file is trusted, allow more with "
         "--memory-limit."
     )
@@ -102,9 +102,17 @@ _TAIL = 4000
 """Maximum length of a message, and of the output that is kept, in characters and bytes."""
 
 _CHUNK = 1 << 16
-_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_KEPT = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-_KEPT_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
+_TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_INHERITED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "TZ",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+)
+_INHERITED_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
 
 _START = (
     "import json, os, sys\n"
@@ -118,30 +126,30 @@ _ENTRY_POINT = "gate.sandbox.child:serve_request"
 
 
 def run_in_sandbox(
-    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str
+    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, task: str
 ) -> Any:
     """Call `package.module:function` in a child; return its result. Arguments and result are JSON.
 
     The child gets no secrets of the environment and a temporary folder of its own, and is killed
     with this process. It parses untrusted files and may be compromised: its result is parsed as
-    untrusted input. Raises LimitExceeded, whose message begins with `what`, if the child exceeds a
+    untrusted input. Raises LimitExceeded, whose message begins with `task`, if the child exceeds a
     limit or dies; StorageError if it can't be started or a signal ended it; the GateError that the
     function raises; EvidenceError for other exceptions and invalid results.
     """
-    return _call(function, arguments, limits=limits, what=what, terminal=False)
+    return _call(function, arguments, limits=limits, task=task, terminal=False)
 
 
 def run_in_child(
-    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str
+    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, task: str
 ) -> Any:
     """Call a function in a child like `run_in_sandbox`, but with the terminal, environment and
     process group of this process, so that Ctrl-C and debuggers work. Raises KeyboardInterrupt if
     SIGINT or SIGTERM interrupted one of them and there is no result."""
-    return _call(function, arguments, limits=limits, what=what, terminal=True)
+    return _call(function, arguments, limits=limits, task=task, terminal=True)
 
 
 def _call(
-    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str, terminal: bool
+    function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, task: str, terminal: bool
 ) -> Any:
     rlimits = {"RLIMIT_CORE": 0, "RLIMIT_CPU": int(limits.time_s * (os.cpu_count() or 1)) + 60}
     if not terminal:
@@ -160,12 +168,12 @@ def _call(
             child = _Child(request, limits, terminal=terminal, folder=folder)
         except OSError as error:  # Not caused by the file.
             raise StorageError(
-                f"cannot start a process for {what}: {error.strerror or error}. Free memory, "
+                f"cannot start a process for {task}: {error.strerror or error}. Free memory, "
                 "processes or disk space, then retry."
             ) from error
         with child:
-            child.wait(what)
-        return _value(child, what=what, limits=limits)
+            child.wait(task)
+        return _read_result(child, task=task, limits=limits)
 
 
 class _Child:
@@ -174,14 +182,14 @@ class _Child:
     def __init__(
         self, request: Mapping[str, Any], limits: SandboxLimits, *, terminal: bool, folder: Path
     ) -> None:
-        self.answer = bytearray()
-        self.printed = b""
+        self.response = bytearray()
+        self.stderr_tail = b""
         self._terminal = terminal
         with contextlib.ExitStack() as stack:
             stream: IO[str] = stack.enter_context(tempfile.TemporaryFile("w+"))
             json.dump(request, stream)
             stream.seek(0)
-            self._result, writer = os.pipe()
+            self._result_pipe, writer = os.pipe()
             stack.callback(os.close, writer)
             module, _, function = _ENTRY_POINT.partition(":")
             start = _START.format(
@@ -192,33 +200,33 @@ class _Child:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", start],
                     pass_fds=(stream.fileno(), writer),
-                    env=_environment(folder, whole=terminal),
+                    env=_environment(folder, inherit_all=terminal),
                     start_new_session=not terminal,
                     stdin=None if terminal else subprocess.DEVNULL,
                     stdout=None if terminal else subprocess.DEVNULL,
                     stderr=None if terminal else subprocess.PIPE,
                 )
             except BaseException:
-                os.close(self._result)
+                os.close(self._result_pipe)
                 raise
-        self._watch = ProcessMonitor(self._process.pid, limits)
+        self._monitor = ProcessMonitor(self._process.pid, limits)
 
     def __enter__(self) -> _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
-            self._watch.kill()
+            self._monitor.kill()
         if not self._terminal:  # Kill the remaining processes of its group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
-        os.close(self._result)
+        os.close(self._result_pipe)
 
     @property
-    def ended(self) -> str:
+    def exit_text(self) -> str:
         """Return how the process ended, for messages."""
         code = self._process.returncode
         if code >= 0:
@@ -233,11 +241,11 @@ class _Child:
         return self._terminal and self._process.returncode == child.INTERRUPTED
 
     @property
-    def was_ended_from_outside(self) -> bool:
+    def was_terminated(self) -> bool:
         """Return whether a signal ended it that users and service managers send."""
-        return -self._process.returncode in _FROM_OUTSIDE
+        return -self._process.returncode in _TERMINATING_SIGNALS
 
-    def wait(self, what: str) -> None:
+    def wait(self, task: str) -> None:
         """Wait until the process ends, or `_EXIT_S` longer than for its result. Raises
         LimitExceeded, KeyboardInterrupt."""
         sent = [signal.SIGINT]
@@ -247,9 +255,9 @@ class _Child:
             raise KeyboardInterrupt
 
         with _handling(signal.SIGTERM, terminate) if self._terminal else contextlib.nullcontext():
-            self._wait(what, sent)
+            self._wait(task, sent)
 
-    def _wait(self, what: str, sent: list[signal.Signals]) -> None:
+    def _wait(self, task: str, sent: list[signal.Signals]) -> None:
         """`sent`: the signal that interrupts this process."""
         try:
             had_ended = False
@@ -257,7 +265,7 @@ class _Child:
                 if had_ended and not has_data:  # No data in a poll that began after its end.
                     return
                 had_ended = self._process.poll() is not None
-                self._watch.check(what)
+                self._monitor.check(task)
             self._finish()
         except KeyboardInterrupt:
             if self._terminal:  # Forward the signal, then wait for a result.
@@ -265,11 +273,11 @@ class _Child:
                 for _ in self._reading(for_s=_EXIT_S):
                     pass
                 self._finish()
-            if not self.answer:
+            if not self.response:
                 raise
 
     def _finish(self) -> None:
-        if len(self.answer) > RECORD_LIMIT:  # It may still be writing.
+        if len(self.response) > RECORD_LIMIT:  # It may still be writing.
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_S)
@@ -278,7 +286,7 @@ class _Child:
         """Read until the result is complete; yield after each poll whether there was data."""
         end = time.monotonic() + for_s
         with selectors.DefaultSelector() as selector:
-            selector.register(self._result, selectors.EVENT_READ)
+            selector.register(self._result_pipe, selectors.EVENT_READ)
             if self._process.stderr is not None:
                 selector.register(self._process.stderr, selectors.EVENT_READ)
             while time.monotonic() < end:
@@ -287,11 +295,11 @@ class _Child:
                     data = os.read(key.fd, _CHUNK)
                     if not data:
                         selector.unregister(key.fileobj)
-                    elif key.fd == self._result:
-                        self.answer += data
+                    elif key.fd == self._result_pipe:
+                        self.response += data
                     else:
-                        self.printed = (self.printed + data)[-_TAIL:]
-                if self._result not in selector.get_map() or len(self.answer) > RECORD_LIMIT:
+                        self.stderr_tail = (self.stderr_tail + data)[-_TAIL:]
+                if self._result_pipe not in selector.get_map() or len(self.response) > RECORD_LIMIT:
                     return
                 yield bool(ready)
 
@@ -304,48 +312,48 @@ def _handling(number: int, handler: Callable[[int, Any], None]) -> Iterator[None
     if not is_main or signal.getsignal(number) is signal.SIG_IGN:
         yield
         return
-    before = signal.signal(number, handler)
+    previous = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(number, before)
+        signal.signal(number, previous)
 
 
-def _value(child: _Child, *, what: str, limits: SandboxLimits) -> Any:
-    if not child.answer and child.was_interrupted:
+def _read_result(child: _Child, *, task: str, limits: SandboxLimits) -> Any:
+    if not child.response and child.was_interrupted:
         raise KeyboardInterrupt
-    if not child.answer and child.was_ended_from_outside:
+    if not child.response and child.was_terminated:
         raise StorageError(
-            f"{what} was not finished: another process sent a signal, and its process "
-            f"{child.ended}. Nothing was decided: retry."
+            f"{task} was not finished: another process sent a signal, and its process "
+            f"{child.exit_text}. Nothing was decided: retry."
         )
-    if not child.answer:
+    if not child.response:
         raise LimitExceeded(
-            f"{what} was not finished: its process {child.ended}."
-            f"{last_line(child.printed)} Nothing was decided. If it ran out of memory, use a "
+            f"{task} was not finished: its process {child.exit_text}."
+            f"{last_line(child.stderr_tail)} Nothing was decided. If it ran out of memory, use a "
             "machine with more, and --memory-limit. gate doctor detects broken libraries."
         )
-    if len(child.answer) > RECORD_LIMIT:
+    if len(child.response) > RECORD_LIMIT:
         raise LimitExceeded(
-            f"{what} returned more than {RECORD_LIMIT} bytes. Nothing was decided: do not trust "
+            f"{task} returned more than {RECORD_LIMIT} bytes. Nothing was decided: do not trust "
             "the file."
         )
-    done = parse_strict_json(bytes(child.answer), what=f"the result of the process for {what}")
-    if not isinstance(done, dict) or not done.keys() & {"value", "error"}:
-        raise EvidenceError(f"{what} returned an invalid result. Do not trust the file.")
-    if "error" in done:
-        raise _raised(done["error"], what=what, limits=limits)
-    return done["value"]
+    result = parse_strict_json(bytes(child.response), label=f"the result of the process for {task}")
+    if not isinstance(result, dict) or not result.keys() & {"value", "error"}:
+        raise EvidenceError(f"{task} returned an invalid result. Do not trust the file.")
+    if "error" in result:
+        raise _to_exception(result["error"], task=task, limits=limits)
+    return result["value"]
 
 
-def _raised(error: Any, *, what: str, limits: SandboxLimits) -> GateError:
+def _to_exception(error: Any, *, task: str, limits: SandboxLimits) -> GateError:
     name, message = (str(part)[:_TAIL] for part in (*error, "", "")[:2])
     if name == child.OUT_OF_MEMORY:
-        return LimitExceeded(too_much_memory(what, limits))
+        return LimitExceeded(too_much_memory(task, limits))
     kind = by_name(name)
     if kind is not None:
         return kind(message)
-    return EvidenceError(f"{what} failed unexpectedly: {name}: {message}")
+    return EvidenceError(f"{task} failed unexpectedly: {name}: {message}")
 
 
 def last_line(printed: bytes) -> str:
@@ -354,10 +362,10 @@ def last_line(printed: bytes) -> str:
     return f" Its last output: {lines[-1].strip()[:300]}" if lines else ""
 
 
-def _environment(folder: Path, *, whole: bool) -> dict[str, str]:
+def _environment(folder: Path, *, inherit_all: bool) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if whole or name in _KEPT or name.startswith(_KEPT_PREFIXES)
+        if inherit_all or name in _INHERITED_VARIABLES or name.startswith(_INHERITED_PREFIXES)
     }
     return inherited | {"TMPDIR": str(folder)}

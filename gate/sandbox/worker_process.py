@@ -66,7 +66,7 @@ def receive(connection: Connection) -> tuple[dict[str, Any], list[tuple[str, Run
     process has ended, EvidenceError if the message is not valid."""
     try:
         header = json.loads(connection.recv_bytes(_MAX_BYTES))
-        return header, [_array(connection, *each) for each in header.pop(_ARRAYS)]
+        return header, [_receive_array(connection, *each) for each in header.pop(_ARRAYS)]
     except (ValueError, TypeError, KeyError, AttributeError, ProcessError) as error:
         raise EvidenceError(
             f"a child process sent an invalid message ({type(error).__name__}: {error}). "
@@ -74,7 +74,7 @@ def receive(connection: Connection) -> tuple[dict[str, Any], list[tuple[str, Run
         ) from error
 
 
-def _array(
+def _receive_array(
     connection: Connection, name: str, dtype: str, shape: Sequence[int]
 ) -> tuple[str, RuntimeArray]:
     kind = np.dtype(dtype)
@@ -105,51 +105,51 @@ class WorkerProcess:
     def __init__(
         self,
         function: str,
-        hello: Mapping[str, Any],
+        first_message: Mapping[str, Any],
         *,
-        what: str,
+        label: str,
         remedies: Remedies,
         memory_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the process. `hello`: the first message, which is not answered. `what`: its name in
-        errors. `memory_bytes`: limit of its private memory. `environment`: additional variables.
-        Raises StorageError."""
-        self._what, self._remedies = what, remedies
-        ours, theirs = socket.socketpair()
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        """Start the process. `first_message` gets no reply. `label`: the process's name in errors.
+        `memory_bytes`: limit of its private memory. `environment`: additional variables. Raises
+        StorageError."""
+        self._label, self._remedies = label, remedies
+        parent_socket, child_socket = socket.socketpair()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         module, _, name = function.partition(":")
         start = _START.format(
             path=[entry or os.getcwd() for entry in sys.path],  # noqa: PTH109 - as Python does
             module=module,
             function=name,
-            descriptor=theirs.fileno(),
+            descriptor=child_socket.fileno(),
         )
         try:
-            with theirs:
+            with child_socket:
                 self._popen = subprocess.Popen(
                     [sys.executable, "-P", "-c", start],
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(child_socket.fileno(),),
                     env={**os.environ, **(environment or {})},
                     start_new_session=True,
                     stdin=subprocess.DEVNULL,
-                    stdout=self._printed,
-                    stderr=self._printed,
+                    stdout=self._output,
+                    stderr=self._output,
                 )
         except OSError as error:
-            ours.close()
-            self._printed.close()
+            parent_socket.close()
+            self._output.close()
             raise StorageError(
-                f"cannot start a process for {what}: {error.strerror or error}. Free memory or "
+                f"cannot start a process for {label}: {error.strerror or error}. Free memory or "
                 "processes, then retry."
             ) from error
-        self._connection = Connection(ours.detach())
+        self._connection = Connection(parent_socket.detach())
         self._deadline, self._expired = math.inf, False
-        self._memory_bytes, self._used = memory_bytes, 0
+        self._memory_bytes, self._excess_bytes = memory_bytes, 0
         self._ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
         with contextlib.suppress(OSError):  # If it died, the first `ask` raises.
-            send(self._connection, {**hello, "parent": os.getpid()})
+            send(self._connection, {**first_message, "parent": os.getpid()})
 
     def ask(
         self, header: Mapping[str, Any], arrays: Numbers | None = None, *, limit_s: float
@@ -160,13 +160,13 @@ class WorkerProcess:
         try:
             self._deadline = time.monotonic() + limit_s
             send(self._connection, header, arrays)
-            answer = receive(self._connection)
-            while answer[0] == PROGRESS:
+            reply = receive(self._connection)
+            while reply[0] == PROGRESS:
                 self._deadline = time.monotonic() + limit_s
-                answer = receive(self._connection)
-            return answer
+                reply = receive(self._connection)
+            return reply
         except (EOFError, OSError) as error:
-            raise self._gone(limit_s) from error
+            raise self._failure(limit_s) from error
         finally:
             self._deadline = math.inf
 
@@ -175,13 +175,13 @@ class WorkerProcess:
         if self._connection.closed:
             return
         with contextlib.suppress(OSError):  # It has ended already.
-            with socket.socket(fileno=os.dup(self._connection.fileno())) as ours:
-                ours.shutdown(socket.SHUT_WR)
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as parent_socket:
+                parent_socket.shutdown(socket.SHUT_WR)
             self._connection.poll(_CLOSE_S)  # Ready when the other side closes.
         self._connection.close()
         self._kill()
         self._popen.wait()
-        self._printed.close()
+        self._output.close()
 
     def _watch(self) -> None:
         """Kill the process if it exceeds its time or memory."""
@@ -195,7 +195,7 @@ class WorkerProcess:
                     continue
                 used = private_memory(process)
                 if used > self._memory_bytes:
-                    self._used = used
+                    self._excess_bytes = used
                     self._kill()
 
     def _kill(self) -> None:
@@ -203,22 +203,22 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, signal.SIGKILL)
 
-    def _gone(self, limit_s: float) -> GateError:
+    def _failure(self, limit_s: float) -> GateError:
         self._kill()
         code = self._popen.wait()
-        if self._used and self._memory_bytes is not None:
+        if self._excess_bytes and self._memory_bytes is not None:
             return LimitExceeded(
-                f"{self._what} took more than {memory_text(self._memory_bytes)} of memory and was "
+                f"{self._label} took more than {memory_text(self._memory_bytes)} of memory and was "
                 f"killed. {self._remedies.slow}"
             )
         if self._expired:
             return LimitExceeded(
-                f"{self._what} took longer than {time_text(limit_s)} and was killed. "
+                f"{self._label} took longer than {time_text(limit_s)} and was killed. "
                 f"{self._remedies.slow}"
             )
-        size = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(max(0, size - _TAIL))
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _TAIL))
         return EvidenceError(
-            f"the process of {self._what} ended with code {code}."
-            f"{last_line(self._printed.read())} {self._remedies.dead}"
+            f"the process of {self._label} ended with code {code}."
+            f"{last_line(self._output.read())} {self._remedies.dead}"
         )

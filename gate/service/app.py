@@ -51,9 +51,9 @@ from gate.storage.safe_text import Redaction
 
 # Results are cached for 2 s, so that frequent requests are cheap. A disk or database that hangs
 # blocks one thread, never one that receives deliveries.
-_FRESH_S = 2.0
+_CACHE_S = 2.0
 
-_PATIENCE_S = 3.0
+_TIMEOUT_S = 3.0
 """Timeout of a check; load balancers wait only a few seconds."""
 
 _log = logging.getLogger(__name__)
@@ -62,22 +62,22 @@ _log = logging.getLogger(__name__)
 class ReadinessCheck:
     """A cached check of one dependency. `attempt` may block; it returns the problem or None."""
 
-    def __init__(self, attempt: Callable[[], str | None]) -> None:
-        self._attempt = attempt
-        self._begun = 0.0
+    def __init__(self, find_problem: Callable[[], str | None]) -> None:
+        self._find_problem = find_problem
+        self._started = 0.0
         self._running: asyncio.Task[str | None] | None = None
 
     async def problem(self) -> str | None:
         """Return the current or recent problem, or None."""
         now = time.monotonic()
         running = self._running
-        if running is None or (running.done() and now - self._begun > _FRESH_S):
-            self._begun = now
-            running = self._running = asyncio.create_task(asyncio.to_thread(self._attempt))
-        await asyncio.wait({running}, timeout=max(0.0, self._begun + _PATIENCE_S - now))
+        if running is None or (running.done() and now - self._started > _CACHE_S):
+            self._started = now
+            running = self._running = asyncio.create_task(asyncio.to_thread(self._find_problem))
+        await asyncio.wait({running}, timeout=max(0.0, self._started + _TIMEOUT_S - now))
         if running.done():
             return running.result()
-        return f"has not answered for {time.monotonic() - self._begun:.0f} s"
+        return f"has not answered for {time.monotonic() - self._started:.0f} s"
 
 
 def ledger_problem(ledger: Ledger, trust: TrustFile) -> str | None:
@@ -151,7 +151,7 @@ _SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
 
 
 @dataclass(frozen=True)
-class Answer:
+class DeliveryResponse:
     """The response to the sender: one word and a status. The reason might help attackers."""
 
     outcome: str
@@ -160,7 +160,7 @@ class Answer:
     """The reason, only for the log."""
     fields: Mapping[str, object] = field(default_factory=dict)
 
-    def response(self) -> Response:
+    def to_json(self) -> Response:
         """Return the response as JSON.
 
         After a refusal the connection is closed, because the body may not have been read.
@@ -176,7 +176,7 @@ class DeliveryRefused(Exception):
 
     def __init__(self, outcome: str, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.answer = Answer(outcome, status, reason)
+        self.response = DeliveryResponse(outcome, status, reason)
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,8 @@ class Envelope:
 
         `header`: all values of a header. `now`: seconds since the epoch. Raises DeliveryRefused.
         """
-        found: list[str] = []
-        for name, form in (
+        fields: list[str] = []
+        for name, pattern in (
             (DELIVERY_HEADER, _DELIVERY_ID),
             (TIMESTAMP_HEADER, _TIMESTAMP),
             (SIGNATURE_HEADER, _SIGNATURE),
@@ -205,15 +205,15 @@ class Envelope:
             if len(values) != 1:
                 reason = f"is refused: {name} is there {len(values)} times, expected once"
                 raise DeliveryRefused("unsigned", 401, reason)
-            if not form.fullmatch(values[0]):
+            if not pattern.fullmatch(values[0]):
                 raise DeliveryRefused(
                     "unsigned", 401, f"is refused: {name} is not of MLflow's form"
                 )
-            found.append(values[0])
-        envelope = cls(*found)
-        off = now - int(envelope.timestamp)
-        if not abs(off) <= window_s:
-            reason = f"the timestamp is {off:.0f} s old, allowed are ±{window_s:.0f} s"
+            fields.append(values[0])
+        envelope = cls(*fields)
+        age_s = now - int(envelope.timestamp)
+        if not abs(age_s) <= window_s:
+            reason = f"the timestamp is {age_s:.0f} s old, allowed are ±{window_s:.0f} s"
             raise DeliveryRefused("stale", 401, f"is refused: {reason}")
         return envelope
 
@@ -222,15 +222,15 @@ class Envelope:
 
         The duration does not depend on which secret matches, if any.
         """
-        fits, tried = False, 0
+        matches, count = False, 0
         for secret in secrets:
             expected = sign_delivery(
                 secret, delivery_id=self.delivery_id, timestamp=self.timestamp, body=body
             )
-            fits |= hmac.compare_digest(expected.encode(), self.signature.encode())
-            tried += 1
-        if not fits:
-            reason = f"is refused: the signature fits none of {tried} secrets"
+            matches |= hmac.compare_digest(expected.encode(), self.signature.encode())
+            count += 1
+        if not matches:
+            reason = f"is refused: the signature fits none of {count} secrets"
             raise DeliveryRefused("forged", 401, reason)
 
 
@@ -269,20 +269,20 @@ class Receiver:
         """Handle one request."""
         start = time.perf_counter()
         try:
-            answer = await self._take(request)
+            response = await self._handle(request)
         except DeliveryRefused as refusal:
-            answer = refusal.answer
-        self._metrics.deliveries.labels(answer.outcome).inc()
+            response = refusal.response
+        self._metrics.deliveries.labels(response.outcome).inc()
         self._metrics.accept_seconds.observe(time.perf_counter() - start)
-        level = logging.INFO if answer.status < 400 else logging.WARNING
-        fields = {"outcome": answer.outcome, "status": answer.status, **answer.fields}
-        _log.log(level, "delivery %s", answer.reason, extra={"fields": fields})
-        return answer.response()
+        level = logging.INFO if response.status < 400 else logging.WARNING
+        fields = {"outcome": response.outcome, "status": response.status, **response.fields}
+        _log.log(level, "delivery %s", response.reason, extra={"fields": fields})
+        return response.to_json()
 
-    async def _take(self, request: Request) -> Answer:
+    async def _handle(self, request: Request) -> DeliveryResponse:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            return Answer("wrong_type", 415, "is not application/json")
+            return DeliveryResponse("wrong_type", 415, "is not application/json")
         envelope = Envelope.from_headers(
             request.headers.getlist, now=time.time(), window_s=self._settings.window_s
         )
@@ -292,25 +292,27 @@ class Receiver:
         try:
             event = events.read(body, self._tag)
         except MalformedEvent as error:
-            return Answer("malformed", 400, f"is malformed: {error}", fields)
+            return DeliveryResponse("malformed", 400, f"is malformed: {error}", fields)
         if event is None:
-            return Answer("ignored", 200, "is about nothing of ours", fields)
-        return self._judge(event, fields)
+            return DeliveryResponse("ignored", 200, "is about nothing of ours", fields)
+        return self._handle_event(event, fields)
 
-    def _judge(self, event: Event, fields: dict[str, object]) -> Answer:
-        """Handle an event whose signature was verified, and return the answer."""
+    def _handle_event(self, event: Event, fields: dict[str, object]) -> DeliveryResponse:
+        """Handle an event whose signature was verified."""
         fields |= {"event": event.kind, "model": event.model[:256]}
         if event.is_test:
-            return Answer("test", 200, "is a test of the server's", fields)
+            return DeliveryResponse("test", 200, "is a test of the server's", fields)
         if event.model not in self._settings.models:
-            return Answer("foreign", 403, "is about a model that is not allow-listed", fields)
+            return DeliveryResponse(
+                "foreign", 403, "is about a model that is not allow-listed", fields
+            )
         if event.hint is not None:
             _log.warning("%s", event.hint, extra={"fields": fields})
-        why = events.ignored(event, aliases=self._settings.aliases, tag=self._tag)
-        if why is not None:
-            return Answer("ignored", 200, f"changes nothing: {why}", fields)
+        reason = events.ignore_reason(event, aliases=self._settings.aliases, tag=self._tag)
+        if reason is not None:
+            return DeliveryResponse("ignored", 200, f"changes nothing: {reason}", fields)
         self._wake(event.model)
-        return Answer("accepted", 202, "wakes the loop", fields)
+        return DeliveryResponse("accepted", 202, "wakes the loop", fields)
 
 
 async def _read_body(request: Request, settings: ServiceSettings) -> bytes:
@@ -349,7 +351,7 @@ CLOSE_S = 10.0
 STOP_TIMEOUT_S = 12.0
 """Time limit for a running reconcile after that. The next start completes it."""
 
-_LAST_S = 28
+_EXIT_DEADLINE_S = 28
 """Seconds after SIGTERM at which the process ends even if a thread hangs."""
 
 CONTACT_S = 10.0
@@ -414,26 +416,28 @@ async def _fault(_request: Request, _error: Exception) -> Response:
 
 
 def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
-    opened = kept_ledger(parts.settings)
-    trusted = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
-    trust_is_read = ReadinessCheck(trusted.problem)
-    ledger_is_whole = ReadinessCheck(lambda: ledger_problem(opened, trusted))
-    store_is_whole = ReadinessCheck(lambda: store_problem(parts.settings))
-    registry_answers = ReadinessCheck(parts.contact.problem)
+    checked_ledger = kept_ledger(parts.settings)
+    trust_file = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
+    trust_check = ReadinessCheck(trust_file.problem)
+    ledger_check = ReadinessCheck(lambda: ledger_problem(checked_ledger, trust_file))
+    store_check = ReadinessCheck(lambda: store_problem(parts.settings))
+    registry_check = ReadinessCheck(parts.contact.problem)
 
     async def ready(_request: Request) -> Response:
-        needs = (ledger_is_whole, trust_is_read, store_is_whole, registry_answers)
-        ledger, trust, store, registry = await asyncio.gather(*(need.problem() for need in needs))
-        troubles = {
+        checks = (ledger_check, trust_check, store_check, registry_check)
+        ledger, trust, store, registry = await asyncio.gather(
+            *(check.problem() for check in checks)
+        )
+        problems = {
             "ledger": ledger,
             "store": store,
             "worker": None if parts.worker.alive else "is not running",
             "registry": registry or _registry_problem(parts),
         }
-        good = not any(troubles.values())
+        is_ready = not any(problems.values())
         # The service keeps serving without a trust, so a load balancer must not remove it.
-        states = {name: problem or "ok" for name, problem in (troubles | {"trust": trust}).items()}
-        return JSONResponse({"ready": good, **states}, 200 if good else 503, _NO_STORE)
+        states = {name: problem or "ok" for name, problem in (problems | {"trust": trust}).items()}
+        return JSONResponse({"ready": is_ready, **states}, 200 if is_ready else 503, _NO_STORE)
 
     return ready
 
@@ -448,10 +452,10 @@ def _registry_problem(parts: ServiceParts) -> str | None:
 
 
 def _metrics(metrics: ServiceMetrics) -> Callable[[Request], object]:
-    one = anyio.CapacityLimiter(1)  # concurrent requests must leave threads for others
+    limiter = anyio.CapacityLimiter(1)  # concurrent requests must leave threads for others
 
     async def read(_request: Request) -> Response:
-        text = await anyio.to_thread.run_sync(metrics.text, limiter=one)
+        text = await anyio.to_thread.run_sync(metrics.text, limiter=limiter)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return read
@@ -540,12 +544,12 @@ class _Protocol(H11Protocol):
         else:
             self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
 
-    def _close_idle(self, before: object) -> None:
+    def _close_idle(self, last_cycle: object) -> None:
         """Close a connection that has had no request since the last check."""
         if self.transport.is_closing():
             return
         is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and self.cycle is before:
+        if is_idle and self.cycle is last_cycle:
             self.transport.abort()
         else:
             self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
@@ -559,7 +563,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
         if sys.platform != "win32":
             signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-            signal.alarm(_LAST_S)
+            signal.alarm(_EXIT_DEADLINE_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from gate.registry.verify_release import ReadTrust, Terms, comparison_in, no_tru
 from gate.registry.version_page import write_status
 from gate.service.monitoring import StepResult
 
-_UNREACHED = 3
+_MAX_UNREACHABLE = 3
 """Number of unreachable versions after which the registry counts as unreachable. A single one may
 be the result of an edit."""
 
@@ -69,21 +69,21 @@ def guard_champion(
         # unsigned version.
         terms = replace(terms, trust=None)
     if moved or thoroughly:
-        examined = _examined(model, champion, terms=terms, history=history)
+        eligibility = _examine_champion(model, champion, terms=terms, history=history)
     else:
-        examined = veto(model, champion, history=history, terms=terms)
+        eligibility = veto(model, champion, history=history, terms=terms)
     served = history.was_served(champion)  # a valid target of a manual rollback
-    if moved and examined.problem is None and policy.incumbent is not None and not served:
+    if moved and eligibility.problem is None and policy.incumbent is not None and not served:
         compared = comparison_in(history.approving_entry(champion))
-        examined = replace(examined, problem=outdated(compared, history.serving, history))
-    if examined.problem is not None:
-        return [_revert(model, examined, policy=policy, history=history, trust=trust)]
+        eligibility = replace(eligibility, problem=outdated(compared, history.serving, history))
+    if eligibility.problem is not None:
+        return [_revert(model, eligibility, policy=policy, history=history, trust=trust)]
     if moved:
-        return [_accept(model, examined, history)]
+        return [_accept(model, eligibility, history)]
     return _restore_expected(model, history)
 
 
-def _examined(
+def _examine_champion(
     model: RegisteredModel, champion: str, *, terms: Terms | None, history: ModelHistory
 ) -> Eligibility:
     """Examine the champion with its bytes.
@@ -104,12 +104,12 @@ def _examined(
         return replace(veto(model, champion, history=history), problem=str(error))
 
 
-def _accept(model: RegisteredModel, examined: Eligibility, history: ModelHistory) -> StepResult:
+def _accept(model: RegisteredModel, eligibility: Eligibility, history: ModelHistory) -> StepResult:
     """Record in the ledger that `champion` was moved by hand to an eligible version."""
-    number = examined.version.number
+    number = eligibility.version.number
     reason = f"'{CHAMPION}' was pointed at version {number} by hand; it may serve"
     model.write(
-        "promoted", reason, version=number, previous=history.serving, about=examined.vouched
+        "promoted", reason, version=number, previous=history.serving, about=eligibility.entry
     )
     write_status(model, (number, history.serving))
     return StepResult("guard", "accepted", number, reason)
@@ -117,29 +117,33 @@ def _accept(model: RegisteredModel, examined: Eligibility, history: ModelHistory
 
 def _revert(
     model: RegisteredModel,
-    examined: Eligibility,
+    eligibility: Eligibility,
     *,
     policy: Policy,
     history: ModelHistory,
     trust: ReadTrust,
 ) -> StepResult:
-    champion, tags, problem = examined.version.number, examined.version.tags, examined.problem
+    champion, tags, problem = (
+        eligibility.version.number,
+        eligibility.version.tags,
+        eligibility.problem,
+    )
     assert problem is not None
-    target, trouble = _fallback(model, history, policy=policy, but=champion, trust=trust)
-    goes = f"went back to version {target.version}" if target else "was taken away"
-    if trouble is not None:
-        goes += f" until another version can be proven; now it can't be: {trouble}"
-    reason = f"{problem}; '{CHAMPION}' {goes}"
+    target, error = _fallback(model, history, policy=policy, exclude=champion, trust=trust)
+    change = f"went back to version {target.version}" if target else "was taken away"
+    if error is not None:
+        change += f" until another version can be proven; now it can't be: {error}"
+    reason = f"{problem}; '{CHAMPION}' {change}"
     rejected = "rejected" in history.since_passed(champion)
-    if reviews.rejects(tags, model.reviews.tag) and examined.vouched and not rejected:
+    if reviews.rejects(tags, model.reviews.tag) and eligibility.entry and not rejected:
         comment = reviews.comment(tags)
         why = f"{problem}{reviews.quoted(comment)}"
-        model.write("rejected", why, version=champion, about=examined.vouched, comment=comment)
+        model.write("rejected", why, version=champion, about=eligibility.entry, comment=comment)
     standing = history.standing(champion)
-    if examined.unreviewed and standing is not None and standing.action != "passed":
-        model.write("passed", problem, version=champion, about=examined.vouched)  # it waits
+    if eligibility.unreviewed and standing is not None and standing.action != "passed":
+        model.write("passed", problem, version=champion, about=eligibility.entry)  # it waits
     # The note is written before the alias moves, so that the version always shows the reason.
-    model.note(examined.version, Tag.REVERTED, problem)
+    model.note(eligibility.version, Tag.REVERTED, problem)
     number = target.version if target else None
     move_alias(
         model, model.entry("reverted", reason, version=number, previous=champion, about=target)
@@ -150,7 +154,7 @@ def _revert(
 def _restore_removed(
     model: RegisteredModel, policy: Policy, history: ModelHistory, *, trust: ReadTrust
 ) -> list[StepResult]:
-    """Restore `champion` after the guard removed it or somebody deleted it, if an eligible version
+    """Restore `champion` after the guard removed it or a user deleted it, if an eligible version
     can be verified: first the one that served."""
     change = history.change
     if change is None or (change.version is None and change.action != "reverted"):
@@ -158,10 +162,10 @@ def _restore_removed(
     # A version that was set by hand is not restored. One that served according to the ledger is,
     # once its bytes are correct again.
     served = change.version is not None or history.expected_champion is None
-    but = None if served else change.previous_version
-    target, trouble = _fallback(model, history, policy=policy, but=but, trust=trust)
-    if trouble is not None:
-        raise trouble
+    exclude = None if served else change.previous_version
+    target, error = _fallback(model, history, policy=policy, exclude=exclude, trust=trust)
+    if error is not None:
+        raise error
     if target is None:
         return []
     removed = "removed" if change.version is None else "deleted by hand"
@@ -177,8 +181,13 @@ def _restore_expected(model: RegisteredModel, history: ModelHistory) -> list[Ste
     which was deployed, could not be verified.
     """
     number, serving = history.expected_champion, history.serving
-    vouched = None if number is None else history.approving_entry(number)
-    if number is None or vouched is None or number == serving or not history.was_deployed(number):
+    approving_entry = None if number is None else history.approving_entry(number)
+    if (
+        number is None
+        or approving_entry is None
+        or number == serving
+        or not history.was_deployed(number)
+    ):
         return []  # a version that was not deployed may not pass the policy
     try:
         if examine(model, number, history=history, terms=None).problem is not None:
@@ -186,7 +195,7 @@ def _restore_expected(model: RegisteredModel, history: ModelHistory) -> list[Ste
     except (RegistryError, StorageError):  # the replacement is verified and can stay
         return []
     reason = f"version {number} can be proven again, and '{CHAMPION}' went back from {serving}"
-    entry = model.entry("reverted", reason, version=number, previous=serving, about=vouched)
+    entry = model.entry("reverted", reason, version=number, previous=serving, about=approving_entry)
     move_alias(model, entry)
     return [StepResult("guard", "restored", number, reason)]
 
@@ -196,7 +205,7 @@ def _fallback(
     history: ModelHistory,
     *,
     policy: Policy,
-    but: str | None,
+    exclude: str | None,
     trust: ReadTrust,
 ) -> tuple[LedgerEntry | None, GateError | None]:
     """Return the ledger entry of the last served version that is eligible, with verified bytes.
@@ -204,26 +213,26 @@ def _fallback(
     It must pass this policy and be signed by keys that are still trusted. If there is none, also
     return the error that prevented verification, if any.
     """
-    trouble: GateError | None = None
-    unreached = 0
+    last_error: GateError | None = None
+    unreachable = 0
     for number in history.served:
-        vouched = history.approving_entry(number)
-        if number == but or vouched is None:
+        entry = history.approving_entry(number)
+        if number == exclude or entry is None:
             continue
         try:
             # The expected champion served until `champion` was moved by hand: its keys stay valid.
-            believed = None if number == history.expected_champion else trust()
-            entry = history.promotion_of(number) or vouched  # a "passed" entry has no approvers
-            if believed is not None and trust_problem(entry, believed) is not None:
+            current_trust = None if number == history.expected_champion else trust()
+            promotion = history.promotion_of(number) or entry  # a "passed" entry has no approvers
+            if current_trust is not None and trust_problem(promotion, current_trust) is not None:
                 continue
             terms = Terms.from_history(policy, history, number, trust=trust)
             if examine(model, number, history=history, terms=terms).problem is None:
-                return vouched, None
+                return entry, None
         except ResourceGone:
             continue
         except GateError as error:
-            trouble = error
-            unreached += isinstance(error, RegistryUnavailable)
-            if unreached == _UNREACHED:  # do not try the others
+            last_error = error
+            unreachable += isinstance(error, RegistryUnavailable)
+            if unreachable == _MAX_UNREACHABLE:  # do not try the others
                 break
-    return None, trouble
+    return None, last_error

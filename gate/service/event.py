@@ -47,7 +47,7 @@ def read(body: bytes, tag: ReviewTag) -> Event | None:
     `tag`: the review tag. Raises MalformedEvent for other bytes.
     """
     try:
-        message = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        message = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise MalformedEvent("the body is not UTF-8") from error
     except (ValueError, RecursionError) as error:
@@ -64,7 +64,7 @@ def read(body: bytes, tag: ReviewTag) -> Event | None:
     return _event(kind, workspace, message.get("data"), tag) if kind in EVENTS else None
 
 
-def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | None:
+def ignore_reason(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | None:
     """Return why an event is irrelevant, or None if the registry must be read again.
 
     `tag`: the review tag.
@@ -73,8 +73,8 @@ def ignored(event: Event, *, aliases: Collection[str], tag: ReviewTag) -> str | 
         return "another alias"
     if event.kind.startswith("model_version_tag."):
         key = event.detail or ""
-        ours = key.startswith(_OUR_TAGS) and key not in _INFORMATIONAL
-        return None if ours or tag.may_reject(key) else "another tag"
+        is_relevant = key.startswith(_OUR_TAGS) and key not in _INFORMATIONAL
+        return None if is_relevant or tag.may_reject(key) else "another tag"
     return None
 
 
@@ -99,5 +99,5 @@ def _event(kind: str, workspace: str | None, data: Any, tag: ReviewTag) -> Event
     return Event(kind, model, detail, hint, is_test)
 
 
-def _no_number(word: str) -> None:
+def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")

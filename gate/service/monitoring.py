@@ -103,7 +103,7 @@ class ServiceMetrics:
         self.failures = counter(
             "parity_gate_reconcile_failures", "Looks at a model that failed.", ["error"]
         )
-        self.registry_seen = Gauge(
+        self.registry_contact = Gauge(
             "parity_gate_registry_seen_timestamp_seconds",
             "When the registry last answered.",
             registry=registry,

@@ -49,9 +49,9 @@ CURSOR = "notified.json"
 _POLL_S = 2.0
 _TIMEOUT_S = 10.0
 """Within which the status and headers of an answer must arrive."""
-_LONGEST_PAUSE_S = 300.0
+_MAX_PAUSE_S = 300.0
 
-MOST_TRIES = 6
+MAX_TRIES = 6
 """Number of tries for an entry that the receiver refuses, within two minutes in total."""
 
 _TEMPORARY = (408, 425, 429)
@@ -155,8 +155,8 @@ class Notifier:
             if status is not None:
                 _log.warning("entry %d is still not delivered: HTTP %d", each.entry, status)
                 continue
-            left = tuple(one for one in cursor.undelivered if one != each)
-            cursor = cursor.model_copy(update={"undelivered": left})
+            remaining = tuple(entry for entry in cursor.undelivered if entry != each)
+            cursor = cursor.model_copy(update={"undelivered": remaining})
             cursor.save(self._path)
         return cursor
 
@@ -169,12 +169,12 @@ class Notifier:
         if status is None:
             return None
         self._tries[number] += 1
-        if self._tries[number] < MOST_TRIES:
+        if self._tries[number] < MAX_TRIES:
             raise OSError(f"HTTP {status}")
         _log.error(
             "not delivered: the receiver refused entry %d %d times (HTTP %d). It is listed in "
             "%s and is sent again when the service starts",
-            number, MOST_TRIES, status, self._path,
+            number, MAX_TRIES, status, self._path,
         )  # fmt: skip
         return status
 
@@ -244,7 +244,7 @@ class Notifier:
             except Exception:
                 failures += 1
                 _log.exception("notification failed, will retry")
-            pause = min(_LONGEST_PAUSE_S, _POLL_S * 2.0 ** min(failures, 10))
+            pause = min(_MAX_PAUSE_S, _POLL_S * 2.0 ** min(failures, 10))
             self._stopping.wait(pause if failures else _POLL_S)
 
 

@@ -34,14 +34,14 @@ class ReconcileLoop:
         self._reconcile = reconcile
         self._interval_s = interval_s
         self._metrics = metrics
-        self._awake, self._stopping = threading.Event(), threading.Event()
+        self._wake_event, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="gate-worker", daemon=True)
         self._woken: dict[str, None] = {}
         """Models in the order in which they were woken."""
         self._lock = threading.Lock()
         self._due = dict.fromkeys(models, time.monotonic())
         self._failures = dict.fromkeys(models, 0)
-        self._registry_seen: float | None = None
+        self._last_contact: float | None = None
 
     def start(self) -> None:
         """Start the thread, which first reconciles every model: events may have been missed."""
@@ -52,12 +52,12 @@ class ReconcileLoop:
         with self._lock:
             if model in self._due:
                 self._woken[model] = None
-        self._awake.set()
+        self._wake_event.set()
 
     def stop(self, *, timeout_s: float) -> bool:
         """Finish the running reconcile and stop; return False if it did not end in time."""
         self._stopping.set()
-        self._awake.set()
+        self._wake_event.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -69,23 +69,23 @@ class ReconcileLoop:
 
     def registry_silence_s(self) -> float | None:
         """Seconds since the registry last answered; None if it never did."""
-        return None if self._registry_seen is None else time.monotonic() - self._registry_seen
+        return None if self._last_contact is None else time.monotonic() - self._last_contact
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._awake.clear()  # before the check, so that a wake-up during the check is not lost
+            self._wake_event.clear()  # before the check: a wake-up during it is not lost
             model, cause = self._next_due()
             if model is None:
-                self._awake.wait(max(0.01, min(self._due.values()) - time.monotonic()))
+                self._wake_event.wait(max(0.01, min(self._due.values()) - time.monotonic()))
                 continue
             try:
-                trouble = self._reconcile_model(model, cause=cause)
+                retry_reason = self._reconcile_model(model, cause=cause)
             except Exception as error:  # from logging or metrics: no failure ends the loop
                 _log.exception("the worker continues after an internal error")
-                trouble = str(error)
-            self._failures[model] = 0 if trouble is None else self._failures[model] + 1
+                retry_reason = str(error)
+            self._failures[model] = 0 if retry_reason is None else self._failures[model] + 1
             wait = self._interval_s
-            if trouble is not None:
+            if retry_reason is not None:
                 wait = min(wait, _backoff(self._failures[model]))
             self._due[model] = time.monotonic() + wait
 
@@ -109,28 +109,30 @@ class ReconcileLoop:
         """Reconcile a model; return the errors that require a retry, or None."""
         fields = {"model": model, "cause": cause}
         start = time.perf_counter()
-        done: Sequence[StepResult | Failed]
+        results: Sequence[StepResult | Failed]
         try:
-            done = self._reconcile(model, cause=cause)
+            results = self._reconcile(model, cause=cause)
         except Exception as error:
-            done = [Failed("look", error)]
-        failed = [one for one in done if isinstance(one, Failed)]
-        away = (RegistryUnavailable, RegistryDenied)
-        errors = [one.error for one in failed]
-        if all(isinstance(e, GateError) and not isinstance(e, away) for e in errors):
-            self._registry_seen = time.monotonic()
-            self._metrics.registry_seen.set_to_current_time()
-        for action in done:
+            results = [Failed("look", error)]
+        failures = [failure for failure in results if isinstance(failure, Failed)]
+        outages = (RegistryUnavailable, RegistryDenied)
+        errors = [failure.error for failure in failures]
+        if all(isinstance(e, GateError) and not isinstance(e, outages) for e in errors):
+            self._last_contact = time.monotonic()
+            self._metrics.registry_contact.set_to_current_time()
+        for action in results:
             if isinstance(action, StepResult):
                 self._metrics.actions.labels(action.kind, action.outcome).inc()
-                what = {**fields, "kind": action.kind, "outcome": action.outcome}
-                _log.info("%s", action.reason, extra={"fields": {**what, "to": action.version}})
-        troubles = [self._trouble(one, fields) for one in failed]
+                log_fields = {**fields, "kind": action.kind, "outcome": action.outcome}
+                _log.info(
+                    "%s", action.reason, extra={"fields": {**log_fields, "to": action.version}}
+                )
+        retry_reasons = [self._log_failure(failure, fields) for failure in failures]
         seconds = time.perf_counter() - start
         self._metrics.reconcile_seconds.labels(cause).observe(seconds)
-        return "; ".join(filter(None, troubles)) or None
+        return "; ".join(filter(None, retry_reasons)) or None
 
-    def _trouble(self, failed: Failed, fields: dict[str, str]) -> str | None:
+    def _log_failure(self, failed: Failed, fields: dict[str, str]) -> str | None:
         """Log and count a failure; return the reason for a retry, or None if none is needed."""
         error, extra = failed.error, {"fields": {**fields, "kind": failed.kind}}
         if not isinstance(error, GateError):

@@ -56,55 +56,55 @@ def deploy_champion(
     """
     history, champion = model.history(), model.alias(CHAMPION)
     terms = None if champion is None else Terms.from_history(policy, history, champion, trust=trust)
-    vouched = _approval(model, champion, history, terms=terms)
-    if champion is None or vouched is None:
+    entry = _approving_entry(model, champion, history, terms=terms)
+    if champion is None or entry is None:
         return []
-    last, slots = history.deployment_of(vouched), _slots(model, vouched, terms)
+    last, slots = history.deployment_of(entry), _slots(model, entry, terms)
     refused = last is not None and last.action == "not_deployed"
     failed = last is not None and last.action == "replay_failed"  # until the next promotion
     if failed or (refused and not thoroughly):
         return []
     if last and not refused and is_serving(store, model.key, slots, thoroughly=thoroughly):
         return []
-    reason = _unsigned(vouched, history, terms)
+    reason = _unsigned_problem(entry, history, terms)
     if reason is None:
-        done = deploy(store, model.key, slots)
-        if done.outcome != "refused":
-            return [_record_outcome(model, vouched, action="deployed", reason=done.reason)]
-        reason = done.reason
+        deployment = deploy(store, model.key, slots)
+        if deployment.outcome != "refused":
+            return [_record_outcome(model, entry, action="deployed", reason=deployment.reason)]
+        reason = deployment.reason
     if refused and last is not None and last.reason == reason:
         return []
-    return [_record_outcome(model, vouched, action="not_deployed", reason=reason)]
+    return [_record_outcome(model, entry, action="not_deployed", reason=reason)]
 
 
-def _unsigned(vouched: LedgerEntry, history: ModelHistory, terms: Terms | None) -> str | None:
+def _unsigned_problem(entry: LedgerEntry, history: ModelHistory, terms: Terms | None) -> str | None:
     """Return why an unsigned version is not deployed; None if signed or accepted by the trust."""
-    assert vouched.version is not None
+    assert entry.version is not None
     refuses = terms is not None and terms.trust is not None and terms.trust.unsigned == "refuse"
-    if not refuses or not history.passed_before_signing(vouched.version):
+    if not refuses or not history.passed_before_signing(entry.version):
         return None
     return (
-        f"version {vouched.version} is not signed: submit a signed one, or let the service take "
+        f"version {entry.version} is not signed: submit a signed one, or let the service take "
         "what it finds (trust: unsigned: accept_existing)"
     )
 
 
-def _approval(
+def _approving_entry(
     model: RegisteredModel, champion: str | None, history: ModelHistory, *, terms: Terms | None
 ) -> LedgerEntry | None:
     """Return the entry that approves the champion; None if the ledger does not approve it."""
     if champion is None or champion != history.serving:
         return None
-    examined = veto(model, champion, history=history, terms=terms)
-    return examined.vouched if examined.problem is None else None
+    eligibility = veto(model, champion, history=history, terms=terms)
+    return eligibility.entry if eligibility.problem is None else None
 
 
 class _Download:
     """A shared download of a version for all slots, verified and judged before it is used."""
 
-    def __init__(self, model: RegisteredModel, vouched: LedgerEntry, terms: Terms | None) -> None:
+    def __init__(self, model: RegisteredModel, entry: LedgerEntry, terms: Terms | None) -> None:
         self._model = model
-        self._vouched = vouched
+        self._entry = entry
         self._terms = terms
         self._path: Path | None = None
         """The exact file after the download."""
@@ -112,17 +112,17 @@ class _Download:
     def exact(self, folder: Path) -> Path:
         """Download into `folder`. Raises RegistryError, DigestMismatch, StorageError, and
         EvidenceError if the terms do not allow the version."""
-        vouched = self._vouched
-        assert vouched.version is not None
-        judge = partial(judge_version, model=self._model, vouched=vouched, terms=self._terms)
+        entry = self._entry
+        assert entry.version is not None
+        judge = partial(judge_version, model=self._model, entry=entry, terms=self._terms)
         path, problem = self._model.read(
-            vouched.version,
-            ExpectedDigests.from_entry(vouched),
+            entry.version,
+            ExpectedDigests.from_entry(entry),
             lambda path: (path, judge(path)),
             into=folder,
         )
         if problem is not None:
-            raise EvidenceError(f"version {vouched.version} is not deployed: {problem}")
+            raise EvidenceError(f"version {entry.version} is not deployed: {problem}")
         self._path = path
         return path
 
@@ -138,20 +138,20 @@ class _Download:
 
 
 def _slots(
-    model: RegisteredModel, vouched: LedgerEntry, terms: Terms | None
+    model: RegisteredModel, entry: LedgerEntry, terms: Terms | None
 ) -> dict[str, SlotSource]:
     """Return the slots that the ledger entry approves, the exact file first."""
-    assert vouched.sha256 is not None
-    download, twin = _Download(model, vouched, terms), vouched.twin
+    assert entry.sha256 is not None
+    download, twin = _Download(model, entry, terms), entry.twin
     # Downloads already have a size limit; exceeding it is a mismatch.
     source = partial(SlotSource, max_bytes=2 * MAX_BYTES, limits=model.reading.limits)
     slots = {
         EXACT: source(
-            vouched.sha256,
+            entry.sha256,
             download.exact,
-            golden_sha256=vouched.golden_sha256,
-            golden_required=vouched.golden_sha256 is not None,
-            preprocess_sha256=vouched.preprocess_sha256,
+            golden_sha256=entry.golden_sha256,
+            golden_required=entry.golden_sha256 is not None,
+            preprocess_sha256=entry.preprocess_sha256,
         )
     }
     if twin is not None:
@@ -165,11 +165,11 @@ def _slots(
 
 
 def _record_outcome(
-    model: RegisteredModel, vouched: LedgerEntry, *, action: Action, reason: str
+    model: RegisteredModel, entry: LedgerEntry, *, action: Action, reason: str
 ) -> StepResult:
-    model.write(action, reason, version=vouched.version, about=vouched)
+    model.write(action, reason, version=entry.version, about=entry)
     outcome = "deployed" if action == "deployed" else "refused"
-    return StepResult("deploy", outcome, vouched.version, reason)
+    return StepResult("deploy", outcome, entry.version, reason)
 
 
 # The head is stored outside the ledger's database, so that a user with write access to the database
@@ -211,7 +211,7 @@ def _open_ledger(
 
 def stored_head(store: Path) -> StoredHead:
     """Return the stored position of the ledger's end."""
-    return StoredHead(store / HEAD_FILE, place=f"the store {store}")
+    return StoredHead(store / HEAD_FILE, location=f"the store {store}")
 
 
 # A failed step does not block the others. Nothing depends on the content of an event: registry and
@@ -290,7 +290,7 @@ class Reconciler:
         with model_lock(registered, quietly=True):
             thoroughly = self._is_due(model, registered.alias(CHAMPION))
             damages, policy, trust = self._damages[model], self._policy, self._trust
-            done = [
+            results = [
                 *_step(
                     "guard",
                     lambda: guard_champion(registered, policy, thoroughly=thoroughly, trust=trust),
@@ -304,11 +304,12 @@ class Reconciler:
                     ),
                 ),
             ]
-            done += self._replay(registered, thoroughly=thoroughly)
-            failed = {one.kind for one in done if isinstance(one, Failed)}
+            results += self._replay(registered, thoroughly=thoroughly)
+            failed = {result.kind for result in results if isinstance(result, Failed)}
             refused = any(
-                isinstance(one, StepResult) and (one.kind, one.outcome) == ("deploy", "refused")
-                for one in done
+                isinstance(result, StepResult)
+                and (result.kind, result.outcome) == ("deploy", "refused")
+                for result in results
             )
             # The next reconcile handles damage or a refusal during this one.
             proven = not refused and failed <= {"hand_in", "review", "replay"}
@@ -317,7 +318,7 @@ class Reconciler:
             with contextlib.suppress(GateError):  # the steps above already report ledger errors
                 self._pages.follow(registered, thoroughly=thoroughly)
                 trust.warn_of(model, registered.history())
-        return done
+        return results
 
     def _replay(self, model: RegisteredModel, *, thoroughly: bool) -> Sequence[StepResult | Failed]:
         """Replay the golden vectors of a new release; of an older one only `thoroughly`."""
@@ -327,17 +328,17 @@ class Reconciler:
         state = self._replays.get(model.key)
         if state is None or state.release != release:
             state = self._replays[model.key] = ReplayState(release)
-        if state.is_done and not thoroughly and not state.suspects:
+        if state.is_complete and not thoroughly and not state.suspects:
             return []
         limits = model.reading.limits
-        done = list(
+        results = list(
             _step(
                 "replay",
                 lambda: replay_golden(model, self._store, self._policy, state=state, limits=limits),
             )
         )
-        state.is_done = state.is_done or not done
-        return done
+        state.is_complete = state.is_complete or not results
+        return results
 
     def report_damage(self, model: str) -> None:
         """Report damaged deployed files, so that the next reconcile is thorough.

@@ -9,7 +9,7 @@ from gate.deploy.deploy import rollback_deployment
 from gate.deploy.store import EXACT, ModelStore, Slot
 from gate.errors import EvidenceError, GateError, RuntimeUnusable
 from gate.golden.folder import Vectors, read_golden
-from gate.golden.tolerance import widened
+from gate.golden.tolerance import widen_tolerances
 from gate.golden.verify import compare
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import servers_of
@@ -28,7 +28,7 @@ class ReplayState:
     """The state of replaying the golden vectors of one release."""
 
     release: int | None
-    is_done: bool = False
+    is_complete: bool = False
     """True once every server returned correct outputs."""
     suspects: dict[RuntimeName, float] = field(default_factory=dict)
     """The servers that returned wrong outputs or refused, and the time of the first observation."""
@@ -61,15 +61,15 @@ def replay_golden(
     store are damaged.
     """
     history = model.history()
-    vouched = None if history.serving is None else history.approving_entry(history.serving)
-    last = None if vouched is None else history.deployment_of(vouched)
+    entry = None if history.serving is None else history.approving_entry(history.serving)
+    last = None if entry is None else history.deployment_of(entry)
     live = store.live(model.key)
-    if vouched is None or last is None or last.action != "deployed" or live is None:
+    if entry is None or last is None or last.action != "deployed" or live is None:
         return []
     slot = live.slots[EXACT]
-    if slot.sha256 != vouched.sha256:
+    if slot.sha256 != entry.sha256:
         return []
-    done: list[StepResult | Failed] = []
+    results: list[StepResult | Failed] = []
     memory = model.reading.mismatches
     for name in servers_of(policy):
         try:
@@ -77,35 +77,37 @@ def replay_golden(
         except _Refused as error:
             problem = str(error)
             if name in state.proven:
-                done.append(Failed("replay", EvidenceError(_differs(name, problem))))
+                results.append(Failed("replay", EvidenceError(_mismatch_text(name, problem))))
                 continue
         except GateError as error:
-            done.append(Failed("replay", error))
+            results.append(Failed("replay", error))
             continue
         if problem is None:
             state.proven.add(name)
             state.suspects.pop(name, None)
             continue
-        reason = _differs(name, problem)
+        reason = _mismatch_text(name, problem)
         now, first = memory.clock(), state.suspects.get(name)
         if first is None or now - first < memory.pause_s:
             state.suspects.setdefault(name, now)
-            done.append(Failed("replay", EvidenceError(reason)))
+            results.append(Failed("replay", EvidenceError(reason)))
             continue
-        back = rollback_deployment(store, model.key, limits=limits)
+        rollback = rollback_deployment(store, model.key, limits=limits)
         reason += " "
-        reason += back.reason if back.outcome == "rolled_back" else f"It stays: {back.reason}"
-        model.write("replay_failed", reason, version=vouched.version, about=vouched)
-        return [*done, StepResult("replay", back.outcome, vouched.version, reason)]
-    return done
+        reason += (
+            rollback.reason if rollback.outcome == "rolled_back" else f"It stays: {rollback.reason}"
+        )
+        model.write("replay_failed", reason, version=entry.version, about=entry)
+        return [*results, StepResult("replay", rollback.outcome, entry.version, reason)]
+    return results
 
 
 def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -> str | None:
     """Return how the outputs of a server differ, or None. Raises _Refused, and EvidenceError or
     DigestMismatch if there is no answer or the server has another file."""
     if slot.golden_sha256 is None or slot.parts:
-        what = "has no golden vectors" if slot.golden_sha256 is None else "has several parts"
-        raise RuntimeUnusable(f"{slot.model.name} {what}, so '{name}' can't replay them.")
+        reason = "has no golden vectors" if slot.golden_sha256 is None else "has several parts"
+        raise RuntimeUnusable(f"{slot.model.name} {reason}, so '{name}' can't replay them.")
     vectors = read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
     options = ServerOptions.model_validate(policy.runtimes[name].options)
     try:
@@ -114,7 +116,7 @@ def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -
         raise
     except EvidenceError as error:
         raise _Refused(str(error)) from error
-    golden = widened(vectors.golden, policy, name)
+    golden = widen_tolerances(vectors.golden, policy, name)
     computed = dict(zip([each.name for each in golden.outputs], outputs, strict=True))
     results = compare(replace(vectors, golden=golden), computed)
     return "; ".join(f"output '{r.name}': {r.problem}" for r in results if r.problem) or None
@@ -137,7 +139,7 @@ def _outputs(vectors: Vectors, options: ServerOptions) -> list[RuntimeArray]:
             ) from error
 
 
-def _differs(name: RuntimeName, problem: str) -> str:
+def _mismatch_text(name: RuntimeName, problem: str) -> str:
     return f"the server '{name}' does not reproduce the golden vectors: {problem.rstrip('.')}."
 
 

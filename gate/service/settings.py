@@ -69,7 +69,7 @@ class WebhookSecrets:
                 "The service needs one to verify deliveries of MLflow. Create one: gate webhooks "
                 "register --secret-file FILE."
             )
-        return cls(_parsed(os.environ[name], where=name))
+        return cls(_parsed(os.environ[name], source=name))
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -106,12 +106,12 @@ def write_secrets(path: Path, secrets: Sequence[str]) -> None:
     """
     path = Path(os.path.realpath(path))
     with replacing(path) as temporary:
-        before = path.stat() if path.exists() else None
+        old_status = path.stat() if path.exists() else None
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, MODE)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             os.fchmod(descriptor, MODE)
-            if before is not None and before.st_uid != os.fstat(descriptor).st_uid:
-                os.fchown(descriptor, before.st_uid, before.st_gid)
+            if old_status is not None and old_status.st_uid != os.fstat(descriptor).st_uid:
+                os.fchown(descriptor, old_status.st_uid, old_status.st_gid)
             stream.writelines(f"{secret}\n" for secret in secrets)
 
 
@@ -126,20 +126,20 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 def _read(path: Path) -> tuple[str, ...]:
     missing = "Create it: gate webhooks register --secret-file FILE."
     try:
-        text = read_private(path, what="secret file", missing=missing)
+        text = read_private(path, kind="secret file", missing=missing)
     except StorageError as error:
         raise ServiceError(str(error)) from error
-    return _parsed(text, where=str(path))
+    return _parsed(text, source=str(path))
 
 
-def _parsed(text: str, *, where: str) -> tuple[str, ...]:
+def _parsed(text: str, *, source: str) -> tuple[str, ...]:
     secrets = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not secrets:
-        raise ServiceError(f"{where} has no secret. Write one per line, the newest first.")
+        raise ServiceError(f"{source} has no secret. Write one per line, the newest first.")
     for number, secret in enumerate(secrets, start=1):
         if len(secret) < MIN_LENGTH:
             raise ServiceError(
-                f"secret {number} in {where} has {len(secret)} characters, expected at least "
+                f"secret {number} in {source} has {len(secret)} characters, expected at least "
                 f"{MIN_LENGTH}. Create one with: openssl rand -hex 32"
             )
     return secrets
@@ -205,7 +205,7 @@ class ServiceSettings(BaseModel):
     """A file with the secrets that sign the notifications, one per line."""
 
     @model_validator(mode="after")
-    def _signs_notifications(self) -> Self:
+    def _check_notify_secret(self) -> Self:
         if (self.notify_url is None) != (self.notify_secret_file is None):
             raise ValueError(
                 "notify_url and notify_secret_file go together (--notify-url, "
@@ -215,7 +215,7 @@ class ServiceSettings(BaseModel):
 
     @field_validator("models")
     @classmethod
-    def _deployable(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+    def _normalize_models(cls, models: tuple[str, ...]) -> tuple[str, ...]:
         try:
             return tuple(dict.fromkeys(str(ModelKey.parse(model)) for model in models))
         except StorageError as error:
@@ -223,17 +223,17 @@ class ServiceSettings(BaseModel):
 
     @field_validator("notify_url")
     @classmethod
-    def _can_be_notified(cls, url: str) -> str:
+    def _check_notify_url(cls, url: str) -> str:
         # urllib does not support user and password in a URL, so that each try would fail.
         if not re.fullmatch(r"https?://[^/?#@\s]+([/?#]\S*)?", url):
             raise ValueError("expected https://HOST/PATH, without a user, a password and spaces")
         return url
 
     @classmethod
-    def from_options(cls, **given: Any) -> Self:
+    def from_options(cls, **options: Any) -> Self:
         """Validate settings; None means the default. Raises ServiceError with a line per field."""
         try:
-            return cls(**{name: value for name, value in given.items() if value is not None})
+            return cls(**{name: value for name, value in options.items() if value is not None})
         except ValidationError as error:
             lines = []
             for problem in error.errors(include_url=False):

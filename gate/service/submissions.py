@@ -97,30 +97,30 @@ def process_submission(
                 _explain_first(model, number)
             return []
         version = model.registry.version(model.name, number)
-        if history.has_outcome(number, made_at=version.made_at):
-            fate = VersionStatus.from_history(history, number)
-            if fate is not None and fate.kind not in ("champion", "waits"):
-                _log_once(model.key, number, fate.status_line(model.reviews))
+        if history.has_outcome(number, created_at=version.created_at):
+            status = VersionStatus.from_history(history, number)
+            if status is not None and status.kind not in ("champion", "waits"):
+                _log_once(model.key, number, status.status_line(model.reviews))
             return []
         terms = Terms.now(policy, trust)
         if terms.trust is None:
             _explain(model, version, UNTRUSTING)
             return []
         try:
-            taken = _Submission(model, version, history, terms, terms.trust).act()
+            result = _Submission(model, version, history, terms, terms.trust).act()
         except MismatchUnconfirmed as error:
             # Bytes that differ each time never confirm it: without this no page would say so.
             _explain(model, version, unjudged(str(error).partition(". ")[0]))
             raise
-        if taken is not None:
-            return [taken]
+        if result is not None:
+            return [result]
     return []
 
 
 def _explain_first(model: RegisteredModel, number: str) -> None:
     """Explain why a champion without a ledger line is not served.
 
-    It may have passed by another ledger: then its page says so, and is not changed.
+    If it passed by another ledger, its page shows that and is not changed.
     """
     version = model.registry.version(model.name, number)
     if is_waiting_for_service(version.description):
@@ -174,13 +174,13 @@ class _Submission:
                 problem = outdated(comparison_in(entry), model.alias(CHAMPION), self.history)
         if model.alias(CANDIDATE) != number:
             return None
-        return self._take(entry) if problem is None else self._refuse(entry, problem)
+        return self._accept(entry) if problem is None else self._refuse(entry, problem)
 
     def _new_entry(self) -> LedgerEntry:
         """Return a ledger entry about the version, without digests."""
         version = self.version
         entry = self.model.entry("passed", "handed in", version=version.number)
-        return entry.model_copy(update={"made_at": version.made_at, "run_id": version.run_id})
+        return entry.model_copy(update={"made_at": version.created_at, "run_id": version.run_id})
 
     def _claimed_entry(self, path: Path) -> LedgerEntry:
         """Return a ledger entry with the claims that trusted keys signed for the file at `path`.
@@ -193,8 +193,8 @@ class _Submission:
 
     def _evaluate(self, path: Path) -> tuple[LedgerEntry, str | None]:
         """Return the ledger entry for verified files, and the objection of the terms or None."""
-        entry = self._compared(self._claimed_entry(path), path)
-        problem = judge_version(path, self.model, vouched=entry, terms=self.terms)
+        entry = self._add_comparison(self._claimed_entry(path), path)
+        problem = judge_version(path, self.model, entry=entry, terms=self.terms)
         if problem is not None:
             return entry, problem
         records = load_records(path, evidence=entry.evidence_sha256)
@@ -204,7 +204,7 @@ class _Submission:
             release = replace(release, golden=golden)
         return entry.model_copy(update={"extent": release.extent}), None
 
-    def _compared(self, entry: LedgerEntry, path: Path) -> LedgerEntry:
+    def _add_comparison(self, entry: LedgerEntry, path: Path) -> LedgerEntry:
         """Return the entry with the service's comparison, if the submission has none.
 
         Raises MismatchUnconfirmed if the champion can't be downloaded now, which is not evidence
@@ -217,7 +217,7 @@ class _Submission:
         comparison = compare_records(champion_recorded(self.model), evidence)
         return entry.model_copy(update={"incumbent": comparison})
 
-    def _take(self, entry: LedgerEntry) -> StepResult:
+    def _accept(self, entry: LedgerEntry) -> StepResult:
         model, number, champion = self.model, self.version.number, self.model.alias(CHAMPION)
         keys = ", ".join(key.label for key in self.trust.measurers if key.key_id in entry.signers)
         reason = f"handed in, signed by {keys}; it passes by the policy in force"
@@ -296,9 +296,9 @@ class _SubmissionReview:
         version = model.registry.version(model.name, waiting.version)
         comment = reviews.comment(version.tags)
         if reviews.rejects(version.tags, tag):
-            return [self._rejected(waiting, version)]
+            return [self._reject(waiting, version)]
         if self.policy.review == "signed":
-            return self._signed(waiting, version)
+            return self._process_signed(waiting, version)
         if not reviews.approves(version.tags, tag):
             _answer(model, version, reviews.correction(version.tags, tag))
             return []
@@ -307,17 +307,17 @@ class _SubmissionReview:
         )
         return [self._promote(waiting, reason, comment=comment)]
 
-    def _signed(self, waiting: LedgerEntry, version: Version) -> list[StepResult]:
+    def _process_signed(self, waiting: LedgerEntry, version: Version) -> list[StepResult]:
         model = self.model
         try:
-            tally, decision = self._counted(waiting, version)
+            tally, decision = self._count_reviews(waiting, version)
         except (Untrusted, EvidenceError, DigestMismatch) as error:
             _answer(model, version, str(error))
             return []
         if tally.rejections:
-            return [self._rejected(waiting, version, tally)]
+            return [self._reject(waiting, version, tally)]
         if not tally.is_approved or decision is None:
-            _answer(model, version, self._what_is_missing(tally, version))
+            _answer(model, version, self._missing_approvals(tally, version))
             return []
         names, comment = ", ".join(map(str, tally.approvals.values())), tally.comment
         reason = f"version {version.number} passed and was approved by {names}{_quoted(comment)}"
@@ -327,7 +327,7 @@ class _SubmissionReview:
         )
         return [promoted]
 
-    def _rejected(
+    def _reject(
         self, waiting: LedgerEntry, version: Version, tally: ReviewTally | None = None
     ) -> StepResult:
         """Reject a version because of a signed statement (`tally`) or a tag.
@@ -339,7 +339,7 @@ class _SubmissionReview:
         reason = f"a reviewer rejected version {version.number}{reviews.quoted(comment)}"
         if tally is None and self.policy.review == "signed":
             with contextlib.suppress(GateError):
-                tally, _ = self._counted(waiting, version)
+                tally, _ = self._count_reviews(waiting, version)
         if tally is not None and tally.rejections:
             names, comment = ", ".join(map(str, tally.rejections.values())), tally.comment
             reason = f"version {version.number} was rejected by {names}{_quoted(comment)}"
@@ -383,7 +383,9 @@ class _SubmissionReview:
         move_alias(model, entry)
         return StepResult("review", "promoted", number, reason)
 
-    def _counted(self, waiting: LedgerEntry, version: Version) -> tuple[ReviewTally, Digest | None]:
+    def _count_reviews(
+        self, waiting: LedgerEntry, version: Version
+    ) -> tuple[ReviewTally, Digest | None]:
         """Return the tally of the review statements, and the digest of their decision, if any.
 
         Raises Untrusted if no reviewer is trusted; EvidenceError, DigestMismatch and Untrusted if
@@ -407,15 +409,15 @@ class _SubmissionReview:
         model, tags = self.model, version.tags
         if waiting.sha256 is None or not counter.names_a_reviewer(tags):
             return counter.count(tags, None), None
-        of = ReviewSubmission.read(model.registry, model.name, version.number).of
-        if of.sha256 != waiting.sha256:
+        subject = ReviewSubmission.read(model.registry, model.name, version.number).subject
+        if subject.sha256 != waiting.sha256:
             raise DigestMismatch(
-                f"the decision beside this version is on {of.sha256}, and {waiting.sha256} passed: "
-                "it was exchanged, and nothing can be approved. Hand the file in again."
+                f"the decision beside this version is on {subject.sha256}, and {waiting.sha256} "
+                "passed: it was exchanged, and nothing can be approved. Hand the file in again."
             )
-        return counter.count(tags, of), of.decision
+        return counter.count(tags, subject), subject.decision
 
-    def _what_is_missing(self, tally: ReviewTally, version: Version) -> str | None:
+    def _missing_approvals(self, tally: ReviewTally, version: Version) -> str | None:
         """Return what an approval still needs; None if no reviewer has acted yet."""
         tags, tag = version.tags, self.model.reviews.tag
         if not reviews.has_review(tags, tag) and reviews.correction(tags, tag) is None:
@@ -431,9 +433,9 @@ class _SubmissionReview:
         model, policy, candidate = self.model, self.policy, self.candidate
         history = model.history()
         if number != candidate:
-            other = f"version {candidate} is" if candidate else "no version is"
-            instead = "approve that, or hand this one in again" if candidate else "hand it in again"
-            return f"{other} the candidate now: {instead}"
+            candidate_text = f"version {candidate} is" if candidate else "no version is"
+            remedy = "approve that, or hand this one in again" if candidate else "hand it in again"
+            return f"{candidate_text} the candidate now: {remedy}"
         champion = model.alias(CHAMPION)
         if policy.incumbent is not None and champion != number:
             compared = comparison_in(history.standing(number))

@@ -53,12 +53,12 @@ def pem_of(key: SSlibKey) -> str:
     )
 
     public = key.keyval["public"]
-    whole = (
+    public_key = (
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
         if key.keytype == "ed25519"
         else load_pem_public_key(public.encode())
     )
-    return whole.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    return public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 KEY_VARIABLE = "GATE_SIGNING_KEY"
@@ -155,7 +155,7 @@ class SigningKey:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from securesystemslib.signer import CryptoSigner
 
-        data = read_private_bytes(path, what="signing key", missing=_MISSING)
+        data = read_private_bytes(path, kind="signing key", missing=_MISSING)
         _refuse_tracked(path)
         try:
             signer = CryptoSigner(load_pem_private_key(data, None))
@@ -203,13 +203,13 @@ def _refuse_tracked(path: Path) -> None:
     """Raise KeyUnusable if Git tracks the file: every clone would contain the private key."""
     command = ["git", "ls-files", "--error-unmatch", "--", path.name]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=path.parent, capture_output=True, timeout=_GIT_S, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):  # no Git here
         return
-    if done.returncode == 0:
+    if result.returncode == 0:
         raise KeyUnusable(
             f"{path} is a private key that Git tracks: everyone with the repository can sign with "
             f"it. Run git rm --cached {path}, add it to .gitignore, and create another key: gate "
@@ -227,22 +227,22 @@ def public_key_of(signer: Signer, *, name: str) -> PublicKey:
     return PublicKey(name=name, public=pem_of(key))
 
 
-def read_public(place: str) -> PublicKey:
+def read_public(uri: str) -> PublicKey:
     """Return the public key in a PEM file, or of a signing key that `SigningKey.load` loads.
 
     Raises KeyUnusable, StorageError.
     """
-    path = Path(place.removeprefix(_FILE))
-    if not is_in_vault(place):
+    path = Path(uri.removeprefix(_FILE))
+    if not is_in_vault(uri):
         try:
             with open_plain(path) as stream:
                 head = stream.read(1 << 16)
         except OSError as error:
-            why = error.strerror or "not a regular file"
-            raise StorageError(f"cannot read {path}: {why}. Name a key file.") from error
+            reason = error.strerror or "not a regular file"
+            raise StorageError(f"cannot read {path}: {reason}. Name a key file.") from error
         if b"PRIVATE" not in head:
             return PublicKey.from_pem(head, name=path.stem)
-    return SigningKey.load(place).public
+    return SigningKey.load(uri).public
 
 
 PIN_VARIABLE = "GATE_SIGNING_PIN"
@@ -326,7 +326,7 @@ def _import_arguments(scheme: str, uri: str) -> tuple[Any, ...]:
     return (uri.partition(":")[2],)
 
 
-def _pin(_what: str) -> str:
+def _pin(_secret: str) -> str:
     pin = os.environ.get(PIN_VARIABLE)
     if not pin:
         raise KeyUnusable(f"the token requires a PIN. Set the variable {PIN_VARIABLE}.")

@@ -21,7 +21,7 @@ from gate.records.layout import DECISION, EVIDENCE
 from gate.signing.keys import PublicKey, SigningKey
 from gate.signing.statement import CamelCaseRecord, Predicate, Resource, SignedStatement
 from gate.signing.subjects import parse_resource_uri, resource_uri
-from gate.signing.trust import Trust, time_of
+from gate.signing.trust import Trust, parse_time
 from gate.storage.digest import Digest
 from gate.storage.record import Sha256, added_field
 
@@ -59,7 +59,7 @@ class Reviewable:
     """Digest of the model, as in the evidence."""
     decision: Digest
 
-    def signed(
+    def sign(
         self, word: Word, key: SigningKey, *, at: datetime, comment: str | None = None
     ) -> SignedStatement:
         """Sign an approval or rejection. Raises KeyUnusable."""
@@ -79,10 +79,10 @@ class Reviewable:
         Does not verify the signature. `registries`: all addresses of this registry. Raises
         Untrusted.
         """
-        approval = Approval.from_statement(signed, what="it")
+        approval = Approval.from_statement(signed, label="it")
         resource = parse_resource_uri(approval.resource_uri)
         subjects = signed.statement.subject
-        for what, actual, expected in (
+        for label, actual, expected in (
             ("registry", resource and resource[0], registries | {self.registry}),
             ("model", resource and resource[1], {self.model}),
             ("version", approval.version, {self.version}),
@@ -91,7 +91,7 @@ class Reviewable:
         ):
             if actual not in expected:
                 raise Untrusted(
-                    f"it is about {what} {str(actual)[:200]}, expected "
+                    f"it is about {label} {str(actual)[:200]}, expected "
                     f"{' or '.join(sorted(expected))}: sign this version again"
                 )
         return approval
@@ -104,15 +104,15 @@ def trusted_reviewers(
 
     The caller compares their number over all statements with the threshold. Raises Untrusted.
     """
-    made = time_of(approval.reviewed_at)
-    if made is not None and now - made > timedelta(days=trust.max_age_days):
+    signed_at = parse_time(approval.reviewed_at)
+    if signed_at is not None and now - signed_at > timedelta(days=trust.max_age_days):
         raise Untrusted(
-            f"it was signed on {made:%Y-%m-%d}, more than {trust.max_age_days:g} days ago "
+            f"it was signed on {signed_at:%Y-%m-%d}, more than {trust.max_age_days:g} days ago "
             "(trust.max_age_days): sign it again"
         )
     single = trust.model_copy(update={"reviewers_threshold": 1})
     at = approval.reviewed_at
-    return single.signers(signed, role="reviewers", made_at=at, now=now, what="it")
+    return single.signers(signed, role="reviewers", timestamp=at, now=now, label="it")
 
 
 MEASUREMENT_TYPE = "urn:parity-gate:measurement:v1"
@@ -192,8 +192,8 @@ class MeasurementPredicate(Predicate):
         if len(self.runtimes) != len(signed.runtimes):
             return self
         runtimes = tuple(
-            mine.model_copy(update={"identity": None} if theirs.identity is None else {})
-            for mine, theirs in zip(self.runtimes, signed.runtimes, strict=True)
+            computed.model_copy(update={"identity": None} if recorded.identity is None else {})
+            for computed, recorded in zip(self.runtimes, signed.runtimes, strict=True)
         )
         return self.model_copy(update={"runtimes": runtimes})
 
@@ -223,11 +223,11 @@ def _status(project: Path) -> list[str]:
     # Without this, Git would write its refreshed index.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=project, env=environment, capture_output=True, timeout=_TIMEOUT_S,
             stdin=subprocess.DEVNULL, check=True,
         )  # fmt: skip
-        return done.stdout.decode(errors="replace").splitlines()
+        return result.stdout.decode(errors="replace").splitlines()
     return []
 
 

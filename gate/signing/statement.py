@@ -65,7 +65,7 @@ class Statement(CamelCaseRecord):
     predicate: dict[str, Any]
 
     @model_validator(mode="after")
-    def _names_each_once(self) -> Self:
+    def _has_unique_names(self) -> Self:
         names = [each.name for each in self.subject if each.name is not None]
         if len(set(names)) < len(names):
             raise ValueError("two subjects have the same name")
@@ -97,20 +97,20 @@ class Predicate(CamelCaseRecord):
         )
 
     @classmethod
-    def from_statement(cls, signed: SignedStatement, *, what: str = "the statement") -> Self:
+    def from_statement(cls, signed: SignedStatement, *, label: str = "the statement") -> Self:
         """Return the predicate of a statement without verifying signatures. Raises Untrusted for
         another type or an incomplete predicate."""
         statement = signed.statement
         if statement.predicate_type != cls.type_uri:
             raise Untrusted(
-                f"{what} is of type {statement.predicate_type[:200]}, expected {cls.type_uri}. "
+                f"{label} is of type {statement.predicate_type[:200]}, expected {cls.type_uri}. "
                 "It is a different statement: sign again."
             )
         try:
             return cls.model_validate_json(canonical_json(statement.predicate))
         except ValueError as error:
             raise Untrusted(
-                f"the predicate of {what} is not valid: {first_line(error)[:300]}"
+                f"the predicate of {label} is not valid: {first_line(error)[:300]}"
             ) from error
 
 
@@ -132,10 +132,10 @@ class SignedStatement:
     statement: Statement
     _envelope: Envelope
     _verified: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
-    """By public key: whether it signed the envelope. A cache: neither of them changes."""
+    """By public key: whether it signed the envelope. A cache: key and envelope never change."""
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, what: str = "the statement") -> Self:
+    def from_bytes(cls, data: bytes, *, label: str = "the statement") -> Self:
         """Parse an envelope. Raises Untrusted if it is not valid or contains no statement."""
         from securesystemslib.dsse import Envelope
         from securesystemslib.exceptions import FormatError
@@ -143,7 +143,7 @@ class SignedStatement:
         try:
             if len(data) > ENVELOPE_LIMIT:
                 raise EvidenceError(f"more than {ENVELOPE_LIMIT} bytes")
-            plain = parse_strict_json(data, what=what)
+            plain = parse_strict_json(data, label=label)
             if "payloadType" not in plain:
                 raise EvidenceError("it has no payloadType; statement files end in .dsse.json")
             if plain["payloadType"] != PAYLOAD_TYPE:
@@ -155,14 +155,14 @@ class SignedStatement:
             if not all(isinstance(each["keyid"], str) for each in plain["signatures"]):
                 raise EvidenceError("the keyid of a signature is not a string")
             envelope = Envelope.from_dict(plain)
-            parse_strict_json(envelope.payload, what=what)
+            parse_strict_json(envelope.payload, label=label)
             statement = Statement.from_json(envelope.payload)
         except (
             EvidenceError, FormatError, KeyError, TypeError, AttributeError, ValueError,
             binascii.Error,
         ) as error:  # fmt: skip
             raise Untrusted(
-                f"{what} is not an in-toto statement in a signed DSSE envelope ({PAYLOAD_TYPE}): "
+                f"{label} is not an in-toto statement in a signed DSSE envelope ({PAYLOAD_TYPE}): "
                 f"{first_line(error)[:300].rstrip('.')}. Sign the verdict again: gate check "
                 "--report."
             ) from error

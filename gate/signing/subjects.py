@@ -87,7 +87,7 @@ def _files(onnx_path: Path, evidence: Evidence) -> dict[str, Digest]:
     manifest = Digest.from_json({name: digest.hex for name, digest in digests.items()})
     if manifest != subject.sha256:
         verify_parts(onnx_path, evidence)
-    subject.sha256.verify(manifest, what=str(onnx_path))
+    subject.sha256.verify(manifest, label=str(onnx_path))
     return digests
 
 
@@ -111,33 +111,34 @@ def verify_model(signed: SignedStatement, path: Path, *, model: Digest) -> tuple
     names of the subjects. Raises Untrusted; StorageError if a file can't be read.
     """
     main = Digest.from_file(path)
-    named = model_files(signed)
-    matching = [name for name in named if signed.statement.digest_of(name) == main.hex]
+    model_names = model_files(signed)
+    matching = [name for name in model_names if signed.statement.digest_of(name) == main.hex]
     if not matching:
         raise Untrusted(
             f"{path} has digest {main}, which the statement does not name. It names "
-            f"{', '.join(map(repr, named)) or 'no model'}, for the model {model}. {_REMEDY}"
+            f"{', '.join(map(repr, model_names)) or 'no model'}, for the model {model}. {_REMEDY}"
         )
     if main == model:
         return (matching[0],)
-    others = [name for name in named if name not in matching]
-    hashed = {matching[0]: main.hex}
-    wrong = []
-    for name in others:
+    data_files = [name for name in model_names if name not in matching]
+    digests = {matching[0]: main.hex}
+    mismatches = []
+    for name in data_files:
         digest = _data_file_digest(path, name)
-        hashed[name] = digest.hex if digest else ""
-        if hashed[name] != signed.statement.digest_of(name):
-            wrong.append(f"{name} ({digest or 'missing'})")
-    if wrong:
+        digests[name] = digest.hex if digest else ""
+        if digests[name] != signed.statement.digest_of(name):
+            mismatches.append(f"{name} ({digest or 'missing'})")
+    if mismatches:
         raise Untrusted(
-            f"the external data of {path} differs from the statement: {', '.join(wrong)}. {_REMEDY}"
+            f"the external data of {path} differs from the statement: {', '.join(mismatches)}. "
+            f"{_REMEDY}"
         )
-    if Digest.from_json(hashed) != model:
+    if Digest.from_json(digests) != model:
         raise Untrusted(
-            f"{path} with {', '.join(others) or 'no external data'} is not the model of the "
+            f"{path} with {', '.join(data_files) or 'no external data'} is not the model of the "
             f"verdict, which has digest {model}. {_REMEDY}"
         )
-    return tuple(hashed)
+    return tuple(digests)
 
 
 def verify_golden_files(signed: SignedStatement, folder: Path, *, model: Digest) -> None:

@@ -17,7 +17,7 @@ from gate.storage.yaml_section import has_section, load_section
 
 SECTION = "trust"
 
-CLOCKS_APART = timedelta(minutes=5)
+MAX_CLOCK_SKEW = timedelta(minutes=5)
 """Maximum difference between the clocks of two machines."""
 
 Role = Literal["measurers", "reviewers", "writers"]
@@ -37,8 +37,8 @@ class TrustedKey(PublicKey):
     """ISO 8601. None: no end."""
 
     @model_validator(mode="after")
-    def _has_times(self) -> Self:
-        begin, end = (time_of(text) for text in (self.valid_from, self.valid_until))
+    def _is_valid_period(self) -> Self:
+        begin, end = (parse_time(text) for text in (self.valid_from, self.valid_until))
         for text, time in ((self.valid_from, begin), (self.valid_until, end)):
             if text is not None and time is None:
                 raise ValueError(f"'{text}' is not an ISO 8601 time, such as 2026-01-31T12:00:00Z")
@@ -48,7 +48,7 @@ class TrustedKey(PublicKey):
 
     def expiry_problem(self, at: datetime) -> str | None:
         """Return why the key is not valid at this time, or None."""
-        begin, end = time_of(self.valid_from), time_of(self.valid_until)
+        begin, end = parse_time(self.valid_from), parse_time(self.valid_until)
         if begin is not None and at < begin:
             return f"is valid from {self.valid_from} on"
         if end is not None and at >= end:
@@ -87,7 +87,7 @@ class Trust(Record):
     """Where the trust was read from, for messages. Not part of its content."""
 
     @model_validator(mode="after")
-    def _can_be_met(self) -> Self:
+    def _has_enough_keys(self) -> Self:
         for role in get_args(Role):
             threshold = self._threshold(role)
             ids = [key.key_id for key in self._listed(role)]
@@ -125,30 +125,32 @@ class Trust(Record):
         )
 
     def signers(
-        self, signed: SignedStatement, *, role: Role, made_at: str, now: datetime, what: str
+        self, signed: SignedStatement, *, role: Role, timestamp: str, now: datetime, label: str
     ) -> tuple[PublicKey, ...]:
         """Return the trusted keys that signed a statement, at least as many as the threshold.
 
-        made_at: the statement's own time. what: the name of the statement in messages. Raises
+        timestamp: the statement's own time. label: the name of the statement in messages. Raises
         Untrusted if there are fewer, or if the statement is too old or dated in the future.
         """
-        made = time_of(made_at)
-        if made is None:
-            raise Untrusted(f"{what} was made at '{made_at}', which is not an ISO 8601 time.")
+        signed_at = parse_time(timestamp)
+        if signed_at is None:
+            raise Untrusted(f"{label} was made at '{timestamp}', which is not an ISO 8601 time.")
         listed = signed.signers(self._listed(role))
-        reasons = {key.key_id: self._refusal(key, made, now) for key in listed}
+        reasons = {key.key_id: self._refusal(key, signed_at, now) for key in listed}
         accepted = tuple(key for key in listed if reasons[key.key_id] is None)
-        problems = [*self._age_problems(made, now, what=what)]
+        problems = [*self._age_problems(signed_at, now, label=label)]
         threshold = self._threshold(role)
         if not len(accepted) >= threshold:
             refusals = [reason for reason in reasons.values() if reason]
-            others = "".join(f"; {why}" for why in (*refusals, *self._unproven(signed, role)))
+            details = "".join(
+                f"; {why}" for why in (*refusals, *self._signature_problems(signed, role))
+            )
             # Do not suggest trusting a revoked or expired key.
-            trusting = "" if refusals else ", or trust its key: gate keys trust"
+            suggestion = "" if refusals else ", or trust its key: gate keys trust"
             problems.append(
-                f"{what} is signed by {len(accepted)} of the keys that are trusted as "
-                f"{role}{self.by}, expected {threshold}{others}. Have it signed by one of "
-                f"them{trusting}."
+                f"{label} is signed by {len(accepted)} of the keys that are trusted as "
+                f"{role}{self.by}, expected {threshold}{details}. Have it signed by one of "
+                f"them{suggestion}."
             )
         if problems:
             raise Untrusted(" ".join(problems))
@@ -159,18 +161,18 @@ class Trust(Record):
         listed = (each for each in self._listed(role) if each.key_id == key.key_id)
         return self._refusal(next(listed, key), at, at)
 
-    def _age_problems(self, made: datetime, now: datetime, *, what: str) -> Iterator[str]:
+    def _age_problems(self, signed_at: datetime, now: datetime, *, label: str) -> Iterator[str]:
         """Yield why a statement made at that time is not trusted now."""
-        age = (now - made) / timedelta(days=1)
+        age = (now - signed_at) / timedelta(days=1)
         if not age <= self.max_age_days:
             yield (
-                f"{what} is {age:.1f} days old, {self.max_age_days:g} are allowed "
+                f"{label} is {age:.1f} days old, {self.max_age_days:g} are allowed "
                 "(trust.max_age_days). Measure and sign again."
             )
-        if not made - now <= CLOCKS_APART:
-            yield f"{what} is dated in the future: {made.isoformat()}. Correct the clocks."
+        if not signed_at - now <= MAX_CLOCK_SKEW:
+            yield f"{label} is dated in the future: {signed_at.isoformat()}. Correct the clocks."
 
-    def _unproven(self, signed: SignedStatement, role: Role) -> Iterator[str]:
+    def _signature_problems(self, signed: SignedStatement, role: Role) -> Iterator[str]:
         """Yield messages on the envelope's keys that are not listed or whose signature is wrong."""
         verified = {key.key_id for key in signed.signers(self._listed(role))}
         names = {key.key_id: key.name for key in self._listed(role)}
@@ -181,14 +183,14 @@ class Trust(Record):
             elif key_id not in names and _is_id(key_id):
                 yield f"the key {short} is not among them"
 
-    def _refusal(self, key: PublicKey, made: datetime, now: datetime) -> str | None:
+    def _refusal(self, key: PublicKey, signed_at: datetime, now: datetime) -> str | None:
         """Return why a signature of this key is not trusted, or None."""
         if not isinstance(key, TrustedKey):
             return f"{key.label} is not listed"
         if key.key_id in self.revoked:
             return f"{key.label} is revoked"
-        late = key.expiry_problem(made) or key.expiry_problem(now)
-        return f"{key.label} {late}" if late else None
+        expiry = key.expiry_problem(signed_at) or key.expiry_problem(now)
+        return f"{key.label} {expiry}" if expiry else None
 
     def _threshold(self, role: Role) -> int:
         """Return how many keys must sign. A ledger entry has exactly one signature."""
@@ -205,7 +207,7 @@ def _is_id(text: str) -> bool:
     return len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
-def time_of(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """Parse an ISO 8601 time; UTC if it has no zone. None if it is not a time."""
     try:
         time = datetime.fromisoformat(text or "")

@@ -30,7 +30,7 @@ from gate.signing.subjects import (
     verify_golden_files,
     verify_model,
 )
-from gate.signing.trust import Trust, time_of
+from gate.signing.trust import Trust, parse_time
 from gate.storage.digest import Digest
 from gate.storage.files import write_bytes
 from gate.storage.untrusted_files import read_untrusted
@@ -46,12 +46,14 @@ class Signatory:
     key: SigningKey
     code: CodeVersion
 
-    def measured(self, evidence: Evidence, subjects: Mapping[str, Digest]) -> SignedStatement:
+    def sign_measurement(
+        self, evidence: Evidence, subjects: Mapping[str, Digest]
+    ) -> SignedStatement:
         """Sign the measurement of these files. Raises KeyUnusable."""
         statement = MeasurementPredicate.from_evidence(evidence, code=self.code).about(subjects)
         return SignedStatement.sign(statement, self.key)
 
-    def decided(
+    def sign_decision(
         self, decision: Decision, subjects: Mapping[str, Digest], *, precision: str, resource: str
     ) -> SignedStatement:
         """Sign the decision on these files, for a resource. Raises KeyUnusable."""
@@ -75,13 +77,13 @@ class StatementPair:
         return cls(_read(folder / EVIDENCE_STATEMENT), _read(folder / DECISION_STATEMENT))
 
     @property
-    def made_at(self) -> datetime:
+    def decided_at(self) -> datetime:
         """Return the verdict's own time, to verify it at any age. Raises Untrusted."""
         text = summary_in(self.decision).time_verified
-        made = time_of(text)
-        if made is None:
+        decided_at = parse_time(text)
+        if decided_at is None:
             raise Untrusted(f"the verdict was made at '{text}', which is not an ISO 8601 time.")
-        return made
+        return decided_at
 
     def write(self, folder: Path) -> None:
         """Write both, atomically. Raises StorageError."""
@@ -91,12 +93,12 @@ class StatementPair:
     def check_age(self, trust: Trust, *, at: datetime) -> None:
         """Verify that both are still trusted at a time: neither is too old, and enough of the keys
         are valid. Expects verified statements. Raises Untrusted."""
-        made = MeasurementPredicate.from_statement(self.evidence, what=_EVIDENCE)
-        for signed, time, what in (
-            (self.evidence, made.measured_at, _EVIDENCE),
+        measurement = MeasurementPredicate.from_statement(self.evidence, label=_EVIDENCE)
+        for signed, time, label in (
+            (self.evidence, measurement.measured_at, _EVIDENCE),
             (self.decision, summary_in(self.decision).time_verified, _DECISION),
         ):
-            trust.signers(signed, role="measurers", made_at=time, now=at, what=what)
+            trust.signers(signed, role="measurers", timestamp=time, now=at, label=label)
 
     def verify(
         self, evidence: Evidence, decision: Decision, *, trust: Trust, now: datetime
@@ -114,24 +116,24 @@ def verify_measurement(
     signed: SignedStatement, evidence: Evidence, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
     """Verify that trusted keys signed exactly this evidence, and return them. Raises Untrusted."""
-    what = _EVIDENCE
-    stated = MeasurementPredicate.from_statement(signed, what=what)
+    label = _EVIDENCE
+    stated = MeasurementPredicate.from_statement(signed, label=label)
     actual = MeasurementPredicate.from_evidence(evidence, code=stated.code).with_fields_of(stated)
     if stated.to_plain() != actual.to_plain():  # As JSON values: NaN does not equal itself.
         raise Untrusted(
-            f"{what} is about evidence {stated.evidence.sha256}, on {stated.model}; this is "
+            f"{label} is about evidence {stated.evidence.sha256}, on {stated.model}; this is "
             f"{evidence.digest()}, on {evidence.subject.sha256}. The evidence was edited, or "
             "belongs to another model: measure and sign again."
         )
-    made = stated.measured_at
-    return trust.signers(signed, role="measurers", made_at=made, now=now, what=what)
+    timestamp = stated.measured_at
+    return trust.signers(signed, role="measurers", timestamp=timestamp, now=now, label=label)
 
 
 def verify_summary(
     signed: SignedStatement, decision: Decision, *, trust: Trust, now: datetime
 ) -> tuple[PublicKey, ...]:
     """Verify that trusted keys signed exactly this decision, and return them. Raises Untrusted."""
-    what = _DECISION
+    label = _DECISION
     stated = summary_in(signed)
     (level,) = stated.verified_levels if len(stated.verified_levels) == 1 else ("",)
     actual = VerificationSummary.from_decision(
@@ -142,18 +144,18 @@ def verify_summary(
     )
     if stated.to_plain() != actual.to_plain():  # As JSON values: NaN does not equal itself.
         raise Untrusted(
-            f"{what} is about decision {stated.decision.sha256} ({stated.verification_result}) on "
+            f"{label} is about decision {stated.decision.sha256} ({stated.verification_result}) on "
             f"{stated.model}; this is {decision.digest()} ({decision.verdict}) on "
             f"{decision.subject_sha256}. The decision was edited, or belongs to another model: "
             "decide again."
         )
-    made = stated.time_verified
-    return trust.signers(signed, role="measurers", made_at=made, now=now, what=what)
+    timestamp = stated.time_verified
+    return trust.signers(signed, role="measurers", timestamp=timestamp, now=now, label=label)
 
 
 def summary_in(signed: SignedStatement) -> VerificationSummary:
     """Return the verdict summary in a statement, without verifying it. Raises Untrusted."""
-    return VerificationSummary.from_statement(signed, what=_DECISION)
+    return VerificationSummary.from_statement(signed, label=_DECISION)
 
 
 def verify_resource(
@@ -197,7 +199,7 @@ def _read(path: Path) -> SignedStatement:
             f"the verdict has no statement {path.name}: {error} Check the file with a signing "
             "key: gate check --report --key."
         ) from error
-    return SignedStatement.from_bytes(data, what=path.name)
+    return SignedStatement.from_bytes(data, label=path.name)
 
 
 Check = Literal[
@@ -294,10 +296,12 @@ def _checks(
 ) -> Iterator[tuple[Check, Callable[[], object]]]:
     """Yield the checks for which there is an artifact. Each raises an exception if it fails."""
     evidence, policy = artifacts.evidence, artifacts.policy
-    made_at = summary.time_verified
+    timestamp = summary.time_verified
     yield (
         "signature",
-        partial(trust.signers, signed, role="measurers", made_at=made_at, now=now, what=_DECISION),
+        partial(
+            trust.signers, signed, role="measurers", timestamp=timestamp, now=now, label=_DECISION
+        ),
     )
     yield "result", partial(_verify_result, summary)
     yield "model", partial(verify_model, signed, artifacts.model, model=summary.model)
@@ -358,10 +362,10 @@ def _verify_decision(summary: VerificationSummary, evidence: Evidence, policy: P
     """Decide again and compare."""
     again = decide(policy, evidence, incumbent=summary.incumbent, decided_at=summary.time_verified)
     version = summary.verifier.version.get("parity-gate", "")
-    made = VerificationSummary.from_decision(
+    recomputed = VerificationSummary.from_decision(
         again, precision=policy.precision, resource=summary.resource_uri, version=version
     )
-    if made.to_plain() != summary.to_plain():  # As JSON values: NaN does not equal itself.
+    if recomputed.to_plain() != summary.to_plain():  # As JSON values: NaN does not equal itself.
         raise Untrusted(
             f"this evidence and policy lead to the verdict {again.verdict} ({again.digest().hex}), "
             f"the statement has {summary.verification_result} ({summary.decision.sha256}). It was "

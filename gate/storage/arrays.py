@@ -35,9 +35,9 @@ def npy_array(data: bytes, *, name: str) -> RowsArray:
     rest = memoryview(data)[stream.tell() :]
     expected = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or len(rest) != expected:
-        what = "Python objects" if dtype.hasobject else f"{expected} bytes of numbers"
+        content = "Python objects" if dtype.hasobject else f"{expected} bytes of numbers"
         raise DataError(
-            f"the header of {name} declares {what}, but {len(rest)} bytes follow. Expected a "
+            f"the header of {name} declares {content}, but {len(rest)} bytes follow. Expected a "
             "complete array of numbers as numpy.save writes it, without Python objects."
         )
     values = np.frombuffer(rest, dtype)

@@ -74,11 +74,11 @@ class Digest:
         """Compute the digest of `canonical_json(value)`."""
         return cls.from_bytes(canonical_json(value))
 
-    def verify(self, actual: Digest, *, what: str) -> None:
+    def verify(self, actual: Digest, *, label: str) -> None:
         """Raise DigestMismatch unless `actual` is this digest."""
         if actual != self:
             raise DigestMismatch(
-                f"{what} has digest {actual}, expected {self}. "
+                f"{label} has digest {actual}, expected {self}. "
                 "The bytes changed since they were measured: measure and decide again."
             )
 

@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         make_folders(path.parent)
         for stale in path.parent.glob(f".{path.name}.*.tmp"):
-            if not writer_lives(stale):
+            if not is_writer_alive(stale):
                 stale.unlink(missing_ok=True)
     except OSError as error:
         raise _storage_error(path, error) from error
@@ -63,7 +63,7 @@ def scratch(output: Path) -> Iterator[Path]:
     It is removed at the end, like those that killed processes left. Raises OSError.
     """
     for stale in output.parent.glob(f".{output.name}.*.scratch"):
-        if not writer_lives(stale):
+        if not is_writer_alive(stale):
             shutil.rmtree(stale, ignore_errors=True)
     folder = output.with_name(f".{output.name}.{os.getpid()}.scratch")
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,15 +116,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def writer_lives(temporary: Path) -> bool:
+def is_writer_alive(temporary: Path) -> bool:
     """Return whether the process runs whose ID precedes the last dot of the name."""
     pid = temporary.name.split(".")[-2]
     try:
-        os.kill(int(pid), 0)
+        with contextlib.suppress(PermissionError):  # The process of another user.
+            os.kill(int(pid), 0)
     except (ValueError, ProcessLookupError):
         return False
-    except PermissionError:
-        return True
     return True
 
 
@@ -165,9 +164,9 @@ def open_inside(folder: Path, name: str) -> io.FileIO:
 
     Raises OSError, also if a part of the path is a link or not a folder or regular file.
     """
-    wrong = wrong_name(name)
-    if wrong is not None:
-        raise OSError(errno.EINVAL, wrong, name)
+    problem = wrong_name(name)
+    if problem is not None:
+        raise OSError(errno.EINVAL, problem, name)
     *folders, last = PurePosixPath(name).parts
     parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -199,6 +198,12 @@ def open_plain(path: Path) -> io.BufferedReader:
         stream.close()
         raise OSError(f"{path} is not a regular file")
     return stream
+
+
+def open_failure(error: OSError | ValueError) -> str:
+    """Return why a file can't be opened with O_NOFOLLOW. ValueError: a null byte in the name."""
+    is_link = getattr(error, "errno", None) == errno.ELOOP
+    return "it is a link" if is_link else getattr(error, "strerror", None) or str(error)
 
 
 _STATE_FOLDER = ".gate"
@@ -313,24 +318,24 @@ _KEY_LIMIT = 1 << 16
 """Maximum size of a private key, in bytes."""
 
 
-def read_private(path: Path, *, what: str, missing: str) -> str:
+def read_private(path: Path, *, kind: str, missing: str) -> str:
     """Return the text of a file that no other user can read. Raises StorageError.
 
-    `what`: its name in messages. `missing`: the remedy if it can't be read.
+    `kind`: its name in messages. `missing`: the remedy if it can't be read.
     """
     try:
         with path.open(encoding="utf-8") as stream:
             status = os.fstat(stream.fileno())
             text = stream.read()
     except OSError as error:
-        raise StorageError(f"cannot read the {what} {path}: {error.strerror}. {missing}") from error
+        raise StorageError(f"cannot read the {kind} {path}: {error.strerror}. {missing}") from error
     except UnicodeDecodeError as error:
-        raise StorageError(f"the {what} {path} is not UTF-8 text. Write it again.") from error
-    _refuse_wrong_mode(status, path, what=what)
+        raise StorageError(f"the {kind} {path} is not UTF-8 text. Write it again.") from error
+    _refuse_wrong_mode(status, path, kind=kind)
     return text
 
 
-def read_private_bytes(path: Path, *, what: str, missing: str) -> bytes:
+def read_private_bytes(path: Path, *, kind: str, missing: str) -> bytes:
     """Read a private, regular file that belongs to this user. Otherwise another user could choose
     the signing key with a link or a file. Raises StorageError."""
     try:
@@ -339,28 +344,28 @@ def read_private_bytes(path: Path, *, what: str, missing: str) -> bytes:
             status = os.fstat(descriptor)
             data = stream.read(_KEY_LIMIT + 1) if stat.S_ISREG(status.st_mode) else b""
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name.
-        code = getattr(error, "errno", None)
-        why = "it is a link" if code == errno.ELOOP else getattr(error, "strerror", None) or error
-        raise StorageError(f"cannot read the {what} {path}: {why}. {missing}") from error
+        raise StorageError(
+            f"cannot read the {kind} {path}: {open_failure(error)}. {missing}"
+        ) from error
     if not stat.S_ISREG(status.st_mode):
-        raise StorageError(f"the {what} {path} is not a regular file. {missing}")
+        raise StorageError(f"the {kind} {path} is not a regular file. {missing}")
     if status.st_uid != os.geteuid():
         raise StorageError(
-            f"the {what} {path} belongs to user {status.st_uid}, expected {os.geteuid()}, who runs "
+            f"the {kind} {path} belongs to user {status.st_uid}, expected {os.geteuid()}, who runs "
             f"this process. Use your own key. {missing}"
         )
-    _refuse_wrong_mode(status, path, what=what)
+    _refuse_wrong_mode(status, path, kind=kind)
     if len(data) > _KEY_LIMIT:
-        raise StorageError(f"the {what} {path} has more than {_KEY_LIMIT} bytes. {missing}")
+        raise StorageError(f"the {kind} {path} has more than {_KEY_LIMIT} bytes. {missing}")
     return data
 
 
-def _refuse_wrong_mode(status: os.stat_result, path: Path, *, what: str) -> None:
+def _refuse_wrong_mode(status: os.stat_result, path: Path, *, kind: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & ~MODE:
         raise StorageError(
-            f"the {what} {path} has mode {mode:04o}, so other users can read it. Expected 0600: "
-            f"chmod 600 {path}, and replace the {what} if another user may have read it."
+            f"the {kind} {path} has mode {mode:04o}, so other users can read it. Expected 0600: "
+            f"chmod 600 {path}, and replace the {kind} if another user may have read it."
         )
 
 
@@ -369,7 +374,7 @@ def _refuse_wrong_mode(status: os.stat_result, path: Path, *, what: str) -> None
 _PREFIX = "parity-gate-"
 _LOCK = "lock"
 
-_OURS: set[str] = set()
+_ACTIVE_FOLDERS: set[str] = set()
 """Folders of this process. On NFS locks belong to processes, so other threads could get them."""
 
 
@@ -379,10 +384,10 @@ def temporary_folder() -> Iterator[Path]:
     sweep()
     with contextlib.ExitStack() as stack:
         try:
-            outer = stack.enter_context(_removed(prefix=_PREFIX))
+            outer = stack.enter_context(_temporary_directory(prefix=_PREFIX))
             stack.enter_context(_locked(outer))
             # The inner folder is removed before the lock. If that is interrupted, `sweep` finds it.
-            folder = stack.enter_context(_removed(dir=outer))
+            folder = stack.enter_context(_temporary_directory(dir=outer))
         except OSError as error:
             raise StorageError(
                 f"cannot create a temporary folder: {error.strerror or error}. Free space or fix "
@@ -401,15 +406,15 @@ def sweep() -> None:
                 _sweep(folder)
 
 
-def _removed(**where: str) -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True, **where)
+def _temporary_directory(**options: str) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(ignore_cleanup_errors=True, **options)
 
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
     """Hold the lock of a folder. The file is locked before it gets its name."""
     new = Path(folder, f"{_LOCK}.new")
-    _OURS.add(folder)
+    _ACTIVE_FOLDERS.add(folder)
     try:
         with new.open("xb") as lock:
             # If the file system has no locks, the folder is never swept.
@@ -418,14 +423,18 @@ def _locked(folder: str) -> Iterator[None]:
                 new.rename(new.with_name(_LOCK))
             yield
     finally:
-        _OURS.discard(folder)
+        _ACTIVE_FOLDERS.discard(folder)
 
 
 def _sweep(folder: Path) -> None:
     if fcntl is None:
         return
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or str(folder) in _OURS:
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.geteuid()
+        or str(folder) in _ACTIVE_FOLDERS
+    ):
         return
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:

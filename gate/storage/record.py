@@ -116,16 +116,16 @@ class Record(BaseModel):
             ) from error
 
     @classmethod
-    def from_untrusted(cls, data: bytes, *, what: str, sha256: Digest | None = None) -> Self:
+    def from_untrusted(cls, data: bytes, *, label: str, sha256: Digest | None = None) -> Self:
         """Parse untrusted JSON text strictly (`gate.storage.untrusted_files`).
 
         sha256: expected digest of its canonical JSON. Raises EvidenceError if it is not a record of
         this type, DigestMismatch if the digest differs.
         """
-        with as_mismatch(what):
-            plain = parse_strict_json(data, what=what)
+        with as_mismatch(label):
+            plain = parse_strict_json(data, label=label)
             if sha256 is not None:
-                check_digest(Digest.from_json(plain), sha256, what=what)
+                check_digest(Digest.from_json(plain), sha256, label=label)
             return cls.from_json(data)
 
     def digest(self) -> Digest:

@@ -25,11 +25,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ADDRESS_VARIABLES = ("GATE_STATE", "GATE_SAME_REGISTRY", "MLFLOW_TRACKING_URI")
 
 
-def check_name(name: str, *, what: str) -> str:
+def check_name(name: str, *, kind: str) -> str:
     """Return `name` if it is safe as a file name and in a URL. Raises StorageError."""
     if not _NAME.fullmatch(name):
         raise StorageError(
-            f"{make_printable(name)[:120]!r} can't be the name of a {what}: letters, digits, '.', "
+            f"{make_printable(name)[:120]!r} can't be the name of a {kind}: letters, digits, '.', "
             "'_' and '-' are allowed, at most 100, a letter or digit first. Choose another name."
         )
     return name
@@ -56,7 +56,7 @@ class Redaction:
         """Return the text with secrets replaced by `[hidden]`."""
         for secret in sorted(self._fixed | set(self._secrets()), key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
-        return without_passwords(_SIGNATURE.sub(HIDDEN, text), instead=f"{HIDDEN}@")
+        return without_passwords(_SIGNATURE.sub(HIDDEN, text), replacement=f"{HIDDEN}@")
 
 
 EXAMPLE_MODEL = "example_model"
@@ -65,7 +65,7 @@ EXAMPLE_MODEL = "example_model"
 
 def check_model_name(name: str) -> str:
     """Return `name` if it is valid for a registered model. Raises StorageError."""
-    check_name(name, what="registered model")
+    check_name(name, kind="registered model")
     if name == EXAMPLE_MODEL:
         raise StorageError(
             f"'{EXAMPLE_MODEL}' is reserved for MLflow's test deliveries. Choose another name."
@@ -78,15 +78,15 @@ def redacted(uri: str) -> str:
     return without_parameters(without_credentials(uri, ""))
 
 
-def without_passwords(text: str, *, instead: str = "") -> str:
-    """Replace `user:password@` in each URL by `instead`, and secret parameters by `[hidden]`."""
+def without_passwords(text: str, *, replacement: str = "") -> str:
+    """Replace `user:password@` in each URL by `replacement`, secret parameters by `[hidden]`."""
 
     def cleaned(match: re.Match[str]) -> str:
         *before, rest = match[0].split("://")
         if len(before) > _MAX_URLS and "@" in match[0]:
             return HIDDEN
         for scheme in reversed(before):
-            rest = without_credentials(f"{scheme}://{rest}", instead)
+            rest = without_credentials(f"{scheme}://{rest}", replacement)
         return rest
 
     text = without_parameters(text)
@@ -98,15 +98,15 @@ def without_parameters(text: str) -> str:
     return _PARAMETER.sub(rf"\g<1>{HIDDEN}", text)
 
 
-def without_credentials(uri: str, instead: str) -> str:
-    """Replace `user:password@` in a URI by `instead`.
+def without_credentials(uri: str, replacement: str) -> str:
+    """Replace `user:password@` in a URI by `replacement`.
 
     A password may contain unescaped `@` and `/`, which databases accept. So it ends at the last
     `@`.
     """
     scheme, mark, rest = uri.partition("://")
     end = _end_of_credentials(scheme, rest)
-    return f"{scheme}{mark}{instead}{rest[end:]}" if end else uri
+    return f"{scheme}{mark}{replacement}{rest[end:]}" if end else uri
 
 
 def passwords(uri: str) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from gate.errors import DigestMismatch, EvidenceError, GateError, StorageError, first_line
 from gate.storage.digest import Digest
-from gate.storage.files import open_plain
+from gate.storage.files import open_failure, open_plain
 
 # Anyone with write access to a registry, a store or a folder of golden vectors controls its bytes.
 # So only regular files are read, without following links and up to a size limit; an expected digest
@@ -63,31 +63,34 @@ def read_untrusted(path: Path, *, limit: int, sha256: Digest | None = None) -> b
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name.
         raise _unreadable(path, error) from error
     if sha256 is not None:
-        check_digest(Digest.from_bytes(data), sha256, what=str(path))
+        check_digest(Digest.from_bytes(data), sha256, label=str(path))
     return data
 
 
-def check_digest(actual: Digest, expected: Digest, *, what: str) -> None:
+def check_digest(actual: Digest, expected: Digest, *, label: str) -> None:
     """Raise DigestMismatch unless the digest of untrusted content is the expected one."""
     if actual != expected:
-        raise DigestMismatch(f"{what} has digest {actual}, expected {expected}. {_REMEDY}")
+        raise DigestMismatch(f"{label} has digest {actual}, expected {expected}. {_REMEDY}")
 
 
-def parse_strict_json(data: bytes, *, what: str) -> Any:
+def parse_strict_json(data: bytes, *, label: str) -> Any:
     """Parse JSON: UTF-8, unique keys, finite numbers, limited depth and number of values.
 
     Raises EvidenceError for anything else. The limits are checked before parsing.
     """
-    _check_structure(data, what=what)
+    _check_structure(data, label=label)
     try:
         return json.loads(
-            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
+            data.decode(),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_number,
         )
     except ValueError as error:
-        raise EvidenceError(f"{what} is not valid JSON: {first_line(error)}. {_REMEDY}") from error
+        raise EvidenceError(f"{label} is not valid JSON: {first_line(error)}. {_REMEDY}") from error
 
 
-def parse_plain_yaml(data: bytes, *, what: str) -> Any:
+def parse_plain_yaml(data: bytes, *, label: str) -> Any:
     """Parse YAML of limited depth without aliases, which could multiply values.
 
     Raises EvidenceError for anything else.
@@ -106,12 +109,12 @@ def parse_plain_yaml(data: bytes, *, what: str) -> Any:
                 raise ValueError(f"it has an alias, or is nested more than {DEPTH_LIMIT} deep")
         return YAML(typ="safe", pure=True).load(text)
     except (ValueError, YAMLError) as error:
-        raise EvidenceError(f"{what} is not plain YAML: {first_line(error)}. {_REMEDY}") from error
+        raise EvidenceError(f"{label} is not plain YAML: {first_line(error)}. {_REMEDY}") from error
 
 
 @contextlib.contextmanager
-def as_mismatch(what: str) -> Iterator[None]:
-    """Turn exceptions, including MemoryError and RecursionError, into DigestMismatch about `what`.
+def as_mismatch(label: str) -> Iterator[None]:
+    """Turn exceptions, including MemoryError and RecursionError, into DigestMismatch about `label`.
 
     GateError is not changed. Raises StorageError if this machine is the cause.
     """
@@ -121,22 +124,23 @@ def as_mismatch(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-            raise StorageError(f"cannot read {what}: {error}. Retry when that is fixed.") from error
+            raise StorageError(
+                f"cannot read {label}: {error}. Retry when that is fixed."
+            ) from error
         raise DigestMismatch(
-            f"{what} can't be read ({type(error).__name__}: {first_line(error)}), unlike the "
+            f"{label} can't be read ({type(error).__name__}: {first_line(error)}), unlike the "
             f"promoted file. {_REMEDY}"
         ) from error
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> GateError:
-    code = getattr(error, "errno", None)
-    why = "it is a link" if code == errno.ELOOP else getattr(error, "strerror", None) or str(error)
-    if code in MACHINE_ERRORS:
-        return StorageError(f"cannot read {path}: {why}. Retry when that is fixed.")
-    return EvidenceError(f"cannot read {path}: {why}, expected a regular file. {_REMEDY}")
+    reason = open_failure(error)
+    if getattr(error, "errno", None) in MACHINE_ERRORS:
+        return StorageError(f"cannot read {path}: {reason}. Retry when that is fixed.")
+    return EvidenceError(f"cannot read {path}: {reason}, expected a regular file. {_REMEDY}")
 
 
-def _check_structure(data: bytes, *, what: str) -> None:
+def _check_structure(data: bytes, *, label: str) -> None:
     """Count values and nesting outside of strings, without parsing."""
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     strings, outside = plain.count(b'"') // 2, b""
@@ -145,28 +149,28 @@ def _check_structure(data: bytes, *, what: str) -> None:
     items = max(-(-strings // 2), sum(map(outside.count, (b",", b"[", b"{"))))
     if items > ITEM_LIMIT:
         raise EvidenceError(
-            f"{what} has at least {items} values, the maximum is {ITEM_LIMIT}. {_REMEDY}"
+            f"{label} has at least {items} values, the maximum is {ITEM_LIMIT}. {_REMEDY}"
         )
     brackets = outside.translate(None, delete=_NO_BRACKETS)
     depth = max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
     if depth > DEPTH_LIMIT:
         raise EvidenceError(
-            f"{what} is nested {depth} deep, the maximum is {DEPTH_LIMIT}. {_REMEDY}"
+            f"{label} is nested {depth} deep, the maximum is {DEPTH_LIMIT}. {_REMEDY}"
         )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         raise ValueError("a key occurs twice")
     return mapping
 
 
-def _refuse(word: str) -> NoReturn:
+def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
 
 
-def _finite(text: str) -> float:
+def _finite_number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is not a finite number")
@@ -195,7 +199,7 @@ def detect_pointer_file(path: Path) -> str | None:
     """
     try:
         if not path.exists():
-            return _kept_by_dvc(path)
+            return _describe_dvc_tracked(path)
         if not path.is_file() or path.stat().st_size > _MAX_POINTER:
             return None
         with open_plain(path) as stream:
@@ -209,11 +213,11 @@ def detect_pointer_file(path: Path) -> str | None:
             "the checkout step."
         )
     if _DVC.search(text) and _DVC_HASH.search(text):
-        return _of_dvc(path, text)
+        return _describe_dvc_pointer(path, text)
     return None
 
 
-def _kept_by_dvc(path: Path) -> str | None:
+def _describe_dvc_tracked(path: Path) -> str | None:
     """Return how to fetch a missing file, if there is a DVC pointer for it or a parent folder."""
     target = path
     while target.name and not target.exists():
@@ -227,7 +231,7 @@ def _kept_by_dvc(path: Path) -> str | None:
     return None
 
 
-def _of_dvc(path: Path, text: bytes) -> str:
+def _describe_dvc_pointer(path: Path, text: bytes) -> str:
     match = _DVC_PATH.search(text)
     content = match[1].decode(errors="replace").strip("'\" ") if match else "a file"
     fetch = f"dvc pull {path}" if path.suffix == _SUFFIX else "dvc pull in its repository"

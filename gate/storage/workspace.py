@@ -18,7 +18,7 @@ DEFAULT = "default"
 VARIABLE = "MLFLOW_WORKSPACE"
 """The environment variable in which MLflow clients set the workspace."""
 
-_MARK = "#/workspaces/"
+_WORKSPACE_MARK = "#/workspaces/"
 
 SEPARATOR = ":"
 """MLflow does not allow it in names of models and workspaces."""
@@ -68,14 +68,14 @@ class working_in:  # noqa: N801 - used as a function
 
     def __init__(self, workspace: str | None) -> None:
         self._workspace = workspace
-        self._before: str | None = None
+        self._previous: str | None = None
 
     def __enter__(self) -> None:
-        self._before = os.environ.get(VARIABLE)
+        self._previous = os.environ.get(VARIABLE)
         _set(self._workspace)
 
     def __exit__(self, *_: object) -> None:
-        _set(self._before)
+        _set(self._previous)
 
 
 def _set(name: str | None) -> None:
@@ -94,7 +94,7 @@ def page_address(path: str) -> str:
 def in_workspace(address: str, workspace: str | None) -> str:
     """Return the identity of a workspace's registry: `<address>#/workspaces/<workspace>`, or the
     address for the workspace `default`."""
-    return address if workspace is None else f"{address}{_MARK}{workspace}"
+    return address if workspace is None else f"{address}{_WORKSPACE_MARK}{workspace}"
 
 
 def key_in(registry: str, name: str) -> str:
@@ -104,7 +104,7 @@ def key_in(registry: str, name: str) -> str:
 
 def split_identity(identity: str) -> tuple[str, str | None]:
     """Split the identity of a registry into its address and its workspace."""
-    address, mark, name = identity.rpartition(_MARK)
+    address, mark, name = identity.rpartition(_WORKSPACE_MARK)
     if not mark or not _NAME.fullmatch(name) or name == DEFAULT:
         return identity, None
     return address, name

@@ -51,11 +51,9 @@ def insert_entry(
 
 def _is_single_addition(before: Any, after: Any, added: tuple[str, str]) -> bool:
     section, name = added
-    entries = {key: value for key, value in after.get(section, {}).items() if key != name}
-    whole = {**after, section: entries} if section in before else {**after}
-    if section not in before:
-        whole.pop(section, None)
-    return bool(name in after.get(section, {}) and whole == before)
+    entries = after.get(section, {})
+    expected = {**before, section: {**before.get(section, {}), name: entries.get(name)}}
+    return name in entries and {**after} == expected
 
 
 def _parsed(text: str, path: Path) -> Any:
@@ -95,11 +93,11 @@ def load_section(
     section: str | None,
     *,
     complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-    strange: Mapping[str, str] = MappingProxyType({}),
+    misplaced: Mapping[str, str] = MappingProxyType({}),
 ) -> Model:
     """Read `section` (None: the whole file) of the YAML file `path` into `model`, strictly.
 
-    complete: adds defaults that depend on other settings. strange: hints, by the name of a
+    complete: adds defaults that depend on other settings. misplaced: hints, by the name of a
     misplaced field. Raises PolicyError with one line for each wrong field: file, line, dotted path,
     actual value and what was expected.
     """
@@ -118,7 +116,7 @@ def load_section(
         prefix = () if section is None else (section,)
         lines = [
             _describe(problem, document, path, prefix)
-            + (_misplaced_hint(problem, strange) or _nearest_hint(problem, model))
+            + (_misplaced_hint(problem, misplaced) or _nearest_hint(problem, model))
             for problem in error.errors()
         ]
         raise PolicyError("\n".join(lines)) from error
@@ -133,8 +131,8 @@ def first_problem(error: ValidationError) -> str:
     return f"{path}: {first['msg'].removeprefix('Value error, ')}{shown}."
 
 
-def value_of(text: str, *, what: str) -> Any:
-    """Parse one YAML value: `2`, `null`, `[0.5]`. `what`: its name in the error.
+def value_of(text: str, *, label: str) -> Any:
+    """Parse one YAML value: `2`, `null`, `[0.5]`. `label`: its name in the error.
 
     Raises PolicyError.
     """
@@ -144,7 +142,7 @@ def value_of(text: str, *, what: str) -> Any:
     try:
         return _plain(YAML(typ="safe", pure=True).load(text), iter(range(ITEM_LIMIT)))
     except (YAMLError, OverflowError, RecursionError) as error:
-        raise PolicyError(f"{what}: {text!r} is not a YAML value. Quote it.") from error
+        raise PolicyError(f"{label}: {text!r} is not a YAML value. Quote it.") from error
 
 
 def has_section(path: Path, section: str) -> bool:
@@ -264,14 +262,14 @@ def _nearest_hint(problem: Any, model: type[BaseModel]) -> str:
     if problem["type"] != "extra_forbidden":
         return ""
     *parents, name = problem["loc"]
-    near = difflib.get_close_matches(str(name), _settings_in(model, parents), n=1)
-    return f". Did you mean {near[0]}?" if near else ""
+    matches = difflib.get_close_matches(str(name), _settings_in(model, parents), n=1)
+    return f". Did you mean {matches[0]}?" if matches else ""
 
 
-def _misplaced_hint(problem: Any, strange: Mapping[str, str]) -> str:
+def _misplaced_hint(problem: Any, misplaced: Mapping[str, str]) -> str:
     """Return a hint on where a misplaced field belongs, or an empty text."""
     name = str(problem["loc"][-1]) if problem["type"] == "extra_forbidden" else ""
-    return f". {strange[name]}" if name in strange else ""
+    return f". {misplaced[name]}" if name in misplaced else ""
 
 
 def _settings_in(model: type[BaseModel], parents: Sequence[int | str]) -> set[str]:

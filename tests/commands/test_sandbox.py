@@ -139,14 +139,14 @@ def test_child_starts_no_further_child(line: Line | None) -> None:
 def test_child_gets_parsed_options_and_limits(monkeypatch) -> None:
     from gate.sandbox import process
 
-    def call_here(function, arguments, *, limits, what):
+    def call_here(function, arguments, *, limits, task):
         assert function == "gate.cli:in_child"
         assert arguments["command"] == "check"
         assert arguments["options"]["model"] == "m"
         assert set(arguments["stated"]) == {"model", "memory_limit"}
         assert arguments["arguments"] == ("check", "m")
         assert limits == SandboxLimits(5.0, 10**9)
-        assert what.endswith(" m")
+        assert task.endswith(" m")
         return {"code": 1, "json": "{}"}
 
     monkeypatch.setattr(process, "run_in_child", call_here)

@@ -117,7 +117,7 @@ def test_local_key_signs_ledger_entries(
 ) -> None:
     lost = ("accept-ledger", "--reason", "the disk died")
     head = LedgerHead(lines=9, sha256=Digest.from_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
-    stored = StoredHead(Path(".gate/store/ledger-head.json"), place="the store")
+    stored = StoredHead(Path(".gate/store/ledger-head.json"), location="the store")
     stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
     own = Writers(in_project / ".gate/keys").key("local")

@@ -463,7 +463,7 @@ def test_waiting_for_the_deployment_lock_times_out(store: ModelStore, tmp_path: 
     with (
         store.locked(),
         pytest.raises(StorageError, match="another deployment"),
-        store.locked(patience_s=0.1),
+        store.locked(timeout_s=0.1),
     ):
         pass
     with store.locked():

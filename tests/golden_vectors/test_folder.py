@@ -19,7 +19,7 @@ from gate.storage import files
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
-from tests.golden_vectors.vectors import write_golden
+from tests.golden_vectors.vectors import write_vectors
 
 NAMES = ["bool", "int8", "int64", "uint8", "uint64", "float16", "float32", "float64"]
 MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")
@@ -36,7 +36,7 @@ def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:
     folder = tmp_path_factory.mktemp("golden")
 
     def write() -> GoldenManifest:
-        return write_golden(
+        return write_vectors(
             folder, model=MODEL, inputs={"x": given},
             outputs={"y": ExpectedOutput(answers, 0.5)}, origin=vectors.origin(),
         )  # fmt: skip
@@ -56,7 +56,7 @@ def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:
 
 
 def test_arrays_are_raw_little_endian(tmp_path: Path) -> None:
-    golden = write_golden(
+    golden = write_vectors(
         tmp_path, model=MODEL, inputs={"x": np.array([[1, 2, 3]], dtype=">i4")[:, ::-1]},
         outputs={"y": ExpectedOutput(np.ones((1, 2), np.float32), 0.0)}, origin=vectors.origin(),
     )  # fmt: skip

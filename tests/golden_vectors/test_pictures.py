@@ -32,7 +32,7 @@ from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.storage.digest import Digest
 from tests import builders
-from tests.golden_vectors.vectors import golden_of, origin, write_golden
+from tests.golden_vectors.vectors import golden_of, origin, write_vectors
 from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
 from tests.registry.releases import onnx_file
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
     samples = np.stack([pillow_preprocess(read_picture(photos[place]), SMALL) for place in (1, 3)])
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     logits = session.run(None, {"x": samples})[0]
-    write_golden(
+    write_vectors(
         tmp_path / "golden",
         model=GoldenModel(sha256=read_subject(model).sha256, file=model.name),
         inputs={"x": samples},

@@ -130,7 +130,7 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
     path, _ = vectors.made(tmp_path)
     given = read_golden(tmp_path / "golden")
     path.write_bytes(b"no model")
-    vectors.write_golden(
+    vectors.write_vectors(
         tmp_path / "golden",
         model=given.golden.model.model_copy(
             update={"sha256": builders.Digest.from_bytes(b"no model")}

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gate.golden.folder import ExpectedOutput, FileVectors, write_answers
+from gate.golden.folder import ExpectedOutput, FileVectors, write_golden
 from gate.golden.manifest import GoldenManifest, GoldenModel, Origin
 from gate.onnx_file.reading import read_subject
 from gate.records.evidence import Evidence
@@ -41,9 +41,9 @@ def golden_model(path: Path) -> GoldenModel:
     return GoldenModel(sha256=subject.sha256, file=path.name, external_data=subject.external_data)
 
 
-def write_golden(folder: Path, *, origin: Origin, **vectors: Any) -> GoldenManifest:
+def write_vectors(folder: Path, *, origin: Origin, **vectors: Any) -> GoldenManifest:
     """Vectors of one file."""
-    return write_answers(folder, FileVectors(**vectors), parts={}, origin=origin)
+    return write_golden(folder, FileVectors(**vectors), parts={}, origin=origin)
 
 
 def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
@@ -55,14 +55,14 @@ def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
         "outputs": {"logits": ExpectedOutput(given @ weights(path), TOLERANCE, 1.0)},
         "origin": origin(),
     }
-    return write_golden(folder, **fields | overrides)
+    return write_vectors(folder, **fields | overrides)
 
 
 def impossible(folder: Path, path: Path) -> Path:
     """Vectors of a file that nobody can compute; it is hashed, not read."""
     model = GoldenModel(sha256=Digest.from_file(path), file=path.name)
     outputs = {"logits": ExpectedOutput(np.zeros((SAMPLES, 3), np.float32), TOLERANCE, None)}
-    write_golden(folder, model=model, inputs={"input": inputs()}, outputs=outputs, origin=origin())
+    write_vectors(folder, model=model, inputs={"input": inputs()}, outputs=outputs, origin=origin())
     return folder
 
 

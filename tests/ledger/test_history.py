@@ -307,9 +307,9 @@ MADE = "2026-03-01T12:00:00.123+00:00"
 )
 def test_outcome_counts_only_after_the_version_was_created(action, fields, judged):
     one = ModelHistory((entry(action, **fields),))
-    assert one.has_outcome("1", made_at=MADE) is judged
-    assert one.has_outcome("2", made_at=MADE) is False
-    assert one.has_outcome("1", made_at=None) is (action not in ("conflict", "deployed"))
+    assert one.has_outcome("1", created_at=MADE) is judged
+    assert one.has_outcome("2", created_at=MADE) is False
+    assert one.has_outcome("1", created_at=None) is (action not in ("conflict", "deployed"))
 
 
 def test_versions_passed_before_signing_began():

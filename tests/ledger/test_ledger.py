@@ -164,7 +164,7 @@ def test_full_disk_leaves_the_ledger_unchanged(ledger: Ledger) -> None:
 
 def test_long_lock_is_reported(ledger: Ledger, monkeypatch) -> None:
     append_entries(ledger.state, "one")
-    monkeypatch.setattr(database, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(database, "_TIMEOUT_S", 0.1)
     with (
         closing(sqlite3.connect(ledger.location, isolation_level=None)) as other,
         pytest.raises(StateUnavailable, match="locked.*nothing is damaged"),

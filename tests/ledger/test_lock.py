@@ -99,7 +99,7 @@ def test_lock_of_a_killed_process_is_taken_over_immediately(both_urls: str) -> N
         with pytest.raises(PromotionConflict, match=f"process {pid} on "):
             promotion_lock(ledger).__enter__()
         os.kill(pid, signal.SIGKILL)  # it is not waited for yet: a zombie is dead, too
-        with promotion_lock(ledger, patience_s=5.0) as token:
+        with promotion_lock(ledger, timeout_s=5.0) as token:
             assert token.pending() == ("ab",)  # what it had begun
 
 
@@ -109,7 +109,7 @@ def test_stopped_process_cannot_write_after_its_lease_expired(both_urls: str) ->
     ledger = Ledger(both_urls)
     with other_process_holding(both_urls, briefly=True) as (pid, pipe):
         os.kill(pid, signal.SIGSTOP)
-        with promotion_lock(ledger, patience_s=10.0) as token:
+        with promotion_lock(ledger, timeout_s=10.0) as token:
             ledger.append(entry("ours", operation="ours"))
             os.kill(pid, signal.SIGCONT)
             pipe.send("go on")
@@ -152,7 +152,7 @@ def test_lease_is_renewed_while_the_owner_works(
             clock.now += 0.9 * lock.LEASE_S
             wait_until_renewed(both, clock)
         with pytest.raises(PromotionConflict):
-            promotion_lock(Ledger(both.state), patience_s=0.0).__enter__()
+            promotion_lock(Ledger(both.state), timeout_s=0.0).__enter__()
         both.append(entry("ours"))
     assert reasons(both) == ["ours"]
     assert holders(both.state) == {}

@@ -217,7 +217,7 @@ def checkpoint_data(both: Ledger, writers: Writers) -> bytes:
     """Of two lines, as it is on the auditor's disk."""
     for reason in ("one", "two"):
         both.append(entry(reason))
-    return Checkpoint.from_ledger(both).signed(writers.key("ci")).data
+    return Checkpoint.from_ledger(both).sign(writers.key("ci")).data
 
 
 def test_checkpoint_accepts_a_ledger_that_only_grew(
@@ -284,12 +284,12 @@ def test_other_statement_is_not_a_checkpoint(
     )  # fmt: skip
     other = SignedStatement.sign(statement.model_copy(update=changed), writers.key("ci"))
     with pytest.raises(Untrusted, match="checkpoint"):
-        Checkpoint.from_statement(other, what="the checkpoint")
+        Checkpoint.from_statement(other, label="the checkpoint")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> StoredHead:
-    return StoredHead(tmp_path / "store" / "head.json", place="the store")
+    return StoredHead(tmp_path / "store" / "head.json", location="the store")
 
 
 def test_audit_counts_entries_by_key(signed: Ledger, writers: Writers) -> None:

@@ -36,7 +36,7 @@ def head(lines: int, text: str = "") -> LedgerHead:
 
 @pytest.fixture
 def file(tmp_path: Path) -> StoredHead:
-    return StoredHead(tmp_path / "store" / "head.json", place="the store")
+    return StoredHead(tmp_path / "store" / "head.json", location="the store")
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def edited_last_line(place: Place) -> None:
 
 def file_removed(place: Place) -> None:
     state = place if isinstance(place, StateDatabase) else StateDatabase(place)
-    Path(state.place).unlink()
+    Path(state.location).unlink()
 
 
 def all_rows_removed(place: Place) -> None:
@@ -181,7 +181,7 @@ def test_constantly_growing_ledger_is_not_a_changed_past(
 
 def test_only_a_longer_head_replaces_the_stored_one(file: StoredHead) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda lines: file.keep(head(lines)), [5, 31, 7, 30, 2, 31, 1, 12]))
+        list(pool.map(lambda lines: file.store(head(lines)), [5, 31, 7, 30, 2, 31, 1, 12]))
     assert file.head() == head(31)
     file.replace(head(4))
     assert file.head() == head(4)
@@ -218,7 +218,7 @@ class UnavailableHead(StoredHead):
 
 
 def test_unavailable_head_blocks_reading(recorded_ledger: Ledger, file: StoredHead) -> None:
-    unavailable = UnavailableHead(file.path, place="the inbox")
+    unavailable = UnavailableHead(file.path, location="the inbox")
     with pytest.raises(StateUnavailable):
         Ledger(recorded_ledger.state, stored_head=unavailable).entries()
 
@@ -321,7 +321,7 @@ def test_broken_chain_cannot_be_accepted(recorded_ledger: Ledger, file: StoredHe
 
 def test_unavailable_head_blocks_acceptance(recorded_ledger: Ledger, file: StoredHead) -> None:
     before = rows(recorded_ledger.state)
-    unavailable = UnavailableHead(file.path, place="the inbox")
+    unavailable = UnavailableHead(file.path, location="the inbox")
     with pytest.raises(StateUnavailable):
         accept_rewrite(Ledger(recorded_ledger.state), unavailable, reason="never mind")
     assert rows(recorded_ledger.state) == before

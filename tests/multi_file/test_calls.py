@@ -125,7 +125,7 @@ def test_call_with_other_arguments_is_skipped() -> None:
     of_one = calls.for_part("one")
     assert (of_one.rows, of_one.left_out) == (8, 1)
     assert list(of_one.named_example) == ["image", "mask"]
-    assert len(of_one.taken(("mask",))) == 1
+    assert len(of_one.example_for(("mask",))) == 1
 
 
 def test_samples_of_different_sizes_are_not_mixed() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from gate.errors import ModelError, OutputMismatch
 from gate.model.forward_signature import leaves
-from gate.multi_file.chain_model import Parameters, bound, restore_structure
+from gate.multi_file.chain_model import Parameters, match_inputs, restore_structure
 
 A, B = torch.zeros(2), torch.ones(2)
 
@@ -78,7 +78,7 @@ def test_non_tensor_argument_is_named(given: Any, seen: str) -> None:
 def test_arguments_are_matched_by_name(
     names: tuple[str, ...], wanted: tuple[str, ...], places: list[int]
 ) -> None:
-    assert bound(names, wanted) == places
+    assert match_inputs(names, wanted) == places
 
 
 class Named(NamedTuple):

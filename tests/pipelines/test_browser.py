@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from gate.records.evidence import Evidence
 from pipelines import export, parity, paths
 from pipelines.override import override
-from pipelines.run import known_run, tracking_uri
+from pipelines.run import recorded_run, tracking_uri
 from tests.runtimes.browser.pages import BROWSER
 
 
@@ -23,7 +23,7 @@ def test_run_has_the_browser_runtime(trained: Path) -> None:
     browser = Evidence.load(paths.EVIDENCE).runtime("browser-wasm")
     assert browser is not None
     assert browser.measured, browser.failure
-    run = known_run("parity")
+    run = recorded_run("parity")
     assert run is not None
     metrics = MlflowClient(tracking_uri()).get_run(run.run_id).data.metrics
     assert metrics["browser-wasm/max_abs_diff"] < 1e-4

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from gate.errors import PolicyError
 from gate.policy.policy import Policy
-from pipelines.override import exchanged, override
+from pipelines.override import override, replace_value
 from pipelines.params import ModelParams, check_all, load_policy
 from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import REPOSITORY
@@ -136,7 +136,7 @@ VALUES = st.one_of(
 @given(st.sampled_from(sorted(leaves(DOCUMENT))), VALUES, st.sampled_from(["\n", "\r\n"]))
 def test_override_changes_one_scalar_only(key: str, value: Any, newline: str) -> None:
     text = PARAMS.replace("\n", newline)
-    changed = exchanged(text, key, json.dumps(value, ensure_ascii=False))
+    changed = replace_value(text, key, json.dumps(value, ensure_ascii=False))
     document = YAML(typ="safe", pure=True).load(text)
     *sections, leaf = key.split(".")
     node = reduce(getitem, sections, document)
@@ -169,7 +169,7 @@ def test_override_changes_one_scalar_only(key: str, value: Any, newline: str) ->
     ],
 )
 def test_value_is_replaced_in_place(text: str, key: str, value: str, after: str) -> None:
-    assert exchanged(text, key, value) == after
+    assert replace_value(text, key, value) == after
 
 
 @pytest.mark.parametrize(
@@ -186,4 +186,4 @@ def test_value_is_replaced_in_place(text: str, key: str, value: str, after: str)
 )
 def test_ambiguous_override_is_refused(text: str, key: str, says: str) -> None:
     with pytest.raises(PolicyError, match=re.escape(says)):
-        exchanged(text, key, "7")
+        replace_value(text, key, "7")

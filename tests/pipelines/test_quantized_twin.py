@@ -14,7 +14,7 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.records.evidence import Evidence
 from gate.records.layout import QUANTIZED
-from gate.registry.version_files import prove_twin
+from gate.registry.version_files import verify_twin
 from gate.signing.statement import SignedStatement
 from gate.storage.digest import Digest
 from pipelines import paths, promote, signing, twin, twin_files
@@ -75,7 +75,7 @@ def test_twin_is_promoted_with_its_exact_file(measured: Path, tmp_path: Path, ca
     assert line.twin is not None
     registry = MlflowRegistry(tracking_uri())
     path = registry.download("tiny", "1", tmp_path)
-    prove_twin(path.parent / QUANTIZED, line.twin, what="version 1")
+    verify_twin(path.parent / QUANTIZED, line.twin, label="version 1")
     version = MlflowClient(tracking_uri()).get_model_version("tiny", "1")
     assert version.tags["gate.twin_sha256"] == Digest.from_file(file).hex
     assert "**Quantized twin.** PASS: " in version.description

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from gate.errors import EvidenceError, RegistryError, RegistryUnavailable
 from pipelines import paths
-from pipelines.run import PARENT_TAG, RunReference, Tracker, known_run, tracking_uri
+from pipelines.run import PARENT_TAG, RunReference, Tracker, recorded_run, tracking_uri
 from pipelines.stage import Stopped
 
 
@@ -120,8 +120,8 @@ def test_unusable_run_is_replaced_and_replayed(project: Path, tamper: object) ->
     second = continue_run(tf32=False)
     assert second != first
     assert client().get_run(second).data.tags["replayed"] == "yes"
-    assert known_run("parity").run_id == second  # type: ignore[union-attr]
-    assert known_run("export").run_id != second  # type: ignore[union-attr]
+    assert recorded_run("parity").run_id == second  # type: ignore[union-attr]
+    assert recorded_run("export").run_id != second  # type: ignore[union-attr]
 
 
 def test_missing_earlier_stage_is_an_error(project: Path) -> None:
@@ -139,7 +139,7 @@ def test_run_ends_with_its_stage(project: Path, error: BaseException, expected: 
         run_id = page.run_id
         raise error
     assert status(run_id) == expected
-    assert known_run("export") is None
+    assert recorded_run("export") is None
 
 
 ABANDON = """

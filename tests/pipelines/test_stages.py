@@ -40,7 +40,7 @@ from pipelines.export_report import ExportReport
 from pipelines.override import override
 from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
-from pipelines.run import known_run, tracking_uri
+from pipelines.run import recorded_run, tracking_uri
 from pipelines.stage import Stopped, code_of
 from tests.pipelines.conftest import ONNX
 
@@ -54,7 +54,7 @@ def champion() -> Any:
 
 
 def page(stage: str = "promote") -> Any:
-    reference = known_run(stage)
+    reference = recorded_run(stage)
     assert reference is not None
     return client().get_run(reference.run_id)
 

@@ -13,13 +13,13 @@ from gate.model.checkpoint import save_checkpoint
 from gate.storage.digest import Digest
 from pipelines import paths, prepare, train
 from pipelines.override import override
-from pipelines.run import known_run, tracking_uri
+from pipelines.run import recorded_run, tracking_uri
 from tests.exhaustive import exhaustive
 from tests.pipelines.tiny import network
 
 
 def run_of_training() -> tuple[MlflowClient, str]:
-    reference = known_run("train")
+    reference = recorded_run("train")
     assert reference is not None
     return MlflowClient(tracking_uri()), reference.run_id
 

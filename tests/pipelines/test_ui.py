@@ -16,7 +16,7 @@ import pytest
 from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
-from pipelines.run import known_run
+from pipelines.run import recorded_run
 from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
@@ -28,7 +28,7 @@ def test_links_before_the_first_run(project: Path) -> None:
 
 
 def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
-    run = known_run("parity")
+    run = recorded_run("parity")
     assert run is not None
     assert ui.links("http://x")[0] == (
         f"run:     http://x/#/experiments/{run.experiment_id}/runs/{run.run_id}"

@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[Callable[[Pixels], NDArray[Any]], set[str]]] = {
     "twice": (lambda p: normal(by_pillow(p) / 255), {diagnosis.SCALE_TWICE}),
     "-1 to 1": (
         lambda p: by_pillow(p) / 127.5 - 1,
-        {diagnosis.OTHER_RANGE, diagnosis.NO_MEAN_STD},
+        {diagnosis.WRONG_RANGE, diagnosis.NO_MEAN_STD},
     ),
     "squashed": (lambda p: normal(squashed(p)), {diagnosis.SQUASHED}),
     "no margin": (lambda p: normal(no_margin(p)), {diagnosis.NO_MARGIN}),

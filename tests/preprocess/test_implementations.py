@@ -33,7 +33,7 @@ VALUES = {
 
 def run(name: str, spec: PreprocessSpec, *pictures: NDArray[np.uint8]) -> list[Tensor]:
     found = implementation(name)
-    assert found.lacking(spec) is None
+    assert found.unusable_reason(spec) is None
     with found.opened(spec) as preprocess:
         return [preprocess(pixels) for pixels in pictures]
 
@@ -121,17 +121,21 @@ def test_each_implementation_refuses_oversized_pictures(name: str) -> None:
     ],
 )
 def test_unsupported_spec_has_a_reason(name: str, resize: Resize | None, says: str) -> None:
-    assert says in str(implementation(name).lacking(PreprocessSpec(resize=resize)))
+    assert says in str(implementation(name).unusable_reason(PreprocessSpec(resize=resize)))
 
 
 def test_missing_installation_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = PreprocessSpec()
     monkeypatch.setattr(implementations, "find_spec", lambda _: None)
-    assert "not installed" in str(implementations.OPENCV_IMPLEMENTATION.lacking(spec))
+    assert "not installed" in str(implementations.OPENCV_IMPLEMENTATION.unusable_reason(spec))
     monkeypatch.setattr(installation, "chromium_path", lambda: None)
-    assert "apt-get install chromium" in str(implementations.CANVAS_IMPLEMENTATION.lacking(spec))
+    assert "apt-get install chromium" in str(
+        implementations.CANVAS_IMPLEMENTATION.unusable_reason(spec)
+    )
     monkeypatch.setattr(installation, "find_spec", lambda _: None)
-    assert "Playwright is not installed" in str(implementations.CANVAS_IMPLEMENTATION.lacking(spec))
+    assert "Playwright is not installed" in str(
+        implementations.CANVAS_IMPLEMENTATION.unusable_reason(spec)
+    )
 
 
 @pytest.mark.parametrize("name", FAST)

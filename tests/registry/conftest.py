@@ -20,7 +20,7 @@ def _no_dvc_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gate.registry.alias.PATIENCE_S", 0.5)
+    monkeypatch.setattr("gate.registry.alias.LOCK_TIMEOUT_S", 0.5)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gate.decision.decide import decide
-from gate.golden.folder import ExpectedOutput, FileVectors, write_answers
+from gate.golden.folder import ExpectedOutput, FileVectors, write_golden
 from gate.golden.manifest import GoldenManifest, GoldenModel
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sandboxed_reading import release_within
@@ -61,7 +61,7 @@ def golden(folder: Path, path: Path) -> GoldenManifest:
         )
 
     model = GoldenModel(sha256=whole.sha256, file=path.name, external_data=whole.external_data)
-    return write_answers(
+    return write_golden(
         folder,
         answers("encoder", model),
         parts={

@@ -57,8 +57,10 @@ class Signing:
         subjects = {**files_of(judged), **extra}
         resource = resource_uri(self.registry, self.model)
         return StatementPair(
-            who.measured(judged.evidence, subjects),
-            who.decided(judged.decision, subjects, precision=policy.precision, resource=resource),
+            who.sign_measurement(judged.evidence, subjects),
+            who.sign_decision(
+                judged.decision, subjects, precision=policy.precision, resource=resource
+            ),
         )
 
 

@@ -60,7 +60,7 @@ class Simulator:
         data = self.corrupt(draft.path.read_bytes())
         beside = {
             f"{place}/{path.relative_to(source).as_posix()}": path.read_bytes()
-            for place, source in draft.beside.items()
+            for place, source in draft.folders.items()
             for path in source.rglob("*")
             if path.is_file()
         }

@@ -227,7 +227,7 @@ def test_pending_move_is_finished_only_for_its_own_model(ledger, other):
 
 @pytest.mark.parametrize("quietly", [True, False])
 def test_quiet_lock_attempt_writes_no_conflict_entry(ledger, monkeypatch, quietly):
-    monkeypatch.setattr("gate.registry.alias.PATIENCE_S", 0.0)
+    monkeypatch.setattr("gate.registry.alias.LOCK_TIMEOUT_S", 0.0)
     model = model_of(ledger)
     with (
         promotion_lock(ledger),
@@ -239,7 +239,7 @@ def test_quiet_lock_attempt_writes_no_conflict_entry(ledger, monkeypatch, quietl
 
 
 def test_briefly_held_lock_is_waited_for(ledger, monkeypatch):
-    monkeypatch.setattr("gate.registry.alias.PATIENCE_S", 300.0)
+    monkeypatch.setattr("gate.registry.alias.LOCK_TIMEOUT_S", 300.0)
     model = model_of(ledger)
     lock = promotion_lock(ledger)
     lock.__enter__()

@@ -28,8 +28,8 @@ from gate.registry.release import (
     digests_of,
 )
 from gate.registry.verify_release import twin_in
-from gate.registry.version_files import prove_twin
 from gate.registry.version_files import twin_file as twin_file_in
+from gate.registry.version_files import verify_twin
 from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
@@ -297,7 +297,7 @@ def test_twin_and_its_golden_vectors_round_trip_through_mlflow(
     path = registry.download(NAME, "1", tmp_path / "down")
     digests = digests_of(twin)
     assert digests.golden_sha256 is not None
-    prove_twin(path.parent / QUANTIZED, digests, what="version 1")
+    verify_twin(path.parent / QUANTIZED, digests, label="version 1")
     assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
 
 
@@ -460,10 +460,10 @@ def test_every_file_of_a_downloaded_twin_is_verified(tmp_path: Path, ledger: Led
     folder = registry.download(NAME, "1", tmp_path / "down").parent / QUANTIZED
     assert of.twin is not None
     digests = digests_of(of.twin)
-    prove_twin(folder, digests, what="version 1")
+    verify_twin(folder, digests, label="version 1")
     for name in ("encoder.onnx", "head.onnx", "release.yaml"):
         kept = (folder / name).read_bytes()
         (folder / name).write_bytes(kept + b" ")
         with pytest.raises(DigestMismatch):
-            prove_twin(folder, digests, what="version 1")
+            verify_twin(folder, digests, label="version 1")
         (folder / name).write_bytes(kept)

@@ -73,7 +73,7 @@ def statement_tag(
     comment: str | None = None, **of: Any,
 ) -> Tags:  # fmt: skip
     """The tag of a statement by a key, or under the name of another."""
-    signed = dataclasses.replace(OF, **of).signed(word, key, at=at, comment=comment)
+    signed = dataclasses.replace(OF, **of).sign(word, key, at=at, comment=comment)
     return {f"{STATEMENT_TAG}{(under or key).public.short}": signed.compact}
 
 

@@ -385,7 +385,7 @@ def test_signed_rejection_is_refused(signed_release: SignedRelease, ledger: Ledg
 def _resigned(of: Release, key: SigningKey, *, resource: str) -> StatementPair:
     subjects = {each.name: Digest(each.sha256) for each in of.statements.decision.statement.subject}
     who = Signatory(key, CodeVersion(parity_gate="1"))
-    decided = who.decided(of.decision, subjects, precision="exact", resource=resource)
+    decided = who.sign_decision(of.decision, subjects, precision="exact", resource=resource)
     return StatementPair(of.statements.evidence, decided)
 
 

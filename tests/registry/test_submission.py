@@ -271,7 +271,7 @@ def test_submitter_needs_only_edit_permission_on_the_model(
     aliases = {alias: service.alias(name, alias) for alias in (CANDIDATE, CHAMPION, PREVIOUS)}
     assert aliases == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
     (line, _) = ledger.entries()
-    assert line.made_at == service.version(name, "1").made_at
+    assert line.made_at == service.version(name, "1").created_at
     assert line.made_at is not None
     assert list(reconcile(name, cause="timer")) == []
 

@@ -47,7 +47,7 @@ class StoredVersions:
     def prove(self, number: str) -> None:
         line = self.model.history().approving_entry(number)
         assert line is not None
-        self.model.prove(number, ExpectedDigests.from_entry(line))
+        self.model.verify_version(number, ExpectedDigests.from_entry(line))
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_any_error_while_reading_is_a_mismatch(
     def fail(*_arguments: object, **_options: object) -> None:
         raise error
 
-    monkeypatch.setattr("gate.registry.version_files.prove_spec", fail)
+    monkeypatch.setattr("gate.registry.version_files.verify_spec", fail)
     with pytest.raises(DigestMismatch, match="can't be read"):
         versions.prove("1")
     versions.prove("2")

@@ -26,7 +26,7 @@ def always_read_here() -> None:
     gate.golden.verify.run_in_sandbox = _call
 
 
-def _call(function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, what: str) -> Any:
+def _call(function: str, arguments: Mapping[str, Any], *, limits: SandboxLimits, task: str) -> Any:
     module, _, name = function.partition(":")
     value = getattr(importlib.import_module(module), name)(**json.loads(json.dumps(arguments)))
     return json.loads(json.dumps(value))

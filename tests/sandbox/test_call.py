@@ -27,7 +27,7 @@ GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 def _call(function: str, *, limits: SandboxLimits = LONG, **arguments):
     return run_in_sandbox(
-        f"tests.sandbox.behavior:{function}", arguments, limits=limits, what="the work"
+        f"tests.sandbox.behavior:{function}", arguments, limits=limits, task="the work"
     )
 
 
@@ -185,7 +185,7 @@ def test_child_ends_with_its_parent(tmp_path):
     pid = tmp_path / "pid"
     code = (
         "from gate.sandbox.process import run_in_sandbox as call; from gate.sandbox.limits import SandboxLimits as SandboxLimits;"
-        "call('tests.sandbox.behavior:for_ever', {'pid': %r}, limits=SandboxLimits(99, 1 << 30), what='')"
+        "call('tests.sandbox.behavior:for_ever', {'pid': %r}, limits=SandboxLimits(99, 1 << 30), task='')"
     )
     parent = subprocess.Popen([sys.executable, "-c", code % str(pid)])
     while not (pid.exists() and pid.read_text()):
@@ -198,13 +198,13 @@ def test_child_ends_with_its_parent(tmp_path):
 
 def test_replacing_child_keeps_environment_and_group(monkeypatch):
     monkeypatch.setenv("OF_THE_REFERENCE", "needed")
-    its = run_in_child("tests.sandbox.behavior:surroundings", {}, limits=LONG, what="the work")
+    its = run_in_child("tests.sandbox.behavior:surroundings", {}, limits=LONG, task="the work")
     assert its["environment"]["OF_THE_REFERENCE"] == "needed"
 
 
 def test_child_exits_without_destructors(capfd, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which C libraries hear of, too
-    done = run_in_child("tests.sandbox.behavior:part", {}, limits=LONG, what="the work")
+    done = run_in_child("tests.sandbox.behavior:part", {}, limits=LONG, task="the work")
     assert done == "done"
     printed = sorted(capfd.readouterr().out.splitlines())
     assert printed == ["Python", "a C library", "exit handler", "thread"]
@@ -217,7 +217,7 @@ def test_interrupt_ends_both_after_cleanup(tmp_path, both):
         "import signal, gate.sandbox.process as c; from gate.sandbox.limits import SandboxLimits as SandboxLimits\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try: c.run_in_child('tests.sandbox.behavior:clean_up', {'pid': %r, 'cleaned': %r},"
-        " limits=SandboxLimits(99, 1 << 30), what='')\n"
+        " limits=SandboxLimits(99, 1 << 30), task='')\n"
         "except KeyboardInterrupt: raise SystemExit(130)"
     )
     parent = subprocess.Popen(

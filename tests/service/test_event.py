@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gate.mlflow_client.webhooks import EVENTS
 from gate.policy.sections import ReviewTag
-from gate.service.event import Event, MalformedEvent, ignored, read
+from gate.service.event import Event, MalformedEvent, ignore_reason, read
 from gate.storage.safe_text import EXAMPLE_MODEL
 from tests.service.deliveries import body
 
@@ -123,7 +123,7 @@ def test_any_body_is_parsed_or_malformed(data: bytes) -> None:
     ],
 )
 def test_only_relevant_events_matter(event: Event, matters: bool) -> None:
-    assert (ignored(event, aliases=ALIASES, tag=TAG) is None) == matters
+    assert (ignore_reason(event, aliases=ALIASES, tag=TAG) is None) == matters
 
 
 @pytest.mark.parametrize("kind", ["model_version_tag.set", "model_version_tag.deleted"])
@@ -146,7 +146,7 @@ def test_configured_review_tag_matters(kind: str, key: str, matters: bool) -> No
     tag = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
     found = read(json.dumps(body(kind, key=key, value="approve")).encode(), tag)
     assert isinstance(found, Event)
-    assert (ignored(found, aliases=ALIASES, tag=tag) is None) == matters
+    assert (ignore_reason(found, aliases=ALIASES, tag=tag) is None) == matters
     hinted = kind.endswith(".set") and tag.may_reject(key)
     assert (found.hint is not None) == hinted
     if hinted:

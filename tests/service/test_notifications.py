@@ -23,7 +23,7 @@ from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.service.notifications import (
     CURSOR,
-    MOST_TRIES,
+    MAX_TRIES,
     SENT,
     NotificationCursor,
     Notifier,
@@ -198,12 +198,12 @@ def test_permanently_rejected_entry_does_not_block_others(
     sender.send_new()
     write_entry(ledger, "refused", "1")
     write_entry(ledger, "promoted", "2")
-    receiver.statuses = [429, 503, *[status] * MOST_TRIES]
-    for _ in range(MOST_TRIES + 1):
+    receiver.statuses = [429, 503, *[status] * MAX_TRIES]
+    for _ in range(MAX_TRIES + 1):
         with pytest.raises(OSError):
             sender.send_new()
     sender.send_new()
-    assert receiver.accepted == [("refused", "1")] * (MOST_TRIES + 2) + [("promoted", "2")]
+    assert receiver.accepted == [("refused", "1")] * (MAX_TRIES + 2) + [("promoted", "2")]
     path = tmp_path / "store" / CURSOR
     kept = NotificationCursor.load(path)
     assert [(each.entry, each.status) for each in kept.undelivered] == [(2, status)]

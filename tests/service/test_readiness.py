@@ -29,13 +29,13 @@ from tests.service.deliveries import Service, body, running, settings, until
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patient: what does not hang answers, on a busy machine, too."""
-    monkeypatch.setattr(app, "_FRESH_S", 0.0)
-    monkeypatch.setattr(app, "_PATIENCE_S", 30.0)
+    monkeypatch.setattr(app, "_CACHE_S", 0.0)
+    monkeypatch.setattr(app, "_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture
 def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(app, "_TIMEOUT_S", 0.5)
 
 
 @contextmanager
@@ -171,13 +171,13 @@ def test_concurrent_requests_share_one_readiness_check(monkeypatch: pytest.Monke
 
 
 def test_readiness_result_is_cached_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_FRESH_S", 3600.0)
+    monkeypatch.setattr(app, "_CACHE_S", 3600.0)
     answers = iter(["one", "two"])
 
     async def ask() -> None:
         need = ReadinessCheck(lambda: next(answers))
         assert [await need.problem() for _ in range(50)] == ["one"] * 50
-        monkeypatch.setattr(app, "_FRESH_S", -1.0)
+        monkeypatch.setattr(app, "_CACHE_S", -1.0)
         assert await need.problem() == "two"
 
     asyncio.run(ask())

@@ -87,7 +87,7 @@ def test_any_active_secret_is_accepted(secrets: list[str]) -> None:
 def test_wrong_body_or_secret_is_refused(body: bytes, secrets: list[str]) -> None:
     with pytest.raises(DeliveryRefused) as caught:
         read_headers(GOOD).verify_body(body, secrets=secrets)
-    assert (caught.value.answer.outcome, caught.value.answer.status) == ("forged", 401)
+    assert (caught.value.response.outcome, caught.value.response.status) == ("forged", 401)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_wrong_body_or_secret_is_refused(body: bytes, secrets: list[str]) -> Non
 def test_malformed_headers_are_refused(name: str, values: list[str]) -> None:
     with pytest.raises(DeliveryRefused, match=name) as caught:
         read_headers(GOOD | {name: values})
-    assert (caught.value.answer.outcome, caught.value.answer.status) == ("unsigned", 401)
+    assert (caught.value.response.outcome, caught.value.response.status) == ("unsigned", 401)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_only_recent_deliveries_are_accepted(offset: float, fresh: bool) -> None
         return
     with pytest.raises(DeliveryRefused) as caught:
         read_headers(GOOD, now=1700000000 + offset)
-    assert (caught.value.answer.outcome, caught.value.answer.status) == ("stale", 401)
+    assert (caught.value.response.outcome, caught.value.response.status) == ("stale", 401)
 
 
 def test_all_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

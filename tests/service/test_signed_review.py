@@ -77,10 +77,10 @@ class SignedReviewSetup(RegistrySetup):
 
     def tag_statement_only(self, by: str, word: Word, *, number: str = "1", **more: Any) -> None:
         """A statement, and no tag beside it."""
-        of = ReviewSubmission.read(self.registry, NAME, number).of
+        of = ReviewSubmission.read(self.registry, NAME, number).subject
         at = more.pop("at", datetime.now(UTC))
         key = self.keys[by]
-        text = of.signed(word, key, at=at, **more).compact
+        text = of.sign(word, key, at=at, **more).compact
         self.registry.set_tag(NAME, number, key=f"{STATEMENT_TAG}{key.public.short}", value=text)
 
     def reconcile_once(self, *, trust: Trust | None = None) -> list[Any]:

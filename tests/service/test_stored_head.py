@@ -82,7 +82,7 @@ class DeployedModel:
 
 @pytest.fixture(autouse=True)
 def _no_readiness_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_FRESH_S", 0.0)
+    monkeypatch.setattr(app, "_CACHE_S", 0.0)
 
 
 def with_two_versions(folder: Path) -> DeployedModel:

@@ -54,8 +54,8 @@ def statements(
     files = files or {"model.onnx": decision.subject_sha256}
     resource = resource or file_resource(decision.subject_sha256)
     return StatementPair(
-        who.measured(evidence, files),
-        who.decided(decision, files, precision="exact", resource=resource),
+        who.sign_measurement(evidence, files),
+        who.sign_decision(decision, files, precision="exact", resource=resource),
     )
 
 

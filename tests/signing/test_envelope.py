@@ -169,7 +169,7 @@ def test_malformed_envelope_is_refused(data: bytes) -> None:
     with pytest.raises(
         Untrusted, match="x.json is not an in-toto statement in a signed DSSE"
     ) as why:
-        SignedStatement.from_bytes(data, what="x.json")
+        SignedStatement.from_bytes(data, label="x.json")
     assert len(str(why.value)) < 700
 
 

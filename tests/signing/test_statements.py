@@ -208,7 +208,7 @@ def test_first_version_statements_verify() -> None:
     assert verify_measurement(found.evidence, evidence, trust=trust, now=NOW)
     review = SignedStatement.from_bytes((GOLDEN / "review.dsse.json").read_bytes())
     assert Approval.model_validate_json(json.dumps(review.statement.predicate)).word == "approved"
-    assert trust.signers(review, role="reviewers", made_at=NOW.isoformat(), now=NOW, what="it")
+    assert trust.signers(review, role="reviewers", timestamp=NOW.isoformat(), now=NOW, label="it")
 
 
 @pytest.mark.parametrize("name", ["evidence", "decision", "review"])

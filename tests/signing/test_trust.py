@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gate.errors import PolicyError, Untrusted
 from gate.signing.keys import PublicKey
 from gate.signing.statement import SignedStatement, Statement, resources
-from gate.signing.trust import Trust, TrustedKey, time_of
+from gate.signing.trust import Trust, TrustedKey, parse_time
 from tests import builders
 from tests.signing import signing
 from tests.signing.signing import NOW, key, trusted
@@ -43,7 +43,7 @@ def signers(
     role: Any = "measurers",
 ) -> tuple[PublicKey, ...]:
     return trust.signers(
-        statement, role=role, made_at=made or NOW.isoformat(), now=now, what="the statement"
+        statement, role=role, timestamp=made or NOW.isoformat(), now=now, label="the statement"
     )
 
 
@@ -138,7 +138,7 @@ def test_both_keys_are_valid_during_a_rotation() -> None:
     "made", ["", "nan", "NaT", "inf", "yesterday", "0", "1e9", "2026-13-01", "2026-02-30", "None"]
 )
 def test_invalid_time_is_refused(made: str) -> None:
-    assert time_of(made) is None
+    assert parse_time(made) is None
     with pytest.raises(Untrusted, match="which is not an ISO 8601 time"):
         signers(signing.trust(), signed(), made=made or " ")
 
@@ -173,8 +173,8 @@ def test_all_reasons_are_in_the_message() -> None:
 
 
 def test_a_time_without_a_zone_is_utc() -> None:
-    assert time_of("2026-01-31") == datetime(2026, 1, 31, tzinfo=UTC)
-    assert time_of("2026-01-31T12:00:00Z") == time_of("2026-01-31T14:00:00+02:00")
+    assert parse_time("2026-01-31") == datetime(2026, 1, 31, tzinfo=UTC)
+    assert parse_time("2026-01-31T12:00:00Z") == parse_time("2026-01-31T14:00:00+02:00")
 
 
 def test_writer_threshold_is_one() -> None:
@@ -233,8 +233,8 @@ def test_yaml_timestamps_are_accepted(tmp_path: Path) -> None:
         "    valid_from: 2026-01-31T12:00:00+02:00\n    valid_until: 2027-01-31\n"
     )
     (found,) = Trust.from_file(path).measurers
-    assert time_of(found.valid_from) == datetime(2026, 1, 31, 10, tzinfo=UTC)
-    assert time_of(found.valid_until) == datetime(2027, 1, 31, tzinfo=UTC)
+    assert parse_time(found.valid_from) == datetime(2026, 1, 31, 10, tzinfo=UTC)
+    assert parse_time(found.valid_until) == datetime(2027, 1, 31, tzinfo=UTC)
     assert found.key_id == key(0).public.key_id
 
 

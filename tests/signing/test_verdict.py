@@ -173,7 +173,7 @@ def test_twin_policy_is_found_in_the_policy(tmp_path: Path) -> None:
     twin = whole.twin
     assert twin is not None
     decision = decide(twin, made.evidence, decided_at=made.decision.decided_at)
-    signed = signing.Signatory(signing.key(), signing.CODE).decided(
+    signed = signing.Signatory(signing.key(), signing.CODE).sign_decision(
         decision,
         {"model.onnx": Digest.from_file(made.model)},
         precision=twin.precision,

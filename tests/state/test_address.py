@@ -28,7 +28,7 @@ def test_path_becomes_a_sqlite_url(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     state = StateDatabase(state_url(path))
-    assert state.place == path
+    assert state.location == path
     assert not state.exists
     with state.writing():
         pass

@@ -156,10 +156,10 @@ def test_removed_file_is_not_recreated(tmp_path: Path) -> None:
 )
 def test_unreachable_database_is_named_without_password(url: str) -> None:
     state = StateDatabase(url)
-    assert state.place.startswith("postgresql://127.0.0.1:1/gate")
+    assert state.location.startswith("postgresql://127.0.0.1:1/gate")
     with pytest.raises(StateUnavailable, match="the database postgresql://127.0.0.1:1/gate") as e:
         write(state)
-    assert "hunter2" not in f"{e.value} {state.place}"
+    assert "hunter2" not in f"{e.value} {state.location}"
 
 
 @pytest.mark.parametrize("url", ["postgresql://db:port/gate", "no url"])
@@ -177,7 +177,7 @@ def test_in_memory_database_is_refused(url: str) -> None:
 def test_database_locked_by_another_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(database_module, "_TIMEOUT_S", 0.1)
     state = StateDatabase(tmp_path / "state.db")
     write(state)
     with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:

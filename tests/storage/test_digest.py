@@ -57,6 +57,6 @@ def test_missing_file_is_reported(tmp_path):
 
 def test_verify_names_both_digests():
     one, two = Digest.from_bytes(b"1"), Digest.from_bytes(b"2")
-    one.verify(one, what="the file")
+    one.verify(one, label="the file")
     with pytest.raises(DigestMismatch, match=f"the file has digest {two}, expected {one}"):
-        one.verify(two, what="the file")
+        one.verify(two, label="the file")

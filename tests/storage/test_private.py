@@ -9,7 +9,7 @@ from gate.storage.files import read_private
 
 
 def read(path: Path) -> str:
-    return read_private(path, what="key", missing="Make it.")
+    return read_private(path, kind="key", missing="Make it.")
 
 
 def test_private_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:

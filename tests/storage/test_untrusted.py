@@ -78,7 +78,7 @@ def test_local_error_is_not_a_mismatch(tmp_path: Path, monkeypatch) -> None:
 )  # fmt: skip
 def test_strict_json_equals_json_loads(value: object) -> None:
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=2)):
-        assert parse_strict_json(text.encode(), what="x") == value
+        assert parse_strict_json(text.encode(), label="x") == value
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_invalid_json_is_refused_quickly(data: bytes, says: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(EvidenceError, match=says):
-            parse_strict_json(data, what="it")
+            parse_strict_json(data, label="it")
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -125,12 +125,12 @@ def test_invalid_json_is_refused_quickly(data: bytes, says: str) -> None:
 def test_yaml_with_aliases_or_nesting_is_refused(data: bytes) -> None:
     begun = time.monotonic()
     with pytest.raises(EvidenceError, match="not plain YAML"):
-        parse_plain_yaml(data, what="it")
+        parse_plain_yaml(data, label="it")
     assert time.monotonic() - begun < 30
 
 
 def test_plain_yaml_is_read() -> None:
-    assert parse_plain_yaml(b"a:\n  b: [1, {c: d}]\n", what="it") == {"a": {"b": [1, {"c": "d"}]}}
+    assert parse_plain_yaml(b"a:\n  b: [1, {c: d}]\n", label="it") == {"a": {"b": [1, {"c": "d"}]}}
 
 
 @pytest.mark.parametrize(
@@ -153,19 +153,19 @@ def test_old_records_are_verified_by_their_text(path: Path) -> None:
     """The digest that a ledger has is that of the record: the file's own JSON must have it too."""
     expected = Evidence.load(path).digest()
     assert (
-        Evidence.from_untrusted(path.read_bytes(), what="it", sha256=expected).digest() == expected
+        Evidence.from_untrusted(path.read_bytes(), label="it", sha256=expected).digest() == expected
     )
     with pytest.raises(DigestMismatch, match="expected"):
-        Evidence.from_untrusted(path.read_bytes(), what="it", sha256=builders.digest("other"))
+        Evidence.from_untrusted(path.read_bytes(), label="it", sha256=builders.digest("other"))
 
 
 def test_old_decision_is_readable() -> None:
     path = GOLDEN / "decision-v1.json"
-    assert Decision.from_untrusted(path.read_bytes(), what="it") == Decision.load(path)
+    assert Decision.from_untrusted(path.read_bytes(), label="it") == Decision.load(path)
 
 
 @pytest.mark.parametrize("data", [b"[]", b"{}", b'{"a": "\\ud800"}', DEEP])
 def test_invalid_record_is_always_the_same_error(data: bytes) -> None:
     for sha256 in (None, builders.digest("other")):
         with pytest.raises((EvidenceError, DigestMismatch)):
-            Evidence.from_untrusted(data, what="it", sha256=sha256)
+            Evidence.from_untrusted(data, label="it", sha256=sha256)

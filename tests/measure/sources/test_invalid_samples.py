@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from gate import PreprocessSpec, SampleSet
-from gate.data.columnar_files import _Reading
+from gate.data.columnar_files import _ReadPosition
 from gate.data.location import SampleLocation
 from gate.errors import DataError, StorageError
 from tests.measure.sources import factories, written
@@ -279,7 +279,7 @@ def test_row_group_with_missing_rows_is_refused():
     batches = [pa.record_batch({"x": [1, 2]})]
     group = SimpleNamespace(rows=5, file=file, batches=lambda _: iter(batches))
     with pytest.raises(DataError, match="x.parquet has fewer rows than its metadata states: 5"):
-        list(_Reading().rows(group, range(1, 5), ["x"]))
+        list(_ReadPosition().rows(group, range(1, 5), ["x"]))
 
 
 def test_corrupt_parquet_page_is_refused(tmp_path):
@@ -339,7 +339,7 @@ def test_existing_path_with_special_characters_is_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a:b", "x.tar#label=y"):
         (tmp_path / name).touch()
-        assert SampleLocation.parse(name).place == name
+        assert SampleLocation.parse(name).source == name
         assert not SampleLocation.parse(name).is_factory
 
 

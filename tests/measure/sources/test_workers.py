@@ -7,7 +7,7 @@ import pytest
 
 from gate import PreprocessSpec, SampleSet
 from gate.data import open_samples
-from gate.data.open_samples import AheadRows, Opening, _WorkerSamples
+from gate.data.open_samples import Opening, ReadAheadReader, _WorkerSamples
 from gate.errors import DataError, StorageError
 from tests.measure.sources import factories
 from tests.measure.sources.factories import HERE, X, Y
@@ -61,7 +61,9 @@ def test_worker_returns_arrays_or_the_error():
     ("said", "error"), [("StorageError", StorageError), ("OSError", DataError)]
 )
 def test_error_of_a_worker_keeps_its_type(said, error, monkeypatch):
-    monkeypatch.setattr(AheadRows, "_results", lambda _, spans: [(said, "no room")] * len(spans))
+    monkeypatch.setattr(
+        ReadAheadReader, "_results", lambda _, spans: [(said, "no room")] * len(spans)
+    )
     samples = SampleSet.open(f"{HERE}:pairs", decode_workers=1)
     with pytest.raises(error, match="no room"):
         list(samples.batches(4))
@@ -78,12 +80,14 @@ def test_error_of_a_worker_keeps_its_type(said, error, monkeypatch):
 def test_workers_are_started_only_when_faster(wanted, cores, alone_s, pays, monkeypatch):
     monkeypatch.setattr(open_samples, "logical_cores", lambda: cores)
     opening = Opening(f"{HERE}:pairs")
-    assert AheadRows(opening.rows(), opening, wanted)._pays(alone_s) is pays
+    assert ReadAheadReader(opening.rows(), opening, wanted)._is_worthwhile(alone_s) is pays
 
 
 @pytest.mark.parametrize("workers", [0, 2, None])
 def test_first_batch_starts_no_worker(workers, monkeypatch):
-    monkeypatch.setattr(AheadRows, "_started", lambda _: pytest.fail("workers were started"))
+    monkeypatch.setattr(
+        ReadAheadReader, "_start_loader", lambda _: pytest.fail("workers were started")
+    )
     samples = SampleSet.open(f"{HERE}:pairs", decode_workers=workers)
     next(samples.batches(4))
     samples.at([3, 8])

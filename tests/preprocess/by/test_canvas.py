@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def chromium() -> None:
-    lacking = implementation("canvas").lacking(PreprocessSpec())
+    lacking = implementation("canvas").unusable_reason(PreprocessSpec())
     assert lacking is None, lacking
 
 

@@ -50,7 +50,7 @@ def test_ledger_entry_records_size_and_file_count(promoted: tuple[RegisteredMode
     assert extent is not None
     sizes = [(folder / name).stat().st_size for name in ("model.onnx", "weights.data")]
     assert (extent.size_bytes, extent.files) == (sum(sizes), 2)
-    model.prove("1", ExpectedDigests.from_entry(approving_entry(model)))
+    model.verify_version("1", ExpectedDigests.from_entry(approving_entry(model)))
 
 
 def huge_data_file(folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_oversized_version_is_not_downloaded(
     tamper(folder)
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", lambda **_: pytest.fail("too much"))
     with pytest.raises(DigestMismatch, match="or more, expected|64 deep"):
-        model.prove("1", ExpectedDigests.from_entry(approving_entry(model)))
+        model.verify_version("1", ExpectedDigests.from_entry(approving_entry(model)))
 
 
 def test_entry_without_a_size_uses_the_default_limits(
@@ -91,7 +91,7 @@ def test_entry_without_a_size_uses_the_default_limits(
     model, folder = promoted
     older = approving_entry(model).model_copy(update={"extent": None})
     too_many_files(folder)
-    model.prove("1", ExpectedDigests.from_entry(older))
+    model.verify_version("1", ExpectedDigests.from_entry(older))
     huge_data_file(folder)
     with pytest.raises(DigestMismatch, match=r"42949672960|bytes or more"):
-        model.prove("1", ExpectedDigests.from_entry(older))
+        model.verify_version("1", ExpectedDigests.from_entry(older))

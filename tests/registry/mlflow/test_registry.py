@@ -350,7 +350,7 @@ def _promote_in_process(
             barrier.wait(240)
 
     registry.before = meet
-    alias.PATIENCE_S = 0.0
+    alias.LOCK_TIMEOUT_S = 0.0
     try:
         made = promote(
             registry,
