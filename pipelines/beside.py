@@ -87,17 +87,11 @@ def _earlier_comparison(
         decision = Decision.load(paths.DECISION)
     except EvidenceError:  # no previous decision
         return None
-    comparison = decision.incumbent
-    if (
-        comparison is None
-        or comparison.state != "compared"
-        or decision.evidence_sha256 != evidence.digest()
-    ):
+    previous = decision.incumbent
+    if previous is None or previous.state != "compared":
         return None
-    is_same_version = (comparison.version, comparison.sha256) == (champion.version, champion.sha256)
+    if (previous.version, previous.sha256) != (champion.version, champion.sha256):
+        return None
     recorded = ComparedWith.from_decision(decision)
-    return (
-        comparison
-        if is_same_version and any(line.compared_with == recorded for line in history.entries)
-        else None
-    )
+    is_recorded = any(entry.compared_with == recorded for entry in history.entries)
+    return previous if is_recorded and decision.evidence_sha256 == evidence.digest() else None

@@ -126,9 +126,8 @@ def main() -> int:
                 experiment_id=page.experiment_id,
                 signed_by=verdict.word,
             )
-            note = (
-                markdown.summary_markdown(judgment.summary, pages.links(page, report)) + twin_text
-            )
+            note = markdown.summary_markdown(judgment.summary, pages.links(page, report))
+            note += twin_text
             note = f"{note}\n{report.sentence()}\n"
             write_promotion(page, promotion, model_name=release.model_name, note=note)
             report.save(paths.PROMOTION)

@@ -67,9 +67,8 @@ class EditedTrust:
         """
         prefix = key_id.strip().lower()
         listed = {_id_of(each) for role in get_args(Role) for each in self._section.get(role) or ()}
-        matches = sorted(
-            each for each in listed if each.startswith(prefix) and len(prefix) >= _SHORT
-        )
+        is_long = len(prefix) >= _SHORT
+        matches = sorted(each for each in listed if is_long and each.startswith(prefix))
         is_complete = len(prefix) == 64 and set(prefix) <= set("0123456789abcdef")
         if len(matches) != 1 and not is_complete:
             raise PolicyError(

@@ -106,12 +106,8 @@ def _quantize_release(
     quantization = ReleaseQuantization(model=model, samples=samples, settings=settings)
     quantized = quantization.write(path, output)
     is_same_file = quantized.of.sha256 == report.subject.sha256
-    return _Twin(
-        quantized.path,
-        quantized.subject,
-        None,
-        {**(report.records if is_same_file else {}), **quantized.records},
-    )
+    records = {**(report.records if is_same_file else {}), **quantized.records}
+    return _Twin(quantized.path, quantized.subject, None, records)
 
 
 def _calibration(onnx: Path, batch_size: int) -> Iterator[dict[str, Any]]:

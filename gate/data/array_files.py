@@ -266,9 +266,8 @@ class MappedRows(SampleReader):
         for shard in shards:
             _check_shard(shard, shards[0], origin=origin)
         arrays = shards[0].arrays
-        self._length_error = next(
-            filter(None, (_length_error(shard, origin) for shard in shards)), None
-        )
+        errors = filter(None, (_length_error(shard, origin) for shard in shards))
+        self._length_error = next(errors, None)
         if self._length_error is not None and (len(shards) > 1 or len(arrays) == 1):
             raise self._length_error
         self.origin = origin

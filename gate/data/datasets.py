@@ -294,18 +294,18 @@ _NOTHING = object()
 
 
 def spooled(
-    data: Iterable[Any], create_converter: Callable[[Any], ItemConverter], *, origin: str
+    data: Iterable[Any], make_converter: Callable[[Any], ItemConverter], *, origin: str
 ) -> MappedRows:
     """Copy the samples of an iterable to disk: its order may differ at each iteration.
 
-    create_converter: takes the first item. Raises DataError if the items are not samples,
+    make_converter: takes the first item. Raises DataError if the items are not samples,
     StorageError if they do not fit into the temporary folder.
     """
     stream = _stream(data, origin)
     first = next(stream, _NOTHING)
     if first is _NOTHING:
         raise DataError(f"{origin} returned no sample: nothing to measure. Add samples.")
-    items = create_converter(first)
+    items = make_converter(first)
     if any(spec.dtype == STRING for spec in items.specs):
         raise DataError(
             f"{origin} is an iterable of strings, which can't be spooled to disk. Save them as an "
@@ -402,16 +402,16 @@ def rows_of_data(
     split. Raises DataError, StorageError."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    create_converter = partial(ItemConverter, fields=fields, pictures=pictures, origin=origin)
+    make_converter = partial(ItemConverter, fields=fields, pictures=pictures, origin=origin)
     if isinstance(data, DataLoader):
         # Without automatic batching it yields single samples.
         items = data if data.batch_size is None and data.batch_sampler is None else _rows(data)
-        return spooled(items, create_converter, origin=origin)
+        return spooled(items, make_converter, origin=origin)
     is_indexed = hasattr(data, "__getitem__") and not isinstance(data, IterableDataset)
     count = _length(data, origin) if is_indexed else None
     if count is not None:
-        return DatasetReader(data, count, create_converter, origin=origin)
-    return spooled(data, create_converter, origin=origin)
+        return DatasetReader(data, count, make_converter, origin=origin)
+    return spooled(data, make_converter, origin=origin)
 
 
 def _rows(batches: Iterable[Any]) -> Iterator[Any]:
@@ -431,19 +431,14 @@ class DatasetReader(SampleReader):
     """Reads items of a data set by index, each when it is needed."""
 
     def __init__(
-        self,
-        data: Any,
-        count: int,
-        create_converter: Callable[[Any], ItemConverter],
-        *,
-        origin: str,
+        self, data: Any, count: int, make_converter: Callable[[Any], ItemConverter], *, origin: str
     ) -> None:
-        """`create_converter`: takes the first item. Raises DataError."""
+        """`make_converter`: takes the first item. Raises DataError."""
         if count < 1:
             raise DataError(f"{origin} has {count} samples: nothing to measure. Add samples.")
         self.origin = origin
         self._data, self._count = data, count
-        self._items = create_converter(self._item(0))
+        self._items = make_converter(self._item(0))
         self.specs, self.labelled = self._items.specs, self._items.labelled
 
     def __len__(self) -> int:

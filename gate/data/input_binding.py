@@ -294,8 +294,7 @@ def describe(specs: Sequence[TensorSpec]) -> str:
 def agrees(expected: Sequence[int | str], shape: Sequence[int | str]) -> bool:
     """Return whether a shape has the expected sizes. A size that is a string matches any size."""
     return len(expected) == len(shape) and all(
-        isinstance(size, str) or size == actual
-        for size, actual in zip(expected, shape, strict=True)
+        isinstance(size, str) or size == count for size, count in zip(expected, shape, strict=True)
     )
 
 
@@ -321,10 +320,7 @@ def shape_remedy(
                     f"The axes of '{name}' are in another order: transpose it with "
                     f"x.transpose({', '.join(map(str, order))})."
                 )
-    for first, second in itertools.combinations(pairs, 2):
-        if mismatched and agrees(first[0], second[1]) and agrees(second[0], first[1]):
-            return (
-                f"The arrays '{first[2]}' and '{second[2]}' are swapped: swap their names or their "
-                "order."
-            )
+    for (first, first_shape, a), (second, second_shape, b) in itertools.combinations(pairs, 2):
+        if mismatched and agrees(first, second_shape) and agrees(second, first_shape):
+            return f"The arrays '{a}' and '{b}' are swapped: swap their names or their order."
     return None

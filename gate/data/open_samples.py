@@ -61,16 +61,13 @@ class Opening:
     def rows(self) -> SampleReader:
         """Open the samples. Raises DataError, StorageError."""
         location, pictures = SampleLocation.parse(self.inputs), PictureDecoder(self.preprocessing)
+        source = location.source
         if location.is_factory:
             from gate.data.datasets import rows_of_factory
 
-            return rows_of_factory(location.source, location.fields, pictures)
-        files = (
-            remote_files(location.source, kinds=KINDS)
-            if location.is_url
-            else _local(location.source)
-        )
-        origin = redacted(location.source) if location.is_url else location.source
+            return rows_of_factory(source, location.fields, pictures)
+        files = remote_files(source, kinds=KINDS) if location.is_url else _local(source)
+        origin = redacted(source) if location.is_url else source
         kind = files[0].suffix if files else ".npy"
         if kind in TARS:
             from gate.data.tar_files import TarReader
@@ -86,7 +83,7 @@ class Opening:
                 "of a .npz. Remove the part after #."
             )
         if not location.is_url:
-            return MappedRows(open_shards(Path(location.source)), origin=origin)
+            return MappedRows(open_shards(Path(source)), origin=origin)
         check_kinds([file.name for file in files], origin=origin, kinds=SUFFIXES)
         remote = [file for file in files if isinstance(file, RemoteFile)]
         with temporary_folder() as folder:  # Mapped files stay readable after they are removed.

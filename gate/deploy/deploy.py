@@ -441,9 +441,7 @@ def rollback_deployment(
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)
-        manifest = _go_live(
-            store, name, slots, previous=live.previous[1:], restored_release=target.release
-        )
+        manifest = _go_live(store, name, slots, previous=live.previous[1:], restored=target.release)
     return Deployment("rolled_back", name, manifest, _describe(manifest))
 
 
@@ -506,13 +504,13 @@ def _go_live(
     slots: Mapping[str, Slot],
     *,
     previous: Sequence[Earlier],
-    restored_release: int | None = None,
+    restored: int | None = None,
 ) -> Manifest:
     manifest = Manifest(
         name=name,
         release=1 + max((*store.releases(name), store.last_release(name) or 0)),
         slots=dict(slots),
-        rolled_back_to=restored_release,
+        rolled_back_to=restored,
         deployed_at=datetime.now(UTC).isoformat(timespec="seconds"),
         previous=tuple(previous[: store.keep]),
     )

@@ -346,9 +346,8 @@ class ModelStore:
 
     def _read(self, path: Path) -> Manifest:
         try:
-            return Manifest.from_untrusted(
-                read_untrusted(path, limit=RECORD_LIMIT), label=str(path)
-            )
+            data = read_untrusted(path, limit=RECORD_LIMIT)
+            return Manifest.from_untrusted(data, label=str(path))
         except (EvidenceError, DigestMismatch) as error:
             raise ReleaseDamaged(
                 f"{path} is damaged: {error}. Deploy the file again: gate deploy, or gate "

@@ -714,9 +714,8 @@ class CheckedFile:
             if pool is None:
                 pool = stack.enter_context(ProcessPool(chosen_jobs.count))
             pool.limit(chosen_jobs.count)
-            yield stack.enter_context(
-                self._shared(Workers(pool, spec, chosen_jobs.threads or 1), case)
-            )
+            workers = Workers(pool, spec, chosen_jobs.threads or 1)
+            yield stack.enter_context(self._shared(workers, case))
 
     @contextlib.contextmanager
     def by_cluster(self, pool: RayPool) -> Iterator[EvaluationData]:

@@ -84,14 +84,11 @@ def widen_tolerances(golden: GoldenManifest, policy: Policy, server: RuntimeName
     for output in golden.outputs:
         served_bounds = policy.bounds_for(_to_be_served(policy), output.name)
         server_bounds = policy.bounds_for(server, output.name)
-        pairs = [
-            (getattr(served_bounds, name), getattr(server_bounds, name))
+        pairs = (
+            (getattr(server_bounds, name), getattr(served_bounds, name))
             for name in ("max_abs_diff", "noise_diff", "scaled_diff", "noise_ratio")
-        ]
-        factor = next(
-            (server_bound / served for served, server_bound in pairs if served and server_bound),
-            1.0,
         )
+        factor = next((server / served for server, served in pairs if server and served), 1.0)
         allowed = max(1.0, factor) * output.max_abs_diff
         update: dict[str, float] = {"max_abs_diff": max(allowed, server_bounds.max_abs_diff or 0.0)}
         if output.top1_agreement is not None and server_bounds.top1_agreement is not None:

@@ -122,7 +122,7 @@ def verify_golden(
     Raises EvidenceError and DigestMismatch if the vectors are damaged, StorageError if the file
     can't be read, LimitExceeded if it needs more memory than is available.
     """
-    mismatch = _vectors_mismatch(model_path, folder, golden_sha256)
+    mismatch = _wrong_digest(model_path, folder, golden_sha256)
     if mismatch is not None:
         return mismatch
     vectors = read_golden(folder, sha256=golden_sha256)
@@ -189,9 +189,7 @@ class _Attempt:
         )
 
 
-def _vectors_mismatch(
-    model_path: Path, folder: Path, expected: Digest | None
-) -> GoldenResult | None:
+def _wrong_digest(model_path: Path, folder: Path, expected: Digest | None) -> GoldenResult | None:
     """Return the result for a golden.json with another digest, without parsing it, or None."""
     digest = None if expected is None else record_digest(folder)
     if digest is None or digest == expected:

@@ -62,14 +62,8 @@ def database_problem(error: BaseException) -> Literal["locked", "malformed"] | N
     for cause in causes(error):
         code = getattr(cause, "sqlite_errorcode", None)
         if isinstance(code, int):
-            primary_code = code & 0xFF  # The higher bits are SQLite's extended code.
-            return (
-                "locked"
-                if primary_code in _LOCKED
-                else "malformed"
-                if primary_code in _MALFORMED
-                else None
-            )
+            code &= 0xFF  # The higher bits are SQLite's extended code.
+            return "locked" if code in _LOCKED else "malformed" if code in _MALFORMED else None
     message = str(error).lower()
     if any(phrase in message for phrase in _LOCKED_WORDS):
         return "locked"

@@ -61,9 +61,8 @@ class Index:
             moved_by_hand = entry.action == "reverted" and entry.previous_version != rightful
             if entry.action in SERVING and not moved_by_hand:
                 rightful = entry.version
-        by_version |= {
-            version: (*by_version.get(version, ()), *new) for version, new in added.items()
-        }
+        for version, new in added.items():
+            by_version[version] = (*by_version.get(version, ()), *new)
         return Index(by_version, standing, tried, deployed, rightful)
 
 
@@ -107,11 +106,8 @@ class ModelHistory:
 
     def approving_entry(self, version: str) -> LedgerEntry | None:
         """Return the last entry, with digests, that implies that the gate passed a version."""
-        return last_of(
-            entry
-            for entry in self._entries_of(version)
-            if entry.action in APPROVING and entry.sha256
-        )
+        entries = self._entries_of(version)
+        return last_of(e for e in entries if e.action in APPROVING and e.sha256)
 
     def was_served(self, version: str) -> bool:
         """Return whether a version ever served, by the ledger."""
@@ -165,17 +161,15 @@ class ModelHistory:
     def versions_with_bytes(self, sha256: Digest) -> tuple[str, ...]:
         """Return the versions with these bytes, each once."""
         versions = dict.fromkeys(entry.version for entry in self.entries if entry.version)
-        approving_entry = {version: self.approving_entry(version) for version in versions}
-        return tuple(v for v, line in approving_entry.items() if line and line.sha256 == sha256)
+        entries = {version: self.approving_entry(version) for version in versions}
+        return tuple(v for v, entry in entries.items() if entry and entry.sha256 == sha256)
 
     def was_deployed(self, version: str) -> bool:
         """Return whether the service deployed the version since its last promotion."""
-        approving_entry = self.approving_entry(version)
+        approval = self.approving_entry(version)
         since = entries_since(self.naming(version), version, PROMOTED)
         deployed = (entry for entry in since if entry.action == "deployed")
-        return approving_entry is not None and any(
-            _is_same_version(entry, approving_entry) for entry in deployed
-        )
+        return approval is not None and any(_is_same_version(e, approval) for e in deployed)
 
     def deployment_of(self, approving_entry: LedgerEntry) -> LedgerEntry | None:
         """Return the model's last deployment, or else its last successful one, if it is about this
@@ -184,10 +178,8 @@ class ModelHistory:
         naming = self.naming(approving_entry.version)
         since = {id(entry) for entry in entries_since(naming, approving_entry.version, PROMOTED)}
         lasts = (self._index.tried, self._index.deployed)
-        return next(
-            (e for e in lasts if e and id(e) in since and _is_same_version(e, approving_entry)),
-            None,
-        )
+        recent = (entry for entry in lasts if entry and id(entry) in since)
+        return next((entry for entry in recent if _is_same_version(entry, approving_entry)), None)
 
     def has_outcome(self, version: str, *, created_at: str | None) -> bool:
         """Return whether an entry states the outcome of a version since the registry created it.

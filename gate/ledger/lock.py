@@ -99,8 +99,7 @@ NAME = "promotion"
 
 
 class FencingToken:
-    """One ownership of the lock row, from `acquire` to `release`. All methods raise
-    StateUnavailable.
+    """One ownership of the lock row. All methods raise StateUnavailable.
 
     The row holds a lease, a token that is new for each owner, and the IDs of pending moves. Every
     transaction under the lock compares the token. An owner that was suspended for longer than the
@@ -158,28 +157,18 @@ class FencingToken:
     def release(self) -> None:
         """Release the lock. The row stays while a move is pending."""
         with self._state.writing() as connection:
-            connection.execute(
-                sa.delete(LOCKS).where(*self._owner_conditions, LOCKS.c.pending == "")
-            )
-            connection.execute(
-                sa.update(LOCKS).where(*self._owner_conditions).values(leased_until=0.0)
-            )
+            connection.execute(sa.delete(LOCKS).where(*self._owned, LOCKS.c.pending == ""))
+            connection.execute(sa.update(LOCKS).where(*self._owned).values(leased_until=0.0))
 
     def _pending(self, connection: sa.Connection) -> tuple[str, ...]:
-        text = connection.execute(
-            sa.select(LOCKS.c.pending).where(*self._owner_conditions)
-        ).scalar()
+        text = connection.execute(sa.select(LOCKS.c.pending).where(*self._owned)).scalar()
         if text is None:
             raise self._lost()
         return tuple(text.split())
 
     def _change(self, connection: sa.Connection, **values: Any) -> None:
-        if (
-            connection.execute(
-                sa.update(LOCKS).where(*self._owner_conditions).values(**values)
-            ).rowcount
-            != 1
-        ):
+        update = sa.update(LOCKS).where(*self._owned).values(**values)
+        if connection.execute(update).rowcount != 1:
             raise self._lost()
 
     def _lost(self) -> PromotionConflict:
@@ -212,7 +201,7 @@ class FencingToken:
         return None
 
     @property
-    def _owner_conditions(self) -> tuple[sa.ColumnElement[bool], ...]:
+    def _owned(self) -> tuple[sa.ColumnElement[bool], ...]:
         return LOCKS.c.name == NAME, LOCKS.c.token == self._token
 
 

@@ -110,9 +110,8 @@ def fetch(source: str, folder: Path, most_bytes: Mapping[str, int]) -> None:
             if limit is None or entry.is_dir:
                 continue
             if (entry.file_size or 0) > limit:
-                raise TooLarge(
-                    f"{entry.path} has {entry.file_size} bytes, at most {limit} are read"
-                )
+                size = entry.file_size
+                raise TooLarge(f"{entry.path} has {size} bytes, at most {limit} are read")
             with limit_folder_size(folder, sum(most_bytes.values())):
                 repository.download_artifacts(entry.path, str(folder))
 

@@ -445,10 +445,8 @@ def killed_by_signals(kill: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)  # a second one must not end the cleaning up
         raise KeyboardInterrupt
 
-    signals = (signal.SIGINT, signal.SIGTERM)
-    handlers = {
-        n: signal.getsignal(n) for n in signals if signal.getsignal(n) is not signal.SIG_IGN
-    }
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {n: each for n, each in handlers.items() if each is not signal.SIG_IGN}
     watcher = threading.Thread(target=watch, daemon=True)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _PREVIOUS_HANDLERS[writer] = handlers

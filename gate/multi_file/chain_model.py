@@ -290,9 +290,8 @@ class PartCalls:
         if self.axes.is_unbatched:
             return [array[None] for array in inputs]
         axes: list[int | None] = [0] * len(inputs)  # Axis 0 for tensors that only the module takes.
-        for name, index in zip(
-            self.input_names, match_inputs(self.names, self.input_names), strict=False
-        ):
+        indices = match_inputs(self.names, self.input_names)
+        for name, index in zip(self.input_names, indices, strict=False):
             axes[index] = self.axes.inputs[name]
         sizes = {
             array.shape[axis]

@@ -182,9 +182,7 @@ class ChainSession(Session):
             for provider, count in proof.nodes_per_provider.items():
                 nodes[provider] = nodes.get(provider, 0) + count
         return Proof(
-            providers_active=_common_providers(
-                [proof.providers_active for proof in proofs.values()]
-            ),
+            providers_active=_common([proof.providers_active for proof in proofs.values()]),
             nodes_per_provider=nodes,
             fallback_nodes=tuple(
                 f"{name}: {node}" for name, proof in proofs.items() for node in proof.fallback_nodes
@@ -214,7 +212,7 @@ def _packed(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def _common_providers(providers: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _common(providers: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the providers that all parts used: a part that fell back removes its provider."""
     return tuple(name for name in providers[0] if all(name in used for used in providers[1:]))
 

@@ -232,11 +232,9 @@ class Consumer:
         self._mismatched: list[str] = []
         self._images = 0
         self._worst = -1.0
-        self._range, self._difference, self._predictions = (
-            Range(),
-            TensorDifference(spec),
-            PredictionChanges(),
-        )
+        self._range = Range()
+        self._difference = TensorDifference(spec)
+        self._predictions = PredictionChanges()
 
     def use_tensors(self, tensors: NDArray[Any]) -> None:
         """Use stored tensors of the consumer, with the pictures on axis 0."""

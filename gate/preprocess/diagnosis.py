@@ -206,10 +206,7 @@ def diagnose(
     of it.
     """
     # The first candidate is the unchanged spec.
-    references = [
-        next(candidates(pixels, spec, alternative=is_alternative))
-        for is_alternative in (False, True)
-    ]
+    references = [next(candidates(pixels, spec, alternative=each)) for each in (False, True)]
     first, second = _test(reference, references, spec)
     tested = _test(tensor, candidates(pixels, spec, alternative=second.mean < first.mean), spec)
     plain = best = next(each for each in tested if not each.causes)

@@ -92,15 +92,12 @@ def _is_replayed(
 ) -> bool:
     """Return whether the same verdict already made version `number` champion, and that version
     still exists unchanged."""
-    approving_entry, status = (
-        history.approving_entry(number),
-        VersionStatus.from_history(history, number),
-    )
-    if approving_entry is None or status is None or status.kind not in ("champion", "replaced"):
+    approval = history.approving_entry(number)
+    status = VersionStatus.from_history(history, number)
+    if approval is None or status is None or status.kind not in ("champion", "replaced"):
         return False
     verdicts = [
-        (each.evidence_sha256, each.policy_sha256, each.compared_with)
-        for each in (approving_entry, entry)
+        (each.evidence_sha256, each.policy_sha256, each.compared_with) for each in (approval, entry)
     ]
     if verdicts[0] != verdicts[1]:
         return False

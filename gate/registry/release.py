@@ -106,20 +106,19 @@ class EvaluatedFile:
                 "--policy with this one."
             )
         decision.evidence_sha256.verify(self.evidence.digest(), label="the evidence")
-        recomputed = decide(
+        repeated = decide(
             policy, self.evidence, incumbent=incumbent, decided_at=decision.decided_at
         )
         if self.golden is not None:
             self._verify_golden(self.golden)
         self._verify_preprocessing()
-        if not is_new and recomputed.conclusion() != decision.conclusion():
+        if not is_new and repeated.conclusion() != decision.conclusion():
             raise EvidenceError(
                 f"the decision is {decision.verdict} with {len(decision.checks)} checks, but its "
-                f"evidence and policy give {recomputed.verdict} with {len(recomputed.checks)} "
-                "checks. The decision was edited or made by another version of the gate: "
-                "decide again."
+                f"evidence and policy give {repeated.verdict} with {len(repeated.checks)} checks. "
+                "The decision was edited or made by another version of the gate: decide again."
             )
-        return replace(self, decision=recomputed if is_new else decision)
+        return replace(self, decision=repeated if is_new else decision)
 
     @property
     def golden_sha256(self) -> Digest | None:
@@ -284,10 +283,11 @@ class Release(EvaluatedFile):
 
     def age_problem(self, policy: Policy, *, at: datetime) -> str | None:
         """Return why the evidence of file or twin is too old or from the future, or None."""
-        twin_problem = None if self.twin is None else self.twin.age_problem(policy, at=at)
-        return super().age_problem(policy, at=at) or (
-            twin_problem and f"the quantized twin: {twin_problem}"
-        )
+        problem = super().age_problem(policy, at=at)
+        if problem is None and self.twin is not None:
+            problem = self.twin.age_problem(policy, at=at)
+            return problem and f"the quantized twin: {problem}"
+        return problem
 
     def outdated(self) -> str | None:
         """Return which source files of the model changed since the measurement.

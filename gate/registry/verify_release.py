@@ -214,9 +214,7 @@ def _further_measurers(
     Expired keys are included, revoked keys are not."""
     signed = (each for pair in statements if pair for each in (pair.evidence, pair.decision))
     ids = (key.key_id for each in signed for key in each.signers(trust.measurers))
-    return tuple(
-        key_id for key_id in dict.fromkeys(ids) if key_id not in (*exclude, *trust.revoked)
-    )
+    return tuple(each for each in dict.fromkeys(ids) if each not in (*exclude, *trust.revoked))
 
 
 def _decision_of(
@@ -444,9 +442,7 @@ class VerdictSigning:
         verify_measurement(measured.statement, evaluated.evidence, trust=self.trust, now=now)
         if evaluated.golden is not None:
             _verify_vectors(evaluated.golden.golden, measured)
-        elif (
-            evaluated.decision.passed and measured.statement.statement.digest_of(GOLDEN) is not None
-        ):
+        elif evaluated.decision.passed and measured.statement.statement.digest_of(GOLDEN):
             raise Untrusted(
                 f"golden vectors were signed when {evaluated.onnx_path} was measured, but they are "
                 f"missing. Restore them in {measured.vectors}."
@@ -565,13 +561,11 @@ class Terms:
         trust takes it out of service. Raises the exceptions of `ReadTrust`, which is called only
         for a version that was not deployed.
         """
-        entry, current_time = history.promotion_of(version), datetime.now(UTC)
         if history.was_deployed(version):
             return None
+        now, entry = datetime.now(UTC), history.promotion_of(version)
         promoted = parse_time(entry.at) if entry is not None else None
-        return cls(
-            policy, current_time if promoted is None else min(promoted, current_time), trust()
-        )
+        return cls(policy, now if promoted is None else min(promoted, now), trust())
 
 
 def judge_version(

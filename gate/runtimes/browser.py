@@ -306,9 +306,8 @@ class BrowserSession(Session):
         """Verify that the page opened the requested file, by digests and settings."""
         digests = dict(self._state["digests"])
         wasm = self._engine.files[2]
-        Digest(browser_page.FILES[wasm]).verify(
-            Digest(digests.pop("")), label=f"{wasm} in the page"
-        )
+        expected = Digest(browser_page.FILES[wasm])
+        expected.verify(Digest(digests.pop("")), label=f"{wasm} in the page")
         if self._subject.external_data:
             digest = Digest.from_json(digests)
         else:

@@ -103,15 +103,7 @@ _TAIL = 4000
 
 _CHUNK = 1 << 16
 _TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_INHERITED_VARIABLES = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "TZ",
-    "VIRTUAL_ENV",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-)
+_INHERITED = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _INHERITED_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
 
 _START = (
@@ -366,6 +358,6 @@ def _environment(folder: Path, *, inherit_all: bool) -> dict[str, str]:
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if inherit_all or name in _INHERITED_VARIABLES or name.startswith(_INHERITED_PREFIXES)
+        if inherit_all or name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
     }
     return inherited | {"TMPDIR": str(folder)}

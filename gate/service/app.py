@@ -424,9 +424,8 @@ def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
     registry_check = ReadinessCheck(parts.contact.problem)
 
     async def ready(_request: Request) -> Response:
-        checks = (ledger_check, trust_check, store_check, registry_check)
         ledger, trust, store, registry = await asyncio.gather(
-            *(check.problem() for check in checks)
+            *(check.problem() for check in (ledger_check, trust_check, store_check, registry_check))
         )
         problems = {
             "ledger": ledger,

@@ -123,11 +123,8 @@ def _revert(
     history: ModelHistory,
     trust: ReadTrust,
 ) -> StepResult:
-    champion, tags, problem = (
-        eligibility.version.number,
-        eligibility.version.tags,
-        eligibility.problem,
-    )
+    version, problem = eligibility.version, eligibility.problem
+    champion, tags = version.number, version.tags
     assert problem is not None
     target, error = _fallback(model, history, policy=policy, exclude=champion, trust=trust)
     change = f"went back to version {target.version}" if target else "was taken away"
@@ -143,7 +140,7 @@ def _revert(
     if eligibility.unreviewed and standing is not None and standing.action != "passed":
         model.write("passed", problem, version=champion, about=eligibility.entry)  # it waits
     # The note is written before the alias moves, so that the version always shows the reason.
-    model.note(eligibility.version, Tag.REVERTED, problem)
+    model.note(version, Tag.REVERTED, problem)
     number = target.version if target else None
     move_alias(
         model, model.entry("reverted", reason, version=number, previous=champion, about=target)
@@ -181,13 +178,8 @@ def _restore_expected(model: RegisteredModel, history: ModelHistory) -> list[Ste
     which was deployed, could not be verified.
     """
     number, serving = history.expected_champion, history.serving
-    approving_entry = None if number is None else history.approving_entry(number)
-    if (
-        number is None
-        or approving_entry is None
-        or number == serving
-        or not history.was_deployed(number)
-    ):
+    approval = None if number is None else history.approving_entry(number)
+    if number is None or approval is None or number == serving or not history.was_deployed(number):
         return []  # a version that was not deployed may not pass the policy
     try:
         if examine(model, number, history=history, terms=None).problem is not None:
@@ -195,7 +187,7 @@ def _restore_expected(model: RegisteredModel, history: ModelHistory) -> list[Ste
     except (RegistryError, StorageError):  # the replacement is verified and can stay
         return []
     reason = f"version {number} can be proven again, and '{CHAMPION}' went back from {serving}"
-    entry = model.entry("reverted", reason, version=number, previous=serving, about=approving_entry)
+    entry = model.entry("reverted", reason, version=number, previous=serving, about=approval)
     move_alias(model, entry)
     return [StepResult("guard", "restored", number, reason)]
 

@@ -123,10 +123,8 @@ class ReconcileLoop:
         for action in results:
             if isinstance(action, StepResult):
                 self._metrics.actions.labels(action.kind, action.outcome).inc()
-                log_fields = {**fields, "kind": action.kind, "outcome": action.outcome}
-                _log.info(
-                    "%s", action.reason, extra={"fields": {**log_fields, "to": action.version}}
-                )
+                labels = {"kind": action.kind, "outcome": action.outcome, "to": action.version}
+                _log.info("%s", action.reason, extra={"fields": {**fields, **labels}})
         retry_reasons = [self._log_failure(failure, fields) for failure in failures]
         seconds = time.perf_counter() - start
         self._metrics.reconcile_seconds.labels(cause).observe(seconds)

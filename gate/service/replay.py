@@ -93,10 +93,8 @@ def replay_golden(
             results.append(Failed("replay", EvidenceError(reason)))
             continue
         rollback = rollback_deployment(store, model.key, limits=limits)
-        reason += " "
-        reason += (
-            rollback.reason if rollback.outcome == "rolled_back" else f"It stays: {rollback.reason}"
-        )
+        reason += " " if rollback.outcome == "rolled_back" else " It stays: "
+        reason += rollback.reason
         model.write("replay_failed", reason, version=entry.version, about=entry)
         return [*results, StepResult("replay", rollback.outcome, entry.version, reason)]
     return results

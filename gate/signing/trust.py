@@ -142,9 +142,8 @@ class Trust(Record):
         threshold = self._threshold(role)
         if not len(accepted) >= threshold:
             refusals = [reason for reason in reasons.values() if reason]
-            details = "".join(
-                f"; {why}" for why in (*refusals, *self._signature_problems(signed, role))
-            )
+            causes = (*refusals, *self._signature_problems(signed, role))
+            details = "".join(f"; {cause}" for cause in causes)
             # Do not suggest trusting a revoked or expired key.
             suggestion = "" if refusals else ", or trust its key: gate keys trust"
             problems.append(

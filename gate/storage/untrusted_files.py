@@ -124,9 +124,8 @@ def as_mismatch(label: str) -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in MACHINE_ERRORS:
-            raise StorageError(
-                f"cannot read {label}: {error}. Retry when that is fixed."
-            ) from error
+            message = f"cannot read {label}: {error}. Retry when that is fixed."
+            raise StorageError(message) from error
         raise DigestMismatch(
             f"{label} can't be read ({type(error).__name__}: {first_line(error)}), unlike the "
             f"promoted file. {_REMEDY}"
