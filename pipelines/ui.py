@@ -124,13 +124,9 @@ def require_free(port: int, *, remedy: str) -> None:
 def _holder(port: int) -> str:
     """Return who listens on the port, if this user may know."""
     with contextlib.suppress(psutil.Error):
-        for connection in psutil.net_connections("tcp"):
-            if (
-                connection.status == psutil.CONN_LISTEN
-                and connection.laddr.port == port
-                and connection.pid
-            ):
-                return f" by process {connection.pid}, {psutil.Process(connection.pid).name()}"
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid:
+                return f" by process {each.pid}, {psutil.Process(each.pid).name()}"
     return ""
 
 

@@ -306,10 +306,8 @@ class StateDatabase:
 
     def __init__(self, location: Path | str) -> None:
         """`location`: a SQLite file or a URL. Raises ServiceError for a URL that is not valid."""
-        url = (
-            sa.URL.create("sqlite", database=str(location)) if isinstance(location, Path) else None
-        )
-        parsed = url or parsed_url(str(location))
+        text, is_file = str(location), isinstance(location, Path)
+        parsed = sa.URL.create("sqlite", database=text) if is_file else parsed_url(text)
         self._url = parsed.render_as_string(hide_password=False)
         self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
         """The SQLite file; None for PostgreSQL."""
@@ -330,9 +328,8 @@ class StateDatabase:
         Raises StateUnavailable if an older release of gate must finish its work first.
         """
         if connection.dialect.name != "sqlite":  # SQLite has one writer.
-            connection.execute(
-                sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(WRITE_LOCK)))
-            )
+            key = sa.func.hashtext(WRITE_LOCK)
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
         version = self._version(connection)
         if version == SCHEMA_VERSION:
             return

@@ -361,12 +361,9 @@ class Runs:
                 run = self._client.get_run(reference.run_id)
         except ResourceGone:
             return None
-        is_complete = run.data.tags.get(DECIDED_TAG) == decision.digest().hex
-        if (
-            run.info.lifecycle_stage != "active"
-            or not is_complete
-            or _PROMOTED_TAG in run.data.tags
-        ):
+        tags = run.data.tags
+        is_complete = tags.get(DECIDED_TAG) == decision.digest().hex
+        if run.info.lifecycle_stage != "active" or not is_complete or _PROMOTED_TAG in tags:
             return None
         page = self._page(reference.run_id, run.info.experiment_id)
         page.ends = "FINISHED" if run.info.status == "FINISHED" else "FAILED"

@@ -91,12 +91,7 @@ def _compare_accuracies(old: Evidence, new: Evidence) -> list[ChampionAnswers]:
     """Return the accuracies of both files on the first runtime on which both were measured."""
     for name in _COMPARED_ON:
         old_runtime, new_runtime = old.runtime(name), new.runtime(name)
-        if (
-            old_runtime is not None
-            and new_runtime is not None
-            and old_runtime.measured
-            and new_runtime.measured
-        ):
+        if old_runtime and old_runtime.measured and new_runtime and new_runtime.measured:
             old_accuracies = _accuracies(old_runtime)
             return [
                 ChampionAnswers(

@@ -283,11 +283,8 @@ class Release(EvaluatedFile):
 
     def age_problem(self, policy: Policy, *, at: datetime) -> str | None:
         """Return why the evidence of file or twin is too old or from the future, or None."""
-        problem = super().age_problem(policy, at=at)
-        if problem is None and self.twin is not None:
-            problem = self.twin.age_problem(policy, at=at)
-            return problem and f"the quantized twin: {problem}"
-        return problem
+        problem = self.twin and self.twin.age_problem(policy, at=at)
+        return super().age_problem(policy, at=at) or (problem and f"the quantized twin: {problem}")
 
     def outdated(self) -> str | None:
         """Return which source files of the model changed since the measurement.

@@ -440,9 +440,10 @@ class VerdictSigning:
         """Verify that a signed measurement is about the file's evidence and golden vectors."""
         now = datetime.now(UTC)
         verify_measurement(measured.statement, evaluated.evidence, trust=self.trust, now=now)
+        signed = measured.statement.statement.digest_of(GOLDEN)
         if evaluated.golden is not None:
             _verify_vectors(evaluated.golden.golden, measured)
-        elif evaluated.decision.passed and measured.statement.statement.digest_of(GOLDEN):
+        elif evaluated.decision.passed and signed is not None:
             raise Untrusted(
                 f"golden vectors were signed when {evaluated.onnx_path} was measured, but they are "
                 f"missing. Restore them in {measured.vectors}."

@@ -296,13 +296,8 @@ def _checks(
 ) -> Iterator[tuple[Check, Callable[[], object]]]:
     """Yield the checks for which there is an artifact. Each raises an exception if it fails."""
     evidence, policy = artifacts.evidence, artifacts.policy
-    timestamp = summary.time_verified
-    yield (
-        "signature",
-        partial(
-            trust.signers, signed, role="measurers", timestamp=timestamp, now=now, label=_DECISION
-        ),
-    )
+    verify_signature = partial(trust.signers, signed, role="measurers", label=_DECISION)
+    yield "signature", partial(verify_signature, timestamp=summary.time_verified, now=now)
     yield "result", partial(_verify_result, summary)
     yield "model", partial(verify_model, signed, artifacts.model, model=summary.model)
     if artifacts.registered is not None:

@@ -374,7 +374,7 @@ def _refuse_wrong_mode(status: os.stat_result, path: Path, *, kind: str) -> None
 _PREFIX = "parity-gate-"
 _LOCK = "lock"
 
-_ACTIVE_FOLDERS: set[str] = set()
+_ACTIVE: set[str] = set()
 """Folders of this process. On NFS locks belong to processes, so other threads could get them."""
 
 
@@ -414,7 +414,7 @@ def _temporary_directory(**options: str) -> tempfile.TemporaryDirectory[str]:
 def _locked(folder: str) -> Iterator[None]:
     """Hold the lock of a folder. The file is locked before it gets its name."""
     new = Path(folder, f"{_LOCK}.new")
-    _ACTIVE_FOLDERS.add(folder)
+    _ACTIVE.add(folder)
     try:
         with new.open("xb") as lock:
             # If the file system has no locks, the folder is never swept.
@@ -423,18 +423,14 @@ def _locked(folder: str) -> Iterator[None]:
                 new.rename(new.with_name(_LOCK))
             yield
     finally:
-        _ACTIVE_FOLDERS.discard(folder)
+        _ACTIVE.discard(folder)
 
 
 def _sweep(folder: Path) -> None:
     if fcntl is None:
         return
     status = folder.lstat()
-    if (
-        not stat.S_ISDIR(status.st_mode)
-        or status.st_uid != os.geteuid()
-        or str(folder) in _ACTIVE_FOLDERS
-    ):
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or str(folder) in _ACTIVE:
         return
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
     try:

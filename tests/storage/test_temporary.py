@@ -153,7 +153,7 @@ def test_without_locks_nothing_is_cleaned_up(
         with temporary_folder() as folder:
             assert not (folder.parent / "lock").exists()
             patch.undo()
-            files._ACTIVE_FOLDERS.clear()
+            files._ACTIVE.clear()
             files.sweep()
             assert folder.is_dir()
     assert list(temporary_root.iterdir()) == []
