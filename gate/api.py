@@ -40,7 +40,7 @@ from gate.records.preprocessing import PreprocessingParity
 from gate.reference.torch_reference import as_reference
 from gate.runtimes.recorded import with_recordings
 from gate.statistics.sample_table import SampleTable
-from gate.summary.champion_changes import compare_with_champion, unasked
+from gate.summary.champion_changes import compare_with_champion, no_comparison
 from gate.summary.render import render_check
 from gate.summary.summarize import SummaryInputs
 from gate.summary.summary import Change, Summary
@@ -75,7 +75,7 @@ class EvaluationResult:
     """One row per sample, for the report."""
     metric_values: bytes = b""
     """Per-sample values of the metrics as safetensors; empty without metrics."""
-    change: Change = field(default_factory=unasked)
+    change: Change = field(default_factory=no_comparison)
     """The changes since the serving version."""
 
     @property
@@ -243,10 +243,10 @@ def _measure_champion(
     return replace(champion, incumbent=incumbent)
 
 
-def _policy(given: Policy | Path | str | None) -> Policy:
-    if isinstance(given, str | Path):
-        return Policy.from_file(Path(given))
-    return given or Policy.default()
+def _policy(policy: Policy | Path | str | None) -> Policy:
+    if isinstance(policy, str | Path):
+        return Policy.from_file(Path(policy))
+    return policy or Policy.default()
 
 
 def collect_evidence(
@@ -317,11 +317,11 @@ def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]
     release = case.chained
     if not isinstance(release, MultiFileRelease):
         return {}
-    found = {}
+    evidence = {}
     for part in release.parts:
         _steps.debug("measure the part %s", part.name)
         try:
-            found[part.name] = collect_evidence(
+            evidence[part.name] = collect_evidence(
                 part.candidate.path,
                 reference=Reference(part.module, reference.source),
                 data=EvaluationData(part.samples, batch_size=case.batch_size),
@@ -329,9 +329,9 @@ def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]
             )
         except GateError as error:
             raise type(error)(f"the part {part.name}: {error}") from error
-        dataset = found[part.name].dataset.model_copy(update={"left_out": part.left_out})
-        found[part.name] = found[part.name].model_copy(update={"dataset": dataset})
-    return found
+        dataset = evidence[part.name].dataset.model_copy(update={"left_out": part.left_out})
+        evidence[part.name] = evidence[part.name].model_copy(update={"dataset": dataset})
+    return evidence
 
 
 def _require_outputs(policy: Policy, subject: Subject) -> None:

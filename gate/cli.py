@@ -26,7 +26,7 @@ from gate.commands.result import (
     stdout_to_stderr,
 )
 from gate.errors import GateError
-from gate.installation import keep_freed_memory, wait_asleep
+from gate.installation import keep_freed_memory, limit_openmp_spinning
 from gate.storage.workspace import VARIABLE, working_in
 
 # Importing this module must not load pydantic, numpy or torch: commands import what they need.
@@ -37,7 +37,7 @@ _BROKEN_PIPE = 141
 _COMPLETE = "_GATE_COMPLETE"
 """The environment variable with which a shell requests completions from click."""
 
-_BARE = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
+_MISSING_SUBCOMMAND = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 """A missing subcommand prints help on stderr and exits with 2, so that a script with an empty
 variable fails."""
 
@@ -45,7 +45,7 @@ _JSON_VERSION = 1
 """`schema_version` of `--json` (docs/json.md); a record has its own instead."""
 
 
-_WHERE = {
+_TARGETS = {
     "check": "gate.commands.check:command",
     "plan": "gate.commands.distribute:plan_command",
     "measure": "gate.commands.distribute:measure_command",
@@ -83,7 +83,7 @@ _WHERE = {
 }
 """Name of a command to its module and function."""
 
-COMMANDS = tuple(_WHERE)
+COMMANDS = tuple(_TARGETS)
 
 
 class _Commands(click.Group):
@@ -95,7 +95,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        module, _, name = _WHERE[cmd_name].partition(":")
+        module, _, name = _TARGETS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
@@ -110,8 +110,8 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
         from gate.installation import version_text
 
         click.echo(f"gate {version_text()}")
@@ -140,7 +140,7 @@ def gate() -> None:
 
 def run() -> None:
     """Entry point of the command `gate`."""
-    wait_asleep()
+    limit_openmp_spinning()
     keep_freed_memory()
     _open_closed_streams()
     _print_in_any_locale()
@@ -310,9 +310,9 @@ def _print_error(error: BaseException, arguments: Sequence[str], *, machine: boo
     text = f"error: {message}"
     if isinstance(error, click.ClickException):
         message = clean(error.format_message())
-        place = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        text = f"error: {message}" + (f"\nSee {place} --help for examples." if place else "")
-        if isinstance(error, _BARE):
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        text = f"error: {message}" + (f"\nSee {path} --help for examples." if path else "")
+        if isinstance(error, _MISSING_SUBCOMMAND):
             text = message
     elif not isinstance(error, GateError):
         text = (

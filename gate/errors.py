@@ -101,16 +101,16 @@ class ExportError(GateError):
 
 
 class NothingQuantized(ExportError):
-    """The file has nothing that could compute in eight bits."""
+    """The file has no operator that can compute in eight bits."""
 
 
 class ExportRefused(ExportError):
-    """The rules of trace safety forbid every strategy that may be tried: a verdict on the model's
-    source, no fault. Callers turn it into a rejection."""
+    """The lint rules forbid every strategy. This is a verdict on the model's source, which callers
+    turn into a rejection."""
 
 
 class OnnxFileError(GateError):
-    """The file is not a whole and valid ONNX model."""
+    """The file is not a complete, valid ONNX model."""
 
 
 class EvidenceError(GateError):
@@ -138,8 +138,7 @@ class ModelMismatch(OutputMismatch):
 
 
 class RuntimeAbsent(EvidenceError):
-    """A runtime of the model, not of the file, is not there for this model: the policy may do
-    without it, as without a device."""
+    """A runtime does not support this model. The policy may waive it, like a missing device."""
 
 
 class RuntimeUnusable(EvidenceError):
@@ -148,17 +147,17 @@ class RuntimeUnusable(EvidenceError):
 
 
 class PlainSessionFailed(EvidenceError):
-    """ONNX Runtime opens a file neither with optimizations off nor with the basic ones. That says
-    nothing of the configuration that is served."""
+    """ONNX Runtime can open a file neither with optimizations off nor with the basic ones. Higher
+    levels may work."""
 
 
 class PastChanged(EvidenceError):
-    """The ledger is shorter, or other, than a place elsewhere saw it once."""
+    """The ledger is shorter than, or differs from, a state that was stored elsewhere."""
 
 
 class LimitExceeded(GateError):
-    """Reading or running a foreign file takes more time or memory than is allowed, or kills the
-    process that does it."""
+    """Reading or running an untrusted file exceeds the limits of time or memory, or kills the child
+    process."""
 
 
 class Untrusted(GateError):
@@ -191,7 +190,7 @@ class RegistryError(GateError):
 
 
 class ArtifactMissing(RegistryError):
-    """A version's file is not there: it was removed, or its store is away for a while."""
+    """A version's file is missing: it was removed, or its store is temporarily unavailable."""
 
 
 class MismatchUnconfirmed(RegistryError):
@@ -200,7 +199,7 @@ class MismatchUnconfirmed(RegistryError):
 
 
 class ResourceGone(RegistryError):
-    """The registry answers, and has no such model or version: it was deleted or renamed."""
+    """The registry has no such model or version: it was deleted or renamed."""
 
 
 class RegistryUnavailable(RegistryError):
@@ -208,7 +207,7 @@ class RegistryUnavailable(RegistryError):
 
 
 class RegistryDenied(RegistryError):
-    """The registry answers, and refuses this user."""
+    """The registry refuses this user."""
 
 
 class PromotionConflict(RegistryError):
@@ -216,4 +215,4 @@ class PromotionConflict(RegistryError):
 
 
 class TooLarge(Exception):
-    """More bytes came than were allowed. A refusal, not a fault of this machine."""
+    """The data exceeds its size limit. The input is refused; this machine has no fault."""

@@ -72,7 +72,7 @@ mobilenet_v3_small in float64 takes 0.24 times as long; with another running pro
 times, and with 1 000 spins it would be 3 times."""
 
 
-def wait_asleep() -> None:
+def limit_openmp_spinning() -> None:
     """Make OpenMP threads spin briefly and then sleep, in this process and its children.
 
     It has no effect if torch is already loaded, or if the environment configures this.
@@ -104,7 +104,7 @@ def keep_freed_memory() -> None:
 # This module only searches for packages and does not import them.
 
 
-TORCH, ONNX_RUNTIME, WHOLE_MLFLOW = "torch", "onnxruntime", "alembic"
+TORCH, ONNX_RUNTIME, FULL_MLFLOW = "torch", "onnxruntime", "alembic"
 """No extra installs torch; two extras install ONNX Runtime. MLflow needs alembic to open a
 database; mlflow-skinny does not include it."""
 
@@ -165,7 +165,7 @@ _REMEDY = {
     TORCH: "needs PyTorch, in the build that fits your machine: pip install torch",
     ONNX_RUNTIME: "needs ONNX Runtime: pip install 'parity-gate[cpu]', or 'parity-gate[cuda]' "
     "for NVIDIA, never both",
-    WHOLE_MLFLOW: "needs the whole MLflow for a registry that is a database: pip install mlflow; "
+    FULL_MLFLOW: "needs the whole MLflow for a registry that is a database: pip install mlflow; "
     "for one behind a server (http://…) parity-gate[registry] is enough",
 }
 
@@ -231,7 +231,7 @@ def require_module(module: str) -> None:
 
 def remedy(name: str) -> str:
     """Return the rest of a sentence which tells how to install an extra, TORCH, ONNX_RUNTIME or
-    WHOLE_MLFLOW."""
+    FULL_MLFLOW."""
     if name in _REMEDY:
         return _REMEDY[name]
     name = _FURTHER.get(name, name)
@@ -293,7 +293,7 @@ def distribution(module: str) -> str:
 
 _TITLES = {TORCH: "PyTorch", ONNX_RUNTIME: "ONNX Runtime"}
 
-_WHOLE = {
+_REQUIRED_ATTRIBUTES = {
     TORCH: ("__version__", "Tensor", "nn"),
     ONNX_RUNTIME: ("__version__", "SessionOptions", "InferenceSession"),
 }
@@ -321,17 +321,17 @@ def find_broken(command: str) -> PackageBroken | None:
     return None
 
 
-def deaths() -> dict[str, str]:
+def import_crashes() -> dict[str, str]:
     """Return which of PyTorch and ONNX Runtime crash a process on import, with the reason.
 
     A truncated library does so. The imports are tested in other processes.
     """
-    reasons = {name: _death(name) for name in _TITLES if is_installed(name)}
+    reasons = {name: _import_crash(name) for name in _TITLES if is_installed(name)}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 @functools.cache
-def _death(name: str) -> str:
+def _import_crash(name: str) -> str:
     import subprocess
     import sys
 
@@ -350,7 +350,7 @@ def _loaded(name: str) -> Any:
         raise PackageMissing(remedy(name))
     try:
         module = importlib.import_module(name)
-        for part in _WHOLE[name]:
+        for part in _REQUIRED_ATTRIBUTES[name]:
             getattr(module, part)
     except Exception as error:  # a broken binary package raises almost anything
         raise PackageBroken(

@@ -31,14 +31,12 @@ def policy_page() -> str:
     """Markdown: a table a section, bounds with their formulas, the built-in policy as a text."""
     fields = policy_fields()
     parts = [_HEAD, "## The policy itself", _table(_of(fields, ""))]
-    sections = [
-        field for field in fields if any(each != field for each in _of(fields, field.place))
-    ]
+    sections = [field for field in fields if any(each != field for each in _of(fields, field.path))]
     for section in sections:
-        parts += [f"## `{section.place}`", _escaped(section.sentence)]
-        is_bounds = section.place.startswith(_BOUNDS)
+        parts += [f"## `{section.path}`", _escaped(section.sentence)]
+        is_bounds = section.path.startswith(_BOUNDS)
         table = _bounds if is_bounds else _table
-        parts.append(table(_of(fields, section.place)))
+        parts.append(table(_of(fields, section.path)))
     text = policy_text(Policy.default(), name="gate.yaml")
     parts += ["## The built-in policy", "As `gate init` writes it.", f"```yaml\n{text}```"]
     return "\n\n".join(parts) + "\n"
@@ -48,12 +46,12 @@ def _of(fields: tuple[PolicyField, ...], section: str) -> tuple[PolicyField, ...
     """The fields of a section, without those of sections in it."""
     above = f"{section}." if section else ""
     above = f"runtimes.{RUNTIME}." if section == "runtimes" else above
-    if any(each.place.startswith(f"{section}[].") for each in fields):
+    if any(each.path.startswith(f"{section}[].") for each in fields):
         above = f"{section}[]."
     return tuple(
         each
         for each in fields
-        if each.place == f"{above}{each.name}" and each.place.startswith(above)
+        if each.path == f"{above}{each.name}" and each.path.startswith(above)
     )
 
 

@@ -1,5 +1,5 @@
 """One thin module for each DVC stage."""
 
-from gate.installation import wait_asleep
+from gate.installation import limit_openmp_spinning
 
-wait_asleep()
+limit_openmp_spinning()

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from gate.commands.promote import is_handed_in
+from gate.commands.promote import uses_submission
 from gate.commands.result import ExitCode, console
 from gate.decision.decide import Decision, decide
 from gate.golden.tolerance import refit
@@ -55,7 +55,7 @@ def main() -> int:
     tracker = Tracker(registry_params.experiment)
     model = RegisteredModel(
         MlflowRegistry(tracker.uri),
-        project_ledger(is_written=not is_handed_in(policy, None)),
+        project_ledger(is_written=not uses_submission(policy, None)),
         registry_params.model_name,
     )
     champion = load_compared_champion(model, policy, evidence)

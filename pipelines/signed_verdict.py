@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gate.commands.promote import is_handed_in, refused, submit_or_promote
+from gate.commands.promote import refuse_release, submit_or_promote, uses_submission
 from gate.errors import Untrusted
 from gate.ledger.entry import plain
 from gate.policy.policy import Policy
@@ -71,10 +71,10 @@ class SignedVerdict:
 
         Raises the exceptions of `gate.commands.promote.submit_or_promote`.
         """
-        handing_in = is_handed_in(self.policy, None)
+        submits = uses_submission(self.policy, None)
         release = replace(self.release, run_id=run_id, description=description)
         if self.refusal is not None:
-            return refused(self.model, release, self.refusal, handing_in=handing_in)
+            return refuse_release(self.model, release, self.refusal, submits=submits)
         try:
             verified = verify_release(
                 release,
@@ -83,5 +83,5 @@ class SignedVerdict:
                 registries=self.model.identities(),
             )
         except Untrusted as error:
-            return refused(self.model, release, str(error), handing_in=handing_in)
-        return submit_or_promote(self.model, verified, handing_in=handing_in)
+            return refuse_release(self.model, release, str(error), submits=submits)
+        return submit_or_promote(self.model, verified, submits=submits)

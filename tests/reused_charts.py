@@ -13,13 +13,13 @@ from gate.report import chart
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_paint = chart._painted
+_paint = chart._figure_document
 
 
 @pytest.fixture(autouse=True)
 def reused_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first chart of each name stands for all of that name."""
-    monkeypatch.setattr(chart, "_painted", _reused)
+    monkeypatch.setattr(chart, "_figure_document", _reused)
 
 
 _PAINTED: dict[str, str] = {}

@@ -228,7 +228,7 @@ def check_python(code: str) -> None:
 
 def check_yaml(code: str) -> None:
     shown = YAML(typ="safe").load(code)
-    places = {field.place.partition(".")[0] for field in FIELDS}
+    places = {field.path.partition(".")[0] for field in FIELDS}
     sections = YAML(typ="safe").load(ROOT / "params.yaml")
     policy = shown.get("gate", shown)
     is_spec = "resize" in (shown.get("preprocessing") or {})

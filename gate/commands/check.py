@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gate.commands.ci_files import VerdictCommand
-from gate.commands.evaluate import evaluate, measured_by, policy_from_request
+from gate.commands.evaluate import evaluate, policy_from_request, select_workers
 from gate.commands.options import CHECK_OPTIONS, CheckRequest, with_options
 from gate.commands.result import CommandResult, within_limits
 from gate.errors import StorageError
@@ -107,4 +107,4 @@ def command(**options: Any) -> CommandResult:
     """
     options["model"] = release_file(options["model"], options["parts"], options["chain"])
     request = CheckRequest(**options)
-    return evaluate(request, policy_from_request(request), measured_by(request))
+    return evaluate(request, policy_from_request(request), select_workers(request))

@@ -86,9 +86,9 @@ class CiFilesCommand(click.Command):
             return super().make_context(info_name, args, parent, **extra)
         except (GateError, click.ClickException) as error:
             with contextlib.suppress(GateError, click.ClickException):
-                paths, others = self._parse_leniently(arguments, parent)
-                _refuse_mixed(paths, others)
-                self._write(paths, _failed(info_name, others, error, arguments))
+                paths, options = self._parse_leniently(arguments, parent)
+                _refuse_mixed(paths, options)
+                self._write(paths, _failed(info_name, options, error, arguments))
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -121,9 +121,9 @@ class CiFilesCommand(click.Command):
         """Return the CI files and the other options of invalid arguments, as far as they parse."""
         context = click.Context(self, parent=parent, resilient_parsing=True)
         context.ignore_unknown_options = True
-        others, _, _ = self.make_parser(context).parse_args(args)
-        named = {file: others.pop(file.name, None) for file in self.files}
-        return {file: Path(path) for file, path in named.items() if path}, others
+        options, _, _ = self.make_parser(context).parse_args(args)
+        requested = {file: options.pop(file.name, None) for file in self.files}
+        return {file: Path(path) for file, path in requested.items() if path}, options
 
     def _write(self, paths: Mapping[CiFile, Path], ending: Ending) -> list[dict[str, str | None]]:
         """Write each file, even if another one fails; return the messages to show."""
@@ -151,7 +151,7 @@ def _failed(
     return Ending(command=command or "", options=options, outcome=None, failure=clean(text))
 
 
-def _refuse_mixed(paths: Mapping[CiFile, Path], others: Mapping[str, Any]) -> None:
+def _refuse_mixed(paths: Mapping[CiFile, Path], inputs: Mapping[str, Any]) -> None:
     """Raise UsageError if two options name the same file, or one names an input of the command."""
     options: dict[Path, str] = {}
     for file, path in paths.items():
@@ -161,7 +161,7 @@ def _refuse_mixed(paths: Mapping[CiFile, Path], others: Mapping[str, Any]) -> No
                 f"{options[resolved]} and {file.option} both name {path}. Use different files."
             )
         options[resolved] = file.option
-    for value in _texts(others.values()):
+    for value in _texts(inputs.values()):
         option = options.get(Path(value).resolve())
         if option is not None:
             raise click.UsageError(

@@ -161,14 +161,14 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
     """A file, folder or URL of samples, or `package.module:factory` of a data set."""
 
     name = "samples"
-    _PLACE = ExistingPath(
+    _EXISTING_PATH = ExistingPath(
         errors.DataError,
         "samples: .npy, .npz, .parquet, .arrow or .tar, a folder of one kind, a URL, or "
         "package.module:factory",
         kind="either",
     )
 
-    shell_complete = _PLACE.shell_complete
+    shell_complete = _EXISTING_PATH.shell_complete
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text. Raises DataError if the path does not exist; URLs are not checked."""
@@ -196,21 +196,22 @@ class Named(click.ParamType):  # type: ignore[type-arg]
         expected: str,
         split: Callable[[str], tuple[str, Any]],
         *,
-        place: ExistingPath | None = None,
+        path_type: ExistingPath | None = None,
     ) -> None:
-        """`split`: returns name and value, or raises ValueError with an optional hint. `place`: the
-        type of a value that is a path."""
-        self.name, self._expected, self._split, self._place = name, expected, split, place
+        """`split`: returns name and value, or raises ValueError with an optional hint.
+        `path_type`: the type of a value that is a path."""
+        self.name, self._expected, self._split = name, expected, split
+        self._path_type = path_type
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, Any]:
-        """Return name and value. Raises BadParameter, and the exceptions of `place`."""
+        """Return name and value. Raises BadParameter, and the exceptions of `path_type`."""
         if isinstance(value, tuple):  # click also converts values that are already converted
             return value
         try:
             name, text = self._split(str(value))
-            return name, text if self._place is None else self._place.convert(text, param, ctx)
+            return name, self._path_type.convert(text, param, ctx) if self._path_type else text
         except ValueError as error:
             self.fail(f"{value!r}: expected {self._expected}.{error}", param, ctx)
 
@@ -261,21 +262,21 @@ NAMED_RECORDING = Named(
     "recording",
     "NAME=FOLDER, the name of lower-case letters, digits, dashes and dots",
     _split_recording,
-    place=ExistingPath(errors.EvidenceError, "output of gate record pack", kind="either"),
+    path_type=ExistingPath(errors.EvidenceError, "output of gate record pack", kind="either"),
 )
 
 NAMED_PART = Named(
     "part",
     "NAME=FILE.onnx, the name of letters, digits and _",
     lambda text: _split_path(text, lambda name: name.isidentifier() and name.isascii()),
-    place=ExistingPath(errors.OnnxFileError, "the ONNX file of a part"),
+    path_type=ExistingPath(errors.OnnxFileError, "the ONNX file of a part"),
 )
 
 NAMED_TENSORS = Named(
     "tensors",
     "NAME=FILE.npy",
     _split_tensors,
-    place=ExistingPath(errors.DataError, "an .npy file with one tensor for each picture"),
+    path_type=ExistingPath(errors.DataError, "an .npy file with one tensor for each picture"),
 )
 
 NAMED_ROLE = Named("role", f"NAME=ROLE, with one of {', '.join(ROLES)}", _split_role)
@@ -398,10 +399,10 @@ _TRUNCATED = len(_BEGIN) + 40
 class RecordFile(OutputPath):
     """A new or empty file, or an older record of the same kind, complete or truncated."""
 
-    def __init__(self, sign: str, what: str) -> None:
-        """`sign`: a field near the start that identifies the record. `what`: for the message."""
+    def __init__(self, sign: str, kind: str) -> None:
+        """`sign`: a field near the start that identifies the record. `kind`: for the message."""
         super().__init__("file")
-        self._sign, self._what = sign, what
+        self._sign, self._record_kind = sign, kind
 
     def problem(self, path: Path) -> str | None:
         """Return the problem if the path is not writable, or a file of another kind exists."""
@@ -411,7 +412,7 @@ class RecordFile(OutputPath):
         head = head_of(path)
         if f'"{self._sign}"'.encode() in head or _is_truncated(path, head):
             return None
-        return f"{path} exists and is not {self._what}. Name another file, or remove it."
+        return f"{path} exists and is not {self._record_kind}. Name another file, or remove it."
 
 
 def head_of(path: Path) -> bytes:

@@ -161,12 +161,12 @@ def deployed_command(name: str | None, store: Path) -> CommandResult:
 
 
 def _show_deployed(manifests: list[Manifest], problems: dict[str, str], console: Console) -> None:
-    from gate.report.terminal import add_row, print_table
+    from gate.report.terminal import add_row, build_table
 
     if not manifests:
         console.print("Nothing is deployed.")
         return
-    shown = print_table(("name", "release", "slot", "sha256", "bytes", "golden", "since", "before"))
+    table = build_table(("name", "release", "slot", "sha256", "bytes", "golden", "since", "before"))
     for live in manifests:
         for label, slot in live.slots.items():
             cells = (
@@ -179,6 +179,6 @@ def _show_deployed(manifests: list[Manifest], problems: dict[str, str], console:
                 live.deployed_at,
                 ", ".join(str(earlier.release) for earlier in live.previous),
             )
-            add_row(shown, cells)
-    console.print(shown)
+            add_row(table, cells)
+    console.print(table)
     print_lines(console, *(f"{slot}: {text}" for slot, text in problems.items()), style="red")

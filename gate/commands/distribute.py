@@ -51,16 +51,16 @@ def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> C
     from gate.distributed.plan import MeasurementPlan
 
     planned = MeasurementPlan.open(plan)
-    done = _is_measured(output, planned, unit)
-    if not done:
+    is_complete = _is_measured(output, planned, unit)
+    if not is_complete:
         with spinner(f"measuring unit {unit} of {len(planned.units)}"):
             from gate.distributed.plan import measure_unit
 
             measure_unit(planned, unit, lead=lead).save(output)
-    outcome = "already measured" if done else "measured"
+    outcome = "already measured" if is_complete else "measured"
     return CommandResult(
         ExitCode.DONE,
-        {"unit": unit, "part": str(output), "measured": not done},
+        {"unit": unit, "part": str(output), "measured": not is_complete},
         lambda console: console.print(f"unit {unit}  {outcome}: {output}"),
     )
 
@@ -129,7 +129,7 @@ def merge_command(
             yield replace(checked.data, workers=workers, units=planned.assignment.most_units)
 
     outcome = evaluate(
-        _question(planned, options), planned.assignment.policy, contextlib.nullcontext(merged)
+        _request(planned, options), planned.assignment.policy, contextlib.nullcontext(merged)
     )
     if output is not None:
         from gate.records.evidence import Evidence
@@ -138,7 +138,7 @@ def merge_command(
     return outcome
 
 
-def _question(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
+def _request(plan: MeasurementPlan, options: dict[str, Any]) -> CheckRequest:
     """Return the request of the `gate check` call that made the plan."""
     assignment = plan.assignment
     return CheckRequest(

@@ -37,8 +37,8 @@ def active_provider(provider: str) -> tuple[str, str]:
     from gate.records.runtime import CPU_PROVIDER
 
     def run() -> str:
-        wanted = [provider] if provider == CPU_PROVIDER else [provider, CPU_PROVIDER]
-        session = create_session(_tiny_model(), providers=wanted)
+        providers = [provider] if provider == CPU_PROVIDER else [provider, CPU_PROVIDER]
+        session = create_session(_tiny_model(), providers=providers)
         (total,) = session.run(None, {"x": np.array([1.0, 2.0], dtype=np.float32)})
         if total.tolist() != [2.0, 4.0]:
             raise RuntimeError(f"1 + 1 and 2 + 2 gave {total.tolist()}")
@@ -150,13 +150,13 @@ def command(tracking_uri: str | None) -> CommandResult:
 def _show(diagnosis: Diagnosis, console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.terminal import print_table
+    from gate.report.terminal import build_table
 
     rows = [
         (Text(finding.name), Text(finding.state, style=_STYLES[finding.state]), Text(finding.seen))
         for finding in diagnosis.findings
     ]
-    console.print(print_table(("what", "state", "seen"), rows))
+    console.print(build_table(("what", "state", "seen"), rows))
     for finding in diagnosis.findings:
         if finding.remedy and finding.state != "ok":
             console.print(Text(f"{finding.name}: {finding.remedy}"))
@@ -171,7 +171,7 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
 
 _NEEDED_MODULES = ("numpy", "torch", "onnx", "onnxruntime", "pydantic", "scipy")
 
-_OTHER_MODULES = ("torchvision", "matplotlib", "rich")
+_OPTIONAL_MODULES = ("torchvision", "matplotlib", "rich")
 
 _NEEDED_FOR = {
     "torch": f"gate check {installation.remedy(installation.TORCH)}",
@@ -189,12 +189,12 @@ _FREE_BYTES = 2 * 1024**3
 def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None]) -> Diagnosis:
     """Run all checks. `preflight` raises GateError if `registry` (an address without secrets) is
     not usable; `folder` is the working folder."""
-    deadly = installation.deaths()
+    crashes = installation.import_crashes()
     return Diagnosis(
         (
-            *_modules(deadly),
+            *_modules(crashes),
             _onnxruntime_conflict(),
-            *((_untried(deadly),) if deadly else (_cpu_session(), *_cuda(), *_runtimes())),
+            *((_untried(crashes),) if crashes else (_cpu_session(), *_cuda(), *_runtimes())),
             _registry(registry, preflight),
             _dvc(),
             _disk(folder),
@@ -202,19 +202,19 @@ def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None
     )
 
 
-def _untried(deadly: Mapping[str, str]) -> Symptom:
-    why = f"not tried: {' and '.join(deadly)} would crash this process"
+def _untried(crashes: Mapping[str, str]) -> Symptom:
+    why = f"not tried: {' and '.join(crashes)} would crash this process"
     remedy = "Reinstall the packages that are named above."
     return Symptom("ort-cpu", "missing", why, remedy, needed=True)
 
 
-def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
+def _modules(crashes: Mapping[str, str]) -> Iterator[Symptom]:
     yield Symptom("python", "ok", platform.python_version(), needed=True)
-    for name in (*_NEEDED_MODULES, *_OTHER_MODULES):
+    for name in (*_NEEDED_MODULES, *_OPTIONAL_MODULES):
         needed = name in _NEEDED_MODULES
-        again = f"Reinstall it: pip install --force-reinstall {installation.distribution(name)}"
-        if name in deadly:
-            yield Symptom(name, "missing", deadly[name], again, needed)
+        remedy = f"Reinstall it: pip install --force-reinstall {installation.distribution(name)}"
+        if name in crashes:
+            yield Symptom(name, "missing", crashes[name], remedy, needed)
             continue
         try:
             too_old = installation.outdated(name)
@@ -226,7 +226,7 @@ def _modules(deadly: Mapping[str, str]) -> Iterator[Symptom]:
         except Exception as error:  # a broken binary package raises almost anything
             state: State = "missing" if needed else "absent"
             yield (
-                _broken(name, error, again, needed=needed)
+                _broken(name, error, remedy, needed=needed)
                 if installation.is_installed(name)
                 else Symptom(name, state, "not installed", _NEEDED_FOR[name], needed)
             )

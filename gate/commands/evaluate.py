@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from gate.commands.loaders import Against, Signing, downloaded_reference
-from gate.commands.options import _OF_CLUSTER, CheckRequest, MeasuringRequest, tracking_uri
+from gate.commands.options import CLUSTER_DEFAULTS, CheckRequest, MeasuringRequest, tracking_uri
 from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
 from gate.errors import GateError, PolicyError, StorageError
@@ -64,20 +64,20 @@ def policy_from_options(
 
     Raises PolicyError.
     """
-    made, stated, values = load_policy(policy, precision, task=task), dict(roles), dict(settings)
-    if stated or task:
-        made = made.with_answers(outputs=stated, task=task)
+    result, outputs = load_policy(policy, precision, task=task), dict(roles)
+    if outputs or task:
+        result = result.with_answers(outputs=outputs, task=task)
     if runtimes:
         from gate.runtimes.selection import with_runtime
         from gate.runtimes.server import with_server
 
         for name in runtimes:
-            made = with_server(made, name) if "://" in name else with_runtime(made, name)
-    if values:
+            result = with_server(result, name) if "://" in name else with_runtime(result, name)
+    if values := dict(settings):
         from gate.policy.overrides import with_overrides
 
-        made = with_overrides(made, values)
-    return made
+        result = with_overrides(result, values)
+    return result
 
 
 def load_policy(
@@ -97,34 +97,34 @@ def load_policy(
     return Policy.from_file(path) if path else Policy.built_in(precision or "exact", task=task)
 
 
-_UNPROVEN = (
+_UNVERIFIED_WEIGHTS = (
     "note: not checked: whether the factory returns the same weights on each call (the model is "
     "over 2 GB, or the factory works only once). If weights are random, pass --checkpoint FILE."
 )
 
-OpenData = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
+PrepareData = Callable[["CheckedFile"], AbstractContextManager["EvaluationData"]]
 """Returns the data of a check with the workers that measure it."""
 
 
-def measured_by(request: CheckRequest) -> AbstractContextManager[OpenData]:
+def select_workers(request: CheckRequest) -> AbstractContextManager[PrepareData]:
     """Return how `evaluate` distributes the samples.
 
     The workers start on entering, up to the requested number. Raises UsageError for options of the
     other engine.
     """
     if request.engine == "processes":
-        for name, default in _OF_CLUSTER.items():
+        for name, default in CLUSTER_DEFAULTS.items():
             if getattr(request, name) != default:
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(f"{option} requires --engine ray.")
-        return _by_processes(request.jobs)
+        return _process_workers(request.jobs)
     if request.jobs is not None:
         raise click.UsageError("--jobs is for processes. With --engine ray use --workers N.")
-    return _by_cluster(request)
+    return _cluster_workers(request)
 
 
 @contextlib.contextmanager
-def _by_processes(jobs: int | None) -> Iterator[OpenData]:
+def _process_workers(jobs: int | None) -> Iterator[PrepareData]:
     if jobs in (None, 1):
         yield lambda checked: checked.by_processes(jobs)
         return
@@ -138,7 +138,7 @@ def _by_processes(jobs: int | None) -> Iterator[OpenData]:
 
 
 @contextlib.contextmanager
-def _by_cluster(request: CheckRequest) -> Iterator[OpenData]:
+def _cluster_workers(request: CheckRequest) -> Iterator[PrepareData]:
     from gate.distributed.worker_pool import Cluster, RayPool
 
     cluster = Cluster(
@@ -151,7 +151,7 @@ def _by_cluster(request: CheckRequest) -> Iterator[OpenData]:
         yield lambda checked: checked.by_cluster(pool)
 
 
-def addressed(summary: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
+def fill_commands(summary: Summary, request: CheckRequest, *, policy: Policy) -> Summary:
     """Return the summary with the file names of this request filled into its commands.
 
     The `gate check` command of the summary becomes this command line. Passwords are removed,
@@ -223,35 +223,35 @@ def _promote_options(request: CheckRequest) -> list[str]:
 
 def _save_report(
     request: CheckRequest,
-    verdicted: EvaluationResult,
+    evaluation: EvaluationResult,
     *,
     summary: Summary,
     spec: PreprocessSpec | None,
     signing: Signing | None,
-    opened: ExitStack | None,
+    stack: ExitStack | None,
 ) -> Path | None:
     """Write the report if one is requested or an MLflow run needs it; return its folder.
 
-    `opened`: the exit stack of the run, which removes the folder if no report is requested. Raises
+    `stack`: the exit stack of the run, which removes the folder if no report is requested. Raises
     the exceptions of `_write_signed`.
     """
     if request.report is not None:
         with report_folder(request.report) as folder:
             if signing is not None:
-                _write_signed(folder, verdicted, signing, compared=request.against is not None)
-            _write_report(folder, request, verdicted, summary=summary, spec=spec)
+                _write_signed(folder, evaluation, signing, compared=request.against is not None)
+            _write_report(folder, request, evaluation, summary=summary, spec=spec)
         return request.report
-    if opened is None:
+    if stack is None:
         return None
-    folder = opened.enter_context(temporary_folder())
-    _write_report(folder, request, verdicted, summary=summary, spec=spec)
+    folder = stack.enter_context(temporary_folder())
+    _write_report(folder, request, evaluation, summary=summary, spec=spec)
     return folder
 
 
 def _write_report(
     folder: Path,
     request: CheckRequest,
-    verdicted: EvaluationResult,
+    evaluation: EvaluationResult,
     *,
     summary: Summary,
     spec: PreprocessSpec | None,
@@ -272,30 +272,30 @@ def _write_report(
         preprocessing=str(request.preprocessing) if request.preprocessing else None,
         batch_axes=dict(request.batch_axes),
     ).save(folder / ARGUMENTS)
-    verdicted.samples.save(folder / SAMPLES)
-    if verdicted.metric_values:
-        write_bytes(folder / METRICS, verdicted.metric_values)
-    samples = verdicted.job.samples
+    evaluation.samples.save(folder / SAMPLES)
+    if evaluation.metric_values:
+        write_bytes(folder / METRICS, evaluation.metric_values)
+    samples = evaluation.job.samples
     if artifacts.picture_layout(samples.specs) is not None and not is_installed("PIL"):
         click.echo(
             "note: the report has no pictures of the worst samples, which need Pillow: pip install "
             "'parity-gate[data]'",
             err=True,
         )
-    worst = artifacts.thumbnails(samples, verdicted.evidence, spec)
+    worst = artifacts.thumbnails(samples, evaluation.evidence, spec)
     artifacts.save(folder / PICTURES, worst)
     # Last, because the page includes the pictures in the folder.
     write_report(
         folder,
-        verdicted.decision,
-        verdicted.evidence,
+        evaluation.decision,
+        evaluation.evidence,
         summary=summary,
-        explanation=verdicted.explanation,
+        explanation=evaluation.explanation,
     )
 
 
 def _write_signed(
-    folder: Path, verdicted: EvaluationResult, signing: Signing, *, compared: bool
+    folder: Path, evaluation: EvaluationResult, signing: Signing, *, compared: bool
 ) -> None:
     """Sign evidence and decision as they are in memory, then write the files for `gate promote`.
 
@@ -307,19 +307,19 @@ def _write_signed(
     from gate.records.layout import CHANGE, GOLDEN, POLICY
     from gate.signing.subjects import statement_subjects
 
-    evidence, job, golden = verdicted.evidence, verdicted.job, None
-    if verdicted.decision.passed and has_golden(job):
+    evidence, job, golden = evaluation.evidence, evaluation.job, None
+    if evaluation.decision.passed and has_golden(job):
         vectors = write_golden_of(folder / GOLDEN, job, evidence=evidence)
         golden = Digest.from_bytes(vectors.file_bytes())
     signing.statements(
         evidence,
-        verdicted.decision,
-        policy=verdicted.policy,
+        evaluation.decision,
+        policy=evaluation.policy,
         subjects=statement_subjects(job.candidate.path, evidence, golden=golden),
     ).write(folder)
-    verdicted.policy.save(folder / POLICY)
+    evaluation.policy.save(folder / POLICY)
     if compared:
-        verdicted.change.save(folder / CHANGE)
+        evaluation.change.save(folder / CHANGE)
 
 
 @contextlib.contextmanager
@@ -345,9 +345,9 @@ def report_folder(report: Path) -> Iterator[Path]:
 
 def _replace_report(folder: Path, report: Path) -> None:
     """Move all files of a folder into `report`, and remove those of an earlier report."""
-    from gate.records.layout import OF_REPORTS
+    from gate.records.layout import REPORT_FILES
 
-    for name in {*OF_REPORTS, *(entry.name for entry in folder.iterdir())}:
+    for name in {*REPORT_FILES, *(entry.name for entry in folder.iterdir())}:
         old = report / name
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old)
@@ -392,7 +392,7 @@ class TrackedRun:
     judgment: SummaryInputs
     folder: Path
     """The folder of the report."""
-    opened: ExitStack
+    stack: ExitStack
     """Ends the run; removes the folder if no report was requested."""
     workspace: str | None
     """The command's workspace; MLFLOW_WORKSPACE is already restored when the run is finished."""
@@ -419,7 +419,7 @@ class TrackedRun:
         was_shown = self.failure is not None
         with working_in(self.workspace):
             try:
-                with self.opened:
+                with self.stack:
                     if self.failure is not None:
                         raise self.failure
                     log_files(self.page, self.judgment, folder=self.folder)
@@ -479,23 +479,23 @@ def _show(
 def evaluate(
     request: CheckRequest,
     policy: Policy,
-    measured_by: AbstractContextManager[OpenData],
+    workers: AbstractContextManager[PrepareData],
 ) -> CommandResult:
     """Measure, decide, and write the requested files.
 
-    `measured_by`: runs the measurement. Raises GateError if the file can't be judged.
+    `workers`: prepares the data for measuring. Raises GateError if the file can't be judged.
     """
-    with contextlib.ExitStack() as opened:
-        return _evaluated(request, policy, measured_by, opened)
+    with contextlib.ExitStack() as stack:
+        return _evaluate(request, policy, workers, stack)
 
 
-def _evaluated(
+def _evaluate(
     request: CheckRequest,
     policy: Policy,
-    measured_by: AbstractContextManager[OpenData],
-    opened: ExitStack,
+    workers: AbstractContextManager[PrepareData],
+    stack: ExitStack,
 ) -> CommandResult:
-    """Implement `evaluate`. `opened` ends the run, unless the returned result does so."""
+    """Implement `evaluate`. `stack` ends the run, unless the returned result does so."""
     from gate.preprocess.pictures import read_dumped_tensors
 
     _refuse_existing(request)
@@ -513,7 +513,7 @@ def _evaluated(
             against.require_model()
     dumped = read_dumped_tensors(request.tensors)
 
-    with measured_by as shared_out:
+    with workers as prepare_data:
         with loading():  # after all checks that do not need PyTorch
             from gate.api import check
             from gate.distributed.worker_pool import CheckedFile
@@ -536,42 +536,42 @@ def _evaluated(
                 export_record=request.export_record,
             ).named(name)
             if not reference.is_reproducible:
-                click.echo(_UNPROVEN, err=True)
-        with temporary_folder() as served:
+                click.echo(_UNVERIFIED_WEIGHTS, err=True)
+        with temporary_folder() as champion_folder:
             if against is not None:
-                champion = against.champion(policy=policy, into=served)
+                champion = against.champion(policy=policy, into=champion_folder)
                 data = replace(data, against=champion)
             checked_file = CheckedFile(request.model, reference, data, policy)
-            with shared_out(checked_file) as shared, progress_bar("measuring") as progress:
+            with prepare_data(checked_file) as prepared, progress_bar("measuring") as progress:
                 page = None
                 if runs is not None:
-                    page = opened.enter_context(runs.new("gate check", ends_process=True))
-                verdicted = check(
+                    page = stack.enter_context(runs.new("gate check", ends_process=True))
+                evaluation = check(
                     request.model,
                     reference=reference,
-                    data=shared,
+                    data=prepared,
                     policy=policy,
                     progress=progress,
                 )
-    decision, evidence = verdicted.decision, verdicted.evidence
+    decision, evidence = evaluation.decision, evaluation.evidence
     judgment = SummaryInputs(
         decision=decision,
         evidence=evidence,
-        policy=verdicted.policy,
-        explanation=verdicted.explanation,
-        change=verdicted.change,
+        policy=evaluation.policy,
+        explanation=evaluation.explanation,
+        change=evaluation.change,
         model_name=request.name,
         signed_by=None if signing is None else signing.label,
     )
-    addressed_story = addressed(judgment.summary, request, policy=verdicted.policy)
-    judgment = replace(judgment, steps=addressed_story.steps)
+    summary = fill_commands(judgment.summary, request, policy=evaluation.policy)
+    judgment = replace(judgment, steps=summary.steps)
     folder = _save_report(
         request,
-        verdicted,
+        evaluation,
         summary=judgment.summary,
         spec=reference.spec,
         signing=signing,
-        opened=opened if runs is not None else None,
+        stack=stack if runs is not None else None,
     )
     run = None
     if runs is not None and page is not None and folder is not None:
@@ -580,7 +580,7 @@ def _evaluated(
             page,
             judgment,
             folder,
-            opened,
+            stack,
             current_workspace(),
             request.report is not None,
         )
@@ -593,32 +593,32 @@ def _evaluated(
         ExitCode.from_verdict(decision.verdict.value),
         {
             "verdict": decision.verdict.value,
-            "task": verdicted.policy.task,
+            "task": evaluation.policy.task,
             "decision": with_texts(decision, onnx_reference=is_onnx),
             "evidence": with_texts(evidence),
-            "explanation": verdicted.explanation.to_plain(),
+            "explanation": evaluation.explanation.to_plain(),
             "story": with_texts(summary, onnx_reference=is_onnx),
-            **_source_of(verdicted),
+            **_source_of(evaluation),
             **({"run": run.plain} if run is not None else {}),
         },
-        lambda console: _show(console, request, verdicted.policy, summary, run),
+        lambda console: _show(console, request, evaluation.policy, summary, run),
         record=summary,
         finish=run.finish if run is not None else str,
     )
     if run is not None:
-        run.opened = opened.pop_all()
+        run.stack = stack.pop_all()
     return result
 
 
-def _source_of(verdicted: EvaluationResult) -> dict[str, Any]:
+def _source_of(evaluation: EvaluationResult) -> dict[str, Any]:
     """Return the source line that creates the module that diverges first, for --json and --sarif;
     empty if unknown."""
-    location = verdicted.explanation.localisation
+    location = evaluation.explanation.localisation
     if location is None or location.first_divergence is None or location.part:
         return {}
     from gate.model.source_code import module_source
 
-    source = module_source(verdicted.job.reference.module, location.first_divergence)
+    source = module_source(evaluation.job.reference.module, location.first_divergence)
     if source is None:
         return {}
     return {"source": {"file": source[0].as_posix(), "line": source[1]}}

@@ -123,38 +123,38 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def settings_of(given: Mapping[str, Any]) -> ExportSettings:
+def settings_of(options: Mapping[str, Any]) -> ExportSettings:
     """Return the export settings. Raises PolicyError and BadParameter."""
     from pydantic import ValidationError
 
     from gate.records.export import ExportSettings
     from gate.storage.yaml_section import first_problem, load_section
 
-    path = given["settings"]
+    path = options["settings"]
     base = load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
     try:
-        return ExportSettings(**{**dict(base), **dict(_changes(given, base))})
+        return ExportSettings(**{**dict(base), **dict(_changes(options, base))})
     except ValidationError as error:
         raise PolicyError(first_problem(error)) from error
 
 
-def _changes(given: Mapping[str, Any], base: ExportSettings) -> Iterator[tuple[str, Any]]:
-    yield from ((name, given[name]) for name in _PLAIN if given[name] is not None)
-    yield from ((name, True) for name in _SWITCHES if given[name])
-    if not given["lint"]:
+def _changes(options: Mapping[str, Any], base: ExportSettings) -> Iterator[tuple[str, Any]]:
+    yield from ((name, options[name]) for name in _PLAIN if options[name] is not None)
+    yield from ((name, True) for name in _SWITCHES if options[name])
+    if not options["lint"]:
         yield "lint", "off"
-    if (names := given["output_names"]) is not None:
+    if (names := options["output_names"]) is not None:
         yield "output_names", tuple(names.split(","))
-    if given["dynamic"]:
+    if options["dynamic"]:
         axes = {name: dict(labels) for name, labels in base.dynamic_axes.items()}
-        for name, (axis, label) in given["dynamic"]:
+        for name, (axis, label) in options["dynamic"]:
             axes.setdefault(name, {})[axis] = label
         yield "dynamic_axes", axes
-    if given["batch_axes"]:
-        yield "batch_axes", {**base.batch_axes, **dict(given["batch_axes"])}
-    if given["custom_opset"]:
-        yield "custom_opsets", {**base.custom_opsets, **dict(given["custom_opset"])}
-    if classes := given["export_modules_as_functions"]:
+    if options["batch_axes"]:
+        yield "batch_axes", {**base.batch_axes, **dict(options["batch_axes"])}
+    if options["custom_opset"]:
+        yield "custom_opsets", {**base.custom_opsets, **dict(options["custom_opset"])}
+    if classes := options["export_modules_as_functions"]:
         yield "export_modules_as_functions", True if "all" in classes else classes
 
 
@@ -193,7 +193,7 @@ SUBCOMMANDS = {"compare": "gate.commands.export_compare:command"}
     help="Preprocessing spec (gate preprocess); its digest is stored in the file.",
 )  # fmt: skip
 @machine_options
-def command(**question: Any) -> CommandResult:
+def command(**request: Any) -> CommandResult:
     """Export the model of FACTORY to an ONNX file, and record every setting.
 
     FACTORY is a callable without arguments that returns the nn.Module. The strategy ladder tries
@@ -217,8 +217,8 @@ def command(**question: Any) -> CommandResult:
           --strategy dynamo --json
       gate export --recipe mended/recipe.yaml --output model.onnx
     """
-    if question["recipe"] is not None:
-        return _export_recipe(question["recipe"], question["output"])
+    if request["recipe"] is not None:
+        return _export_recipe(request["recipe"], request["output"])
     context = click.get_current_context()
     for parameter in context.command.params:
         if parameter.name in ("factory", "example_input") and not context.params[parameter.name]:
@@ -226,7 +226,7 @@ def command(**question: Any) -> CommandResult:
 
     try:
         with spinner("exporting"):
-            return _export(question)
+            return _export(request)
     except ExportRefused as refused:
         return _refused(str(refused))
 
@@ -276,7 +276,7 @@ def _refused(why: str) -> CommandResult:
     )
 
 
-def _export(question: Mapping[str, Any]) -> CommandResult:
+def _export(request: Mapping[str, Any]) -> CommandResult:
     import warnings
 
     from gate.data.samples import SampleSet
@@ -285,17 +285,17 @@ def _export(question: Mapping[str, Any]) -> CommandResult:
     from gate.multi_file.chain_model import module_of
     from gate.onnx_file.tested_file import ExportNote, note_path
 
-    settings = settings_of(question)
+    settings = settings_of(request)
     reference = Reference.from_factory(
-        question["factory"],
-        checkpoint=question["checkpoint"],
-        preprocessing=question["preprocessing"],
+        request["factory"],
+        checkpoint=request["checkpoint"],
+        preprocessing=request["preprocessing"],
         untrained=True,
     )
-    model, path = reference.module, question["submodule"]
+    model, path = reference.module, request["submodule"]
     if path is not None:
         model = module_of(model, path, part=path)
-    samples = SampleSet.open(question["example_input"])
+    samples = SampleSet.open(request["example_input"])
     named = any("batch" in labels.values() for labels in settings.dynamic_axes.values())
     if samples.count and not settings.batch_axes and not named:
         example = next(samples.batches(min(len(samples), 2 * settings.batch_size + 2)))
@@ -307,34 +307,34 @@ def _export(question: Mapping[str, Any]) -> CommandResult:
             model,
             example,
             settings=settings,
-            output=question["output"],
+            output=request["output"],
             source=reference.source,
         ) as exported:
             checked = self_check(model, exported, example)
-    note = note_path(question["output"])
+    note = note_path(request["output"])
     ExportNote.from_record(exported.subject, exported.record).save(note)
     plain = {
-        "file": str(question["output"]),
+        "file": str(request["output"]),
         "record": str(note),
         "subject": exported.subject.to_plain(),
         "export": exported.record.to_plain(),
         "source": reference.source.to_plain(),
         "self_check": checked,
-        "log": str(log_of(question["output"])) if settings.verbose else None,
+        "log": str(log_of(request["output"])) if settings.verbose else None,
     }
     return CommandResult(
-        ExitCode.DONE, plain, lambda out: _export_show(question, exported, checked, out)
+        ExitCode.DONE, plain, lambda out: _export_show(request, exported, checked, out)
     )
 
 
 def _export_show(
-    question: Mapping[str, Any], exported: Exported, checked: dict[str, float], console: Console
+    request: Mapping[str, Any], exported: Exported, checked: dict[str, float], console: Console
 ) -> None:
     from gate.export.export import log_of
     from gate.onnx_file.tested_file import note_path
 
-    subject, record, output = exported.subject, exported.record, question["output"]
-    weights = f" --checkpoint {question['checkpoint']}" if question["checkpoint"] else ""
+    subject, record, output = exported.subject, exported.record, request["output"]
+    weights = f" --checkpoint {request['checkpoint']}" if request["checkpoint"] else ""
     rows = [
         ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
         *(("data", str(output.with_name(name))) for name in subject.external_data),
@@ -350,22 +350,22 @@ def _export_show(
           for f in record.lint if not f.suppressed),
         *(("see", line)
           for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
-        ("next", _next(question, weights)),
+        ("next", _next(request, weights)),
     ]  # fmt: skip
     for label, text in rows:
         console.print(f"{label:<12}{make_printable(text)}")
 
 
-def _next(question: Mapping[str, Any], weights: str) -> str:
+def _next(request: Mapping[str, Any], weights: str) -> str:
     from gate.onnx_file.tested_file import note_path
 
-    output, path = question["output"], question["submodule"]
-    reference = f"--reference {question['factory']}{weights}"
+    output, path = request["output"], request["submodule"]
+    reference = f"--reference {request['factory']}{weights}"
     if path is not None:
         part = f"{{file: {output.name}, reference: {path}}}"
         return f"write {part} into release.yaml, gate check release.yaml {reference} --inputs FILE"
     return (
-        f"gate check {output} {reference} --inputs {question['example_input']} "
+        f"gate check {output} {reference} --inputs {request['example_input']} "
         f"--export-record {note_path(output)}"
     )
 
@@ -501,17 +501,17 @@ def quantize_command(
         if checkpoint is not None:
             load_checkpoint(release.model, checkpoint)
     with progress_bar("calibrating") as progress:
-        made = replace(release, progress=progress).write(model, output)
+        quantized = replace(release, progress=progress).write(model, output)
     plain = {
-        "path": str(made.path),
-        "subject": made.subject.to_plain(),
+        "path": str(quantized.path),
+        "subject": quantized.subject.to_plain(),
         "parts": {
-            name: made.records[name].to_plain() if name in made.records else None
-            for name in made.subject.parts
+            name: quantized.records[name].to_plain() if name in quantized.records else None
+            for name in quantized.subject.parts
         },
-        "of": made.of.to_plain(),
+        "of": quantized.of.to_plain(),
     }
-    return CommandResult(ExitCode.DONE, plain, lambda console: _show_release(made, console))
+    return CommandResult(ExitCode.DONE, plain, lambda console: _show_release(quantized, console))
 
 
 def _file(
@@ -533,23 +533,23 @@ def _file(
     with progress_bar("calibrating") as progress:
 
         def batches() -> Batches:
-            done, total = 0, min(settings.samples, len(samples))
+            calibrated, total = 0, min(settings.samples, len(samples))
             for batch in samples.batches(binding.batch_size):
-                done = min(done + binding.batch_size, total)
-                progress(done, total)  # before the yield: a consumer may stop early
+                calibrated = min(calibrated + binding.batch_size, total)
+                progress(calibrated, total)  # before the yield: a consumer may stop early
                 yield binding.by_input(batch)
 
-        made = quantize(model, batches(), output, settings=settings, axes=samples.layout)
+        quantized = quantize(model, batches(), output, settings=settings, axes=samples.layout)
     plain = {
-        "path": str(made.path),
-        "subject": made.subject.to_plain(),
-        "export": made.record.to_plain(),
+        "path": str(quantized.path),
+        "subject": quantized.subject.to_plain(),
+        "export": quantized.record.to_plain(),
         "of": subject.to_plain(),
     }
-    size, count = made.subject.size_bytes, made.record.settings["calibration_samples"]
+    size, count = quantized.subject.size_bytes, quantized.record.settings["calibration_samples"]
 
     def show(console: Console) -> None:
-        console.print(f"{made.path}: {made.subject.sha256}")
+        console.print(f"{quantized.path}: {quantized.subject.sha256}")
         console.print(
             f"{size} bytes, {size / subject.size_bytes:.0%} of the exact file; calibrated on "
             f"{count} samples"
@@ -559,12 +559,12 @@ def _file(
     return CommandResult(ExitCode.DONE, plain, show)
 
 
-def _show_release(made: QuantizedRelease, console: Console) -> None:
-    size, before = made.subject.size_bytes, made.of.size_bytes
-    console.print(f"{made.path}: {made.subject.sha256}")
+def _show_release(quantized: QuantizedRelease, console: Console) -> None:
+    size, before = quantized.subject.size_bytes, quantized.of.size_bytes
+    console.print(f"{quantized.path}: {quantized.subject.sha256}")
     console.print(f"{size} bytes, {size / before:.0%} of the exact release")
-    for name in made.subject.parts:
-        record = made.records.get(name)
+    for name in quantized.subject.parts:
+        record = quantized.records.get(name)
         how = (
             "a copy of the exact file"
             if record is None

@@ -112,9 +112,9 @@ def command(
     if report is not None:
         trials.save(report / "trials.json")
         files.write_text(report / "trials.md", markdown(trials))
-        drawn = trials_chart(trials)
-        if drawn is not None:
-            files.write_bytes(report / "plots" / "trials.svg", drawn.file())
+        chart = trials_chart(trials)
+        if chart is not None:
+            files.write_bytes(report / "plots" / "trials.svg", chart.file())
 
     def show(console: Console) -> None:
         print_trials(trials, console)
@@ -139,7 +139,7 @@ def compare_exports(
     exports: Sequence[tuple[str, int, bool]],
     *,
     settings: ExportSettings,
-    progress: Callable[[int, int], object] = lambda _done, _total: None,
+    progress: Callable[[int, int], object] = lambda _completed, _total: None,
 ) -> Trials:
     """Export the model with each combination of settings, and measure each file on the example.
 
@@ -152,13 +152,13 @@ def compare_exports(
     from gate.measure.job import EvaluationData
     from gate.records.export import Trials
 
-    samples = SampleSet.from_arrays(_enough(example))
+    samples = SampleSet.from_arrays(_extend_samples(example))
     workload = EvaluationData(samples, batch_size=min(_MIN_SAMPLES, len(samples)))
-    bench = _StrategyComparison(reference, example, workload, settings)
+    comparison = _StrategyComparison(reference, example, workload, settings)
     trials: list[ExportTrialRecord] = []
-    for done, (strategy, opset, folding) in enumerate(exports):
-        progress(done, len(exports))
-        trials.append(bench.trial(strategy, opset, folding=folding))
+    for number, (strategy, opset, folding) in enumerate(exports):
+        progress(number, len(exports))
+        trials.append(comparison.trial(strategy, opset, folding=folding))
     if all(trial.failure is not None for trial in trials):
         raise ExportError(
             f"all {len(trials)} exports of {reference.source.factory} failed. "
@@ -282,7 +282,7 @@ class _StrategyComparison:
         )
 
 
-def _enough(example: Arrays) -> dict[str, NDArray[Any]]:
+def _extend_samples(example: Arrays) -> dict[str, NDArray[Any]]:
     """Return the example, extended with noisy copies to the minimum number of samples."""
     import numpy as np
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 @loaders.with_writing
 @machine_options
 def accept_ledger_command(
-    reason: str, store: Path, **place: Unpack[loaders.LedgerOptions]
+    reason: str, store: Path, **ledger_options: Unpack[loaders.LedgerOptions]
 ) -> CommandResult:
     """Let the service continue from the current state of the ledger.
 
@@ -69,7 +69,7 @@ def accept_ledger_command(
         raise click.BadParameter("state the reason.", param_hint="--reason")
     with spinner("reading the position of the ledger's end"):
         stored = stored_head(store)
-        lost = accept_rewrite(loaders.written_ledger(place), stored, reason=reason)
+        lost = accept_rewrite(loaders.open_writable_ledger(ledger_options), stored, reason=reason)
     return CommandResult(
         ExitCode.DONE,
         {"accepted": bool(lost), "lost": list(lost), "asked": [stored.location]},
@@ -102,7 +102,7 @@ def override_command(
     champion: str,
     reason: str,
     tracking_uri: str | None,
-    **place: Unpack[loaders.LedgerOptions],
+    **ledger_options: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
     """Let an MLflow server with the app parity-gate accept one change of the registered MODEL.
 
@@ -125,14 +125,14 @@ def override_command(
     if not reason.strip():
         raise click.BadParameter("state the reason.", param_hint="--reason")
     registry = MlflowRegistry(uri_of(tracking_uri))
-    about = RegisteredModel(registry, loaders.written_ledger(place), model)
-    about.write("overridden", reason, version=version and str(int(version)))
+    registered = RegisteredModel(registry, loaders.open_writable_ledger(ledger_options), model)
+    registered.write("overridden", reason, version=version and str(int(version)))
     allowed = "be removed" if version is None else f"be set to version {version}"
     return CommandResult(
         ExitCode.DONE,
-        {"model": about.key, "champion": version},
+        {"model": registered.key, "champion": version},
         lambda console: console.print(
-            f"'champion' of {about.key} may {allowed}, until the next entry about this model"
+            f"'champion' of {registered.key} may {allowed}, until the next entry about this model"
         ),
     )
 
@@ -205,8 +205,8 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
     """
     if output is None and "--json" in click.get_current_context().obj.arguments:
         raise click.UsageError("--json requires -o FILE: the exported lines are JSON themselves.")
-    ledger = loaders.existing_ledger(state)
-    lines = exported(ledger)
+    ledger = loaders.open_existing_ledger(state)
+    lines = export_lines(ledger)
     if output is not None:
         write_bytes(output, b"".join(lines))
     plain = {
@@ -225,7 +225,7 @@ def history_export_command(output: Path | None, state: str) -> CommandResult:
     return CommandResult(ExitCode.DONE, plain, show)
 
 
-def exported(ledger: Ledger) -> list[bytes]:
+def export_lines(ledger: Ledger) -> list[bytes]:
     """Verify the ledger; return all lines unchanged, each with its newline.
 
     Raises the exceptions of `Ledger.verify`.
@@ -238,26 +238,26 @@ def exported(ledger: Ledger) -> list[bytes]:
     return [row.line + b"\n" for row in rows]
 
 
-Kept = tuple["Checkpoint", tuple["PublicKey", ...], int]
+VerifiedCheckpoint = tuple["Checkpoint", tuple["PublicKey", ...], int]
 """A verified checkpoint, the keys that signed it, and the number of lines added since."""
 
 
-def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> CommandResult:
+def verify_ledger(state: str, *, trust: Path | None, checkpoint: Path | None) -> CommandResult:
     """Verify chain, signatures and checkpoint.
 
-    A failed verification is returned as a result. Raises the exceptions of `existing_ledger`,
+    A failed verification is returned as a result. Raises the exceptions of `open_existing_ledger`,
     StateUnavailable, PolicyError, UsageError if the ledger can't be verified at all.
     """
     from gate.ledger.maintenance import audit_ledger
 
-    ledger = loaders.existing_ledger(state)
-    ledger.trust = believed = loaders.local_keys().trust_if_any(trust)
-    if checkpoint is not None and believed is None:
+    ledger = loaders.open_existing_ledger(state)
+    ledger.trust = trusted = loaders.local_keys().trust_if_any(trust)
+    if checkpoint is not None and trusted is None:
         raise click.UsageError("--checkpoint needs trusted keys: name a trust file with --trust.")
     try:
-        proven, kept = audit_ledger(ledger), None
-        if checkpoint is not None and believed is not None:
-            kept = _kept(checkpoint, ledger, believed)
+        proven, verified = audit_ledger(ledger), None
+        if checkpoint is not None and trusted is not None:
+            verified = _verify_checkpoint(checkpoint, ledger, trusted)
     except (DigestMismatch, EvidenceError, Untrusted) as error:
         problem = str(error)
         plain = {"holds": False, "problem": problem, "ledger": ledger.location}
@@ -275,13 +275,13 @@ def verified(state: str, *, trust: Path | None, checkpoint: Path | None) -> Comm
             "head": None if proven.head is None else str(proven.head),
             "signed_by": proven.by_key,
             "accepted": list(proven.accepted),
-            "checkpoint": None if kept is None else _plain(kept),
+            "checkpoint": None if verified is None else _plain(verified),
         },
-        lambda console: _show_verified(ledger, proven, kept, console),
+        lambda console: _show_verified(ledger, proven, verified, console),
     )
 
 
-def _kept(path: Path, ledger: Ledger, trust: Trust) -> Kept:
+def _verify_checkpoint(path: Path, ledger: Ledger, trust: Trust) -> VerifiedCheckpoint:
     from gate.ledger.maintenance import Checkpoint, checkpoint_signers
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 
@@ -291,13 +291,15 @@ def _kept(path: Path, ledger: Ledger, trust: Trust) -> Kept:
     return checkpoint, signers, checkpoint.verify(ledger)
 
 
-def _plain(kept: Kept) -> dict[str, Any]:
-    checkpoint, signers, since = kept
+def _plain(verified: VerifiedCheckpoint) -> dict[str, Any]:
+    checkpoint, signers, since = verified
     keys = [key.key_id for key in signers]
     return {"lines": checkpoint.lines, "at": checkpoint.at, "since": since, "signers": keys}
 
 
-def _show_verified(ledger: Ledger, proven: Audit, kept: Kept | None, console: Console) -> None:
+def _show_verified(
+    ledger: Ledger, proven: Audit, verified: VerifiedCheckpoint | None, console: Console
+) -> None:
     last = "" if proven.head is None else f", the last with digest {proven.head}"
     lines = [f"the ledger {ledger.location} is valid: {proven.lines} lines{last}"]
     writers = () if ledger.trust is None else ledger.trust.writers
@@ -314,8 +316,8 @@ def _show_verified(ledger: Ledger, proven: Audit, kept: Kept | None, console: Co
     if proven.accepted:
         numbers = ", ".join(map(str, proven.accepted))
         lines.append(f"accepted only by a later line of a trusted writer: {numbers}")
-    if kept is not None:
-        checkpoint, signers, since = kept
+    if verified is not None:
+        checkpoint, signers, since = verified
         names = ", ".join(key.label for key in signers)
         lines.append(
             f"the checkpoint of {checkpoint.at}, signed by {names}: all {checkpoint.lines} lines "
@@ -404,10 +406,10 @@ def command(
             raise click.UsageError("--metric needs --model: the registered model.")
         return metric_history(model, metric, state=state, uri=tracking_uri, limit=limit)
     if verify:
-        return verified(state, trust=trust, checkpoint=checkpoint)
+        return verify_ledger(state, trust=trust, checkpoint=checkpoint)
     if checkpoint:
         raise click.UsageError("--checkpoint goes with --verify.")
-    ledger = loaders.existing_ledger(state)
+    ledger = loaders.open_existing_ledger(state)
     entries, rows = ledger.entries(), ledger.rows()
     key = None if model is None else _key(model)
     lines = [
@@ -438,7 +440,7 @@ def metric_history(
     from gate.registry.registered_model import RegisteredModel
 
     registered = RegisteredModel(MlflowRegistry(uri_of(uri)), loaders.read_ledger(state), model)
-    champion = loaders.champion_shown(registered)
+    champion = loaders.load_champion_records(registered)
     names = sorted({name for row in champion.trend.rows for name in row.metrics})
     rows = [
         {"sha256": str(row.sha256), "measured_at": row.measured_at} | row.metrics[metric].to_plain()
@@ -459,11 +461,11 @@ def metric_history(
 
 
 def _show_metric(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    from gate.report.terminal import print_table
+    from gate.report.terminal import build_table
 
     headings = ("measured", "file", "value", "from", "to")
     console.print(
-        print_table(
+        build_table(
             headings,
             [
                 (

@@ -78,7 +78,7 @@ class _File:
     help="Samples, as gate check --inputs.",
 )  # fmt: skip
 @machine_options
-def command(**begun: Any) -> CommandResult:
+def command(**options: Any) -> CommandResult:
     """Write gate.yaml: the built-in policy, with a comment for each setting.
 
     With --pipeline, also add a DVC stage and an MLflow entry point that run gate check with it. An
@@ -91,15 +91,15 @@ def command(**begun: Any) -> CommandResult:
       gate init --pipeline --reference mypackage.models:build --checkpoint weights.safetensors
       gate init --pipeline --diff
     """
-    files = tuple(_files(begun))
+    files = tuple(_files(options))
     for file in files:
-        if file.after is not None and not begun["shows"]:
+        if file.after is not None and not options["shows"]:
             atomic.write_bytes(file.path, file.after.encode())
     plain = {
         "files": [
             {
                 "path": str(file.path),
-                "written": file.after is not None and not begun["shows"],
+                "written": file.after is not None and not options["shows"],
                 "note": file.note,
                 "diff": file.diff,
             }
@@ -107,11 +107,11 @@ def command(**begun: Any) -> CommandResult:
         ]
     }
     return CommandResult(
-        ExitCode.DONE, plain, lambda console: _print(files, console, shows=begun["shows"])
+        ExitCode.DONE, plain, lambda console: _print(files, console, shows=options["shows"])
     )
 
 
-def _files(begun: Mapping[str, Any]) -> Iterator[_File]:
+def _files(options: Mapping[str, Any]) -> Iterator[_File]:
     """Yield the files. The caller must create all of them before it writes the first one."""
     from gate.commands.schema import schema_text
     from gate.policy.policy import Policy
@@ -119,7 +119,7 @@ def _files(begun: Mapping[str, Any]) -> Iterator[_File]:
 
     before = _text(_POLICY)
     after = (
-        policy_text(Policy.built_in(begun["precision"]), name=str(_POLICY))
+        policy_text(Policy.built_in(options["precision"]), name=str(_POLICY))
         if before is None
         else None
     )
@@ -127,15 +127,15 @@ def _files(begun: Mapping[str, Any]) -> Iterator[_File]:
         after = f"# yaml-language-server: $schema={_SCHEMA}\n{after}"
         yield _File(_SCHEMA, _text(_SCHEMA), schema_text("gate.yaml"), "the schema, for editors")
     yield _File(_POLICY, before, after, "the policy: gate policy show --policy gate.yaml")
-    if begun["pipeline"]:
+    if options["pipeline"]:
         note = "the stage gate: dvc repro gate"
-        if _source(begun["reference"]) is None:
-            note += f" (add the source of {begun['reference']} to deps: it is not in this project)"
-        yield _entry(Path("dvc.yaml"), "stages", _stage(begun), note)
-        if any(source.is_dir() for source in _sources(begun)):
+        if _source(reference := options["reference"]) is None:
+            note += f" (add the source of {reference} to deps: it is not in this project)"
+        yield _entry(Path("dvc.yaml"), "stages", _stage(options), note)
+        if any(source.is_dir() for source in _sources(options)):
             yield _ignored()
         note = "the entry point gate: mlflow run . -e gate"
-        yield _entry(Path("MLproject"), "entry_points", _entry_point(begun), note)
+        yield _entry(Path("MLproject"), "entry_points", _entry_point(options), note)
 
 
 def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
@@ -148,16 +148,16 @@ def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
     return _File(path, before, insert_entry(text, (section, _STAGE), lines, path=path), note)
 
 
-def _stage(begun: Mapping[str, Any]) -> list[str]:
+def _stage(options: Mapping[str, Any]) -> list[str]:
     """Return the DVC stage. It depends on all files that the check reads, including the source of
     the model, so that a change runs the check again."""
-    named = [begun["model"], begun["checkpoint"], begun["inputs"]]
+    named = [options["model"], options["checkpoint"], options["inputs"]]
     read = [file for file in named if file and ":" not in file]
-    read += [source.as_posix() for source in _sources(begun)]
+    read += [source.as_posix() for source in _sources(options)]
     deps = [f"    - {json.dumps(file)}" for file in read]
     return [
         f"{_STAGE}:  # exit code 1 if the file is rejected: dependent stages do not run",
-        f"  cmd: {json.dumps(shlex.join(_command_line(begun)).replace('${', chr(92) + '${'))}",
+        f"  cmd: {json.dumps(shlex.join(_command_line(options)).replace('${', chr(92) + '${'))}",
         *(["  deps:", *deps] if deps else []),
         "  params:",
         f"    - {_POLICY}: [gate]",
@@ -166,9 +166,9 @@ def _stage(begun: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _sources(begun: Mapping[str, Any]) -> tuple[Path, ...]:
+def _sources(options: Mapping[str, Any]) -> tuple[Path, ...]:
     """Return the source files of this project that the stage runs, without duplicates."""
-    sources = (_source(begun["reference"]), _source(begun["inputs"]))
+    sources = (_source(options["reference"]), _source(options["inputs"]))
     return tuple(dict.fromkeys(source for source in sources if source is not None))
 
 
@@ -190,24 +190,24 @@ def _source(factory: str) -> Path | None:
         return None
 
 
-def _entry_point(begun: Mapping[str, Any]) -> list[str]:
+def _entry_point(options: Mapping[str, Any]) -> list[str]:
     command = (
-        shlex.join(_command_line({**begun, "model": "\0"})).replace("{", "{{").replace("}", "}}")
+        shlex.join(_command_line({**options, "model": "\0"})).replace("{", "{{").replace("}", "}}")
     )
     return [
         f"{_STAGE}:",
         "  parameters:",
-        f"    model: {{type: string, default: {json.dumps(begun['model'])}}}",
+        f"    model: {{type: string, default: {json.dumps(options['model'])}}}",
         f"  command: {json.dumps(command.replace(shlex.quote(chr(0)), '{model}'))}",
     ]
 
 
-def _command_line(begun: Mapping[str, Any]) -> list[str]:
+def _command_line(options: Mapping[str, Any]) -> list[str]:
     """Return the `gate check` command line of stage and entry point."""
-    words = ["gate", "check", begun["model"], "--reference", begun["reference"]]
-    if begun["checkpoint"]:
-        words += ["--checkpoint", begun["checkpoint"]]
-    return [*words, "--inputs", begun["inputs"], "--policy", str(_POLICY), "--report", "report"]
+    words = ["gate", "check", options["model"], "--reference", options["reference"]]
+    if options["checkpoint"]:
+        words += ["--checkpoint", options["checkpoint"]]
+    return [*words, "--inputs", options["inputs"], "--policy", str(_POLICY), "--report", "report"]
 
 
 def _text(path: Path) -> str | None:

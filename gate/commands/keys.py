@@ -29,13 +29,13 @@ def command() -> None:
 
 
 @command.command("new", short_help="Create a key.")
-@click.argument("place", metavar="[NAME|PATH]", default="signing")
+@click.argument("location", metavar="[NAME|PATH]", default="signing")
 @click.option(
     "--scheme", type=click.Choice(("ed25519", "ecdsa")), default="ed25519", show_default=True,
     help="ecdsa (P-256) for tools that require it, such as model-signing.",
 )  # fmt: skip
 @machine_options
-def _new(place: str, scheme: str) -> CommandResult:
+def _new(location: str, scheme: str) -> CommandResult:
     """Create a key: NAME.pem in .gate/keys, or PATH, with mode 0600. The public key goes into a
     .pub file in the same folder.
 
@@ -49,8 +49,8 @@ def _new(place: str, scheme: str) -> CommandResult:
     """
     from gate.signing.keys import SigningKey
 
-    is_name = Path(place).name == place and not Path(place).suffix
-    path = _FOLDER / f"{place}.pem" if is_name else Path(place)
+    is_name = Path(location).name == location and not Path(location).suffix
+    path = _FOLDER / f"{location}.pem" if is_name else Path(location)
     key = SigningKey.make(path, scheme=cast("Scheme", scheme)).public
     public = path.with_suffix(".pub")
     lines = (
@@ -66,9 +66,9 @@ def _new(place: str, scheme: str) -> CommandResult:
 
 
 @command.command("show", short_help="Show a public key with its ID and name.")
-@click.argument("place", metavar="URI|PATH")
+@click.argument("location", metavar="URI|PATH")
 @machine_options
-def _show(place: str) -> CommandResult:
+def _show(location: str) -> CommandResult:
     """Show the public key of a file (private or public), or of a key in a vault.
 
     \b
@@ -78,7 +78,7 @@ def _show(place: str) -> CommandResult:
     """
     from gate.signing.keys import read_public
 
-    key = read_public(place)
+    key = read_public(location)
     lines = (f"name      {key.name}", f"key id    {key.key_id}", f"scheme    {key.scheme}",
              key.public.rstrip())  # fmt: skip
     return CommandResult(
@@ -105,7 +105,7 @@ def _trust(publics: tuple[str, ...], roles: tuple[str, ...]) -> CommandResult:
     """
     from gate.signing.keys import read_public
 
-    keys = [read_public(place) for place in publics]
+    keys = [read_public(path) for path in publics]
     lines = ["trust:"]
     for role in dict.fromkeys(roles):
         lines.append(f"  {role}s:")

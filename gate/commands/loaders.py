@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, cast
 
 import click
 
-from gate.commands.options import FILE, _refuse_environment, address, tracking_uri, with_state
+from gate.commands.options import FILE, address, refuse_removed_variables, tracking_uri, with_state
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -249,7 +249,7 @@ def local_keys() -> LocalKeys:
     return LocalKeys(STATE, lambda text: click.echo(text, err=True))
 
 
-WHOSE_LINES = (
+TRUST_HELP = (
     "Default: .gate/trust.yaml, if it exists; else no signature is required. With the default, a "
     "ledger without any signature is accepted."
 )
@@ -274,15 +274,15 @@ def with_writing(command: _Command) -> _Command:
     """Add `--state`, `--key` and `--trust` to a command that writes into the ledger."""
     trust = click.option(
         "--trust", type=FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
-        help=f"Trusted keys: one of the writers must have signed the last line. {WHOSE_LINES}",
+        help=f"Trusted keys: one of the writers must have signed the last line. {TRUST_HELP}",
     )  # fmt: skip
     return with_state(WRITER_KEY(trust(command)))
 
 
-def named_state(given: str) -> str:
+def parse_state(state: str) -> str:
     """Return the URL of the named database. Raises BadParameter, UsageError, StorageError."""
-    _refuse_environment()
-    return _url(given)
+    refuse_removed_variables()
+    return _url(state)
 
 
 def read_ledger(state: str) -> Ledger:
@@ -292,17 +292,17 @@ def read_ledger(state: str) -> Ledger:
     """
     from gate.ledger.ledger import Ledger
 
-    return _with_trust(Ledger(named_state(state)))
+    return _with_trust(Ledger(parse_state(state)))
 
 
-def existing_ledger(state: str) -> Ledger:
+def open_existing_ledger(state: str) -> Ledger:
     """Open an existing ledger to show or verify it, without checking its signatures.
 
     Also raises StorageError if there is no ledger: a missing ledger is not an empty one.
     """
     from gate.ledger.ledger import Ledger
 
-    ledger = Ledger(named_state(state))
+    ledger = Ledger(parse_state(state))
     if not ledger.state.exists:
         raise StorageError(
             f"there is no ledger at {ledger.location}: nothing was promoted or refused from this "
@@ -311,15 +311,15 @@ def existing_ledger(state: str) -> Ledger:
     return ledger
 
 
-def believed_ledger(state: str) -> Ledger:
+def open_trusted_ledger(state: str) -> Ledger:
     """Open an existing ledger with the default trust.
 
-    Raises the exceptions of `existing_ledger` and `read_ledger`.
+    Raises the exceptions of `open_existing_ledger` and `read_ledger`.
     """
-    return _with_trust(existing_ledger(state))
+    return _with_trust(open_existing_ledger(state))
 
 
-def written_ledger(place: LedgerOptions) -> Ledger:
+def open_writable_ledger(options: LedgerOptions) -> Ledger:
     """Open the ledger for writing, with the signing key and the trusted writers.
 
     Raises the exceptions of `read_ledger`, KeyUnusable, PolicyError, and Untrusted if the key is
@@ -327,9 +327,9 @@ def written_ledger(place: LedgerOptions) -> Ledger:
     """
     from gate.ledger.ledger import Ledger, require_writable
 
-    key = local_keys().signing_key_if_any(place["key"])
-    ledger = _with_trust(Ledger(_url(place["state"]), key=key), place["trust"])
-    _refuse_environment()
+    key = local_keys().signing_key_if_any(options["key"])
+    ledger = _with_trust(Ledger(_url(options["state"]), key=key), options["trust"])
+    refuse_removed_variables()
     require_writable(ledger)
     return ledger
 
@@ -444,7 +444,7 @@ def downloaded_reference(reference: str, *, uri: str | None) -> Iterator[tuple[s
         yield str(path), f"models:/{name}/{number}"
 
 
-def champion_shown(model: RegisteredModel, trust: Trust | None = None) -> Champion:
+def load_champion_records(model: RegisteredModel, trust: Trust | None = None) -> Champion:
     """Return the champion's data without its file; a failure is recorded in the result."""
     from gate.registry.load_champion import champion_if_any
 
@@ -461,4 +461,4 @@ def change_against(
     """
     from gate.summary.champion_changes import compare_with_champion
 
-    return compare_with_champion(decision, evidence, champion_shown(model, trust))
+    return compare_with_champion(decision, evidence, load_champion_records(model, trust))

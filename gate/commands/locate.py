@@ -76,7 +76,7 @@ def command(
     """
     from gate.commands.evaluate import load_policy
 
-    judge = load_policy(policy, precision, task="tensors")
+    judging_policy = load_policy(policy, precision, task="tensors")
     with loading():
         from gate.api import case_of
         from gate.data.samples import SampleSet
@@ -98,33 +98,33 @@ def command(
         )
         loaded = Reference.from_factory(source, checkpoint=checkpoint).named(name)
     with spinner("comparing layers"):
-        case = case_of(model, reference=loaded, data=EvaluationData(data), policy=judge)
+        case = case_of(model, reference=loaded, data=EvaluationData(data), policy=judging_policy)
         release = case.chained
         if isinstance(release, MultiFileRelease):
-            found = locate_part(case, release, runtime=runtime, limit=samples)
-            case = case if found.part is None else release.cases(case)[found.part]
+            localization = locate_part(case, release, runtime=runtime, limit=samples)
+            case = case if localization.part is None else release.cases(case)[localization.part]
         else:
-            found = locate(case, runtime=runtime, limit=samples)
-        is_onnx = loaded.source.is_onnx
-        remedy = remedy_for(found.remedy, onnx_reference=is_onnx, fault=found.fault_code)
-        found = found.model_copy(update={"remedy": remedy})
-    if save is not None and found.layers:
-        write_marked_file(case, found, save)
+            localization = locate(case, runtime=runtime, limit=samples)
+        is_onnx, fault = loaded.source.is_onnx, localization.fault_code
+        remedy = remedy_for(localization.remedy, onnx_reference=is_onnx, fault=fault)
+        localization = localization.model_copy(update={"remedy": remedy})
+    if save is not None and localization.layers:
+        write_marked_file(case, localization, save)
     chart = None if report is None else report / PLOTS / "localisation.svg"
     if report is not None and chart is not None:
-        found.save(report / LOCALISATION)
-        drawn = depth_chart(found)
-        if drawn is not None:
-            files.write_bytes(chart, drawn.file())
+        localization.save(report / LOCALISATION)
+        depth = depth_chart(localization)
+        if depth is not None:
+            files.write_bytes(chart, depth.file())
 
     def show(console: Console) -> None:
-        print_layers(found, console)
+        print_layers(localization, console)
         if chart is not None:
             console.print(f"report  {chart}")
         if save is not None:
             nothing = "not written: no part diverges, so there are no layers to mark"
-            console.print(f"marked  {save if found.layers else nothing}")
+            console.print(f"marked  {save if localization.layers else nothing}")
 
     return CommandResult(
-        ExitCode.REJECTED if found.diverges else ExitCode.DONE, found.to_plain(), show
+        ExitCode.REJECTED if localization.diverges else ExitCode.DONE, localization.to_plain(), show
     )

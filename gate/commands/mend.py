@@ -118,7 +118,7 @@ def command(**options: Any) -> CommandResult:
 
 def _mend(request: _Request, policy: Policy) -> CommandResult:
     """Run the search and write the folder. Raises GateError if the search can't start."""
-    begun = time.monotonic()
+    started = time.monotonic()
     _require_free(request)
     _refuse_external_runtimes(policy)
     with loading():
@@ -187,7 +187,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         reference,
         searched,
         budget,
-        deadline=begun + request.time_s if request.time_s else float("inf"),
+        deadline=started + request.time_s if request.time_s else float("inf"),
         progress=_print_progress,
         note=_print_note,
         log=log,
@@ -311,10 +311,10 @@ def _require_free(request: _Request) -> None:
         from gate.onnx_file.reading import read_subject
     try:
         sha256 = Recipe.read(output / _RECIPE).sha256
-        is_own = _MODEL not in present or read_subject(output / _MODEL).sha256 == sha256
+        is_from_mend = _MODEL not in present or read_subject(output / _MODEL).sha256 == sha256
     except (GateError, OSError):
-        is_own = False
-    if not is_own:
+        is_from_mend = False
+    if not is_from_mend:
         raise click.UsageError(
             f"{request.output / present[0]} was not written by gate mend: the folder has no "
             f"{_RECIPE} with the SHA-256 of model.onnx. Move it or use another folder for --output."
@@ -397,9 +397,9 @@ def _write_trials(output: Path, record: MendRecord) -> None:
         and trial.size_bytes is not None
         and trial.half == "search"
     ]
-    drawn = cost_chart(points)
-    if drawn is not None:
-        files.write_bytes(output / _CHART, drawn.file())
+    chart = cost_chart(points)
+    if chart is not None:
+        files.write_bytes(output / _CHART, chart.file())
 
 
 _HEADINGS = ("stage", "settings", "half", "verdict", "worst ratio", "ms", "MB")
@@ -430,12 +430,12 @@ def _show(
     console: Console,
     unsearched: Sequence[str],
 ) -> None:
-    from gate.report.terminal import add_row, print_table
+    from gate.report.terminal import add_row, build_table
 
-    shown = print_table(_HEADINGS, right=_HEADINGS[4:])
+    table = build_table(_HEADINGS, right=_HEADINGS[4:])
     for trial in record.trials:
-        add_row(shown, _cells(trial), style=_STYLES[trial.verdict])
-    console.print(shown)
+        add_row(table, _cells(trial), style=_STYLES[trial.verdict])
+    console.print(table)
     lines = (
         _passed_lines(request, recipe, unsearched)
         if recipe is not None

@@ -34,7 +34,7 @@ AGAINST = click.option(
 
 _ENGINES = ("processes", "ray")
 
-_OF_CLUSTER = {"address": None, "workers": None, "cpus_per_worker": 1, "gpus_per_worker": 0.0}
+CLUSTER_DEFAULTS = {"address": None, "workers": None, "cpus_per_worker": 1, "gpus_per_worker": 0.0}
 """Cluster options with their defaults."""
 
 
@@ -53,13 +53,13 @@ CLUSTER: tuple[Callable[..., Any], ...] = (
         help="Number of workers. Default: as many as fit on the cluster's CPUs.",
     ),
     click.option(
-        "--cpus-per-worker", type=click.IntRange(min=1), default=_OF_CLUSTER["cpus_per_worker"],
-        show_default=True,
+        "--cpus-per-worker", type=click.IntRange(min=1),
+        default=CLUSTER_DEFAULTS["cpus_per_worker"], show_default=True,
         help="CPUs and threads per worker.",
     ),
     click.option(
         "--gpus-per-worker", type=click.FloatRange(min=0.0),
-        default=_OF_CLUSTER["gpus_per_worker"], show_default=True,
+        default=CLUSTER_DEFAULTS["gpus_per_worker"], show_default=True,
         help="GPUs per worker. This machine needs the same GPU model.",
     ),
 )  # fmt: skip
@@ -70,7 +70,7 @@ FILE = click.Path(path_type=Path)
 
 _IN_FILE, _IN_VARIABLE = "@", "env:"
 
-KEPT_ELSEWHERE = "Pass an address with a password as @FILE (mode 0600) or env:NAME."
+PASSWORD_HELP = "Pass an address with a password as @FILE (mode 0600) or env:NAME."
 
 STRATEGIES = ("traced", "direct", "scripted", "dynamo")
 
@@ -154,7 +154,7 @@ KEEP = click.option(
 TRACKING_URI = click.option(
     "--tracking-uri",
     help="MLflow registry. Default: MLFLOW_TRACKING_URI, else ./mlflow.db. "
-    f"{KEPT_ELSEWHERE}",
+    f"{PASSWORD_HELP}",
 )  # fmt: skip
 
 EXPERIMENT = click.option(
@@ -182,31 +182,31 @@ SECRET_FILE = click.option(
 )  # fmt: skip
 
 
-def tracking_uri(given: str | None) -> str:
-    """Return the registry's URI: `given`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
+def tracking_uri(uri: str | None) -> str:
+    """Return the registry's URI: `uri`, else MLFLOW_TRACKING_URI, else ./mlflow.db.
 
     Raises StorageError, BadParameter."""
     default = f"sqlite:///{(Path.cwd() / 'mlflow.db').as_posix()}"
-    return address(given) or os.environ.get("MLFLOW_TRACKING_URI") or default
+    return address(uri) or os.environ.get("MLFLOW_TRACKING_URI") or default
 
 
-def address(given: str | None) -> str | None:
+def address(value: str | None) -> str | None:
     """Return the address that an option names directly, by file or by environment variable.
 
     `@FILE`: the first line of a file of mode 0600; `env:NAME`: an environment variable. Both keep a
     password out of the command line. Raises StorageError, BadParameter.
     """
-    if given is None or not given.startswith((_IN_FILE, _IN_VARIABLE)):
-        return given
-    if given.startswith(_IN_VARIABLE):
-        text = os.environ.get(given.removeprefix(_IN_VARIABLE), "")
+    if value is None or not value.startswith((_IN_FILE, _IN_VARIABLE)):
+        return value
+    if value.startswith(_IN_VARIABLE):
+        text = os.environ.get(value.removeprefix(_IN_VARIABLE), "")
     else:
         file = Path(given.removeprefix(_IN_FILE))
         text = read_private(file, kind="file of the address", missing="Write the address into it.")
     line = text.strip().partition("\n")[0].strip()
     if not line:
         raise click.BadParameter(
-            f"'{given}' has no address. Expected an address on the first line."
+            f"'{value}' has no address. Expected an address on the first line."
         )
     return line
 
@@ -247,7 +247,7 @@ SIGNING_TRUST = click.option(
 
 _REMOVED = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
 
-_INSTEAD = (
+_REMEDY = (
     "the ledger is now a database. Name it with --state or GATE_STATE (sqlite:///FILE, "
     "postgresql://HOST/NAME; default: sqlite:///.gate/state.db)."
 )
@@ -263,22 +263,22 @@ def with_state(command: _Command) -> _Command:
         "--state", metavar="URL", default="sqlite:///.gate/state.db", show_default=True,
         envvar="GATE_STATE", show_envvar=True,
         help="Database of the ledger: sqlite:///FILE, FILE, or postgresql://USER@HOST/NAME for "
-        f"several hosts. {KEPT_ELSEWHERE}",
+        f"several hosts. {PASSWORD_HELP}",
     )(command)  # fmt: skip
 
 
-def _refuse_environment() -> None:
+def refuse_removed_variables() -> None:
     """Raise UsageError for removed environment variables, which must not be ignored silently."""
     for variable in _REMOVED.values():
         if os.environ.get(variable):
             raise click.UsageError(
-                f"the variable {variable} is no longer supported: {_INSTEAD} Then unset {variable}."
+                f"the variable {variable} is no longer supported: {_REMEDY} Then unset {variable}."
             )
 
 
 def _refuse_option(_context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value is not None:
-        raise click.UsageError(f"{option.opts[0]} is no longer supported: {_INSTEAD}")
+        raise click.UsageError(f"{option.opts[0]} is no longer supported: {_REMEDY}")
 
 
 _TASKS = ("auto", "classification", "tensors")

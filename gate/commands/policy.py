@@ -92,7 +92,7 @@ def _lines(fields: tuple[PolicyField, ...], values: list[EffectiveValue]) -> Ite
     for number, field in enumerate(fields):
         if number:
             yield ""
-        yield field.place
+        yield field.path
         yield f"  {field.sentence}"
         yield f"  takes     {field.takes}"
         if field.required:
@@ -166,19 +166,19 @@ def _show(
     from gate.commands.evaluate import policy_from_options
     from gate.policy.overrides import effective_values
 
-    made = policy_from_options(
+    effective = policy_from_options(
         policy=policy, precision=precision, task=task, runtimes=runtimes, settings=settings
     )
     options = {f"runtimes.{name}": "--runtime" for name in runtimes}
     stated = {"precision": precision, "task": task}
     options |= {name: f"--{name}" for name, value in stated.items() if value}
-    values = effective_values(made, file=policy, options=options)
+    values = effective_values(effective, file=policy, options=options)
     plain = {
         "policy": None if policy is None else str(policy),
-        "digest": str(made.digest()),
+        "digest": str(effective.digest()),
         "values": [_value(each) for each in values],
     }
-    return CommandResult(ExitCode.DONE, plain, lambda console: _print(values, made, console))
+    return CommandResult(ExitCode.DONE, plain, lambda console: _print(values, effective, console))
 
 
 @command.command("check", short_help="Validate a policy file.")
@@ -220,16 +220,16 @@ def _settings_without_effect(path: Path) -> list[str]:
     from gate.policy.policy import Policy
     from gate.storage.yaml_section import has_section, lines_of
 
-    top = {place[0] for place in lines_of(path, None) if len(place) == 1}
+    top = {names[0] for names in lines_of(path, None) if len(names) == 1}
     return sorted(top & set(Policy.model_fields)) if has_section(path, "gate") else []
 
 
 def _print(values: tuple[EffectiveValue, ...], policy: Policy, console: Console) -> None:
-    from gate.report.terminal import print_table
+    from gate.report.terminal import build_table
 
     shown = [each for each in values if each.is_set]
     rows = ((each.dotted, each.origin, json.dumps(each.value)) for each in shown)
-    console.print(print_table(("what", "from", "value"), rows))
+    console.print(build_table(("what", "from", "value"), rows))
     console.print(f"digest {policy.digest()}")
     console.print("Explain one: gate policy explain NAME")
 

@@ -38,17 +38,17 @@ class Bar:
     def __init__(self, progress: Progress, task: TaskID, pulse: Pulse | None = None) -> None:
         self._progress, self._task, self._pulse = progress, task, pulse
 
-    def __call__(self, done: int, total: int) -> None:
-        """Report that `done` of `total` is complete."""
+    def __call__(self, completed: int, total: int) -> None:
+        """Report that `completed` of `total` are complete."""
         if self._pulse is not None:
-            self._pulse(done, total)
-        self._progress.update(self._task, completed=min(done, total), total=total)
+            self._pulse(completed, total)
+        self._progress.update(self._task, completed=min(completed, total), total=total)
 
     def step(self, note: str = "", *, steps: int = 1) -> None:
         """Advance the bar by `steps` and show `note` after it."""
         task = self._progress.tasks[self._task]
-        done = task.completed + steps
-        within = done if task.total is None else min(done, task.total)
+        completed = task.completed + steps
+        within = completed if task.total is None else min(completed, task.total)
         self._progress.update(self._task, completed=within, note=note)
 
     def note(self, text: str) -> None:
@@ -85,9 +85,9 @@ def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
         ) as progress:
             task = progress.add_task(title, total=total, note="")
             if terminal:
-                made = Bar(progress, task)
-                with _steps_to(made.note):
-                    yield made
+                bar = Bar(progress, task)
+                with _steps_to(bar.note):
+                    yield bar
             else:
                 with _lines_for_long(title, stderr) as pulse:
                     yield Bar(progress, task, pulse)
@@ -180,9 +180,9 @@ class Pulse:
         self._step = f" ({step})"
         self._beat()
 
-    def __call__(self, done: int, total: int) -> None:
-        """Report that `done` of `total` samples are complete."""
-        self._left = f": {max(total - done, 0)} of {total} samples left"
+    def __call__(self, completed: int, total: int) -> None:
+        """Report that `completed` of `total` samples are complete."""
+        self._left = f": {max(total - completed, 0)} of {total} samples left"
         self._beat()
 
     def _beat(self) -> None:

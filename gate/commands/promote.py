@@ -40,29 +40,29 @@ if TYPE_CHECKING:
     from gate.summary.summary import Step
 
 
-HAND_IN = click.option(
-    "--hand-in/--direct", "handing_in", default=None,
+_SUBMIT = click.option(
+    "--hand-in/--direct", "hand_in", default=None,
     help="Only create a candidate, without a ledger, which gate serve judges and promotes; or move "
     "champion from here. Default: promotion of the policy.",
 )  # fmt: skip
 
 
-def is_handed_in(policy: Policy, given: bool | None) -> bool:
+def uses_submission(policy: Policy, option: bool | None) -> bool:
     """Return the option `--hand-in` if set, else the policy's setting."""
-    return policy.promotion == "by_service" if given is None else given
+    return policy.promotion == "by_service" if option is None else option
 
 
 def submit_or_promote(
-    model: RegisteredModel, verified: VerifiedRelease, *, handing_in: bool
+    model: RegisteredModel, verified: VerifiedRelease, *, submits: bool
 ) -> PromotionResult:
     """Submit the release, or promote it. Raises the exceptions of `submit` and `promote`."""
     from gate.registry.promotion import promote, submit
 
-    return submit(model, verified) if handing_in else promote(model, verified)
+    return submit(model, verified) if submits else promote(model, verified)
 
 
-def refused(
-    model: RegisteredModel, release: Release, reason: str, *, handing_in: bool
+def refuse_release(
+    model: RegisteredModel, release: Release, reason: str, *, submits: bool
 ) -> PromotionResult:
     """Refuse a release without a trusted signature; record it in the ledger unless handing in.
 
@@ -71,12 +71,12 @@ def refused(
     from gate.registry.promotion import refuse
     from gate.registry.release import PromotionResult
 
-    if handing_in:
+    if submits:
         return PromotionResult("refused", None, None, reason)
     return refuse(model, release, reason)
 
 
-def promoted(
+def promotion_result(
     promotion: PromotionResult,
     *,
     name: str,
@@ -146,7 +146,7 @@ class ReleasePage:
         StorageError.
         """
         from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
-        from gate.report.folder import write_again
+        from gate.report.folder import rewrite_report
         from gate.summary.summarize import SummaryInputs
 
         if self.run_id is not None:
@@ -157,7 +157,7 @@ class ReleasePage:
         with self.runs.new("gate promote") if tracked is None else self.runs.again(tracked) as page:
             if tracked is None:
                 with temporary_folder() as folder:
-                    write_again(
+                    rewrite_report(
                         folder,
                         decision,
                         evidence,
@@ -228,7 +228,7 @@ class ReleasePage:
 )  # fmt: skip
 @options.KEY
 @options.SIGNING_TRUST
-@HAND_IN
+@_SUBMIT
 @click.option("--run-id", help="The MLflow run of the version. Default: that of gate check "
               "--track, else a new one with all records.")  # fmt: skip
 @options.with_state
@@ -244,11 +244,11 @@ def command(
     preprocessing: Path | None,
     twin: Path | None,
     twin_report: Path | None,
-    handing_in: bool | None,
+    hand_in: bool | None,
     run_id: str | None,
     tracking_uri: str | None,
     experiment: str | None,
-    **place: Unpack[loaders.LedgerOptions],
+    **ledger_options: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
     """Make the judged MODEL.onnx the champion in the registry, if its decision is a PASS.
 
@@ -271,7 +271,7 @@ def command(
     from gate.ledger.ledger import Ledger
     from gate.mlflow_client.registry import MlflowRegistry
     from gate.policy.policy import Policy
-    from gate.records.champion_comparison import MOST_ROWS, Trend
+    from gate.records.champion_comparison import MAX_ROWS, Trend
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import Release
     from gate.report.folder import load_change, load_explanation, refuse_links
@@ -282,20 +282,23 @@ def command(
     for folder in (report, twin_report):
         if folder is not None:
             refuse_links(folder)
-    trust = loaders.local_keys().trust(place["trust"], key=place["key"])
-    about = loaders.ReportLocation(model, report, golden)
-    judged = about.evaluated_file()
-    evidence, decision = judged.evidence, judged.decision
-    judge = Policy.from_file(policy) if policy is not None else about.policy(decision)
-    submits, registry = is_handed_in(judge, handing_in), MlflowRegistry(uri)
+    key = ledger_options["key"]
+    trust = loaders.local_keys().trust(ledger_options["trust"], key=key)
+    location = loaders.ReportLocation(model, report, golden)
+    evaluated = location.evaluated_file()
+    evidence, decision = evaluated.evidence, evaluated.decision
+    applied_policy = Policy.from_file(policy) if policy is not None else location.policy(decision)
+    submits, registry = uses_submission(applied_policy, hand_in), MlflowRegistry(uri)
     # A submission does not write to the ledger, so it needs no write access.
     ledger = (
-        Ledger(loaders.named_state(place["state"])) if submits else loaders.written_ledger(place)
+        Ledger(loaders.parse_state(ledger_options["state"]))
+        if submits
+        else loaders.open_writable_ledger(ledger_options)
     )
-    vouched = loaders.ReleaseVerifier(
+    verifier = loaders.ReleaseVerifier(
         RegisteredModel(registry, ledger, name),
         trust,
-        about,
+        location,
         loaders.ReportLocation(twin, twin_report)
         if twin is not None and twin_report is not None
         else None,
@@ -307,37 +310,37 @@ def command(
         )
     release = Release(
         model_name=name,
-        onnx_path=judged.onnx_path,
+        onnx_path=evaluated.onnx_path,
         evidence=evidence,
         decision=decision,
         run_id="",
         description="",
-        golden=judged.golden,
+        golden=evaluated.golden,
         preprocessing=preprocessing,
-        twin=None if vouched.twin is None else vouched.twin.evaluated_file(),
+        twin=None if verifier.twin is None else verifier.twin.evaluated_file(),
     )
     verified = _verify(
-        vouched, release, judge, signing=_signing(place["key"], vouched), handing_in=submits
+        verifier, release, applied_policy, signing=_signing(key, verifier), submits=submits
     )
     signers = () if isinstance(verified, Untrusted) else verified.signers
     if isinstance(verified, Untrusted):
         # The decision may have been edited, so the run shows the repeated one.
-        checked = _decided_again(release, judge)
+        shown_release = _repeat_decisions(release, applied_policy)
     else:
-        checked = verified.release
-    again = checked.decision
+        shown_release = verified.release
+    repeated = shown_release.decision
     change = load_change(report, evidence) or loaders.change_against(
-        vouched.model, again, evidence, trust=trust
+        verifier.model, repeated, evidence, trust=trust
     )
-    trend = Trend(rows=change.trend[-MOST_ROWS:])
+    trend = Trend(rows=change.trend[-MAX_ROWS:])
     judgment = SummaryInputs(
-        decision=again,
+        decision=repeated,
         evidence=evidence,
-        policy=judge,
+        policy=applied_policy,
         explanation=load_explanation(report, evidence),
         change=change,
         model_name=release.model_name,
-        steps=() if submits or not again.passed else _steps(name, judge),
+        steps=() if submits or not repeated.passed else _steps(name, applied_policy),
         signed_by=labels(signers),
     )
     pages = ReleasePage(
@@ -345,15 +348,15 @@ def command(
     )
     promotion: PromotionResult | None = None
     try:
-        with spinner("promoting"), pages.open(judgment, checked.twin) as page:
+        with spinner("promoting"), pages.open(judgment, shown_release.twin) as page:
             description = pages.description(judgment, page)
             promotion = (
-                refused(vouched.model, release, str(verified), handing_in=submits)
+                refuse_release(verifier.model, release, str(verified), submits=submits)
                 if isinstance(verified, Untrusted)
                 else submit_or_promote(
-                    vouched.model,
+                    verifier.model,
                     verified.described(run_id=page.run_id, description=description, trend=trend),
-                    handing_in=submits,
+                    submits=submits,
                 )
             )
             pages.write_outcome(page, promotion, judgment)
@@ -362,7 +365,7 @@ def command(
             raise
         # A failure to write the page does not undo the promotion.
         click.echo(f"warning: the outcome is missing on the run's page: {error}", err=True)
-    outcome = promoted(
+    outcome = promotion_result(
         promotion,
         name=release.model_name,
         digest=decision.subject_sha256,
@@ -374,12 +377,12 @@ def command(
 
 
 def _verify(
-    vouched: loaders.ReleaseVerifier,
+    verifier: loaders.ReleaseVerifier,
     release: Release,
     policy: Policy,
     *,
     signing: VerdictSigning | None,
-    handing_in: bool,
+    submits: bool,
 ) -> VerifiedRelease | Untrusted:
     """Verify the release, or return the error if no trusted key signed it.
 
@@ -387,16 +390,16 @@ def _verify(
     refusal unless handing in.
     """
     try:
-        return vouched.verify(release, policy, signing=signing)
+        return verifier.verify(release, policy, signing=signing)
     except Untrusted as error:
         return error
     except (DigestMismatch, EvidenceError) as error:
-        if not handing_in:
-            vouched.model.write("refused", str(error), about=release)
+        if not submits:
+            verifier.model.write("refused", str(error), about=release)
         raise
 
 
-def _decided_again(release: Release, policy: Policy) -> Release:
+def _repeat_decisions(release: Release, policy: Policy) -> Release:
     """Return the release with repeated decisions, for the page of a refusal."""
     from gate.decision.decide import decide
 
@@ -409,7 +412,7 @@ def _decided_again(release: Release, policy: Policy) -> Release:
     return replace(release, decision=decision, twin=twin)
 
 
-def _signing(key: str | None, vouched: loaders.ReleaseVerifier) -> VerdictSigning | None:
+def _signing(key: str | None, verifier: loaders.ReleaseVerifier) -> VerdictSigning | None:
     """Return the signing of verdicts for this model; None without a key (none is created)."""
     from gate.ledger.entry import plain
     from gate.registry.verify_release import VerdictSigning
@@ -418,8 +421,8 @@ def _signing(key: str | None, vouched: loaders.ReleaseVerifier) -> VerdictSignin
     signing_key = loaders.local_keys().signing_key_if_any(key)
     if signing_key is None:
         return None
-    resource = resource_uri(plain(vouched.model.registry.identity), vouched.model.name)
-    return VerdictSigning(loaders.signatory(signing_key), vouched.trust, resource)
+    resource = resource_uri(plain(verifier.model.registry.identity), verifier.model.name)
+    return VerdictSigning(loaders.signatory(signing_key), verifier.trust, resource)
 
 
 def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
@@ -427,10 +430,10 @@ def _steps(name: str, policy: Policy) -> tuple[Step, ...]:
     from gate.summary.summary import Step
 
     shown = shlex.quote(str(ModelKey(current_workspace(), name)))
-    look = Step(label="See what became of it", command=f"gate history --model {shown}")
+    history = Step(label="See what became of it", command=f"gate history --model {shown}")
     if policy.review != "automatic":
-        return (look,)
-    return (look, Step(label="Take it back", command=f"gate rollback {shown}"))
+        return (history,)
+    return (history, Step(label="Take it back", command=f"gate rollback {shown}"))
 
 
 @click.command("rollback", short_help="Make the previous version the champion again.")
@@ -447,7 +450,7 @@ def rollback_command(
     yes: bool,
     policy: Path | None,
     tracking_uri: str | None,
-    **place: Unpack[loaders.LedgerOptions],
+    **ledger_options: Unpack[loaders.LedgerOptions],
 ) -> CommandResult:
     """Set the alias 'champion' of the registered MODEL to the version of 'previous'.
 
@@ -470,13 +473,13 @@ def rollback_command(
                 "stdin is not a terminal, so the rollback can't be confirmed: add --yes."
             )
         click.confirm(f"Restore the previous champion of '{model}'?", abort=True, err=True)
-    uri, written = uri_of(tracking_uri), loaders.written_ledger(place)
-    rule = None if policy is None else ReviewSettings.from_policy(Policy.from_file(policy))
+    uri, ledger = uri_of(tracking_uri), loaders.open_writable_ledger(ledger_options)
+    reviews = None if policy is None else ReviewSettings.from_policy(Policy.from_file(policy))
     check_server(uri)
     with spinner("rolling back"):
         registry = MlflowRegistry(uri)
-        done = rollback(registry, model, ledger=written, reason=reason, reviews=rule)
+        result = rollback(registry, model, ledger=ledger, reason=reason, reviews=reviews)
     key = key_in(registry.identity, model)
-    about = (e for e in reversed(written.entries()) if (e.key, e.version) == (key, done.version))
-    digest = next((entry.sha256 for entry in about if entry.sha256), None)
-    return promoted(done, name=model, digest=digest, uri=uri)
+    entries = (e for e in reversed(ledger.entries()) if (e.key, e.version) == (key, result.version))
+    digest = next((entry.sha256 for entry in entries if entry.sha256), None)
+    return promotion_result(result, name=model, digest=digest, uri=uri)

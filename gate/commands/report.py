@@ -72,13 +72,13 @@ def command(
     from gate.report.html_page import render_page
     from gate.summary.render import with_texts
 
-    judge = Policy.from_file(policy) if policy is not None else None
-    believed = local_keys().trust_if_any(trust)
-    sources = RecordFiles(decision, explanation, judge, now(), believed)
+    new_policy = Policy.from_file(policy) if policy is not None else None
+    trusted_keys = local_keys().trust_if_any(trust)
+    sources = RecordFiles(decision, explanation, new_policy, now(), trusted_keys)
     if other is None:
         source, name, report = records, PAGE, read_report(records, sources)
     else:
-        before = read_report(records, RecordFiles(policy=judge, now=sources.now))
+        before = read_report(records, RecordFiles(policy=new_policy, now=sources.now))
         source, name, report = other, _COMPARED, read_report(other, sources, before=before)
     path = output or (source if source.is_dir() else source.parent) / name
     files.write_text(path, render_page(report))
@@ -98,7 +98,7 @@ def command(
 def _show(summary: Summary, output: Path, console: Console, *, compared: bool) -> None:
     from rich.text import Text
 
-    from gate.report.terminal import print_table
+    from gate.report.terminal import build_table
 
     console.print(Text(f"{summary.headline.verdict}  {summary.headline.sentence}"))
     if compared:
@@ -106,6 +106,6 @@ def _show(summary: Summary, output: Path, console: Console, *, compared: bool) -
         changed = [row for row in rows if row.changed]
         if changed:
             cells = [(row.name, row.before, row.now, row.sense or "") for row in changed]
-            console.print(print_table(("what changed", "before", "now", ""), cells))
+            console.print(build_table(("what changed", "before", "now", ""), cells))
         console.print(f"{len(rows) - len(changed)} of {len(rows)} did not change")
     console.print(f"report  {output}")

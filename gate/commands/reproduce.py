@@ -78,9 +78,9 @@ def command(**request: Any) -> CommandResult:
     with loading():
         from gate.localize.reduce import NotReproduced
     try:
-        made = _reproducer(request)
+        reproducer = _reproducer(request)
         with spinner("running reproduce.py"):
-            made.write(request["output"], venv=request["venv"])
+            reproducer.write(request["output"], venv=request["venv"])
     except NotReproduced as error:
         reason = str(error)
         return CommandResult(
@@ -88,14 +88,14 @@ def command(**request: Any) -> CommandResult:
             {"schema_version": 1, "output": None, "reason": reason},
             lambda console: console.print(f"not reproduced: {reason}"),
         )
-    failure, output = made.failure, str(request["output"])
+    failure, output = reproducer.failure, str(request["output"])
     plain = {
         "schema_version": 1,
         "output": output,
         "kind": failure.kind,
         "nodes": failure.nodes,
         "operators": [node.op_type for node in failure.model.graph.node],
-        "module": made.localization.first_divergence,
+        "module": reproducer.localization.first_divergence,
         "random_weights": failure.random_weights,
         "random_inputs": failure.random_inputs,
     }
@@ -156,9 +156,9 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
                 f"the verdict is {decision.verdict.value}, and no output of a single file differs "
                 f"on these samples, so no graph shows a difference. {' '.join(sorted(reasons))}"
             )
-        made = Reproducer.from_comparison(compared, evidence.environment.versions)
+        reproducer = Reproducer.from_comparison(compared, evidence.environment.versions)
     hidden = policy.confidential and not request["include_confidential"]
-    return made.stripped(weights=request["strip"] or hidden, inputs=hidden)
+    return reproducer.stripped(weights=request["strip"] or hidden, inputs=hidden)
 
 
 def _checked_files(request: Mapping[str, Any]) -> CheckArguments:

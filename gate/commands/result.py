@@ -68,7 +68,7 @@ class Dispatch(click.Command):
 # 130  interrupted
 
 
-_OF_VERDICTS = {"PASS": 0, "FAIL": 1, "ERROR": 2}
+_VERDICT_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2}
 
 
 class ExitCode(IntEnum):
@@ -82,7 +82,7 @@ class ExitCode(IntEnum):
     @classmethod
     def from_verdict(cls, verdict: str) -> ExitCode:
         """Return the exit code of a verdict."""
-        return cls(_OF_VERDICTS[verdict])
+        return cls(_VERDICT_CODES[verdict])
 
     @classmethod
     def from_promotion(cls, outcome: str, verdict: str | None = None) -> ExitCode:
@@ -309,7 +309,7 @@ def run_with_limits(
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         ]
         subject = options.get("model") or options.get("plan") or "of parts"
-        done = run_in_child(
+        response = run_in_child(
             "gate.cli:in_child",
             {
                 "command": context.info_name,
@@ -320,7 +320,7 @@ def run_with_limits(
             limits=limits,
             task=f"gate {context.info_name} {subject}",
         )
-        return Printed(int(done["code"]), str(done["json"]))
+        return Printed(int(response["code"]), str(response["json"]))
 
     return watched
 

@@ -75,7 +75,7 @@ def _signed_review(
     from gate.signing.keys import SigningKey
 
     expected, uri = parse_digest(sha256), uri_of(tracking_uri)
-    signing_key, believed = SigningKey.load(key), _local_trust(trust)
+    signing_key, local_trust = SigningKey.load(key), _local_trust(trust)
     with spinner("reading the version"):
         check_server(uri)
         registry = MlflowRegistry(uri)
@@ -84,7 +84,7 @@ def _signed_review(
         expected.verify(submission.subject.sha256, label=f"the file of version {version}")
     if word == "approved":
         submission.check()
-    signing = _Signing(word, submission, signing_key.public, believed)
+    signing = _Signing(word, submission, signing_key.public, local_trust)
     if not yes and sys.stdin.isatty():
         for line in signing.lines():
             click.echo(line, err=True)
@@ -162,8 +162,8 @@ class _Signing:
         path, trust = self.trust
         signed, key = self.submission.statements, self.key
         measured_by = (*signed.evidence.key_ids, *signed.decision.key_ids) if signed else ()
-        is_own = self.word == "approved" and key.key_id in measured_by
-        if is_own and not trust.measurer_may_approve:
+        is_measurer = self.word == "approved" and key.key_id in measured_by
+        if is_measurer and not trust.measurer_may_approve:
             refusal: str | None = f"{key.label} signed the verdict, so it can't approve it"
         else:
             refusal = trust.refusal_of(key, "reviewers", at=datetime.now(UTC))

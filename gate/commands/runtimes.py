@@ -46,9 +46,9 @@ def command(policy: Path | None) -> CommandResult:
     from gate.policy.policy import Policy
     from gate.runtimes.selection import listed
 
-    wanted = Policy.from_file(policy) if policy else None
+    listed_policy = Policy.from_file(policy) if policy else None
     with spinner("loading the runtimes"):
-        rows = listed(wanted)
+        rows = listed(listed_policy)
     broken = any(row.state == "broken" for row in rows)
     return CommandResult(
         ExitCode.NOT_JUDGED if broken else ExitCode.DONE,
@@ -60,10 +60,10 @@ def command(policy: Path | None) -> CommandResult:
 def _show(rows: tuple[Listed, ...], console: Console) -> None:
     from rich.text import Text
 
-    from gate.report.terminal import print_table
+    from gate.report.terminal import build_table
 
     console.print(
-        print_table(
+        build_table(
             ("runtime", "state", "runs on", "versions", "package"),
             (
                 (

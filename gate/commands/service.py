@@ -15,7 +15,7 @@ import click
 
 from gate.commands import options
 from gate.commands.click_types import POLICY_FILE, ModelName
-from gate.commands.loaders import local_keys, named_state
+from gate.commands.loaders import local_keys, parse_state
 from gate.commands.options import tracking_uri
 from gate.commands.progress import spinner
 from gate.commands.result import (
@@ -78,9 +78,9 @@ def reconcile_command(**options: Any) -> CommandResult:
     check_server(settings.tracking_uri)
     reconcile, cause = reconciler(settings), f"gate reconcile by {actor()}"
     with spinner("reconciling"):
-        done = {model: _reconcile_model(reconcile, model, cause=cause) for model in settings.models}
-    models = {model: [_plain(one) for one in all_of_it] for model, all_of_it in done.items()}
-    outcomes = {one["outcome"] for all_of_it in models.values() for one in all_of_it}
+        results = {name: _reconcile_model(reconcile, name, cause=cause) for name in settings.models}
+    models = {model: [_plain(step) for step in steps] for model, steps in results.items()}
+    outcomes = {step["outcome"] for steps in models.values() for step in steps}
     status = ExitCode.NOT_JUDGED if "failed" in outcomes else ExitCode.DONE
     return CommandResult(
         status, {"models": models}, lambda console: _reconcile_show(models, console)
@@ -92,13 +92,13 @@ def _settings(options: dict[str, Any]) -> ServiceSettings:
     StorageError."""
     from gate.service.settings import ServiceSettings
 
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    given["tracking_uri"] = tracking_uri(options["tracking_uri"])
-    given["state"], local = named_state(options["state"]), local_keys()
+    values = {name: value for name, value in options.items() if value not in (None, ())}
+    values["tracking_uri"] = tracking_uri(options["tracking_uri"])
+    values["state"], local = parse_state(options["state"]), local_keys()
     local_key = str(local.key_path) if local.key_path.exists() else None
-    given["key"] = options["key"] or local_key
+    values["key"] = options["key"] or local_key
     writers = local.trust_path if local.trust_path.exists() else None
-    return ServiceSettings.from_options(**given, writers=writers)
+    return ServiceSettings.from_options(**values, writers=writers)
 
 
 def _reconcile_model(
@@ -113,22 +113,22 @@ def _reconcile_model(
         return [Failed("look", error)]
 
 
-def _plain(one: StepResult | Failed) -> dict[str, Any]:
+def _plain(result: StepResult | Failed) -> dict[str, Any]:
     from gate.service.monitoring import StepResult
 
-    if isinstance(one, StepResult):
-        return asdict(one)
-    reason = f"{type(one.error).__name__}: {one.error}"
-    return {"kind": one.kind, "outcome": "failed", "version": None, "reason": reason}
+    if isinstance(result, StepResult):
+        return asdict(result)
+    reason = f"{type(result.error).__name__}: {result.error}"
+    return {"kind": result.kind, "outcome": "failed", "version": None, "reason": reason}
 
 
 def _reconcile_show(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
-    for model, done in models.items():
-        if not done:
+    for model, results in models.items():
+        if not results:
             print_lines(console, f"{model}: nothing to do", style="green")
-        for one in done:
-            bad = one["outcome"] in ("refused", "reverted", "rejected", "failed")
-            line = f"{model}: {one['kind']}: {one['outcome']}: {one['reason']}"
+        for result in results:
+            bad = result["outcome"] in ("refused", "reverted", "rejected", "failed")
+            line = f"{model}: {result['kind']}: {result['outcome']}: {result['reason']}"
             print_lines(console, line, style="bold red" if bad else "green")
 
 
@@ -309,14 +309,14 @@ def _register(
     from gate.service.settings import SECRETS_VARIABLE
 
     server = _server(tracking_uri)
-    secret, made = secret_for(secret_file, variable=SECRETS_VARIABLE)
-    what, webhook = server.register(name, url, secret=secret)
-    lines = [f"{what}: webhook '{name}' ({webhook.webhook_id}) sends to {url}"]
-    if made:
+    secret, is_new = secret_for(secret_file, variable=SECRETS_VARIABLE)
+    outcome, webhook = server.register(name, url, secret=secret)
+    lines = [f"{outcome}: webhook '{name}' ({webhook.webhook_id}) sends to {url}"]
+    if is_new:
         lines.append(
             f"created {secret_file} with a new secret: gate serve --secret-file {secret_file}"
         )
-    plain = {"outcome": what, "webhook": asdict(webhook), "secret_made": made}
+    plain = {"outcome": outcome, "webhook": asdict(webhook), "secret_made": is_new}
     return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
 
 
@@ -358,7 +358,7 @@ def _test(name: str, tracking_uri: str | None) -> CommandResult:
     server = _server(tracking_uri)
     trials = server.test(_require_webhook(server, name))
     good = all(trial.success for trial in trials)
-    return _tried(ExitCode.DONE if good else ExitCode.NOT_JUDGED, trials)
+    return _trial_result(ExitCode.DONE if good else ExitCode.NOT_JUDGED, trials)
 
 
 @webhooks_command.command("rotate", short_help="Replace the secret while the service runs.")
@@ -391,14 +391,14 @@ def _rotate(
         )
     server = _server(tracking_uri)
     trials = rotate(server, _require_webhook(server, name), secret_file, overlap_s=overlap)
-    return _tried(ExitCode.DONE, trials)
+    return _trial_result(ExitCode.DONE, trials)
 
 
-def _server(given: str | None) -> WebhookSubscription:
+def _server(uri: str | None) -> WebhookSubscription:
     from gate.mlflow_client.connection import check_server
     from gate.mlflow_client.webhooks import WebhookSubscription
 
-    address = tracking_uri(given)
+    address = tracking_uri(uri)
     with spinner("asking the server"):
         server = WebhookSubscription(address)
         check_server(address)
@@ -414,7 +414,7 @@ def _require_webhook(server: WebhookSubscription, name: str) -> Subscription:
     return webhook
 
 
-def _tried(status: ExitCode, trials: Sequence[DeliveryTrial]) -> CommandResult:
+def _trial_result(status: ExitCode, trials: Sequence[DeliveryTrial]) -> CommandResult:
     rows = [
         (trial.event, "ok" if trial.success else "refused", str(trial.status or ""), trial.answer)
         for trial in trials
@@ -427,9 +427,9 @@ def _tried(status: ExitCode, trials: Sequence[DeliveryTrial]) -> CommandResult:
 
 
 def _table(console: Console, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    from gate.report.terminal import print_table
+    from gate.report.terminal import build_table
 
-    console.print(print_table(headings, rows))
+    console.print(build_table(headings, rows))
 
 
 _SECRET_BYTES = 32
@@ -444,9 +444,9 @@ def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
         return WebhookSecrets.from_environment(variable).secrets[0], False
     if path.exists():
         return WebhookSecrets.from_file(path).secrets[0], False
-    made = secrets.token_hex(_SECRET_BYTES)
-    settings.write_secrets(path, [made])
-    return made, True
+    secret = secrets.token_hex(_SECRET_BYTES)
+    settings.write_secrets(path, [secret])
+    return secret, True
 
 
 def rotate(

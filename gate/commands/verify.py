@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gate.signing.verification import ComparedArtifacts, VerdictVerification
 
 
-def verified(
+def verify_statement(
     statement: Path, load_artifacts: Callable[[], ComparedArtifacts], *, trust: Trust
 ) -> VerdictVerification:
     """Verify a statement with its records.
@@ -71,34 +71,35 @@ def content(path: Path, *, limit: int) -> bytes:
         raise StorageError(f"cannot read {path}: {reason}. Check the path.") from error
 
 
-def show(found: VerdictVerification, console: Console, headline: str | None = None) -> None:
+def show(verification: VerdictVerification, console: Console, headline: str | None = None) -> None:
     """Print the result for users: the outcome first, then the content of the statement."""
-    style = "bold green" if found.trusted else "bold red"
-    print_lines(console, headline or outcome(found), style=style)
-    show_statement(found, console)
+    style = "bold green" if verification.trusted else "bold red"
+    print_lines(console, headline or outcome(verification), style=style)
+    show_statement(verification, console)
 
 
-def outcome(found: VerdictVerification) -> str:
+def outcome(verification: VerdictVerification) -> str:
     """Return the result of the verification in a few words."""
-    if found.trusted:
-        assert found.summary is not None
-        return f"TRUSTED {found.summary.verification_result}"
-    if _is_proven(found):
-        assert found.summary is not None
-        return f"NOT TRUSTED: a trusted key signed {found.summary.verification_result}"
-    count = len(found.problems)
+    if verification.trusted:
+        assert verification.summary is not None
+        return f"TRUSTED {verification.summary.verification_result}"
+    if _is_proven(verification):
+        assert verification.summary is not None
+        return f"NOT TRUSTED: a trusted key signed {verification.summary.verification_result}"
+    count = len(verification.problems)
     return f"NOT TRUSTED ({count} problem{'' if count == 1 else 's'})"
 
 
-def _is_proven(found: VerdictVerification) -> bool:
+def _is_proven(verification: VerdictVerification) -> bool:
     """Return whether the statement is verified; then only its verdict can be a problem."""
-    return bool(found.signers) and len(found.problems) == ("result" not in found.checked)
+    not_passed = "result" not in verification.checked
+    return bool(verification.signers) and len(verification.problems) == not_passed
 
 
-def show_statement(found: VerdictVerification, console: Console) -> None:
+def show_statement(verification: VerdictVerification, console: Console) -> None:
     """Print the problems of a statement and its content, marked as a claim unless verified."""
-    print_lines(console, *(f"- {problem}" for problem in found.problems), style="red")
-    summary = found.summary
+    print_lines(console, *(f"- {problem}" for problem in verification.problems), style="red")
+    summary = verification.summary
     if summary is not None:
         levels = (summary.verification_result, *summary.verified_levels)
         facts = {
@@ -107,18 +108,17 @@ def show_statement(found: VerdictVerification, console: Console) -> None:
             "for": summary.resource_uri,
             "made": summary.time_verified,
         }
-        if not _is_proven(found):
+        if not _is_proven(verification):
             console.print("The statement claims, without proof:")
         for name, fact in facts.items():
             console.print(f"{name:<10}{make_printable(fact)}")
-    if found.signers:
-        names = ", ".join(key.label for key in found.signers)
+    if verification.signers:
+        names = ", ".join(key.label for key in verification.signers)
         console.print(f"signed by {make_printable(names)}")
-    console.print(f"{'verified':<10}{', '.join(found.checked) or 'nothing'}")
-    if found.unchecked:
-        console.print(
-            make_printable(f"not verified, because no file was given: {', '.join(found.unchecked)}")
-        )
+    console.print(f"{'verified':<10}{', '.join(verification.checked) or 'nothing'}")
+    if verification.unchecked:
+        names = ", ".join(verification.unchecked)
+        console.print(make_printable(f"not verified, because no file was given: {names}"))
 
 
 @click.command("verify-release", short_help="Recompute the golden vectors of a release here.")
@@ -173,34 +173,34 @@ def verify_release_command(
     digests = {"sha256": parse_digest(sha256), "golden_sha256": parse_digest(golden_sha256)}
     if (verdict is None) != (trust is None):
         raise click.UsageError("--verdict and --trust go together: the trust file verifies it.")
-    vouched = None
+    verification = None
     if verdict is not None and trust is not None:
         artifacts = ComparedArtifacts(model, golden=golden)
-        vouched = verified(verdict, lambda: artifacts, trust=Trust.from_file(trust))
-    if vouched is not None and not vouched.trusted:
+        verification = verify_statement(verdict, lambda: artifacts, trust=Trust.from_file(trust))
+    if verification is not None and not verification.trusted:
         # A file without a trusted signature is never run.
         plain = {
             "verdict": "FAIL",
             "trusted": False,
-            "statement": vouched.to_plain(),
-            "problems": vouched.problems,
+            "statement": verification.to_plain(),
+            "problems": verification.problems,
         }
-        headline = f"FAIL, {outcome(vouched)}: nothing was run"
+        headline = f"FAIL, {outcome(verification)}: nothing was run"
         return CommandResult(
-            ExitCode.REJECTED, plain, lambda console: show(vouched, console, headline)
+            ExitCode.REJECTED, plain, lambda console: show(verification, console, headline)
         )
     with spinner("computing the golden vectors"):
         result = verify_golden_in_sandbox(model, golden, limits, **digests)
     plain = {
         "verdict": _verdict(result),
-        "trusted": None if vouched is None else vouched.trusted,
+        "trusted": None if verification is None else verification.trusted,
         **result.to_plain(),
-        **({} if vouched is None else {"statement": vouched.to_plain()}),
+        **({} if verification is None else {"statement": verification.to_plain()}),
     }
     return CommandResult(
         ExitCode.DONE if result.passed else ExitCode.REJECTED,
         plain,
-        lambda console: _show(result, vouched, console),
+        lambda console: _show(result, verification, console),
     )
 
 
@@ -208,20 +208,20 @@ def _verdict(result: GoldenResult) -> str:
     return "PASS" if result.passed else "FAIL"
 
 
-def _show(result: GoldenResult, vouched: VerdictVerification | None, console: Console) -> None:
-    from gate.report.terminal import print_table
+def _show(result: GoldenResult, verification: VerdictVerification | None, console: Console) -> None:
+    from gate.report.terminal import build_table
 
-    verdict = _verdict(result) + (f", {outcome(vouched)}" if vouched is not None else "")
+    verdict = _verdict(result) + (f", {outcome(verification)}" if verification is not None else "")
     print_lines(console, verdict, style="bold green" if result.passed else "bold red")
-    if vouched is not None:
-        show_statement(vouched, console)
+    if verification is not None:
+        show_statement(verification, console)
     console.print(f"file      {result.model_sha256}")
     console.print(f"golden    {result.golden_sha256}, {result.samples} samples")
     runs = make_printable(", ".join(result.providers) or "not run")
     console.print(f"computed  ONNX Runtime {make_printable(result.onnxruntime)}: {runs}")
     if result.outputs:
         headings = ("output", "max_abs_diff", "tolerance", "top-1 agreement")
-        console.print(print_table(headings, map(_cells, result.outputs)))
+        console.print(build_table(headings, map(_cells, result.outputs)))
     if any(output.part for output in result.outputs):
         console.print("chain     not run: it is user code; compare its golden vectors there")
     print_lines(console, *result.problems, style="red")
@@ -316,11 +316,11 @@ def verify_verdict_command(
             else None,
         )
 
-    found = verified(statement, load_artifacts, trust=Trust.from_file(trust))
+    verification = verify_statement(statement, load_artifacts, trust=Trust.from_file(trust))
     return CommandResult(
-        ExitCode.DONE if found.trusted else ExitCode.REJECTED,
-        found.to_plain(),
-        lambda console: show(found, console),
+        ExitCode.DONE if verification.trusted else ExitCode.REJECTED,
+        verification.to_plain(),
+        lambda console: show(verification, console),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from gate.decision.check_result import CheckResult, Problem, Verdict
-from gate.policy.output_roles import class_metrics_for, infer_role, is_unsure, most_ties
+from gate.policy.output_roles import class_metrics_for, infer_role, is_unsure, max_ties
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, OperatingPoint, Waivable
 from gate.records.evidence import Evidence, RuntimeEvidence
@@ -41,7 +41,7 @@ class BoundedMetric(NamedTuple):
         return self.bound <= self.observed <= 1.0
 
 
-def numeric(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
+def numeric_metrics(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
     """Return the metrics that every output has."""
     return [
         BoundedMetric("max_abs_diff", output.max_abs_diff, "<=", bounds.max_abs_diff),
@@ -53,7 +53,7 @@ def numeric(bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
 
 _NUMERIC = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits")
 
-_OF_FIRST = ("noise_ratio", "noise_peak")
+_FIRST_SAMPLES = ("noise_ratio", "noise_peak")
 """Metrics that the first samples determine."""
 
 _CLEAR = 3.0
@@ -104,7 +104,7 @@ def mark_unexamined(check: CheckResult, *, unexamined: bool, few_draws: bool) ->
     """Turn a FAIL into an ERROR if examining samples again may change it, and a PASS of
     `noise_diff` if an `unexamined` sample may exceed the bound. `few_draws`: also if further runs
     under random rounding may change the FAIL."""
-    settled = _NUMERIC if few_draws else (*_NUMERIC, *_OF_FIRST)
+    settled = _NUMERIC if few_draws else (*_NUMERIC, *_FIRST_SAMPLES)
     if unexamined and check.name == "noise_diff" and check.verdict is Verdict.PASS:
         return check.with_code("unexamined", Verdict.ERROR)
     if check.verdict is not Verdict.FAIL or check.name in settled:
@@ -120,7 +120,7 @@ def _scaled_diff(output: OutputParity) -> float:
     return output.max_abs_diff / output.reference_abs_max
 
 
-def classification(
+def class_metrics(
     policy: Policy, bounds: Bounds, output: OutputParity, logits: ClassParity
 ) -> list[BoundedMetric]:
     """Return the metrics of logits over the samples that have an answer."""
@@ -163,23 +163,24 @@ def classification(
     return comparisons
 
 
-def near_ties(
+def check_near_ties(
     policy: Policy, runtime: RuntimeEvidence, output: OutputParity
 ) -> Iterator[CheckResult]:
     """Yield a check that differences excused by rounding are rare."""
     logits = class_metrics_for(policy, output)
-    for what, count, total in (
+    for kind, count, total in (
         ("integers", output.near_ties, output.elements),
         ("answers", logits.top1_ties if logits else 0, output.samples),
     ):
         if count:
-            most = most_ties(total)
+            most = max_ties(total)
             ties = BoundedMetric("near_ties", float(count), "<=", float(most))
             code = "few" if count <= most else "too_many"
-            yield check(ties, runtime, output).with_code(code, count=count, total=total, what=what)
+            params: Problem = {"count": count, "total": total, "what": kind}
+            yield check_output(ties, runtime, output).with_code(code, **params)
 
 
-def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
+def mark_too_few_samples(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
     """Turn a FAIL into an ERROR if a lower bound is too low only because there are too few samples.
 
     This is the case if no answer differs: more of the same samples would pass. Other results stay
@@ -200,7 +201,7 @@ def too_few(policy: Policy, result: CheckResult, output: OutputParity) -> CheckR
     )
 
 
-def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
+def mark_unsure(result: CheckResult, output: OutputParity) -> CheckResult:
     """Turn a disagreement into an ERROR if PyTorch's own rounding changes as many answers: then it
     proves nothing about the file."""
     logits = output.classification
@@ -212,10 +213,10 @@ def unsure(result: CheckResult, output: OutputParity) -> CheckResult:
     return result.with_code("unsure", Verdict.ERROR, unsure=logits.unsure, judged=judged)
 
 
-def compared(metric: BoundedMetric, *, samples: int | None, **place: Any) -> CheckResult:
+def check_metric(metric: BoundedMetric, *, samples: int | None, **fields: Any) -> CheckResult:
     """Return the check of one comparison: ERROR if not measured, FAIL if it does not hold or there
-    are no samples. `samples`: None for a number that is not about samples. `place`: runtime, output
-    and params of the check."""
+    are no samples. `samples`: None for a number that is not about samples. `fields`: runtime,
+    output, point and params of the check."""
     if metric.observed is None:
         verdict, code = Verdict.ERROR, "unmeasured"
     else:
@@ -230,14 +231,16 @@ def compared(metric: BoundedMetric, *, samples: int | None, **place: Any) -> Che
         samples=samples,
         verdict=verdict,
         code=code,
-        **place,
+        **fields,
     )
 
 
-def check(comparison: BoundedMetric, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+def check_output(
+    metric: BoundedMetric, runtime: RuntimeEvidence, output: OutputParity
+) -> CheckResult:
     """Return the check of one comparison: ERROR if not measured, FAIL if it does not hold."""
-    place = {"runtime": runtime.runtime, "output": output.name}
-    return compared(comparison, samples=output.samples, **place)
+    name, samples = runtime.runtime, output.samples
+    return check_metric(metric, samples=samples, runtime=name, output=output.name)
 
 
 def agreement_lower_bound(disagreements: int, samples: int, *, confidence: float) -> float:
@@ -307,11 +310,14 @@ def with_exceptions(bounds: Bounds, evidence: Evidence, output: str) -> Bounds:
     return bounds.model_copy(update={"noise_ratio": max(bounds.noise_ratio, *allowed)})
 
 
-def noise(
-    policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
+def check_noise(
+    policy: Policy,
+    bounds: Bounds,
+    evidence: Evidence,
+    runtime: RuntimeEvidence,
+    output: OutputParity,
 ) -> Iterator[CheckResult]:
     """Yield `noise_ratio`, `noise_peak` and `noise_diff` of a float output."""
-    runtime, output = place
     measured = output.noise
     lacking = _lacking(policy, evidence, measured)
     if not _is_measurable(evidence, output):
@@ -319,7 +325,7 @@ def noise(
     for metric in noise_metrics(bounds, output):
         if metric.bound is None:
             continue
-        result = check(metric, runtime, output)
+        result = check_output(metric, runtime, output)
         # The measured part of a bad output is enough to refuse it, waived or not.
         if lacking is not None and (not _compared(measured) or metric.holds()):
             waived = policy.waives(cast(Waivable, metric.name), output.name)
@@ -344,14 +350,17 @@ _SAME_IN_FLOAT64 = 1e-4
 """Largest `Evidence.float64_differences` of a file that computes the function of the model."""
 
 
-def not_measurable(
-    policy: Policy, bounds: Bounds, evidence: Evidence, place: tuple[RuntimeEvidence, OutputParity]
+def check_noise_floor(
+    policy: Policy,
+    bounds: Bounds,
+    evidence: Evidence,
+    runtime: RuntimeEvidence,
+    output: OutputParity,
 ) -> Iterator[CheckResult]:
     """Yield a check for a float output whose noise floor may hide faults or is missing.
 
     The floor hides no fault if file and model agree in float64.
     """
-    runtime, output = place
     if not any(metric.bound is not None for metric in noise_metrics(bounds, output)):
         return
     most, verdict = policy.instruments.max_floor, Verdict.ERROR
@@ -372,7 +381,7 @@ def not_measurable(
     else:
         return
     metric = BoundedMetric("not_measurable", observed, "<=", most)
-    yield check(metric, runtime, output).with_code(code, verdict, **params)
+    yield check_output(metric, runtime, output).with_code(code, verdict, **params)
 
 
 _OF_CHOICES = {
@@ -382,7 +391,7 @@ _OF_CHOICES = {
 """Checks with large numbers if the two sides choose differently. Probes have such numbers, too."""
 
 
-def left_to_rounding(evidence: Evidence, checks: Sequence[CheckResult]) -> list[CheckResult]:
+def mark_left_to_rounding(evidence: Evidence, checks: Sequence[CheckResult]) -> list[CheckResult]:
     """Turn each FAIL of a runtime that compares choices into an ERROR if rounding changes the
     choices of the model and an output is `not_measurable`."""
     changes = evidence.validity is not None and evidence.validity.own_choices
@@ -472,7 +481,7 @@ def _compared(measured: NoiseParity | None) -> bool:
 # Only counts that are consistent with each other and with the samples are judged.
 
 
-def crossings(
+def check_crossings(
     policy: Policy, bounds: Bounds, runtime: RuntimeEvidence, output: OutputParity
 ) -> Iterator[CheckResult]:
     """Yield the share of crossing samples and its upper bound at each point of the output.
@@ -499,12 +508,8 @@ def crossings(
             BoundedMetric("threshold_crossing_bound", upper, "<=", bounds.threshold_crossing_bound),
         ):
             if metric.bound is not None:
-                place = {
-                    "runtime": runtime.runtime,
-                    "output": output.name,
-                    "point": str(point),
-                }
-                yield _crossing_check(metric, crossing, problem, place)
+                fields = {"runtime": runtime.runtime, "output": output.name, "point": str(point)}
+                yield _crossing_check(metric, crossing, problem, **fields)
 
 
 def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> float:
@@ -529,12 +534,12 @@ def _crossing(
     """Return the record of a point, or why it can't be judged."""
     if point.label is not None and point.label >= classes.classes:
         return {"code": "no_class", "label": point.label, "classes": classes.classes}, None
-    found = [c for c in classes.crossings if (c.threshold, c.label) == tuple(point)]
-    if len(found) != 1:
-        return {"code": "records", "count": len(found)}, None
+    records = [c for c in classes.crossings if (c.threshold, c.label) == tuple(point)]
+    if len(records) != 1:
+        return {"code": "records", "count": len(records)}, None
     if classes.normalised != (policy.role_for(output.name) == "probabilities"):
         return {"code": "without_softmax" if classes.normalised else "with_softmax"}, None
-    (crossing,) = found
+    (crossing,) = records
     problem = _contradiction(crossing, output, classes)
     if problem is not None:
         return problem, None
@@ -565,15 +570,15 @@ def _contradiction(
 
 
 def _crossing_check(
-    metric: BoundedMetric, crossing: Crossing | None, problem: Problem | None, place: dict[str, Any]
+    metric: BoundedMetric, crossing: Crossing | None, problem: Problem | None, **fields: Any
 ) -> CheckResult:
     if crossing is None:
-        none = metric._replace(observed=None)
-        return compared(none, samples=None, params={"problems": [problem]}, **place)
+        unmeasured = metric._replace(observed=None)
+        return check_metric(unmeasured, samples=None, params={"problems": [problem]}, **fields)
     params = {
         "crossed": crossing.crossed,
         "crossing": list(crossing.crossing),
         "reference_above": crossing.reference_above,
         "candidate_above": crossing.candidate_above,
     }
-    return compared(metric, samples=crossing.samples, params=params, **place)
+    return check_metric(metric, samples=crossing.samples, params=params, **fields)

@@ -103,7 +103,7 @@ class CodeSpec:
     cause: Cause | None = None
     """None: the check's."""
     observed: str | None = None
-    """The words in the column of the number, where there is none."""
+    """Text for the column of the number, if there is no number."""
 
 
 Code = CodeSpec | str
@@ -128,8 +128,8 @@ class CheckSpec:
 
     def code(self, name: str) -> CodeSpec | None:
         """Return the text of a code; None: the code is of a newer version."""
-        found = self.codes.get(name, COMMON.get(name))
-        return CodeSpec(found) if isinstance(found, str) else found
+        spec = self.codes.get(name, COMMON.get(name))
+        return CodeSpec(spec) if isinstance(spec, str) else spec
 
 
 ROUNDING = "× rounding"
@@ -497,7 +497,7 @@ _COST = "{label} is {observed:.6g}, allowed {allowed}."
 
 _SLOWER = "{runtime} is slower than the policy allows: {label} {usage}"
 
-_ONE_MOMENT = "The policy sets it. Times are from one machine at one moment."
+_TIMES_VARY = "The policy sets it. Times are from one machine at one moment."
 
 
 def _cost(text: str, headline: str) -> Any:
@@ -512,7 +512,7 @@ def _champion(field: str, headline: str) -> Any:
     return {"cause": "champion", "why": f"The policy's incumbent.{field}.", **codes}
 
 
-def _no_numbers(name: str, element: str, wanted: str) -> CheckSpec:
+def _no_numbers(name: str, element: str, values: str) -> CheckSpec:
     text = (
         f"The output '{{output}}' has no {element} in any of {{samples}} samples, so nothing was "
         "compared."
@@ -520,7 +520,7 @@ def _no_numbers(name: str, element: str, wanted: str) -> CheckSpec:
     return CheckSpec(
         f"Does the output have any {element} in a sample?",
         "samples",
-        f"Add samples for which the model returns {wanted}, leave the output out of the export, or "
+        f"Add samples for which the model returns {values}, leave the output out of the export, or "
         f"set waive: {{{{NAME: [{name}]}}}} in the policy.",
         {"no_numbers": text, "no_numbers_waived": f"{text} The policy waives this."},
     )
@@ -1354,7 +1354,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Measure on a quiet machine, give the runtime its optimizations (ort-cpu-optimized) and as "
         "many threads as PyTorch; or allow more (latency_ratio).",
         unit="times",
-        why=_ONE_MOMENT,
+        why=_TIMES_VARY,
         **_cost(f"{_COST} By batch: {{ratios:list}}.{{notes}}", _SLOWER),
     ),
     "memory_mb": _number(
@@ -1375,7 +1375,7 @@ CHECKS: dict[str, CheckSpec] = {
         "Give the server more workers or smaller batches, look at its queue; or allow more "
         "(p95_ms).",
         unit="ms",
-        why=_ONE_MOMENT,
+        why=_TIMES_VARY,
         **_cost(_COST, _SLOWER),
     ),
     "throughput_min": _number(
@@ -1383,7 +1383,7 @@ CHECKS: dict[str, CheckSpec] = {
         "requests / second of the load with the most connections",
         "Give the server more workers or dynamic batching; or allow less (throughput_min).",
         unit="requests/s",
-        why=_ONE_MOMENT,
+        why=_TIMES_VARY,
         **_cost(
             _COST, "{runtime} answers fewer requests than the policy asks for: {label} {usage}"
         ),

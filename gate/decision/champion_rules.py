@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gate.decision import metric_rules
-from gate.decision.bound_rules import BoundedMetric, compared
+from gate.decision.bound_rules import BoundedMetric, check_metric
 from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.output_roles import class_metrics_for
 from gate.policy.policy import Policy
@@ -43,14 +43,14 @@ def check_champion(
         return
     if incumbent.is_same_file:
         return
-    yield from metric_rules.champion_metric_checks(policy, evidence, incumbent)
+    yield from metric_rules.check_champion_metrics(policy, evidence, incumbent)
     if section.asks_for_answers:
         yield from _answers(policy, section, evidence, incumbent)
     if section.max_latency_ratio is not None:
         ratio, bound = incumbent.latency_ratio, section.max_latency_ratio
         metric = BoundedMetric("incumbent_latency_ratio", ratio, "<=", bound)
         timed = incumbent.latency
-        yield compared(metric, samples=timed.batches if timed else 0)
+        yield check_metric(metric, samples=timed.batches if timed else 0)
 
 
 def _standing(
@@ -117,4 +117,4 @@ def _answers(
             BoundedMetric("incumbent_agreement", agreement, ">=", section.min_agreement),
         ):
             if metric.bound is not None:
-                yield compared(metric, samples=count, output=name)
+                yield check_metric(metric, samples=count, output=name)

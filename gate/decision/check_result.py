@@ -68,8 +68,8 @@ class CheckResult(Record):
     @property
     def title(self) -> str:
         """`part / runtime / output / label`, without the parts that do not apply."""
-        places = (self.part, self.runtime, self.output, self.label)
-        return " / ".join(place for place in places if place)
+        names = (self.part, self.runtime, self.output, self.label)
+        return " / ".join(name for name in names if name)
 
     def with_code(self, code: str, verdict: Verdict | None = None, **params: Any) -> CheckResult:
         """Return the check with another code and more parameters."""
@@ -86,18 +86,17 @@ def statement(
     problems: Sequence[Problem],
     *,
     verdict: Verdict = Verdict.FAIL,
-    place: tuple[RuntimeName | None, str | None] = (None, None),
-    point: str | None = None,
+    runtime: RuntimeName | None = None,
+    output: str | None = None,
     holds: str = "holds",
     **params: Any,
 ) -> CheckResult:
     """Return a check without a number. Without problems it passes, with the code `holds` and these
-    parameters. `place`: runtime and output."""
+    parameters."""
     return CheckResult(
         name=name,
-        runtime=place[0],
-        output=place[1],
-        point=point,
+        runtime=runtime,
+        output=output,
         verdict=verdict if problems else Verdict.PASS,
         code="violated" if problems else holds,
         params={"problems": problems} if problems else params,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from gate.decision.bound_rules import BoundedMetric, compared
+from gate.decision.bound_rules import BoundedMetric, check_metric
 from gate.decision.check_result import CheckResult, Problem
 from gate.policy.sections import Bounds
 from gate.records.evidence import Evidence, Latency, RuntimeEvidence
@@ -15,7 +15,9 @@ from gate.records.outputs import largest
 _MB = 1e6
 
 
-def costs(bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+def check_costs(
+    bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence
+) -> Iterator[CheckResult]:
     """Yield one check per bound: the time relative to PyTorch's, and the memory."""
     if bounds.latency_ratio is not None:
         yield _latency(bounds.latency_ratio, evidence, runtime)
@@ -40,29 +42,29 @@ def latency_ratios(
     Both sides took turns with the same number of threads, or the runtime's own. The time of a
     single first batch does not count.
     """
-    one, other = runtime.cost, evidence.reference_cost
-    if one is None or other is None:
+    cost, baseline = runtime.cost, evidence.reference_cost
+    if cost is None or baseline is None:
         return {}, {"code": "not_timed"}
     pairs = [(runtime.latency, evidence.reference_latency)]
-    if one.single is not None or not evidence.has_fixed_batch:
-        pairs.append((_single_sample_latency(one.single), _single_sample_latency(other.single)))
-    found: dict[int, float] = {}
+    if cost.single is not None or not evidence.has_fixed_batch:
+        pairs.append((_single_sample_latency(cost.single), _single_sample_latency(baseline.single)))
+    ratios: dict[int, float] = {}
     cold: Problem | None = None
     for latency, reference in pairs:
         if latency is None or reference is None:
-            return found, {"code": "one_side_timed"}
+            return ratios, {"code": "one_side_timed"}
         if latency.batch_size != reference.batch_size:
             sizes = {"size": latency.batch_size, "reference_size": reference.batch_size}
-            return found, {"code": "other_batches", **sizes}
+            return ratios, {"code": "other_batches", **sizes}
         if latency.cold or reference.cold:
             cold = {"code": "only_first", "size": latency.batch_size}
         else:
-            found[latency.batch_size] = _ratio(latency, reference)
-    return found, cold
+            ratios[latency.batch_size] = _ratio(latency, reference)
+    return ratios, cold
 
 
 def _single_sample_latency(single: Latency | None) -> Latency | None:
-    """Batches of another size are no answer to how long one sample takes."""
+    """Return the latency if its batches have a single sample, else None."""
     return single if single is not None and single.batch_size == 1 else None
 
 
@@ -89,7 +91,7 @@ def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> Chec
 
 
 def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
-    """0 is right where the process had the memory before."""
+    """Check the growth of memory. 0 is valid: the process may have had the memory before."""
     grown = runtime.memory_bytes
     if grown is None or runtime.cost is None:
         code = "memory_unread" if grown is None else "memory_older"
@@ -114,7 +116,7 @@ def _unmeasured(name: str, bound: float, runtime: RuntimeEvidence, problem: Prob
 
 
 def _compared(metric: BoundedMetric, runtime: RuntimeEvidence, params: Problem) -> CheckResult:
-    return compared(metric, samples=None, runtime=runtime.runtime, params=params)
+    return check_metric(metric, samples=None, runtime=runtime.runtime, params=params)
 
 
 def _samples(size: int) -> str:

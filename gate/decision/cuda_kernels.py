@@ -31,8 +31,8 @@ class _Kernel:
     def runs(self, since_version: int, inputs: tuple[str, ...]) -> bool:
         """Return whether the kernel may run this version and types. An unknown type matches."""
         return self.first <= since_version <= self.last and all(
-            not kind or kind in self.types.get(f"i{place}", (kind,))
-            for place, kind in enumerate(inputs)
+            not kind or kind in self.types.get(f"i{index}", (kind,))
+            for index, kind in enumerate(inputs)
         )
 
 
@@ -60,8 +60,8 @@ class KernelTable:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    found = _NUMBER.match(version)
-    return tuple(map(int, found.groups())) if found else (1 << 30,)
+    match = _NUMBER.match(version)
+    return tuple(map(int, match.groups())) if match else (1 << 30,)
 
 
 @functools.cache

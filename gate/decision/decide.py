@@ -37,36 +37,36 @@ def iter_checks(
     The order does not depend on the policy's file, whose order is not part of the policy's digest.
     """
     stated, policy = policy, policy.for_file(evidence.subject)
-    yield evidence_rules.samples(policy, evidence)
-    yield evidence_rules.determinism(policy, evidence)
-    yield evidence_rules.measured_once(evidence)
-    yield from evidence_rules.repeats(evidence)
-    yield from evidence_rules.half_precision(policy, evidence)
-    yield from evidence_rules.validity(evidence)
-    yield from instrument_rules.undefined(evidence)
-    yield from evidence_rules.inputs(evidence)
-    yield from provenance_rules.export_checks(policy, evidence)
-    yield from output_rules.named(policy, evidence)
+    yield evidence_rules.check_samples(policy, evidence)
+    yield evidence_rules.check_determinism(policy, evidence)
+    yield evidence_rules.check_measured(evidence)
+    yield from evidence_rules.check_repeatability(evidence)
+    yield from evidence_rules.check_half_precision(policy, evidence)
+    yield from evidence_rules.check_validity(evidence)
+    yield from instrument_rules.check_undefined(evidence)
+    yield from evidence_rules.describe_inputs(evidence)
+    yield from provenance_rules.check_export(policy, evidence)
+    yield from output_rules.check_role_names(policy, evidence)
     if evidence.subject.parts:  # each part has its own graph
         yield from _part_checks(stated, evidence)
     else:
-        yield from instrument_rules.graph(policy, evidence)
-    yield from provenance_rules.parity(policy, evidence)
-    yield from metric_rules.measured(policy, evidence)
+        yield from instrument_rules.check_graph(policy, evidence)
+    yield from provenance_rules.check_preprocessing(policy, evidence)
+    yield from metric_rules.check_measured(policy, evidence)
     yield from champion_rules.check_champion(policy, evidence, compared)
-    others = sorted(set(policy.runtimes) - set(RUNTIMES))
-    for name in (*RUNTIMES, *others):
+    third_party = sorted(set(policy.runtimes) - set(RUNTIMES))
+    for name in (*RUNTIMES, *third_party):
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
-            measured = list(_runtime_checks(policy, runtime_policy, evidence, name))
-            checks = bound_rules.left_to_rounding(evidence, measured)
+            measured = list(_runtime_checks(policy, evidence, name))
+            checks = bound_rules.mark_left_to_rounding(evidence, measured)
             if runtime_policy.exceeded == "warn" and evidence.runtime(name) is not None:
                 checks = [_as_warning(runtime_policy, check) for check in checks]
             yield from checks
 
 
 def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResult:
-    """The check, which refuses nothing. A runtime that must be measured still must."""
+    """Return the check as a warning, unless a required runtime is missing."""
     required = check.name == "runtime" and runtime_policy.required == "always"
     if required or check.verdict in (Verdict.PASS, Verdict.WAIVED):
         return check
@@ -76,57 +76,54 @@ def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResul
 def _part_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     for name, part in evidence.subject.parts.items():
         measured = evidence.parts.get(name)
-        yield evidence_rules.whole(part, measured, name)
+        yield evidence_rules.check_part(part, measured, name)
         if measured is not None:
             part_policy = policy.for_part([spec.name for spec in measured.subject.outputs])
             for check in iter_checks(part_policy, measured):
                 yield check.model_copy(update={"part": name})
 
 
-def _runtime_checks(
-    policy: Policy, runtime_policy: RuntimePolicy, evidence: Evidence, name: RuntimeName
-) -> Iterator[CheckResult]:
-    runtime = evidence.runtime(name)
+def _runtime_checks(policy: Policy, evidence: Evidence, name: RuntimeName) -> Iterator[CheckResult]:
+    runtime, runtime_bounds = evidence.runtime(name), policy.runtimes[name].bounds
     if runtime is None or not runtime.measured:
-        served = evidence_rules.served(policy, evidence, name)
-        yield evidence_rules.missing(
-            runtime_policy, runtime, name, evidence=evidence, served=served
-        )
+        yield evidence_rules.check_missing(policy, evidence, name)
         return
-    yield evidence_rules.session(policy, evidence, runtime)
-    yield evidence_rules.provider(policy, evidence, runtime)
-    yield from evidence_rules.precision(policy, runtime)
-    yield from evidence_rules.server(policy, runtime)
-    yield from evidence_rules.recorded(policy, runtime)
-    yield from device_rules.device(policy, runtime_policy.bounds, evidence, runtime)
-    yield output_rules.measured(policy, evidence, runtime)
-    yield from output_rules.varies(evidence, runtime)
+    yield evidence_rules.check_session(policy, evidence, runtime)
+    yield evidence_rules.check_provider(policy, evidence, runtime)
+    yield from evidence_rules.check_precision(policy, runtime)
+    yield from evidence_rules.check_server(policy, runtime)
+    yield from evidence_rules.check_recording(policy, runtime)
+    yield from device_rules.check_device(policy, runtime_bounds, evidence, runtime)
+    yield output_rules.check_measured(policy, evidence, runtime)
+    yield from output_rules.check_variation(evidence, runtime)
     samples_fail = False
     noise = {output.name: output.noise for output in runtime.outputs}
     refused = bound_rules.is_refused(policy, name, noise)
     for output in runtime.outputs:
         lacking = unmeasurable(output)
         if lacking is not None:  # it has no numbers
-            yield output_rules.lacks_numbers(policy, evidence, (runtime, output), lacking)
-            yield output_rules.finite(policy, runtime, output)
+            yield output_rules.check_unmeasurable(policy, evidence, runtime, output, lacking)
+            yield output_rules.check_finite(policy, runtime, output)
             continue
-        yield output_rules.reference(policy, runtime, output)
-        yield output_rules.finite(policy, runtime, output)
-        yield from output_rules.role(policy, runtime, output)
+        yield output_rules.check_reference(policy, runtime, output)
+        yield output_rules.check_finite(policy, runtime, output)
+        yield from output_rules.check_role(policy, runtime, output)
         bounds = bound_rules.with_exceptions(
             policy.bounds_for(name, output.name), evidence, output.name
         )
         checks = [
-            bound_rules.too_few(
-                policy, bound_rules.unsure(bound_rules.check(c, runtime, output), output), output
+            bound_rules.mark_too_few_samples(
+                policy,
+                bound_rules.mark_unsure(bound_rules.check_output(c, runtime, output), output),
+                output,
             )
-            for c in output_rules.comparisons(policy, bounds, output)
+            for c in output_rules.bounded_metrics(policy, bounds, output)
             if c.bound is not None
         ]
-        checks += bound_rules.crossings(policy, bounds, runtime, output)
+        checks += bound_rules.check_crossings(policy, bounds, runtime, output)
         if policy.role_for(output.name) not in ("mask", "indices"):  # which must be equal
-            checks += bound_rules.noise(policy, bounds, evidence, (runtime, output))
-            checks += bound_rules.not_measurable(policy, bounds, evidence, (runtime, output))
+            checks += bound_rules.check_noise(policy, bounds, evidence, runtime, output)
+            checks += bound_rules.check_noise_floor(policy, bounds, evidence, runtime, output)
         few_draws = output.noise is not None and output.noise.few_draws
         if (runtime.unexamined or few_draws) and not refused:
             unexamined = runtime.unexamined > 0
@@ -135,18 +132,18 @@ def _runtime_checks(
                 for check in checks
             ]
         if all(c.verdict is Verdict.WAIVED for c in checks):
-            yield output_rules.unbounded(policy, runtime, output)
+            yield output_rules.check_unbounded(policy, runtime, output)
         yield from checks
         if policy.judges(output.name):
-            yield from bound_rules.near_ties(policy, runtime, output)
-        yield from instrument_rules.stability(runtime_policy.bounds, runtime, output)
+            yield from bound_rules.check_near_ties(policy, runtime, output)
+        yield from instrument_rules.check_stability(runtime_bounds, runtime, output)
         samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
     if samples_fail:
-        yield from evidence_rules.fast_path(evidence, runtime)
-    yield from instrument_rules.probes(policy, evidence, runtime, samples_fail=samples_fail)
-    yield from instrument_rules.concurrency(policy, runtime)
-    yield from metric_rules.runtime_metric_checks(policy, evidence, runtime)
-    yield from cost_rules.costs(runtime_policy.bounds, evidence, runtime)
+        yield from evidence_rules.check_fast_path(evidence, runtime)
+    yield from instrument_rules.check_probes(policy, evidence, runtime, samples_fail=samples_fail)
+    yield from instrument_rules.check_concurrency(policy, runtime)
+    yield from metric_rules.check_runtime_metrics(policy, evidence, runtime)
+    yield from cost_rules.check_costs(runtime_bounds, evidence, runtime)
 
 
 class Conclusion(NamedTuple):
@@ -265,11 +262,11 @@ def _passed_runtimes(
 ) -> tuple[RuntimeName, ...]:
     """Return the measured runtimes of the policy without a check that is FAIL or ERROR."""
     refused = (Verdict.FAIL, Verdict.ERROR)
-    spoiled = {check.runtime for check in checks if check.verdict in refused}
+    failed = {check.runtime for check in checks if check.verdict in refused}
     return tuple(
         runtime.runtime
         for runtime in evidence.runtimes
-        if runtime.outputs and runtime.runtime in policy.runtimes and runtime.runtime not in spoiled
+        if runtime.outputs and runtime.runtime in policy.runtimes and runtime.runtime not in failed
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gate.decision.bound_rules import BoundedMetric, noise_metrics, numeric
+from gate.decision.bound_rules import BoundedMetric, noise_metrics, numeric_metrics
 from gate.decision.check_result import CheckResult, Problem, Verdict
 from gate.policy.policy import Policy
 from gate.policy.sections import Bounds
@@ -25,13 +25,13 @@ _ON_CPU: dict[RuntimeName, RuntimeName] = {
     "ort-cuda-optimized": "ort-cpu-optimized",
 }
 
-_OTHER_LEVEL: dict[RuntimeName, RuntimeName] = {
+_OPPOSITE_LEVEL: dict[RuntimeName, RuntimeName] = {
     "ort-cuda": "ort-cuda-optimized",
     "ort-cuda-optimized": "ort-cuda",
 }
 
 
-def device(
+def check_device(
     policy: Policy, bounds: Bounds, evidence: Evidence, runtime: RuntimeEvidence
 ) -> Iterator[CheckResult]:
     """Yield a check of both devices and the explanation of a large difference on CUDA.
@@ -41,8 +41,8 @@ def device(
     """
     if runtime.runtime not in _ON_CPU:
         return
-    torch, wanted = _measured(evidence, "torch-cuda"), policy.runtimes.get("torch-cuda")
-    only_warns = wanted is not None and wanted.exceeded == "warn"
+    torch, torch_policy = _measured(evidence, "torch-cuda"), policy.runtimes.get("torch-cuda")
+    only_warns = torch_policy is not None and torch_policy.exceeded == "warn"
     misplaced: list[Problem] = [
         {"code": "not_on_cuda", "runtime": side.runtime}
         for side in (None if only_warns else torch, runtime)
@@ -66,8 +66,8 @@ def _explained(
 ) -> Iterator[Problem]:
     worst, factor = max(large.items(), key=lambda item: item[1])
     name, torch = runtime.runtime, _measured(evidence, "torch-cuda")
-    both = torch is not None and _on_cuda(torch) and _on_cuda(runtime)
-    code = "factor_no_fallback" if both else "factor"
+    on_cuda = torch is not None and _on_cuda(torch) and _on_cuda(runtime)
+    code = "factor_no_fallback" if on_cuda else "factor"
     yield {"code": code, "worst": worst, "factor": factor}
     yield {"code": _moved(policy, evidence, name)}
     yield from _level(policy, evidence, name)
@@ -93,13 +93,13 @@ def _moved(policy: Policy, evidence: Evidence, name: RuntimeName) -> str:
 
 
 def _level(policy: Policy, evidence: Evidence, name: RuntimeName) -> Iterator[Problem]:
-    other = _OTHER_LEVEL[name]
-    far = _far_off(policy, evidence, other)
+    opposite = _OPPOSITE_LEVEL[name]
+    far = _far_off(policy, evidence, opposite)
     if far is None:
         return
     fused = RUNTIMES[name].optimization == "ORT_ENABLE_ALL"
     code = "level_no_fusion" if far else "level_fusion" if fused else "level_kernel"
-    yield {"code": code, "other": other}
+    yield {"code": code, "other": opposite}
 
 
 def _torch_side(evidence: Evidence) -> Problem:
@@ -138,17 +138,17 @@ def _on_cuda(runtime: RuntimeEvidence) -> bool:
 
 def _far_off(policy: Policy, evidence: Evidence, name: RuntimeName) -> bool | None:
     """Return whether another runtime exceeds its bounds by far, or None if not measured."""
-    runtime, wanted = _measured(evidence, name), policy.runtimes.get(name)
-    if runtime is None or wanted is None:
+    runtime, runtime_policy = _measured(evidence, name), policy.runtimes.get(name)
+    if runtime is None or runtime_policy is None:
         return None
-    return bool(_large(wanted.bounds, runtime))
+    return bool(_large(runtime_policy.bounds, runtime))
 
 
 def _large(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
     """Return the multiple of the bound by `output / metric`, if it is `LARGE` or NaN."""
     factors = {}
     for output in runtime.outputs:
-        for metric in (*numeric(bounds, output), *noise_metrics(bounds, output)):
+        for metric in (*numeric_metrics(bounds, output), *noise_metrics(bounds, output)):
             factor = _times(metric)
             if factor is not None and factor >= LARGE:
                 factors[f"{output.name} / {metric.name}"] = factor

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from gate.decision.bound_rules import BoundedMetric, compared
+from gate.decision.bound_rules import BoundedMetric, check_metric
 from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.decision.cuda_kernels import cuda_kernels
 from gate.policy.policy import Policy
@@ -18,13 +18,12 @@ from gate.policy.runtime_options import (
     is_server,
     ort_setup,
 )
-from gate.policy.sections import RuntimePolicy
 from gate.records.evidence import Evidence, RuntimeEvidence, SubjectPart
 from gate.records.runtime import (
+    BUILTIN_NAMES,
     CPU_PROVIDER,
     CUDA_PROVIDER,
     HEAVY,
-    OWN,
     PROVIDERS,
     RUNTIMES,
     SERVER,
@@ -33,7 +32,7 @@ from gate.records.runtime import (
 )
 
 
-def whole(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResult:
+def check_part(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResult:
     """Check that the evidence of a part exists and is about its file."""
     if measured is None:
         code = "unmeasured"
@@ -51,11 +50,11 @@ _SPREAD = 1e-4
 """Share of the largest output: far above the rounding difference of two runs of one batch."""
 
 
-def samples(policy: Policy, evidence: Evidence) -> CheckResult:
+def check_samples(policy: Policy, evidence: Evidence) -> CheckResult:
     """Check that there are enough samples. Fewer prove nothing. With a single sample the probes
     must have run: they are a second one."""
     n, least = evidence.dataset.samples, policy.min_samples
-    check = compared(BoundedMetric("samples", float(n), ">=", float(least)), samples=n)
+    check = check_metric(BoundedMetric("samples", float(n), ">=", float(least)), samples=n)
     unprobed = [r.runtime for r in evidence.runtimes if r.outputs and not _probed(r)]
     if n == 1 and unprobed:
         return check.with_code("unprobed", Verdict.ERROR, runtimes=unprobed)
@@ -69,27 +68,27 @@ def _probed(runtime: RuntimeEvidence) -> bool:
     return any(p.kind != "batch" and p.relative_diff is not None for p in runtime.probes)
 
 
-def determinism(policy: Policy, evidence: Evidence) -> CheckResult:
+def check_determinism(policy: Policy, evidence: Evidence) -> CheckResult:
     """Check that the switches of the run were those of the policy."""
-    want, got = policy.determinism, evidence.environment.determinism
+    required, recorded = policy.determinism, evidence.environment.determinism
     differences = [
-        {"code": "switch_differs", "switch": switch, "actual": actual, "wanted": wanted}
-        for switch, actual, wanted in (
-            ("tf32_matmul", got.tf32_matmul, want.tf32),
-            ("tf32_cudnn", got.tf32_cudnn, want.tf32),
-            ("cudnn_deterministic", got.cudnn_deterministic, want.cudnn_deterministic),
-            ("cudnn_benchmark", got.cudnn_benchmark, want.cudnn_benchmark),
-            ("grad", got.grad, False),
-            ("seed", got.seed, want.seed % 2**64),  # as PyTorch does with a negative seed
-            ("threads", got.threads, want.threads or got.threads),
-            ("algorithms", got.algorithms, want.algorithms),
+        {"code": "switch_differs", "switch": switch, "actual": actual, "wanted": expected}
+        for switch, actual, expected in (
+            ("tf32_matmul", recorded.tf32_matmul, required.tf32),
+            ("tf32_cudnn", recorded.tf32_cudnn, required.tf32),
+            ("cudnn_deterministic", recorded.cudnn_deterministic, required.cudnn_deterministic),
+            ("cudnn_benchmark", recorded.cudnn_benchmark, required.cudnn_benchmark),
+            ("grad", recorded.grad, False),
+            ("seed", recorded.seed, required.seed % 2**64),  # as PyTorch does with a negative seed
+            ("threads", recorded.threads, required.threads or recorded.threads),
+            ("algorithms", recorded.algorithms, required.algorithms),
         )
-        if actual != wanted
+        if actual != expected
     ]
     return statement("determinism", differences)
 
 
-def measured_once(evidence: Evidence) -> CheckResult:
+def check_measured(evidence: Evidence) -> CheckResult:
     """Check that each runtime is recorded once, and that at least one was measured."""
     names = [runtime.runtime for runtime in evidence.runtimes]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -99,20 +98,14 @@ def measured_once(evidence: Evidence) -> CheckResult:
     return statement("measured", problems, verdict=Verdict.ERROR)
 
 
-def missing(
-    runtime_policy: RuntimePolicy,
-    runtime: RuntimeEvidence | None,
-    name: RuntimeName,
-    *,
-    evidence: Evidence,
-    served: RuntimeName | None,
-) -> CheckResult:
+def check_missing(policy: Policy, evidence: Evidence, name: RuntimeName) -> CheckResult:
     """Return the only check of a runtime without outputs.
 
     An absent runtime may be waived, a failed one never, unless the file does not open with
-    optimizations off. A runtime that can't run any file is not a fault of this one. `served`: the
-    result of `served`.
+    optimizations off. A runtime that can't run any file is not a fault of this file.
     """
+    runtime_policy, runtime = policy.runtimes[name], evidence.runtime(name)
+    served = find_optimized(policy, evidence, name)
     verdict = Verdict.ERROR
     params: Problem = {}
     if runtime is None:
@@ -126,7 +119,7 @@ def missing(
         params = {"plain_failure": runtime.plain_failure, "served": served}
     elif runtime.failure:
         verdict, code = Verdict.FAIL, runtime.failure_code or "failed"
-        if code == "wrong_outputs" and any(other.measured for other in evidence.runtimes):
+        if code == "wrong_outputs" and any(each.measured for each in evidence.runtimes):
             code = "failed"
         if code == "failed" and evidence.subject.parts:
             code = "chain_failed"
@@ -140,36 +133,36 @@ def missing(
     return CheckResult(name="runtime", runtime=name, verdict=verdict, code=code, params=params)
 
 
-def served(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
+def find_optimized(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
     """Return the optimized runtime that corresponds to one without optimizations.
 
     None if the policy does not judge it, or it was not measured.
     """
-    other = f"{name}-optimized"
-    wanted, runtime = policy.runtimes.get(other), evidence.runtime(other)
-    if other not in RUNTIMES or wanted is None or wanted.required == "never":
+    optimized = f"{name}-optimized"
+    runtime_policy, runtime = policy.runtimes.get(optimized), evidence.runtime(optimized)
+    if optimized not in RUNTIMES or runtime_policy is None or runtime_policy.required == "never":
         return None
-    return other if runtime is not None and runtime.measured else None
+    return optimized if runtime is not None and runtime.measured else None
 
 
-def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
+def check_session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
     """Check that the session options were those of the policy and of the runtime's name, except for
     a file that does not open with optimizations off."""
-    want: dict[str, str] = {}
+    expected: dict[str, str] = {}
     setup = ort_setup(policy, runtime.runtime)
     if setup is not None:
-        want["graph_optimization_level"] = setup.optimization
+        expected["graph_optimization_level"] = setup.optimization
         threads = setup.settings.threads or policy.determinism.threads
         if threads is not None:
-            want["intra_op_num_threads"] = str(threads)
+            expected["intra_op_num_threads"] = str(threads)
         if policy.determinism.algorithms:
-            want["use_deterministic_compute"] = "1"
-        want |= dict(setup.reported())
+            expected["use_deterministic_compute"] = "1"
+        expected |= dict(setup.reported())
     plain = setup is not None and setup.is_named_plain and runtime.plain_failure is not None
     if plain:
-        want["graph_optimization_level"] = BASIC
+        expected["graph_optimization_level"] = BASIC
         if evidence.subject.parts:  # some of which may open
-            del want["graph_optimization_level"]
+            del expected["graph_optimization_level"]
     differences = [*_identity_problems(policy, runtime)]
     differences += [
         {
@@ -178,45 +171,46 @@ def session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Che
             "actual": runtime.session_options.get(key, "not recorded"),
             "wanted": value,
         }
-        for key, value in want.items()
+        for key, value in expected.items()
         if runtime.session_options.get(key) != value
     ]
-    other = served(policy, evidence, runtime.runtime)
-    if plain and other is None:
+    optimized = find_optimized(policy, evidence, runtime.runtime)
+    if plain and optimized is None:
         differences.append({"code": "not_plain", "plain_failure": runtime.plain_failure})
-    result = statement("session", differences, place=(runtime.runtime, None))
-    if not plain or other is None or differences:
+    result = statement("session", differences, runtime=runtime.runtime)
+    if not plain or optimized is None or differences:
         return result
     return result.with_code(
-        "basic", Verdict.WAIVED, plain_failure=runtime.plain_failure, served=other
+        "basic", Verdict.WAIVED, plain_failure=runtime.plain_failure, served=optimized
     )
 
 
 def _identity_problems(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Problem]:
     """Yield the differences from the policy's runtime of this name."""
-    wanted, identity = policy.runtimes[runtime.runtime], runtime.identity
-    kind = runtime.runtime if runtime.runtime in OWN else wanted.kind or runtime.runtime
-    if identity is None and runtime.runtime not in RUNTIMES:
+    name, identity = runtime.runtime, runtime.identity
+    required = policy.runtimes[name]
+    kind = name if name in BUILTIN_NAMES else required.kind or name
+    if identity is None and name not in RUNTIMES:
         yield {"code": "unknown_kind", "wanted": kind}
         return
     options = identity.options if identity else {}
     if identity is not None and identity.kind != kind:
         yield {"code": "other_kind", "kind": identity.kind, "wanted": kind}
-    if options != wanted.options:
-        yield {"code": "other_options", "options": str(options), "wanted": str(wanted.options)}
+    if options != required.options:
+        yield {"code": "other_options", "options": str(options), "wanted": str(required.options)}
 
 
-def provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
+def check_provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
     """Check that the provider is active, comes first and ran the compute nodes, except for those
     without a CUDA kernel in ONNX Runtime."""
     setup = ort_setup(policy, runtime.runtime)
-    wanted = setup.provider if setup else _promised(policy, runtime)
+    expected = setup.provider if setup else _promised(policy, runtime)
     problems: list[Problem] = []
     active = runtime.providers_active[0] if runtime.providers_active else "none"
-    if not wanted:
+    if not expected:
         problems.append({"code": "unstated"})
-    elif active != wanted:
-        problems.append({"code": "inactive", "active": active, "wanted": wanted})
+    elif active != expected:
+        problems.append({"code": "inactive", "active": active, "wanted": expected})
     excused = () if setup is None else _without_kernel(setup, evidence, runtime)
     if setup is not None:
         problems += _misplaced(setup, runtime, excused)
@@ -226,16 +220,16 @@ def provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
     result = statement(
         "provider",
         problems,
-        place=(runtime.runtime, None),
+        runtime=runtime.runtime,
         holds="ran" if ran else "holds",
-        wanted=wanted,
+        wanted=expected,
         notes=list(_on_cpu(runtime, excused)),
     )
     if result.verdict is Verdict.PASS or setup is None or not runtime.fallback_nodes:
         return result
     if _optimized_for_cpu(evidence, runtime):
-        made = sorted(filter(_CPU_FUSED.match, {node.operator for node in runtime.cpu_nodes}))
-        return result.with_code("cpu_optimized", operators=made)
+        fused = sorted(filter(_CPU_FUSED.match, {node.operator for node in runtime.cpu_nodes}))
+        return result.with_code("cpu_optimized", operators=fused)
     providers = list(dict.fromkeys((*setup.providers, CPU_PROVIDER)))
     return result.with_code("cpu_nodes", providers=providers)
 
@@ -279,11 +273,11 @@ def _typed(node: CpuNode) -> str:
 
 def _optimized_for_cpu(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
     """Return whether the file holds operators of ONNX Runtime's CPU optimizations."""
-    made = {node.operator for node in runtime.cpu_nodes if _CPU_FUSED.match(node.operator)}
+    fused = {node.operator for node in runtime.cpu_nodes if _CPU_FUSED.match(node.operator)}
     if evidence.graph is not None:
-        return not made.isdisjoint(evidence.graph.operators)
+        return not fused.isdisjoint(evidence.graph.operators)
     level = runtime.session_options.get("graph_optimization_level")
-    return level == OPTIMIZATIONS_OFF and bool(made)
+    return level == OPTIMIZATIONS_OFF and bool(fused)
 
 
 _CPU_FUSED = re.compile(
@@ -330,7 +324,7 @@ def _misplaced(
         yield {"code": "other_providers", "providers": sorted(ran)}
 
 
-def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+def check_precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """Yield a check that a runtime without a built-in name computed in float32.
 
     Only if the policy requires exact numbers. Providers of ONNX Runtime that do not report their
@@ -350,14 +344,14 @@ def precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]
     yield statement(
         "precision",
         problems,
-        place=(runtime.runtime, None),
+        runtime=runtime.runtime,
         holds="unreported" if unreported else "holds",
         precision=stated,
     )
 
 
-def server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """Check which file a server has, and that it refuses what is no input of the model."""
+def check_server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """Check that a server has loaded the file, and that it refuses inputs of a wrong shape."""
     if not is_server(policy, runtime.runtime):
         return
     stated = runtime.session_options
@@ -372,12 +366,12 @@ def server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
         params={**server, "proof": stated.get("file", "nothing")},
     )
     problems = [{"code": "answers_wrong_shape"}] if stated.get("wrong_shape") != "refused" else []
-    yield statement("server_input", problems, place=(runtime.runtime, None))
+    yield statement("server_input", problems, runtime=runtime.runtime)
 
 
-def repeats(evidence: Evidence) -> Iterator[CheckResult]:
-    """A reference that draws random numbers in eval mode has any answer, and a huge noise floor.
-    One that computes with what an earlier call left in a buffer has another answer each time."""
+def check_repeatability(evidence: Evidence) -> Iterator[CheckResult]:
+    """Check that the reference is repeatable: it draws no random numbers in eval mode, and its
+    outputs do not depend on earlier calls."""
     spread, state = evidence.reference_spread, evidence.state_spread
     if spread is None:
         return
@@ -402,7 +396,7 @@ def _is_small(spread: float) -> bool:
     return math.isfinite(spread) and 0.0 <= spread <= _SPREAD
 
 
-def half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+def check_half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """Report an ERROR if the model itself computes in 16 bits: no file can match it exactly."""
     where = evidence.validity.half_precision if evidence.validity else None
     if where is not None and policy.precision == "exact":
@@ -410,36 +404,35 @@ def half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         yield statement("half_precision", problems, verdict=Verdict.ERROR)
 
 
-def validity(evidence: Evidence) -> Iterator[CheckResult]:
+def check_validity(evidence: Evidence) -> Iterator[CheckResult]:
     """State why float64 or random rounding was not used."""
-    found = evidence.validity
-    if found is None or not (found.float64_differs or found.rounding == "differs"):
+    limits = evidence.validity
+    if limits is None or not (limits.float64_differs or limits.rounding == "differs"):
         return
     names = [spec.name for spec in evidence.subject.outputs]
     problems: list[Problem] = []
-    if found.float64_differs:
-        outputs = [names[index] for index in found.float64_differs if index < len(names)]
-        code = "float64_differs_at" if found.differs_at else "float64_differs"
-        problems.append(
-            {"code": code, "outputs": outputs, "largest": found.largest, "where": found.differs_at}
-        )
-    if found.rounding == "differs":
+    if limits.float64_differs:
+        outputs = [names[index] for index in limits.float64_differs if index < len(names)]
+        where, largest = limits.differs_at, limits.largest
+        code = "float64_differs_at" if where else "float64_differs"
+        problems.append({"code": code, "outputs": outputs, "largest": largest, "where": where})
+    if limits.rounding == "differs":
         problems.append({"code": "rounding_differs"})
     yield CheckResult(
         name="float64", verdict=Verdict.PASS, code="not_used", params={"problems": problems}
     )
 
 
-def fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+def check_fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """Name the fused path of PyTorch as the cause if it returns different numbers."""
     if evidence.validity is not None and evidence.validity.fast_path:
         name = runtime.runtime
         yield CheckResult(name="fast_path", runtime=name, verdict=Verdict.FAIL, code="violated")
 
 
-def inputs(evidence: Evidence) -> Iterator[CheckResult]:
-    """State the batch axes, and the inputs that only the model takes: an exporter leaves out what
-    changes no output, and numbers and probes decide whether it does."""
+def describe_inputs(evidence: Evidence) -> Iterator[CheckResult]:
+    """State the batch axes, and the inputs that only the model takes. Exporters omit inputs that
+    change no output; numbers and probes show whether they do."""
     axes = evidence.dataset.batch_axes
     if axes is not None and axes.is_unbatched:
         yield statement("batch_axes", [], holds="one_call")
@@ -449,7 +442,7 @@ def inputs(evidence: Evidence) -> Iterator[CheckResult]:
         yield statement("inputs", [], holds="model_only", names=evidence.dataset.model_only)
 
 
-def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+def check_recording(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """Yield the check of a recording.
 
     It must state its origin, and must not contain results that only a run can have.
@@ -466,7 +459,7 @@ def recorded(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     yield statement(
         "recording",
         problems,
-        place=(runtime.runtime, None),
+        runtime=runtime.runtime,
         recorded_runtime=options.get("runtime"),
         device=device or "an unnamed device",
         recorded_at=options.get("recorded_at"),

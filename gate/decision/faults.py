@@ -33,7 +33,7 @@ _FLOAT16 = (
     "8. Or write a policy whose bounds allow bfloat16."
 )
 
-_OTHER_MODEL = (
+_WRONG_MODEL = (
     "Export again from the code and checkpoint of the reference: the file is of another model."
 )
 
@@ -69,12 +69,12 @@ FAULTS: dict[str, FaultSpec] = {
     "weights_rounded": FaultSpec("{details}", _FLOAT32),
     "weights_rounded_reduced": FaultSpec("{details}", _FLOAT16),
     "weights_by_code": FaultSpec("{details}", _AGAIN),
-    "settings": FaultSpec("{details}", _OTHER_MODEL),
+    "settings": FaultSpec("{details}", _WRONG_MODEL),
     "shape": FaultSpec(
-        "its shape is {got} in the file, {want} in PyTorch; it comes from {nodes}", _OTHER_MODEL
+        "its shape is {got} in the file, {want} in PyTorch; it comes from {nodes}", _WRONG_MODEL
     ),
     "shape_unrun": FaultSpec(
-        "ONNX Runtime cannot compute its tensor, which comes from {nodes}", _OTHER_MODEL
+        "ONNX Runtime cannot compute its tensor, which comes from {nodes}", _WRONG_MODEL
     ),
     "precision_cast": FaultSpec("the file casts to {format} in it ({nodes})", _FLOAT32),
     "precision_cast_reduced": FaultSpec("the file casts to {format} in it ({nodes})", _FLOAT16),
@@ -139,11 +139,11 @@ FAULTS: dict[str, FaultSpec] = {
         "or pad on the right.",
     ),
     "missing_value": FaultSpec(
-        "no node of the file computes it; later nodes read {tensor} instead", _OTHER_MODEL
+        "no node of the file computes it; later nodes read {tensor} instead", _WRONG_MODEL
     ),
     "missing_value_unmatched": FaultSpec(
         "no tensor of the file has its values, and the next tensor, {tensor}, is wrong",
-        _OTHER_MODEL,
+        _WRONG_MODEL,
     ),
     "operators": FaultSpec(
         "{nodes} computes something other than {kind}{details:after}; cause not found, excluded: "
@@ -157,7 +157,7 @@ FAULTS: dict[str, FaultSpec] = {
     ),
     "operators_of": FaultSpec(
         "{nodes} computes something other than {kind}: these are the operators of {function}",
-        _OTHER_MODEL,
+        _WRONG_MODEL,
     ),
 }
 """Texts of faults by `fault_code`, plus `_` and `params["variant"]` if there is a variant."""

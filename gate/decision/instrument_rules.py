@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from gate.decision.bound_rules import BoundedMetric, check, compared
+from gate.decision.bound_rules import BoundedMetric, check_metric, check_output
 from gate.decision.catalog import REASONS
 from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.policy.policy import Policy
@@ -29,10 +29,10 @@ from gate.records.outputs import OutputParity
 _WEIGHTS = ("other_weights", "rounded_weights")
 
 
-def stability(
+def check_stability(
     bounds: Bounds, runtime: RuntimeEvidence, output: OutputParity
 ) -> Iterator[CheckResult]:
-    """Repeatability and batch invariance of an output, where the policy bounds them."""
+    """Yield repeatability and batch invariance of an output, if the policy bounds them."""
     measured = output.stability
     for name, bound in (
         ("repeatability", bounds.repeatability),
@@ -42,24 +42,24 @@ def stability(
     ):
         if bound is not None:
             observed = getattr(measured, name) if measured else None
-            result = check(BoundedMetric(name, observed, "<=", bound), runtime, output)
+            result = check_output(BoundedMetric(name, observed, "<=", bound), runtime, output)
             if measured is not None and measured.samples == 0:
                 result = result.with_code("unmeasured", Verdict.ERROR)
             elif observed is None and output.samples == 1 and name.startswith("batch_invariance"):
-                # `samples` lets one sample pass only with probes.
+                # `check_samples` lets one sample pass only with probes.
                 result = result.with_code("left_to_probes", Verdict.PASS)
             yield result.model_copy(update={"samples": measured.samples if measured else 0})
 
 
-def concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
-    """One check for each load of a server; an ERROR without any that the options ask for."""
+def check_concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+    """Yield one check for each load of a server; an ERROR if a requested load is missing."""
     if not is_server(policy, runtime.runtime):
         return
-    wanted = policy.runtimes[runtime.runtime]
-    if wanted.options.get("connections") == [] or not policy.instruments.stability_samples:
+    runtime_policy = policy.runtimes[runtime.runtime]
+    if runtime_policy.options.get("connections") == [] or not policy.instruments.stability_samples:
         return
     measured = {load.connections for load in runtime.concurrency if load.rate is None}
-    stated = wanted.options.get("connections")
+    stated = runtime_policy.options.get("connections")
     lacking = set(stated) - measured if isinstance(stated, list) else set()
     problem = "unstable_reference" if _is_unstable(runtime) else "no_load"
     if not measured or lacking or _is_unstable(runtime):
@@ -70,7 +70,7 @@ def concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResul
             code="unmeasured",
             params={"problems": [{"code": problem}]},
         )
-    bound = wanted.bounds.batch_invariance_ratio
+    bound = runtime_policy.bounds.batch_invariance_ratio
     for load in runtime.concurrency:
         if math.isnan(load.batch_invariance_ratio) and not load.crossed:
             continue
@@ -93,13 +93,13 @@ def _is_unstable(runtime: RuntimeEvidence) -> bool:
     return any(math.isnan(load.batch_invariance_ratio) for load in runtime.concurrency)
 
 
-def probes(
+def check_probes(
     policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, *, samples_fail: bool = False
 ) -> Iterator[CheckResult]:
     """Yield one check for each probe.
 
-    An ERROR where probes that the policy requires are missing. `samples_fail`: the samples
-    themselves disagree, so a probe that does adds nothing new.
+    An ERROR if probes that the policy requires are missing. `samples_fail`: the samples themselves
+    disagree, so a failing probe adds nothing.
     """
     if not policy.instruments.probes:
         return
@@ -111,8 +111,8 @@ def probes(
     if lacking:
         code = "missing_recorded" if is_recorded(policy, runtime.runtime) else "missing"
         verdict, code = (Verdict.WAIVED, "missing_waived") if waived else (Verdict.ERROR, code)
-        place = (runtime.runtime, None)
-        yield statement("probes", lacking, verdict=verdict, place=place).with_code(code)
+        missing = statement("probes", lacking, verdict=verdict, runtime=runtime.runtime)
+        yield missing.with_code(code)
     for probe in runtime.probes:
         result = _probe(policy, evidence, runtime, probe)
         if result.verdict is Verdict.FAIL and probe.failure is None:
@@ -123,8 +123,8 @@ def probes(
         yield result
 
 
-def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """One check for each kind of finding that the policy forbids."""
+def check_graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """Yield one check for each kind of finding that the policy forbids."""
     if not policy.instruments.graph:
         return
     report = evidence.graph
@@ -140,16 +140,16 @@ def graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
             continue
         if code == "quantized" and policy.precision == "quantized":
             continue
-        found = [finding.to_params() for finding in report.findings if finding.code == code]
+        findings = [finding.to_params() for finding in report.findings if finding.code == code]
         name, result, params = f"graph_{code}", "no_findings", dict[str, Any]()
-        if found:
-            result, params = "findings", {"findings": found}
+        if findings:
+            result, params = "findings", {"findings": findings}
         elif code in _WEIGHTS:
             if report.weights is None:
                 yield CheckResult(name=name, verdict=Verdict.ERROR, code="not_compared")
                 continue
             result, params = "weights_equal", {"weights": report.weights.to_plain()}
-        count = compared(BoundedMetric(name, float(len(found)), "<=", 0.0), samples=None)
+        count = check_metric(BoundedMetric(name, float(len(findings)), "<=", 0.0), samples=None)
         yield count.with_code(result, **params)
 
 
@@ -188,11 +188,11 @@ def _probe(
     elif metric.observed is None:
         verdict, code = Verdict.ERROR, "no_numbers"
     else:
-        held = metric.holds()
+        is_within = metric.holds()
         are_numbers = not any(math.isnan(number) for number in numbers)
-        passed = held and are_numbers
+        passed = is_within and are_numbers
         verdict, code = (Verdict.PASS, "within") if passed else (Verdict.FAIL, "beyond")
-        if are_numbers and not held and (why := _unjudged(policy, runtime, probe)):
+        if are_numbers and not is_within and (why := _unjudged(policy, runtime, probe)):
             verdict, code = Verdict.WAIVED, why
     breaks = probe.beyond_range
     if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, breaks):
@@ -230,7 +230,7 @@ def _trace_agrees(evidence: Evidence) -> bool:
     )
 
 
-def undefined(evidence: Evidence) -> Iterator[CheckResult]:
+def check_undefined(evidence: Evidence) -> Iterator[CheckResult]:
     """Warn of conversions on the samples that ONNX leaves undefined."""
     if evidence.undefined:
         yield CheckResult(
@@ -252,8 +252,8 @@ def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
         return False
     if breaks.relative_diff is None:
         return breaks.kind == "no_rows" and breaks.noise_ratio is None
-    held = _compared_number(policy, breaks).holds()
-    return held and not any(map(math.isnan, _numbers(breaks)))
+    is_within = _compared_number(policy, breaks).holds()
+    return is_within and not any(map(math.isnan, _numbers(breaks)))
 
 
 def _numbers(probe: ProbeResult | BeyondRange) -> list[float]:

@@ -27,64 +27,60 @@ _ROUNDING = 1e-9
 """A drop may differ from the difference of the values by this share of the larger one."""
 
 
-def measured(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """One check for each metric: whether this evidence has it, as the policy defines it."""
+def check_measured(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """Yield one check for each metric: whether the evidence has it as the policy defines it."""
     for metric in policy.metrics:
         problem = _problem(metric, _metric_evidence(evidence, metric), evidence)
         yield _statement("metric", metric, problem)
 
 
-def runtime_metric_checks(
+def check_runtime_metrics(
     policy: Policy, evidence: Evidence, runtime: RuntimeEvidence
 ) -> Iterator[CheckResult]:
-    """Yield the checks of one runtime; none for a metric that was not measured (see `measured`)."""
+    """Yield the checks of one runtime; none for an unmeasured metric (see `check_measured`)."""
     for metric in policy.metrics:
-        found = _metric_evidence(evidence, metric)
-        if found is None or _problem(metric, found, evidence) is not None:
+        record = _metric_evidence(evidence, metric)
+        if record is None or _problem(metric, record, evidence) is not None:
             continue
-        sides = [(group, group.runtimes.get(runtime.runtime)) for group in found.groups]
+        sides = [(group, group.runtimes.get(runtime.runtime)) for group in record.groups]
         drops = [(group.title, group.samples, side.change) for group, side in sides if side]
         if len(drops) < len(sides):
             problem: Problem = {"code": "metric_no_side", "runtime": runtime.runtime}
             yield _statement("metric", metric, problem, runtime=runtime.runtime)
             continue
-        first, whole = sides[0]
-        assert whole is not None
-        yield from _limits(metric, whole.value, samples=first.samples, runtime=runtime.runtime)
+        first, overall = sides[0]
+        assert overall is not None
+        yield from _limits(metric, overall.value, samples=first.samples, runtime=runtime.runtime)
         if metric.max_drop is not None:
             for check in _drops("metric_drop", metric, drops, metric.max_drop):
                 yield check.model_copy(update={"runtime": runtime.runtime})
 
 
-def champion_metric_checks(
+def check_champion_metrics(
     policy: Policy, evidence: Evidence, incumbent: ChampionComparison
 ) -> Iterator[CheckResult]:
-    """The checks against the champion, which is comparable."""
+    """Yield the checks against the champion, which is comparable."""
     for metric in policy.metrics:
         limit = metric.max_drop_from_champion
         if limit is None:
             continue
-        found = next((each for each in incumbent.metrics if each.name == metric.name), None)
-        problem = _problem(metric, found, evidence)
-        if problem is not None or found is None:
+        record = next((each for each in incumbent.metrics if each.name == metric.name), None)
+        problem = _problem(metric, record, evidence)
+        if problem is not None or record is None:
             yield _statement("metric_champion_drop", metric, problem or {"code": "metric_absent"})
             continue
-        drops = [(group.title, group.samples, group.change) for group in found.groups]
+        drops = [(group.title, group.samples, group.change) for group in record.groups]
         for check in _drops("metric_champion_drop", metric, drops, limit):
-            unpaired = [] if found.paired else [{"code": "metric_unpaired"}]
+            unpaired = [] if record.paired else [{"code": "metric_unpaired"}]
             yield check.model_copy(update={"params": {**check.params, "notes": unpaired}})
 
 
 def _statement(
     name: str, metric: MetricPolicy, problem: Problem | None, *, runtime: RuntimeName | None = None
 ) -> CheckResult:
-    return statement(
-        name,
-        [problem] if problem else [],
-        verdict=Verdict.ERROR,
-        place=(runtime, None),
-        point=metric.name,
-    )
+    problems = [problem] if problem else []
+    check = statement(name, problems, verdict=Verdict.ERROR, runtime=runtime)
+    return check.model_copy(update={"point": metric.name})
 
 
 def _metric_evidence(evidence: Evidence, metric: MetricPolicy) -> MetricEvidence | None:
@@ -92,25 +88,25 @@ def _metric_evidence(evidence: Evidence, metric: MetricPolicy) -> MetricEvidence
 
 
 def _problem(
-    metric: MetricPolicy, found: MetricEvidence | ChampionMetric | None, evidence: Evidence
+    metric: MetricPolicy, record: MetricEvidence | ChampionMetric | None, evidence: Evidence
 ) -> Problem | None:
     """Return why the numbers of a metric do not count; None: they do."""
-    if found is None:
+    if record is None:
         return {"code": "metric_absent"}
-    if found.failure is not None:
-        return {"code": "metric_failed", "reason": found.failure.rstrip(".")}
-    titles = [group.title for group in found.groups]
-    columns = {group.column for group in found.groups[1:]}
-    whole = titles[:1] == [None] and len(set(titles)) == len(titles)
+    if record.failure is not None:
+        return {"code": "metric_failed", "reason": record.failure.rstrip(".")}
+    titles = [group.title for group in record.groups]
+    columns = {group.column for group in record.groups[1:]}
+    has_groups = titles[:1] == [None] and len(set(titles)) == len(titles)
     wrong = {
-        "metric_other": found.definition_sha256 != metric.definition(),
-        "metric_groups": not whole or columns != set(metric.slices),
+        "metric_other": record.definition_sha256 != metric.definition(),
+        "metric_groups": not has_groups or columns != set(metric.slices),
         "metric_slices": bool(metric.slices) and evidence.source.slices_sha256 is None,
-        "metric_source": not (metric.is_builtin or found.source),
-        "metric_values": isinstance(found, MetricEvidence) and found.values_sha256 is None,
-        "metric_samples": not _covers(found.groups, evidence.dataset.samples),
+        "metric_source": not (metric.is_builtin or record.source),
+        "metric_values": isinstance(record, MetricEvidence) and record.values_sha256 is None,
+        "metric_samples": not _covers(record.groups, evidence.dataset.samples),
         "metric_numbers": any(
-            _contradicts(*drop, metric=metric) for group in found.groups for drop in _sides(group)
+            _contradicts(*drop, metric=metric) for group in record.groups for drop in _sides(group)
         ),
     }
     return next(({"code": code} for code, holds in wrong.items() if holds), None)
@@ -169,39 +165,39 @@ def _limits(
 def _drops(
     name: str, metric: MetricPolicy, drops: Sequence[Change], limit: float
 ) -> Iterator[CheckResult]:
-    """One check for each group: the upper bound of its drop is at most `limit`, with Holm's
-    correction over the slices; of a limit of 0 the drop itself."""
+    """Yield one check for each group: the upper bound of its drop is at most `limit`, with Holm's
+    correction over the slices. For a limit of 0 the drop itself is compared."""
     from gate.metrics.intervals import holds_by_holm  # scipy, which reports need not load
 
-    whole = [change.bounds for title, _, change in drops if title is None]
+    overall = [change.bounds for title, _, change in drops if title is None]
     family = [change.bounds for title, _, change in drops if title is not None]
-    whole_holds = [len(bounds) == 1 and bounds[0] <= limit for bounds in whole]
+    overall_holds = [len(bounds) == 1 and bounds[0] <= limit for bounds in overall]
     complete = all(len(bounds) == len(family) for bounds in family)
     holds = holds_by_holm(family, limit) if complete else [False] * len(family)
-    # What stays open is held against the level at which Holm's procedure ended.
+    # Unproven groups are compared at the level at which Holm's procedure ended.
     rank = max(holds.count(False), 1)
     proven = iter(holds)
     for title, samples, change in drops:
         point = metric.name if title is None else f"{metric.name}, {title}"
         if title is None:
-            held, level = whole_holds.pop(0), 0
+            is_proven, level = overall_holds.pop(0), 0
         else:
-            held, level = next(proven), min(rank, len(change.bounds)) - 1
+            is_proven, level = next(proven), min(rank, len(change.bounds)) - 1
         yield _drop(
             CheckResult(name=name, point=point, relation="<=", samples=samples,
                         verdict=Verdict.FAIL),
             change,
             limit,
-            (held, level, 1.0 - metric.confidence),
+            (is_proven, level, 1.0 - metric.confidence),
         )  # fmt: skip
 
 
 def _drop(
     check: CheckResult, change: MetricDrop, limit: float, proof: tuple[bool, int, float]
 ) -> CheckResult:
-    held, level, alpha = proof
+    is_proven, level, alpha = proof
     upper = change.bounds[level] if 0 <= level < len(change.bounds) else math.nan
-    # Of a limit of 0 the values themselves: there may be no bound.
+    # For a limit of 0 there may be no bound.
     observed = upper if limit > 0.0 else 0.0 if _is_rounding(change) else change.drop
     finite = math.isfinite(change.drop) and math.isfinite(observed) and bool(check.samples)
     params: Problem = {"drop": change.drop, "changed": change.changed, "method": change.method}
@@ -211,7 +207,7 @@ def _drop(
     elif limit == 0.0:
         good = observed <= 0.0
         verdict, code = (Verdict.PASS, "no_worse") if good else (Verdict.FAIL, "worse")
-    elif held and change.drop <= limit:
+    elif is_proven and change.drop <= limit:
         verdict, code = Verdict.PASS, "proven"
     elif change.drop > limit:
         verdict, code = Verdict.FAIL, "dropped"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from gate.decision.bound_rules import BoundedMetric, classification, numeric
+from gate.decision.bound_rules import BoundedMetric, class_metrics, numeric_metrics
 from gate.decision.check_result import CheckResult, Problem, Verdict, statement
 from gate.policy.output_roles import (
     class_metrics_for,
@@ -22,13 +22,13 @@ from gate.records.outputs import ClassParity, OutputParity
 from gate.storage.record import Record
 
 
-def measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
+def check_measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
     """Check that every output is measured on every sample; logits if the policy requires it."""
-    want = [spec.name for spec in evidence.subject.outputs]
-    got = [output.name for output in runtime.outputs]
+    expected = [spec.name for spec in evidence.subject.outputs]
+    actual = [output.name for output in runtime.outputs]
     problems: list[Problem] = []
-    if got != want:
-        problems.append({"code": "other_outputs", "measured": got, "outputs": want})
+    if actual != expected:
+        problems.append({"code": "other_outputs", "measured": actual, "outputs": expected})
     n = evidence.dataset.samples
     problems += [
         {"code": "other_samples", "output": output.name, "count": output.samples, "samples": n}
@@ -41,8 +41,7 @@ def measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) -> Ch
         problems.append({"code": "no_logits", "names": lacking})
     elif policy.task == "classification" and not logits:
         problems.append({"code": "no_classes"})
-    place = (runtime.runtime, None)
-    check = statement("outputs", problems, place=place, verdict=Verdict.ERROR)
+    check = statement("outputs", problems, runtime=runtime.runtime, verdict=Verdict.ERROR)
     if problems and not logits and _is_for_quantized_classifiers(policy):
         return check.with_code("violated_quantized")
     return check
@@ -52,17 +51,17 @@ def _is_for_quantized_classifiers(policy: Policy) -> bool:
     return policy.precision == "quantized" and policy.task == "classification"
 
 
-def lacks_numbers(
+def check_unmeasurable(
     policy: Policy,
     evidence: Evidence,
-    place: tuple[RuntimeEvidence, OutputParity],
+    runtime: RuntimeEvidence,
+    output: OutputParity,
     name: Literal["empty", "nonfinite"],
 ) -> CheckResult:
     """Return the check of an output that can't be compared.
 
     It is an ERROR, or WAIVED if the policy allows it.
     """
-    runtime, output = place
     waived = policy.waives(name, output.name) and not output.max_abs_diff > 0.0
     return CheckResult(
         name=name,
@@ -74,10 +73,10 @@ def lacks_numbers(
     )
 
 
-def varies(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+def check_variation(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
     """Yield an ERROR where every output is the same for all samples, which proves nothing.
 
-    A single sample is judged by the probes, and outputs without numbers by `lacks_numbers`.
+    A single sample is judged by the probes, and outputs without numbers by `check_unmeasurable`.
     """
     outputs = [output for output in runtime.outputs if unmeasurable(output) is None]
     constant = bool(outputs) and all(output.reference_constant for output in outputs)
@@ -85,14 +84,14 @@ def varies(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult
         yield statement(
             "reference",
             [{"code": "no_output_varies"}],
-            place=(runtime.runtime, None),
+            runtime=runtime.runtime,
             verdict=Verdict.ERROR,
         )
 
 
-def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
-    """A degenerate reference proves nothing; one constant among other outputs is proven by being
-    equal, bit for bit, and else judged by its numbers."""
+def check_reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+    """Check that the reference can prove something. A constant output is proven by equal bits;
+    otherwise its numbers are judged."""
     problems: list[Problem] = []
     proven, largest = proven_constant(output), output.reference_abs_max
     has_scale = math.isfinite(largest) and (largest > 0.0 or output.reference_constant)
@@ -104,12 +103,14 @@ def reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
     holds = "holds"
     if output.reference_constant:
         holds = "proven_constant" if proven else "constant"
-    place = (runtime.runtime, output.name)
-    return statement("reference", problems, place=place, holds=holds, verdict=Verdict.ERROR)
+    name, verdict = runtime.runtime, Verdict.ERROR
+    return statement(
+        "reference", problems, runtime=name, output=output.name, holds=holds, verdict=verdict
+    )
 
 
-def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
-    """No NaN, and no infinity on one side only; no number of the record is NaN, bounded or not."""
+def check_finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+    """Check that there is no NaN, no infinity on one side only, and no NaN in the record."""
     problems: list[Problem] = []
     if output.nonfinite_mismatched:
         problems.append({"code": "one_side_only", "count": output.nonfinite_mismatched})
@@ -121,14 +122,12 @@ def finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Ch
     unknown = list(_nans(_without_unused_numbers(policy, output))) if lacking is None else []
     if unknown:
         problems.append({"code": "nan_statistics", "names": unknown[:3]})
-    place = (runtime.runtime, output.name)
-    if same:
-        return statement("finite", problems, place=place, holds="same_places", count=same)
-    return statement("finite", problems, place=place)
+    params: Problem = {"holds": "same_places", "count": same} if same else {}
+    return statement("finite", problems, runtime=runtime.runtime, output=output.name, **params)
 
 
-def unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
-    """The only comparison of an output to which no bound of the policy applies."""
+def check_unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+    """Return the only check of an output to which no bound of the policy applies."""
     code = "no_bound_quantized" if _is_for_quantized_classifiers(policy) else "no_bound"
     if not policy.judges(output.name):
         code = "checked_in_chain"
@@ -142,8 +141,8 @@ def unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) ->
 
 
 def _without_unused_numbers(policy: Policy, output: OutputParity) -> OutputParity:
-    """The record without the numbers that nothing is judged by."""
-    # What is NaN in single samples is NaN in the sums over all of them.
+    """Return the record without the numbers that no check uses."""
+    # NaN in single samples is also in the sums over all samples.
     unused: dict[str, object] = {"worst": ()}
     if class_metrics_for(policy, output) is None or infer_role(policy, output):
         unused["classification"] = None
@@ -152,30 +151,30 @@ def _without_unused_numbers(policy: Policy, output: OutputParity) -> OutputParit
     return output.model_copy(update=unused)
 
 
-def _nans(value: object, place: str = "") -> Iterator[str]:
-    """The dotted places of NaN in a record."""
+def _nans(value: object, path: str = "") -> Iterator[str]:
+    """Yield the dotted paths of NaN in a record."""
     if isinstance(value, float) and math.isnan(value):
-        yield place
+        yield path
     elif isinstance(value, Record):
         for name, item in value:
-            yield from _nans(item, f"{place}.{name}" if place else name)
+            yield from _nans(item, f"{path}.{name}" if path else name)
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from _nans(item, f"{place}.{index}")
+            yield from _nans(item, f"{path}.{index}")
 
 
-# A role that the policy states and that contradicts the output is an ERROR that names the ways out.
+# A role in the policy that contradicts the output is an ERROR with a remedy.
 
 
 _COSINE, _ROW_SUM, _UNEQUAL = 1e-4, 1e-3, 0.0
-"""Bounds of a role's own check where the policy sets none."""
+"""Default bounds of the checks of a role."""
 
 _SUM_ERROR = 0.05
-"""From here on, rows of the reference do not sum to 1."""
+"""Largest error of the row sums of probabilities in the reference."""
 
 
-def named(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """An ERROR for roles of outputs that the file does not have."""
+def check_role_names(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+    """Yield an ERROR for roles of outputs that the file does not have."""
     names = [spec.name for spec in evidence.subject.outputs]
     waived = policy.waive if isinstance(policy.waive, dict) else {}
     lacking = sorted({*policy.outputs, *waived} - set(names))
@@ -184,17 +183,19 @@ def named(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         yield CheckResult(name="role", verdict=Verdict.ERROR, code="unknown_outputs", params=params)
 
 
-def role(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Iterator[CheckResult]:
+def check_role(
+    policy: Policy, runtime: RuntimeEvidence, output: OutputParity
+) -> Iterator[CheckResult]:
     """Check that the output can have the role that the policy states; state that no agreement is
     claimed where an inferred role would have to claim it."""
     stated = policy.outputs.get(output.name)
-    place: Problem = {"runtime": runtime.runtime, "output": output.name}
+    fields: Problem = {"runtime": runtime.runtime, "output": output.name}
     if stated is not None:
         code = _contradiction(stated, output) or "matches"
         rows = output.rows
         yield CheckResult(
             name="role",
-            **place,
+            **fields,
             observed=stated,
             verdict=Verdict.PASS if code == "matches" else Verdict.ERROR,
             code=code,
@@ -207,19 +208,19 @@ def role(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> Iter
     elif why := unprovable_reason(policy, output):
         params = {"reason": why}
         yield CheckResult(
-            name="agreement", **place, verdict=Verdict.PASS, code="not_claimed", params=params
+            name="agreement", **fields, verdict=Verdict.PASS, code="not_claimed", params=params
         )
 
 
-def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
-    """The numbers by which the output is judged."""
+def bounded_metrics(policy: Policy, bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
+    """Return the numbers by which the output is judged."""
     stated = policy.role_for(output.name)
     if stated == "mask":
         return [BoundedMetric("mask_diff", output.max_abs_diff, "<=", 0.0)]
     if stated == "indices":
         bound = bounds.unequal_share if bounds.unequal_share is not None else _UNEQUAL
         return [BoundedMetric("unequal_share", _unequal_share(output), "<=", bound)]
-    compared = numeric(bounds, output)
+    compared = numeric_metrics(bounds, output)
     if not output.dtype.startswith("float") and bounds.unequal_share is not None:
         share = BoundedMetric("unequal_share", _unequal_share(output), "<=", bounds.unequal_share)
         compared.append(share)
@@ -236,7 +237,7 @@ def comparisons(policy: Policy, bounds: Bounds, output: OutputParity) -> list[Bo
 def _class_metrics(
     policy: Policy, bounds: Bounds, output: OutputParity, classes: ClassParity
 ) -> list[BoundedMetric]:
-    compared = classification(policy, bounds, output, classes)
+    compared = class_metrics(policy, bounds, output, classes)
     if infer_role(policy, output):
         return [metric for metric in compared if metric.name == "top1_agreement"]
     if policy.role_for(output.name) != "probabilities":

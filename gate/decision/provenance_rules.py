@@ -23,7 +23,7 @@ _REFUSED: dict[str, tuple[LintLevel, ...]] = {
 }
 
 
-def export_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+def check_export(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """Yield one check for each kind of finding that occurs."""
     section, record = policy.export_findings, evidence.export
     if record is None:
@@ -38,7 +38,7 @@ def export_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
 
 
 def _lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> Iterator[CheckResult]:
-    """A row for all findings; what a `# noqa` silences is counted and refuses nothing."""
+    """Yield one check for all findings. Those that `# noqa` silences are only counted."""
     active = [finding for finding in record.lint if not finding.suppressed]
     bad = [finding for finding in active if finding.level in refused]
     if not record.lint:
@@ -70,11 +70,11 @@ def _findings(name: str, lines: Sequence[str], *, count: int | None = None) -> C
     )
 
 
-# What the policy demands and the evidence lacks is an ERROR; only an implementation that can't run
-# on the measuring machine may be waived, where the policy has `when_present`.
+# Missing evidence that the policy requires is an ERROR. Only an implementation that can't run on
+# the measuring machine may be waived (`when_present`).
 
 
-def parity(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
+def check_preprocessing(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     """Yield a check of the measurement, then of each consumer; nothing if not required."""
     section, recorded = policy.preprocessing, evidence.preprocessing
     if section is None:
@@ -105,8 +105,8 @@ def _measured(
     elif trained != recorded.spec_sha256:
         problems.append({"code": "other_spec"})
     if recorded.reference != section.training_side:
-        measured, wanted = recorded.reference, section.training_side
-        problems.append({"code": "other_reference", "measured": measured, "wanted": wanted})
+        measured, expected = recorded.reference, section.training_side
+        problems.append({"code": "other_reference", "measured": measured, "wanted": expected})
     inputs = ((spec.dtype, spec.shape) for spec in evidence.subject.inputs)
     if not recorded.tensor:
         problems.append({"code": "no_tensor"})

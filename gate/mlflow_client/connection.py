@@ -334,7 +334,7 @@ def check_server(tracking_uri: str) -> None:
             "server. Set MLFLOW_TRACKING_URI to sqlite:///mlflow.db or http://…"
         )
     else:
-        installation.require_module(installation.WHOLE_MLFLOW)
+        installation.require_module(installation.FULL_MLFLOW)
         check_database(tracking_uri)
     workspace = current_workspace()
     if workspace is not None:

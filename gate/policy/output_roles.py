@@ -37,7 +37,7 @@ def unprovable_reason(policy: Policy, output: OutputParity) -> str | None:
     return _why_unprovable(classes, output) if policy.counts_classes(output.name) else None
 
 
-def most_ties(total: int) -> int:
+def max_ties(total: int) -> int:
     """Return the maximum number of near-ties among `total` answers or integers: 1 %, or one."""
     return max(1, math.ceil(0.01 * total))
 
@@ -53,7 +53,7 @@ def is_unsure(classes: ClassParity) -> bool:
 def _why_unprovable(classes: ClassParity, output: OutputParity) -> str | None:
     if classes.predicted_classes < 2:
         return "every sample has the same largest column"
-    if classes.top1_ties > most_ties(output.samples):
+    if classes.top1_ties > max_ties(output.samples):
         return f"rounding decides which column is the largest in {classes.top1_ties} samples"
     if classes.top1_disagreements and is_unsure(classes):
         return f"PyTorch's own rounding changes the largest column in {classes.unsure} samples"

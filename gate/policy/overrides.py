@@ -24,7 +24,7 @@ SET = "--set"
 class EffectiveValue:
     """One value of a policy and where it comes from."""
 
-    place: tuple[str, ...]
+    path: tuple[str, ...]
     value: JsonValue
     origin: str
     """`default`, `FILE:LINE`, `--set`, or the option that sets it."""
@@ -32,7 +32,7 @@ class EffectiveValue:
     @property
     def dotted(self) -> str:
         """The path of the value, as `--set` accepts it."""
-        return ".".join(self.place)
+        return ".".join(self.path)
 
     @property
     def is_set(self) -> bool:
@@ -51,43 +51,43 @@ def effective_values(
     Raises PolicyError if the file can't be read any more.
     """
     lines = {} if file is None else lines_of(file, "gate" if has_section(file, "gate") else None)
-    origins = {place: f"{file}:{line}" for place, line in lines.items()}
+    origins = {path: f"{file}:{line}" for path, line in lines.items()}
     return tuple(
-        EffectiveValue(place, value, _origin(place, policy, origins, options))
-        for place, value in _values(policy, ())
-        if place[-1] != "tried"
+        EffectiveValue(path, value, _origin(path, policy, origins, options))
+        for path, value in _values(policy, ())
+        if path[-1] != "tried"
     )
 
 
 def _origin(
-    place: tuple[str, ...],
+    path: tuple[str, ...],
     policy: Policy,
     origins: Mapping[tuple[str, ...], str],
     options: Mapping[str, str],
 ) -> str:
-    dotted = ".".join(place)
-    for tried in policy.tried:
-        if f"{dotted}.".startswith(f"{tried}."):
+    dotted = ".".join(path)
+    for override in policy.tried:
+        if f"{dotted}.".startswith(f"{override}."):
             return SET
     for decided, option in options.items():
         if f"{dotted}.".startswith(f"{decided}."):
             return option
-    return origins.get(place, DEFAULT)
+    return origins.get(path, DEFAULT)
 
 
 def _values(
-    model: BaseModel, above: tuple[str, ...]
+    model: BaseModel, prefix: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
     """Yield the path and value of each leaf, recursively."""
     for name in type(model).model_fields:
-        value, place = getattr(model, name), (*above, name)
+        value, path = getattr(model, name), (*prefix, name)
         if isinstance(value, BaseModel):
-            yield from _values(value, place)
+            yield from _values(value, path)
         elif isinstance(value, dict) and any(isinstance(v, BaseModel) for v in value.values()):
             for key, section in value.items():
-                yield from _values(section, (*place, str(key)))
+                yield from _values(section, (*path, str(key)))
         else:
-            yield place, json.loads(json.dumps(value))
+            yield path, json.loads(json.dumps(value))
 
 
 def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
@@ -107,12 +107,12 @@ def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
     changed = _read(plain, policy, settings)
     if changed == policy:
         return policy
-    return _read({**plain, "tried": {**policy.tried, **tried}}, policy, settings)
+    return _read({**plain, "tried": {**policy.tried, **overrides}}, policy, settings)
 
 
-def sentence(tried: Mapping[str, JsonValue]) -> str:
+def sentence(overrides: Mapping[str, JsonValue]) -> str:
     """Return the overrides as text; empty if there are none."""
-    return ", ".join(f"{place} = {json.dumps(value)}" for place, value in tried.items())
+    return ", ".join(f"{path} = {json.dumps(value)}" for path, value in overrides.items())
 
 
 def _read(plain: dict[str, Any], policy: Policy, settings: Iterable[str]) -> Policy:
@@ -121,33 +121,33 @@ def _read(plain: dict[str, Any], policy: Policy, settings: Iterable[str]) -> Pol
     except ValidationError as error:
         first = error.errors()[0]
         unknown = ".".join(map(str, first["loc"]))
-        matching = (one for one in settings if f"{one}.".startswith(f"{unknown}."))
-        place = next(matching, None) if first["type"] == "extra_forbidden" else None
-        if place is None:
+        matching = (setting for setting in settings if f"{setting}.".startswith(f"{unknown}."))
+        path = next(matching, None) if first["type"] == "extra_forbidden" else None
+        if path is None:
             raise PolicyError(f"--set: {first_problem(error)}") from error
-        raise PolicyError(f"--set {place}: no such setting.{_suggestion(place, policy)}") from error
+        raise PolicyError(f"--set {path}: no such setting.{_suggestion(path, policy)}") from error
 
 
-def _suggestion(place: str, policy: Policy) -> str:
+def _suggestion(path: str, policy: Policy) -> str:
     """Return a suggestion: settings with this name, or with a similar path."""
-    places = [".".join(names) for names, _ in _values(policy, ())]
-    same = [one for one in places if one.endswith(f".{place}")]
-    near = same or difflib.get_close_matches(place, places, n=2, cutoff=0.8)
+    paths = [".".join(names) for names, _ in _values(policy, ())]
+    same = [candidate for candidate in paths if candidate.endswith(f".{path}")]
+    near = same or difflib.get_close_matches(path, paths, n=2, cutoff=0.8)
     if not near:
         return " Run gate policy show for the list."
     return f" Did you mean {' or '.join(near[:3])}?"
 
 
-def _set_value(plain: dict[str, Any], place: str, value: JsonValue) -> None:
+def _set_value(plain: dict[str, Any], path: str, value: JsonValue) -> None:
     """Set a value in place; missing sections are created, missing runtimes are not."""
-    section, names = plain, place.split(".")
+    section, names = plain, path.split(".")
     while True:
         name = _section_key(section, names)
         names = names[name.count(".") + 1 :]
         if section is plain["runtimes"] and name not in section:
             near = difflib.get_close_matches(name, section, n=1)
             raise PolicyError(
-                f"--set {place}: the policy has no runtime '{name}', it has {', '.join(section)}."
+                f"--set {path}: the policy has no runtime '{name}', it has {', '.join(section)}."
                 + (f" Did you mean {near[0]}?" if near else " --runtime adds one.")
             )
         if not names:
@@ -156,7 +156,7 @@ def _set_value(plain: dict[str, Any], place: str, value: JsonValue) -> None:
         if section.get(name) is None:
             section[name] = {}
         if not isinstance(section[name], dict):
-            raise PolicyError(f"--set {place}: '{name}' is a value, not a section.")
+            raise PolicyError(f"--set {path}: '{name}' is a value, not a section.")
         section = section[name]
 
 

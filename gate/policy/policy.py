@@ -107,10 +107,10 @@ class Scope:
             raise ValueError(
                 f"{runtime}: {', '.join(sorted(bounded))} need logits; set task: classification"
             )
-        others = sorted(set(bounded) - {"top1_agreement"})
-        if self.task == "auto" and others and not self.names_classes:
+        extra = sorted(set(bounded) - {"top1_agreement"})
+        if self.task == "auto" and extra and not self.names_classes:
             raise ValueError(
-                f"{runtime}: {', '.join(others)} need logits, and an inferred role is not enough; "
+                f"{runtime}: {', '.join(extra)} need logits, and an inferred role is not enough; "
                 "name the output (outputs: {NAME: logits}), or set task: classification"
             )
 
@@ -226,8 +226,8 @@ class Policy(PolicyRecord):
         if self.twin.preprocessing is not None:
             raise ValueError("twin and file share their inputs: set preprocessing outside twin")
         twin = self.twin
-        own = (twin.review, twin.review_tag, twin.max_age_days, twin.incumbent)
-        if own != ("automatic", ReviewTag(), 90.0, None):
+        promotion_settings = (twin.review, twin.review_tag, twin.max_age_days, twin.incumbent)
+        if promotion_settings != ("automatic", ReviewTag(), 90.0, None):
             raise ValueError(
                 "review, review_tag, max_age_days and incumbent apply to both files; set them "
                 "outside twin"
@@ -280,13 +280,13 @@ class Policy(PolicyRecord):
     @model_validator(mode="after")
     def _metrics_fit(self) -> Self:
         check_metrics(self.metrics)
-        beside = [each.name for each in self.metrics if each.max_drop_from_champion is not None]
-        if beside and self.incumbent is None:
+        bounded = [each.name for each in self.metrics if each.max_drop_from_champion is not None]
+        if bounded and self.incumbent is None:
             raise ValueError(
-                f"metrics: {beside[0]} has max_drop_from_champion, but nothing says what happens "
+                f"metrics: {bounded[0]} has max_drop_from_champion, but nothing says what happens "
                 "without a champion; set incumbent: {first_release: allow}, or refuse"
             )
-        if self.incumbent is not None and not (self.incumbent.is_bounded or beside):
+        if self.incumbent is not None and not (self.incumbent.is_bounded or bounded):
             raise ValueError(
                 "incumbent: no bound is set, so everything would pass; set max_accuracy_drop, "
                 "min_agreement or max_latency_ratio, or max_drop_from_champion of a metric"

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
-from gate.policy.sections import CudaProviderPolicy, DeterminismPolicy, PolicyRecord, RuntimePolicy
+from gate.policy.sections import PolicyRecord, RuntimePolicy
 from gate.records.runtime import (
+    BUILTIN_NAMES,
     CPU_PROVIDER,
     CUDA_PROVIDER,
     ORT,
-    OWN,
     RECORDED,
     RUNTIMES,
     SERVER,
     RuntimeName,
     RuntimeTraits,
 )
+
+if TYPE_CHECKING:
+    from gate.policy.policy import Policy
 
 OPTIMIZATIONS_OFF = "ORT_DISABLE_ALL"
 
@@ -67,8 +70,8 @@ class OrtSettings(PolicyRecord):
 
     @model_validator(mode="after")
     def _same_model(self) -> Self:
-        if taken := [key for key in self.config if key in _MODEL_ENTRIES]:
-            raise ValueError(f"config: {taken[0]} decides which file is read; leave it out")
+        if reserved := [key for key in self.config if key in _MODEL_ENTRIES]:
+            raise ValueError(f"config: {reserved[0]} decides which file is read; leave it out")
         for key, value in self.config.items():
             _check_compiled(key.rpartition(".")[2], value, where=f"config: {key}: ")
         return self
@@ -146,12 +149,12 @@ class OrtSetup:
     @classmethod
     def from_options(cls, options: Mapping[str, JsonValue], cuda: Mapping[str, str]) -> Self:
         """Create the setup of a runtime of the kind `ort`. Raises ValidationError."""
-        wanted = OrtOptions.model_validate_json(json.dumps(dict(options)))
-        by_provider = {name: dict(values) for name, values in wanted.provider_options.items()}
-        if CUDA_PROVIDER in wanted.providers:
+        requested = OrtOptions.model_validate_json(json.dumps(dict(options)))
+        by_provider = {name: dict(values) for name, values in requested.provider_options.items()}
+        if CUDA_PROVIDER in requested.providers:
             by_provider[CUDA_PROVIDER] = {**cuda, **by_provider.get(CUDA_PROVIDER, {})}
-        level = wanted.graph_optimization_level
-        return cls(wanted.providers, level, by_provider, wanted, several=True)
+        level = requested.graph_optimization_level
+        return cls(requested.providers, level, by_provider, requested, several=True)
 
     @property
     def provider(self) -> str:
@@ -233,17 +236,6 @@ class RecordedOptions(BaseModel):
     """`when_recorded`: probes without recorded outputs are WAIVED and shown."""
 
 
-class _HasRuntimes(Protocol):
-    """The policy fields that decide how a runtime is set up."""
-
-    @property
-    def runtimes(self) -> Mapping[RuntimeName, RuntimePolicy]: ...
-    @property
-    def determinism(self) -> DeterminismPolicy: ...
-    @property
-    def cuda_provider(self) -> CudaProviderPolicy: ...
-
-
 def check_recorded(runtime: RuntimePolicy) -> None:
     """Raise ValueError for unknown options, and for bounds that can't be measured on a
     recording."""
@@ -256,27 +248,27 @@ def check_recorded(runtime: RuntimePolicy) -> None:
         )
 
 
-def _has_kind(policy: _HasRuntimes, name: RuntimeName, kind: RuntimeName) -> bool:
-    wanted = policy.runtimes.get(name)
-    return wanted is not None and (wanted.kind or name) == kind
+def _has_kind(policy: Policy, name: RuntimeName, kind: RuntimeName) -> bool:
+    runtime = policy.runtimes.get(name)
+    return runtime is not None and (runtime.kind or name) == kind
 
 
-def is_recorded(policy: _HasRuntimes, name: RuntimeName) -> bool:
+def is_recorded(policy: Policy, name: RuntimeName) -> bool:
     """Return whether the runtime of this name is a recording."""
     return _has_kind(policy, name, RECORDED)
 
 
-def is_server(policy: _HasRuntimes, name: RuntimeName) -> bool:
+def is_server(policy: Policy, name: RuntimeName) -> bool:
     """Return whether the runtime of this name is a model server."""
     return _has_kind(policy, name, SERVER)
 
 
-def servers_of(policy: _HasRuntimes) -> list[RuntimeName]:
+def servers_of(policy: Policy) -> list[RuntimeName]:
     """Return the names of the model servers of a policy."""
     return [name for name in policy.runtimes if is_server(policy, name)]
 
 
-def may_lack_probes(policy: _HasRuntimes, name: RuntimeName) -> bool:
+def may_lack_probes(policy: Policy, name: RuntimeName) -> bool:
     """Return whether the policy allows this recording to have no outputs for probes."""
     return (
         is_recorded(policy, name) and policy.runtimes[name].options.get("probes") == "when_recorded"
@@ -303,7 +295,7 @@ def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> 
     kind = runtime.kind or name
     if name in _RESERVED_NAMES:
         raise ValueError(f"{name}: this name is reserved for metrics; use another")
-    if name in OWN and kind != name:
+    if name in BUILTIN_NAMES and kind != name:
         raise ValueError(
             f"{name}: kind is '{kind}', but this name is that of another kind; use another name"
         )
@@ -330,7 +322,7 @@ def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> 
         raise ValueError(f"{name}: options: {error}") from error
 
 
-def ort_setup(policy: _HasRuntimes, name: RuntimeName) -> OrtSetup | None:
+def ort_setup(policy: Policy, name: RuntimeName) -> OrtSetup | None:
     """Return the setup of an ONNX Runtime runtime of this policy; None for another engine."""
     cuda = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
     return _setup(name, policy.runtimes.get(name), cuda)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from gate.errors import DataError, DigestMismatch, EvidenceError
-from gate.records.layout import _LIMIT, PREPROCESSING, SPEC
+from gate.records.layout import PREPROCESSING, SPEC, SPEC_LIMIT
 from gate.records.preprocessing import PictureTensor
 from gate.storage.digest import Digest
 from gate.storage.record import Record
@@ -155,7 +155,7 @@ def verify_spec(path: Path, expected: Digest, *, label: str) -> PreprocessSpec:
     Raises DigestMismatch, also if it is missing or not valid; StorageError.
     """
     try:
-        data = read_untrusted(path, limit=_LIMIT)
+        data = read_untrusted(path, limit=SPEC_LIMIT)
         return PreprocessSpec.from_untrusted(
             data, label=f"the preprocessing spec of {label}", sha256=expected
         )

@@ -46,8 +46,8 @@ class ChampionAnswers(Record):
         """Return `champion_accuracy` - `accuracy`; None without labels, NaN for invalid shares."""
         if self.champion_accuracy is None or self.accuracy is None:
             return None
-        both = (self.champion_accuracy, self.accuracy)
-        if not all(0.0 <= share <= 1.0 for share in both):
+        accuracies = (self.champion_accuracy, self.accuracy)
+        if not all(0.0 <= share <= 1.0 for share in accuracies):
             return math.nan
         return self.champion_accuracy - self.accuracy
 
@@ -102,7 +102,7 @@ class ChampionComparison(Record):
 # it.
 
 
-MOST_ROWS = 20
+MAX_ROWS = 20
 
 _SERVED_AS = ("ort-cpu-optimized", "ort-cpu")
 
@@ -143,12 +143,12 @@ class Trend(Record):
     """Rows of releases, the oldest first."""
 
     schema_version: Literal[1] = 1
-    rows: Annotated[tuple[TrendRow, ...], Field(max_length=MOST_ROWS)] = ()
+    rows: Annotated[tuple[TrendRow, ...], Field(max_length=MAX_ROWS)] = ()
 
     def followed_by(self, evidence: Evidence) -> Trend:
         """Return the trend with this release added or replaced; the oldest rows are dropped."""
-        others = [row for row in self.rows if row.sha256 != evidence.subject.sha256]
-        return Trend(rows=tuple([*others, TrendRow.from_evidence(evidence)][-MOST_ROWS:]))
+        earlier = [row for row in self.rows if row.sha256 != evidence.subject.sha256]
+        return Trend(rows=tuple([*earlier, TrendRow.from_evidence(evidence)][-MAX_ROWS:]))
 
 
 def _task_metrics(

@@ -460,9 +460,9 @@ def differences(old: Environment, new: Environment) -> Iterator[Difference]:
         yield Difference(name, before, now)
 
 
-def _flags(environment: Environment, other: Environment) -> str:
+def _flags(environment: Environment, baseline: Environment) -> str:
     """Return the instruction sets that only `environment` has, then those that it lacks."""
-    flags, others = set(environment.cpu_flags or ()), set(other.cpu_flags or ())
-    lacking = sorted(others - flags)
-    parts = [*sorted(flags - others), *([f"no {', '.join(lacking)}"] if lacking else [])]
+    flags, baseline_flags = set(environment.cpu_flags or ()), set(baseline.cpu_flags or ())
+    lacking = sorted(baseline_flags - flags)
+    parts = [*sorted(flags - baseline_flags), *([f"no {', '.join(lacking)}"] if lacking else [])]
     return ", ".join(parts)

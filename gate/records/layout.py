@@ -12,7 +12,7 @@ PREPROCESSING = "preprocessing"
 
 SPEC = "spec.json"
 
-_LIMIT = 1 << 16
+SPEC_LIMIT = 1 << 16
 """Maximum size of a spec in bytes; a usual one has about 400."""
 
 
@@ -50,7 +50,7 @@ RUN = "run.json"
 ARGUMENTS = "arguments.json"
 """Arguments of the check."""
 
-OF_REPORTS = (
+REPORT_FILES = (
     EVIDENCE,
     DECISION,
     POLICY,

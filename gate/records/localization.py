@@ -207,8 +207,8 @@ class Explanation(Record):
     failure: str | None = None
 
 
-def listed(names: Sequence[str], *, most: int | None = None) -> str:
-    """Join names for a sentence: `a, b and c`, or `a, b and 4 more` beyond `most`."""
-    more = 0 if most is None else len(names) - most
-    shown = [*names[:most], *([f"{more} more"] if more > 0 else [])]
+def join_names(names: Sequence[str], *, limit: int | None = None) -> str:
+    """Join names for a sentence: `a, b and c`, or `a, b and 4 more` beyond `limit`."""
+    more = 0 if limit is None else len(names) - limit
+    shown = [*names[:limit], *([f"{more} more"] if more > 0 else [])]
     return " and ".join(part for part in (", ".join(shown[:-1]), *shown[-1:]) if part)

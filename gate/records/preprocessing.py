@@ -55,8 +55,8 @@ class PictureTensor(Record):
             dtype == self.dtype
             and len(shape) == len(axes)
             and all(
-                want is None or not isinstance(size, int) or size == want
-                for size, want in zip(shape, axes, strict=True)
+                expected is None or not isinstance(size, int) or size == expected
+                for size, expected in zip(shape, axes, strict=True)
             )
         )
 

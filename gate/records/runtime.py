@@ -12,9 +12,9 @@ from gate.storage.record import Count, Record, added_field
 
 # The decision checks that a measurement has the properties that the runtime's name guarantees. For
 # built-in names they are defined here, so that evidence can't redefine them.
-_NAME, _LONGEST = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", 64
+_NAME, _MAX_LENGTH = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", 64
 
-RuntimeName = Annotated[str, StringConstraints(pattern=f"^{_NAME}$", max_length=_LONGEST)]
+RuntimeName = Annotated[str, StringConstraints(pattern=f"^{_NAME}$", max_length=_MAX_LENGTH)]
 """Lower-case letters, digits, dashes and dots. Only `gate.runtimes.selection` checks that the
 runtime exists, because a reader of evidence may not have it installed."""
 
@@ -74,20 +74,20 @@ PROVIDERS: dict[RuntimeName, str] = {
 """Providers of the other built-in kinds except `ort`. For kinds from plug-in packages only the
 evidence has the provider."""
 
-OWN = frozenset({*RUNTIMES, *PROVIDERS, ORT})
+BUILTIN_NAMES = frozenset({*RUNTIMES, *PROVIDERS, ORT})
 """All built-in names, which plug-ins can't use."""
 
-_OTHER = RuntimeTraits("other", "", None)
+_NO_TRAITS = RuntimeTraits("other", "", None)
 
 
 def is_runtime_name(text: str) -> bool:
     """Return whether a runtime may have this name."""
-    return len(text) <= _LONGEST and re.fullmatch(_NAME, text) is not None
+    return len(text) <= _MAX_LENGTH and re.fullmatch(_NAME, text) is not None
 
 
 def traits_of(name: RuntimeName) -> RuntimeTraits:
     """Return the properties that a name guarantees; none for a name that is not built in."""
-    return RUNTIMES.get(name, _OTHER)
+    return RUNTIMES.get(name, _NO_TRAITS)
 
 
 HEAVY = re.compile(r"Conv|Gemm|MatMul|Attention|Einsum|LSTM|GRU|RNN")

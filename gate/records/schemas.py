@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-_WORDS = ["NaN", "Infinity", "-Infinity"]
+_NONFINITE = ["NaN", "Infinity", "-Infinity"]
 
 
 class _RecordSchema(GenerateJsonSchema):
@@ -16,7 +16,7 @@ class _RecordSchema(GenerateJsonSchema):
 
     def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
         """Return the schema of a number or such a string."""
-        return {"anyOf": [super().float_schema(schema), {"enum": _WORDS}]}
+        return {"anyOf": [super().float_schema(schema), {"enum": _NONFINITE}]}
 
 
 def record_schema(record: type[BaseModel], *, title: str) -> dict[str, Any]:
@@ -35,16 +35,16 @@ def settings_schema(
         return _titled(schema, title)
     definitions = schema.pop("$defs", {})
     name = settings.__name__
-    whole = schema if "properties" in schema else definitions.pop(name)
-    whole.pop("required", None)
-    reference = {"$ref": f"#/$defs/{name}"}
+    definition = schema if "properties" in schema else definitions.pop(name)
+    definition.pop("required", None)
+    ref = {"$ref": f"#/$defs/{name}"}
     return _titled(
         {
             "type": "object",
             "if": {"required": [section]},
-            "then": {"properties": {section: reference}},
-            "else": reference,
-            "$defs": {name: whole, **definitions},
+            "then": {"properties": {section: ref}},
+            "else": ref,
+            "$defs": {name: definition, **definitions},
         },
         title,
     )

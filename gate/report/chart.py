@@ -51,7 +51,7 @@ _FONT = "system-ui, 'DejaVu Sans', sans-serif"
 
 _PIXELS_PER_INCH = 72.0
 
-_LETTERS, _LINE, _MOST_LINES = 68, 14, 12
+_LETTERS, _LINE, _MAX_LINES = 68, 14, 12
 """For a chart as text: characters per line, pixels per line, and number of lines."""
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -106,24 +106,26 @@ def chart(
     Without matplotlib, the chart holds the description only.
     """
     texts = make_printable(title), make_printable(alternative)
-    here = installation.is_installed("matplotlib")
-    document = _painted(name, paint, height=height) if here else _written(texts[1])
+    if installation.is_installed("matplotlib"):
+        document = _figure_document(name, paint, height=height)
+    else:
+        document = _text_document(texts[1])
     return Chart(name, *texts, _inlined(document, name, texts))
 
 
-def _written(alternative: str) -> str:
+def _text_document(alternative: str) -> str:
     """Return a document with the description, and how to install matplotlib for the drawing."""
-    lines = textwrap.wrap(alternative, _LETTERS, max_lines=_MOST_LINES, placeholder=" …")
+    lines = textwrap.wrap(alternative, _LETTERS, max_lines=_MAX_LINES, placeholder=" …")
     lines.append(f"Drawn with matplotlib: {installation.remedy('charts').partition(': ')[2]}")
     root = ElementTree.Element(f"{{{_SVG}}}svg", viewBox=f"0 0 {WIDTH} {_LINE * len(lines) + 6}")
     style = f"font: {SMALL}px {_FONT}; fill: currentColor"
-    for place, line in enumerate(lines, start=1):
-        where = {"x": "0", "y": str(_LINE * place), "style": style}
+    for number, line in enumerate(lines, start=1):
+        where = {"x": "0", "y": str(_LINE * number), "style": style}
         ElementTree.SubElement(root, f"{{{_SVG}}}text", where).text = line
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
+def _figure_document(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
     """Return the figure as an SVG document."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -136,21 +138,21 @@ def _painted(name: str, paint: Callable[[Figure], None], *, height: float) -> st
         warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
         size = (WIDTH / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH)
         layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03)
-        drawn = Figure(figsize=size, dpi=_PIXELS_PER_INCH, layout=layout)
-        paint(drawn)
+        figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH, layout=layout)
+        paint(figure)
         # Figure.savefig would draw it twice.
-        FigureCanvasSVG(drawn).print_svg(stream, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None})
     return stream.getvalue()
 
 
-def literal(text: str, most: int = 46) -> str:
+def literal(text: str, limit: int = 46) -> str:
     """Return `text` truncated to what fits."""
     clean = make_printable(text)
-    head = max(most - 15, 1)
-    return clean if len(clean) <= most else f"{clean[:head]}…{clean[-14:]}"
+    head = max(limit - 15, 1)
+    return clean if len(clean) <= limit else f"{clean[:head]}…{clean[-14:]}"
 
 
-def decimal(value: float, _place: int | None = None) -> str:
+def decimal(value: float, _position: int | None = None) -> str:
     """Return the label of a number at an axis: 0.01, 1, 100, 10⁶."""
     if value <= 0.0 or 1e-3 < value < 1e5:
         return f"{value:g}"
@@ -158,12 +160,12 @@ def decimal(value: float, _place: int | None = None) -> str:
     return f"10{str(power).translate(_SUPERSCRIPTS)}"
 
 
-def label(axes: Axes, height: float, *, name: str, value: str) -> None:
-    """A row's name at the left and its value at the right edge, at a height of the axis. Both come
-    from `literal` where they may hold what others wrote."""
+def label_row(axes: Axes, y: float, *, name: str, value: str) -> None:
+    """Write a row's name at the left and its value at the right edge. Untrusted texts must pass
+    through `literal`."""
     across = axes.get_yaxis_transform()
-    for place, text, side in ((0.0, name, "left"), (1.0, value, "right")):
-        axes.text(place, height, text, ha=side, va="center", transform=across, fontsize=SMALL)
+    for x, text, side in ((0.0, name, "left"), (1.0, value, "right")):
+        axes.text(x, y, text, ha=side, va="center", transform=across, fontsize=SMALL)
 
 
 def list_rows(axes: Axes, count: int, *, xlabel: str, bottom: float = -0.7) -> None:
@@ -174,11 +176,11 @@ def list_rows(axes: Axes, count: int, *, xlabel: str, bottom: float = -0.7) -> N
     axes.set_xlabel(xlabel)
 
 
-def clamped(value: float | None, least: float, most: float) -> float:
-    """Return where a logarithmic axis from `least` to `most` shows a number: NaN at its end."""
+def clamped(value: float | None, low: float, high: float) -> float:
+    """Return where a logarithmic axis from `low` to `high` shows a number: NaN at its end."""
     if value is None or math.isnan(value):
-        return least if value is None else most
-    return min(max(value, least), most)
+        return low if value is None else high
+    return min(max(value, low), high)
 
 
 def logarithmic(axes: Axes, low: float, high: float) -> None:
@@ -236,7 +238,7 @@ def _tidy(element: ElementTree.Element, name: str, used: set[str]) -> None:
 
 def _themed(style: str) -> str:
     """Return CSS declarations with the colors of the page and the fonts of the reader."""
-    made = []
+    declarations = []
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
         if key == "font":
@@ -248,5 +250,5 @@ def _themed(style: str) -> str:
         elif value in _VARIABLES:
             value = f"var(--{_VARIABLES[value]}, {value})"
         if key:
-            made.append(f"{key}: {value}")
-    return "; ".join(made)
+            declarations.append(f"{key}: {value}")
+    return "; ".join(declarations)

@@ -84,8 +84,8 @@ class CiResult:
         If not, a case with the reason is added: a red build must not consist of green checks.
         """
         verdicts = {row.check.verdict for row in self.summary.words} if self.summary else set()
-        wanted = Verdict.FAIL if self.outcome == "rejected" else Verdict.ERROR
-        return self.outcome == "passed" or wanted in verdicts
+        expected = Verdict.FAIL if self.outcome == "rejected" else Verdict.ERROR
+        return self.outcome == "passed" or expected in verdicts
 
 
 # One suite per runtime, one case per check. A red build always has a case with the reason, even if
@@ -127,10 +127,10 @@ def _suites(summary: Summary) -> Iterator[ElementTree.Element]:
     by_runtime: dict[str, list[CheckRow]] = {name: [] for name in runtimes}
     for row in summary.words:
         by_runtime.setdefault(row.check.runtime or MEASUREMENT, []).append(row)
-    for runtime, found in by_runtime.items():
-        if found:
+    for runtime, rows in by_runtime.items():
+        if rows:
             is_onnx = summary.subject.is_onnx_reference
-            suite = _suite(runtime, [_case(row, causes, onnx_reference=is_onnx) for row in found])
+            suite = _suite(runtime, [_case(row, causes, onnx_reference=is_onnx) for row in rows])
             suite.insert(0, _properties(summary))
             if _SECONDS.match(summary.subject.decided_at):
                 suite.set("timestamp", summary.subject.decided_at[:19])
@@ -163,31 +163,31 @@ def _number(element: ElementTree.Element, tag: str) -> str:
 
 def _properties(summary: Summary) -> ElementTree.Element:
     subject = summary.subject
-    found = {
+    properties = {
         "model": subject.name,
         "file": subject.sha256,
         "policy": subject.policy_sha256,
         "evidence": subject.evidence_sha256,
         "machine": subject.machine,
     }
-    made = ElementTree.Element("properties")
-    for name, value in found.items():
+    element = ElementTree.Element("properties")
+    for name, value in properties.items():
         if value is not None:
-            ElementTree.SubElement(made, "property", name=name, value=make_printable(str(value)))
-    return made
+            ElementTree.SubElement(element, "property", name=name, value=make_printable(str(value)))
+    return element
 
 
 def _case(row: CheckRow, causes: Mapping[str, str], *, onnx_reference: bool) -> ElementTree.Element:
     check = row.check
-    places = (check.part, check.output, check.label)
-    title = " / ".join(place for place in places if place)
+    names = (check.part, check.output, check.label)
+    title = " / ".join(name for name in names if name)
     case = ElementTree.Element("testcase", name=make_printable(title))
     if check.verdict in _ELEMENTS:
         short = make_printable(format_bound_usage(check)) or render_check(check)
-        found = ElementTree.SubElement(case, _ELEMENTS[check.verdict], message=short)
-        found.set("type", check.name)
+        outcome = ElementTree.SubElement(case, _ELEMENTS[check.verdict], message=short)
+        outcome.set("type", check.name)
         texts = _sentences(row, causes.get(check.title), onnx_reference=onnx_reference)
-        found.text = "\n".join(texts)
+        outcome.text = "\n".join(texts)
     return case
 
 
@@ -208,9 +208,9 @@ def _unexplained_case(result: CiResult) -> ElementTree.Element:
     """Return a case with the reason for a result that no check explains."""
     case = ElementTree.Element("testcase", name=result.title)
     tag = "failure" if result.outcome == "rejected" else "error"
-    found = ElementTree.SubElement(case, tag, message=make_printable(result.reason))
-    found.set("type", result.outcome)
-    found.text = make_printable(result.reason)
+    outcome = ElementTree.SubElement(case, tag, message=make_printable(result.reason))
+    outcome.set("type", result.outcome)
+    outcome.text = make_printable(result.reason)
     return case
 
 
@@ -244,16 +244,16 @@ def openmetrics_text(result: CiResult) -> str:
 def _gauge(
     model: str,
     name: str,
-    help_text: str,
+    meaning: str,
     values: Mapping[Any, float],
     *labels: str,
     unit: str = "",
 ) -> GaugeMetricFamily:
     """Format a gauge. `values`: by tuples of values for `labels`."""
-    made = GaugeMetricFamily(f"parity_gate_{name}", help_text, labels=("model", *labels), unit=unit)
+    gauge = GaugeMetricFamily(f"parity_gate_{name}", meaning, labels=("model", *labels), unit=unit)
     for texts, value in values.items():
-        made.add_metric((model, *texts), value)
-    return made
+        gauge.add_metric((model, *texts), value)
+    return gauge
 
 
 def _result_gauges(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
@@ -303,8 +303,8 @@ def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
         labels: (row.check.observed, row.check.bound, row.strain)
         for labels, row in _once(summary).items()
     }
-    for place, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
-        numbers = {labels: row[place] for labels, row in rows.items()}
+    for column, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
+        numbers = {labels: row[column] for labels, row in rows.items()}
         values = {labels: value for labels, value in numbers.items() if isinstance(value, float)}
         yield _gauge(model, name, meaning, values, *_CHECK, unit=unit)
 
@@ -312,13 +312,13 @@ def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
 def _once(summary: Summary) -> dict[tuple[str, ...], CheckRow]:
     """Return the checks by their labels. Of checks with equal labels, the first one that does not
     pass: a series must be unique."""
-    found: dict[tuple[str, ...], CheckRow] = {}
+    rows: dict[tuple[str, ...], CheckRow] = {}
     for row in sorted(summary.words, key=lambda row: row.check.verdict is Verdict.PASS):
         check = row.check
         runtime = check.runtime or MEASUREMENT
         names = (check.part, runtime, check.output, check.name, check.point)
-        found.setdefault(tuple(make_printable(name or "") for name in names), row)
-    return found
+        rows.setdefault(tuple(make_printable(name or "") for name in names), row)
+    return rows
 
 
 def _seconds(text: str) -> float | None:
@@ -399,14 +399,14 @@ def _sarif(
 
 
 def _results(report: LintReport, file_of: Callable[[str], str]) -> Iterator[dict[str, Any]]:
-    places = {code: place for place, code in enumerate(RULES)}
+    rule_indices = {code: index for index, code in enumerate(RULES)}
     alike: Counter[str] = Counter()
     for finding in report.findings:
         fingerprint = _fingerprint(finding)
         alike[fingerprint] += 1
         result = {
             "ruleId": finding.code,
-            "ruleIndex": places[finding.code],
+            "ruleIndex": rule_indices[finding.code],
             "level": finding.level,
             "message": {"text": make_printable(_message(finding))},
             "locations": [_location(finding, file_of(finding.path))],
@@ -424,11 +424,11 @@ def _message(finding: LintFinding) -> str:
 
 def _location(finding: LintFinding, file: str) -> dict[str, Any]:
     snippet = {"snippet": {"text": make_printable(finding.expression)}}
-    found = _line(file, finding.line, **snippet)
+    location = _line(file, finding.line, **snippet)
     if finding.module:
         name = make_printable(finding.module)
-        found["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "module"}]
-    return found
+        location["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "module"}]
+    return location
 
 
 def _fingerprint(finding: LintFinding) -> str:

@@ -15,7 +15,7 @@ from gate.preprocess.spec import PreprocessSpec, to_pixels
 from gate.records.export import ExportTrialRecord, TrialParity, Trials
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
 from gate.report.chart import SERIES, SMALL, TEXT, Chart, chart, clamped, literal, logarithmic
-from gate.report.terminal import add_row, print_sentences, print_table
+from gate.report.terminal import add_row, build_table, print_sentences
 from gate.storage.safe_text import make_printable
 from gate.summary.render import beginning, format_number
 
@@ -35,18 +35,18 @@ _PREPROCESSING_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max"
 
 
 def print_comparison(parity: PreprocessingParity, console: Console, *, bound: float) -> None:
-    """Yield the table of consumers in steps, then causes, then the values of both sides."""
+    """Print the table of consumers in steps, then causes, then the values of both sides."""
     about = (
         f"{parity.images} pictures, against {parity.reference}; differences in 1/255 of the "
         f"value range before normalization, {bound:g} allowed"
     )
     print_sentences(console, [about])
-    shown = print_table(_PREPROCESSING_HEADINGS, right=_PREPROCESSING_HEADINGS[1:-1])
+    table = build_table(_PREPROCESSING_HEADINGS, right=_PREPROCESSING_HEADINGS[1:-1])
     for consumer in parity.consumers:
         good = consumer.within(bound)
         style = "" if good else "dim" if consumer.not_measured else "red"
-        add_row(shown, _cells(consumer, good=good), style=style)
-    console.print(shown)
+        add_row(table, _cells(consumer, good=good), style=style)
+    console.print(table)
     print_sentences(console, [*preprocessing_sentences(parity), *_sides(parity)])
 
 
@@ -72,11 +72,11 @@ def side_by_side(worst_pictures: Mapping[str, WorstPicture], spec: PreprocessSpe
     from matplotlib.figure import Figure
 
     shown = list(worst_pictures.items())[:_ROWS]
-    drawn = Figure(figsize=(13, 2.9 * len(shown) + 0.3), dpi=90, layout="constrained")
-    grid: NDArray[Any] = np.atleast_2d(drawn.subplots(len(shown), 5))
+    figure = Figure(figsize=(13, 2.9 * len(shown) + 0.3), dpi=90, layout="constrained")
+    grid: NDArray[Any] = np.atleast_2d(figure.subplots(len(shown), 5))
     for axes, (name, worst_picture) in zip(grid, shown, strict=True):
         _row(axes, _literal(make_printable(name)), worst_picture, spec)
-    return _png(drawn)
+    return _png(figure)
 
 
 def _literal(text: str) -> str:
@@ -85,7 +85,7 @@ def _literal(text: str) -> str:
     return fits.replace("$", r"\$")
 
 
-def _png(drawn: Figure) -> bytes:
+def _png(figure: Figure) -> bytes:
     """Return a figure as PNG; the same figure gives the same bytes.
 
     PNG instead of SVG as for charts, because these are pictures.
@@ -93,37 +93,37 @@ def _png(drawn: Figure) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     stream = io.BytesIO()
-    FigureCanvasAgg(drawn)
+    FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         # Characters that the font lacks are drawn as boxes; the tables show the full names.
         warnings.filterwarnings(
             "ignore", message="Glyph .* missing from font", category=UserWarning
         )
-        drawn.savefig(stream, format="png", metadata={"Software": None})
+        figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
 
 
 def _row(axes: NDArray[Any], name: str, worst: WorstPicture, spec: PreprocessSpec) -> None:
-    reference, got = to_pixels(worst.reference, spec), to_pixels(worst.tensor, spec)
-    off = np.nan_to_num(np.abs(got - reference), nan=255.0, posinf=255.0)
-    enlarged = 255.0 / max(float(np.quantile(off, 0.999)), 1.0)
-    row, column = np.unravel_index(int(off.max(axis=2).argmax()), off.shape[:2])
-    window = _window(int(row), off.shape[0]), _window(int(column), off.shape[1])
-    titles = ("reference", name, f"difference x {enlarged:.3g}", "reference, zoomed",
+    reference, candidate = to_pixels(worst.reference, spec), to_pixels(worst.tensor, spec)
+    difference = np.nan_to_num(np.abs(candidate - reference), nan=255.0, posinf=255.0)
+    scale = 255.0 / max(float(np.quantile(difference, 0.999)), 1.0)
+    row, column = np.unravel_index(int(difference.max(axis=2).argmax()), difference.shape[:2])
+    window = _window(int(row), difference.shape[0]), _window(int(column), difference.shape[1])
+    titles = ("reference", name, f"difference x {scale:.3g}", "reference, zoomed",
               f"{name}, zoomed")  # fmt: skip
-    pictures = (reference, got, off * enlarged, reference[window], got[window])
-    for place, title, picture in zip(axes, titles, pictures, strict=True):
+    pictures = (reference, candidate, difference * scale, reference[window], candidate[window])
+    for panel, title, picture in zip(axes, titles, pictures, strict=True):
         clipped = np.clip(np.nan_to_num(picture), 0.0, 255.0)
-        place.imshow(np.rint(clipped).astype(np.uint8), interpolation="nearest")
-        place.set_title(title, fontsize=9)
-        place.set_xticks([])
-        place.set_yticks([])
+        panel.imshow(np.rint(clipped).astype(np.uint8), interpolation="nearest")
+        panel.set_title(title, fontsize=9)
+        panel.set_xticks([])
+        panel.set_yticks([])
     axes[0].set_ylabel(_literal(make_printable(worst.picture.rpartition("/")[2])), fontsize=8)
-    axes[2].set_xlabel(f"largest {format_number(float(off.max()))} of 255", fontsize=8)
+    axes[2].set_xlabel(f"largest {format_number(float(difference.max()))} of 255", fontsize=8)
 
 
-def _window(place: int, size: int) -> slice:
-    start = min(max(place - _ZOOM // 2, 0), max(size - _ZOOM, 0))
+def _window(center: int, size: int) -> slice:
+    start = min(max(center - _ZOOM // 2, 0), max(size - _ZOOM, 0))
     return slice(start, start + _ZOOM)
 
 
@@ -166,7 +166,7 @@ def _described(values: TensorSummary) -> str:
     return f"min {values.min:.4g}, max {values.max:.4g}, mean {values.mean:.4g}; first {first}"
 
 
-_TRIALS_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime",
+_TRIAL_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime",
              "max_abs_diff", "l2_logits", "l2_probabilities", "noise_ratio", "top-1", "ms",
              "verdict")  # fmt: skip
 
@@ -181,28 +181,29 @@ _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not export
 _FROM = 0.1
 """Start of the axis, unless a value is smaller."""
 
-_LEAST, _MOST = 1e-3, 1e12
+_AXIS_MIN, _AXIS_MAX = 1e-3, 1e12
 
 _PITCH, _REST = 14, 70
 
 
-def print_trials(found: Trials, console: Console) -> None:
-    """Yield the table, then its meaning."""
-    shown = print_table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
-    shown.columns[_SHORT.index("runtime")].no_wrap = True
-    for verdict, cells in _rows(found):
-        add_row(shown, cells, style=_STYLES[verdict])
-    console.print(shown)
-    print_sentences(console, trials_sentences(found))
+def print_trials(trials: Trials, console: Console) -> None:
+    """Print the table of trials, then its interpretation."""
+    table = build_table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
+    table.columns[_SHORT.index("runtime")].no_wrap = True
+    for verdict, cells in _rows(trials):
+        add_row(table, cells, style=_STYLES[verdict])
+    console.print(table)
+    print_sentences(console, trials_sentences(trials))
 
 
-def trials_sentences(found: Trials) -> Iterator[str]:
+def trials_sentences(trials: Trials) -> Iterator[str]:
     """Yield which exports are wrong, which are best, and why some failed."""
-    good = [trial for trial in found.trials if trial.verdict == "PASS"]
-    bad = [trial for trial in found.trials if trial.verdict in ("FAIL", "ERROR")]
+    good = [trial for trial in trials.trials if trial.verdict == "PASS"]
+    bad = [trial for trial in trials.trials if trial.verdict in ("FAIL", "ERROR")]
     yield (
-        f"{len(good)} of {len(found.trials)} exports compute what the model computes, on "
-        f"{found.samples} samples (noise_ratio at most {found.bound:g}, widened for few elements)."
+        f"{len(good)} of {len(trials.trials)} exports compute what the model computes, on "
+        f"{trials.samples} samples (noise_ratio at most {trials.bound:g}, widened for few "
+        "elements)."
     )
     for trial in bad:
         failed = "; ".join(
@@ -211,59 +212,59 @@ def trials_sentences(found: Trials) -> Iterator[str]:
             if each.verdict != "PASS"
         )
         yield make_printable(f"{trial.verdict}: {trial.title}: {failed}")
-    for trial in found.trials:
+    for trial in trials.trials:
         if trial.failure is not None:
             yield make_printable(f"not exported: {trial.title}: {trial.failure}")
-    for warning in dict.fromkeys(text for trial in found.trials for text in trial.warnings):
+    for warning in dict.fromkeys(text for trial in trials.trials for text in trial.warnings):
         yield make_printable(f"warned: {warning}")
 
 
-def markdown(found: Trials) -> str:
+def markdown(trials: Trials) -> str:
     """Return the trials as a Markdown text."""
-    lines = [f"# Exports of {found.factory}", ""]
-    lines += [f"| {' | '.join(_TRIALS_HEADINGS)} |"]
-    lines += ["|" + "|".join("---" if h in _LEFT else "---:" for h in _TRIALS_HEADINGS) + "|"]
-    lines += [f"| {' | '.join(cells)} |" for _, cells in _rows(found)]
-    sentences = "\n".join(f"- {sentence}" for sentence in trials_sentences(found))
+    lines = [f"# Exports of {trials.factory}", ""]
+    lines += [f"| {' | '.join(_TRIAL_HEADINGS)} |"]
+    lines += ["|" + "|".join("---" if h in _LEFT else "---:" for h in _TRIAL_HEADINGS) + "|"]
+    lines += [f"| {' | '.join(cells)} |" for _, cells in _rows(trials)]
+    sentences = "\n".join(f"- {sentence}" for sentence in trials_sentences(trials))
     lines += ["", sentences.replace("|", r"\|").replace("<", "&lt;")]
     return "\n".join(lines) + "\n"
 
 
-def trials_chart(found: Trials) -> Chart | None:
+def trials_chart(trials: Trials) -> Chart | None:
     """Draw the noise ratio of every export in every runtime, with the bound. None without
     exports."""
-    exported = [trial for trial in found.trials if trial.parities]
+    exported = [trial for trial in trials.trials if trial.parities]
     if not exported:
         return None
     runtimes = [parity.runtime for parity in exported[0].parities]
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
         height = 1.0 / (len(runtimes) + 1)
         measured = [parity for trial in exported for parity in trial.parities]
-        heights = [clamped(parity.noise_ratio, _LEAST, _MOST) for parity in measured]
+        heights = [clamped(parity.noise_ratio, _AXIS_MIN, _AXIS_MAX) for parity in measured]
         # Starting at the smallest value would make small differences look large.
-        logarithmic(axes, min([_FROM, *heights]), 2.0 * max([found.bound, *heights]))
-        for place, (runtime, look) in enumerate(zip(runtimes, SERIES, strict=False)):
-            rows = [row + height * (place + 0.5) for row in range(len(exported))]
+        logarithmic(axes, min([_FROM, *heights]), 2.0 * max([trials.bound, *heights]))
+        for number, (runtime, style) in enumerate(zip(runtimes, SERIES, strict=False)):
+            rows = [row + height * (number + 0.5) for row in range(len(exported))]
             ratios = [{p.runtime: p.noise_ratio for p in trial.parities} for trial in exported]
-            values = [clamped(each.get(runtime), _LEAST, _MOST) for each in ratios]
-            axes.barh(rows, values, 0.8 * height, color=look[0], label=runtime)
+            values = [clamped(each.get(runtime), _AXIS_MIN, _AXIS_MAX) for each in ratios]
+            axes.barh(rows, values, 0.8 * height, color=style[0], label=runtime)
         across = axes.get_yaxis_transform()
         for row, trial in enumerate(exported):
             axes.text(0.0, row - 0.5 * height, literal(trial.title), va="center",
                       transform=across, fontsize=SMALL)  # fmt: skip
-        axes.axvline(found.bound, color=TEXT, linewidth=1.2, linestyle=":", label="bound")
+        axes.axvline(trials.bound, color=TEXT, linewidth=1.2, linestyle=":", label="bound")
         axes.set_ylim(len(exported), -height)
         axes.set_yticks([])
         axes.set_xlabel("error ÷ rounding of PyTorch")
-        drawn.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=3)
 
     return chart(
         "trials",
         paint,
-        title=f"Exports of {found.factory}, n = {found.samples}",
-        alternative="; ".join(trials_sentences(found)),
+        title=f"Exports of {trials.factory}, n = {trials.samples}",
+        alternative="; ".join(trials_sentences(trials)),
         height=_REST + _PITCH * len(exported) * (len(runtimes) + 1),
     )
 
@@ -287,23 +288,25 @@ def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
     if not points:
         return None
 
-    def paint(drawn: Figure) -> None:
-        left, right = drawn.subplots(1, 2, sharey=True)
-        heights = [clamped(point.ratio, _LEAST, _WORST_SHOWN) for point in points]
+    def paint(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, sharey=True)
+        heights = [clamped(point.ratio, _AXIS_MIN, _WORST_SHOWN) for point in points]
         for axes, name, values in (
             (left, "ms of one batch", [point.latency_ms for point in points]),
             (right, "MB", [point.size_bytes / 1e6 for point in points]),
         ):
-            for passed, look, word in ((True, SERIES[0], "passed"), (False, SERIES[1], "rejected")):
+            for series, word in zip(SERIES, ("passed", "rejected"), strict=False):
+                passed = word == "passed"
                 rows = [row for row, point in enumerate(points) if point.passed is passed]
                 axes.scatter([values[row] for row in rows], [heights[row] for row in rows],
-                             color=look[0], s=18, label=word if axes is left else None)  # fmt: skip
+                             color=series[0], s=18,
+                             label=word if axes is left else None)  # fmt: skip
             axes.axhline(1.0, color=TEXT, linewidth=1.2, linestyle=":")
             axes.set_yscale("log")
             axes.set_xlim(left=0.0)
             axes.set_xlabel(name)
         left.set_ylabel("deviation ÷ bound")
-        drawn.legend(loc="outside lower center", ncols=2)
+        figure.legend(loc="outside lower center", ncols=2)
 
     described = "; ".join(
         f"{point.title}: {format_number(point.ratio)} of the bound, "
@@ -314,15 +317,15 @@ def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
     return chart("cost", paint, title=title, alternative=described, height=300)
 
 
-def _rows(found: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _rows(trials: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield verdict and cells, one row for each runtime of each export."""
-    for trial in found.trials:
+    for trial in trials.trials:
         about = _about(trial)
         if not trial.parities:
-            rest = ("",) * (len(_TRIALS_HEADINGS) - len(about) - 1)
+            rest = ("",) * (len(_TRIAL_HEADINGS) - len(about) - 1)
             yield trial.verdict, (*about, *rest, trial.verdict)
-        for place, parity in enumerate(trial.parities):
-            first = about if place == 0 else ("",) * len(about)
+        for number, parity in enumerate(trial.parities):
+            first = about if number == 0 else ("",) * len(about)
             yield parity.verdict, (*first, *_measured(parity))
 
 

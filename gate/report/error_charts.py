@@ -26,11 +26,11 @@ from gate.report.chart import (
     chart,
     clamped,
     decimal,
+    label_row,
     list_rows,
     literal,
     logarithmic,
 )
-from gate.report.chart import label as drawing_label
 from gate.storage.safe_text import make_printable
 from gate.summary.render import format_bound_usage, format_number, nan_as_infinite, short_name
 from gate.summary.summary import CheckRow
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _LEVEL = 0.95
 
-_AGREEMENT_PITCH, _AGREEMENT_REST, _MOST_ROWS = 30, 50, 12
+_AGREEMENT_PITCH, _AGREEMENT_REST, _MAX_ROWS = 30, 50, 12
 
 _CHECKS = ("top1_agreement", "top1_lower_bound")
 
@@ -60,16 +60,16 @@ class _Row(NamedTuple):
 def agreement_chart(evidence: Evidence, decision: Decision | None = None) -> Chart | None:
     """Draw top-1 agreement of each runtime and output with its Clopper-Pearson interval, and the
     bounds of the decision. None without an output of classes."""
-    rows = list(_rows(evidence, decision))[:_MOST_ROWS]
+    rows = list(_rows(evidence, decision))[:_MAX_ROWS]
     if not rows:
         return None
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
-        for place, row in enumerate(rows):
-            _agreement_draw(axes, place, row)
-        least = min([row.low for row in rows] + [row.bound for row in rows if row.bound])
-        axes.set_xlim(least - 0.12 * (1.0 - least) - 1e-4, 1.0 + 0.04 * (1.0 - least) + 1e-5)
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
+        for y, row in enumerate(rows):
+            _draw_agreement(axes, y, row)
+        lowest = min([row.low for row in rows] + [row.bound for row in rows if row.bound])
+        axes.set_xlim(lowest - 0.12 * (1.0 - lowest) - 1e-4, 1.0 + 0.04 * (1.0 - lowest) + 1e-5)
         answers = "share of samples with the same top-1 class; | its bound"
         list_rows(axes, len(rows), xlabel=answers, bottom=-0.8)
         axes.spines["left"].set_visible(False)
@@ -89,14 +89,14 @@ def agreement_chart(evidence: Evidence, decision: Decision | None = None) -> Cha
     )
 
 
-def _agreement_draw(axes: Axes, place: int, row: _Row) -> None:
+def _draw_agreement(axes: Axes, y: int, row: _Row) -> None:
     color, marker = (RED, "X") if row.failed else (BLUE, "o")
-    at = place + 0.2
+    at = y + 0.2
     axes.plot([row.low, row.high], [at, at], color=color, linewidth=2.5, solid_capstyle="butt")
     axes.plot(row.agreement, at, marker=marker, color=color, markersize=7)
     if row.bound is not None:
         axes.plot([row.bound] * 2, [at - 0.22, at + 0.22], color=TEXT, linewidth=2)
-    drawing_label(axes, place - 0.25, name=literal(row.name, 36), value=row.counted)
+    label_row(axes, y - 0.25, name=literal(row.name, 36), value=row.counted)
 
 
 def _outputs(evidence: Evidence) -> Iterator[tuple[str, RuntimeName, OutputParity]]:
@@ -134,11 +134,11 @@ def _rows(evidence: Evidence, decision: Decision | None) -> Iterator[_Row]:
         )
 
 
-MOST_CLASSES = 20
+MAX_CLASSES = 20
 
 _CONFIDENCE_PITCH, _CONFIDENCE_REST = 15, 78
 
-_FEWEST, _NARROWEST = 6, 1e-3
+_MIN_ROWS, _MIN_RANGE = 6, 1e-3
 """Most rows of the chart, and the smallest range of its confidence axis."""
 
 
@@ -150,38 +150,38 @@ def confidence_chart(evidence: Evidence) -> Chart | None:
     if not rows:
         return None
     name, parity = max(rows, key=lambda row: nan_as_infinite(row[1].confidence.max))
-    classes = sorted(parity.confidence.per_class, key=lambda one: -abs(_moved(one)))
-    shown = classes[:MOST_CLASSES]
-    signed = all(one.signed_mean is not None for one in shown)
+    classes = sorted(parity.confidence.per_class, key=lambda entry: -abs(_moved(entry)))
+    shown = classes[:MAX_CLASSES]
+    signed = all(entry.signed_mean is not None for entry in shown)
 
-    def paint(drawn: Figure) -> None:
-        both = signed and all(one.reference_mean is not None for one in shown)
-        left, *right = drawn.subplots(1, 2 if both else 1, squeeze=False, sharey=True)[0]
+    def paint(figure: Figure) -> None:
+        has_means = signed and all(entry.reference_mean is not None for entry in shown)
+        left, *right = figure.subplots(1, 2 if has_means else 1, squeeze=False, sharey=True)[0]
         _changes(left, shown, signed=signed)
         if right:
             _answers(right[0], shown)
-            drawn.legend(loc="outside lower center", ncols=3, handletextpad=0.3)
+            figure.legend(loc="outside lower center", ncols=3, handletextpad=0.3)
 
     of = (
         f", the {len(shown)} of {len(classes)} that changed most"
         if len(classes) > len(shown)
         else ""
     )
-    changes = "; ".join(f"class {one.label} {_moved(one):+.2g}" for one in shown[:5])
+    changes = "; ".join(f"class {entry.label} {_moved(entry):+.2g}" for entry in shown[:5])
     return chart(
         "confidence",
         paint,
         title=f"Confidence by class{of} ({name})",
         alternative=f"Mean change of the confidence{'' if signed else ', sign not recorded'}: "
         f"{changes}. Largest of a single sample: {format_number(parity.confidence.max)}",
-        height=_CONFIDENCE_REST + _CONFIDENCE_PITCH * max(len(shown), _FEWEST),
+        height=_CONFIDENCE_REST + _CONFIDENCE_PITCH * max(len(shown), _MIN_ROWS),
     )
 
 
 def _changes(axes: Axes, shown: list[ConfidenceOfClass], *, signed: bool) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    changes = [_moved(one) for one in shown]
+    changes = [_moved(entry) for entry in shown]
     colors = [BLUE if change >= 0.0 else ORANGE for change in changes]
     axes.barh(range(len(shown)), changes, color=colors, height=0.7)
     axes.axvline(0.0, color=TEXT, linewidth=0.8)
@@ -189,14 +189,14 @@ def _changes(axes: Axes, shown: list[ConfidenceOfClass], *, signed: bool) -> Non
     axes.set_xlim(-1.15 * widest if min(changes) < 0 else 0.0, 1.15 * widest)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3, symmetric=True))
     axes.xaxis.set_major_formatter(FuncFormatter(_change))
-    axes.set_yticks(range(len(shown)), [str(one.label) for one in shown])
+    axes.set_yticks(range(len(shown)), [str(entry.label) for entry in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_ylabel("class of the reference")
     axes.set_xlabel("file - reference" if signed else "|file - reference|")
     axes.grid(visible=True, axis="x")
 
 
-def _change(value: float, _place: int | None = None) -> str:
+def _change(value: float, _position: int | None = None) -> str:
     """Return the label of a change at the axis: 0.01, -8·10⁻⁶."""
     if value == 0.0 or abs(value) >= 1e-3:
         return f"{value:.2g}"
@@ -207,26 +207,26 @@ def _change(value: float, _place: int | None = None) -> str:
 def _answers(axes: Axes, shown: list[ConfidenceOfClass]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    before = [_finite(one.reference_mean) for one in shown]
-    after = [_finite(one.candidate_mean) for one in shown]
-    places = range(len(shown))
-    axes.hlines(places, before, after, color=GREY, linewidth=1)
-    axes.plot(before, places, "o", color=TEXT, fillstyle="none", markersize=6, label="reference")
-    axes.plot(after, places, "x", color=BLUE, markersize=5, label="file")
+    before = [_finite(entry.reference_mean) for entry in shown]
+    after = [_finite(entry.candidate_mean) for entry in shown]
+    rows = range(len(shown))
+    axes.hlines(rows, before, after, color=GREY, linewidth=1)
+    axes.plot(before, rows, "o", color=TEXT, fillstyle="none", markersize=6, label="reference")
+    axes.plot(after, rows, "x", color=BLUE, markersize=5, label="file")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.margins(x=0.12)
     axes.ticklabel_format(axis="x", useOffset=False)
     low, high = min(*before, *after), max(*before, *after)
-    if high - low < _NARROWEST:
-        axes.set_xlim(low - _NARROWEST, high + _NARROWEST)
+    if high - low < _MIN_RANGE:
+        axes.set_xlim(low - _MIN_RANGE, high + _MIN_RANGE)
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.set_xlabel("mean confidence")
     axes.grid(visible=True, axis="x")
 
 
-def _moved(one: ConfidenceOfClass) -> float:
+def _moved(entry: ConfidenceOfClass) -> float:
     """Return the mean change of confidence, signed if the sign was recorded."""
-    return _finite(one.mean if one.signed_mean is None else one.signed_mean)
+    return _finite(entry.mean if entry.signed_mean is None else entry.signed_mean)
 
 
 def _finite(value: float | None) -> float:
@@ -260,10 +260,10 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
     shown = [row for row in rows if row[1].name == worst.name][: len(SERIES)]
     lines = list(_lines(worst, decision))
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
         _draw_differences(axes, [(name, spread) for name, _, spread in shown], lines)
-        drawn.legend(loc="outside lower center", ncols=2, handlelength=2.2, columnspacing=1.2)
+        figure.legend(loc="outside lower center", ncols=2, handlelength=2.2, columnspacing=1.2)
 
     equal = ", ".join(f"{name}: {_equal(spread)}" for name, _, spread in shown)
     marks = ", ".join(f"{label} {format_number(at)}" for label, at in lines)
@@ -285,17 +285,17 @@ def _draw_differences(
     marks = [at for _, at in lines]
     low, high = min(min(e) for e in edges), max(max(e) for e in edges)
     logarithmic(axes, min([low, *marks]) / 3, max([high, *marks]) * 3)
-    for (name, spread), places, look in zip(spreads, edges, SERIES, strict=False):
+    for (name, spread), bin_edges, style in zip(spreads, edges, SERIES, strict=False):
         total = sum(spread.counts) + spread.zeros + spread.nonfinite
         shares = [100 * count / total for count in spread.counts]
-        axes.stairs(shares, places, color=look[0], linestyle=look[2], linewidth=1.6,
+        axes.stairs(shares, bin_edges, color=style[0], linestyle=style[2], linewidth=1.6,
                     label=literal(name))  # fmt: skip
     top = axes.get_ylim()[1]
     axes.set_ylim(0, 1.45 * top)
-    for place, (label, at) in enumerate(lines):
-        axes.axvline(at, color=TEXT, linewidth=1.2, linestyle="-" if place else ":")
+    for number, (label, at) in enumerate(lines):
+        axes.axvline(at, color=TEXT, linewidth=1.2, linestyle="-" if number else ":")
         right = math.log(at) > math.log(low) + 0.6 * math.log(high / low)
-        height = (1.36 - 0.11 * place) * top
+        height = (1.36 - 0.11 * number) * top
         axes.text(at, height, f" {literal(label)} ", ha="right" if right else "left",
                   va="center", fontsize=SMALL)  # fmt: skip
     axes.set_xlabel("|file - reference|")
@@ -330,22 +330,22 @@ def _edges(spread: Histogram) -> list[float]:
 
 def _equal(spread: Histogram) -> str:
     total = sum(spread.counts) + spread.zeros + spread.nonfinite
-    spoilt = f", {spread.nonfinite} not finite" if spread.nonfinite else ""
-    return f"{spread.zeros} of {total} elements{spoilt}"
+    nonfinite = f", {spread.nonfinite} not finite" if spread.nonfinite else ""
+    return f"{spread.zeros} of {total} elements{nonfinite}"
 
 
-MOST_ROWS = 25
+MAX_ROWS = 25
 """Most rows of a chart. The table has all."""
 
 _USAGE_PITCH, _AXIS, _LEGEND_PITCH = 27, 50, 15
 
-_MOST_LETTERS = 32
+_MAX_LETTERS = 32
 """Longest label at the left of the axis, which leaves half of the width for the marks."""
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """Markers of runtimes, in the order of the checks."""
 
-_LEAST, _MOST = 1e-4, 1e7
+_AXIS_MIN, _AXIS_MAX = 1e-4, 1e7
 """Ends of the axis. Values beyond are drawn at the end with an arrow."""
 
 _COLORS = {Verdict.PASS: BLUE, Verdict.FAIL: RED, Verdict.ERROR: PINK, Verdict.WAIVED: GREY}
@@ -365,45 +365,45 @@ def bound_usage_chart(
     entries: Iterable[CheckRow],
     *,
     name: str = "strain",
-    most: int = MOST_ROWS,
+    limit: int = MAX_ROWS,
     several_outputs: bool = False,
 ) -> Chart | None:
-    """Draw the worst `most` checks, one row each with a mark per runtime. None without bounds.
+    """Draw the worst `limit` checks, one row each with a mark per runtime. None without bounds.
     Filled marks failed, hollow ones did not."""
     entries, by_check = list(entries), dict[str, list[CheckRow]]()
     for entry in worst_first(entries):
         label = short_name(entry.check, several_outputs=several_outputs)
         by_check.setdefault(label, []).append(entry)
-    rows = list(by_check.items())[:most]
+    rows = list(by_check.items())[:limit]
     if not rows:
         return None
     shown = [entry for entry in entries if any(entry in row for _, row in rows)]
     runtimes = list(dict.fromkeys(entry.check.runtime or _FILE for entry in shown))
     columns = 2 if max(map(len, runtimes)) > 16 else 3
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
-        ends = [place for place in map(_position, shown) if place < _MOST]
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
+        ends = [position for position in map(_position, shown) if position < _AXIS_MAX]
         low, high = min([0.1, *ends]) / 2.5, max([10.0, *ends]) * 2.5
         logarithmic(axes, low, high)
         axes.axvspan(1.0, high, color=RED, alpha=0.07, linewidth=0)
         axes.axvline(1.0, color=TEXT, linewidth=1.2)
-        for at, (_, row) in enumerate(rows):
+        for y, (_, row) in enumerate(rows):
             for entry in row:
-                _mark(axes, at, entry, runtimes)
+                _mark(axes, y, entry, runtimes)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         # the name of the check, with its worst number and the bound below
         labels = [(label, format_bound_usage(row[0].check, unit=False)) for label, row in rows]
         axes.set_yticks(
             range(len(rows)),
-            ["\n".join(literal(part, _MOST_LETTERS) for part in parts) for parts in labels],
+            ["\n".join(literal(part, _MAX_LETTERS) for part in parts) for parts in labels],
         )
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("observed ÷ bound")
         for runtime, marker in zip(runtimes, itertools.cycle(_MARKERS), strict=False):
             axes.plot([], [], marker, color=TEXT, fillstyle="none", label=literal(runtime, 24))
-        drawn.legend(loc="outside lower center", ncols=columns, handletextpad=0.1)
+        figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.1)
 
     beyond = sum(any(entry.check.verdict is Verdict.FAIL for entry in row) for _, row in rows)
     more = f"; {len(by_check) - len(rows)} more in the table" if len(by_check) > len(rows) else ""
@@ -425,12 +425,12 @@ def _mark(axes: Axes, row: int, entry: CheckRow, runtimes: list[str]) -> None:
     """Draw one mark of a row below the others, so that equal ones can be distinguished."""
     color, (low, high) = _COLORS[entry.check.verdict], axes.get_xlim()
     series = runtimes.index(entry.check.runtime or _FILE)
-    at = row + 0.6 * ((series + 0.5) / len(runtimes) - 0.5)
-    place = min(_position(entry), high)
-    axes.hlines(at, low, place, color=color, linewidth=1.2, alpha=0.6)
+    y = row + 0.6 * ((series + 0.5) / len(runtimes) - 0.5)
+    x = min(_position(entry), high)
+    axes.hlines(y, low, x, color=color, linewidth=1.2, alpha=0.6)
     fill: Any = "full" if entry.check.verdict is Verdict.FAIL else "none"
-    marker = ">" if place >= high else _MARKERS[series % len(_MARKERS)]
-    axes.plot(place, at, marker, color=color, fillstyle=fill, markersize=5.5, clip_on=False)
+    marker = ">" if x >= high else _MARKERS[series % len(_MARKERS)]
+    axes.plot(x, y, marker, color=color, fillstyle=fill, markersize=5.5, clip_on=False)
 
 
 def _usage_text(entry: CheckRow) -> str:
@@ -441,7 +441,7 @@ def _usage_text(entry: CheckRow) -> str:
 
 
 def _position(entry: CheckRow) -> float:
-    return clamped(entry.strain, _LEAST, _MOST)
+    return clamped(entry.strain, _AXIS_MIN, _AXIS_MAX)
 
 
 def _kind(entry: CheckRow) -> int:

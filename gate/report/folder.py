@@ -16,7 +16,7 @@ from gate.records.evidence import Evidence
 from gate.records.localization import Explanation, Localization
 from gate.report import html_page, markdown
 from gate.report.chart import Chart
-from gate.report.html_page import LARGEST_PICTURE, Report, render_page
+from gate.report.html_page import MAX_PICTURE_BYTES, Report, render_page
 from gate.signing.keys import labels
 from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair
@@ -29,7 +29,7 @@ from gate.summary.summary import Change, Summary
 
 _PICTURE = re.compile(r"0*(\d{1,12})\.png")
 
-_MOST_PICTURES = 64
+_MAX_PICTURES = 64
 
 
 def write_report(
@@ -69,7 +69,7 @@ _SAMPLES_LIMIT = 1 << 30
 def refuse_links(folder: Path) -> None:
     """Raise EvidenceError if a part of the report in `folder` is a symbolic link: its target would
     be published as a part of the report."""
-    for name in layout.OF_REPORTS:
+    for name in layout.REPORT_FILES:
         path = folder / name
         inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else ()
         for each in (path, *inside):
@@ -80,7 +80,7 @@ def refuse_links(folder: Path) -> None:
                 )
 
 
-def write_again(
+def rewrite_report(
     target: Path,
     decision: Decision,
     evidence: Evidence,
@@ -94,11 +94,11 @@ def write_again(
     Copies statements, thumbnails and the table of samples from the folder `report`, because no
     record holds them, and skips anything that is not a regular file. Raises StorageError.
     """
-    shown = sorted((report / layout.PICTURES).glob("*.png"))[:_MOST_PICTURES]
+    shown = sorted((report / layout.PICTURES).glob("*.png"))[:_MAX_PICTURES]
     limits = {layout.EVIDENCE_STATEMENT: RECORD_LIMIT, layout.DECISION_STATEMENT: RECORD_LIMIT}
     limits |= {layout.SAMPLES: _SAMPLES_LIMIT, layout.METRICS: _SAMPLES_LIMIT}
     limits |= {
-        f"{layout.PICTURES}/{path.name}": LARGEST_PICTURE
+        f"{layout.PICTURES}/{path.name}": MAX_PICTURE_BYTES
         for path in shown
         if _PICTURE.fullmatch(path.name)
     }
@@ -133,15 +133,15 @@ def pictures(folder: Path) -> dict[int, bytes]:
 
     Skips unreadable and too large files: a page without a picture is still useful.
     """
-    found: dict[int, bytes] = {}
-    for path in sorted((folder / layout.PICTURES).glob("*.png"))[:_MOST_PICTURES]:
+    thumbnails: dict[int, bytes] = {}
+    for path in sorted((folder / layout.PICTURES).glob("*.png"))[:_MAX_PICTURES]:
         name = _PICTURE.fullmatch(path.name)
         try:
-            if name is not None and path.stat().st_size <= LARGEST_PICTURE:
-                found[int(name[1])] = path.read_bytes()
+            if name is not None and path.stat().st_size <= MAX_PICTURE_BYTES:
+                thumbnails[int(name[1])] = path.read_bytes()
         except OSError:
             continue
-    return found
+    return thumbnails
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class RecordFiles:
 
 
 def read_report(
-    place: Path, given: RecordFiles | None = None, *, before: Report | None = None
+    path: Path, sources: RecordFiles | None = None, *, before: Report | None = None
 ) -> Report:
     """Read an evidence file, or the folder that contains one, with the records next to it.
 
@@ -167,18 +167,18 @@ def read_report(
     if it was compared. Raises EvidenceError if a record is missing or incomplete, DigestMismatch if
     the decision belongs to other evidence.
     """
-    given = given or RecordFiles()
-    file = place / layout.EVIDENCE if place.is_dir() else place
+    sources = sources or RecordFiles()
+    file = path / layout.EVIDENCE if path.is_dir() else path
     folder, evidence = file.parent, Evidence.load(file)
-    path, policy = given.decision or folder / layout.DECISION, given.policy
+    decision_path, policy = sources.decision or folder / layout.DECISION, sources.policy
     if policy is not None:
         compared = None
         with suppress(GateError):  # a replacement policy judges the same comparison
-            compared = _decision(path, evidence).incumbent
-        decision = decide(policy, evidence, incumbent=compared, decided_at=given.now)
+            compared = _decision(decision_path, evidence).incumbent
+        decision = decide(policy, evidence, incumbent=compared, decided_at=sources.now)
     else:
-        decision = _decision(path, evidence)
-    explanation = _explanation(folder, given.explanation, evidence)
+        decision = _decision(decision_path, evidence)
+    explanation = _explanation(folder, sources.explanation, evidence)
     if before is None:
         change = load_change(folder, evidence)
     else:
@@ -190,8 +190,8 @@ def read_report(
     with suppress(GateError):
         names = layout.CheckArguments.load(folder / layout.ARGUMENTS).names | {"DIR": str(folder)}
         summary = summary.with_files({word: make_printable(name) for word, name in names.items()})
-    if given.trust is not None:
-        summary = summary.signed(_signed_by(folder, evidence, decision, given.trust))
+    if sources.trust is not None:
+        summary = summary.signed(_signed_by(folder, evidence, decision, sources.trust))
     return Report(summary, evidence, decision, explanation, pictures(folder))
 
 
@@ -213,9 +213,9 @@ def load_explanation(folder: Path, evidence: Evidence) -> Explanation:
     """Return the localization of this file next to the evidence; empty if missing or unreadable."""
     for name in (layout.EXPLANATION, layout.LOCALISATION):
         with suppress(GateError):
-            found = _read(folder / name)
-            if _is_of(found, evidence):
-                return found
+            explanation = _read(folder / name)
+            if _explains(explanation, evidence):
+                return explanation
     return Explanation()
 
 
@@ -247,20 +247,20 @@ def _decision(path: Path, evidence: Evidence) -> Decision:
     return decision
 
 
-def _explanation(folder: Path, given: Path | None, evidence: Evidence) -> Explanation:
+def _explanation(folder: Path, path: Path | None, evidence: Evidence) -> Explanation:
     """Return the localization of this file: the specified one, else the one next to the evidence.
 
     An unreadable one next to the evidence, or one of another file, counts as empty. Raises
     DigestMismatch if the specified one belongs to another file.
     """
-    if given is not None:
-        found = _read(given)
-        if not _is_of(found, evidence):
+    if path is not None:
+        explanation = _read(path)
+        if not _explains(explanation, evidence):
             raise DigestMismatch(
-                f"{given} does not explain {evidence.subject.sha256}. Pass the localization of "
+                f"{path} does not explain {evidence.subject.sha256}. Pass the localization of "
                 "this file, or omit --explanation."
             )
-        return found
+        return explanation
     return load_explanation(folder, evidence)
 
 
@@ -274,6 +274,6 @@ def _read(path: Path) -> Explanation:
         return Explanation.load(path)
 
 
-def _is_of(found: Explanation, evidence: Evidence) -> bool:
-    layers = found.localisation
+def _explains(explanation: Explanation, evidence: Evidence) -> bool:
+    layers = explanation.localisation
     return layers is None or layers.subject_sha256 == evidence.subject.sha256

@@ -55,22 +55,22 @@ _CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
 
 def evidence_charts(evidence: Evidence, decision: Decision | None = None) -> tuple[Chart, ...]:
     """Return the charts that have data, with bounds if there is a decision."""
-    drawn = (
+    charts = (
         differences_chart(evidence, decision),
         confidence_chart(evidence),
         agreement_chart(evidence, decision),
         latency(evidence),
         memory(evidence),
     )
-    return tuple(chart for chart in drawn if chart is not None)
+    return tuple(chart for chart in charts if chart is not None)
 
 
 def report_charts(
     summary: Summary, evidence: Evidence, decision: Decision, explanation: Explanation
 ) -> tuple[Chart, ...]:
     """Return all charts of a report."""
-    found = explanation.localisation
-    layers = depth_chart(found) if found is not None else None
+    localization = explanation.localisation
+    layers = depth_chart(localization) if localization is not None else None
     bounds = bound_usage_chart(summary.words, several_outputs=summary.has_several_outputs)
     return (
         *(chart for chart in (bounds, layers) if chart is not None),
@@ -85,18 +85,18 @@ def cause_chart(summary: Summary, explanation: Explanation) -> Chart | None:
     If a layer is at fault, the errors along the depth; else the numbers of the first finding with
     their bounds; else all measured numbers. None if nothing can be drawn.
     """
-    found = explanation.localisation
-    if found is not None and found.first_divergence is not None:
-        along = depth_chart(found, name="cause", height=_CAUSE_HEIGHT)
-        if along is not None:
-            return along
+    localization = explanation.localisation
+    if localization is not None and localization.first_divergence is not None:
+        depth = depth_chart(localization, name="cause", height=_CAUSE_HEIGHT)
+        if depth is not None:
+            return depth
     blamed = {check for finding in summary.findings[:1] for check in finding.checks}
     failed = [row for row in summary.words if row.check in blamed]
     measured = [row for row in summary.words if row.check.runtime is not None]
     several = summary.has_several_outputs
     return bound_usage_chart(
-        failed, name="cause", most=_CAUSE_ROWS, several_outputs=several
-    ) or bound_usage_chart(measured, name="cause", most=_CAUSE_ROWS, several_outputs=several)
+        failed, name="cause", limit=_CAUSE_ROWS, several_outputs=several
+    ) or bound_usage_chart(measured, name="cause", limit=_CAUSE_ROWS, several_outputs=several)
 
 
 def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
@@ -137,10 +137,10 @@ class Report:
         return report_charts(self.summary, self.evidence, self.decision, self.explanation)
 
 
-MOST_CHECKS, MOST_LAYERS = 1000, 400
+MAX_CHECKS, MAX_LAYERS = 1000, 400
 """A page of more is too large to open; the records have all."""
 
-LARGEST_PICTURE = 100_000
+MAX_PICTURE_BYTES = 100_000
 """Largest thumbnail in bytes."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -173,13 +173,14 @@ def _sorted(rows: Iterable[CheckRow]) -> list[CheckRow]:
     )
 
 
-def layers(found: Localization | None) -> tuple[LayerRow, ...]:
+def layers(localization: Localization | None) -> tuple[LayerRow, ...]:
     """Return the layers of the table: all, or only the wrong ones if there are too many."""
-    if found is None:
+    if localization is None:
         return ()
-    if len(found.layers) <= MOST_LAYERS:
-        return found.layers
-    return tuple(row for row in found.layers if row.verdict not in ("ok", "unmapped"))[:MOST_LAYERS]
+    if len(localization.layers) <= MAX_LAYERS:
+        return localization.layers
+    wrong = (row for row in localization.layers if row.verdict not in ("ok", "unmapped"))
+    return tuple(wrong)[:MAX_LAYERS]
 
 
 def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSamples | None:
@@ -194,13 +195,13 @@ def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSam
     if not recorded:
         return None
     runtime, output = max(recorded, key=lambda entry: nan_as_infinite(entry[1].max_abs_diff))
-    shown = tuple(SampleRow(one, _address(pictures.get(one.sample))) for one in output.worst)
+    shown = tuple(SampleRow(worst, _address(pictures.get(worst.sample))) for worst in output.worst)
     return ShownSamples(runtime, output.name, shown)
 
 
 def _address(picture: bytes | None) -> str | None:
     """Return the data URL of a picture, or None if it is missing, not a PNG, or too large."""
-    if picture is None or not picture.startswith(_PNG) or len(picture) > LARGEST_PICTURE:
+    if picture is None or not picture.startswith(_PNG) or len(picture) > MAX_PICTURE_BYTES:
         return None
     return f"data:image/png;base64,{base64.b64encode(picture).decode()}"
 
@@ -228,9 +229,9 @@ def render_page(report: Report) -> str:
             summary=summary,
             evidence=evidence,
             decision=decision,
-            found=report.explanation.localisation,
+            localization=report.explanation.localisation,
             cause=cause,
-            charts=[drawn for drawn in report.charts if drawn.alternative != shown],
+            charts=[chart for chart in report.charts if chart.alternative != shown],
             trend=trend_charts(summary.change.trend),
             checks=_sorted(summary.words),
             layers=layers(report.explanation.localisation),
@@ -254,8 +255,8 @@ def render_screen(report: Report) -> str:
 
 def render_depth(layers: Localization) -> str | None:
     """Return the errors along the depth as such an element, or None without compared layers."""
-    drawn = depth_chart(layers)
-    return None if drawn is None else _frame(summary=None, decision=None, cause=drawn)
+    chart = depth_chart(layers)
+    return None if chart is None else _frame(summary=None, decision=None, cause=chart)
 
 
 def _frame(**values: Any) -> str:
@@ -272,7 +273,7 @@ def _frame(**values: Any) -> str:
 def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("gate.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -280,7 +281,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    made.filters |= {
+    environment.filters |= {
         "observed": observed,
         "allowed": allowed,
         # as the page's script compares shares of bounds
@@ -291,17 +292,17 @@ def _templates() -> Environment:
         "breakable": _breakable,
         "number": format_number,
         "when": _when,
-        "figure": lambda drawn: Markup(drawn.svg),  # names in it are escaped by matplotlib
+        "figure": lambda chart: Markup(chart.svg),  # names in it are escaped by matplotlib
         "times": _times,
         "usage": format_bound_usage,
         "setting": _setting,
         "linked": lambda address: address.startswith(("https://", "http://")),
     }
-    return made
+    return environment
 
 
 def _source(name: str) -> Any:
-    """Return one of our files as markup that is embedded in the page."""
+    """Return a file of the templates as markup that is embedded in the page."""
     environment = _templates()
     assert environment.loader is not None
     return Markup(environment.loader.get_source(environment, name)[0])

@@ -61,17 +61,17 @@ def summary_markdown(summary: Summary, links: Mapping[str, str]) -> str:
     if summary.costs:
         costs = (row.cells() for row in summary.costs)
         lines += _table("Time and memory (median / 95th percentile):", COST_HEADINGS, costs)
-    lines += [*_listed("Notes:", map(literal, (*summary.warnings, *summary.notes)))]
+    lines += [*_bullets("Notes:", map(literal, (*summary.warnings, *summary.notes)))]
     steps = ((step.label, step.command) for step in summary.steps if step.command)
     lines += [
-        *_listed("Next:", (f"{literal(label)}: `{_code(command)}`" for label, command in steps))
+        *_bullets("Next:", (f"{literal(label)}: `{_code(command)}`" for label, command in steps))
     ]
     lines += ["What was judged:", "", *_bound_to(summary), ""]
     lines += [f"- [{literal(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe_twin(summary: Summary) -> str:
+def twin_markdown(summary: Summary) -> str:
     """Return Markdown about the quantized twin, for the end of the text about the exact file."""
     subject = summary.subject
     lines = ["", f"**Quantized twin.** {_plain(sentence(summary))}", "", *_findings(summary)]
@@ -85,7 +85,7 @@ def sentence(summary: Summary) -> str:
     return f"{summary.headline.verdict}: {summary.headline.sentence}."
 
 
-def _listed(title: str, entries: Iterable[str]) -> Iterator[str]:
+def _bullets(title: str, entries: Iterable[str]) -> Iterator[str]:
     """Yield a list below a title line: MLflow draws no space below a table."""
     lines = [f"- {entry}" for entry in entries]
     if lines:
@@ -180,7 +180,7 @@ def _plain(text: str) -> str:
 
 def literal(text: str) -> str:
     """Return `text` escaped for a Markdown table cell or list item."""
-    return _MARKUP.sub(lambda found: f"\\{found[0]}", make_printable(text))
+    return _MARKUP.sub(lambda match: f"\\{match[0]}", make_printable(text))
 
 
 def _code(text: str) -> str:
@@ -211,8 +211,8 @@ _CUT = "\n(Truncated: the report has the rest.)\n"
 def pull_request_comment(result: CiResult) -> str:
     """Return Markdown of at most `LIMIT` bytes: the verdict, the outcome of the command, then the
     summary: cause, findings, changes from the champion, runtimes, next steps."""
-    about = f" ({literal(result.subject)})" if result.subject else ""
-    lines = [f"## {_MARKS[result.outcome]} parity-gate: {_verdict_text(result)}{about}", ""]
+    subject = f" ({literal(result.subject)})" if result.subject else ""
+    lines = [f"## {_MARKS[result.outcome]} parity-gate: {_verdict_text(result)}{subject}", ""]
     if result.summary is None:
         lines += [f"`{result.title}`: {literal(result.reason)}", "", _NOTHING[result.outcome], ""]
         return _cut("\n".join(lines))

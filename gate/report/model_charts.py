@@ -22,7 +22,7 @@ from gate.report.chart import (
     chart,
     clamped,
     decimal,
-    label,
+    label_row,
     list_rows,
     literal,
 )
@@ -33,42 +33,42 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_LOOKS = {"ok": (BLUE, "o", 4.5), "propagated": (ORANGE, "s", 4.5), "source": (RED, "X", 9.0)}
+_MARKS = {"ok": (BLUE, "o", 4.5), "propagated": (ORANGE, "s", 4.5), "source": (RED, "X", 9.0)}
 
 _LABELS = {"ok": "ok", "propagated": "propagated", "source": "source of the error"}
 
-_MOST_POINTS = 300
+_MAX_POINTS = 300
 """Most drawn layers: of more, the chart shows the worst layer of each range."""
 
-_LEAST, _MOST = 1e-3, 1e12
+_AXIS_MIN, _AXIS_MAX = 1e-3, 1e12
 
 _LETTER, _ACROSS = 6.0, 290
 """Width of a letter and of the axis, in pixels."""
 
 
 def depth_chart(
-    found: Localization, *, name: str = "localisation", height: float = 260
+    localization: Localization, *, name: str = "localisation", height: float = 260
 ) -> Chart | None:
     """Draw the noise ratio of each layer in the order of execution. None without compared
     layers."""
-    mapped = [row for row in found.layers if row.noise_ratio is not None]
+    mapped = [row for row in localization.layers if row.noise_ratio is not None]
     if not mapped:
         return None
-    rows = _thinned(mapped)
+    rows = _sample_layers(mapped)
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
-        _draw(axes, rows, samples=found.samples)
-        drawn.legend(loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.0)
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
+        _draw(axes, rows, samples=localization.samples)
+        figure.legend(loc="outside lower center", ncols=4, handletextpad=0.3, columnspacing=1.0)
 
     sources = [row for row in mapped if row.verdict == "source"]
     named = sources or sorted(mapped, key=_height)[-1:]
-    whole = f"the part {found.part}" if found.part else "the model"
+    model = f"the part {localization.part}" if localization.part else "the model"
     worst = ", ".join(f"{row.title} {format_number(row.noise_ratio or 0.0)}" for row in named[:5])
     return chart(
         name,
         paint,
-        title=f"Error along the depth of {whole} ({found.runtime})",
+        title=f"Error along the depth of {model} ({localization.runtime})",
         alternative=f"{len(mapped)} layers in the order of execution, error in units of the "
         f"reference's own rounding. {'Wrong' if sources else 'Largest'}: {worst}",
         height=height,
@@ -88,13 +88,13 @@ def _draw(axes: Axes, rows: list[LayerRow], *, samples: int) -> None:
     axes.grid(visible=True, axis="y")
     axes.axhline(1.0, color=TEXT, linewidth=1.0, linestyle=":", label="rounding")
     axes.plot(range(len(rows)), heights, color=GREY, linewidth=0.8, zorder=1)
-    for verdict, (color, marker, size) in _LOOKS.items():
-        places = [place for place, row in enumerate(rows) if row.verdict == verdict]
-        if places:
-            at = [heights[place] for place in places]
-            axes.plot(places, at, marker, color=color, markersize=size, label=_LABELS[verdict])
+    for verdict, (color, marker, size) in _MARKS.items():
+        indices = [index for index, row in enumerate(rows) if row.verdict == verdict]
+        if indices:
+            values = [heights[index] for index in indices]
+            axes.plot(indices, values, marker, color=color, markersize=size, label=_LABELS[verdict])
     # Only a few names are legible; the table below the chart has all.
-    first = next((place for place, row in enumerate(rows) if row.verdict == "source"), None)
+    first = next((index for index, row in enumerate(rows) if row.verdict == "source"), None)
     if first is not None:
         right = first > len(rows) / 2
         title = literal(rows[first].title, 34)
@@ -118,8 +118,8 @@ def _clear(heights: list[float], first: int, *, right: bool, letters: int) -> fl
     return max(heights[max(start, 0) : end + 1])
 
 
-def _thinned(rows: list[LayerRow]) -> list[LayerRow]:
-    stretch = math.ceil(len(rows) / _MOST_POINTS)
+def _sample_layers(rows: list[LayerRow]) -> list[LayerRow]:
+    stretch = math.ceil(len(rows) / _MAX_POINTS)
     return [
         max(rows[start : start + stretch], key=lambda row: (row.verdict == "source", _height(row)))
         for start in range(0, len(rows), stretch)
@@ -127,7 +127,7 @@ def _thinned(rows: list[LayerRow]) -> list[LayerRow]:
 
 
 def _height(row: LayerRow) -> float:
-    return clamped(row.noise_ratio, _LEAST, _MOST)
+    return clamped(row.noise_ratio, _AXIS_MIN, _AXIS_MAX)
 
 
 _LATENCY_PITCH, _LATENCY_REST = 34, 66
@@ -137,34 +137,34 @@ def latency(evidence: Evidence) -> Chart | None:
     """Draw median and 95th percentile of one batch. None if not measured."""
     measured = [(reference_runtime(evidence), evidence.reference_latency)]
     measured += [(runtime.runtime, runtime.latency) for runtime in evidence.runtimes]
-    rows = [(name, one) for name, one in measured if one is not None]
+    rows = [(name, time) for name, time in measured if time is not None]
     rows = [row for row in rows if math.isfinite(row[1].median_ms + row[1].p95_ms)]
     if not rows:
         return None
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
-        places = [place + 0.18 for place in range(len(rows))]
-        medians, highs = [one.median_ms for _, one in rows], [one.p95_ms for _, one in rows]
-        axes.barh(places, medians, color=BLUE, height=0.34, label="median")
-        axes.hlines(places, medians, highs, color=ORANGE, linewidth=1.5)
-        axes.plot(highs, places, "D", color=ORANGE, markersize=5, label="95th percentile")
-        for place, (name, one) in enumerate(rows):
-            times = f"{one.median_ms:.3g} / {one.p95_ms:.3g} ms"
-            named = literal(f"{name}, batch {one.batch_size}")
-            label(axes, place - 0.27, name=named, value=times)
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
+        positions = [number + 0.18 for number in range(len(rows))]
+        medians, highs = [time.median_ms for _, time in rows], [time.p95_ms for _, time in rows]
+        axes.barh(positions, medians, color=BLUE, height=0.34, label="median")
+        axes.hlines(positions, medians, highs, color=ORANGE, linewidth=1.5)
+        axes.plot(highs, positions, "D", color=ORANGE, markersize=5, label="95th percentile")
+        for number, (name, time) in enumerate(rows):
+            times = f"{time.median_ms:.3g} / {time.p95_ms:.3g} ms"
+            named = literal(f"{name}, batch {time.batch_size}")
+            label_row(axes, number - 0.27, name=named, value=times)
         axes.set_xlim(0, 1.05 * max(highs) or 1.0)
         list_rows(axes, len(rows), xlabel="ms per batch, transfers included")
-        drawn.legend(loc="outside lower center", ncols=2)
+        figure.legend(loc="outside lower center", ncols=2)
 
     return chart(
         "latency",
         paint,
         title="Time of a batch",
         alternative="; ".join(
-            f"{name}: median {one.median_ms:.3g} ms, 95th percentile {one.p95_ms:.3g} ms "
-            f"of a batch of {one.batch_size}"
-            for name, one in rows
+            f"{name}: median {time.median_ms:.3g} ms, 95th percentile {time.p95_ms:.3g} ms "
+            f"of a batch of {time.batch_size}"
+            for name, time in rows
         ),
         height=_LATENCY_REST + _LATENCY_PITCH * len(rows),
     )
@@ -177,18 +177,18 @@ _MB = 1e6
 
 def memory(evidence: Evidence) -> Chart | None:
     """Draw the peak growth of the process by runtime. None if not measured."""
-    measured = [(one.runtime, one.memory_bytes) for one in evidence.runtimes]
+    measured = [(runtime.runtime, runtime.memory_bytes) for runtime in evidence.runtimes]
     grown = [(str(name), size / _MB) for name, size in measured if size is not None]
     if not grown:
         return None
     rows = [("the file", evidence.subject.size_bytes / _MB), *grown]
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
-        places = [place + 0.18 for place in range(len(rows))]
-        axes.barh(places, [size for _, size in rows], color=BLUE, height=0.34)
-        for place, (name, size) in enumerate(rows):
-            label(axes, place - 0.27, name=literal(name), value=f"{size:.3g} MB")
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
+        positions = [number + 0.18 for number in range(len(rows))]
+        axes.barh(positions, [size for _, size in rows], color=BLUE, height=0.34)
+        for number, (name, size) in enumerate(rows):
+            label_row(axes, number - 0.27, name=literal(name), value=f"{size:.3g} MB")
         axes.set_xlim(0, 1.05 * max(size for _, size in rows) or 1.0)
         growth = "growth of the process at its peak, MB (approximate)"
         list_rows(axes, len(rows), xlabel=growth)
@@ -209,28 +209,28 @@ _TITLES = {
     "latency_ms": "Milliseconds of a batch",
 }
 
-_MOST_RELEASES = 12
+_MAX_RELEASES = 12
 
 _HEIGHT = 120
 
 
 def trend_charts(trend: Sequence[TrendRow]) -> tuple[Chart, ...]:
     """Yield a chart for each number of at least two versions, the oldest first."""
-    made = []
+    charts = []
     for name in _TITLES:
-        values = [(one.sha256.hex[:6], getattr(one, name)) for one in trend[-_MOST_RELEASES:]]
+        values = [(row.sha256.hex[:6], getattr(row, name)) for row in trend[-_MAX_RELEASES:]]
         points = [(label, value) for label, value in values if value is not None]
         finite = [(label, value) for label, value in points if math.isfinite(value)]
         if len(finite) > 1:
-            made.append(_trend_chart(name, finite))
-    return tuple(made)
+            charts.append(_trend_chart(name, finite))
+    return tuple(charts)
 
 
 def _trend_chart(name: str, points: list[tuple[str, float]]) -> Chart:
     values = [value for _, value in points]
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
         axes.plot(range(len(points)), values, "o-", color=BLUE, linewidth=1.5, markersize=5)
         axes.set_xticks(range(len(points)), [label for label, _ in points])
         axes.locator_params(axis="y", nbins=3)
@@ -251,7 +251,7 @@ def _trend_chart(name: str, points: list[tuple[str, float]]) -> Chart:
     )
 
 
-MOST_GROUPS = 24
+MAX_GROUPS = 24
 """Most slices of a chart. The records have all."""
 
 _ROW, _FRAME = 24, 76
@@ -279,40 +279,40 @@ def metric_charts(evidence: Evidence, decision: Decision | None) -> Iterator[Cha
 
 def _champion(metric: MetricEvidence, decision: Decision | None) -> dict[str | None, MetricValue]:
     compared = None if decision is None else decision.incumbent
-    found = (m for m in compared.metrics if m.name == metric.name) if compared else iter(())
-    return {group.title: group.champion for each in found for group in each.groups}
+    metrics = (m for m in compared.metrics if m.name == metric.name) if compared else iter(())
+    return {group.title: group.champion for each in metrics for group in each.groups}
 
 
 def _metric_chart(metric: MetricEvidence, champion: dict[str | None, MetricValue]) -> Chart:
-    groups = metric.groups[:MOST_GROUPS]
+    groups = metric.groups[:MAX_GROUPS]
     rows: list[tuple[str, list[MetricValue | None]]] = []
     for group in groups:
         names = [name for name in (*_SERVED, *group.runtimes) if name in group.runtimes]
-        ours = group.runtimes[names[0]] if names else None
+        served = group.runtimes[names[0]] if names else None
         label = f"{group.title or 'all samples'} ({group.samples})"
-        rows.append((label, [group.reference, ours, champion.get(group.title)]))
+        rows.append((label, [group.reference, served, champion.get(group.title)]))
 
-    def paint(drawn: Figure) -> None:
-        axes: Axes = drawn.add_subplot()
+    def paint(figure: Figure) -> None:
+        axes: Axes = figure.add_subplot()
         for side, (name, color, marker) in enumerate(_SIDES):
-            places, values = [], []
-            for place, (_, sides) in enumerate(rows):
+            positions, values = [], []
+            for number, (_, sides) in enumerate(rows):
                 value = sides[side]
                 if value is not None:
-                    places.append(place + 0.22 * (side - 1))
+                    positions.append(number + 0.22 * (side - 1))
                     values.append(value)
             if values:
-                apart = [
+                errors = [
                     [max(v.value - v.low, 0.0) for v in values],
                     [max(v.high - v.value, 0.0) for v in values],
                 ]
-                axes.errorbar([v.value for v in values], places, xerr=apart, fmt=marker,
+                axes.errorbar([v.value for v in values], positions, xerr=errors, fmt=marker,
                               color=color, markersize=5, linewidth=1.2, label=name)  # fmt: skip
         axes.set_yticks(range(len(rows)), [literal(label, 30) for label, _ in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(visible=True, axis="x")
         axes.locator_params(axis="x", nbins=4)
-        drawn.legend(loc="outside upper center", ncols=3, fontsize=SMALL)
+        figure.legend(loc="outside upper center", ncols=3, fontsize=SMALL)
 
     better = "higher" if metric.higher_is_better else "lower"
     return chart(

@@ -16,7 +16,7 @@ from gate.decision.check_result import CheckResult, Verdict
 from gate.lint.lint import LintReport
 from gate.records.export import LEVELS, LintFinding, LintLevel
 from gate.records.localization import Explanation, LayerRow, Localization
-from gate.storage.safe_text import make_printable
+from gate.storage.safe_text import make_printable, shorten
 from gate.summary.render import (
     beginning,
     cells,
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_table(
+def build_table(
     headings: Iterable[str],
     rows: Iterable[Iterable[str | Text]] = (),
     *,
     right: Container[str] = (),
     title: str | None = None,
 ) -> Table:
-    """The rows below the headings; the columns that `right` names are numbers."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    """Return a table of the rows. `right`: the headings of right-aligned columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for row in rows:
-        add_row(made, row)
-    return made
+        add_row(table, row)
+    return table
 
 
-def add_row(shown: Table, cells: Iterable[str | Text], *, style: str = "") -> None:
+def add_row(table: Table, cells: Iterable[str | Text], *, style: str = "") -> None:
     """Add a row. Strings are made printable and get this style; a `Text` is unchanged."""
-    shown.add_row(
+    table.add_row(
         *(Text(make_printable(c), style=style) if isinstance(c, str) else c for c in cells)
     )
 
@@ -67,12 +67,12 @@ _LINT_STYLES: dict[LintLevel, str] = {"error": "bold red", "warning": "yellow", 
 
 
 def print_findings(report: LintReport, console: Console) -> None:
-    """One table a file; what is silenced and what could not be read; the sum last."""
+    """Print a table for each file, then suppressed findings, unread code and totals."""
     for path, findings in itertools.groupby(report.active, key=lambda finding: finding.path):
-        shown = print_table(_LINT_HEADINGS, title=path)
+        table = build_table(_LINT_HEADINGS, title=path)
         for finding in findings:
-            add_row(shown, _lint_cells(finding), style=_LINT_STYLES[finding.level])
-        console.print(shown)
+            add_row(table, _lint_cells(finding), style=_LINT_STYLES[finding.level])
+        console.print(table)
     print_sentences(console, lint_sentences(report))
 
 
@@ -86,10 +86,10 @@ def lint_sentences(report: LintReport) -> Iterator[str]:
     for code in sorted({finding.code for finding in report.active}):
         yield f"see  docs/lint/{code}.md"
     counts = [sum(f.level == level for f in report.active) for level in LEVELS]
-    found = ", ".join(_counted(n, level) for n, level in zip(counts, LEVELS, strict=True))
+    counted = ", ".join(_counted(n, level) for n, level in zip(counts, LEVELS, strict=True))
     read = _counted(report.functions, "function")
     silenced = f"{len(report.suppressed)} silenced"
-    yield f"{found}; {silenced}; {read} read, as exported by {report.strategy}"
+    yield f"{counted}; {silenced}; {read} read, as exported by {report.strategy}"
 
 
 def _counted(number: int, noun: str) -> str:
@@ -126,31 +126,31 @@ def localisation_sentences(explanation: Explanation) -> Iterator[str]:
     """Yield the lines on an explanation; none if no localization was needed."""
     if explanation.failure is not None:
         yield f"The first diverging layer is not known: {make_printable(explanation.failure)}"
-    found = explanation.localisation
-    if found is None:
+    localization = explanation.localisation
+    if localization is None:
         return
-    if found.first_divergence is not None:
-        place = make_printable(found.first_divergence) or "the model itself"
-        of = f" of the part {found.part}" if found.part else ""
-        of += f" on the input '{found.probe}'" if found.probe else ""
-        yield f"First diverging layer{of}: {place} ({found.runtime})."
-    elif found.part:
-        yield f"First diverging part: {found.part} ({found.runtime})."
-    yield make_printable(found.cause)
-    if found.seam and found.part:
-        yield f"And the seam: {make_printable(found.seam)}"
-    if found.remedy:
-        yield f"Try: {make_printable(found.remedy)}"
+    if localization.first_divergence is not None:
+        module = make_printable(localization.first_divergence) or "the model itself"
+        of = f" of the part {localization.part}" if localization.part else ""
+        of += f" on the input '{localization.probe}'" if localization.probe else ""
+        yield f"First diverging layer{of}: {module} ({localization.runtime})."
+    elif localization.part:
+        yield f"First diverging part: {localization.part} ({localization.runtime})."
+    yield make_printable(localization.cause)
+    if localization.seam and localization.part:
+        yield f"And the seam: {make_printable(localization.seam)}"
+    if localization.remedy:
+        yield f"Try: {make_printable(localization.remedy)}"
 
 
-def print_layers(found: Localization, console: Console) -> None:
+def print_layers(localization: Localization, console: Console) -> None:
     """Print the table of layers, then its interpretation."""
-    shown = print_table(_LOCALISATION_HEADINGS, right=_LOCALISATION_HEADINGS[2:-1])
-    for row in found.layers:
-        add_row(shown, _localisation_cells(row), style=_LOCALISATION_STYLES[row.verdict])
-    if found.layers:
-        console.print(shown)
-    print_sentences(console, localisation_sentences(Explanation(localisation=found)))
+    table = build_table(_LOCALISATION_HEADINGS, right=_LOCALISATION_HEADINGS[2:-1])
+    for row in localization.layers:
+        add_row(table, _localisation_cells(row), style=_LOCALISATION_STYLES[row.verdict])
+    if localization.layers:
+        console.print(table)
+    print_sentences(console, localisation_sentences(Explanation(localisation=localization)))
 
 
 def _localisation_cells(row: LayerRow) -> tuple[str, ...]:
@@ -171,20 +171,20 @@ STYLES = {
 _STATES = {"passed": "green", "failed": "red", "not judged": "magenta", "waived": "yellow"}
 
 _FINDINGS, _CHECKS, _CHANGES = 4, 3, 4
-"""So many are shown; the rest is counted, and `-v` has it."""
+"""Maximum number of shown entries. `-v` shows all."""
 
 _NARROW, _WIDE = 64, 100
-"""Columns below which a line has only the most necessary, and from which it has everything."""
+"""Terminal widths below which lines are shortened, and from which they are complete."""
 
 _LABEL = 7
 
-_LONGEST = 90
-"""Characters of what a check without a number says."""
+_MAX_LENGTH = 90
+"""Maximum number of characters of a check."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A line with a label in front, under which what does not fit goes on."""
+    """A line with a label. Continuation lines are indented below the text."""
 
     label: str
     text: str
@@ -194,7 +194,7 @@ class _Line:
 def print_summary(summary: Summary, console: Console, *, verbose: bool = False) -> None:
     """Print the verdict with its cause, the runtimes, the findings and the next commands.
 
-    `verbose`: all checks and notes, too. The verdict comes once more at the end where all that is
+    `verbose`: also all checks and notes. The verdict is repeated at the end of an output that is
     longer than the screen.
     """
     verdict = _Line(
@@ -205,7 +205,7 @@ def print_summary(summary: Summary, console: Console, *, verbose: bool = False) 
     if verbose:
         if summary.costs:
             rows = [row.cells() for row in summary.costs]
-            console.print(print_table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
+            console.print(build_table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
         _print_checks(summary, console)
     _print_steps(summary, console)
     long = console.is_terminal and len(lines) + len(summary.steps) > console.height - 2
@@ -273,8 +273,7 @@ def _finding(finding: Finding, *, first: bool, verbose: bool) -> Iterator[_Line]
 def _short(check: CheckResult) -> str:
     """Return the result of a check, cut to one line."""
     text = format_bound_usage(check) or render_check(check)
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-    return f"{make_printable(check.title)}: {text}"
+    return f"{make_printable(check.title)}: {shorten(text, _MAX_LENGTH)}"
 
 
 def _champion(summary: Summary) -> Iterator[_Line]:
@@ -290,7 +289,7 @@ def _champion(summary: Summary) -> Iterator[_Line]:
 
 
 def _print(console: Console, lines: list[_Line]) -> None:
-    """The lines below their labels; a repeated label is left out."""
+    """Print the lines with their labels. A repeated label is omitted."""
     before = None
     for line in lines:
         label = "" if line.label == before else line.label
@@ -311,12 +310,12 @@ def _print_steps(summary: Summary, console: Console) -> None:
 
 def _print_checks(summary: Summary, console: Console) -> None:
     headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "meaning")
-    shown = print_table(headings, right=("observed", "n"))
-    above = ""
+    table = build_table(headings, right=("observed", "n"))
+    before = ""
     for row in summary.words:
         verdict = Text(row.check.verdict.value, style=STYLES[row.check.verdict])
         runtime = row.check.runtime or "measurement"
         meaning = row.meaning if row.check.bound is None else f"{row.meaning} {row.why}"
-        add_row(shown, (runtime, *cells(row.check), verdict, "" if meaning == above else meaning))
-        above = meaning
-    console.print(shown)
+        add_row(table, (runtime, *cells(row.check), verdict, "" if meaning == before else meaning))
+        before = meaning
+    console.print(table)

@@ -14,7 +14,7 @@ from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import UNREPEATED, RecordedOptions, is_recorded
 from gate.records.evidence import Subject
-from gate.records.runtime import OWN, RECORDED, RuntimeName
+from gate.records.runtime import BUILTIN_NAMES, RECORDED, RuntimeName
 from gate.runtimes.recording_format import Recording, Rows, digest_of, row_digests
 from gate.runtimes.runtime import Conditions, Promises, Proof, RunnableFile, Runtime, Session
 from gate.storage.arrays import Batch, RuntimeArray

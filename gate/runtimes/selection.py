@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from gate.errors import EvidenceError, GateError, PolicyError, RuntimeUnusable, first_line
-from gate.installation import deaths, onnx_runtime
+from gate.installation import import_crashes, onnx_runtime
 from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy

@@ -11,7 +11,7 @@ from gate.decision.decide import Decision
 from gate.records.champion_comparison import ChampionComparison, TrendRow
 from gate.records.evidence import Environment, Evidence, differences, fields_of
 from gate.storage.digest import Digest
-from gate.storage.safe_text import make_printable
+from gate.storage.safe_text import make_printable, shorten
 from gate.summary.render import allowed, format_number
 from gate.summary.summary import Change, ChangeRow
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from gate.records.evidence import Difference
 
 
-def machines_sentence(old: Environment, new: Environment, *, other: str) -> str | None:
+def machines_sentence(old: Environment, new: Environment, *, baseline: str) -> str | None:
     """Describe how the two machines differ, apart from libraries, or return None.
 
-    `other`: the label of the old one.
+    `baseline`: the label of the old machine.
     """
-    found = [each for each in differences(old, new) if not each.name.startswith("version of ")]
-    if not found:
+    changed = [each for each in differences(old, new) if not each.name.startswith("version of ")]
+    if not changed:
         return None
-    now = ", ".join(_worded(each, each.now) for each in found)
-    before = ", ".join(_worded(each, each.before) for each in found)
-    return make_printable(f"measured on: {now} | {other}: {before}")
+    now = ", ".join(_worded(each, each.now) for each in changed)
+    before = ", ".join(_worded(each, each.before) for each in changed)
+    return make_printable(f"measured on: {now} | {baseline}: {before}")
 
 
 def _worded(difference: Difference, text: str) -> str:
@@ -45,18 +45,18 @@ Sense = Literal["better", "worse"]
 
 UNRECORDED = "not recorded"
 
-_UNASKED = "not asked"
+_NO_BOUND = "not asked"
 
 _OF_THE_FILE = ("probe_", "graph_", "near_ties")
 
 _SAME_LATENCY = 0.05
 """Relative difference of medians between runs of the same file."""
 
-_SHOWN = 200
+_MAX_LENGTH = 200
 """Longest value in characters: settings may be lists."""
 
 
-def unasked() -> Change:
+def no_comparison() -> Change:
     """Return a change without a comparison, because none was requested."""
     return Change(absent="--against was not given")
 
@@ -69,7 +69,7 @@ def compare_with_champion(
     `champion`: None if not requested. Its `incumbent` holds the result of running both files.
     """
     if champion is None:
-        return unasked()
+        return no_comparison()
     incumbent = decision.incumbent or champion.incumbent
     change = Change(
         version=champion.version,
@@ -85,10 +85,10 @@ def compare_with_champion(
     rows = [
         *_compared(incumbent),
         *_measured(old, evidence, incumbent),
-        *_made(old, evidence),
+        *_provenance(old, evidence),
         *_bounds(champion.decision, decision),
     ]
-    machines = machines_sentence(old.environment, evidence.environment, other="champion")
+    machines = machines_sentence(old.environment, evidence.environment, baseline="champion")
     rows.sort(key=lambda row: not row.changed)
     return change.model_copy(update={"rows": tuple(rows), "machines": machines})
 
@@ -104,13 +104,13 @@ def change_between(
     rows = [
         _texts("verdict", old_decision.verdict, decision.verdict),
         *_measured(old, evidence, None),
-        *_made(old, evidence),
+        *_provenance(old, evidence),
         *_bounds(old_decision, decision),
     ]
     return Change(
         sha256=old_decision.subject_sha256,
         rows=tuple(sorted(rows, key=lambda row: not row.changed)),
-        machines=machines_sentence(old.environment, evidence.environment, other="before"),
+        machines=machines_sentence(old.environment, evidence.environment, baseline="before"),
     )
 
 
@@ -127,16 +127,16 @@ def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
         return
     several = len(incumbent.outputs) > 1
     for answers in incumbent.outputs:
-        place = f" of {make_printable(answers.name)}" if several else ""
+        suffix = f" of {make_printable(answers.name)}" if several else ""
         if answers.champion_accuracy is not None and answers.accuracy is not None:
             yield _numbers(
-                f"accuracy{place}", answers.champion_accuracy, answers.accuracy, more_is="better"
+                f"accuracy{suffix}", answers.champion_accuracy, answers.accuracy, more_is="better"
             )
         if answers.disagreements is None:
             continue
         equal = answers.samples - answers.disagreements
         yield ChangeRow(
-            name=f"same answers{place}",
+            name=f"same answers{suffix}",
             before=f"{answers.samples} of {answers.samples}",
             now=f"{equal} of {answers.samples}",
             changed=answers.disagreements > 0,
@@ -175,7 +175,7 @@ def _measured(
     )
 
 
-def _made(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
+def _provenance(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
     """Yield the rows on how the two files were made."""
     yield _texts("opset", str(old.subject.opset), str(new.subject.opset))
     yield _texts("exporter", old.subject.producer, new.subject.producer)
@@ -215,9 +215,9 @@ def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
         return
     before, now = _applied(old), _applied(new)
     for title in dict.fromkeys((*now, *before)):
-        was, given = before.get(title, _UNASKED), now.get(title, _UNASKED)
-        if was != given:
-            yield _texts(f"bound of {title}", was, given)
+        earlier, applied = before.get(title, _NO_BOUND), now.get(title, _NO_BOUND)
+        if earlier != applied:
+            yield _texts(f"bound of {title}", earlier, applied)
 
 
 def _applied(decision: Decision) -> dict[str, str]:
@@ -265,8 +265,8 @@ def _sense(before: float, now: float, more_is: Sense) -> Sense | None:
         return "worse" if math.isnan(now) else "better"
     if before == now:
         return None
-    other: Sense = "worse" if more_is == "better" else "better"
-    return more_is if now > before else other
+    opposite: Sense = "worse" if more_is == "better" else "better"
+    return more_is if now > before else opposite
 
 
 def _texts(name: str, before: str | None, now: str | None) -> ChangeRow:
@@ -279,8 +279,8 @@ def _texts(name: str, before: str | None, now: str | None) -> ChangeRow:
 
 
 def _cell(text: str | None) -> str:
-    shown = make_printable(UNRECORDED if text is None or not text.strip() else text)
-    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"
+    text = UNRECORDED if text is None or not text.strip() else text
+    return shorten(make_printable(text), _MAX_LENGTH)
 
 
 def _digests(name: str, before: Digest | None, now: Digest | None) -> ChangeRow:

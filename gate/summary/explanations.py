@@ -8,11 +8,10 @@ from typing import NamedTuple
 from gate.decision.catalog import LIMITS, OPTIMISER, TITLES, Cause
 from gate.decision.check_result import CheckResult, Verdict
 from gate.records.evidence import Evidence
-from gate.records.localization import Explanation, Localization, OptimizerFault, listed
+from gate.records.localization import Explanation, Localization, OptimizerFault, join_names
 from gate.storage.safe_text import make_printable
 from gate.summary.grouping import CheckGroup, worst_of
 from gate.summary.render import (
-    broken,
     capital,
     clean,
     format_bound_usage,
@@ -23,10 +22,11 @@ from gate.summary.render import (
     render_check,
     render_optimizer,
     short,
+    without_ort_prefix,
 )
 from gate.summary.summary import Finding
 
-_WHOLE = 1000
+_MAX_LENGTH = 1000
 """Longest sentence, in characters."""
 
 
@@ -43,61 +43,61 @@ def with_number(text: str, number: str) -> str:
     return clean(f"{text.rstrip('.')}: {number}" if number else text)
 
 
-def explain_fault(group: CheckGroup, found: Localization) -> GroupExplanation:
+def explain_fault(group: CheckGroup, localization: Localization) -> GroupExplanation:
     """Explain which layer or which optimizer is at fault."""
-    if group.cause == "optimiser" and found.blame is not None and found.blame.names:
-        return _located_optimizer(group, found.blame)
-    if found.fault is None:
-        return GroupExplanation(
-            found.first_divergence or None, with_number(found.cause, group.number), found.remedy
-        )
-    blamed, text = _fault(found, found.fault)
-    if found.probe is not None:
+    if group.cause == "optimiser" and localization.blame is not None and localization.blame.names:
+        return _located_optimizer(group, localization.blame)
+    if localization.fault is None:
+        text = with_number(localization.cause, group.number)
+        module = localization.first_divergence or None
+        return GroupExplanation(module, text, localization.remedy)
+    blamed, text = _fault(localization, localization.fault)
+    if localization.probe is not None:
         # The code is right on the samples: a difference beyond them is a limit of the code.
-        remedy = LIMITS if found.fault_code == "code" else found.remedy
-        text = render_account("on_probe", text=text, probe=found.probe)
+        remedy = LIMITS if localization.fault_code == "code" else localization.remedy
+        text = render_account("on_probe", text=text, probe=localization.probe)
         usage = format_bound_usage(group.headline_check)
         return GroupExplanation(blamed, with_number(text, usage), remedy)
     if group.cause == "optimiser":
         text = render_account("optimized_layer", layer=blamed or "The file")
         text = render_account("unoptimized_agrees", text=with_number(text, group.number))
-        if found.blame is None:
+        if localization.blame is None:
             return GroupExplanation(blamed, text, OPTIMISER)
-        cause = capital(render_optimizer(found.blame).text)
+        cause = capital(render_optimizer(localization.blame).text)
         text = render_account("explained", text=text, cause=cause)
-        return GroupExplanation(blamed, clean(text), found.remedy)
-    return GroupExplanation(blamed, with_number(text, group.number), found.remedy)
+        return GroupExplanation(blamed, clean(text), localization.remedy)
+    return GroupExplanation(blamed, with_number(text, group.number), localization.remedy)
 
 
 def _located_optimizer(group: CheckGroup, blame: OptimizerFault) -> GroupExplanation:
     """Explain which optimizer is at fault, its effect on which nodes, and the consequence."""
     text, remedy = render_optimizer(blame)
     text = render_account("unoptimized_agrees", text=capital(text))
-    shows = short(broken(blame.raises)) if blame.raises else group.number
-    return GroupExplanation(listed(blame.names), with_number(text, shows), remedy)
+    shows = short(without_ort_prefix(blame.raises)) if blame.raises else group.number
+    return GroupExplanation(join_names(blame.names), with_number(text, shows), remedy)
 
 
-def _fault(found: Localization, fault: str) -> tuple[str | None, str]:
+def _fault(localization: Localization, fault: str) -> tuple[str | None, str]:
     """Return the name of the faulty part, or None, and the description of the fault."""
-    blamed = make_printable(found.blamed or "") or None
+    blamed = make_printable(localization.blamed or "") or None
     text = make_printable(fault).replace("`", "")  # of version 1.0
     text = capital(text) if blamed is None else led_by(blamed, text)
-    places = {row.title for row in found.layers if row.verdict == "source" and row.module}
-    if len(places) > 1:
-        text = render_account("several_layers", text=text, count=len(places))
+    layers = {row.title for row in localization.layers if row.verdict == "source" and row.module}
+    if len(layers) > 1:
+        text = render_account("several_layers", text=text, count=len(layers))
     return blamed, text
 
 
 def _nonfinite(group: CheckGroup) -> GroupExplanation:
     """Explain how much is NaN or infinite, and where that begins."""
     check = group.headline_check
-    text, found = render_check(check, "headline"), group.localisation
-    if found is None:
+    text, localization = render_check(check, "headline"), group.localisation
+    if localization is None:
         return _explained(check, check.output, text)
-    if found.fault is None:
-        text = render_account("explained", text=text, cause=found.cause)
-        return GroupExplanation(check.output, clean(text), found.remedy)
-    blamed, fault = _fault(found, found.fault)
+    if localization.fault is None:
+        text = render_account("explained", text=text, cause=localization.cause)
+        return GroupExplanation(check.output, clean(text), localization.remedy)
+    blamed, fault = _fault(localization, localization.fault)
     return _explained(
         check, blamed or check.output, render_account("begins", text=text, fault=fault)
     )
@@ -118,11 +118,11 @@ def explain_group(
     """Explain a group of checks. A fault in a part of a release includes the name of the part."""
     named = () if group.verdict is Verdict.WAIVED else group.ordered
     parts = tuple(dict.fromkeys(check.part for check in named if check.part))
-    found = group.localisation
+    localization = group.localisation
     if group.cause == "nonfinite":
         result = _nonfinite(group)
-    elif found is not None:
-        result = explain_fault(group, found)
+    elif localization is not None:
+        result = explain_fault(group, localization)
     else:
         measured = (evidence.parts.get(parts[0]) if parts else None) or evidence
         result = _BY_CAUSE.get(group.cause, _AS_EXPLAINED)(group, measured, explanation)
@@ -131,10 +131,10 @@ def explain_group(
         where = ", ".join(parts)
         sentence = render_account("in_part", parts=where, text=sentence)
         blamed = f"{where}: {blamed}" if blamed else where
-    fault = None if found is None else found.fault_code
+    fault = None if localization is None else localization.fault_code
     onnx = evidence.source.is_onnx
     remedy = remedy_for(remedy, group.cause, onnx_reference=onnx, fault=fault)
-    sentence = clean(sentence)[:_WHOLE]
+    sentence = clean(sentence)[:_MAX_LENGTH]
     return GroupExplanation(blamed and short(blamed), sentence, remedy and make_printable(remedy))
 
 
@@ -181,17 +181,17 @@ def _off_by(check: CheckResult) -> str:
 
 
 def _shortly(check: CheckResult) -> str:
-    return short(broken(render_check(check)))
+    return short(without_ort_prefix(render_check(check)))
 
 
 def _baked_in(group: CheckGroup, evidence: Evidence, explanation: Explanation) -> GroupExplanation:
     check = group.ordered[0]
     probe = check.name.removeprefix("probe_")
     text = render_account("baked_in", probe=probe, off=_off_by(check))
-    found = explanation.localisation
-    if found is not None and found.probe is not None and found.fault is not None:
-        fault = make_printable(found.fault).replace("`", "")
-        text = render_account("begins_on_probe", text=text, probe=found.probe, fault=fault)
+    located = explanation.localisation
+    if located is not None and located.probe is not None and located.fault is not None:
+        fault = make_printable(located.fault).replace("`", "")
+        text = render_account("begins_on_probe", text=text, probe=located.probe, fault=fault)
     return _explained(check, None, _with_warning(text, evidence))
 
 
@@ -262,16 +262,16 @@ def _preprocessing(group: CheckGroup, *_: object) -> GroupExplanation:
 
 
 def _numbers(group: CheckGroup, _: Evidence, explanation: Explanation) -> GroupExplanation:
-    check, found = group.ordered[0], explanation.localisation
+    check, localization = group.ordered[0], explanation.localisation
     usage = format_bound_usage(check)
     where, output = group.where, check.output or "An output"
     text = render_account("differs", output=output, name=check.name, usage=usage, where=where)
     failure = explanation.failure
     if failure is not None:
         text = render_account("layer_unknown", text=text, failure=failure)
-    elif found is not None:
-        text = render_account("explained", text=text, cause=found.cause)
-    seam = found.remedy if found is not None and found.has_seam else None
+    elif localization is not None:
+        text = render_account("explained", text=text, cause=localization.cause)
+    seam = localization.remedy if localization is not None and localization.has_seam else None
     explained = _explained(check, check.output, text)
     return explained._replace(remedy=seam) if seam else explained
 

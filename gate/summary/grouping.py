@@ -44,12 +44,12 @@ class CheckGroup:
         For a probe this is its check. For a layer, weights, an optimizer or a device it is the
         noise ratio that exceeds its bound most. Otherwise it is the first check.
         """
-        first, found = self.ordered[0], self.localisation
-        if found is not None and found.probe is not None:
-            return next((c for c in self.ordered if c.name == f"probe_{found.probe}"), first)
+        first, localization = self.ordered[0], self.localisation
+        if localization is not None and localization.probe is not None:
+            return next((c for c in self.ordered if c.name == f"probe_{localization.probe}"), first)
         if self.cause in _BY_NAME:
             return worst_of(self.checks, _BY_NAME[self.cause]) or first
-        if found is None and self.cause not in _BY_NOISE:
+        if localization is None and self.cause not in _BY_NOISE:
             return first
         failed = [check for check in self.checks if check.verdict is Verdict.FAIL]
         return worst_of(failed, "noise_ratio") or worst_of(failed, "noise_") or first
@@ -103,7 +103,7 @@ _ROOTS: tuple[Cause, ...] = ("outputs", "training_mode", "weights", "model")
 _ANSWERS = ("top1_", "top5_", "accuracy_drop", "threshold_crossing")
 """Prefixes of checks of answers, which near-ties explain."""
 
-_ALONE = ("runtime", "graph_fixed_batch")
+_INDEPENDENT = ("runtime", "graph_fixed_batch")
 """Checks that are not symptoms of another fault: they would fail without it, too."""
 
 
@@ -118,23 +118,23 @@ _BY_FAULT: dict[str, Cause] = {
 
 def groups_of(decision: Decision, explanation: Explanation) -> list[CheckGroup]:
     """Return the groups: the one that explains most first, waived checks last."""
-    alone: dict[Cause, CheckGroup] = {}
+    by_cause: dict[Cause, CheckGroup] = {}
     for check in (*decision.problems, *decision.waived):
         cause = cause_for(check)
-        alone.setdefault(cause, CheckGroup(cause)).checks.append(check)
-    groups = list(_rooted(alone, decision, explanation.localisation))
+        by_cause.setdefault(cause, CheckGroup(cause)).checks.append(check)
+    groups = list(_with_root_cause(by_cause, decision, explanation.localisation))
     return sorted((group for group in groups if group.checks), key=_rank)
 
 
-def _rooted(
-    alone: dict[Cause, CheckGroup], decision: Decision, found: Localization | None
+def _with_root_cause(
+    by_cause: dict[Cause, CheckGroup], decision: Decision, localization: Localization | None
 ) -> Iterator[CheckGroup]:
     """Return the groups after each root cause has absorbed the symptoms that it explains."""
-    root = _root(alone, decision, found)
+    root = _root_cause(by_cause, decision, localization)
     if root is not None:
-        _take(root, alone, decision)
+        _absorb(root, by_cause, decision)
         yield root
-    for group in alone.values():
+    for group in by_cause.values():
         if group is not root:
             runtimes = [check.runtime for check in group.checks]
             on_cuda = all(name is not None and traits_of(name).cuda for name in runtimes)
@@ -143,62 +143,62 @@ def _rooted(
             yield _on_device(group.checks, decision) if numbers else group
 
 
-def _root(
-    alone: dict[Cause, CheckGroup], decision: Decision, found: Localization | None
+def _root_cause(
+    by_cause: dict[Cause, CheckGroup], decision: Decision, localization: Localization | None
 ) -> CheckGroup | None:
     """Return the root cause of the other failures, or None."""
-    if "model" in alone and _draws(alone["model"]):
-        return alone["model"]
-    if "samples" in alone and any(
-        check.name == "reference" and check.output is None for check in alone["samples"].checks
+    if "model" in by_cause and _is_reference_unusable(by_cause["model"]):
+        return by_cause["model"]
+    if "samples" in by_cause and any(
+        check.name == "reference" and check.output is None for check in by_cause["samples"].checks
     ):  # if no output varies, none can be an output of classes
-        return alone["samples"]
-    if found is not None and found.diverges and found.probe is None:
-        nonfinite = alone.get("nonfinite", CheckGroup("nonfinite")).checks
+        return by_cause["samples"]
+    if localization is not None and localization.diverges and localization.probe is None:
+        nonfinite = by_cause.get("nonfinite", CheckGroup("nonfinite")).checks
         refused = any(check.name == "finite" for check in nonfinite)
-        cause = "nonfinite" if refused else _located(found, decision)
-        return CheckGroup(cause, localisation=found)
-    certain = next((alone[cause] for cause in _ROOTS if cause in alone), None)
-    if certain is None and found is not None and found.probe is not None:
-        return _probed(alone, found)
-    return certain or _suspect(alone, decision)
+        cause = "nonfinite" if refused else _located(localization, decision)
+        return CheckGroup(cause, localisation=localization)
+    certain = next((by_cause[cause] for cause in _ROOTS if cause in by_cause), None)
+    if certain is None and localization is not None and localization.probe is not None:
+        return _probed(by_cause, localization)
+    return certain or _cause_of_pattern(by_cause, decision)
 
 
-def _probed(alone: dict[Cause, CheckGroup], found: Localization) -> CheckGroup:
+def _probed(by_cause: dict[Cause, CheckGroup], localization: Localization) -> CheckGroup:
     """Return the layer that only a probe reveals. Different code may come from the trace."""
-    if found.fault_code == "code" and "baked_in" in alone and "beyond" not in alone:
-        return alone["baked_in"]
-    return CheckGroup("beyond", localisation=found)
+    if localization.fault_code == "code" and "baked_in" in by_cause and "beyond" not in by_cause:
+        return by_cause["baked_in"]
+    return CheckGroup("beyond", localisation=localization)
 
 
-def _suspect(alone: dict[Cause, CheckGroup], decision: Decision) -> CheckGroup | None:
+def _cause_of_pattern(by_cause: dict[Cause, CheckGroup], decision: Decision) -> CheckGroup | None:
     """Return the cause that follows from the pattern of failures, or None."""
     if not _measured(decision):
-        return alone.get("runtime") or alone.get("batch")
+        return by_cause.get("runtime") or by_cause.get("batch")
     by_runtime = _only_on(decision)
-    if by_runtime is not None and "numbers" in alone:
-        checks = alone.pop("numbers").checks
+    if by_runtime is not None and "numbers" in by_cause:
+        checks = by_cause.pop("numbers").checks
         if by_runtime == "device":
-            return _on_device([*checks, *_lowered(alone, checks)], decision)
+            return _on_device([*checks, *_pop_precision_checks(by_cause, checks)], decision)
         return CheckGroup(by_runtime, checks)
-    batch = alone.get("batch")
-    if batch is not None and all(check.name in _ALONE for check in batch.checks):
+    batch = by_cause.get("batch")
+    if batch is not None and all(check.name in _INDEPENDENT for check in batch.checks):
         batch = None
-    return alone.get("nonfinite") or batch or alone.get("unstable")
+    return by_cause.get("nonfinite") or batch or by_cause.get("unstable")
 
 
-def _lowered(alone: dict[Cause, CheckGroup], numbers: list[CheckResult]) -> list[CheckResult]:
-    """Takes out the precision by which the same runtimes explain their numbers."""
-    device, runtimes = (
-        alone.get("device", CheckGroup("device")),
-        {check.runtime for check in numbers},
-    )
-    taken = [c for c in device.checks if c.name == "precision" and c.runtime in runtimes]
-    device.checks = [check for check in device.checks if check not in taken]
-    return taken
+def _pop_precision_checks(
+    by_cause: dict[Cause, CheckGroup], numbers: list[CheckResult]
+) -> list[CheckResult]:
+    """Remove and return the checks of precision that explain the numbers of their runtimes."""
+    device = by_cause.get("device", CheckGroup("device"))
+    runtimes = {check.runtime for check in numbers}
+    explaining = [c for c in device.checks if c.name == "precision" and c.runtime in runtimes]
+    device.checks = [check for check in device.checks if check not in explaining]
+    return explaining
 
 
-def _draws(group: CheckGroup) -> bool:
+def _is_reference_unusable(group: CheckGroup) -> bool:
     """Return whether the fault is in the reference, so that its numbers prove nothing else.
 
     The reference is not repeatable, or its fused path and its layers return different numbers.
@@ -206,17 +206,17 @@ def _draws(group: CheckGroup) -> bool:
     return any(check.name in ("repeats", "fast_path") for check in group.checks)
 
 
-def _located(found: Localization, decision: Decision) -> Cause:
+def _located(localization: Localization, decision: Decision) -> Cause:
     """Return the cause in a localization."""
-    cause = _BY_FAULT.get(found.fault_code or "")
+    cause = _BY_FAULT.get(localization.fault_code or "")
     if cause is not None:
         return cause
-    if found.optimiser or _only_on(decision) == "optimiser":
+    if localization.optimiser or _only_on(decision) == "optimiser":
         return "optimiser"
-    return "layer" if found.first_divergence is not None else "numbers"
+    return "layer" if localization.first_divergence is not None else "numbers"
 
 
-def _take(root: CheckGroup, alone: dict[Cause, CheckGroup], decision: Decision) -> None:
+def _absorb(root: CheckGroup, by_cause: dict[Cause, CheckGroup], decision: Decision) -> None:
     """Move the checks that the root cause explains into its group."""
     explained: set[Cause] = {"outputs"} if root.cause == "samples" else set(SYMPTOMS)
     if root.localisation is not None or root.cause == "weights":
@@ -225,23 +225,23 @@ def _take(root: CheckGroup, alone: dict[Cause, CheckGroup], decision: Decision) 
         explained.add("evidence")
     if root.cause == "optimiser":
         explained.add("runtime")
-    for cause, group in alone.items():  # in the order of the decision, which then breaks ties
+    for cause, group in by_cause.items():  # in the order of the decision, which then breaks ties
         if group is root or cause not in explained:
             continue
-        taken = [check for check in group.checks if _explains(root, check)]
-        group.checks = [check for check in group.checks if check not in taken]
-        root.checks += taken
+        moved = [check for check in group.checks if _explains(root, check)]
+        group.checks = [check for check in group.checks if check not in moved]
+        root.checks += moved
 
 
 def _explains(root: CheckGroup, check: CheckResult) -> bool:
     """Return whether a check fails because of the root cause."""
     if check.verdict is Verdict.WAIVED:
         return False
-    if check.name in _ALONE:
+    if check.name in _INDEPENDENT:
         # An optimizer may break the session instead of the outputs.
         return root.cause == "optimiser" and _breaks(root, check)
     if root.cause == "model":
-        return _draws(root) or check.name.startswith(_ANSWERS)
+        return _is_reference_unusable(root) or check.name.startswith(_ANSWERS)
     return check.runtime is None or _shows_on(root, check.runtime)
 
 
@@ -303,5 +303,5 @@ def _rank(group: CheckGroup) -> tuple[int, int, int]:
     order = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WAIVED: 2}
     # A model that draws random numbers explains its own failures.
     certain = group.cause not in ("numbers", "evidence")
-    first = -1 if group.cause == "model" and _draws(group) else order[group.verdict]
+    first = -1 if group.cause == "model" and _is_reference_unusable(group) else order[group.verdict]
     return first, -len(group.checks) if certain else 0, 0 if certain else 1

@@ -54,7 +54,7 @@ _AT_MOST = {"maximum": "at most", "exclusiveMaximum": "below"}
 class PolicyField:
     """One field."""
 
-    place: str
+    path: str
     """Dotted name as in `--set`. `<runtime>` and `<name>` are placeholders."""
     takes: str
     """Description of the valid values."""
@@ -71,7 +71,7 @@ class PolicyField:
     @property
     def name(self) -> str:
         """The last part of the dotted name."""
-        return self.place.rpartition(".")[2]
+        return self.path.rpartition(".")[2]
 
     @property
     def sentence(self) -> str:
@@ -82,7 +82,7 @@ class PolicyField:
         """JSON-compatible dict."""
         check = spec_texts(self.check) if self.check else {}
         return {
-            "place": self.place,
+            "place": self.path,
             "takes": self.takes,
             "default": self.default,
             "required": self.required,
@@ -106,16 +106,16 @@ def policy_fields() -> tuple[PolicyField, ...]:
 
 
 def fields_named(name: str, fields: tuple[PolicyField, ...]) -> tuple[PolicyField, ...]:
-    """Return the fields whose place ends with a name: `noise_ratio`, `bounds.noise_ratio`,
+    """Return the fields whose path ends with a name: `noise_ratio`, `bounds.noise_ratio`,
     `runtimes.ort-cpu.bounds.noise_ratio`."""
-    place = re.sub(
+    path = re.sub(
         r"^runtimes\.(.+?)(?=\.(?:bounds|required|kind|options)\b|$)",
         f"runtimes.{RUNTIME}",
         name.removeprefix("gate.").removeprefix("twin."),
     )
-    place = "runtimes" if place == f"runtimes.{RUNTIME}" else place
-    exact = tuple(each for each in fields if each.place == place)
-    return exact or tuple(each for each in fields if f".{each.place}".endswith(f".{place}"))
+    path = "runtimes" if path == f"runtimes.{RUNTIME}" else path
+    exact = tuple(each for each in fields if each.path == path)
+    return exact or tuple(each for each in fields if f".{each.path}".endswith(f".{path}"))
 
 
 def _texts(part: type[PolicyRecord]) -> dict[str, str]:
@@ -126,38 +126,38 @@ def _texts(part: type[PolicyRecord]) -> dict[str, str]:
     """
     (model,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(model, ast.ClassDef)
-    found = {}
+    texts = {}
     for line, below in itertools.pairwise(model.body):
         match line, below:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = inspect.cleandoc(text)
-    return found
+                texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 def _fields(
     model: Mapping[str, Any], models: Mapping[str, Any], above: str
 ) -> Iterator[PolicyField]:
     for name, schema in model["properties"].items():
-        place = above + name
+        path = above + name
         within, inner = _within(schema, models)
         yield PolicyField(
-            place,
+            path,
             takes=_takes(schema, models),
             default=schema.get("default") if within is None else None,
             required=name in model.get("required", ()),
             text=" ".join(schema.get("description", "").split()).replace("None:", "null:"),
-            check=_check(place, name),
-            built_in=_built_in(place.removeprefix(_BOUNDS)) if place.startswith(_BOUNDS) else {},
+            check=_check(path, name),
+            built_in=_built_in(path.removeprefix(_BOUNDS)) if path.startswith(_BOUNDS) else {},
         )
         if within is not None and name != "twin":
             joint = "" if inner == "[]." else "."
-            yield from _fields(within, models, f"{place}{joint}{inner}")
+            yield from _fields(within, models, f"{path}{joint}{inner}")
 
 
-def _check(place: str, name: str) -> CheckSpec | None:
-    if place in _CHECKS:
-        return row_of(_CHECKS[place])
-    return row_of(name) if place.startswith(_BOUNDS) else None
+def _check(path: str, name: str) -> CheckSpec | None:
+    if path in _CHECKS:
+        return row_of(_CHECKS[path])
+    return row_of(name) if path.startswith(_BOUNDS) else None
 
 
 def _within(
@@ -209,19 +209,19 @@ def _takes(schema: Mapping[str, Any], models: Mapping[str, Any]) -> str:
 
 def _built_in(name: str) -> dict[str, JsonValue]:
     exact, twin = Policy.default(task="classification"), Policy.quantized()
-    where = {
+    runtimes = {
         "CPU": exact.runtimes["ort-cpu"],
         "CUDA": exact.runtimes["ort-cuda"],
         "quantized twin": twin.runtimes["ort-cpu-optimized"],
     }
-    found: dict[str, JsonValue] = {}
-    for what, runtime in where.items():
+    values: dict[str, JsonValue] = {}
+    for policy_name, runtime in runtimes.items():
         value: Any = runtime.bounds.to_plain()
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None and not isinstance(value, dict):
-            found[what] = value
-    return found
+            values[policy_name] = value
+    return values
 
 
 # Invariant: reading this text yields the same policy.
@@ -251,7 +251,7 @@ _UNSET = "Not bounded here, because they depend on the model or cost something:"
 def policy_text(policy: Policy, *, name: str) -> str:
     """Return the policy as YAML with a section `gate:` and a comment above each field. `name`: the
     name of the file. Bounds that several runtimes share are written once."""
-    fields = {field.place: field for field in policy_fields()}
+    fields = {field.path: field for field in policy_fields()}
     lines = [*_section(policy, "", fields, "  ")]
     return _HEAD.format(name=name) + "\n".join(lines) + "\n"
 
@@ -260,16 +260,16 @@ def _section(
     model: BaseModel, above: str, fields: dict[str, PolicyField], indent: str
 ) -> Iterator[str]:
     for name in type(model).model_fields:
-        value, place = getattr(model, name), above + name
-        if place == "tried":
+        value, path = getattr(model, name), above + name
+        if path == "tried":
             continue
-        yield from _comment(fields[place], indent)
-        if place == "runtimes":
+        yield from _comment(fields[path], indent)
+        if path == "runtimes":
             yield f"{indent}runtimes:"
             yield from _runtimes(value, fields, f"{indent}  ")
         elif isinstance(value, BaseModel):
             yield f"{indent}{name}:"
-            yield from _section(value, f"{place}.", fields, f"{indent}  ")
+            yield from _section(value, f"{path}.", fields, f"{indent}  ")
         else:
             yield f"{indent}{name}: {_flow(json.loads(json.dumps(value)))}"
 
@@ -278,22 +278,22 @@ def _runtimes(
     runtimes: dict[str, Any], fields: dict[str, PolicyField], indent: str
 ) -> Iterator[str]:
     anchors: dict[str, Bounds] = {}
-    first = sorted(runtimes.items(), key=lambda each: each[1].required != "always")
-    for name, runtime in first:
+    ordered = sorted(runtimes.items(), key=lambda each: each[1].required != "always")
+    for name, runtime in ordered:
         yield f"{indent}{name}:"
         if not anchors:
             yield from _comment(fields[f"runtimes.{RUNTIME}.required"], f"{indent}  ")
         yield f"{indent}  required: {runtime.required}"
         if runtime.exceeded != "fail":
             yield f"{indent}  exceeded: {runtime.exceeded}"
-        alike = next((anchor for anchor, each in anchors.items() if each == runtime.bounds), None)
-        if alike is None:
+        shared = next((anchor for anchor, each in anchors.items() if each == runtime.bounds), None)
+        if shared is None:
             anchor = f"like-{name}"
             yield f"{indent}  bounds: &{anchor}"
             yield from _bounds(runtime.bounds, fields, f"{indent}    ", commented=not anchors)
             anchors[anchor] = runtime.bounds
         else:
-            yield f"{indent}  bounds: *{alike}"
+            yield f"{indent}  bounds: *{shared}"
 
 
 def _bounds(

@@ -22,16 +22,16 @@ from gate.records.localization import (
     LayerRow,
     Localization,
     OptimizerFault,
-    listed,
+    join_names,
 )
 from gate.storage.record import Record
-from gate.storage.safe_text import list_first, make_printable
+from gate.storage.safe_text import list_first, make_printable, shorten
 
-_LONGEST = 240
+_MAX_LENGTH = 240
 """Longest part of a sentence, in characters: messages of libraries can be very long."""
 
 
-def broken(failure: str) -> str:
+def without_ort_prefix(failure: str) -> str:
     """Return an error of ONNX Runtime without its prefix, number and source location."""
     text = re.sub(r"\b\w+: \[ONNXRuntimeError\] : \d+ : \w+ : (?:Fatal error: )?", "", failure)
     return re.sub(r"/\S+/core/\S+:\d+ .*?\) (?:const )?(?=\S)", "", text)
@@ -49,8 +49,7 @@ def clean(text: str) -> str:
 
 def short(text: str) -> str:
     """Return one line, truncated if it is too long."""
-    line = make_printable(text).rstrip(".")
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return shorten(make_printable(text).rstrip("."), _MAX_LENGTH)
 
 
 def beginning(text: str, mark: str = ": ") -> str:
@@ -61,15 +60,15 @@ def beginning(text: str, mark: str = ": ") -> str:
 # Names of inputs and outputs come from the judged file: every text goes through `make_printable`.
 
 
-_SOME = 4
+_ITEMS = 4
 """Most names of weights, operators or versions in a sentence about the graph."""
 
 
-_MOST_NAMES = 6
+_MAX_NAMES = 6
 """Most modules, tensors or operators in a sentence about a fault."""
 
 
-_SAMPLES = 5
+_MAX_SAMPLES = 5
 """Most sample numbers in a sentence."""
 
 
@@ -80,7 +79,7 @@ class _Template(Formatter):
         return kwargs.get(str(key), "unknown")  # of a record that was edited
 
     def format_field(self, value: Any, spec: str) -> str:
-        if value is None or (spec in FORMATS and isinstance(value, str) != (spec in _OF_TEXTS)):
+        if value is None or (spec in FORMATS and isinstance(value, str) != (spec in _FOR_STRINGS)):
             return "unknown"
         if spec in FORMATS:
             return FORMATS[spec](value)
@@ -88,33 +87,33 @@ class _Template(Formatter):
 
 
 def _sample_numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SAMPLES]))
-    return f", samples {shown}{', ...' if len(numbers) > _SAMPLES else ''}" if numbers else ""
+    shown = ", ".join(map(str, numbers[:_MAX_SAMPLES]))
+    return f", samples {shown}{', ...' if len(numbers) > _MAX_SAMPLES else ''}" if numbers else ""
 
 
 def _nodes(nodes: Sequence[str]) -> str:
     """Return the operator types of nodes, with their number if there are several of a type."""
     counted = Counter(node.partition(" ")[0] for node in nodes)
     names = [name if count == 1 else f"{count} {name}" for name, count in counted.items()]
-    return listed(names, most=_MOST_NAMES) or "nothing"
+    return join_names(names, limit=_MAX_NAMES) or "nothing"
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "list": list_first,
-    "and": lambda names: listed(names, most=_MOST_NAMES),
+    "and": lambda names: join_names(names, limit=_MAX_NAMES),
     "nodes": _nodes,
-    "between": lambda names: listed(names) or "the inputs",
-    "pairs": lambda pairs: listed([f"{name} instead of {by}" for name, by in pairs]),
+    "between": lambda names: join_names(names) or "the inputs",
+    "pairs": lambda pairs: join_names([f"{name} instead of {by}" for name, by in pairs]),
     "quoted": lambda names: ", ".join(f'"{name}"' for name in names),
     "capital": capital,
     "forward": lambda path: f"the forward of {path}" if path else "the model's own forward",
     "before": lambda path: f" before {path}" if path else "",
     "after": lambda details: f" ({details})" if details else "",
-    "some": lambda items: ", ".join(map(str, items[:_SOME])) + (", …" if items[_SOME:] else ""),
+    "some": lambda items: ", ".join(map(str, items[:_ITEMS])) + (", …" if items[_ITEMS:] else ""),
     "of_model": lambda name: f"the model's {name}" if name else "the model's",
     "reason": lambda text: catalog.REASONS.get(text, text),
     "or": lambda items: " or ".join(map(str, items)),
-    "short": lambda text: short(broken(str(text))),
+    "short": lambda text: short(without_ort_prefix(str(text))),
     "brief": lambda text: short(beginning(text)),
     "samples": _sample_numbers,
     "alone": str.strip,
@@ -122,7 +121,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 """`short` truncates the message of a library, `brief` drops its details, `samples` lists sample
 numbers after a comma, `alone` is for notes that are the whole text."""
 
-_OF_TEXTS = (
+_FOR_STRINGS = (
     "short",
     "brief",
     "alone",
@@ -362,48 +361,48 @@ def render_optimizer(blame: OptimizerFault) -> FaultSpec:
     )
 
 
-def _located(found: Localization) -> Iterator[FaultSpec]:
+def _localization_sentences(localization: Localization) -> Iterator[FaultSpec]:
     """Yield the sentences of a localization, each with its remedy."""
-    module = found.first_divergence or "The model itself"
-    values = {"module": module, "fault": found.fault, "seam": found.seam}
-    for item in found.outcome:
+    module = localization.first_divergence or "The model itself"
+    values = {"module": module, "fault": localization.fault, "seam": localization.seam}
+    for item in localization.outcome:
         spec = faults.OUTCOMES.get(item["code"], FaultSpec("{code}."))
         text = make_printable(_TEMPLATE.vformat(spec.text, (), values | item))
         yield spec._replace(text=text)
-    if found.blame is not None:
-        blame = render_optimizer(found.blame)
+    if localization.blame is not None:
+        blame = render_optimizer(localization.blame)
         yield blame._replace(text=f"{capital(blame.text)}.")
 
 
-def with_fault_texts(found: Localization) -> Localization:
+def with_fault_texts(localization: Localization) -> Localization:
     """Return a localization with rendered texts. Records of version 1.0 have no codes and keep
     their stored texts."""
     try:
-        return _rendered(found) if found.outcome else found
+        return _rendered(localization) if localization.outcome else localization
     except (AttributeError, KeyError, TypeError, ValueError):  # of a record that was edited
-        return found
+        return localization
 
 
-def _rendered(found: Localization) -> Localization:
+def _rendered(localization: Localization) -> Localization:
     update: dict[str, Any] = {}
     remedies: list[str | None] = []
-    if found.seam_code is not None:
-        spec = faults.SEAMS.get(found.seam_code, FaultSpec(found.seam_code))
-        update["seam"] = make_printable(_TEMPLATE.vformat(spec.text, (), found.seam_params))
+    if localization.seam_code is not None:
+        spec = faults.SEAMS.get(localization.seam_code, FaultSpec(localization.seam_code))
+        update["seam"] = make_printable(_TEMPLATE.vformat(spec.text, (), localization.seam_params))
         remedies.append(spec.remedy)
-    if found.fault_code is not None:
-        update["fault"], remedy = render_fault(found.fault_code, found.fault_params)
+    if localization.fault_code is not None:
+        update["fault"], remedy = render_fault(localization.fault_code, localization.fault_params)
         remedies.append(remedy)
-    found = found.model_copy(update=update)
-    sentences = list(_located(found))
+    localization = localization.model_copy(update=update)
+    sentences = list(_localization_sentences(localization))
     remedies += [sentence.remedy for sentence in sentences]
-    return found.model_copy(
+    return localization.model_copy(
         update={
             "cause": " ".join(sentence.text for sentence in sentences),
-            "remedy": next((one for one in reversed(remedies) if one), None),
-            "faults": tuple(map(_with_text, found.faults)),
-            "layers": tuple(map(_with_detail, found.layers)),
-            "blame": found.blame and _with_reasons(found.blame),
+            "remedy": next((candidate for candidate in reversed(remedies) if candidate), None),
+            "faults": tuple(map(_with_text, localization.faults)),
+            "layers": tuple(map(_with_detail, localization.layers)),
+            "blame": localization.blame and _with_reasons(localization.blame),
         }
     )
 
@@ -437,10 +436,10 @@ def _reason(blame: OptimizerFault, name: str = "reason") -> str | None:
     return make_printable(_TEMPLATE.vformat(faults.OPTIMIZERS.get(code, code), (), params))
 
 
-def explained(explanation: Explanation) -> Explanation:
+def render_explanation(explanation: Explanation) -> Explanation:
     """Return an explanation with the rendered texts of its localization."""
-    found = explanation.localisation
-    return explanation.model_copy(update={"localisation": found and with_fault_texts(found)})
+    record = explanation.localisation
+    return explanation.model_copy(update={"localisation": record and with_fault_texts(record)})
 
 
 _SYMBOLS = {"<=": "≤", ">=": "≥", "==": "="}
@@ -488,8 +487,8 @@ def has_several_outputs(checks: Iterable[CheckResult]) -> bool:
 
 def short_name(check: CheckResult, *, several_outputs: bool) -> str:
     """Return the name of a check with the part of its release, and with its output if several."""
-    places = (check.part, check.output if several_outputs else None, check.label)
-    return make_printable(" / ".join(place for place in places if place))
+    names = (check.part, check.output if several_outputs else None, check.label)
+    return make_printable(" / ".join(name for name in names if name))
 
 
 def cells(check: CheckResult) -> tuple[str, str, str, str]:

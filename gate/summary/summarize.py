@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 from gate.decision.bound_rules import agreement_lower_bound
 from gate.decision.catalog import Cause, meaning_of
@@ -21,18 +20,18 @@ from gate.records.localization import Explanation
 from gate.records.outputs import largest
 from gate.records.runtime import RUNTIMES, traits_of
 from gate.storage.safe_text import make_printable
-from gate.summary.champion_changes import unasked
+from gate.summary.champion_changes import no_comparison
 from gate.summary.explanations import GroupExplanation, explain_group, finding_of
 from gate.summary.grouping import CheckGroup, groups_of
 from gate.summary.render import (
     bound_usage,
-    explained,
     format_bound_usage,
     format_number,
     has_several_outputs,
     nan_as_infinite,
     reference_runtime,
     render_check,
+    render_explanation,
     render_finding,
     render_weights,
     short_name,
@@ -43,6 +42,7 @@ from gate.summary.summary import (
     CostRow,
     Headline,
     RuntimeProof,
+    State,
     Step,
     Summary,
     SummarySubject,
@@ -54,7 +54,7 @@ COST_HEADINGS = (
 
 
 def costs_of(evidence: Evidence) -> tuple[CostRow, ...]:
-    """One row for each runtime that ran; none where nothing but batches was timed."""
+    """Return one row for each runtime that ran; none if only batches were timed."""
     timed = [runtime for runtime in evidence.runtimes if runtime.cost]
     rows = []
     if timed and evidence.reference_cost is not None:
@@ -75,9 +75,6 @@ def costs_of(evidence: Evidence) -> tuple[CostRow, ...]:
 def _costs_row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
     same = ("open_ms", "first_ms", "single", "peak_bytes", "cuda_bytes")
     return CostRow(runtime=name, batch=batch, **{field: getattr(cost, field) for field in same})
-
-
-State = Literal["passed", "failed", "not judged", "waived", "not measured"]
 
 
 def proof_of(
@@ -210,7 +207,7 @@ def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[S
         )
         return
     findings = evidence.graph.findings if evidence.graph is not None else ()
-    if decision.verdict is Verdict.PASS and any(one.code == "quantized" for one in findings):
+    if decision.verdict is Verdict.PASS and any(f.code == "quantized" for f in findings):
         yield Step(
             label="Put it into service with the exact file",
             command="gate promote EXACT.onnx --name NAME --report EXACT_DIR --policy EXACT_POLICY "
@@ -312,7 +309,7 @@ def summarize(
     `explanation`: the localization; `change`: the changes from the champion; `confidence`: the
     level of the proven agreement.
     """
-    explanation = explained(explanation or Explanation())
+    explanation = render_explanation(explanation or Explanation())
     groups = groups_of(decision, explanation)
     cause: Cause
     texts = [explain_group(group, evidence, explanation) for group in groups]
@@ -333,7 +330,7 @@ def summarize(
         findings=findings,
         proof=proof,
         costs=costs_of(evidence),
-        change=change or unasked(),
+        change=change or no_comparison(),
         steps=tuple(steps_of(decision, evidence, headline.cause)),
         warnings=tuple(_warnings(decision, evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
@@ -438,7 +435,7 @@ def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
 _IMPRECISE = 1e-5
 """Relative error of a runtime above which a user is warned, though its operators allow it."""
 
-_OWN_ROUNDING = 8.0
+_MIN_MULTIPLE = 8.0
 """Smallest multiple of PyTorch's error for a warning: below it the model itself is sensitive."""
 
 _EXACT_BOUND = 64.0
@@ -461,7 +458,7 @@ def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[st
             if noise is None or (runtime.runtime, output.name) not in passed:
                 continue
             if noise.candidate_rms > max(
-                _IMPRECISE * noise.truth_rms, _OWN_ROUNDING * noise.reference_rms
+                _IMPRECISE * noise.truth_rms, _MIN_MULTIPLE * noise.reference_rms
             ):
                 yield (
                     f"{runtime.runtime} / {make_printable(output.name)}: the rounding error of "

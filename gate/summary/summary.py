@@ -117,11 +117,14 @@ class CheckRow(Record):
     """observed / bound, 1 at the bound; shares (unequal + tiny) likewise. None: no number."""
 
 
+State = Literal["passed", "failed", "not judged", "waived", "not measured"]
+
+
 class RuntimeProof(Record):
     """A row of the table of runtimes: what ran on which device, and the proof."""
 
     runtime: str
-    state: Literal["passed", "failed", "not judged", "waived", "not measured"]
+    state: State
     provider: str | None = None
     """The proven active provider."""
     nodes: str | None = None

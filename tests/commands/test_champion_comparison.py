@@ -12,7 +12,7 @@ import torch
 from mlflow import MlflowClient
 
 from gate import cli
-from gate.commands.loaders import champion_shown
+from gate.commands.loaders import load_champion_records
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.model.loading import build_model
@@ -121,7 +121,7 @@ def test_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> N
     check(capsys, place / "worse.onnx", "worse_models:build", *again)
     assert promote(capsys, place / "worse.onnx", "second")[1]["outcome"] == "promoted"
     registry = MlflowRegistry(f"sqlite:///{place}/mlflow.db")
-    shown = champion_shown(RegisteredModel(registry, ledger, "small"))
+    shown = load_champion_records(RegisteredModel(registry, ledger, "small"))
     assert (shown.version, shown.onnx_path) == ("2", None)
     digests = [row.sha256 for row in shown.trend.rows]
     assert digests == [Digest.from_file(good), Digest.from_file(place / "worse.onnx")]

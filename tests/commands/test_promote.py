@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from gate import cli
-from gate.commands.promote import promoted
+from gate.commands.promote import promotion_result
 from gate.ledger.entry import LedgerEntry, plain
 from gate.ledger.ledger import Ledger
 from gate.registry.release import PromotionResult
@@ -332,7 +332,9 @@ def test_reconcile_command_reverts_the_alias_and_deploys(place: Path, capsys) ->
 
 def test_outcome_and_reason_are_printed_on_separate_lines(capsys) -> None:
     outcome = PromotionResult("passed", "2", "1", "PASS on ort-cpu; waits for review: gate approve")
-    shown = promoted(outcome, name="small", digest=None, uri="sqlite:///x.db", verdict="PASS")
+    shown = promotion_result(
+        outcome, name="small", digest=None, uri="sqlite:///x.db", verdict="PASS"
+    )
     stream = io.StringIO()
     shown.show(Console(file=stream, width=200))
     assert stream.getvalue().splitlines() == [

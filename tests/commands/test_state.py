@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gate import cli
-from gate.commands.loaders import read_ledger, written_ledger
+from gate.commands.loaders import open_writable_ledger, read_ledger
 from gate.errors import Untrusted
 from gate.ledger.database import DEFAULT
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
@@ -177,7 +177,7 @@ def test_unsigned_ledger_continues_until_its_first_signed_entry(
     Ledger(DEFAULT).append(entry("unsigned"))
     own = LocalKeys(in_project / ".gate", print).signing_key()
     place = {"state": DEFAULT, "key": None, "trust": None}
-    written_ledger(place).append(entry("the first signed one"))  # type: ignore[arg-type]
+    open_writable_ledger(place).append(entry("the first signed one"))  # type: ignore[arg-type]
     assert [row.signature is None for row in rows(DEFAULT)] == [True, False]
     assert read_ledger(DEFAULT).trust is not None
     # From then on a line without a signature is somebody else's.

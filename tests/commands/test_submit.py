@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.commands.promote import is_handed_in, refused, submit_or_promote
+from gate.commands.promote import refuse_release, submit_or_promote, uses_submission
 from gate.commands.result import ExitCode
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import CANDIDATE, CHAMPION
@@ -36,21 +36,21 @@ def test_release_is_submitted_or_promoted_by_option_or_policy(
     registry, ledger = Simulator(), Ledger(tmp_path / "state.db")
     key = SigningKey.make(tmp_path / "ci.pem")
     of = Signing(key).signed(release(onnx_file(tmp_path / "model.onnx"), policy=policy), policy)
-    assert is_handed_in(policy, given) is handed_in
+    assert uses_submission(policy, given) is handed_in
     model, trust = RegisteredModel(registry, ledger, NAME), trust_in(key)
     verified = verify_release(of, policy=policy, trust=trust, registries=model.identities())
-    done = submit_or_promote(model, verified, handing_in=handed_in)
+    done = submit_or_promote(model, verified, submits=handed_in)
     assert done.outcome == ("handed_in" if handed_in else "promoted")
     assert registry.aliases == {CANDIDATE: "1"} | ({} if handed_in else {CHAMPION: "1"})
     assert [line.action for line in ledger.entries()] == ([] if handed_in else ["promoted"])
 
 
-@pytest.mark.parametrize("handing_in", [True, False])
-def test_refusal_is_recorded_only_when_promoting(tmp_path: Path, handing_in: bool) -> None:
+@pytest.mark.parametrize("submits", [True, False])
+def test_refusal_is_recorded_only_when_promoting(tmp_path: Path, submits: bool) -> None:
     model = RegisteredModel(Simulator(), Ledger(tmp_path / "state.db"), NAME)
-    done = refused(model, release(onnx_file(tmp_path / "m.onnx")), "why", handing_in=handing_in)
+    done = refuse_release(model, release(onnx_file(tmp_path / "m.onnx")), "why", submits=submits)
     assert (done.outcome, done.reason) == ("refused", "why")
-    assert len(model.ledger.entries()) == (0 if handing_in else 1)
+    assert len(model.ledger.entries()) == (0 if submits else 1)
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("PASS", 0), ("FAIL", 1), ("ERROR", 2)])

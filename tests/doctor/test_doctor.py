@@ -27,7 +27,7 @@ def rows() -> tuple[selection.Listed, ...]:
 @pytest.fixture(autouse=True)
 def _listed_once(monkeypatch: pytest.MonkeyPatch, rows: tuple[selection.Listed, ...]) -> None:
     monkeypatch.setattr(selection, "listed", lambda: rows)
-    monkeypatch.setattr(installation, "deaths", dict)
+    monkeypatch.setattr(installation, "import_crashes", dict)
 
 
 def _fine() -> None:
@@ -216,7 +216,9 @@ def test_without_a_needed_package_nothing_can_be_judged(
 def test_what_kills_a_process_is_not_imported_but_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(installation, "deaths", lambda: {"onnxruntime": "importing it kills"})
+    monkeypatch.setattr(
+        installation, "import_crashes", lambda: {"onnxruntime": "importing it kills"}
+    )
     monkeypatch.setattr(doctor, "active_provider", lambda _: pytest.fail("this would be the end"))
     found = _examine(tmp_path)
     assert found["onnxruntime"].state == found["ort-cpu"].state == "missing"

@@ -76,9 +76,9 @@ def test_there_are_subcommands_of_groups_and_of_commands_that_do_something() -> 
     } <= names
 
 
-@pytest.mark.parametrize("field", policy_fields(), ids=lambda field: field.place)
+@pytest.mark.parametrize("field", policy_fields(), ids=lambda field: field.path)
 def test_every_field_of_the_policy_is_in_its_reference(field) -> None:
-    section = field.place.rpartition(".")[0].removesuffix(".<runtime>").removesuffix("[]")
+    section = field.path.rpartition(".")[0].removesuffix(".<runtime>").removesuffix("[]")
     heading = f"\n## `{section}`\n" if section else "\n## The policy itself\n"
     below = POLICY.partition(heading)[2].partition("\n## ")[0]
     rows = [row for row in below.splitlines() if row.startswith(f"| <code>{field.name}</code> |")]
@@ -86,7 +86,7 @@ def test_every_field_of_the_policy_is_in_its_reference(field) -> None:
     assert len(rows[0].split(" | ")) == 4
     for where, value in field.built_in.items():
         assert f"{value:g} ({where})" in rows[0]
-    if field.check is not None and field.check.formula and ".bounds." in field.place:
+    if field.check is not None and field.check.formula and ".bounds." in field.path:
         assert field.check.formula.replace("|", "&#124;").replace("<", "&lt;") in rows[0]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
-from gate.commands.history import exported
+from gate.commands.history import export_lines
 from gate.errors import EvidenceError, StateUnavailable, StorageError
 from gate.ledger import database
 from gate.ledger import entry as entry_module
@@ -280,8 +280,8 @@ def test_verify_keeps_no_entries_in_memory(ledger: Ledger) -> None:
 def test_export_returns_the_exact_lines(both: Ledger, tmp_path: Path) -> None:
     for reason in ("one", "zwei\nü"):
         both.append(entry(reason))
-    assert b"".join(exported(both)) == b"".join(line + b"\n" for line in lines(both.state))
+    assert b"".join(export_lines(both)) == b"".join(line + b"\n" for line in lines(both.state))
     assert len(lines(both.state)) == 2
     replace(both.state, b'"one"', b'"eno"')
     with pytest.raises(EvidenceError, match="the chain is broken"):
-        exported(both)
+        export_lines(both)

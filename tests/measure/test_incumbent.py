@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gate import Evidence, Policy, SampleSet, TestedFile
 from gate.decision.champion import Champion
-from gate.decision.metric_rules import champion_metric_checks
+from gate.decision.metric_rules import check_champion_metrics
 from gate.errors import DigestMismatch
 from gate.measure.champion import Compared, measure_incumbent
 from gate.measure.cost_meter import Stopwatch
@@ -214,7 +214,7 @@ def test_metrics_of_a_champion_that_takes_other_samples_are_not_paired(
     evidence = with_metric(releases.evidence(new), metric, 0.85, 0.91)
     result = compare(new, other, policy=policy, evidence=evidence)
     assert [each.paired for each in result.metrics] == [False]
-    (check,) = champion_metric_checks(policy, evidence, result)
+    (check,) = check_champion_metrics(policy, evidence, result)
     assert check.code == code
     if aggregate == "mean":
         assert check.params["notes"] == [{"code": "metric_unpaired"}]

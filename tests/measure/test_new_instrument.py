@@ -51,11 +51,11 @@ def checked(monkeypatch, tmp_path):
     own = importlib.import_module("order")
     evidence = create_model("WithOrder", __base__=Evidence, order=(own.OrderParity | None, None))
 
-    rules = instrument_rules.undefined
+    rules = instrument_rules.check_undefined
     monkeypatch.setattr(run, "Evidence", evidence)
     monkeypatch.setattr(api, "INSTRUMENTS", (*api.INSTRUMENTS, own.OrderInstrument))
     monkeypatch.setattr(
-        instrument_rules, "undefined", lambda e: [*rules(e), *order(Policy.default(), e)]
+        instrument_rules, "check_undefined", lambda e: [*rules(e), *order(Policy.default(), e)]
     )
     monkeypatch.setitem(
         catalog.CHECKS,

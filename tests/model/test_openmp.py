@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gate.installation import keep_freed_memory, wait_asleep
+from gate.installation import keep_freed_memory, limit_openmp_spinning
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -23,7 +23,7 @@ def test_openmp_threads_sleep_by_default(
 ) -> None:
     others = {name: text for name, text in os.environ.items() if name not in NAMES}
     monkeypatch.setattr(os, "environ", others | given)
-    wait_asleep()
+    limit_openmp_spinning()
     assert tuple(map(os.environ.get, NAMES)) == then
 
 

@@ -92,5 +92,5 @@ def test_crashing_import_is_tried_in_another_process(
 ) -> None:
     _fake(tmp_path, "deadlypackage", text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-    assert installation._death("deadlypackage") == how
-    installation._death.cache_clear()
+    assert installation._import_crash("deadlypackage") == how
+    installation._import_crash.cache_clear()

@@ -102,7 +102,7 @@ def test_policy_without_metrics_keeps_its_digest():
 
 def test_each_metric_field_is_documented():
     (found,) = fields_named("max_drop", policy_fields())
-    assert found.place == "metrics[].max_drop"
-    fields = [each for each in policy_fields() if each.place.startswith("metrics[].")]
+    assert found.path == "metrics[].max_drop"
+    fields = [each for each in policy_fields() if each.path.startswith("metrics[].")]
     assert len(fields) == len(MetricPolicy.model_fields)
-    assert all(each.text or each.place == "metrics[].function" for each in fields)
+    assert all(each.text or each.path == "metrics[].function" for each in fields)

@@ -8,7 +8,7 @@ from gate.policy.output_roles import (
     class_metrics_for,
     infer_role,
     is_unsure,
-    most_ties,
+    max_ties,
     proven_constant,
     unmeasurable,
     unprovable_reason,
@@ -69,7 +69,7 @@ def test_tensor_outputs_have_no_class_metrics() -> None:
 
 @pytest.mark.parametrize(("total", "most"), [(1, 1), (100, 1), (101, 2), (1000, 10)])
 def test_most_ties_is_one_percent(total: int, most: int) -> None:
-    assert most_ties(total) == most
+    assert max_ties(total) == most
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gate.policy.defaults import exact_bounds
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import ort_setup, plain_setup
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, OWN, RUNTIMES
+from gate.records.runtime import BUILTIN_NAMES, CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES
 from gate.runtimes.selection import BUILTIN
 
 BOUNDS = Bounds(max_abs_diff=1e-3)
@@ -127,7 +127,7 @@ def test_unknown_runtime_name_accepts_any_options():
 
 
 def test_built_in_names_match_the_registry():
-    assert set(BUILTIN) == OWN
+    assert set(BUILTIN) == BUILTIN_NAMES
 
 
 def test_torch_cuda_alone_is_refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gate.records.localization import listed
+from gate.records.localization import join_names
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from gate.records.localization import listed
     ],
 )
 def test_names_as_a_sentence_has_them(names: str, most: int | None, text: str) -> None:
-    assert listed(list(names), most=most) == text
+    assert join_names(list(names), limit=most) == text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gate.records.champion_comparison import MOST_ROWS, Trend, TrendRow
+from gate.records.champion_comparison import MAX_ROWS, Trend, TrendRow
 from tests import builders
 from tests.builders import absent, class_parity, output_parity, runtime_evidence
 
@@ -39,12 +39,12 @@ def test_what_was_not_measured_is_not_there() -> None:
 
 def test_the_oldest_go_and_a_release_is_there_once() -> None:
     trend = Trend()
-    for number in range(MOST_ROWS + 5):
+    for number in range(MAX_ROWS + 5):
         good = builders.evidence()
         digest = builders.digest(str(number))
         subject = good.subject.model_copy(update={"sha256": digest})
         evidence = good.model_copy(update={"subject": subject})
         trend = trend.followed_by(evidence).followed_by(evidence)
-    assert len(trend.rows) == MOST_ROWS
-    assert trend.rows[-1].sha256 == builders.digest(str(MOST_ROWS + 4))
+    assert len(trend.rows) == MAX_ROWS
+    assert trend.rows[-1].sha256 == builders.digest(str(MAX_ROWS + 4))
     assert trend.rows[0].sha256 == builders.digest("5")

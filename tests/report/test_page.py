@@ -174,8 +174,8 @@ def test_long_tables_are_truncated_with_a_count():
     summary = case.summary.model_copy(update={"words": case.summary.words * 20})
     report = Report(summary, case.evidence, many, explanation)
     text = Outline(render_page(report)).text
-    assert f"{len(checks) - html_page.MOST_CHECKS} more that used less of their bounds" in text
-    assert f"{html_page.MOST_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
+    assert f"{len(checks) - html_page.MAX_CHECKS} more that used less of their bounds" in text
+    assert f"{html_page.MAX_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
 
 
 def test_only_small_pictures_are_embedded():

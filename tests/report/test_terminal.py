@@ -17,7 +17,7 @@ from gate.report.comparisons import markdown, print_trials, trials_chart, trials
 from gate.report.folder import write_report
 from gate.report.html_page import Report, render_page
 from gate.report.markdown import summary_markdown
-from gate.report.terminal import add_row, print_summary, print_table
+from gate.report.terminal import add_row, build_table, print_summary
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
 from tests.builders import digest
@@ -83,7 +83,7 @@ def test_names_have_no_control_characters():
 
 
 def test_table_cells_have_no_control_characters():
-    shown = print_table(
+    shown = build_table(
         ("name", "n"), [("a\x1b[31m\nb", Text("two  spaces"))], right=("n",), title="of"
     )
     add_row(shown, ("c", "1"))

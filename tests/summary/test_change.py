@@ -21,7 +21,7 @@ from gate.summary.champion_changes import (
     UNRECORDED,
     compare_with_champion,
     machines_sentence,
-    unasked,
+    no_comparison,
 )
 from gate.summary.summarize import summarize
 from gate.summary.summary import Change, ChangeRow
@@ -188,7 +188,7 @@ def test_changed_bounds_are_listed():
 )  # fmt: skip
 def test_missing_champion_has_a_reason(old, reason):
     made = compare(old)
-    assert old is not None or made == unasked()
+    assert old is not None or made == no_comparison()
     assert reason in str(made.absent)
     assert made.rows == ()
     assert reason in made.unmoved
@@ -253,7 +253,7 @@ def environment(**fields: Any) -> Environment:
 )  # fmt: skip
 def test_machines_sentence_lists_differences(old, new, expected):
     one, other = environment(**AMD | old), environment(**AMD | new)
-    assert machines_sentence(one, other, other="before") == expected
+    assert machines_sentence(one, other, baseline="before") == expected
 
 
 def test_library_missing_on_one_side_is_a_difference():

@@ -9,7 +9,7 @@ from gate.decision.catalog import CHECKS
 from gate.records.localization import Explanation, LayerRow, OptimizerFault
 from gate.summary.explanations import explain_group
 from gate.summary.grouping import groups_of
-from gate.summary.render import explained
+from gate.summary.render import render_explanation
 from tests.builders import digest, evidence, policy
 
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
@@ -115,7 +115,7 @@ _OPERATORS = {"nodes": "Gemm x", "kind": "Linear", "details": [], "excluded": ["
 def test_fault_names_the_tensor_or_its_module(fields, blamed, sentence):
     codes = {"outcome": ({"code": "source"},)} if "fault_code" in fields else {}
     found = located(**{"fault": "a", **codes, **fields})
-    explanation = explained(Explanation.from_json(found.to_json()))
+    explanation = render_explanation(Explanation.from_json(found.to_json()))
     (group,) = grouped(check("noise_ratio"), explanation=explanation)
     account = explain_group(group, evidence(), explanation)
     assert account.blamed == blamed

@@ -37,10 +37,10 @@ def _parts(annotation: object) -> Iterator[type[BaseModel]]:
 def test_policy_fields_lists_each_field_once():
     expected = [name for model in models() for name in model.model_fields]
     assert sorted(each.name for each in FIELDS) == sorted(expected)
-    assert len({each.place for each in FIELDS}) == len(FIELDS)
+    assert len({each.path for each in FIELDS}) == len(FIELDS)
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.place)
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
 def test_each_field_has_text_and_type(field):
     assert field.sentence.endswith((".", "?"))
     assert field.takes
@@ -72,7 +72,7 @@ def test_each_bound_has_its_check_and_formula(name):
     ("", []),
 ])  # fmt: skip
 def test_field_is_found_by_suffix(name, places):
-    assert [each.place for each in fields_named(name, FIELDS)] == places
+    assert [each.path for each in fields_named(name, FIELDS)] == places
 
 
 @pytest.mark.parametrize(("name", "takes", "default", "built_in"), [
@@ -110,9 +110,9 @@ def test_rendered_policy_has_each_field_with_its_text():
     words = set(text.replace(",", " ").replace(":", " ").replace(".", " ").split())
     absent = ("preprocessing.", "incumbent.", "tried", "confidence_bands.", ".kind", ".options", "metrics[].")  # fmt: skip
     for field in policy_fields():
-        if not any(part in field.place for part in absent):
-            assert field.name in words, field.place
-    assert f"# {next(f for f in policy_fields() if f.place == 'nonfinite').text[:40]}" in text
+        if not any(part in field.path for part in absent):
+            assert field.name in words, field.path
+    assert f"# {next(f for f in policy_fields() if f.path == 'nonfinite').text[:40]}" in text
     assert RUNTIME not in text
     assert text.count("bounds: &") == 2  # of the CPU, of CUDA: once each
     assert max(len(line) for line in text.splitlines() if "graph_forbid" not in line) <= 100

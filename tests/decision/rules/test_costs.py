@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate import Evidence, Verdict, decide
-from gate.decision.cost_rules import costs, latency_ratios
+from gate.decision.cost_rules import check_costs, latency_ratios
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import Cost, Latency, RuntimeEvidence
 from gate.records.outputs import largest
@@ -48,7 +48,9 @@ def measured(runtime: RuntimeEvidence, **overrides: Any) -> Evidence:
 
 def judged(runtime, bounds=None, **overrides):
     bounds = bounds or Bounds(latency_ratio=1.5, memory_mb=60.0)
-    return {check.name: check for check in costs(bounds, measured(runtime, **overrides), runtime)}
+    return {
+        check.name: check for check in check_costs(bounds, measured(runtime, **overrides), runtime)
+    }
 
 
 def test_latency_and_memory_within_bounds_pass():

@@ -9,7 +9,7 @@ import pytest
 
 from gate.errors import MismatchUnconfirmed, RegistryUnavailable
 from gate.ledger.ledger import Ledger
-from gate.records.champion_comparison import MOST_ROWS, Trend
+from gate.records.champion_comparison import MAX_ROWS, Trend
 from gate.records.layout import DECISION, EVIDENCE, RECORDS, TREND
 from gate.registry.interface import CHAMPION, PREVIOUS
 from gate.registry.load_champion import champion_if_any, load_champion
@@ -140,7 +140,7 @@ def test_trend_grows_with_each_release(
         b"[" * 100_000,
         b" " * (1 << 17) + b"{}",
         Trend().followed_by(builders.evidence()).to_json().replace("1.1", '"x"').encode(),
-        b'{"rows": [' + b",".join([b'{"sha256": "' + b"0" * 64 + b'", "measured_at": ""}'] * (MOST_ROWS + 1)) + b"]}",
+        b'{"rows": [' + b",".join([b'{"sha256": "' + b"0" * 64 + b'", "measured_at": ""}'] * (MAX_ROWS + 1)) + b"]}",
     ],
     ids=["empty", "list", "text", "row", "field", "nested", "long", "words", "many"],
 )  # fmt: skip
