@@ -201,7 +201,7 @@ def address(value: str | None) -> str | None:
     if value.startswith(_IN_VARIABLE):
         text = os.environ.get(value.removeprefix(_IN_VARIABLE), "")
     else:
-        file = Path(given.removeprefix(_IN_FILE))
+        file = Path(value.removeprefix(_IN_FILE))
         text = read_private(file, kind="file of the address", missing="Write the address into it.")
     line = text.strip().partition("\n")[0].strip()
     if not line:

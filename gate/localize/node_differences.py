@@ -66,7 +66,7 @@ def _compare_node(
 ) -> Differences:
     names = [*node.input, *[""] * (len(module.sources) - len(node.input))]
     is_permuted = node.op_type not in _COMMUTATIVE and sorted(names) == sorted(module.proto.input)
-    for place, ((kind, held), name) in enumerate(zip(module.sources, names, strict=False)):
+    for index, ((kind, field), name) in enumerate(zip(module.sources, names, strict=False)):
         got = constant(name) if kind == "initializer" and name else None
         if got is not None:
             yield from _compare_constant(f"{path}.{field}", got, to_numpy(getattr(module, field)))

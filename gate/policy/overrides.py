@@ -98,12 +98,12 @@ def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
     Raises PolicyError for an unknown path or an invalid value.
     """
     plain = policy.to_plain()
-    tried: dict[str, JsonValue] = {}
-    for place, text in settings.items():
-        tried[place] = value_of(text, label=f"--set {place}")
-        if place.partition(".")[0] == "tried":
-            raise PolicyError(f"--set {place}: tried records the overrides and can't be set.")
-        _set_value(plain, place, tried[place])
+    overrides: dict[str, JsonValue] = {}
+    for path, text in settings.items():
+        overrides[path] = value_of(text, label=f"--set {path}")
+        if path.partition(".")[0] == "tried":
+            raise PolicyError(f"--set {path}: tried records the overrides and can't be set.")
+        _set_value(plain, path, overrides[path])
     changed = _read(plain, policy, settings)
     if changed == policy:
         return policy

@@ -161,10 +161,10 @@ class TracedReference:
         self._state = context.reference.session.state
         with _recorded_warnings() as caught:
             try:
-                self._net = context.model.flat(context.binding, without_submodules=True)
+                self._callable = context.model.flat(context.binding, without_submodules=True)
                 self._module = self._trace(batch)
             except Exception:  # for example scripted parts, which only modules can call
-                self._net = context.model.flat(context.binding, without_submodules=False)
+                self._callable = context.model.flat(context.binding, without_submodules=False)
                 self._module = self._trace_or_explain(batch)
         self.has_warnings = any(map(_is_about_model_code, caught))
         """True if the tracer warned that the model's own code takes values out of tensors."""

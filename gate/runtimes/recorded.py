@@ -180,7 +180,7 @@ def with_recordings(policy: Policy, names: Iterable[RuntimeName]) -> Policy:
     """
     plain, names = policy.to_plain(), tuple(names)
     for name in names:
-        is_builtin = name in OWN and name != RECORDED
+        is_builtin = name in BUILTIN_NAMES and name != RECORDED
         if is_builtin or (name in policy.runtimes and not is_recorded(policy, name)):
             raise PolicyError(
                 f"'{name}' is a runtime that computes here, not a recording. Give the recording "

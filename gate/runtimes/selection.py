@@ -322,7 +322,7 @@ _BY_OPTIONS = {
 
 
 def _installed_statuses() -> Iterator[Listed]:
-    crashes = " and ".join(f"{name}: {reason}" for name, reason in deaths().items())
+    crashes = " and ".join(f"{name}: {reason}" for name, reason in import_crashes().items())
     for name in entries():
         if crashes and name in (*RUNTIMES, ORT):
             yield Listed(name, name, "broken", reason=crashes)
