@@ -108,7 +108,7 @@ def main() -> int:
                 page.bytes(chart.file(), f"plots/{chart.name}.svg")
             if twin is not None:
                 write_twin(page, twin, exact=decision)
-            twin_text = "" if twin is None else markdown.describe_twin(twin.summary)
+            twin_text = "" if twin is None else markdown.twin_markdown(twin.summary)
             text = markdown.summary_markdown(judgment.summary, pages.links(page))
             promotion = verdict.promote(
                 run_id=page.run_id,

@@ -183,7 +183,7 @@ class SampleLocationType(click.ParamType):  # type: ignore[type-arg]
             except errors.ModelError as error:
                 raise errors.DataError(f"{_label(param)}{error}") from error
         elif not named.is_url:
-            self._PLACE.convert(named.source, param, ctx)
+            self._EXISTING_PATH.convert(named.source, param, ctx)
         return str(value)
 
 

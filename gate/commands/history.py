@@ -164,7 +164,7 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
             "no key to sign the checkpoint with; an unsigned one proves nothing. Name a key with "
             "--key or GATE_SIGNING_KEY, or create one: gate keys new."
         )
-    checkpoint = Checkpoint.from_ledger(loaders.believed_ledger(state))
+    checkpoint = Checkpoint.from_ledger(loaders.open_trusted_ledger(state))
     data = checkpoint.sign(signing_key).data
     if output is not None:
         write_bytes(output, data)

@@ -343,10 +343,10 @@ def _local_source(spec: JobSpec) -> Opening | None:
     named = SampleLocation.parse(spec.inputs)
     if named.is_url or named.is_factory:
         return None
-    fields = spec.inputs[len(named.place) :]
+    fields = spec.inputs[len(named.source) :]
     preprocessing = spec.preprocessing
     return Opening(
-        f"{Path(named.place).absolute()}{fields}",
+        f"{Path(named.source).absolute()}{fields}",
         PreprocessSpec.from_file(Path(preprocessing)) if preprocessing else None,
     )
 

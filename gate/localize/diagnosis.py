@@ -581,7 +581,8 @@ class Diagnoser:
                 pairs = zip(got.ravel().tolist(), expected.ravel().tolist(), strict=True)
                 unequal = [pair for pair in pairs if not math.isclose(*pair, rel_tol=1e-6)]
                 if unequal:
-                    yield setting(f"{name} of {node.op_type}", *map(format_value, unequal[0]), name)
+                    actual, required = map(format_value, unequal[0])
+                    yield setting(f"{name} of {node.op_type}", actual, required, name)
                     break
 
     def _shape_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:

@@ -201,7 +201,7 @@ def _seam_of(case: MeasurementJob, release: MultiFileRelease, runtime: RuntimeNa
     for name, calls in release.calls.by_part.items():
         specs = next(part.candidate.subject.inputs for part in release.parts if part.name == name)
         try:
-            check_seam(specs, calls.taken([spec.name for spec in specs]), part=name)
+            check_seam(specs, calls.example_for([spec.name for spec in specs]), part=name)
         except InputMismatch as misfit:
             return _seam("misfit", reason=str(misfit).rstrip("."))
     selected = SelectedRuntime(runtime, policy.runtimes[runtime])

@@ -546,7 +546,7 @@ def find_optimizer_in_sandbox(
                 "folder": str(folder),
             }
             child = f"{__name__}:find_in_child"
-            result = run_in_sandbox(child, arguments, limits=limits, what=_ACTIVITY)
+            result = run_in_sandbox(child, arguments, limits=limits, task=_ACTIVITY)
         return OptimizerFault.from_json(json.dumps(result))
     except LimitExceeded as error:  # the rest of the message is about verdicts
         return OptimizerFault(**_stop_reason(str(error).split(". ")[0]))

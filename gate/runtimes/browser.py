@@ -313,7 +313,7 @@ class BrowserSession(Session):
         else:
             (digest_hex,) = digests.values()
             digest = Digest(digest_hex)
-        self._subject.sha256.verify(digest, what="the file in the page")
+        self._subject.sha256.verify(digest, label="the file in the page")
         if self._state["version"] != browser_page.VERSION:
             raise EvidenceError(
                 f"the page has {browser_page.NAME} {self._state['version']}, expected "

@@ -167,7 +167,7 @@ class _Process(WorkerProcess):
     """The process of one runtime."""
 
     def __init__(self, class_path: str) -> None:
-        super().__init__(_WORKER, {"class_path": class_path}, what=class_path, remedies=_REMEDIES)
+        super().__init__(_WORKER, {"class_path": class_path}, label=class_path, remedies=_REMEDIES)
 
     def request(
         self, header: Mapping[str, Any], arrays: Batch | None = None, *, limit_s: float
