@@ -173,7 +173,7 @@ def _lacking_probes(
 def _probe(
     policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, probe: ProbeResult
 ) -> CheckResult:
-    metric, numbers = _compared_number(policy, probe), _numbers(probe)
+    metric, numbers = _compared_number(policy, runtime, probe), _numbers(probe)
     contradictory = (
         bool(numbers) + (probe.failure is not None) + (probe.inapplicable is not None) > 1
     )
@@ -195,7 +195,7 @@ def _probe(
         if are_numbers and not is_within and (why := _unjudged(policy, runtime, probe)):
             verdict, code = Verdict.WAIVED, why
     breaks = probe.beyond_range
-    if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, breaks):
+    if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, runtime, breaks):
         note = {"factor": breaks.factor, "elements": breaks.elements, "failure": probe.failure}
         code, params["notes"] = "beyond_range", [{"code": breaks.kind, **note}]
         if policy.instruments.probe_beyond_range == "warn":
@@ -246,13 +246,13 @@ def _converted(casts: tuple[UndefinedCast, ...]) -> list[str]:
     return [f"{cast.elements} to {cast.dtype} ({cast.tensor})" for cast in casts]
 
 
-def _rest_holds(policy: Policy, breaks: BeyondRange) -> bool:
+def _rest_holds(policy: Policy, runtime: RuntimeEvidence, breaks: BeyondRange) -> bool:
     """Return True if everything that does not break is within the bounds of a probe."""
     if breaks.failure is not None:
         return False
     if breaks.relative_diff is None:
         return breaks.kind == "no_rows" and breaks.noise_ratio is None
-    is_within = _compared_number(policy, breaks).holds()
+    is_within = _compared_number(policy, runtime, breaks).holds()
     return is_within and not any(map(math.isnan, _numbers(breaks)))
 
 
@@ -260,12 +260,35 @@ def _numbers(probe: ProbeResult | BeyondRange) -> list[float]:
     return [n for n in (probe.noise_ratio, probe.relative_diff) if n is not None]
 
 
-def _compared_number(policy: Policy, probe: ProbeResult | BeyondRange) -> BoundedMetric:
+def _compared_number(
+    policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult | BeyondRange
+) -> BoundedMetric:
     """Return the number by which a probe is judged."""
     bounds = policy.instruments
     if _by_noise(policy, probe):
         return BoundedMetric("noise_ratio", probe.noise_ratio, "<=", bounds.probe_noise_ratio)
-    return BoundedMetric("relative_diff", probe.relative_diff, "<=", bounds.probe_relative_diff)
+    bound = bounds.probe_relative_diff
+    if policy.precision == "quantized":
+        bound = max(bound, _share_of_samples(runtime))
+    return BoundedMetric("relative_diff", probe.relative_diff, "<=", bound)
+
+
+_SAMPLE_SHARES, _MOST_SHARE = 2.0, 0.9
+
+
+def _share_of_samples(runtime: RuntimeEvidence) -> float:
+    """Return twice the relative difference of the samples, at most 0.9.
+
+    Samples of a quantized file are judged by their predictions. A probe of samples in another batch
+    deviates as far, more so if scales are computed from the batch.
+    """
+    shares = [
+        output.max_abs_diff / output.reference_abs_max
+        for output in runtime.outputs
+        if output.reference_abs_max > 0.0
+    ]
+    largest = max((share for share in shares if math.isfinite(share)), default=0.0)
+    return min(_SAMPLE_SHARES * largest, _MOST_SHARE)
 
 
 def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:

@@ -269,6 +269,22 @@ def test_quantized_policy_waives_only_value_probes(kind, fields, verdict):
     assert found.verdict is verdict
 
 
+@pytest.mark.parametrize(("of_samples", "of_probe", "verdict"), [
+    (0.3, 0.55, PASS), (0.3, 0.65, FAIL), (0.8, 0.95, FAIL), (0.01, 0.19, PASS), (math.inf, 0.3, FAIL),
+])  # fmt: skip
+def test_quantized_probe_may_deviate_twice_as_far_as_the_samples(of_samples, of_probe, verdict):
+    probe = PROBE("batch_9", kind="batch", noise_ratio=None, relative_diff=of_probe)
+    evidence = with_probes_and_batches(probe)
+    output = builders.output_parity(reference_abs_max=10.0, max_abs_diff=10.0 * of_samples)
+    runtimes = tuple(
+        r.model_copy(update={"outputs": (output,)}) if r.outputs else r for r in evidence.runtimes
+    )
+    evidence = evidence.model_copy(update={"runtimes": runtimes})
+    checks = decide(Policy.quantized(), evidence, decided_at=AT).checks
+    (check,) = [c for c in checks if c.name == "probe_batch_9" and c.runtime == "ort-cpu"]
+    assert check.verdict is verdict
+
+
 @pytest.mark.parametrize("samples_fail", [True, False])
 def test_probe_failing_like_the_samples_has_its_own_code(samples_fail):
     bad = with_probes_and_batches(PROBE("zeros", noise_ratio=1e6))
