@@ -357,8 +357,10 @@ def quantized_static(
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            rows = range(0, min(64, len(next(iter(samples.values())))), 8)
-            self.rows = iter({n: x[i : i + 8] for n, x in samples.items()} for i in rows)
+            fixed = model.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+            size = fixed or 8
+            rows = range(0, min(64, len(next(iter(samples.values())))), size)
+            self.rows = iter({n: x[i : i + size] for n, x in samples.items()} for i in rows)
 
         def get_next(self) -> Arrays | None:
             return next(self.rows, None)
