@@ -177,7 +177,26 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor, "MatMul": torch.matmul,
 }  # fmt: skip
 
-_VARIADIC = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
+_VARIADIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add,
+}  # fmt: skip
+
+_WITH_ATTRIBUTES: dict[str, Operator] = {
+    "Mod": lambda call, a, b: torch.fmod(a, b) if call.get("fmod", 0) else torch.remainder(a, b),
+    "LeakyRelu": lambda call, x: functional.leaky_relu(x, call.get("alpha", 0.01)),
+    "PRelu": lambda _call, x, slope: torch.where(x < 0, x * slope, x),
+    "ThresholdedRelu": lambda call, x: torch.where(
+        x > call.get("alpha", 1.0), x, torch.zeros_like(x)
+    ),
+    "HardSigmoid": lambda call, x: (call.get("alpha", 0.2) * x + call.get("beta", 0.5)).clamp(
+        0.0, 1.0
+    ),
+    "Elu": lambda call, x: functional.elu(x, call.get("alpha", 1.0)),
+    "Celu": lambda call, x: functional.celu(x, call.get("alpha", 1.0)),
+    "Gelu": lambda call, x: functional.gelu(x, approximate=call.get("approximate", "none")),
+    "Swish": lambda call, x: x * torch.sigmoid(call.get("alpha", 1.0) * x),
+}
+"""Other operators that are one expression."""
 
 
 def _register_elementwise() -> None:
@@ -187,6 +206,8 @@ def _register_elementwise() -> None:
         operator(name)(lambda _call, a, b, f=binary: f(a, b))
     for name, variadic in _VARIADIC.items():
         operator(name)(lambda _call, *values, f=variadic: reduce(f, values))
+    for name, function in _WITH_ATTRIBUTES.items():
+        operator(name)(function)
 
 
 _register_elementwise()
@@ -216,11 +237,6 @@ def _pow(_call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     return torch.pow(a, b).to(a.dtype)
 
 
-@operator("Mod")
-def _mod(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
-    return torch.fmod(a, b) if call.get("fmod", 0) else torch.remainder(a, b)
-
-
 @operator("BitShift")
 def _bit_shift(call: OperatorCall, a: Tensor, b: Tensor) -> Tensor:
     left = call.get("direction") == "LEFT"
@@ -232,45 +248,10 @@ def _mean(_call: OperatorCall, *values: Tensor) -> Tensor:
     return reduce(torch.add, values) / len(values)
 
 
-@operator("LeakyRelu")
-def _leaky_relu(call: OperatorCall, x: Tensor) -> Tensor:
-    return functional.leaky_relu(x, call.get("alpha", 0.01))
-
-
-@operator("Elu")
-def _elu(call: OperatorCall, x: Tensor) -> Tensor:
-    return functional.elu(x, call.get("alpha", 1.0))
-
-
 @operator("Selu")
 def _selu(call: OperatorCall, x: Tensor) -> Tensor:
     alpha, gamma = call.get("alpha"), call.get("gamma")
     return torch.where(x > 0, gamma * x, gamma * alpha * torch.expm1(x.clamp(max=0.0)))
-
-
-@operator("Celu")
-def _celu(call: OperatorCall, x: Tensor) -> Tensor:
-    return functional.celu(x, call.get("alpha", 1.0))
-
-
-@operator("ThresholdedRelu")
-def _thresholded_relu(call: OperatorCall, x: Tensor) -> Tensor:
-    return torch.where(x > call.get("alpha", 1.0), x, torch.zeros_like(x))
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(call: OperatorCall, x: Tensor) -> Tensor:
-    return (call.get("alpha", 0.2) * x + call.get("beta", 0.5)).clamp(0.0, 1.0)
-
-
-@operator("Swish")
-def _swish(call: OperatorCall, x: Tensor) -> Tensor:
-    return x * torch.sigmoid(call.get("alpha", 1.0) * x)
-
-
-@operator("Gelu")
-def _gelu(call: OperatorCall, x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate=call.get("approximate", "none"))
 
 
 @operator("Shrink")
@@ -278,11 +259,6 @@ def _shrink(call: OperatorCall, x: Tensor) -> Tensor:
     bias, edge = call.get("bias", 0.0), call.get("lambd", 0.5)
     shrunk = torch.where(x < -edge, x + bias, torch.where(x > edge, x - bias, torch.zeros_like(x)))
     return shrunk.to(x.dtype)
-
-
-@operator("PRelu")
-def _prelu(_call: OperatorCall, x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, x * slope, x)
 
 
 @operator("IsInf")
