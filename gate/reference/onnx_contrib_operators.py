@@ -14,19 +14,10 @@ from gate.reference.onnx_operators import OperatorCall, Tensor, Value, operator
 from gate.reference.onnx_quantized_operators import MICROSOFT
 
 
-@operator("Gelu", domain=MICROSOFT)
-def _gelu(_call: OperatorCall, x: Tensor) -> Tensor:
-    return functional.gelu(x)
-
-
-@operator("BiasGelu", domain=MICROSOFT)
-def _bias_gelu(_call: OperatorCall, x: Tensor, bias: Tensor) -> Tensor:
-    return functional.gelu(x + bias)
-
-
-@operator("FastGelu", domain=MICROSOFT)
-def _fast_gelu(_call: OperatorCall, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    return functional.gelu(x if bias is None else x + bias, approximate="tanh")
+@operator("Gelu", "BiasGelu", "FastGelu", domain=MICROSOFT)
+def _gelu(call: OperatorCall, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    approximate = "tanh" if call.operator == "FastGelu" else "none"
+    return functional.gelu(x if bias is None else x + bias, approximate=approximate)
 
 
 @operator("QuickGelu", domain=MICROSOFT)

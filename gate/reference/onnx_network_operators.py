@@ -445,15 +445,10 @@ def _mean_variance(call: OperatorCall, x: Tensor) -> Tensor:
 # Resizing: along each axis, an output is a weighted sum of a few elements (`_taps`).
 
 
-@operator("Upsample")
+@operator("Upsample", "Resize")
 def _upsample(call: OperatorCall, x: Tensor, scales: Tensor | None = None) -> Tensor:
     factors = call.get("scales") if scales is None else scales.float().tolist()
     return _resize_axes(call, x, {i: float(f) for i, f in enumerate(factors)}, {}, None)
-
-
-@operator("Resize")
-def _resize_10(call: OperatorCall, x: Tensor, scales: Tensor) -> Tensor:
-    return _resize_axes(call, x, dict(enumerate(scales.float().tolist())), {}, None)
 
 
 @operator("Resize", since=11)
