@@ -379,14 +379,14 @@ def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) 
             limits = intervals.bca_limits(
                 difference, expanded, rounding=intervals.OUTPUT_ROUNDING * scale
             )
-        found = intervals.rare_change_bounds(drop, samples, levels, scale=scale)
+        bounds = intervals.rare_change_bounds(drop, samples, levels, scale=scale)
         if limits is not None:
             upper = tuple(map(float, limits[1]))
             effects = changed
             if side.metric.ranks:
                 effects = min(changed, intervals.influential_blocks(difference))
-            if effects >= intervals.FEW_CHANGES or not found.upper[0] > upper[0]:
-                found = DropBounds("bca", upper)
+            if effects >= intervals.FEW_CHANGES or not bounds.upper[0] > upper[0]:
+                bounds = DropBounds("bca", upper)
     return MetricDrop(
         drop=drop, changed=changed, method=bounds.method, bounds=bounds.upper, scale=scale
     )

@@ -284,6 +284,6 @@ def test_traced_reference_starts_with_the_same_state():
     traced = TracedReference(context, {"x": numbers(2)})
     expected = context.reference.run({"x": numbers(3)})
     for _ in range(2):
-        assert traced.watched({"x": numbers(3)})[1]
+        assert traced.record_reads({"x": numbers(3)})[1]
         assert np.array_equal(traced.run({"x": numbers(3)})[0], expected[0])
     assert int(context.model.module.seen) == 0

@@ -96,7 +96,7 @@ def test_only_verify_release_makes_a_verified_release(first: Release) -> None:
     with pytest.raises(TypeError, match="verify_release"):
         VerifiedRelease(first, POLICY, (), None, object())
     with pytest.raises(TypeError, match="verify_release"):
-        replace(verified, _made_by=None)
+        replace(verified, _token=None)
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_probe_numbers_of_parts_are_shown_but_failures_fail(kind):
         changed = runtime.model_copy(update={"probes": (*runtime.probes, probe)})
         return seen.model_copy(update={"runtimes": (changed,)})
 
-    far = {"noise_ratio": None, "relative_diff": 0.9}
+    far = {"noise_ratio": None, "relative_diff": 0.95}
     decision = judge(release(probed(**far)))
     assert decision.passed, problems(decision)
     assert part_check(decision, "probe_more").code == "checked_in_chain"
