@@ -332,7 +332,6 @@ def import_crashes() -> dict[str, str]:
 
 @functools.cache
 def _import_crash(name: str) -> str:
-    import subprocess
     import sys
 
     try:

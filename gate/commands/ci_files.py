@@ -131,7 +131,7 @@ class CiFilesCommand(click.Command):
         for file, path in paths.items():
             problem = None
             try:
-                _put(path, file.text(ending))
+                _write_file(path, file.text(ending))
             except GateError as error:
                 problem = str(error)
                 click.echo(f"warning: {file.option}: {error}", err=True)
@@ -161,7 +161,7 @@ def _refuse_mixed(paths: Mapping[CiFile, Path], inputs: Mapping[str, Any]) -> No
                 f"{options[resolved]} and {file.option} both name {path}. Use different files."
             )
         options[resolved] = file.option
-    for value in _texts(inputs.values()):
+    for value in _iter_texts(inputs.values()):
         option = options.get(Path(value).resolve())
         if option is not None:
             raise click.UsageError(
@@ -169,11 +169,11 @@ def _refuse_mixed(paths: Mapping[CiFile, Path], inputs: Mapping[str, Any]) -> No
             )
 
 
-def _texts(values: Iterable[Any]) -> Iterable[str]:
+def _iter_texts(values: Iterable[Any]) -> Iterable[str]:
     """Yield the paths and texts in option values, which may be nested in tuples."""
     for value in values:
         if isinstance(value, (list, tuple)):
-            yield from _texts(value)
+            yield from _iter_texts(value)
         elif isinstance(value, (str, Path)) and "\0" not in str(value):
             yield str(value)
 
@@ -204,7 +204,7 @@ def _prepare_path(path: Path, file: CiFile) -> None:
         ) from error
 
 
-def _put(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     """Write the file, or append to GitHub's summary. Raises StorageError."""
     if not _is_appended(path):
         files.write_text(path, text)

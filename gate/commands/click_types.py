@@ -406,12 +406,9 @@ class RecordFile(OutputPath):
 
     def problem(self, path: Path) -> str | None:
         """Return the problem if the path is not writable, or a file of another kind exists."""
-        return super().problem(path) or self._wrong_content(path)
-
-    def _wrong_content(self, path: Path) -> str | None:
-        head = head_of(path)
-        if f'"{self._sign}"'.encode() in head or _is_truncated(path, head):
-            return None
+        problem, head = super().problem(path), head_of(path)
+        if problem or f'"{self._sign}"'.encode() in head or _is_truncated(path, head):
+            return problem
         return f"{path} exists and is not {self._record_kind}. Name another file, or remove it."
 
 

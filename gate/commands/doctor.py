@@ -194,7 +194,7 @@ def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None
         (
             *_modules(crashes),
             _onnxruntime_conflict(),
-            *((_untried(crashes),) if crashes else (_cpu_session(), *_cuda(), *_runtimes())),
+            *((_untested(crashes),) if crashes else (_cpu_session(), *_cuda(), *_runtimes())),
             _registry(registry, preflight),
             _dvc(),
             _disk(folder),
@@ -202,7 +202,7 @@ def examine_machine(folder: Path, *, registry: str, preflight: Callable[[], None
     )
 
 
-def _untried(crashes: Mapping[str, str]) -> Symptom:
+def _untested(crashes: Mapping[str, str]) -> Symptom:
     why = f"not tried: {' and '.join(crashes)} would crash this process"
     remedy = "Reinstall the packages that are named above."
     return Symptom("ort-cpu", "missing", why, remedy, needed=True)
@@ -409,7 +409,7 @@ def _cuda_libraries(*, device: bool) -> Symptom:
         remedy = _REPLACE if device else f"Not needed without a CUDA device. With one: {_REPLACE}"
         return Symptom("CUDA libraries", "absent", observation, remedy)
     quietly(onnxruntime.preload_dlls)
-    missing = [name for name in _library_names(int(version.split(".")[0])) if not _loads(name)]
+    missing = [name for name in _library_names(int(version.split(".")[0])) if not _loadable(name)]
     if not missing:
         return Symptom("CUDA libraries", "ok", f"all for CUDA {version}")
     remedies = []
@@ -436,7 +436,7 @@ def _library_names(cuda: int) -> tuple[str, ...]:
     )
 
 
-def _loads(name: str) -> bool:
+def _loadable(name: str) -> bool:
     try:
         ctypes.CDLL(name)
     except OSError:

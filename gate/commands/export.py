@@ -228,7 +228,7 @@ def command(**request: Any) -> CommandResult:
         with spinner("exporting"):
             return _export(request)
     except ExportRefused as refused:
-        return _refused(str(refused))
+        return _refusal_result(str(refused))
 
 
 _WITH_RECIPE = ("recipe", "output")
@@ -267,7 +267,7 @@ def _export_recipe(path: Path, output: Path) -> CommandResult:
     return CommandResult(ExitCode.DONE, plain, show)
 
 
-def _refused(why: str) -> CommandResult:
+def _refusal_result(why: str) -> CommandResult:
     lines = [make_printable(line) for line in why.splitlines()]
     return CommandResult(
         ExitCode.REJECTED,
@@ -323,11 +323,11 @@ def _export(request: Mapping[str, Any]) -> CommandResult:
         "log": str(log_of(request["output"])) if settings.verbose else None,
     }
     return CommandResult(
-        ExitCode.DONE, plain, lambda out: _export_show(request, exported, checked, out)
+        ExitCode.DONE, plain, lambda out: _show_export(request, exported, checked, out)
     )
 
 
-def _export_show(
+def _show_export(
     request: Mapping[str, Any], exported: Exported, checked: dict[str, float], console: Console
 ) -> None:
     from gate.export.export import log_of
@@ -350,13 +350,13 @@ def _export_show(
           for f in record.lint if not f.suppressed),
         *(("see", line)
           for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
-        ("next", _next(request, weights)),
+        ("next", _next_command(request, weights)),
     ]  # fmt: skip
     for label, text in rows:
         console.print(f"{label:<12}{make_printable(text)}")
 
 
-def _next(request: Mapping[str, Any], weights: str) -> str:
+def _next_command(request: Mapping[str, Any], weights: str) -> str:
     from gate.onnx_file.tested_file import note_path
 
     output, path = request["output"], request["submodule"]
@@ -480,7 +480,7 @@ def quantize_command(
         )
     axes = dict(batch_axes)
     if not is_release_file(model):
-        return _file(model, calibration, axes, output, chosen)
+        return _quantize_file(model, calibration, axes, output, chosen)
     if reference is None:
         raise click.UsageError(
             f"{model} is a release: its parts are calibrated on intermediate values of the model. "
@@ -514,7 +514,7 @@ def quantize_command(
     return CommandResult(ExitCode.DONE, plain, lambda console: _show_release(quantized, console))
 
 
-def _file(
+def _quantize_file(
     model: Path,
     calibration: Path,
     axes: dict[str, int | None],

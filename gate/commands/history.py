@@ -275,7 +275,7 @@ def verify_ledger(state: str, *, trust: Path | None, checkpoint: Path | None) ->
             "head": None if proven.head is None else str(proven.head),
             "signed_by": proven.by_key,
             "accepted": list(proven.accepted),
-            "checkpoint": None if verified is None else _plain(verified),
+            "checkpoint": None if verified is None else _checkpoint_plain(verified),
         },
         lambda console: _show_verified(ledger, proven, verified, console),
     )
@@ -291,7 +291,7 @@ def _verify_checkpoint(path: Path, ledger: Ledger, trust: Trust) -> VerifiedChec
     return checkpoint, signers, checkpoint.verify(ledger)
 
 
-def _plain(verified: VerifiedCheckpoint) -> dict[str, Any]:
+def _checkpoint_plain(verified: VerifiedCheckpoint) -> dict[str, Any]:
     checkpoint, signers, since = verified
     keys = [key.key_id for key in signers]
     return {"lines": checkpoint.lines, "at": checkpoint.at, "since": since, "signers": keys}
@@ -535,9 +535,9 @@ def _show_all(lines: list[_Line], console: Console) -> None:
             ("  file      ", str(entry.sha256 or "")),
             ("  policy    ", str(entry.policy_sha256 or "")),
             ("  actor     ", f"{entry.actor}, {entry.cause}" if entry.cause else entry.actor),
-            ("  verdict   ", _signed("signed", entry.signers)),
-            ("  review    ", _signed("approved", entry.approvers)),
-            ("  line      ", f"{line.number}, {_signed('signed', [line.key_id or 'no key'])}"),
+            ("  verdict   ", _signer_text("signed", entry.signers)),
+            ("  review    ", _signer_text("approved", entry.approvers)),
+            ("  line      ", f"{line.number}, {_signer_text('signed', [line.key_id or 'no key'])}"),
             ("  reason    ", entry.reason),
         )
         for label, text in rows:
@@ -547,6 +547,6 @@ def _show_all(lines: list[_Line], console: Console) -> None:
         console.print(_NONE)
 
 
-def _signed(word: str, keys: Sequence[str]) -> str:
+def _signer_text(word: str, keys: Sequence[str]) -> str:
     """Return who signed, by the first digits of the key IDs, as `gate keys show` prints them."""
     return f"{word} by {', '.join(key[:12] for key in keys)}" if keys else ""

@@ -133,7 +133,7 @@ def _files(options: Mapping[str, Any]) -> Iterator[_File]:
             note += f" (add the source of {reference} to deps: it is not in this project)"
         yield _entry(Path("dvc.yaml"), "stages", _stage(options), note)
         if any(source.is_dir() for source in _sources(options)):
-            yield _ignored()
+            yield _dvcignore_file()
         note = "the entry point gate: mlflow run . -e gate"
         yield _entry(Path("MLproject"), "entry_points", _entry_point(options), note)
 
@@ -172,7 +172,7 @@ def _sources(options: Mapping[str, Any]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(source for source in sources if source is not None))
 
 
-def _ignored() -> _File:
+def _dvcignore_file() -> _File:
     """Return .dvcignore, in which Python's cache is excluded from the dependencies of the stage."""
     before = _text(_IGNORE)
     lines = (before or "").splitlines()

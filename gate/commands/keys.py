@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from gate.signing.keys import PublicKey, Scheme
 
 
-_FOLDER = Path(".gate", "keys")
-
-
 @click.group("keys", short_help="Create signing keys and trust entries.")
 def command() -> None:
     """Create keys that sign verdicts, show them, and print trust entries for them.
@@ -50,7 +47,7 @@ def _new(location: str, scheme: str) -> CommandResult:
     from gate.signing.keys import SigningKey
 
     is_name = Path(location).name == location and not Path(location).suffix
-    path = _FOLDER / f"{location}.pem" if is_name else Path(location)
+    path = Path(".gate", "keys", f"{location}.pem") if is_name else Path(location)
     key = SigningKey.make(path, scheme=cast("Scheme", scheme)).public
     public = path.with_suffix(".pub")
     lines = (

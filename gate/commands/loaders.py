@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from gate.signing.trust import Trust
     from gate.signing.verification import Signatory, StatementPair
     from gate.storage.digest import Digest
-    from gate.summary.summary import Change
 
 
 @dataclass(frozen=True)
@@ -450,15 +449,3 @@ def load_champion_records(model: RegisteredModel, trust: Trust | None = None) ->
 
     with temporary_folder() as folder:
         return replace(champion_if_any(model, into=folder, trust=trust), onnx_path=None)
-
-
-def change_against(
-    model: RegisteredModel, decision: Decision, evidence: Evidence, *, trust: Trust | None
-) -> Change:
-    """Return the changes since the champion, computed from the records of both versions.
-
-    It is used if gate check did not compare the files. A failure is recorded in the result.
-    """
-    from gate.summary.champion_changes import compare_with_champion
-
-    return compare_with_champion(decision, evidence, load_champion_records(model, trust))

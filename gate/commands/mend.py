@@ -119,7 +119,7 @@ def command(**options: Any) -> CommandResult:
 def _mend(request: _Request, policy: Policy) -> CommandResult:
     """Run the search and write the folder. Raises GateError if the search can't start."""
     started = time.monotonic()
-    _require_free(request)
+    _check_output_folder(request)
     _refuse_external_runtimes(policy)
     with loading():
         from gate.measure.job import Reference
@@ -189,7 +189,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         budget,
         deadline=started + request.time_s if request.time_s else float("inf"),
         progress=_print_progress,
-        note=_print_note,
+        note=lambda text: click.echo(f"  {text}", err=True),
         log=log,
     )
     plan = MendPlan(
@@ -231,10 +231,6 @@ def _print_progress(search: Search) -> None:
     if best is not None and best is not last:
         line += f" (closest so far: {best.verdict} {best.title})"
     click.echo(make_printable(line), err=True)
-
-
-def _print_note(text: str) -> None:
-    click.echo(f"  {text}", err=True)
 
 
 def _write(
@@ -283,7 +279,7 @@ def _refuse_external_runtimes(policy: Policy) -> None:
             )
 
 
-def _require_free(request: _Request) -> None:
+def _check_output_folder(request: _Request) -> None:
     """Raise UsageError if the search would overwrite or remove files of another origin."""
     output = request.output.resolve()
     used = {

@@ -32,15 +32,13 @@ AGAINST = click.option(
 )  # fmt: skip
 
 
-_ENGINES = ("processes", "ray")
-
 CLUSTER_DEFAULTS = {"address": None, "workers": None, "cpus_per_worker": 1, "gpus_per_worker": 0.0}
 """Cluster options with their defaults."""
 
 
 CLUSTER: tuple[Callable[..., Any], ...] = (
     click.option(
-        "--engine", type=click.Choice(_ENGINES), default="processes", show_default=True,
+        "--engine", type=click.Choice(("processes", "ray")), default="processes", show_default=True,
         help="ray: measure on a Ray cluster, with the same results (docs/scale.md).",
     ),
     click.option(
@@ -281,9 +279,6 @@ def _refuse_option(_context: click.Context, option: click.Parameter, value: str 
         raise click.UsageError(f"{option.opts[0]} is no longer supported: {_REMEDY}")
 
 
-_TASKS = ("auto", "classification", "tensors")
-
-
 @dataclass(frozen=True, kw_only=True)
 class MeasuringRequest:
     """The options of every command that measures, as parsed."""
@@ -378,7 +373,7 @@ MEASURING = (
     ),
     PRECISION,
     click.option(
-        "--task", type=click.Choice(_TASKS),
+        "--task", type=click.Choice(("auto", "classification", "tensors")),
         help="classification: at least one output has class scores; tensors: compare numbers only; "
         "auto: judge top-1 agreement if the samples are sufficient. Default: the policy's, or "
         "auto.",

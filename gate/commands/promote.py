@@ -276,6 +276,7 @@ def command(
     from gate.registry.release import Release
     from gate.report.folder import load_change, load_explanation, refuse_links
     from gate.signing.keys import labels
+    from gate.summary.champion_changes import compare_with_champion
     from gate.summary.summarize import SummaryInputs
 
     uri = uri_of(tracking_uri)
@@ -329,8 +330,9 @@ def command(
     else:
         shown_release = verified.release
     repeated = shown_release.decision
-    change = load_change(report, evidence) or loaders.change_against(
-        verifier.model, repeated, evidence, trust=trust
+    # If gate check did not compare the files, their records are compared.
+    change = load_change(report, evidence) or compare_with_champion(
+        repeated, evidence, loaders.load_champion_records(verifier.model, trust)
     )
     trend = Trend(rows=change.trend[-MAX_ROWS:])
     judgment = SummaryInputs(

@@ -74,11 +74,11 @@ def _pack(model: Path, inputs: Path, outputs: Path, meta: Path, output: Path) ->
     return CommandResult(
         ExitCode.DONE,
         {"path": str(output), "manifest": manifest.to_plain()},
-        lambda console: _record_show(output, manifest, console),
+        lambda console: _show_recording(output, manifest, console),
     )
 
 
-def _record_show(output: Path, manifest: RecordingManifest, console: Console) -> None:
+def _show_recording(output: Path, manifest: RecordingManifest, console: Console) -> None:
     whence, probes = manifest.whence, len(manifest.parts) - 1
     console.print(f"{output}: {manifest.samples.size} samples, {probes} probes")
     console.print(
@@ -169,11 +169,11 @@ def _export(
     return CommandResult(
         ExitCode.DONE,
         {"path": str(output), "header": header.to_plain()},
-        lambda console: _samples_show(output, header, console, with_model=torch_model is not None),
+        lambda console: _show_samples(output, header, console, with_model=torch_model is not None),
     )
 
 
-def _samples_show(
+def _show_samples(
     output: Path, header: SamplesHeader, console: Console, *, with_model: bool
 ) -> None:
     console.print(f"{output}: {header.parts[0].size} samples, {len(header.parts) - 1} probes")

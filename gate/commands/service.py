@@ -82,9 +82,7 @@ def reconcile_command(**options: Any) -> CommandResult:
     models = {model: [_plain(step) for step in steps] for model, steps in results.items()}
     outcomes = {step["outcome"] for steps in models.values() for step in steps}
     status = ExitCode.NOT_JUDGED if "failed" in outcomes else ExitCode.DONE
-    return CommandResult(
-        status, {"models": models}, lambda console: _reconcile_show(models, console)
-    )
+    return CommandResult(status, {"models": models}, lambda console: _show_steps(models, console))
 
 
 def _settings(options: dict[str, Any]) -> ServiceSettings:
@@ -122,7 +120,7 @@ def _plain(result: StepResult | Failed) -> dict[str, Any]:
     return {"kind": result.kind, "outcome": "failed", "version": None, "reason": reason}
 
 
-def _reconcile_show(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
+def _show_steps(models: dict[str, list[dict[str, Any]]], console: Console) -> None:
     for model, results in models.items():
         if not results:
             print_lines(console, f"{model}: nothing to do", style="green")

@@ -306,7 +306,7 @@ def verify_verdict_command(
         measured, measurement = _evidence(evidence, evidence_statement)
         return ComparedArtifacts(
             model,
-            registered=_registered(registry, name),
+            registered=_registry_and_name(registry, name),
             evidence=measured,
             measurement=measurement,
             policy=Policy.from_file(policy) if policy else None,
@@ -341,7 +341,7 @@ def _evidence(
     return evidence, None if statement is None else read_statement(statement)
 
 
-def _registered(registry: str | None, name: str | None) -> tuple[frozenset[str], str] | None:
+def _registry_and_name(registry: str | None, name: str | None) -> tuple[frozenset[str], str] | None:
     if (registry is None) != (name is None):
         raise click.UsageError("--name and --registry go together.")
     if registry is None or name is None:

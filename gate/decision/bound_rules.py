@@ -319,7 +319,7 @@ def check_noise(
 ) -> Iterator[CheckResult]:
     """Yield `noise_ratio`, `noise_peak` and `noise_diff` of a float output."""
     measured = output.noise
-    lacking = _lacking(policy, evidence, measured)
+    lacking = _problem(policy, evidence, measured)
     if not _is_measurable(evidence, output):
         lacking = {"code": "no_function"}
     for metric in noise_metrics(bounds, output):
@@ -327,7 +327,7 @@ def check_noise(
             continue
         result = check_output(metric, runtime, output)
         # The measured part of a bad output is enough to refuse it, waived or not.
-        if lacking is not None and (not _compared(measured) or metric.holds()):
+        if lacking is not None and (not _has_values(measured) or metric.holds()):
             waived = policy.waives(cast(Waivable, metric.name), output.name)
             verdict = Verdict.WAIVED if waived else Verdict.ERROR
             code = "no_floor_waived" if waived else "no_floor"
@@ -460,13 +460,13 @@ def _noise_peak(output: OutputParity) -> float:
     return max(2.0 * output.max_abs_diff / measured.floor_peak, measured.peak)
 
 
-def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> Problem | None:
+def _problem(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> Problem | None:
     """Return why the noise floor is not measured on all samples that the policy requires."""
     reason = (evidence.noise_unmeasured or "no reason is recorded").rstrip(".")
     required = min(policy.instruments.noise_samples, evidence.dataset.samples)
     if measured is None:
         return {"code": "noise_unmeasured", "reason": reason}
-    if not _compared(measured):
+    if not _has_values(measured):
         return {"code": "nothing_compared"}
     if measured.samples < required:
         count = measured.samples
@@ -474,7 +474,7 @@ def _lacking(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -
     return None
 
 
-def _compared(measured: NoiseParity | None) -> bool:
+def _has_values(measured: NoiseParity | None) -> bool:
     return measured is not None and measured.samples > 0 and measured.elements > 0
 
 
@@ -491,7 +491,8 @@ def check_crossings(
     classes = class_metrics_for(policy, output)
     if classes is None or infer_role(policy, output):
         return
-    largest = max(_class_counts(policy, runtime))
+    judged = (class_metrics_for(policy, o) for o in runtime.outputs if not infer_role(policy, o))
+    largest = max(each.classes for each in judged if each is not None)
     for point in policy.points:
         label = point.label
         if label is not None and classes.classes <= label < largest:
@@ -518,14 +519,6 @@ def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> fl
     from gate.metrics.intervals import share_limits
 
     return share_limits(crossed, samples, confidence)[1]
-
-
-def _class_counts(policy: Policy, runtime: RuntimeEvidence) -> Iterator[int]:
-    """Return the numbers of classes of the outputs with operating points."""
-    for output in runtime.outputs:
-        classes = class_metrics_for(policy, output)
-        if classes is not None and not infer_role(policy, output):
-            yield classes.classes
 
 
 def _crossing(

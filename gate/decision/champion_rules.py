@@ -25,10 +25,10 @@ def check_champion(
     if section is None:
         return
     if incumbent is None and policy.promotion == "by_service":
-        standing: tuple[Verdict, str, Problem] = (Verdict.WAIVED, "left_to_service", {})
+        state: tuple[Verdict, str, Problem] = (Verdict.WAIVED, "left_to_service", {})
     else:
-        standing = _standing(section, evidence, incumbent)
-    verdict, code, params = standing
+        state = _comparison_state(section, evidence, incumbent)
+    verdict, code, params = state
     yield CheckResult(
         name="incumbent",
         observed=None
@@ -45,7 +45,7 @@ def check_champion(
         return
     yield from metric_rules.check_champion_metrics(policy, evidence, incumbent)
     if section.asks_for_answers:
-        yield from _answers(policy, section, evidence, incumbent)
+        yield from _check_answers(policy, section, evidence, incumbent)
     if section.max_latency_ratio is not None:
         ratio, bound = incumbent.latency_ratio, section.max_latency_ratio
         metric = BoundedMetric("incumbent_latency_ratio", ratio, "<=", bound)
@@ -53,7 +53,7 @@ def check_champion(
         yield check_metric(metric, samples=timed.batches if timed else 0)
 
 
-def _standing(
+def _comparison_state(
     section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison | None
 ) -> tuple[Verdict, str, Problem]:
     """Return whether there is something to compare with: verdict, code, parameters."""
@@ -95,7 +95,7 @@ def _problem(evidence: Evidence, incumbent: ChampionComparison) -> str | None:
     return None if same or incumbent.is_same_file else "other_samples"
 
 
-def _answers(
+def _check_answers(
     policy: Policy, section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison
 ) -> Iterator[CheckResult]:
     """Yield two checks for each output of classes.

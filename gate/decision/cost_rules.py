@@ -87,7 +87,7 @@ def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> Chec
         "notes": notes,
     }
     metric = BoundedMetric("latency_ratio", largest(ratios.values()), "<=", bound)
-    return _compared(metric, runtime, params)
+    return _cost_check(metric, runtime, params)
 
 
 def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
@@ -96,7 +96,7 @@ def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
     if grown is None or runtime.cost is None:
         code = "memory_unread" if grown is None else "memory_older"
         return _unmeasured("memory_mb", bound, runtime, {"code": code})
-    return _compared(BoundedMetric("memory_mb", grown / _MB, "<=", bound), runtime, {})
+    return _cost_check(BoundedMetric("memory_mb", grown / _MB, "<=", bound), runtime, {})
 
 
 def _load(
@@ -108,14 +108,14 @@ def _load(
 ) -> CheckResult:
     if observed is None:
         return _unmeasured(name, bound, runtime, {"code": "no_load"})
-    return _compared(BoundedMetric(name, observed, relation, bound), runtime, {})
+    return _cost_check(BoundedMetric(name, observed, relation, bound), runtime, {})
 
 
 def _unmeasured(name: str, bound: float, runtime: RuntimeEvidence, problem: Problem) -> CheckResult:
-    return _compared(BoundedMetric(name, None, "<=", bound), runtime, {"problems": [problem]})
+    return _cost_check(BoundedMetric(name, None, "<=", bound), runtime, {"problems": [problem]})
 
 
-def _compared(metric: BoundedMetric, runtime: RuntimeEvidence, params: Problem) -> CheckResult:
+def _cost_check(metric: BoundedMetric, runtime: RuntimeEvidence, params: Problem) -> CheckResult:
     return check_metric(metric, samples=None, runtime=runtime.runtime, params=params)
 
 

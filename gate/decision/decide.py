@@ -161,7 +161,7 @@ class Conclusion(NamedTuple):
     tried: str
 
 
-_PROVEN = ("name", "part", "runtime", "output", "point", "observed", "bound", "relation", "samples")
+_FIELDS = ("name", "part", "runtime", "output", "point", "observed", "bound", "relation", "samples")
 
 
 class Decision(Record):
@@ -190,7 +190,7 @@ class Decision(Record):
             evidence_sha256=self.evidence_sha256,
             verdict=self.verdict,
             runtimes=self.runtimes,
-            checks=tuple(map(_concluded, self.checks)),
+            checks=tuple(map(_conclude_check, self.checks)),
             incumbent="" if self.incumbent is None else self.incumbent.to_json(),
             tried=canonical_json(self.tried).decode(),
         )
@@ -211,14 +211,14 @@ class Decision(Record):
         return tuple(c for c in self.checks if c.verdict is Verdict.WAIVED)
 
 
-def _concluded(check: CheckResult) -> tuple[str, ...]:
-    values = {name: getattr(check, name) for name in _PROVEN}
-    if isinstance(check.observed, str) and check.observed in _WORDS:
+def _conclude_check(check: CheckResult) -> tuple[str, ...]:
+    values = {name: getattr(check, name) for name in _FIELDS}
+    if isinstance(check.observed, str) and check.observed in _OLD_TEXTS:
         values["observed"] = None
     return (*map(str, values.values()), check.verdict)
 
 
-_WORDS = (
+_OLD_TEXTS = (
     "constant, equal bit for bit",
     "judged in the chain",
     "not claimed",

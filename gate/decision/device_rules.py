@@ -48,10 +48,10 @@ def check_device(
         for side in (None if only_warns else torch, runtime)
         if side is not None and not _on_cuda(side)
     ]
-    large = _large(bounds, runtime)
+    large = _large_factors(bounds, runtime)
     notes = [_torch_side(evidence), _runtime_side(runtime), *misplaced]
     if large:
-        notes += _explained(policy, large, evidence, runtime)
+        notes += _explain_difference(policy, large, evidence, runtime)
     yield CheckResult(
         name="device",
         runtime=runtime.runtime,
@@ -61,7 +61,7 @@ def check_device(
     )
 
 
-def _explained(
+def _explain_difference(
     policy: Policy, large: dict[str, float], evidence: Evidence, runtime: RuntimeEvidence
 ) -> Iterator[Problem]:
     worst, factor = max(large.items(), key=lambda item: item[1])
@@ -69,8 +69,8 @@ def _explained(
     on_cuda = torch is not None and _on_cuda(torch) and _on_cuda(runtime)
     code = "factor_no_fallback" if on_cuda else "factor"
     yield {"code": code, "worst": worst, "factor": factor}
-    yield {"code": _moved(policy, evidence, name)}
-    yield from _level(policy, evidence, name)
+    yield {"code": _differing_side(policy, evidence, name)}
+    yield from _compare_levels(policy, evidence, name)
     switches, options = evidence.environment.determinism.to_plain(), runtime.session_options
     names = ("tf32_matmul", "tf32_cudnn", "cudnn_deterministic")
     yield {
@@ -82,19 +82,19 @@ def _explained(
     yield {"code": "locate", "factory": evidence.source.factory, "runtime": name}
 
 
-def _moved(policy: Policy, evidence: Evidence, name: RuntimeName) -> str:
+def _differing_side(policy: Policy, evidence: Evidence, name: RuntimeName) -> str:
     """Return which side is wrong: the file, the device, or the file on the device."""
-    if _far_off(policy, evidence, _ON_CPU[name]):
+    if _exceeds_by_far(policy, evidence, _ON_CPU[name]):
         return "moved_file"
-    by_torch = _far_off(policy, evidence, "torch-cuda")
+    by_torch = _exceeds_by_far(policy, evidence, "torch-cuda")
     if by_torch is None:
         return "moved_unknown"
     return "moved_both" if by_torch else "moved_runtime"
 
 
-def _level(policy: Policy, evidence: Evidence, name: RuntimeName) -> Iterator[Problem]:
+def _compare_levels(policy: Policy, evidence: Evidence, name: RuntimeName) -> Iterator[Problem]:
     opposite = _OPPOSITE_LEVEL[name]
-    far = _far_off(policy, evidence, opposite)
+    far = _exceeds_by_far(policy, evidence, opposite)
     if far is None:
         return
     fused = RUNTIMES[name].optimization == "ORT_ENABLE_ALL"
@@ -136,26 +136,26 @@ def _on_cuda(runtime: RuntimeEvidence) -> bool:
     return runtime.providers_active[:1] == (CUDA_PROVIDER,)
 
 
-def _far_off(policy: Policy, evidence: Evidence, name: RuntimeName) -> bool | None:
+def _exceeds_by_far(policy: Policy, evidence: Evidence, name: RuntimeName) -> bool | None:
     """Return whether another runtime exceeds its bounds by far, or None if not measured."""
     runtime, runtime_policy = _measured(evidence, name), policy.runtimes.get(name)
     if runtime is None or runtime_policy is None:
         return None
-    return bool(_large(runtime_policy.bounds, runtime))
+    return bool(_large_factors(runtime_policy.bounds, runtime))
 
 
-def _large(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
+def _large_factors(bounds: Bounds, runtime: RuntimeEvidence) -> dict[str, float]:
     """Return the multiple of the bound by `output / metric`, if it is `LARGE` or NaN."""
     factors = {}
     for output in runtime.outputs:
         for metric in (*numeric_metrics(bounds, output), *noise_metrics(bounds, output)):
-            factor = _times(metric)
+            factor = _bound_factor(metric)
             if factor is not None and factor >= LARGE:
                 factors[f"{output.name} / {metric.name}"] = factor
     return factors
 
 
-def _times(metric: BoundedMetric) -> float | None:
+def _bound_factor(metric: BoundedMetric) -> float | None:
     """Return the observed number in units of its bound, or None without bound or number."""
     if metric.observed is None or metric.bound is None:
         return None

@@ -204,16 +204,16 @@ def check_provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence)
     """Check that the provider is active, comes first and ran the compute nodes, except for those
     without a CUDA kernel in ONNX Runtime."""
     setup = ort_setup(policy, runtime.runtime)
-    expected = setup.provider if setup else _promised(policy, runtime)
+    expected = setup.provider if setup else _guaranteed_provider(policy, runtime)
     problems: list[Problem] = []
     active = runtime.providers_active[0] if runtime.providers_active else "none"
     if not expected:
         problems.append({"code": "unstated"})
     elif active != expected:
         problems.append({"code": "inactive", "active": active, "wanted": expected})
-    excused = () if setup is None else _without_kernel(setup, evidence, runtime)
+    excused = () if setup is None else _nodes_without_kernel(setup, evidence, runtime)
     if setup is not None:
-        problems += _misplaced(setup, runtime, excused)
+        problems += _misplaced_nodes(setup, runtime, excused)
     elif runtime.fallback_nodes:
         problems.append({"code": "elsewhere", "count": len(runtime.fallback_nodes)})
     ran = runtime.runtime in RUNTIMES or setup is not None or runtime.nodes_per_provider
@@ -223,7 +223,7 @@ def check_provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence)
         runtime=runtime.runtime,
         holds="ran" if ran else "holds",
         wanted=expected,
-        notes=list(_on_cpu(runtime, excused)),
+        notes=list(_cpu_notes(runtime, excused)),
     )
     if result.verdict is Verdict.PASS or setup is None or not runtime.fallback_nodes:
         return result
@@ -234,7 +234,7 @@ def check_provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence)
     return result.with_code("cpu_nodes", providers=providers)
 
 
-def _without_kernel(
+def _nodes_without_kernel(
     setup: OrtSetup, evidence: Evidence, runtime: RuntimeEvidence
 ) -> tuple[CpuNode, ...]:
     """Return the nodes on the CPU without a CUDA kernel in this ONNX Runtime. Empty if a node on
@@ -253,7 +253,7 @@ def _operators(runtime: RuntimeEvidence) -> Iterator[str]:
         yield described.get(name, name)
 
 
-def _on_cpu(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> Iterator[Problem]:
+def _cpu_notes(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> Iterator[Problem]:
     """Yield the nodes that belong on the CPU."""
     if runtime.cpu_time_share is None:
         return
@@ -262,11 +262,11 @@ def _on_cpu(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> Iterator[
     if shapes > 0:
         yield {"code": "shape_nodes", "count": shapes, "share": share}
     if excused:
-        operators = sorted({f"{node.operator}{_typed(node)}" for node in excused})
+        operators = sorted({f"{node.operator}{_input_types(node)}" for node in excused})
         yield {"code": "no_kernel", "count": len(excused), "operators": operators, "share": share}
 
 
-def _typed(node: CpuNode) -> str:
+def _input_types(node: CpuNode) -> str:
     kinds = list(dict.fromkeys(kind for kind in node.inputs if kind))
     return f" on {', '.join(kinds)}" if kinds else ""
 
@@ -288,7 +288,7 @@ _CPU_FUSED = re.compile(
 are excused only if the file holds them."""
 
 
-def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
+def _guaranteed_provider(policy: Policy, runtime: RuntimeEvidence) -> str:
     """Return the provider on which a runtime must run.
 
     The tables of the gate come first, so that evidence can't change it.
@@ -302,7 +302,7 @@ def _promised(policy: Policy, runtime: RuntimeEvidence) -> str:
     return PROVIDERS.get(kind, runtime.identity.provider)
 
 
-def _misplaced(
+def _misplaced_nodes(
     setup: OrtSetup, runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]
 ) -> Iterator[Problem]:
     """Yield the nodes that ran on a provider that is not in the policy."""

@@ -192,7 +192,7 @@ def _probe(
         are_numbers = not any(math.isnan(number) for number in numbers)
         passed = is_within and are_numbers
         verdict, code = (Verdict.PASS, "within") if passed else (Verdict.FAIL, "beyond")
-        if are_numbers and not is_within and (why := _unjudged(policy, runtime, probe)):
+        if are_numbers and not is_within and (why := _reason_unjudged(policy, runtime, probe)):
             verdict, code = Verdict.WAIVED, why
     breaks = probe.beyond_range
     if breaks is not None and verdict is Verdict.FAIL and _rest_holds(policy, runtime, breaks):
@@ -204,7 +204,7 @@ def _probe(
         code = f"{code}_untraced"
     elif probe.undefined and verdict is Verdict.PASS:
         code, verdict = "undefined", Verdict.WAIVED
-        params["conversions"] = _converted(probe.undefined)
+        params["conversions"] = _cast_texts(probe.undefined)
     return CheckResult(
         name=f"probe_{probe.name}",
         runtime=runtime.runtime,
@@ -238,11 +238,11 @@ def check_undefined(evidence: Evidence) -> Iterator[CheckResult]:
             verdict=Verdict.WAIVED,
             samples=evidence.dataset.samples,
             code="undefined",
-            params={"conversions": _converted(evidence.undefined)},
+            params={"conversions": _cast_texts(evidence.undefined)},
         )
 
 
-def _converted(casts: tuple[UndefinedCast, ...]) -> list[str]:
+def _cast_texts(casts: tuple[UndefinedCast, ...]) -> list[str]:
     return [f"{cast.elements} to {cast.dtype} ({cast.tensor})" for cast in casts]
 
 
@@ -265,7 +265,7 @@ def _compared_number(
 ) -> BoundedMetric:
     """Return the number by which a probe is judged."""
     bounds = policy.instruments
-    if _by_noise(policy, probe):
+    if _is_judged_by_noise(policy, probe):
         return BoundedMetric("noise_ratio", probe.noise_ratio, "<=", bounds.probe_noise_ratio)
     bound = bounds.probe_relative_diff
     if policy.precision == "quantized":
@@ -291,7 +291,7 @@ def _share_of_samples(runtime: RuntimeEvidence) -> float:
     return min(_SAMPLE_SHARES * largest, _MOST_SHARE)
 
 
-def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
+def _is_judged_by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
     """Return whether a probe is judged in units of rounding.
 
     In 16 bits it is judged by the bound of which it uses the smaller share, because far beyond the
@@ -302,18 +302,18 @@ def _by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
     if policy.precision == "exact" or probe.relative_diff is None:
         return True
     bounds = policy.instruments
-    ratio = _part(probe.noise_ratio, bounds.probe_noise_ratio)
-    return ratio < _part(probe.relative_diff, bounds.probe_relative_diff)
+    ratio = _used_share(probe.noise_ratio, bounds.probe_noise_ratio)
+    return ratio < _used_share(probe.relative_diff, bounds.probe_relative_diff)
 
 
-def _part(observed: float, bound: float) -> float:
+def _used_share(observed: float, bound: float) -> float:
     """Return the share of the bound that is used; infinite for NaN and infinite numbers."""
     if bound and math.isfinite(observed):
         return observed / bound
     return math.inf if observed else 0.0
 
 
-def _unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> str | None:
+def _reason_unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResult) -> str | None:
     """Return the code of why finite numbers of a probe refuse nothing; None: they do. A failure
     always does."""
     if policy.precision != "quantized":

@@ -48,11 +48,11 @@ def check_runtime_metrics(
             problem: Problem = {"code": "metric_no_side", "runtime": runtime.runtime}
             yield _statement("metric", metric, problem, runtime=runtime.runtime)
             continue
-        first, overall = sides[0]
-        assert overall is not None
-        yield from _limits(metric, overall.value, samples=first.samples, runtime=runtime.runtime)
+        first, total = sides[0]
+        assert total is not None
+        yield from _check_limit(metric, total.value, samples=first.samples, runtime=runtime.runtime)
         if metric.max_drop is not None:
-            for check in _drops("metric_drop", metric, drops, metric.max_drop):
+            for check in _check_drops("metric_drop", metric, drops, metric.max_drop):
                 yield check.model_copy(update={"runtime": runtime.runtime})
 
 
@@ -70,7 +70,7 @@ def check_champion_metrics(
             yield _statement("metric_champion_drop", metric, problem or {"code": "metric_absent"})
             continue
         drops = [(group.title, group.samples, group.change) for group in record.groups]
-        for check in _drops("metric_champion_drop", metric, drops, limit):
+        for check in _check_drops("metric_champion_drop", metric, drops, limit):
             unpaired = [] if record.paired else [{"code": "metric_unpaired"}]
             yield check.model_copy(update={"params": {**check.params, "notes": unpaired}})
 
@@ -106,7 +106,7 @@ def _problem(
         "metric_values": isinstance(record, MetricEvidence) and record.values_sha256 is None,
         "metric_samples": not _covers(record.groups, evidence.dataset.samples),
         "metric_numbers": any(
-            _contradicts(*drop, metric=metric) for group in record.groups for drop in _sides(group)
+            _contradicts(*drop, metric=metric) for group in record.groups for drop in _drops(group)
         ),
     }
     return next(({"code": code} for code, holds in wrong.items() if holds), None)
@@ -120,7 +120,7 @@ def _covers(groups: Sequence[MetricGroup] | Sequence[ChampionMetricGroup], sampl
     return all(count == samples for count in counts.values())
 
 
-def _sides(
+def _drops(
     group: MetricGroup | ChampionMetricGroup,
 ) -> Iterator[tuple[int, float, float, MetricDrop]]:
     """Yield samples, the value before, the value after, and the drop between them."""
@@ -141,7 +141,7 @@ def _contradicts(
     return off or (change.changed or 0) > samples
 
 
-def _limits(
+def _check_limit(
     metric: MetricPolicy, value: float, *, samples: int, runtime: str
 ) -> Iterator[CheckResult]:
     higher = metric.is_higher_better
@@ -162,16 +162,16 @@ def _limits(
     )
 
 
-def _drops(
+def _check_drops(
     name: str, metric: MetricPolicy, drops: Sequence[Change], limit: float
 ) -> Iterator[CheckResult]:
     """Yield one check for each group: the upper bound of its drop is at most `limit`, with Holm's
     correction over the slices. For a limit of 0 the drop itself is compared."""
     from gate.metrics.intervals import holds_by_holm  # scipy, which reports need not load
 
-    overall = [change.bounds for title, _, change in drops if title is None]
+    total = [change.bounds for title, _, change in drops if title is None]
     family = [change.bounds for title, _, change in drops if title is not None]
-    overall_holds = [len(bounds) == 1 and bounds[0] <= limit for bounds in overall]
+    total_holds = [len(bounds) == 1 and bounds[0] <= limit for bounds in total]
     complete = all(len(bounds) == len(family) for bounds in family)
     holds = holds_by_holm(family, limit) if complete else [False] * len(family)
     # Unproven groups are compared at the level at which Holm's procedure ended.
@@ -180,10 +180,10 @@ def _drops(
     for title, samples, change in drops:
         point = metric.name if title is None else f"{metric.name}, {title}"
         if title is None:
-            is_proven, level = overall_holds.pop(0), 0
+            is_proven, level = total_holds.pop(0), 0
         else:
             is_proven, level = next(proven), min(rank, len(change.bounds)) - 1
-        yield _drop(
+        yield _check_drop(
             CheckResult(name=name, point=point, relation="<=", samples=samples,
                         verdict=Verdict.FAIL),
             change,
@@ -192,7 +192,7 @@ def _drops(
         )  # fmt: skip
 
 
-def _drop(
+def _check_drop(
     check: CheckResult, change: MetricDrop, limit: float, proof: tuple[bool, int, float]
 ) -> CheckResult:
     is_proven, level, alpha = proof

@@ -119,7 +119,7 @@ def check_finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity)
     lacking = unmeasurable(output)
     if same and policy.nonfinite != "same_places" and lacking is None:
         problems.append({"code": "nan_both", "count": same})
-    unknown = list(_nans(_without_unused_numbers(policy, output))) if lacking is None else []
+    unknown = list(_nan_paths(_without_unused_numbers(policy, output))) if lacking is None else []
     if unknown:
         problems.append({"code": "nan_statistics", "names": unknown[:3]})
     params: Problem = {"holds": "same_places", "count": same} if same else {}
@@ -151,16 +151,16 @@ def _without_unused_numbers(policy: Policy, output: OutputParity) -> OutputParit
     return output.model_copy(update=unused)
 
 
-def _nans(value: object, path: str = "") -> Iterator[str]:
+def _nan_paths(value: object, path: str = "") -> Iterator[str]:
     """Yield the dotted paths of NaN in a record."""
     if isinstance(value, float) and math.isnan(value):
         yield path
     elif isinstance(value, Record):
         for name, item in value:
-            yield from _nans(item, f"{path}.{name}" if path else name)
+            yield from _nan_paths(item, f"{path}.{name}" if path else name)
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from _nans(item, f"{path}.{index}")
+            yield from _nan_paths(item, f"{path}.{index}")
 
 
 # A role in the policy that contradicts the output is an ERROR with a remedy.

@@ -30,14 +30,14 @@ def check_export(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         if section.record == "required" and not evidence.subject.parts:  # each has its own
             yield CheckResult(name="export_record", verdict=Verdict.ERROR, code="no_record")
         return
-    yield from _lint(_REFUSED[section.lint], record)
+    yield from _check_lint(_REFUSED[section.lint], record)
     if section.tracer_warnings == "refuse" and record.tracer_warnings:
         yield _findings("tracer_warnings", record.tracer_warnings)
     if section.hazards == "refuse" and record.hazards:
         yield _findings("hazards", record.hazards)
 
 
-def _lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> Iterator[CheckResult]:
+def _check_lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> Iterator[CheckResult]:
     """Yield one check for all findings. Those that `# noqa` silences are only counted."""
     active = [finding for finding in record.lint if not finding.suppressed]
     bad = [finding for finding in active if finding.level in refused]
@@ -79,18 +79,18 @@ def check_preprocessing(policy: Policy, evidence: Evidence) -> Iterator[CheckRes
     section, recorded = policy.preprocessing, evidence.preprocessing
     if section is None:
         return
-    yield _measured(section, evidence, recorded)
+    yield _check_measurement(section, evidence, recorded)
     if recorded is None:
         return
     for name in section.consumers:
         records = [consumer for consumer in recorded.consumers if consumer.consumer == name]
         if len(records) == 1:
-            yield from _consumer(section, records[0], recorded)
+            yield from _check_consumer(section, records[0], recorded)
         else:
             yield _preprocessing_check(name, Verdict.ERROR, "recorded_times", count=len(records))
 
 
-def _measured(
+def _check_measurement(
     section: PreprocessingPolicy, evidence: Evidence, recorded: PreprocessingParity | None
 ) -> CheckResult:
     """Check that it was measured for this model's spec, against the training side, on enough
@@ -121,7 +121,7 @@ def _measured(
     return statement("preprocessing", problems, verdict=Verdict.ERROR, images=recorded.distinct)
 
 
-def _consumer(
+def _check_consumer(
     section: PreprocessingPolicy, record: ConsumerParity, recorded: PreprocessingParity
 ) -> Iterator[CheckResult]:
     name = record.consumer
@@ -140,14 +140,14 @@ def _consumer(
         )
         return
     passed = record.within(section.max_diff) and record.images == recorded.images
-    code, params = _difference(record, recorded, passed=passed)
+    code, params = _comparison_code(record, recorded, passed=passed)
     check = _preprocessing_check(name, Verdict.PASS if passed else Verdict.FAIL, code, **params)
     yield _with_numbers(check, record.max_diff, section.max_diff, record.images)
     if section.max_flips is not None:
-        yield _flips(section.max_flips, record)
+        yield _check_flips(section.max_flips, record)
 
 
-def _difference(
+def _comparison_code(
     record: ConsumerParity, recorded: PreprocessingParity, *, passed: bool
 ) -> tuple[str, Problem]:
     """Return the code of a comparison, with its parameters."""
@@ -163,7 +163,7 @@ def _difference(
     return "within" if passed else "beyond", causes
 
 
-def _flips(allowed: float, record: ConsumerParity) -> CheckResult:
+def _check_flips(allowed: float, record: ConsumerParity) -> CheckResult:
     name, decisions = record.consumer, record.decisions
     if decisions is None or decisions.images != record.images or not decisions.images:
         return _preprocessing_check(name, Verdict.ERROR, "unmeasured", kind="flips_")

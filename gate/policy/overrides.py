@@ -110,7 +110,7 @@ def with_overrides(policy: Policy, settings: Mapping[str, str]) -> Policy:
     return _read({**plain, "tried": {**policy.tried, **overrides}}, policy, settings)
 
 
-def sentence(overrides: Mapping[str, JsonValue]) -> str:
+def override_text(overrides: Mapping[str, JsonValue]) -> str:
     """Return the overrides as text; empty if there are none."""
     return ", ".join(f"{path} = {json.dumps(value)}" for path, value in overrides.items())
 

@@ -315,7 +315,7 @@ def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> 
         elif kind == RECORDED:
             check_recorded(runtime)
         else:
-            setup = _setup(name, runtime, {})
+            setup = setup_of(name, kind, runtime.options, {})
             if exact and setup is not None:
                 setup.settings.check_exact()
     except ValueError as error:
@@ -325,7 +325,10 @@ def check_runtime(name: RuntimeName, runtime: RuntimePolicy, *, exact: bool) -> 
 def ort_setup(policy: Policy, name: RuntimeName) -> OrtSetup | None:
     """Return the setup of an ONNX Runtime runtime of this policy; None for another engine."""
     cuda = policy.cuda_provider.provider_options(tf32=policy.determinism.tf32)
-    return _setup(name, policy.runtimes.get(name), cuda)
+    runtime = policy.runtimes.get(name)
+    if runtime is None:
+        return setup_of(name, name, {}, cuda)
+    return setup_of(name, runtime.kind or name, runtime.options, cuda)
 
 
 def setup_of(
@@ -344,10 +347,3 @@ def setup_of(
 def plain_setup(name: RuntimeName) -> OrtSetup:
     """Return the setup of a built-in runtime name without options."""
     return OrtSetup.from_traits(RUNTIMES[name], {}, {})
-
-
-def _setup(
-    name: RuntimeName, runtime: RuntimePolicy | None, cuda: Mapping[str, str]
-) -> OrtSetup | None:
-    options = {} if runtime is None else runtime.options
-    return setup_of(name, runtime.kind or name if runtime else name, options, cuda)

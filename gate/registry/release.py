@@ -14,7 +14,7 @@ from gate.golden.manifest import GoldenManifest
 from gate.ledger.entry import ComparedWith, LedgerEntry, TwinDigests
 from gate.onnx_file.release_file import ReleaseFile, is_release_file
 from gate.onnx_file.sandboxed_reading import origin_within, verify_description, verify_files
-from gate.policy.overrides import sentence
+from gate.policy.overrides import override_text
 from gate.policy.policy import Policy
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.champion_comparison import Trend
@@ -131,7 +131,7 @@ class EvaluatedFile:
         decision = self.decision
         if decision.tried:
             return (
-                f"the policy was overridden with --set: {sentence(decision.tried)}. Write the "
+                f"the policy was overridden with --set: {override_text(decision.tried)}. Write the "
                 "values into the policy file and run gate check again without --set"
             )
         if decision.passed:

@@ -301,7 +301,7 @@ def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     yield _gauge(model, "checks", "Number of checks by verdict.", counts, "runtime", "verdict")
     rows = {
         labels: (row.check.observed, row.check.bound, row.strain)
-        for labels, row in _once(summary).items()
+        for labels, row in _unique_checks(summary).items()
     }
     for column, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
         numbers = {labels: row[column] for labels, row in rows.items()}
@@ -309,7 +309,7 @@ def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
         yield _gauge(model, name, meaning, values, *_CHECK, unit=unit)
 
 
-def _once(summary: Summary) -> dict[tuple[str, ...], CheckRow]:
+def _unique_checks(summary: Summary) -> dict[tuple[str, ...], CheckRow]:
     """Return the checks by their labels. Of checks with equal labels, the first one that does not
     pass: a series must be unique."""
     rows: dict[tuple[str, ...], CheckRow] = {}

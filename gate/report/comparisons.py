@@ -47,7 +47,7 @@ def print_comparison(parity: PreprocessingParity, console: Console, *, bound: fl
         style = "" if good else "dim" if consumer.not_measured else "red"
         add_row(table, _cells(consumer, good=good), style=style)
     console.print(table)
-    print_sentences(console, [*preprocessing_sentences(parity), *_sides(parity)])
+    print_sentences(console, [*preprocessing_sentences(parity), *_value_lines(parity)])
 
 
 def preprocessing_sentences(parity: PreprocessingParity) -> Iterator[str]:
@@ -75,7 +75,7 @@ def side_by_side(worst_pictures: Mapping[str, WorstPicture], spec: PreprocessSpe
     figure = Figure(figsize=(13, 2.9 * len(shown) + 0.3), dpi=90, layout="constrained")
     grid: NDArray[Any] = np.atleast_2d(figure.subplots(len(shown), 5))
     for axes, (name, worst_picture) in zip(grid, shown, strict=True):
-        _row(axes, _literal(make_printable(name)), worst_picture, spec)
+        _draw_row(axes, _literal(make_printable(name)), worst_picture, spec)
     return _png(figure)
 
 
@@ -103,7 +103,7 @@ def _png(figure: Figure) -> bytes:
     return stream.getvalue()
 
 
-def _row(axes: NDArray[Any], name: str, worst: WorstPicture, spec: PreprocessSpec) -> None:
+def _draw_row(axes: NDArray[Any], name: str, worst: WorstPicture, spec: PreprocessSpec) -> None:
     reference, candidate = to_pixels(worst.reference, spec), to_pixels(worst.tensor, spec)
     difference = np.nan_to_num(np.abs(candidate - reference), nan=255.0, posinf=255.0)
     scale = 255.0 / max(float(np.quantile(difference, 0.999)), 1.0)
@@ -142,26 +142,26 @@ def _cells(consumer: ConsumerParity, *, good: bool) -> tuple[str, ...]:
         " ".join(format_number(channel.max) for channel in consumer.channels),
         f"{decisions.flips}/{decisions.images}" if decisions else "",
         format_number(decisions.confidence_diff_max) if decisions else "",
-        "same" if good else f"differs: {make_printable(consumer.failure or _short(consumer))}",
+        "same" if good else f"differs: {make_printable(consumer.failure or _reason(consumer))}",
     )
 
 
-def _short(consumer: ConsumerParity) -> str:
+def _reason(consumer: ConsumerParity) -> str:
     if consumer.nonfinite:
         return f"{consumer.nonfinite} values are not finite"
     return "; ".join(beginning(cause, " (") for cause in consumer.causes) or "cause not known"
 
 
-def _sides(parity: PreprocessingParity) -> Iterator[str]:
+def _value_lines(parity: PreprocessingParity) -> Iterator[str]:
     """Yield shape, minimum, maximum, mean and first values of each side."""
-    yield f"{parity.reference}: {_described(parity.reference_values)}"
+    yield f"{parity.reference}: {_format_values(parity.reference_values)}"
     for consumer in parity.consumers:
         if consumer.values is not None:
             shape = list(consumer.shape)
-            yield f"{consumer.consumer}: shape {shape}, {_described(consumer.values)}"
+            yield f"{consumer.consumer}: shape {shape}, {_format_values(consumer.values)}"
 
 
-def _described(values: TensorSummary) -> str:
+def _format_values(values: TensorSummary) -> str:
     first = " ".join(f"{value:.4g}" for value in values.first)
     return f"min {values.min:.4g}, max {values.max:.4g}, mean {values.mean:.4g}; first {first}"
 
@@ -320,16 +320,16 @@ def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
 def _rows(trials: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield verdict and cells, one row for each runtime of each export."""
     for trial in trials.trials:
-        about = _about(trial)
+        about = _export_cells(trial)
         if not trial.parities:
             rest = ("",) * (len(_TRIAL_HEADINGS) - len(about) - 1)
             yield trial.verdict, (*about, *rest, trial.verdict)
         for number, parity in enumerate(trial.parities):
             first = about if number == 0 else ("",) * len(about)
-            yield parity.verdict, (*first, *_measured(parity))
+            yield parity.verdict, (*first, *_parity_cells(parity))
 
 
-def _about(trial: ExportTrialRecord) -> tuple[str, ...]:
+def _export_cells(trial: ExportTrialRecord) -> tuple[str, ...]:
     opset = f"{trial.opset_asked}"
     if trial.opset is not None and trial.opset != trial.opset_asked:
         opset += f", got {trial.opset}"
@@ -343,7 +343,7 @@ def _about(trial: ExportTrialRecord) -> tuple[str, ...]:
     )
 
 
-def _measured(parity: TrialParity) -> tuple[str, ...]:
+def _parity_cells(parity: TrialParity) -> tuple[str, ...]:
     return (
         parity.runtime,
         format_number(parity.max_abs_diff),

@@ -66,7 +66,7 @@ def summary_markdown(summary: Summary, links: Mapping[str, str]) -> str:
     lines += [
         *_bullets("Next:", (f"{literal(label)}: `{_code(command)}`" for label, command in steps))
     ]
-    lines += ["What was judged:", "", *_bound_to(summary), ""]
+    lines += ["What was judged:", "", *_identity_lines(summary), ""]
     lines += [f"- [{literal(label)}](<{_address(target)}>)" for label, target in links.items()]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -155,7 +155,7 @@ def _cells(row: RuntimeProof, *, several: bool) -> tuple[str, ...]:
     return (row.runtime, row.state, worst, observed, allowed, agreement, latency)
 
 
-def _bound_to(summary: Summary) -> Iterator[str]:
+def _identity_lines(summary: Summary) -> Iterator[str]:
     subject = summary.subject
     yield f"- file: `{subject.sha256}`, {subject.size_bytes} bytes, opset {subject.opset}"
     yield f"- reference: {literal(subject.factory)}; {subject.samples} samples"

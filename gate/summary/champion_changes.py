@@ -27,12 +27,12 @@ def machines_sentence(old: Environment, new: Environment, *, baseline: str) -> s
     changed = [each for each in differences(old, new) if not each.name.startswith("version of ")]
     if not changed:
         return None
-    now = ", ".join(_worded(each, each.now) for each in changed)
-    before = ", ".join(_worded(each, each.before) for each in changed)
+    now = ", ".join(_difference_text(each, each.now) for each in changed)
+    before = ", ".join(_difference_text(each, each.before) for each in changed)
     return make_printable(f"measured on: {now} | {baseline}: {before}")
 
 
-def _worded(difference: Difference, text: str) -> str:
+def _difference_text(difference: Difference, text: str) -> str:
     plain = difference.name in ("processor", "instruction sets", "operating system", "kernel")
     return text if plain else f"{difference.name} {text}"
 
@@ -47,7 +47,7 @@ UNRECORDED = "not recorded"
 
 _NO_BOUND = "not asked"
 
-_OF_THE_FILE = ("probe_", "graph_", "near_ties")
+_FILE_CHECKS = ("probe_", "graph_", "near_ties")
 
 _SAME_LATENCY = 0.05
 """Relative difference of medians between runs of the same file."""
@@ -83,10 +83,10 @@ def compare_with_champion(
     if champion.sha256 == evidence.subject.sha256:
         return change.model_copy(update={"absent": "it is this very file"})
     rows = [
-        *_compared(incumbent),
-        *_measured(old, evidence, incumbent),
-        *_provenance(old, evidence),
-        *_bounds(champion.decision, decision),
+        *_output_rows(incumbent),
+        *_measured_rows(old, evidence, incumbent),
+        *_provenance_rows(old, evidence),
+        *_bound_rows(champion.decision, decision),
     ]
     machines = machines_sentence(old.environment, evidence.environment, baseline="champion")
     rows.sort(key=lambda row: not row.changed)
@@ -102,10 +102,10 @@ def change_between(
     """
     old_decision, old = before
     rows = [
-        _texts("verdict", old_decision.verdict, decision.verdict),
-        *_measured(old, evidence, None),
-        *_provenance(old, evidence),
-        *_bounds(old_decision, decision),
+        _text_row("verdict", old_decision.verdict, decision.verdict),
+        *_measured_rows(old, evidence, None),
+        *_provenance_rows(old, evidence),
+        *_bound_rows(old_decision, decision),
     ]
     return Change(
         sha256=old_decision.subject_sha256,
@@ -114,7 +114,7 @@ def change_between(
     )
 
 
-def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
+def _output_rows(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
     """Yield the rows on the outputs of both files for the same samples."""
     if incumbent is None or incumbent.state != "compared":
         why = incumbent.absent if incumbent is not None else None
@@ -129,7 +129,7 @@ def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
     for answers in incumbent.outputs:
         suffix = f" of {make_printable(answers.name)}" if several else ""
         if answers.champion_accuracy is not None and answers.accuracy is not None:
-            yield _numbers(
+            yield _number_row(
                 f"accuracy{suffix}", answers.champion_accuracy, answers.accuracy, more_is="better"
             )
         if answers.disagreements is None:
@@ -144,88 +144,89 @@ def _compared(incumbent: ChampionComparison | None) -> Iterator[ChangeRow]:
     if incumbent.champion_latency is not None and incumbent.latency is not None:
         old, new = incumbent.champion_latency, incumbent.latency
         unit = f"ms for {new.batch_size} samples, side by side"
-        row = _numbers("latency", old.median_ms, new.median_ms, more_is="worse", unit=unit)
+        row = _number_row("latency", old.median_ms, new.median_ms, more_is="worse", unit=unit)
         same = math.isclose(old.median_ms, new.median_ms, rel_tol=_SAME_LATENCY)
         yield row.model_copy(update={"changed": False, "sense": None}) if same else row
 
 
-def _measured(
+def _measured_rows(
     old: Evidence, new: Evidence, incumbent: ChampionComparison | None
 ) -> Iterator[ChangeRow]:
     """Yield the rows on numbers that each evidence holds."""
     before, now = TrendRow.from_evidence(old), TrendRow.from_evidence(new)
+    agreements = (before.agreement, now.agreement)
     rows = (
-        _numbers("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse"),
-        _numbers("agreement with its own model", before.agreement, now.agreement, more_is="better"),
+        _number_row("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse"),
+        _number_row("agreement with its own model", *agreements, more_is="better"),
     )
     for row in rows:
-        yield row if old.dataset.sha256 == new.dataset.sha256 else _incomparable(row)
+        yield row if old.dataset.sha256 == new.dataset.sha256 else _mark_incomparable(row)
     if incumbent is None or incumbent.latency is None:
         # Measured on different machines or at different times: neither better nor worse.
-        yield _numbers(
+        yield _number_row(
             "latency", before.latency_ms, now.latency_ms, more_is=None, unit="ms, measured apart"
         )
     sizes = [float(each.subject.size_bytes) for each in (old, new)]
     yield ChangeRow(
         name="size",
-        before=_bytes(old.subject.size_bytes),
-        now=_bytes(new.subject.size_bytes),
+        before=_format_size(old.subject.size_bytes),
+        now=_format_size(new.subject.size_bytes),
         changed=sizes[0] != sizes[1],
         sense=_sense(sizes[0], sizes[1], "worse"),
     )
 
 
-def _provenance(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
+def _provenance_rows(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
     """Yield the rows on how the two files were made."""
-    yield _texts("opset", str(old.subject.opset), str(new.subject.opset))
-    yield _texts("exporter", old.subject.producer, new.subject.producer)
+    yield _text_row("opset", str(old.subject.opset), str(new.subject.opset))
+    yield _text_row("exporter", old.subject.producer, new.subject.producer)
     settings, new_settings = _settings(old), _settings(new)
     for name in dict.fromkeys((*new_settings, *settings)):
-        yield _texts(f"export {name}", settings.get(name), new_settings.get(name))
-    yield _texts("model", old.source.factory, new.source.factory)
+        yield _text_row(f"export {name}", settings.get(name), new_settings.get(name))
+    yield _text_row("model", old.source.factory, new.source.factory)
     before, now = old.source, new.source
-    yield _digests("checkpoint", before.checkpoint_sha256, now.checkpoint_sha256)
+    yield _digest_row("checkpoint", before.checkpoint_sha256, now.checkpoint_sha256)
     if before.is_onnx or now.is_onnx:
-        yield _digests("reference file", before.onnx_sha256, now.onnx_sha256)
+        yield _digest_row("reference file", before.onnx_sha256, now.onnx_sha256)
     codes = [None if each.code is None else each.code.digest() for each in (before, now)]
-    yield _digests("code of the model", *codes)
-    yield _digests("preprocessing", before.preprocess_sha256, now.preprocess_sha256)
-    yield _digests("data", old.dataset.sha256, new.dataset.sha256)
+    yield _digest_row("code of the model", *codes)
+    yield _digest_row("preprocessing", before.preprocess_sha256, now.preprocess_sha256)
+    yield _digest_row("data", old.dataset.sha256, new.dataset.sha256)
     if before.slices_sha256 or now.slices_sha256:
-        yield _digests("slices", before.slices_sha256, now.slices_sha256)
-    yield _texts("samples", str(old.dataset.samples), str(new.dataset.samples))
-    yield from _machines(old.environment, new.environment)
+        yield _digest_row("slices", before.slices_sha256, now.slices_sha256)
+    yield _text_row("samples", str(old.dataset.samples), str(new.dataset.samples))
+    yield from _machine_rows(old.environment, new.environment)
 
 
-def _machines(old: Environment, new: Environment) -> Iterator[ChangeRow]:
+def _machine_rows(old: Environment, new: Environment) -> Iterator[ChangeRow]:
     """Yield the rows on machines and libraries: equal fields first, then those that differ."""
     differing = {each.name: each for each in differences(old, new)}
     before = fields_of(old)
     for name, now in fields_of(new).items():
         if name not in differing and None not in (now, before.get(name)):
-            yield _texts(name, now, now)
+            yield _text_row(name, now, now)
     for each in differing.values():
-        yield _texts(each.name, each.before, each.now)
+        yield _text_row(each.name, each.before, each.now)
 
 
-def _bounds(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
+def _bound_rows(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
     """Yield the applied bounds of the policy that were changed, added or removed."""
-    yield _digests("policy", None if old is None else old.policy_sha256, new.policy_sha256)
+    yield _digest_row("policy", None if old is None else old.policy_sha256, new.policy_sha256)
     if old is None or old.policy_sha256 == new.policy_sha256:
         return
-    before, now = _applied(old), _applied(new)
+    before, now = _bounds_by_check(old), _bounds_by_check(new)
     for title in dict.fromkeys((*now, *before)):
         earlier, applied = before.get(title, _NO_BOUND), now.get(title, _NO_BOUND)
         if earlier != applied:
-            yield _texts(f"bound of {title}", earlier, applied)
+            yield _text_row(f"bound of {title}", earlier, applied)
 
 
-def _applied(decision: Decision) -> dict[str, str]:
+def _bounds_by_check(decision: Decision) -> dict[str, str]:
     """Return bounds by check, without those of probes and the graph, which depend on the file."""
     return {
         check.title: allowed(check)
         for check in decision.checks
-        if check.bound is not None and not check.name.startswith(_OF_THE_FILE)
+        if check.bound is not None and not check.name.startswith(_FILE_CHECKS)
     }
 
 
@@ -238,7 +239,7 @@ def _settings(evidence: Evidence) -> dict[str, str]:
     }
 
 
-def _numbers(
+def _number_row(
     name: str, before: float | None, now: float | None, *, more_is: Sense | None, unit: str = ""
 ) -> ChangeRow:
     texts = [
@@ -251,7 +252,7 @@ def _numbers(
     return ChangeRow(name=name, before=texts[0], now=texts[1], changed=changed, sense=sense)
 
 
-def _incomparable(row: ChangeRow) -> ChangeRow:
+def _mark_incomparable(row: ChangeRow) -> ChangeRow:
     """Return the row of a number from different samples: neither better nor worse."""
     before = f"{row.before} (not comparable: other samples)"
     return row.model_copy(update={"before": before, "changed": True, "sense": None})
@@ -269,7 +270,7 @@ def _sense(before: float, now: float, more_is: Sense) -> Sense | None:
     return more_is if now > before else opposite
 
 
-def _texts(name: str, before: str | None, now: str | None) -> ChangeRow:
+def _text_row(name: str, before: str | None, now: str | None) -> ChangeRow:
     return ChangeRow(
         name=make_printable(name),
         before=_cell(before),
@@ -283,9 +284,9 @@ def _cell(text: str | None) -> str:
     return shorten(make_printable(text), _MAX_LENGTH)
 
 
-def _digests(name: str, before: Digest | None, now: Digest | None) -> ChangeRow:
-    return _texts(name, *(None if each is None else each.short for each in (before, now)))
+def _digest_row(name: str, before: Digest | None, now: Digest | None) -> ChangeRow:
+    return _text_row(name, *(None if each is None else each.short for each in (before, now)))
 
 
-def _bytes(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 1e6:.2f} MB" if size >= 10**6 else f"{size} bytes"

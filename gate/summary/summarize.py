@@ -13,7 +13,7 @@ from gate.decision.catalog import Cause, meaning_of
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.cost_rules import latency_ratios
 from gate.decision.decide import Decision
-from gate.policy.overrides import sentence
+from gate.policy.overrides import override_text
 from gate.policy.policy import Policy
 from gate.records.evidence import Cost, Evidence, Latency, RuntimeEvidence
 from gate.records.localization import Explanation
@@ -372,7 +372,7 @@ def _subject(decision: Decision, evidence: Evidence) -> SummarySubject:
 
 def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) -> Iterator[str]:
     if decision.tried:
-        yield make_printable(f"Tried out, so it promotes nothing: {sentence(decision.tried)}.")
+        yield make_printable(f"Tried out, so it promotes nothing: {override_text(decision.tried)}.")
     yield from code_sentences(evidence)
     yield from check_sentences(decision, "float64")
     yield from imprecision_sentences(decision, evidence)

@@ -71,7 +71,7 @@ class TestWithoutCuda:
     def _no_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ort, "cuda_absent_reason", lambda: "no CUDA device on this machine")
         monkeypatch.setattr(doctor, "active_provider", lambda _: (CPU_PROVIDER, ""))
-        monkeypatch.setattr(doctor, "_loads", lambda _: False)
+        monkeypatch.setattr(doctor, "_loadable", lambda _: False)
 
     def test_it_is_absent_and_the_cpu_can_judge(self, tmp_path: Path) -> None:
         found = _examine(tmp_path)
@@ -107,7 +107,7 @@ class TestWithADevice:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         lacking = {"libcuda.so.1", "libcurand.so.10"}
-        monkeypatch.setattr(doctor, "_loads", lambda name: name not in lacking)
+        monkeypatch.setattr(doctor, "_loadable", lambda name: name not in lacking)
         found = _examine(tmp_path)["CUDA libraries"]
         assert found.state == "missing"
         assert found.seen == "missing: libcuda.so.1, libcurand.so.10"
@@ -121,7 +121,7 @@ class TestWithADevice:
         assert _examine(tmp_path)["CUDA device"].state == "missing"
 
     def test_all_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(doctor, "_loads", lambda _: True)
+        monkeypatch.setattr(doctor, "_loadable", lambda _: True)
         monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
         found = _examine(tmp_path)
         assert found["CUDA device"].state == found["ort-cuda"].state == "ok"
@@ -187,8 +187,8 @@ def test_names_of_libraries_follow_the_cuda_version() -> None:
 
 
 def test_a_library_is_there_only_if_it_loads() -> None:
-    assert doctor._loads("libc.so.6")
-    assert not doctor._loads("libnowhere.so.1")
+    assert doctor._loadable("libc.so.6")
+    assert not doctor._loadable("libnowhere.so.1")
     assert ctypes.CDLL("libc.so.6")
 
 

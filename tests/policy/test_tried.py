@@ -7,7 +7,7 @@ import pytest
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
 from gate.errors import PolicyError
-from gate.policy.overrides import sentence, with_overrides
+from gate.policy.overrides import override_text, with_overrides
 from gate.policy.policy import Policy
 from gate.summary.summarize import summarize
 from tests.builders import evidence, policy
@@ -51,7 +51,7 @@ def test_override_with_equal_value_is_not_recorded() -> None:
     assert with_overrides(before, {RATIO: str(own), "min_samples": "300"}) is before
     both = with_overrides(with_overrides(before, {RATIO: "2"}), {"min_samples": "7"})
     assert both.tried == {RATIO: 2, "min_samples": 7}
-    assert sentence(both.tried) == f"{RATIO} = 2, min_samples = 7"
+    assert override_text(both.tried) == f"{RATIO} = 2, min_samples = 7"
 
 
 @pytest.mark.parametrize(
