@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 _steps = logging.getLogger("gate.steps")
 
-
 INSTRUMENTS: tuple[type[Instrument], ...] = (
     WeightInstrument,
     ProbeInstrument,

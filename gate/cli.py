@@ -44,7 +44,6 @@ variable fails."""
 _JSON_VERSION = 1
 """`schema_version` of `--json` (docs/json.md); a record has its own instead."""
 
-
 _TARGETS = {
     "check": "gate.commands.check:command",
     "plan": "gate.commands.distribute:plan_command",

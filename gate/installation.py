@@ -108,7 +108,6 @@ TORCH, ONNX_RUNTIME, FULL_MLFLOW = "torch", "onnxruntime", "alembic"
 """No extra installs torch; two extras install ONNX Runtime. MLflow needs alembic to open a
 database; mlflow-skinny does not include it."""
 
-
 ONNX_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-openvino")
 """All packages that install the module onnxruntime."""
 
@@ -125,7 +124,6 @@ EXTRAS = {
 
 _FURTHER = {"pandas": "registry", "anyio": "service", "httpx": "service", "sklearn": "pipeline"}
 """Modules that only some features of an extra need."""
-
 
 COMMANDS = {
     "check": (TORCH, ONNX_RUNTIME),
@@ -160,7 +158,6 @@ COMMANDS = {
 }
 """Modules and extras that a command always needs."""
 
-
 _REMEDY = {
     TORCH: "needs PyTorch, in the build that fits your machine: pip install torch",
     ONNX_RUNTIME: "needs ONNX Runtime: pip install 'parity-gate[cpu]', or 'parity-gate[cuda]' "
@@ -168,7 +165,6 @@ _REMEDY = {
     FULL_MLFLOW: "needs the whole MLflow for a registry that is a database: pip install mlflow; "
     "for one behind a server (http://…) parity-gate[registry] is enough",
 }
-
 
 OLDEST = {"torch": "2.9", "onnx": "1.18", "onnxruntime": "1.22", "mlflow": "3.10"}
 """The oldest supported version of each package, by module, as in pyproject.toml."""

@@ -385,7 +385,6 @@ NEW_RECORDING = click.Path(path_type=Path)
 
 NEW_FILE, NEW_FOLDER = OutputPath("file"), OutputPath("folder")
 
-
 _HEAD = 400
 """Number of leading bytes that identify the kind of a record."""
 
@@ -447,7 +446,6 @@ PLAN = RecordFile("parity_gate", "a plan")
 PART = RecordFile("plan_sha256", "a part of a plan")
 
 EVIDENCE = RecordFile("subject", "evidence")
-
 
 SETTINGS = click.option(
     "--set", "settings", multiple=True, metavar="PLACE=VALUE",

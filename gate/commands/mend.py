@@ -409,7 +409,6 @@ _ENDS = {
     "candidates": "All candidates were tried.",
 }
 
-
 _SHORTENED = {
     "budget": "the budget ended the search for fewer float32 layers: use a larger --budget",
     "time": "the time limit ended the search for fewer float32 layers: the same command continues",

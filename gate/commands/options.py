@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-
 AGAINST = click.option(
     "--against", type=types.ModelName(), metavar="NAME",
     help="Compare with the champion of this registered model on the same samples, by the policy's "
@@ -31,10 +30,8 @@ AGAINST = click.option(
     "statements that --trust accepts.",
 )  # fmt: skip
 
-
 CLUSTER_DEFAULTS = {"address": None, "workers": None, "cpus_per_worker": 1, "gpus_per_worker": 0.0}
 """Cluster options with their defaults."""
-
 
 CLUSTER: tuple[Callable[..., Any], ...] = (
     click.option(
@@ -62,7 +59,6 @@ CLUSTER: tuple[Callable[..., Any], ...] = (
     ),
 )  # fmt: skip
 """The cluster options, in the order of `--help`."""
-
 
 FILE = click.Path(path_type=Path)
 
@@ -241,7 +237,6 @@ SIGNING_TRUST = click.option(
     help="Trusted keys. Default: GATE_TRUST, else .gate/trust.yaml, which trusts "
     ".gate/keys/local.pem.",
 )  # fmt: skip
-
 
 _REMOVED = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
 

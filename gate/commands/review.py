@@ -33,7 +33,6 @@ Word = Literal["approved", "rejected"]
 _LABEL_WIDTH = 10
 """Width of the labels in characters."""
 
-
 _OPTIONS = (
     click.argument("name", type=ModelName()),
     click.argument("version"),
@@ -237,7 +236,7 @@ def approve_command(**options: Any) -> CommandResult:
     return _signed_review("approved", **options)
 
 
-# A tag alone would do; it is signed so that the ledger says whose no it is.
+# The tag alone would suffice. The signature records the reviewer in the ledger.
 @click.command("reject", short_help="Sign the final rejection of a version.")
 @with_options(_OPTIONS)
 @machine_options

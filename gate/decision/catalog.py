@@ -450,7 +450,6 @@ _CROSSING = (
     "{reference_above}, the file on {candidate_above}."
 )
 
-
 _LEFT_TO_PROBES = CodeSpec(
     "One sample has no other batch. The probes of other batch sizes decide.",
     observed="left to the probes",
@@ -491,7 +490,6 @@ _COST_UNMEASURED = CodeSpec(
     remedy="Measure again with this version. A recording has neither times nor memory, and some "
     "systems do not report the memory of a process: bound another runtime, or leave the bound out.",
 )
-
 
 _COST = "{label} is {observed:.6g}, allowed {allowed}."
 

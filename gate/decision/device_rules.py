@@ -19,7 +19,6 @@ from gate.records.runtime import CUDA_PROVIDER, RUNTIMES, RuntimeName
 LARGE = 10.0
 """Multiple of its bound above which a difference is not due to rounding."""
 
-
 _ON_CPU: dict[RuntimeName, RuntimeName] = {
     "ort-cuda": "ort-cpu",
     "ort-cuda-optimized": "ort-cpu-optimized",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -61,72 +60,6 @@ _CLASS_BOUNDS = ("l2_probabilities", "confidence_diff", "confidence_bands", "top
 _NOISE_BOUNDS = ("noise_ratio", "noise_peak", "noise_diff")
 
 _ROUNDING_BOUNDS = ("max_abs_diff", "mean_abs_diff", "scaled_diff", "l2_logits", *_NOISE_BOUNDS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scope:
-    """The fields of a policy that decide which bounds are needed and allowed."""
-
-    task: Task
-    precision: Precision
-    waive: frozenset[str]
-    """Checks that may be unmeasured for all outputs."""
-    instruments: Instruments
-    names_classes: bool
-    """Whether the policy gives an output a role with classes by its name."""
-
-    def check(self, runtime: str, bounds: Bounds) -> None:
-        """Raise ValueError if a bound of this runtime is missing or can't be judged."""
-        exact = {"max_abs_diff", "scaled_diff", "noise_ratio"} - self.waive
-        if self.precision == "exact" and not bounds.configured(exact):
-            raise ValueError(
-                f"{runtime}: precision 'exact' needs a bound noise_ratio (not waived), "
-                "max_abs_diff or scaled_diff"
-            )
-        self._check_quantized(runtime, bounds)
-        if self.instruments.noise_samples == 0 and bounds.configured(_NOISE_BOUNDS):
-            raise ValueError(f"{runtime}: a bound on noise needs instruments.noise_samples above 0")
-        if self.instruments.stability_samples == 0 and bounds.configured(UNREPEATED):
-            raise ValueError(
-                f"{runtime}: a bound on repeatability or batch invariance needs "
-                "instruments.stability_samples above 1"
-            )
-        self._check_classes(runtime, bounds)
-
-    def _check_classes(self, runtime: str, bounds: Bounds) -> None:
-        bounded = bounds.configured(_CLASS_BOUNDS)
-        if "top1_agreement" not in bounded and (
-            self.task == "classification" or (self.task == "auto" and self.names_classes)
-        ):
-            if self.task == "classification":
-                why, instead = "task 'classification'", ", or set task: auto"
-            else:
-                why, instead = "the role of logits", ""
-            raise ValueError(f"{runtime}: {why} needs a bound top1_agreement{instead}")
-        if self.task == "tensors" and bounded:
-            raise ValueError(
-                f"{runtime}: {', '.join(sorted(bounded))} need logits; set task: classification"
-            )
-        extra = sorted(set(bounded) - {"top1_agreement"})
-        if self.task == "auto" and extra and not self.names_classes:
-            raise ValueError(
-                f"{runtime}: {', '.join(extra)} need logits, and an inferred role is not enough; "
-                "name the output (outputs: {NAME: logits}), or set task: classification"
-            )
-
-    def _check_quantized(self, runtime: str, bounds: Bounds) -> None:
-        """Raise ValueError for bounds on rounding: a quantized file is judged by its
-        predictions."""
-        if self.precision != "quantized" or self.task != "classification":
-            return
-        exact = bounds.configured(_ROUNDING_BOUNDS)
-        if exact:
-            raise ValueError(
-                f"{runtime}: {', '.join(exact)} are for exact files; a quantized one is judged by "
-                "top1_agreement, confidence_bands and accuracy_drop"
-            )
-        if bounds.confidence_bands is None:
-            raise ValueError(f"{runtime}: precision 'quantized' needs a bound confidence_bands")
 
 
 _RELEASE_HINT = (
@@ -312,7 +245,7 @@ class Policy(PolicyRecord):
                 "require a runtime of ONNX Runtime too, such as ort-cpu"
             )
         for name, runtime in active.items():
-            self.scope.check(name, runtime.bounds)
+            self._check_bounds(name, runtime.bounds)
         return self
 
     @model_validator(mode="after")
@@ -333,17 +266,65 @@ class Policy(PolicyRecord):
             )
         return self
 
+    def _check_bounds(self, runtime: str, bounds: Bounds) -> None:
+        """Raise ValueError if a bound of this runtime is missing or can't be judged."""
+        waived = () if isinstance(self.waive, dict) else self.waive
+        exact = {"max_abs_diff", "scaled_diff", "noise_ratio"}.difference(waived)
+        if self.precision == "exact" and not bounds.configured(exact):
+            raise ValueError(
+                f"{runtime}: precision 'exact' needs a bound noise_ratio (not waived), "
+                "max_abs_diff or scaled_diff"
+            )
+        self._check_quantized(runtime, bounds)
+        if self.instruments.noise_samples == 0 and bounds.configured(_NOISE_BOUNDS):
+            raise ValueError(f"{runtime}: a bound on noise needs instruments.noise_samples above 0")
+        if self.instruments.stability_samples == 0 and bounds.configured(UNREPEATED):
+            raise ValueError(
+                f"{runtime}: a bound on repeatability or batch invariance needs "
+                "instruments.stability_samples above 1"
+            )
+        self._check_classes(runtime, bounds)
+
+    def _check_classes(self, runtime: str, bounds: Bounds) -> None:
+        bounded = bounds.configured(_CLASS_BOUNDS)
+        if "top1_agreement" not in bounded and (
+            self.task == "classification" or (self.task == "auto" and self._names_classes)
+        ):
+            if self.task == "classification":
+                why, instead = "task 'classification'", ", or set task: auto"
+            else:
+                why, instead = "the role of logits", ""
+            raise ValueError(f"{runtime}: {why} needs a bound top1_agreement{instead}")
+        if self.task == "tensors" and bounded:
+            raise ValueError(
+                f"{runtime}: {', '.join(sorted(bounded))} need logits; set task: classification"
+            )
+        extra = sorted(set(bounded) - {"top1_agreement"})
+        if self.task == "auto" and extra and not self._names_classes:
+            raise ValueError(
+                f"{runtime}: {', '.join(extra)} need logits, and an inferred role is not enough; "
+                "name the output (outputs: {NAME: logits}), or set task: classification"
+            )
+
+    def _check_quantized(self, runtime: str, bounds: Bounds) -> None:
+        """Raise ValueError for bounds on rounding: a quantized file is judged by its
+        predictions."""
+        if self.precision != "quantized" or self.task != "classification":
+            return
+        exact = bounds.configured(_ROUNDING_BOUNDS)
+        if exact:
+            raise ValueError(
+                f"{runtime}: {', '.join(exact)} are for exact files; a quantized one is judged by "
+                "top1_agreement, confidence_bands and accuracy_drop"
+            )
+        if bounds.confidence_bands is None:
+            raise ValueError(f"{runtime}: precision 'quantized' needs a bound confidence_bands")
+
     @property
-    def scope(self) -> Scope:
-        """The settings that decide which bounds apply."""
-        return Scope(
-            task=self.task,
-            precision=self.precision,
-            waive=frozenset(() if isinstance(self.waive, dict) else self.waive),
-            instruments=self.instruments,
-            names_classes=bool(self.logits)
-            or not {"logits", "probabilities"}.isdisjoint(self.outputs.values()),
-        )
+    def _names_classes(self) -> bool:
+        """Whether the policy gives an output a role with classes by its name."""
+        roles = self.outputs.values()
+        return bool(self.logits) or not {"logits", "probabilities"}.isdisjoint(roles)
 
     @classmethod
     def load(cls, path: Path, *, section: str | None = "gate") -> Self:

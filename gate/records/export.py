@@ -56,32 +56,24 @@ def at_least(level: LintLevel) -> tuple[LintLevel, ...]:
 TensorName = Annotated[str, StringConstraints(pattern=r"^\S+$", max_length=200)]
 """Name of an input or output, without white space."""
 
-
 Labels = dict[Annotated[int, Field(ge=0)], TensorName]
 """Names of dynamic axes by axis number."""
 
-
 Names = Annotated[tuple[TensorName, ...], Field(min_length=1)]
-
 
 Strategy = Literal["traced", "direct", "scripted", "dynamo"]
 """traced: `torch.jit.trace`, then the TorchScript-based exporter. direct: that exporter on the
 module itself. scripted: `torch.jit.script`, then that exporter. dynamo: `torch.export`."""
 
-
 Domain = Annotated[str, StringConstraints(pattern=r"^[\w-]+(\.[\w-]+)*$", max_length=200)]
 """Domain of ONNX operators: words separated by dots."""
-
 
 ClassName = Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")]
 """`Block`, or `package.module.Block`."""
 
-
 _ONNX = "ai.onnx"
 
-
 OperatorExportType = Literal["ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FALLTHROUGH"]
-
 
 LOWEST_OPSET, LOWEST_AUTO = 9, 13
 

@@ -24,9 +24,7 @@ ULP = 2.0 * EPSILON
 UNDERFLOW = 2.0**-126
 """The smallest normal float32. A runtime may flush smaller values to zero."""
 
-
 Side = Literal["reference", "candidate", "neither"]
-
 
 ProbeKind = Literal["batch", "value", "size", "search"]
 

@@ -15,7 +15,6 @@ SPEC = "spec.json"
 SPEC_LIMIT = 1 << 16
 """Maximum size of a spec in bytes; a usual one has about 400."""
 
-
 EVIDENCE = "evidence.json"
 DECISION = "decision.json"
 POLICY = "policy.json"
@@ -89,7 +88,6 @@ RECORDS = "gate"
 
 QUANTIZED = "quantized"
 """Folder of the quantized twin, next to the exact file; also a slot of a deployed release."""
-
 
 MAX_BYTES = 8 << 30
 """Maximum size of a version with all files."""

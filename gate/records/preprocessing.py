@@ -34,7 +34,6 @@ CONSUMER_NAME = r"^[a-z0-9][a-z0-9.-]{0,63}$"
 ConsumerName = Annotated[str, Field(pattern=CONSUMER_NAME)]
 """Name of an implementation, or the user's name for a consumer with dumped tensors."""
 
-
 _Count = Annotated[int, Field(ge=0)]
 
 

@@ -24,7 +24,6 @@ BoundsKind = Literal["cpu", "cuda", "device"]
 """The applicable built-in bounds: for a CPU, for ONNX Runtime on CUDA, or for another device, whose
 algorithms may round more. Older evidence has `cuda` for both devices."""
 
-
 CPU_PROVIDER = "CPUExecutionProvider"
 
 CUDA_PROVIDER = "CUDAExecutionProvider"

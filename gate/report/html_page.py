@@ -207,8 +207,8 @@ def _address(picture: bytes | None) -> str | None:
 
 
 # The page sends no requests, stores nothing and works in a frame that allows scripts only, as in
-# MLflow. The template engine escapes every text, `printable` removes control characters, and a
-# content security policy allows only our own script.
+# MLflow. The template engine escapes every text, `make_printable` removes control characters, and a
+# content security policy allows only the page's script.
 
 
 _JOINT = re.compile(r"([._/])(?=[A-Za-z])")

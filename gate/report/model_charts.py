@@ -100,7 +100,7 @@ def _draw(axes: Axes, rows: list[LayerRow], *, samples: int) -> None:
         title = literal(rows[first].title, 34)
         axes.annotate(
             title,
-            (first, _clear(heights, first, right=right, letters=len(title))),
+            (first, _clear_height(heights, first, right=right, letters=len(title))),
             textcoords="offset points",
             xytext=(-2 if right else 2, 9),
             ha="right" if right else "left",
@@ -111,8 +111,8 @@ def _draw(axes: Axes, rows: list[LayerRow], *, samples: int) -> None:
     axes.set_ylabel("error ÷ rounding")
 
 
-def _clear(heights: list[float], first: int, *, right: bool, letters: int) -> float:
-    """Above all points that a name at `first` would lie on; `right`: it ends there."""
+def _clear_height(heights: list[float], first: int, *, right: bool, letters: int) -> float:
+    """Return the height above all points under a name that starts (`right`: ends) at `first`."""
     reach = math.ceil(letters * _LETTER * len(heights) / _ACROSS)
     start, end = (first - reach, first) if right else (first, first + reach)
     return max(heights[max(start, 0) : end + 1])

@@ -106,7 +106,6 @@ _ANSWERS = ("top1_", "top5_", "accuracy_drop", "threshold_crossing")
 _INDEPENDENT = ("runtime", "graph_fixed_batch")
 """Checks that are not symptoms of another fault: they would fail without it, too."""
 
-
 _BY_FAULT: dict[str, Cause] = {
     "training_mode": "training_mode",
     "output_order": "outputs",

@@ -63,10 +63,8 @@ def beginning(text: str, mark: str = ": ") -> str:
 _ITEMS = 4
 """Most names of weights, operators or versions in a sentence about the graph."""
 
-
 _MAX_NAMES = 6
 """Most modules, tensors or operators in a sentence about a fault."""
-
 
 _MAX_SAMPLES = 5
 """Most sample numbers in a sentence."""
@@ -313,7 +311,6 @@ _OF_EXPORT: frozenset[Cause] = frozenset(
 
 _OF_PRECISION: frozenset[FaultCode] = frozenset({"precision_cast", "int8", "tf32"})
 """Faults with remedies for any reference."""
-
 
 _Remedy = TypeVar("_Remedy", str, str | None)
 

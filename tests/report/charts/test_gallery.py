@@ -15,7 +15,7 @@ from gate.report import html_page
 from gate.report.chart import BLUE, RED, Chart, decimal
 from gate.report.error_charts import bound_usage_chart, worst_first
 from gate.report.html_page import Report
-from gate.report.model_charts import _clear, depth_chart, memory, trend_charts
+from gate.report.model_charts import _clear_height, depth_chart, memory, trend_charts
 from gate.summary.summary import CheckRow
 from tests.builders import (  # fmt: skip
     absent,
@@ -166,9 +166,9 @@ def test_worst_check_is_first_and_nan_is_worst():
 
 
 def test_layer_label_does_not_cover_points():
-    assert _clear([1.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
-    assert _clear([30.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
-    assert _clear([30.0, 9.0, 16.0, 2.0], 2, right=True, letters=40) == 30.0
+    assert _clear_height([1.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
+    assert _clear_height([30.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
+    assert _clear_height([30.0, 9.0, 16.0, 2.0], 2, right=True, letters=40) == 30.0
 
 
 def test_first_chart_shows_the_cause():
