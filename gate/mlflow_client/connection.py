@@ -107,8 +107,8 @@ def _translate(error: Exception, *, uri: str, action: str) -> GateError:
     code, status = str(getattr(error, "error_code", "")), _status(error, text)
     if code in _DENIED_CODES or status in (401, 403):
         return RegistryDenied(denied(uri, action))
-    is_refused = code in _UNAVAILABLE_CODES or status in (429, 502, 503, 504)
-    if is_refused or _is_unreachable(error, message):
+    is_unavailable = code in _UNAVAILABLE_CODES or status in (429, 502, 503, 504)
+    if is_unavailable or _is_unreachable(error, message):
         return RegistryUnavailable(f"cannot {action}: no answer from {uri}: {shown} {START}")
     if code == "RESOURCE_DOES_NOT_EXIST":
         return ResourceGone(

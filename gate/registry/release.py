@@ -283,7 +283,7 @@ class Release(EvaluatedFile):
 
     def age_problem(self, policy: Policy, *, at: datetime) -> str | None:
         """Return why the evidence of file or twin is too old or from the future, or None."""
-        problem = self.twin.age_problem(policy, at=at) if self.twin else None
+        problem = None if self.twin is None else self.twin.age_problem(policy, at=at)
         return super().age_problem(policy, at=at) or (problem and f"the quantized twin: {problem}")
 
     def outdated(self) -> str | None:

@@ -42,7 +42,7 @@ class ReviewSettings:
     """How the versions of a model are reviewed."""
 
     tag: ReviewTag = field(default_factory=ReviewTag)
-    sign: bool = False
+    signed: bool = False
     """Whether approvals must be signed. Rejections need no signature."""
 
     @classmethod
@@ -52,7 +52,7 @@ class ReviewSettings:
 
     def waits(self, model: str, version: str) -> str:
         """Return the text that a version waits for review, and how to review it."""
-        if self.sign:
+        if self.signed:
             return (
                 f"waits for review: gate approve {model} {version} --key KEY, or gate reject with "
                 "the same arguments"

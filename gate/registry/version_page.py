@@ -119,7 +119,7 @@ class VersionStatus:
         match self.kind:
             case "waits":
                 text = _plain(rule.waits(shlex.quote(entry.key), entry.version or ""))
-                if not rule.sign:
+                if not rule.signed:
                     text += f" (and before it {Tag.REVIEW_COMMENT}), on this page under Tags"
                 text += "."
             case "champion":
