@@ -19,7 +19,7 @@ from gate.decision.check_result import CheckResult
 from gate.decision.decide import Decision, decide
 from gate.errors import DataError, GateError, PolicyError
 from gate.installation import require_module
-from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.champion import ComparisonJob, measure_incumbent
 from gate.measure.concurrency import ConcurrencyInstrument
 from gate.measure.context import Instrument
 from gate.measure.job import EvaluationData, MeasurementJob, Reference
@@ -224,7 +224,7 @@ def _measure_champion(
     an error is only recorded, unless the policy requires the comparison."""
     if champion is None:
         return None
-    compared = Compared(
+    compared = ComparisonJob(
         case.candidate,
         case.samples,
         case.labels,

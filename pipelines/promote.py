@@ -33,7 +33,7 @@ from gate.summary.render import render_check
 from gate.summary.summarize import SummaryInputs
 from gate.summary.summary import Step, Summary
 from pipelines import ci_files, pages, paths, stage
-from pipelines.beside import load_compared_champion
+from pipelines.champion import load_compared_champion
 from pipelines.export_report import ExportReport
 from pipelines.ledger import project_ledger
 from pipelines.params import RegistryParams, ReleaseParams, load_policy

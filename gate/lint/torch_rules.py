@@ -164,7 +164,7 @@ def _is_broadcast(indexed: Value, index: IndexExpression, value: Value) -> bool:
 
 
 # --- arguments ------------------------------------------------------------------------------------
-# Each hazard was found by exporting the call and comparing numbers (`tests/lint/hazards.py`).
+# Each hazard was found by exporting the call and comparing numbers (`tests/lint/rule_examples.py`).
 
 _READ = (
     nn.Softplus,

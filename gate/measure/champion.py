@@ -49,7 +49,7 @@ _TIMED = 16
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparisonJob:
     """The new file and the data of the comparison."""
 
     candidate: TestedFile
@@ -70,7 +70,7 @@ class Compared:
 
 
 def measure_incumbent(
-    champion: Champion, *, comparison: Compared, evidence: Evidence
+    champion: Champion, *, comparison: ComparisonJob, evidence: Evidence
 ) -> ChampionComparison:
     """Compare the new file with the serving version, or return why that is not possible.
 
@@ -154,7 +154,7 @@ class _Side(NamedTuple):
 class _Pair:
     """Both files, the serving one first."""
 
-    def __init__(self, old: TestedFile, comparison: Compared) -> None:
+    def __init__(self, old: TestedFile, comparison: ComparisonJob) -> None:
         self._comparison = comparison
         self._sides = [self._open(old), self._open(comparison.candidate)]
         sizes = {side.binding.batch_size for side in self._sides if side.binding.fixed}

@@ -16,7 +16,7 @@ from gate.summary.champion_changes import compare_with_champion
 from gate.summary.summarize import summarize
 from tests.builders import incumbent, policy
 from tests.commands.running import runner
-from tests.report import stories
+from tests.report import report_records
 
 _run, _json = runner("report")
 STRICT = """gate:
@@ -36,7 +36,7 @@ def reused_charts() -> None:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
-    for name, case in (("good", stories.passed()), ("bad", stories.rejected())):
+    for name, case in (("good", report_records.passed()), ("bad", report_records.rejected())):
         write_report(
             folder / name,
             case.decision,
@@ -67,13 +67,13 @@ def test_report_renders_the_same_page_from_records(capsys, reports: Path, place:
     assert code == 0
     assert out.rstrip().endswith("report  bad/report.html")
     assert page.read_text() == before
-    assert stories.LAYER in before
+    assert report_records.LAYER in before
 
 
 @pytest.mark.further
 def test_stored_thumbnails_are_shown(capsys, reports: Path) -> None:
     (reports / "bad/pictures").mkdir()
-    (reports / "bad/pictures/20.png").write_bytes(stories.pictures()[20])
+    (reports / "bad/pictures/20.png").write_bytes(report_records.pictures()[20])
     assert _run(capsys, "bad", "--output", "new/page.html")[0] == 0
     assert (reports / "new/page.html").read_text().count("data:image/png") == 1
 
@@ -104,7 +104,7 @@ def test_two_reports_are_compared(capsys, reports: Path) -> None:
 
 @pytest.mark.proof
 def test_stored_change_is_shown(capsys, reports: Path) -> None:
-    case = stories.passed()
+    case = report_records.passed()
     champion = Champion(state="first", absent="no version of digits serves yet")
     compare_with_champion(case.decision, case.evidence, champion).save(reports / "good/change.json")
     told = _json(capsys, "good")[1]["story"]["change"]["absent"]
@@ -118,7 +118,7 @@ def test_stored_change_is_shown(capsys, reports: Path) -> None:
 
 @pytest.mark.further
 def test_report_with_another_policy_keeps_the_comparison(capsys, reports: Path) -> None:
-    case = stories.passed()
+    case = report_records.passed()
     evidence = case.evidence
     compared = incumbent(
         subject_sha256=evidence.subject.sha256,
@@ -155,7 +155,7 @@ class TestInconsistentRecords:
 
     @pytest.mark.further
     def test_explanation_of_another_file_is_ignored(self, capsys, reports: Path) -> None:
-        case = stories.rejected()
+        case = report_records.rejected()
         found = case.explanation.localisation
         assert found is not None
         other = found.model_copy(update={"subject_sha256": case.decision.policy_sha256})
@@ -165,10 +165,10 @@ class TestInconsistentRecords:
         assert "does not explain" in err
         # Beside the evidence it is of an earlier file, and says nothing.
         assert _run(capsys, "bad")[0] == 0
-        assert stories.LAYER not in (reports / "bad/report.html").read_text()
+        assert report_records.LAYER not in (reports / "bad/report.html").read_text()
         Explanation(localisation=found).save(reports / "bad/explanation.json")
         assert _run(capsys, "bad")[0] == 0
-        assert stories.LAYER in (reports / "bad/report.html").read_text()
+        assert report_records.LAYER in (reports / "bad/report.html").read_text()
 
 
 @pytest.mark.further
@@ -176,5 +176,5 @@ def test_page_uses_the_policy_of_both_records(capsys, reports: Path) -> None:
     (reports / "policy.json").write_text(policy().to_json())
     code, plain = _json(capsys, "good", "bad", "--policy", "policy.json")
     assert (code, plain["verdict"]) == (0, "FAIL")
-    again = decide(policy(), stories.rejected().evidence, decided_at="now")
+    again = decide(policy(), report_records.rejected().evidence, decided_at="now")
     assert plain["story"]["subject"]["sha256"] == str(again.subject_sha256)

@@ -21,7 +21,7 @@ from tests.commands.running import as_json
 from tests.ledger.keys import Writers
 from tests.ledger.rows import rows
 from tests.ledger.test_signature import entry
-from tests.registry.conftest import _files_are_read_here, _no_dvc_experiment  # noqa: F401
+from tests.registry.conftest import _no_dvc_experiment, read_untrusted_files_in_process  # noqa: F401
 from tests.registry.releases import NAME
 from tests.service.conftest import database as url  # noqa: F401
 from tests.service.conftest import postgres_server  # noqa: F401

@@ -16,7 +16,7 @@ from gate.decision.champion import Champion
 from gate.decision.check_result import Verdict
 from gate.distributed.external_runtime import Packing, Sending
 from gate.distributed.worker_pool import CheckedFile
-from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.champion import ComparisonJob, measure_incumbent
 from gate.measure.job import EvaluationData, Reference
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import TestedFile
@@ -47,7 +47,9 @@ def test_champion_is_compared_with_layout(tmp_path: Path, name: str) -> None:
                    data=EvaluationData(SampleSet.from_arrays(arrays(name))))  # fmt: skip
     job, evidence = result.job, result.evidence
     before = evidence.model_copy(update={"subject": read_subject(old)})
-    beside = Compared(TestedFile(new, read_subject(new)), job.samples, None, 8, Policy.default())
+    beside = ComparisonJob(
+        TestedFile(new, read_subject(new)), job.samples, None, 8, Policy.default()
+    )
     champion = Champion(state="proven", version="7", sha256=before.subject.sha256, onnx_path=old,
                         evidence=before)  # fmt: skip
     found = measure_incumbent(champion, comparison=beside, evidence=evidence)

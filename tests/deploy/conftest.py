@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sandbox.here import read_here
+from tests.sandbox.in_process import read_in_process
 
 
 @pytest.fixture(autouse=True)
-def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_here(monkeypatch)
+def read_untrusted_files_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in_process(monkeypatch)

@@ -17,7 +17,7 @@ from gate.deploy.deploy import deploy, rollback_deployment
 from gate.deploy.store import ModelStore
 from tests.deploy import models
 from tests.deploy.models import NAME
-from tests.sandbox.here import always_read_here
+from tests.sandbox.in_process import always_read_here
 
 __all__ = ["deploy_and_die", "onnx", "onnxruntime"]
 

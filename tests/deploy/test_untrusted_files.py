@@ -31,7 +31,7 @@ def _fetch_file(path: Path):
 
 
 @pytest.fixture(autouse=True)
-def _files_are_read_here() -> None:
+def read_untrusted_files_in_process() -> None:
     """Override the fixture of conftest.py: these tests use the sandbox."""
 
 

@@ -35,7 +35,7 @@ from gate.signing.trust import Trust
 from tests.end_to_end.ci import POLICY, signed_release
 from tests.registry.promoting import promote
 from tests.registry.servers import make_run
-from tests.sandbox.here import always_read_here
+from tests.sandbox.in_process import always_read_here
 
 __all__ = ["main", "mlflow", "onnxruntime"]
 

@@ -17,7 +17,7 @@ from tests.end_to_end.faulty_proxy import FAULTS, Fault, Proxy, proxy
 from tests.exhaustive import some
 from tests.registry.folder_snapshot import FolderSnapshot
 from tests.registry.servers import Server
-from tests.sandbox.here import read_here
+from tests.sandbox.in_process import read_in_process
 from tests.service.registry_setup import Model
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
@@ -52,7 +52,7 @@ def initial_state(
 @pytest.fixture
 def model(initial_state: tuple[Model, FolderSnapshot], monkeypatch: pytest.MonkeyPatch) -> Model:
     """Before a service that was just started, and that is sure of a mismatch at the next look."""
-    read_here(monkeypatch)
+    read_in_process(monkeypatch)
     made, beginning = initial_state
     beginning.restore()
     made.reading = Reading(mismatches=MismatchMemory(0.0, wait=None))

@@ -14,7 +14,7 @@ from torch import nn
 from gate.errors import ExportError, ExportRefused
 from gate.export.export import Exported, export_model, self_check
 from gate.records.export import ExportSettings
-from tests.lint.hazards import IndexAdd, Limited, Net
+from tests.lint.rule_examples import IndexAdd, Limited, Net
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks.corpus.architecture import ARCHITECTURES
 from gate import cli
 from tests.frozen.store import assert_frozen
-from tests.lint.hazards import CASES
+from tests.lint.rule_examples import CASES
 
 TORCHVISION = (
     "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s",

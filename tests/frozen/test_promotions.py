@@ -24,7 +24,7 @@ from tests.end_to_end import test_transient_errors
 from tests.frozen.store import assert_frozen, json_lines
 from tests.registry.releases import NAME
 from tests.registry.simulator import Crash, Watched
-from tests.sandbox.here import read_here
+from tests.sandbox.in_process import read_in_process
 from tests.service import interruption_scenarios
 from tests.service.registry_setup import REVIEWED, Model, RegistrySetup
 
@@ -142,7 +142,7 @@ def outcome(
 def test_final_state_after_each_interruption(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_here(monkeypatch)
+    read_in_process(monkeypatch)
     monkeypatch.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
     interruption = Interruption()
     rows = [["uninterrupted", *outcome(tmp_path / "whole", SCENARIOS[name], interruption)]]

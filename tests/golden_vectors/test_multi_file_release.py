@@ -13,7 +13,7 @@ from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.manifest import GoldenManifest
 from gate.golden.verify import verify_golden
 from tests.registry import parts, releases
-from tests.sandbox.here import read_here
+from tests.sandbox.in_process import read_in_process
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_vectors_cannot_name_files_outside(release: Path, name: str) -> None:
 def test_command_lists_the_parts(
     release: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    read_here(monkeypatch)
+    read_in_process(monkeypatch)
     arguments = [str(release), "--golden", str(golden_of(release))]
     assert cli.main(["verify-release", *arguments]) == 0
     printed = capsys.readouterr().out

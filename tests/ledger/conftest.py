@@ -6,12 +6,12 @@ import pytest
 
 from gate.ledger.ledger import Ledger
 from tests.registry.conftest import (  # noqa: F401
-    _files_are_read_here,
     _little_patience,
     _no_dvc_experiment,
     _second_download_at_once,
     first,
     ledger,
+    read_untrusted_files_in_process,
     second,
     third,
 )

@@ -14,7 +14,7 @@ from gate import Evidence, Policy, SampleSet, TestedFile
 from gate.decision.champion import Champion
 from gate.decision.metric_rules import check_champion_metrics
 from gate.errors import DigestMismatch
-from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.champion import ComparisonJob, measure_incumbent
 from gate.measure.cost_meter import Stopwatch
 from gate.onnx_file.reading import read_subject
 from gate.policy.metrics import MetricPolicy
@@ -68,8 +68,8 @@ def compare(new: Path, old: Champion, **overrides: Any) -> ChampionComparison:
     samples = SampleSet.from_arrays({"input": overrides.pop("x", inputs())})
     evidence: Evidence = overrides.pop("evidence", None) or releases.evidence(new)
     fields = {"labels": None, "batch_size": 8, "policy": Policy.default()} | overrides
-    beside = Compared(TestedFile(new, read_subject(new)), samples, **fields)
-    return measure_incumbent(old, comparison=beside, evidence=evidence)
+    comparison = ComparisonJob(TestedFile(new, read_subject(new)), samples, **fields)
+    return measure_incumbent(old, comparison=comparison, evidence=evidence)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gate.api import EvaluationResult, case_of, check
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import ModelError
-from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.champion import ComparisonJob, measure_incumbent
 from gate.measure.job import EvaluationData, Reference
 from gate.multi_file.chain_model import ChainFunction, ChainModel
 from gate.multi_file.chain_session import Interfaces
@@ -57,7 +57,7 @@ def beside(folder: Path, good: EvaluationResult, champion: TestedFile) -> Champi
         onnx_path=champion.path,
         evidence=evidence,
     )
-    compared = Compared(
+    compared = ComparisonJob(
         case.candidate, case.samples, None, case.batch_size, case.policy, case.chained
     )
     return measure_incumbent(served, comparison=compared, evidence=good.evidence)

@@ -10,7 +10,7 @@ from gate.ledger.ledger import Ledger
 from gate.registry.release import Release
 from tests.registry.releases import onnx_file, release
 from tests.registry.servers import serving
-from tests.sandbox.here import read_here
+from tests.sandbox.in_process import read_in_process
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,8 @@ def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_here(monkeypatch)
+def read_untrusted_files_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in_process(monkeypatch)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from gate.report.ci_formats import CiResult
 from gate.report.html_page import Report
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
-from tests.report import stories
+from tests.report import report_records
 from tests.report.samples import HOSTILE, failed
 
 
@@ -23,8 +23,8 @@ def hostile() -> CiResult:
 
 def twice() -> CiResult:
     """A story that has each check twice, and both verdicts of one."""
-    summary = _story(stories.rejected())
-    passed = _story(stories.passed())
+    summary = _story(report_records.rejected())
+    passed = _story(report_records.passed())
     return CiResult(
         command="check",
         exit_code=1,
@@ -34,7 +34,7 @@ def twice() -> CiResult:
 
 def parts() -> CiResult:
     """A release of two files, with the same checks of each."""
-    summary = _story(stories.rejected())
+    summary = _story(report_records.rejected())
     words = [
         word.model_copy(update={"check": word.check.model_copy(update={"part": part})})
         for part in ("encoder", "decoder")
@@ -46,9 +46,15 @@ def parts() -> CiResult:
 
 
 RESULTS = {
-    "passed": lambda: CiResult(command="check", exit_code=0, summary=_story(stories.passed())),
-    "rejected": lambda: CiResult(command="check", exit_code=1, summary=_story(stories.rejected())),
-    "unjudged": lambda: CiResult(command="check", exit_code=2, summary=_story(stories.unjudged())),
+    "passed": lambda: CiResult(
+        command="check", exit_code=0, summary=_story(report_records.passed())
+    ),
+    "rejected": lambda: CiResult(
+        command="check", exit_code=1, summary=_story(report_records.rejected())
+    ),
+    "unjudged": lambda: CiResult(
+        command="check", exit_code=2, summary=_story(report_records.unjudged())
+    ),
     "nothing": lambda: CiResult(
         command="check", exit_code=2, model="m:build", sentence="model.onnx does not exist."
     ),
@@ -64,13 +70,13 @@ RESULTS = {
         exit_code=1,
         model="digits",
         sentence="refused: version 7 was taken back",
-        summary=_story(stories.passed()).about(name="digits"),
+        summary=_story(report_records.passed()).about(name="digits"),
     ),
     "promoted": lambda: CiResult(
         command="promote",
         exit_code=0,
         sentence="promoted: version 8 is champion",
-        summary=_story(stories.passed()).about(name="digits"),
+        summary=_story(report_records.passed()).about(name="digits"),
         links={"Model version": "http://127.0.0.1:5000/#/models/digits/versions/8"},
     ),
     "hostile": hostile,

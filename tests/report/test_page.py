@@ -23,14 +23,14 @@ from tests.builders import (
     policy,
     runtime_evidence,
 )
-from tests.report import stories
-from tests.report.stories import HOSTILE, LAYER
+from tests.report import report_records
+from tests.report.report_records import HOSTILE, LAYER
 from tests.reused_charts import reused_charts
 
 __all__ = ["reused_charts"]
 
-CASES = {"passed": stories.passed, "waiting": stories.waiting, "rejected": stories.rejected,
-         "unjudged": stories.unjudged, "hostile": stories.hostile}  # fmt: skip
+CASES = {"passed": report_records.passed, "waiting": report_records.waiting, "rejected": report_records.rejected,
+         "unjudged": report_records.unjudged, "hostile": report_records.hostile}  # fmt: skip
 
 
 class Outline(HTMLParser):
@@ -77,7 +77,7 @@ def pages():
 
 @pytest.fixture(scope="module")
 def again():
-    return render_page(stories.rejected())
+    return render_page(report_records.rejected())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -120,7 +120,7 @@ def test_page_is_reproducible(pages, again):
 
 
 def test_each_check_has_its_text_and_remedy(pages):
-    decision = stories.rejected().decision
+    decision = report_records.rejected().decision
     text = " ".join(Outline(pages["rejected"]).text.split())
     for check in decision.checks:
         assert " ".join(render_check(check).split()) in text
@@ -129,7 +129,7 @@ def test_each_check_has_its_text_and_remedy(pages):
 
 
 def test_sections_are_in_order(pages):
-    summary = stories.rejected().summary
+    summary = report_records.rejected().summary
     text = Outline(pages["rejected"]).text.partition("Skip to the details")[2]
     told = [summary.headline.sentence, "resnet-digits", "version 12", summary.subject.sha256.short,
             "10.2 ×", str(summary.steps[0].command), *(f.title for f in summary.findings),
@@ -154,7 +154,7 @@ def test_malicious_names_are_escaped(pages):
 
 
 def test_each_check_is_in_the_table(pages):
-    case = stories.rejected()
+    case = report_records.rejected()
     table = pages["rejected"].partition('class="cards sortable"')[2].partition("</table>")[0]
     assert table.count("<tr>") == len(case.decision.checks) + 1
     assert table.count("why this bound") == len(case.decision.checks)
@@ -164,7 +164,7 @@ def test_each_check_is_in_the_table(pages):
 
 @pytest.mark.further
 def test_long_tables_are_truncated_with_a_count():
-    case = stories.rejected()
+    case = report_records.rejected()
     checks = case.decision.checks * 20
     many = case.decision.model_copy(update={"checks": checks})
     found = case.explanation.localisation
@@ -179,8 +179,8 @@ def test_long_tables_are_truncated_with_a_count():
 
 
 def test_only_small_pictures_are_embedded():
-    evidence = stories.passed().evidence
-    (good, *_) = stories.pictures().values()
+    evidence = report_records.passed().evidence
+    (good, *_) = report_records.pictures().values()
     offered = {3: good, 20: b"<svg onload=alert(1)>", 37: good + b"\0" * 200_000}
     shown = html_page.worst_samples(evidence, offered)
     assert shown is not None
@@ -189,7 +189,7 @@ def test_only_small_pictures_are_embedded():
 
 
 def test_warnings_come_before_the_findings():
-    case = stories.rejected()
+    case = report_records.rejected()
     shown = render_page(case)
     assert shown.count("Error along the depth of the model") == shown.count('id="chart-cause"') * 3
     warned = case.summary.model_copy(update={"warnings": ("the code changed since <b>",)})
@@ -198,7 +198,7 @@ def test_warnings_come_before_the_findings():
 
 
 def test_reasons_are_short_and_runtime_names_complete():
-    case = stories.rejected()
+    case = report_records.rejected()
     assert ": no CUDA device. " in render_page(case)
     proof = [
         one.model_copy(update={"reason": one.reason and "no device here: neither a, nor b."})
@@ -213,7 +213,7 @@ def test_reasons_are_short_and_runtime_names_complete():
 
 @pytest.mark.parametrize("name", [None, "digits"])
 def test_page_names_the_model(name):
-    case = stories.passed()
+    case = report_records.passed()
     page = render_page(Report(case.summary.about(name=name), case.evidence, case.decision))
     shown = name or case.evidence.source.factory
     title = re.search(r"<title>(.*?)</title>", page)
@@ -223,7 +223,7 @@ def test_page_names_the_model(name):
 
 
 def test_page_of_many_samples_and_classes_is_small():
-    case = stories.rejected()
+    case = report_records.rejected()
     per_class = tuple(
         ConfidenceOfClass(label=label, samples=50, mean=1e-5, max=1e-4, signed_mean=-1e-5,
                           reference_mean=0.9, candidate_mean=0.9)
@@ -295,7 +295,7 @@ def test_headline_and_first_row_show_the_same_number(ratio):
 
 def test_bound_of_zero_shows_no_infinite_factor():
     wrong = class_parity(top1_disagreements=3)
-    case = stories.rejected()
+    case = report_records.rejected()
     summary, first = _summary_and_first_screen(output_parity(classification=wrong))
     assert summary.headline.verdict == "FAIL"
     agreement = next(w for w in summary.words if w.check.name == "top1_agreement")

@@ -13,15 +13,15 @@ from playwright.sync_api import Browser, Page
 from gate import Evidence
 from gate.report.html_page import render_page
 from tests.browser import chromium
-from tests.report import stories
+from tests.report import report_records
 
 pytestmark = pytest.mark.slow
 PHONE, LAPTOP = (390, 844), (1280, 800)
 CASES = {
-    "passed": stories.passed,
-    "rejected": stories.rejected,
-    "unjudged": stories.unjudged,
-    "everywhere": stories.everywhere,
+    "passed": report_records.passed,
+    "rejected": report_records.rejected,
+    "unjudged": report_records.unjudged,
+    "everywhere": report_records.everywhere,
 }
 FIRST = ("verdict", "sentence", "name", "version", "digest", "when", "where", "signed", "matrix",
          "chart-cause", "next", "step-0")  # fmt: skip
@@ -136,7 +136,7 @@ CLIPPED = """() => Array.from(document.querySelectorAll("figure")).flatMap(figur
 @pytest.mark.further
 @pytest.mark.parametrize("size", [PHONE, (1440, 900)])
 def test_chart_text_is_not_clipped(browser, size):
-    case = stories.rejected()
+    case = report_records.rejected()
     one_class = json.loads(case.evidence.to_json())
     for runtime in one_class["runtimes"]:
         for output in runtime["outputs"]:
@@ -170,7 +170,7 @@ def test_tables_unfold_and_sort_by_keyboard(browser, pages):
         page.keyboard.press("Enter")
         assert head.get_attribute("aria-sort") == order
         values = page.evaluate(strains)
-        assert len(values) == len(stories.rejected().decision.checks)
+        assert len(values) == len(report_records.rejected().decision.checks)
         assert values == sorted(values, reverse=reverse)
     page.keyboard.press("Tab")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -186,7 +186,7 @@ def test_page_works_in_the_mlflow_frame(browser, pages):
     copied.wait_for()
     assert copied.text_content() in ("Copied", "Selected: copy it with Ctrl+C")
     selected = frame.evaluate("getSelection().toString()")
-    assert selected == stories.rejected().summary.steps[0].command
+    assert selected == report_records.rejected().summary.steps[0].command
     frame.locator("#checks > details > summary").click()
     frame.locator("#checks th button").first.click()
     assert frame.locator("#checks th").first.get_attribute("aria-sort") == "ascending"
@@ -210,7 +210,7 @@ def test_malicious_names_run_no_script(browser):
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     refused: list[str] = []
     page.on("console", lambda message: refused.append(message.text))
-    page.set_content(render_page(stories.hostile()))
+    page.set_content(render_page(report_records.hostile()))
     page.wait_for_load_state("networkidle")
     unfold(page)
     assert page.locator("script").count() == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.here import read_here
+from tests.sandbox.in_process import read_in_process
 from tests.service.deliveries import Service, running, settings
 from tests.service.postgres import MISSING, Postgres, postgres, program
 
@@ -43,8 +43,8 @@ def _temporary_files_are_in_memory(temporary: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(autouse=True)
-def _files_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_here(monkeypatch)
+def read_untrusted_files_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in_process(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ class Service:
 
 
 @pytest.fixture(autouse=True)
-def _files_are_read_here() -> None:
+def read_untrusted_files_in_process() -> None:
     """Override the fixture of conftest.py: these tests use the sandbox."""
 
 

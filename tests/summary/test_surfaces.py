@@ -8,13 +8,15 @@ import pytest
 from gate.report.markdown import summary_markdown
 from gate.summary.summarize import summarize
 from tests.frozen.test_decisions import html, mlflow, terminal
-from tests.report import stories
+from tests.report import report_records
 from tests.reused_charts import reused_charts
 
 __all__ = ["reused_charts"]
 
 
-@pytest.mark.parametrize("make", [stories.passed, stories.rejected, stories.unjudged])
+@pytest.mark.parametrize(
+    "make", [report_records.passed, report_records.rejected, report_records.unjudged]
+)
 def test_all_output_formats_show_the_same_findings(make):
     case = make()
     summary = summarize(case.decision, case.evidence, explanation=case.explanation)

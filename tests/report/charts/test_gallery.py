@@ -26,7 +26,7 @@ from tests.builders import (  # fmt: skip
     policy,
     runtime_evidence,
 )
-from tests.report import stories
+from tests.report import report_records
 
 INVALID_NUMBERS = [math.nan, math.inf, 1.7e308, 0.0]
 
@@ -49,7 +49,7 @@ def all_charts(case: Report) -> tuple[Chart, ...]:
 
 
 def test_failed_report_has_each_chart_as_svg():
-    charts = all_charts(stories.rejected())
+    charts = all_charts(report_records.rejected())
     assert names(charts) == set(html_page.NAMES)
     for chart in charts:
         root = ElementTree.fromstring(chart.file())
@@ -84,7 +84,7 @@ def test_invalid_numbers_are_drawn(value):
     )
     seen = evidence_with(output)
     judged = decide(policy(), seen, decided_at="now")
-    words = tuple(map(stories.word, judged.checks))
+    words = tuple(map(report_records.word, judged.checks))
     drawn = html_page.evidence_charts(seen, judged)
     assert names(drawn) == {"differences", "confidence", "agreement", "latency"}
     ranked = bound_usage_chart(words)
@@ -100,9 +100,9 @@ def test_invalid_numbers_are_drawn(value):
         assert not re.search("nan|inf", " ".join(places)), chart.name
 
 
-@pytest.mark.parametrize("name", [stories.HOSTILE, "$\\frac$", "日本語", "x" * 5000])
+@pytest.mark.parametrize("name", [report_records.HOSTILE, "$\\frac$", "日本語", "x" * 5000])
 def test_names_are_escaped_in_charts(name):
-    found = stories._layers(name)
+    found = report_records._layers(name)
     chart = depth_chart(found)
     assert chart is not None
     tags = {e.tag.rpartition("}")[2] for e in ElementTree.fromstring(chart.file()).iter()}
@@ -112,7 +112,7 @@ def test_names_are_escaped_in_charts(name):
 
 
 def test_failed_checks_have_a_different_color_and_shape():
-    words = [stories.word(check) for check in stories.rejected().decision.checks]
+    words = [report_records.word(check) for check in report_records.rejected().decision.checks]
     shown = {}
     for verdict in (Verdict.PASS, Verdict.FAIL):
         chosen = [w for w in words if w.check.verdict is verdict and w.strain is not None][:1]
@@ -125,9 +125,9 @@ def test_failed_checks_have_a_different_color_and_shape():
 
 
 def test_check_is_one_row_with_a_mark_per_runtime():
-    one = next(c for c in stories.rejected().decision.checks if c.name == "noise_ratio")
+    one = next(c for c in report_records.rejected().decision.checks if c.name == "noise_ratio")
     words = [
-        stories.word(one.model_copy(update={"runtime": runtime, "output": output}))
+        report_records.word(one.model_copy(update={"runtime": runtime, "output": output}))
         for output in ("boxes", "scores")
         for runtime in ("ort-cpu", "ort-cpu-optimized", "ort-cuda")
     ]
@@ -143,10 +143,10 @@ def test_check_is_one_row_with_a_mark_per_runtime():
 
 
 def test_worst_check_is_first_and_nan_is_worst():
-    check = next(c for c in stories.passed().decision.checks if c.bound is not None)
+    check = next(c for c in report_records.passed().decision.checks if c.bound is not None)
 
     def used(value: float | None) -> CheckRow:
-        return stories.word(check).model_copy(update={"strain": value})
+        return report_records.word(check).model_copy(update={"strain": value})
 
     ranked = worst_first([used(0.1), used(None), used(math.nan), used(3.0)])
     assert [word.strain for word in ranked][1:] == [3.0, 0.1]
@@ -154,7 +154,7 @@ def test_worst_check_is_first_and_nan_is_worst():
 
     def failed(name, value, strain):
         bad = check.model_copy(update={"name": name, "observed": value, "verdict": Verdict.FAIL})
-        return stories.word(bad).model_copy(update={"strain": strain})
+        return report_records.word(bad).model_copy(update={"strain": strain})
 
     counted, measured = (
         failed("graph_rounded_weights", 1.0, math.inf),
@@ -172,10 +172,10 @@ def test_layer_label_does_not_cover_points():
 
 
 def test_first_chart_shows_the_cause():
-    rejected, passed = stories.rejected(), stories.passed()
+    rejected, passed = report_records.rejected(), report_records.passed()
     layer = html_page.cause_chart(rejected.summary, rejected.explanation)
     assert layer is not None
-    assert stories.LAYER in texts(layer)
+    assert report_records.LAYER in texts(layer)
     finding = html_page.cause_chart(rejected.summary, Explanation())
     assert finding is not None
     blamed = {check.name for check in rejected.summary.findings[0].checks}
@@ -191,12 +191,12 @@ def test_first_chart_shows_the_cause():
 
 @pytest.mark.parametrize("times", [1, 40])
 def test_depth_chart_names_the_first_source(times):
-    found = stories._layers()
+    found = report_records._layers()
     right = tuple(row for row in found.layers if row.verdict == "ok")
     deep = found.model_copy(update={"layers": right * (times - 1) + found.layers})
     chart = depth_chart(deep)
     assert chart is not None
-    assert stories.LAYER in texts(chart)
+    assert report_records.LAYER in texts(chart)
     assert chart.svg.count("<use") < 900
     assert depth_chart(found.model_copy(update={"layers": ()})) is None
 
@@ -204,7 +204,7 @@ def test_depth_chart_names_the_first_source(times):
 def test_confidence_chart_without_recorded_sign():
     (chart,) = (c for c in html_page.evidence_charts(evidence()) if c.name == "confidence")
     assert "sign not recorded" in chart.alternative
-    (signed,) = (c for c in all_charts(stories.rejected()) if c.name == "confidence")
+    (signed,) = (c for c in all_charts(report_records.rejected()) if c.name == "confidence")
     assert "class 9 +0.00015" in signed.alternative
     assert "class 0 -0.00012" in signed.alternative
 

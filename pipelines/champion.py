@@ -12,7 +12,7 @@ from gate.decision.decide import Decision
 from gate.errors import EvidenceError, GateError
 from gate.ledger.entry import ComparedWith
 from gate.ledger.history import ModelHistory
-from gate.measure.champion import Compared, measure_incumbent
+from gate.measure.champion import ComparisonJob, measure_incumbent
 from gate.measure.job import Opener, SamplesOrigin, open_annotations
 from gate.onnx_file.release_file import ReleaseFile, is_release_file
 from gate.onnx_file.tested_file import TestedFile
@@ -55,8 +55,8 @@ def _measure(champion: Champion, policy: Policy, evidence: Evidence) -> Champion
     opener = _opener(onnx, samples, size) if is_release_file(onnx) else None
     origin = SamplesOrigin(str(paths.EVAL_IMAGES), paths.EVAL_LABELS)
     annotations = open_annotations(origin, policy.metrics, len(samples))
-    beside = Compared(candidate, samples, labels, size, policy, opener, annotations)
-    return measure_incumbent(champion, comparison=beside, evidence=evidence)
+    job = ComparisonJob(candidate, samples, labels, size, policy, opener, annotations)
+    return measure_incumbent(champion, comparison=job, evidence=evidence)
 
 
 def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:

@@ -22,7 +22,7 @@ from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.records.evidence import Source
-from tests.lint.hazards import CASES, Case, MaskOfRows, NegativeIndices, Net, rows
+from tests.lint.rule_examples import CASES, Case, MaskOfRows, NegativeIndices, Net, rows
 
 POLICY = Policy.default(task="tensors").model_copy(
     update={"instruments": Instruments(noise_samples=8, stability_samples=4, search_inputs=4)}

@@ -14,7 +14,7 @@ import gate.onnx_file.sandboxed_reading
 from gate.sandbox.limits import SandboxLimits
 
 
-def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on in this test; `tests/sandbox` and the tests of hostile files have children."""
     monkeypatch.setattr(gate.onnx_file.sandboxed_reading, "run_in_sandbox", _call)
     monkeypatch.setattr(gate.golden.verify, "run_in_sandbox", _call)
