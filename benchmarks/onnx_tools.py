@@ -519,7 +519,7 @@ def changes(model: onnx.ModelProto, place: int) -> Iterator[tuple[str, onnx.Mode
 
 def faulty(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[dict[str, Any]]:
     """Yield changed models with what was changed and the nodes that may be named for it: the
-    changed one; of one that was left out also those that read it."""
+    changed one; of one that was left out, or is equal for all samples, also those that read it."""
     few = {name: rows[:FEW] for name, rows in samples.items()}
     typed = onnx.shape_inference.infer_shapes(model).graph
     types = {
@@ -527,6 +527,7 @@ def faulty(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[dict[s
     }
     judged = {onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, None}  # None: not inferred
     right, paths = plain_outputs(model, few, FEW), OnnxReference(model).node_paths()
+    constants = equal_for_all_samples(model)
     used: dict[str, int] = {}
     tried: set[tuple[int, str]] = set()
     left = FAULTS[net]
@@ -544,12 +545,23 @@ def faulty(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[dict[s
             if not is_other(right, plain_outputs(new, few, FEW)):
                 continue
             names = {paths.get(node.output[0], node.name)}
-            if what == "dropped":
-                readers = [n for n in model.graph.node if node.output[0] in n.input]
-                names |= {paths[reader.output[0]] for reader in readers}
+            read = [node.output[0]] if what == "dropped" or node.output[0] in constants else []
+            for name in read:  # grows
+                for reader in (n for n in model.graph.node if name in n.input):
+                    names.add(paths[reader.output[0]])
+                    read += set(reader.output) & constants - set(read)
             used[kind(what)], left = used.get(kind(what), 0) + 1, left - 1
             yield {"what": f"{node.op_type} {what}", "names": names, "model": new}
             break
+
+
+def equal_for_all_samples(model: onnx.ModelProto) -> set[str]:
+    """Return tensors that depend on weights and shapes only."""
+    names = {"", *(tensor.name for tensor in model.graph.initializer)}
+    for node in model.graph.node:
+        if node.op_type in ("Shape", "Constant") or set(node.input) <= names:
+            names |= set(node.output)
+    return names
 
 
 def kind(what: str) -> str:
