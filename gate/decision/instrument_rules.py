@@ -265,7 +265,7 @@ def _compared_number(
 ) -> BoundedMetric:
     """Return the number by which a probe is judged."""
     bounds = policy.instruments
-    if _is_judged_by_noise(policy, probe):
+    if _uses_noise_ratio(policy, probe):
         return BoundedMetric("noise_ratio", probe.noise_ratio, "<=", bounds.probe_noise_ratio)
     bound = bounds.probe_relative_diff
     if policy.precision == "quantized":
@@ -291,7 +291,7 @@ def _share_of_samples(runtime: RuntimeEvidence) -> float:
     return min(_SAMPLE_SHARES * largest, _MOST_SHARE)
 
 
-def _is_judged_by_noise(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
+def _uses_noise_ratio(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:
     """Return whether a probe is judged in units of rounding.
 
     In 16 bits it is judged by the bound of which it uses the smaller share, because far beyond the

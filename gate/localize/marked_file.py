@@ -48,7 +48,7 @@ def write_marked_file(case: MeasurementJob, localization: Localization, path: Pa
     rows = _rows_by_tensor(localization, candidate)
     arrays = _compute_tensors(case, tuple(rows))
     model = load_graph(candidate.verified())
-    shapes = _stated_shapes(model)
+    shapes = _declared_shapes(model)
     for name, array in arrays.items():
         model.graph.output.append(_describe_output(rows[name], array, shapes.get(name)))
     with files.replacing(path) as temporary:
@@ -107,7 +107,7 @@ def _compute_tensors(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, 
         ) from error
 
 
-def _stated_shapes(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
+def _declared_shapes(model: onnx.ModelProto) -> Mapping[str, onnx.TensorShapeProto]:
     """Return the shapes that the file states or shape inference derives."""
     try:
         graph = shape_inference.infer_shapes(model).graph

@@ -436,8 +436,10 @@ class Constants:
 
         Returns the number of constants with the name of a tensor of the model.
         """
-        right_count = sum(map(_has_own_name, constants))
-        named_count = sum(_has_own_name(c) or self._named_tensor(c) is not None for c in constants)
+        right_count = sum(map(_is_named_as_its_match, constants))
+        named_count = sum(
+            _is_named_as_its_match(c) or self._named_tensor(c) is not None for c in constants
+        )
         trusted = right_count >= _MIN_TRUSTED_SHARE * max(named_count, 1)
         matched = {name for c in constants if c.match for name in c.match.names}
         for constant in constants:
@@ -508,7 +510,7 @@ class Constants:
         )
 
 
-def _has_own_name(constant: Constant) -> bool:
+def _is_named_as_its_match(constant: Constant) -> bool:
     return constant.match is not None and constant.name in constant.match.names
 
 
