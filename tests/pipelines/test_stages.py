@@ -35,7 +35,7 @@ from gate.signing.verification import StatementPair, summary_in
 from gate.storage.digest import Digest
 from gate.summary.render import render_check
 from gate.summary.summary import Change
-from pipelines import beside, export, parity, paths, promote, train
+from pipelines import export, parity, paths, promote, train
 from pipelines.export_report import ExportReport
 from pipelines.override import override
 from pipelines.params import load_policy
@@ -339,7 +339,7 @@ def test_failed_comparison_is_ignored_when_not_required(
     def fail(*_: object, **__: object) -> None:
         raise RegistryUnavailable("the store is away")
 
-    monkeypatch.setattr(beside, "load_champion", fail)
+    monkeypatch.setattr("pipelines.champion.load_champion", fail)
     assert promote.main() == ExitCode.DONE
     assert "the store is away" in str(Change.load(paths.CHANGE).absent)
     assert "incumbent" not in Decision.load(paths.DECISION).to_plain()
