@@ -32,7 +32,7 @@ if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Deadlines would make the tests depend on the machine.
 settings.register_profile(
-    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=30
 )
 settings.register_profile("fewer examples", settings.get_profile("tests"), max_examples=12)
 settings.register_profile("exhaustive", settings.get_profile("tests"), max_examples=200)

@@ -2,7 +2,7 @@
 
 `make exhaustive` runs every row in about an hour. `make check` omits rows of the slowest tables.
 `make test` omits more rows of all tables in SLOW_FOLDERS. The selection depends only on the order of
-the rows, so that a failed row is run again. Hypothesis draws 12 examples in `make test`, 50 in `make
+the rows, so that a failed row is run again. Hypothesis draws 12 examples in `make test`, 30 in `make
 check` and 200 in `make exhaustive` (conftest.py).
 """
 
