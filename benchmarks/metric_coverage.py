@@ -23,7 +23,6 @@ from scipy import stats
 from gate.metrics.builtin import built_in
 from gate.metrics.intervals import MOST_BLOCKS
 from gate.metrics.metric import Metric, OfSums, PerSample, State, drop_between
-from gate.records.metrics import MetricDrop
 
 Floats = NDArray[np.float64]
 
@@ -48,13 +47,6 @@ class Case(NamedTuple):
     drop: Callable[..., Floats] | None = None
     """The drop of `DataSet.columns` along `axis`, for scipy."""
     sign: float = 1.0
-
-
-def paired_drop(reference: Floats, values: Floats, *, levels: tuple[float, ...]) -> MetricDrop:
-    """Return the mean drop of values per sample, shape (samples,) each, with its bounds."""
-    metric = PerSample(lambda outputs, _labels: outputs)
-    before, after = State(reference[:, None]), State(values[:, None])
-    return drop_between(metric, before, after, sign=1.0, levels=levels)
 
 
 # Means of one value per sample.

@@ -74,8 +74,8 @@ def _check_output_path(candidate: TestedFile, path: Path) -> None:
         )
     if external_files and path.parent.resolve() != folder.resolve():
         raise StorageError(
-            f"cannot write {path}: the model's weights are in files beside it "
-            f"({external_files[0]}), where a reader looks for them. Name a file in {folder}."
+            f"cannot write {path}: the model's external data is in {folder} ({external_files[0]}), "
+            f"and ONNX readers look for it next to the model. Name a file in {folder}."
         )
 
 

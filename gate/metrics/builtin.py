@@ -357,10 +357,8 @@ class _Iou(OfSums):
             mask = array > (self._threshold or 0.0) if floats else array == positive
             ranges = _ranges(array) if floats else ranges
             mask = mask[:, 0] if mask.ndim >= 3 and mask.shape[1] == 1 else mask
-            predicted, classes = (
-                np.where(mask, positive, positive - 1),
-                range(positive, positive + 1),
-            )
+            predicted = np.where(mask, positive, positive - 1)
+            classes = range(positive, positive + 1)
         target = _class_labels(labels, predicted.shape, count, ignore=self._ignore)
         valid = np.ones(target.shape, dtype=bool)
         valid = valid if self._ignore is None else target != self._ignore

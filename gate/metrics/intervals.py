@@ -32,8 +32,8 @@ OUTPUT_ROUNDING = 1e-5
 """Share of a value up to which a change is the rounding of float32 outputs."""
 
 FEW_CHANGES = 10
-"""With fewer changed samples the rule of three is a lower limit of the bound: BCa only knows the
-changes that occurred, and those may all be improvements."""
+"""Least number of changed samples for which BCa alone gives the bound. It resamples only the changes
+that occurred. A few may all be improvements, so the bound is at least that of the rule of three."""
 
 _MOST_EXPANDED = 10.0
 """Largest factor by which alpha is reduced: the t tails of a few samples are very long."""

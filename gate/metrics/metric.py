@@ -81,7 +81,7 @@ class Metric(Protocol):
     columns: slice = slice(None)
     """Columns of the state that determine the value."""
     ranks: bool = False
-    """Whether only the order of scores counts, so that most changed scores do not change it."""
+    """True if only the order of scores counts, so that most changed scores have no effect."""
 
     def update(self, outputs: Any, labels: Any) -> State:
         """Return the state of each sample of a batch."""

@@ -322,7 +322,7 @@ class Policy(PolicyRecord):
 
     @property
     def _names_classes(self) -> bool:
-        """Whether the policy gives an output a role with classes by its name."""
+        """True if the policy gives an output a role with classes by its name."""
         roles = self.outputs.values()
         return bool(self.logits) or not {"logits", "probabilities"}.isdisjoint(roles)
 

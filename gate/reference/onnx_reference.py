@@ -107,8 +107,8 @@ class OnnxNode(nn.Module):
             tuple(scope.types.get(name, 0) for name in proto.input),
         )
         self.sources: list[tuple[str, Any]] = []
-        """For each input: `("initializer", name of the parameter)`, `("text", array)`, `("value",
-        name in the graph)` or `("absent", None)`."""
+        """The source of each input: `("initializer", name of the parameter)`, `("text", array)`,
+        `("value", name in the graph)` or `("absent", None)`."""
         for index, name in enumerate(proto.input):
             self.sources.append(self._source(index, name, schema, scope))
         self.value_names = [name for kind, name in self.sources if kind == "value"]

@@ -412,7 +412,7 @@ class _SubmissionReview:
         subject = ReviewSubmission.read(model.registry, model.name, version.number).subject
         if subject.sha256 != waiting.sha256:
             raise DigestMismatch(
-                f"the decision beside this version is on {subject.sha256}, and {waiting.sha256} "
+                f"the decision of this version names {subject.sha256}, and {waiting.sha256} "
                 "passed: it was exchanged, and nothing can be approved. Hand the file in again."
             )
         return counter.count(tags, subject), subject.decision

@@ -132,7 +132,7 @@ class SignedStatement:
     statement: Statement
     _envelope: Envelope
     _verified: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
-    """By public key: whether it signed the envelope. A cache: key and envelope never change."""
+    """Cached results of signature checks by public key: key and envelope never change."""
 
     @classmethod
     def from_bytes(cls, data: bytes, *, label: str = "the statement") -> Self:

@@ -47,12 +47,12 @@ def test_champion_is_compared_with_layout(tmp_path: Path, name: str) -> None:
                    data=EvaluationData(SampleSet.from_arrays(arrays(name))))  # fmt: skip
     job, evidence = result.job, result.evidence
     before = evidence.model_copy(update={"subject": read_subject(old)})
-    beside = ComparisonJob(
+    comparison = ComparisonJob(
         TestedFile(new, read_subject(new)), job.samples, None, 8, Policy.default()
     )
     champion = Champion(state="proven", version="7", sha256=before.subject.sha256, onnx_path=old,
                         evidence=before)  # fmt: skip
-    found = measure_incumbent(champion, comparison=beside, evidence=evidence)
+    found = measure_incumbent(champion, comparison=comparison, evidence=evidence)
     assert found.state == "compared", found
     assert found.samples == 12
     assert found.latency is not None

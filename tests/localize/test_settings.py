@@ -88,8 +88,8 @@ def test_equal_settings_have_no_difference(module, nodes):
 
 @pytest.mark.parametrize(("module", "nodes", "said"), OTHER.values(), ids=OTHER)
 def test_different_setting_is_described(module, nodes, said):
-    (told,) = differing_settings(module, as_list(nodes))
-    assert said in render_fault("settings", {"details": [told]}).text
+    (detail,) = differing_settings(module, as_list(nodes))
+    assert said in render_fault("settings", {"details": [detail]}).text
 
 
 @pytest.mark.parametrize(("nodes", "seen"), [

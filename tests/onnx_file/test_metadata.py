@@ -13,10 +13,10 @@ SHA = Digest.from_bytes(b"x")
 
 def test_metadata_contains_only_known_fields() -> None:
     source = Source(factory="pkg:build", preprocess_sha256=SHA)
-    told = describe_export(
+    metadata = describe_export(
         strategy="direct", opset="auto", rungs=("traced: no", "x: y"), source=source
     )
-    assert told == {
+    assert metadata == {
         "parity_gate.strategy": "direct",
         "parity_gate.opset_asked": "auto",
         "parity_gate.rungs": "traced: no\nx: y",

@@ -89,7 +89,7 @@ def test_external_weights_are_kept(localized, tmp_path):
     assert read_subject(marked.path).external_data == ("w.bin",)
     assert len(open_on_cpu(marked.path).run(None, {"input": ROWS})) == 1 + len(marked.outputs)
     (tmp_path / "other").mkdir()
-    with pytest.raises(StorageError, match=r"in files beside it \(w.bin\).* Name a file in"):
+    with pytest.raises(StorageError, match=r"external data is in .* \(w.bin\).* Name a file in"):
         write_marked_file(large, found, tmp_path / "other" / "marked.onnx")
     with pytest.raises(StorageError, match="is a file of the model"):
         write_marked_file(large, found, tmp_path / "w.bin")

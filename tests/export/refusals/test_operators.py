@@ -39,7 +39,7 @@ def _without_gradients():
 def export_failure(model, strategy, *, opset=13, arguments=X):
     """Export as the strategies do, and explain the error; None if it works."""
     model = model.eval().requires_grad_(False)
-    told = {"dynamo": strategy == "dynamo", "opset_version": opset}
+    keywords = {"dynamo": strategy == "dynamo", "opset_version": opset}
     module, error = model, None
     with captured():
         try:
@@ -47,12 +47,12 @@ def export_failure(model, strategy, *, opset=13, arguments=X):
                 module = torch.jit.trace(model, arguments, check_trace=False)
             if strategy == "scripted":
                 module = torch.jit.script(model)
-            torch.onnx.export(module, arguments, io.BytesIO(), **told)
+            torch.onnx.export(module, arguments, io.BytesIO(), **keywords)
         except Exception as caught:
             error = caught
     if error is None:
         return None
-    return explain_error(error, model, arguments, strategy=strategy, exporter_keywords=told)
+    return explain_error(error, model, arguments, strategy=strategy, exporter_keywords=keywords)
 
 
 def places_of(refusal: ExportFailure) -> set[tuple[str, str | None]]:
@@ -125,8 +125,8 @@ def test_custom_symbolics_are_not_listed():
     model = failing.Several().eval().requires_grad_(False)
     with registered("tests.export.custom_example:register", opset=18) as symbolics:
         legacy = unsupported(model, X, strategy="direct", opset=18)
-        told = {"custom_translation_table": symbolics.translations}
-        dynamo = unsupported(model, X, strategy="dynamo", opset=18, exporter_keywords=told)
+        keywords = {"custom_translation_table": symbolics.translations}
+        dynamo = unsupported(model, X, strategy="dynamo", opset=18, exporter_keywords=keywords)
     assert {one.name for one in legacy} == {"aten::linalg_eigvals", "aten::real"}
     assert {one.name for one in dynamo} == {"aten::linalg_eig"}
 
