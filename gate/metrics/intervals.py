@@ -32,7 +32,7 @@ OUTPUT_ROUNDING = 1e-5
 """Share of a value up to which a change is the rounding of float32 outputs."""
 
 FEW_CHANGES = 10
-"""Least number of changed samples for which BCa alone gives the bound. It resamples only the changes
+"""Least number of changed samples for which BCa alone gives the bound. It resamples only changes
 that occurred. A few may all be improvements, so the bound is at least that of the rule of three."""
 
 _MOST_EXPANDED = 10.0
