@@ -129,7 +129,7 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
         try:
             exported = export_first(model, samples[:BATCH_SIZE], file)
             row["export_s"] = round(time.perf_counter() - start, 1)
-            row |= {"rung": exported.record.strategy, "opset": exported.subject.opset}
+            row |= {"strategy": exported.record.strategy, "opset": exported.subject.opset}
             start = time.perf_counter()
             verdicted = check(
                 file,
@@ -200,7 +200,7 @@ def told(verdicted: Any) -> Row:
 def table(rows: list[Row]) -> Table:
     shown = Table(title=f"Correct exports under the default policy, {SAMPLES} images each")
     runtimes = list(dict.fromkeys(name for row in rows for name in row.get("noise_ratio", {})))
-    for heading in ("architecture", "rung"):
+    for heading in ("architecture", "strategy"):
         shown.add_column(heading)
     for heading in ("opset", *runtimes, "peak", "diff", "scaled_diff", "stability",
                     "worst probe", "of", "seconds", "verdict"):  # fmt: skip
@@ -209,7 +209,7 @@ def table(rows: list[Row]) -> Table:
         ratios = row.get("noise_ratio", {})
         shown.add_row(
             row["name"],
-            row.get("rung", "-"),
+            row.get("strategy", "-"),
             str(row.get("opset", "-")),
             *(_number(ratios.get(name)) for name in runtimes),
             _number(row.get("noise_peak")),

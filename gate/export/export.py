@@ -75,8 +75,8 @@ class LintGuard:
 
     def refusal(self) -> ExportRefused:
         """Return the error for a model that no strategy may export, in at most ten lines."""
-        bad = self._forbidden_findings(self._settings.rungs[0])
-        tried = ", ".join(self._settings.rungs)
+        bad = self._forbidden_findings(self._settings.strategies[0])
+        tried = ", ".join(self._settings.strategies)
         first = f"{bad[0].code} at {bad[0].location}"
         lines = [f"the model's source can't be exported faithfully ({tried}): {first}"]
         lines += [f"  {_format(finding)}: {finding.message}" for finding in bad[:_MAX_LISTED]]
@@ -137,10 +137,10 @@ class ExportedFile:
 class AllStrategiesFailed(Exception):
     """Raised where no strategy wrote a usable file."""
 
-    def __init__(self, failure: ExportFailure, rungs: tuple[str, ...]) -> None:
+    def __init__(self, failure: ExportFailure, attempts: tuple[str, ...]) -> None:
         super().__init__(failure.cause)
         self.failure = failure
-        self.rungs = rungs
+        self.attempts = attempts
         """One line per strategy if several were tried."""
 
 
@@ -167,7 +167,7 @@ class StrategyRunner:
         """The output of all exporters."""
 
     @property
-    def rungs(self) -> tuple[str, ...]:
+    def attempts(self) -> tuple[str, ...]:
         """Return one line per strategy that was tried and failed."""
         return tuple(f"{strategy}: {without_paths(why)}" for strategy, why in self._notes.items())
 
@@ -179,7 +179,7 @@ class StrategyRunner:
         written.
         """
         doubtful: ExportedFile | None = None
-        for strategy in self._request.settings.rungs:
+        for strategy in self._request.settings.strategies:
             unsafe = self._lint.objection(strategy)
             if unsafe is not None:
                 self._notes[strategy] = unsafe
@@ -210,8 +210,8 @@ class StrategyRunner:
         if len(self._notes) == 1:
             return AllStrategiesFailed(failure, ())
         cause, _ = failure_texts("no_strategy")
-        tried = self._request.settings.rungs
-        return AllStrategiesFailed(failure.for_all(tried, cause=cause), self.rungs)
+        tried = self._request.settings.strategies
+        return AllStrategiesFailed(failure.for_all(tried, cause=cause), self.attempts)
 
     def _export_lowest(self, strategy: Strategy) -> ExportedFile:
         """Export with the requested opset, or with the lowest one that works."""
@@ -383,7 +383,7 @@ def staged(
             except AllStrategiesFailed as failed:
                 raise _with_log(failed, log_path, runner.log) from failed.__cause__
         metadata = describe_export(
-            strategy=written.strategy, opset=settings.opset, rungs=runner.rungs, source=source
+            strategy=written.strategy, opset=settings.opset, attempts=runner.attempts, source=source
         )
         stamp_file(written.path, metadata)
         try:
@@ -391,7 +391,7 @@ def staged(
         except OnnxFileError as error:
             raise ExportError(f"the exporter wrote a file that is not valid: {error}") from error
         lint_report = lint_guard.report(written.strategy)
-        record = _record(request, written, runner.rungs).model_copy(
+        record = _record(request, written, runner.attempts).model_copy(
             update={
                 "lint": lint_report.findings,
                 "lint_unread": tuple(f"{code.name}: {code.reason}" for code in lint_report.unread),
@@ -422,7 +422,9 @@ def log_of(output: Path) -> Path:
     return output.with_name(f"{output.name}.export.log")
 
 
-def _record(request: ExportRequest, written: ExportedFile, rungs: tuple[str, ...]) -> ExportRecord:
+def _record(
+    request: ExportRequest, written: ExportedFile, attempts: tuple[str, ...]
+) -> ExportRecord:
     settings = request.settings
     doubts = () if written.doubt is None else (f"the file {written.doubt}",)
     batch_axes = [
@@ -432,7 +434,7 @@ def _record(request: ExportRequest, written: ExportedFile, rungs: tuple[str, ...
         strategy=written.strategy,
         settings={
             "strategy_asked": settings.strategy,
-            "ladder": ",".join(settings.rungs),
+            "ladder": ",".join(settings.strategies),
             "opset_asked": settings.opset,
             "dynamic_batch": settings.dynamic_batch,
             "batch_size": settings.batch_size,
@@ -448,7 +450,7 @@ def _record(request: ExportRequest, written: ExportedFile, rungs: tuple[str, ...
             *operator_type_hazards(written.path, settings),
             *hazards(written.output.warnings),
         ),
-        rungs=rungs,
+        rungs=attempts,
     )
 
 
@@ -459,7 +461,7 @@ def _with_log(failed: AllStrategiesFailed, path: Path, text: str) -> ExportError
         with contextlib.suppress(StorageError):
             files.write_text(path, text)
             log = path
-    return ExportError(failed.failure.text(notes=failed.rungs, log=log))
+    return ExportError(failed.failure.text(notes=failed.attempts, log=log))
 
 
 def self_check(

@@ -111,7 +111,7 @@ _IN_TORCH = "torch/"
 _HARMLESS_PREFIXES = (
     "no signature found",  # a traced module has none; inputs are positional
     "Constant folding",  # an optimization that was left out
-    "Provided key",  # a name of dynamic_axes that another rung names differently
+    "Provided key",  # a name of dynamic_axes that another strategy names differently
     "# The axis name",  # an axis of two inputs has one name, as it should
 )
 

@@ -308,7 +308,7 @@ class MendPlan:
             return  # its modules are an ONNX file's nodes, not a model to export
         planned = list(plan_exports(self.named or self.settings))
         if self.named is not None:  # the file's names may belong to other outputs
-            planned += list(plan_exports(self.settings))[: len(self.settings.rungs)]
+            planned += list(plan_exports(self.settings))[: len(self.settings.strategies)]
         for cost, settings in enumerate(planned, start=1):
             yield self.candidate("export", Steps(export=settings), float(cost))
 
@@ -348,7 +348,7 @@ class MendPlan:
         called = {
             name: paths for name, paths in self._functions().items() if name not in steps.functions
         }
-        if steps.functions and "dynamo" in self.settings.rungs:
+        if steps.functions and "dynamo" in self.settings.strategies:
             lowest = _DYNAMO_FROM if self.settings.opset == "auto" else steps.export.opset
             changed = _with(steps.export, "dynamo", int(lowest), folding=True)
             if changed is not None and changed != steps.export:
@@ -419,17 +419,25 @@ def plan_exports(base: ExportSettings) -> Iterator[ExportSettings]:
     number.
     """
     opsets = _OPSETS if base.opset == "auto" else (base.opset,)
-    lowest = {rung: _DYNAMO_FROM if rung == "dynamo" else opsets[0] for rung in base.rungs}
-    lowest = lowest if base.opset == "auto" else dict.fromkeys(base.rungs, opsets[0])
-    dynamo_and_first = [rung for rung in base.rungs if rung in (base.rungs[0], "dynamo")]
-    choices: list[tuple[ExportStrategy, int, bool]] = []
-    choices += [(rung, lowest[rung], True) for rung in base.rungs]
-    choices += [
-        (rung, opset, True) for opset in opsets for rung in dynamo_and_first if opset > lowest[rung]
+    lowest = {
+        strategy: _DYNAMO_FROM if strategy == "dynamo" else opsets[0]
+        for strategy in base.strategies
+    }
+    lowest = lowest if base.opset == "auto" else dict.fromkeys(base.strategies, opsets[0])
+    dynamo_and_first = [
+        strategy for strategy in base.strategies if strategy in (base.strategies[0], "dynamo")
     ]
-    choices += [(rung, lowest[rung], False) for rung in dynamo_and_first]
-    for rung, opset, folding in choices:
-        settings = _with(base, rung, opset, folding=folding and base.do_constant_folding)
+    choices: list[tuple[ExportStrategy, int, bool]] = []
+    choices += [(strategy, lowest[strategy], True) for strategy in base.strategies]
+    choices += [
+        (strategy, opset, True)
+        for opset in opsets
+        for strategy in dynamo_and_first
+        if opset > lowest[strategy]
+    ]
+    choices += [(strategy, lowest[strategy], False) for strategy in dynamo_and_first]
+    for strategy, opset, folding in choices:
+        settings = _with(base, strategy, opset, folding=folding and base.do_constant_folding)
         if settings is not None and (folding or base.do_constant_folding):
             yield settings
 

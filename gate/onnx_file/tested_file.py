@@ -156,13 +156,13 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 
 
 def describe_export(
-    *, strategy: str, opset: int | str, rungs: Iterable[str], source: Source | None
+    *, strategy: str, opset: int | str, attempts: Iterable[str], source: Source | None
 ) -> dict[str, str]:
     """Return the metadata of a file. Unknown values are omitted."""
     values = {
         "strategy": strategy,
         "opset_asked": str(opset),
-        "rungs": "\n".join(rungs),
+        "rungs": "\n".join(attempts),
         "factory": source.factory if source else None,
         "checkpoint_sha256": source.checkpoint_sha256 if source else None,
         "preprocess_sha256": source.preprocess_sha256 if source else None,

@@ -99,7 +99,7 @@ class ExportSettings(Record):
     """All settings of an export; none is left to the exporter's defaults.
 
     Raises pydantic's ValidationError for an unsupported opset, empty or repeated names, an empty
-    ladder or repeated rungs, and a batch size below 1.
+    ladder or repeated strategies, and a batch size below 1.
     """
 
     strategy: Strategy | Literal["ladder"] = "ladder"
@@ -155,7 +155,7 @@ class ExportSettings(Record):
     exported file is the same."""
 
     @property
-    def rungs(self) -> tuple[Strategy, ...]:
+    def strategies(self) -> tuple[Strategy, ...]:
         """The strategies to try, in order."""
         return self.ladder if self.strategy == "ladder" else (self.strategy,)
 
@@ -169,10 +169,10 @@ class ExportSettings(Record):
             )
         if len(set(self.ladder)) < len(self.ladder):
             raise ValueError(f"the ladder repeats a strategy: {', '.join(self.ladder)}")
-        highest = max(HIGHEST_OPSET[rung] for rung in self.rungs)
+        highest = max(HIGHEST_OPSET[strategy] for strategy in self.strategies)
         if self.opset != "auto" and self.opset > highest:
             raise ValueError(
-                f"{', '.join(self.rungs)} support at most opset {highest}, not {self.opset}"
+                f"{', '.join(self.strategies)} support at most opset {highest}, not {self.opset}"
             )
         if self.dynamic_batch and self.batch_size < 2:
             raise ValueError(
@@ -185,25 +185,25 @@ class ExportSettings(Record):
 
     def _contradictions(self) -> Iterator[str]:
         """Yield settings that an exporter silently ignores or that contradict each other."""
-        rungs = ", ".join(self.rungs)
+        strategies = ", ".join(self.strategies)
         if self.keep_initializers_as_inputs and not self.export_params:
             yield (
                 "keep_initializers_as_inputs: true with export_params: false: without weights in "
                 "the file they are inputs already; set one of the two"
             )
         for field in self._legacy_only():
-            if "dynamo" in self.rungs:
+            if "dynamo" in self.strategies:
                 yield (
                     f"{field} is an option of the TorchScript-based exporter, and dynamo silently "
                     "ignores it; set strategy: direct, or a ladder without dynamo"
                 )
         if _ONNX in self.custom_opsets:
             yield f"custom_opsets names {_ONNX}, the standard domain; set its version with opset"
-        if self.export_modules_as_functions and self.rungs != ("direct",):
+        if self.export_modules_as_functions and self.strategies != ("direct",):
             yield (
-                f"export_modules_as_functions works only with strategy direct, not with {rungs}: a "
-                "trace contains no modules, those of TorchScript can't be hooked, and dynamo "
-                "silently ignores the option; set strategy: direct"
+                "export_modules_as_functions works only with strategy direct, not with "
+                f"{strategies}: a trace contains no modules, those of TorchScript can't be "
+                "hooked, and dynamo silently ignores the option; set strategy: direct"
             )
         opset = LOWEST_WITH_FUNCTIONS if self.opset == "auto" else self.opset
         if self.export_modules_as_functions and opset < LOWEST_WITH_FUNCTIONS:

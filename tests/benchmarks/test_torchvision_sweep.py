@@ -40,7 +40,7 @@ def test_a_correct_export_passes_the_default_policy(
     monkeypatch.setitem(torchvision_models.SIDE, name, side)
     row = trial(name)
     assert row["verdict"] == "PASS", row["problems"]
-    assert (row["rung"], row["opset"]) == ("traced", 13)
+    assert (row["strategy"], row["opset"]) == ("traced", 13)
     assert row["classes"] >= 4
     assert 0.0 < row["noise_ratio"]["ort-cpu"] < 2.0
     assert 0.0 < row["noise_ratio"]["ort-cpu-optimized"] < 2.0

@@ -14,7 +14,7 @@ SHA = Digest.from_bytes(b"x")
 def test_metadata_contains_only_known_fields() -> None:
     source = Source(factory="pkg:build", preprocess_sha256=SHA)
     metadata = describe_export(
-        strategy="direct", opset="auto", rungs=("traced: no", "x: y"), source=source
+        strategy="direct", opset="auto", attempts=("traced: no", "x: y"), source=source
     )
     assert metadata == {
         "parity_gate.strategy": "direct",
@@ -23,7 +23,7 @@ def test_metadata_contains_only_known_fields() -> None:
         "parity_gate.factory": "pkg:build",
         "parity_gate.preprocess_sha256": str(SHA),
     }
-    assert set(describe_export(strategy="traced", opset=13, rungs=(), source=None)) == {
+    assert set(describe_export(strategy="traced", opset=13, attempts=(), source=None)) == {
         "parity_gate.strategy",
         "parity_gate.opset_asked",
     }

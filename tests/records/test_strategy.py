@@ -119,5 +119,5 @@ def test_switches_from_yaml(tmp_path: Path) -> None:
 
 
 def test_the_rungs_are_the_ladder_or_the_strategy() -> None:
-    assert ExportSettings().rungs == ("traced", "direct", "scripted", "dynamo")
-    assert ExportSettings(strategy="dynamo").rungs == ("dynamo",)
+    assert ExportSettings().strategies == ("traced", "direct", "scripted", "dynamo")
+    assert ExportSettings(strategy="dynamo").strategies == ("dynamo",)
