@@ -1,7 +1,7 @@
 """The child processes of `make stack`, which end with it in any case.
 
-Each has a keeper (`pipelines.keeper`). If that was killed too, the next start finds the remaining
-processes by a mark in their environment, and ends them.
+Each has a supervisor (`pipelines.supervisor`). If that was killed too, the next start finds the
+remaining processes by a mark in their environment, and ends them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import psutil
 
 from gate.errors import RegistryUnavailable
 from pipelines import paths
-from pipelines.keeper import STOP_S
+from pipelines.supervisor import STOP_S
 
 _MARK = "PARITY_GATE_STACK"
 """Environment variable with the folder whose `make stack` started a process."""
@@ -68,7 +68,7 @@ def started(name: str, command: list[str], env: Mapping[str, str]) -> Iterator[C
     with log.open("ab") as stream:
         # A session of its own, so that Ctrl-C reaches only this process, which ends it in order.
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.keeper", *command],
+            [sys.executable, "-m", "pipelines.supervisor", *command],
             env={**env, _MARK: _mark()},
             stdin=subprocess.PIPE,
             stdout=stream,
@@ -82,7 +82,7 @@ def started(name: str, command: list[str], env: Mapping[str, str]) -> Iterator[C
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a child: its keeper does it when the pipe is closed."""
+    """End a child: its supervisor does it when the pipe is closed."""
     assert process.stdin is not None
     process.stdin.close()
     try:

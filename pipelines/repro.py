@@ -20,8 +20,8 @@ from gate.errors import EvidenceError, RegistryError
 from pipelines import code, paths, signing, stage
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport
-from pipelines.ran import Ran, noted
 from pipelines.run import tracking_uri
+from pipelines.stage_results import StageResults, recorded_stages
 
 STAGES = ("prepare", "train", "export", "parity", "promote")
 
@@ -41,17 +41,17 @@ def main() -> int:
             print(f"{evidence} is measured again: {reason}", flush=True)
             statement.unlink()
     code.refresh()
-    with noted() as ran:
-        code_of_dvc = _dvc(["repro", *([arguments.target] if arguments.target else [])], ran)
+    with recorded_stages() as results:
+        code_of_dvc = _dvc(["repro", *([arguments.target] if arguments.target else [])], results)
     if code_of_dvc == 0:
-        print(_closing(ran), flush=True)
+        print(_closing(results), flush=True)
         return ExitCode.DONE
     report = last_promotion()
-    if report is not None and "promote" in ran.codes and report.outcome == "refused":
-        print(_closing(ran), flush=True)
+    if report is not None and "promote" in results.codes and report.outcome == "refused":
+        print(_closing(results), flush=True)
         return ExitCode.from_promotion(report.outcome, report.verdict.value)
-    failed = ran.failed
-    if failed is not None and ran.codes[failed] == ExitCode.REJECTED:
+    failed = results.failed
+    if failed is not None and results.codes[failed] == ExitCode.REJECTED:
         print(
             f"Rejected by the stage '{failed}', see above. Nothing was promoted; the champion is "
             "unchanged.",
@@ -101,11 +101,11 @@ def last_promotion() -> PromotionReport | None:
         return None
 
 
-def _dvc(arguments: Sequence[str], ran: Ran) -> int:
+def _dvc(arguments: Sequence[str], results: StageResults) -> int:
     """Run the DVC of this Python environment; its stages use the same `python`."""
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join((here, os.environ.get("PATH", "")))
-    environment = {**os.environ, **ran.environment, "PATH": path}
+    environment = {**os.environ, **results.environment, "PATH": path}
     command = [sys.executable, "-m", "dvc", *arguments]
     process = subprocess.Popen(command, env=environment)
     try:
@@ -118,13 +118,13 @@ def _dvc(arguments: Sequence[str], ran: Ran) -> int:
         raise
 
 
-def _closing(ran: Ran) -> str:
+def _closing(results: StageResults) -> str:
     """Return a summary of the stages that ran now."""
-    report = last_promotion() if "promote" in ran.codes else None
+    report = last_promotion() if "promote" in results.codes else None
     if report is not None:
         result = report.sentence()
-    elif ran.codes:
-        result = f"ran {', '.join(ran.codes)}; nothing was decided or promoted now."
+    elif results.codes:
+        result = f"ran {', '.join(results.codes)}; nothing was decided or promoted now."
     else:
         result = (
             "no stage had to run, everything is up to date. Nothing was decided or promoted now."

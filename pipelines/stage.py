@@ -13,7 +13,7 @@ from typing import NoReturn
 from gate.commands.result import ExitCode
 from gate.errors import GateError
 from gate.storage.safe_text import Redaction
-from pipelines.ran import note
+from pipelines.stage_results import record_stage
 
 
 class Stopped(BaseException):
@@ -24,7 +24,7 @@ def run(main: Callable[[], int]) -> NoReturn:
     """Run a stage and exit with its code; expected errors are shown without a traceback."""
     signal.signal(signal.SIGTERM, _stop)
     code = code_of(main)
-    note(code)
+    record_stage(code)
     sys.exit(code)
 
 

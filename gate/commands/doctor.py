@@ -279,9 +279,9 @@ def _runtimes() -> Iterator[Symptom]:
     from gate.records.runtime import ORT, RUNTIMES
 
     try:
-        from gate.runtimes.selection import listed
+        from gate.runtimes.selection import runtime_statuses
 
-        rows = [row for row in listed() if row.name not in RUNTIMES and row.kind != ORT]
+        rows = [row for row in runtime_statuses() if row.name not in RUNTIMES and row.kind != ORT]
     except Exception as error:
         yield _broken("runtimes", error, "Fix the package in the error message.")
         return

@@ -15,7 +15,7 @@ from gate.errors import PolicyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gate.runtimes.selection import Listed
+    from gate.runtimes.selection import RuntimeStatus
 
 
 _STYLES = {"ok": "green", "broken": "bold red", "absent": "yellow", "by options": "cyan"}
@@ -44,11 +44,11 @@ def command(policy: Path | None) -> CommandResult:
       gate runtimes install browser-wasm
     """
     from gate.policy.policy import Policy
-    from gate.runtimes.selection import listed
+    from gate.runtimes.selection import runtime_statuses
 
     listed_policy = Policy.from_file(policy) if policy else None
     with spinner("loading the runtimes"):
-        rows = listed(listed_policy)
+        rows = runtime_statuses(listed_policy)
     broken = any(row.state == "broken" for row in rows)
     return CommandResult(
         ExitCode.NOT_JUDGED if broken else ExitCode.DONE,
@@ -57,7 +57,7 @@ def command(policy: Path | None) -> CommandResult:
     )
 
 
-def _show(rows: tuple[Listed, ...], console: Console) -> None:
+def _show(rows: tuple[RuntimeStatus, ...], console: Console) -> None:
     from rich.text import Text
 
     from gate.report.terminal import build_table

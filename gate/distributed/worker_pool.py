@@ -641,12 +641,12 @@ def _room(case: MeasurementJob) -> int:
 def _on_the_cpu(case: MeasurementJob) -> bool:
     """Return whether all available runtimes compute on the CPU, in these processes."""
     from gate.records.runtime import CPU_PROVIDER
-    from gate.runtimes.selection import chosen_of
+    from gate.runtimes.selection import selected_runtimes
 
     if case.recordings:
         return False
     with contextlib.ExitStack() as opened:
-        runtimes = chosen_of(case.policy, case.recordings)
+        runtimes = selected_runtimes(case.policy, case.recordings)
         for runtime in runtimes:
             opened.callback(runtime.close)
         try:

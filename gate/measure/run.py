@@ -46,7 +46,7 @@ from gate.records.evidence import (
 from gate.reference.environment import describe_environment, deterministic
 from gate.reference.float64 import Truth
 from gate.reference.validity import Validity
-from gate.runtimes.selection import chosen_of
+from gate.runtimes.selection import selected_runtimes
 from gate.statistics.classification import ClassReading
 from gate.statistics.output import Span
 from gate.statistics.sample_table import SampleTable
@@ -87,7 +87,7 @@ class MeasurementRun:
         self._proofs: dict[str, RunProof | None] = {}
         self.runtimes = [
             RuntimeMeasurement(selected, self._names, readings=readings)
-            for selected in chosen_of(policy, job.recordings)
+            for selected in selected_runtimes(policy, job.recordings)
         ]
         self.model = job.reference.copy(double=self.binding.double)
         self.reference = ReferencePass(self.model.session(self.binding))

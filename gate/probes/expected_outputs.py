@@ -160,9 +160,9 @@ class ExpectedOutputs:
     larger than the samples' is judged by the same rule: random rounding shows how such a network
     amplifies rounding errors.
 
-    If the samples of a probe have different scales (`Probe.apart`), each is judged in its own. Only
-    a suspicious difference costs further runs. The thresholds are constants, not policy fields: the
-    evidence must not depend on bounds.
+    If the samples of a probe have different scales (`Probe.scaled_by_sample`), each is judged in
+    its own. Only a suspicious difference costs further runs. The thresholds are constants, not
+    policy fields: the evidence must not depend on bounds.
     """
 
     def __init__(
@@ -513,7 +513,7 @@ class ExpectedOutputs:
 
     def _scale(self, r: OutputArray, left_out: Mask | None = None) -> NDArray[np.float64]:
         """Return the unit of each sample of an output: a power of two, so scaling is exact."""
-        if not (self.probe.apart and self._by_sample(r) and r.size):
+        if not (self.probe.scaled_by_sample and self._by_sample(r) and r.size):
             return np.ones((), np.float64)
         counted = np.isfinite(r) if left_out is None else np.isfinite(r) & ~left_out
         rows = np.where(counted, np.abs(r), 0.0).astype(np.float64).reshape(len(r), -1)

@@ -41,7 +41,7 @@ class Probe:
     size: int
     """Samples in the batch."""
     build: Callable[[], Batch] = field(repr=False)
-    apart: bool = False
+    scaled_by_sample: bool = False
     """True if the samples have different scales, so each is judged in its own scale."""
     finite: bool = False
     """True if the model accepts the input only if all its outputs are finite."""

@@ -127,7 +127,7 @@ def value_probes(profile: SampleProfile) -> Iterator[Probe]:
                 "value",
                 size,
                 build,
-                apart=True,
+                scaled_by_sample=True,
                 factors=tuple(map(float, factors)),
             )
     if profile.fixed and profile.small > 1:
@@ -153,7 +153,9 @@ def nearer_probe(profile: SampleProfile, probe: Probe) -> Probe:
     It finds a file that overflows between the factors of the other probes.
     """
     build = partial(_scale_back, profile, probe)
-    return Probe(f"{probe.name}{NEARER_SUFFIX}", probe.kind, probe.size, build, apart=True)
+    return Probe(
+        f"{probe.name}{NEARER_SUFFIX}", probe.kind, probe.size, build, scaled_by_sample=True
+    )
 
 
 def _scale_back(profile: SampleProfile, probe: Probe) -> Batch:
@@ -371,7 +373,7 @@ def column_probes(profile: SampleProfile) -> Iterator[Probe]:
         if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MOST_COLUMNS:
             size = rows.shape[1] * (len(_SPECIAL_VALUES) + 2)
             build = partial(_change_columns, profile, name)
-            yield Probe(f"columns_{name}", "value", size, build, apart=True)
+            yield Probe(f"columns_{name}", "value", size, build, scaled_by_sample=True)
 
 
 def _change_columns(profile: SampleProfile, name: str) -> Batch:

@@ -276,7 +276,7 @@ class OrtSession(Session):
 class _OnnxRuntime(Runtime):
     """Base class of runtimes that use ONNX Runtime in this process."""
 
-    apart: ClassVar[bool] = False
+    isolated: ClassVar[bool] = False
 
     def absent_reason(self, options: Any) -> str | None:
         """Return why there is no CUDA device, if the provider needs one."""

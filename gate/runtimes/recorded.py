@@ -26,7 +26,7 @@ class RecordedRuntime(Runtime):
     name: ClassVar[RuntimeName] = RECORDED
     promises = Promises(RECORDED, "device")
     options = RecordedOptions
-    apart: ClassVar[bool] = False
+    isolated: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.recording: Path | None = None

@@ -194,7 +194,7 @@ class Runtime(ABC):
     """The model of the policy's `options`."""
     runs: ClassVar[Literal["file", "model"]] = "file"
     """`model`: runs the PyTorch model on another device."""
-    apart: ClassVar[bool] = True
+    isolated: ClassVar[bool] = True
     """Whether it runs in a separate process with a time limit; always true for other packages."""
     limit_s: ClassVar[float] = 300.0
     """Time limit for opening the file, and for each batch."""

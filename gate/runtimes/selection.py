@@ -125,11 +125,13 @@ def conflict(entries_: tuple[RuntimeEntry, ...]) -> str:
 
 
 def load_entry(entry: RuntimeEntry) -> Runtime:
-    """Return the runtime, isolated unless it is built in with `apart = False`; start no process."""
+    """Return the runtime, isolated unless it is built in and not `isolated`; start no process."""
     if not entry.builtin:
         return IsolatedRuntime(entry.class_path)
     builtin = load_runtime(entry.class_path)
-    return IsolatedRuntime(entry.class_path, limit_s=builtin.limit_s) if builtin.apart else builtin
+    return (
+        IsolatedRuntime(entry.class_path, limit_s=builtin.limit_s) if builtin.isolated else builtin
+    )
 
 
 Installed = Mapping[RuntimeName, tuple[RuntimeEntry, ...]]
@@ -229,7 +231,7 @@ class SelectedRuntime:
         )
 
 
-def chosen_of(
+def selected_runtimes(
     policy: Policy, recordings: Mapping[RuntimeName, Path] | None = None
 ) -> list[SelectedRuntime]:
     """Return the runtimes of the policy, in order. `recordings`: a folder or zip by name.
@@ -288,7 +290,7 @@ State = Literal["ok", "absent", "broken", "by options"]
 
 
 @dataclass(frozen=True)
-class Listed:
+class RuntimeStatus:
     """The state of a runtime on this machine."""
 
     name: RuntimeName
@@ -307,7 +309,7 @@ class Listed:
         return asdict(self)
 
 
-def listed(policy: Policy | None = None) -> tuple[Listed, ...]:
+def runtime_statuses(policy: Policy | None = None) -> tuple[RuntimeStatus, ...]:
     """Return all installed runtimes, or those of a policy with its options."""
     if policy is not None:
         return tuple(_status_of(name, settings) for name, settings in policy.runtimes.items())
@@ -321,32 +323,32 @@ _BY_OPTIONS = {
 """Why a runtime needs options, by name."""
 
 
-def _installed_statuses() -> Iterator[Listed]:
+def _installed_statuses() -> Iterator[RuntimeStatus]:
     crashes = " and ".join(f"{name}: {reason}" for name, reason in import_crashes().items())
     for name in entries():
         if crashes and name in (*RUNTIMES, ORT):
-            yield Listed(name, name, "broken", reason=crashes)
+            yield RuntimeStatus(name, name, "broken", reason=crashes)
         elif name == ORT:
             yield _status_of_ort()
         elif name in _BY_OPTIONS:
-            yield Listed(name, name, "by options", reason=_BY_OPTIONS[name])
+            yield RuntimeStatus(name, name, "by options", reason=_BY_OPTIONS[name])
         else:
             yield _status_of(name, RuntimePolicy(required="never"))
 
 
-def _status_of_ort() -> Listed:
+def _status_of_ort() -> RuntimeStatus:
     try:
         onnxruntime = onnx_runtime()
         available = ", ".join(onnxruntime.get_available_providers())
         versions = {"onnxruntime": str(onnxruntime.__version__)}
     except Exception as error:  # a broken binary package raises almost anything
-        return Listed(ORT, ORT, "broken", reason=first_line(error))
+        return RuntimeStatus(ORT, ORT, "broken", reason=first_line(error))
     reason = f"needs options.providers; this build has {available}"
-    return Listed(ORT, ORT, "by options", versions=versions, reason=reason)
+    return RuntimeStatus(ORT, ORT, "by options", versions=versions, reason=reason)
 
 
-def _status_of(name: RuntimeName, settings: RuntimePolicy) -> Listed:
-    status = partial(Listed, name, settings.kind or name)
+def _status_of(name: RuntimeName, settings: RuntimePolicy) -> RuntimeStatus:
+    status = partial(RuntimeStatus, name, settings.kind or name)
     try:
         runtime = SelectedRuntime(name, settings)
     except Exception as error:

@@ -24,7 +24,7 @@ class TorchCudaRuntime(Runtime):
     name: ClassVar[RuntimeName] = "torch-cuda"
     promises = Promises(CUDA_PROVIDER, "cuda")
     runs: ClassVar[Literal["file", "model"]] = "model"
-    apart: ClassVar[bool] = False
+    isolated: ClassVar[bool] = False
 
     def absent_reason(self, options: Any) -> str | None:  # noqa: ARG002 - it takes none
         """Return why there is no CUDA device, or None."""

@@ -19,14 +19,16 @@ from gate.runtimes import ort, selection
 
 
 @pytest.fixture(scope="module")
-def rows() -> tuple[selection.Listed, ...]:
+def rows() -> tuple[selection.RuntimeStatus, ...]:
     """What other runtimes say, which takes seconds: they run in processes of their own."""
-    return selection.listed()
+    return selection.runtime_statuses()
 
 
 @pytest.fixture(autouse=True)
-def _listed_once(monkeypatch: pytest.MonkeyPatch, rows: tuple[selection.Listed, ...]) -> None:
-    monkeypatch.setattr(selection, "listed", lambda: rows)
+def _listed_once(
+    monkeypatch: pytest.MonkeyPatch, rows: tuple[selection.RuntimeStatus, ...]
+) -> None:
+    monkeypatch.setattr(selection, "runtime_statuses", lambda: rows)
     monkeypatch.setattr(installation, "import_crashes", dict)
 
 

@@ -98,15 +98,15 @@ def until(found: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_no_process_is_left_after_a_signal(number: int) -> None:
     with stack() as (process, _):
-        assert len(marked()) == 4  # keeper, server, two workers
+        assert len(marked()) == 4  # supervisor, server, two workers
         process.send_signal(number)
         until(lambda: not marked())
         process.wait()
 
 
 def test_process_that_ignores_sigterm_is_killed() -> None:
-    code = "import sys; from pipelines import keeper; keeper.STOP_S = 0.3; "
-    code += "sys.exit(keeper.main(sys.argv[1:]))"
+    code = "import sys; from pipelines import supervisor; supervisor.STOP_S = 0.3; "
+    code += "sys.exit(supervisor.main(sys.argv[1:]))"
     env = clean_environment() | {"PYTHONPATH": str(REPOSITORY), children._MARK: children._mark()}
     server = [sys.executable, "-c", _SERVER, "up", "deaf"]
     with subprocess.Popen(
@@ -135,7 +135,7 @@ def test_next_start_ends_processes_of_a_killed_stack() -> None:
     with stack() as (process, first_line):
         assert first_line == "left: 0"
         for one in marked():
-            if "pipelines.keeper" in one.cmdline():
+            if "pipelines.supervisor" in one.cmdline():
                 one.suspend()  # it would do its work between the two kills
                 process.kill()
                 process.wait()
@@ -170,7 +170,7 @@ def test_second_stack_is_refused() -> None:
 
 def test_supervisor_returns_the_exit_code() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "pipelines.keeper", sys.executable, "-c", "raise SystemExit(3)"],
+        [sys.executable, "-m", "pipelines.supervisor", sys.executable, "-c", "raise SystemExit(3)"],
         env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)}, stdin=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.wait() == 3

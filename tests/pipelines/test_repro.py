@@ -11,9 +11,9 @@ import pytest
 from gate.commands.result import ExitCode
 from pipelines import paths, repro
 from pipelines.promotion_report import PromotionReport
-from pipelines.ran import Ran
 from pipelines.repro import last_promotion, promotion_is_due
 from pipelines.stage import Stopped, code_of
+from pipelines.stage_results import StageResults
 
 
 @pytest.fixture
@@ -76,11 +76,11 @@ def fake_dvc(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands for `dvc`: what it does and returns is put into the list."""
     plan: list[Any] = []
 
-    def run(_arguments: list[str], ran: Ran) -> int:
+    def run(_arguments: list[str], results: StageResults) -> int:
         act, code, *stages = plan
         act()
         lines = "".join(f"{stage}\n" for stage in stages)
-        Path(ran.environment["PARITY_GATE_RAN"]).write_text(lines)
+        Path(results.environment["PARITY_GATE_RAN"]).write_text(lines)
         return int(code)
 
     monkeypatch.setattr(repro, "_dvc", run)

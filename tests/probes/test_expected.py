@@ -322,7 +322,13 @@ def test_difference_explained_by_random_rounding_passes():
 def compare_rows(model, change, rows, **options):
     """As `judged`, each row in its own scale."""
     arrays = {"x": rows}
-    probe = Probe("p", "value", len(rows), lambda: arrays, apart=options.pop("apart", True))
+    probe = Probe(
+        "p",
+        "value",
+        len(rows),
+        lambda: arrays,
+        scaled_by_sample=options.pop("scaled_by_sample", True),
+    )
     seen = ExpectedOutputs(benches.context(model, arrays, **options), probe)
     return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
@@ -342,7 +348,9 @@ def test_small_row_next_to_large_rows_has_its_own_scale(float64_samples):
     assert (
         compare_rows(Linear(), unchanged, rows, noise_samples=float64_samples).relative_diff == 0.0
     )
-    together = compare_rows(Linear(), fault, rows, apart=False, noise_samples=float64_samples)
+    together = compare_rows(
+        Linear(), fault, rows, scaled_by_sample=False, noise_samples=float64_samples
+    )
     alone = compare_rows(Linear(), fault, rows, noise_samples=float64_samples)
     assert together.relative_diff < 1e-6
     assert alone.relative_diff > 0.01

@@ -136,7 +136,7 @@ def column_probes_of(arrays, **options):
 def test_column_probe_changes_one_column_per_row():
     (probe,) = column_probes_of({"x": TABLE})
     batch = probe.batch["x"]
-    assert (probe.name, probe.apart, len(batch)) == ("columns_x", True, 18)
+    assert (probe.name, probe.scaled_by_sample, len(batch)) == ("columns_x", True, 18)
     samples = TABLE[np.arange(18) % 8]
     assert ((batch != samples).sum(axis=1) == 1).all()
     for column in range(3):

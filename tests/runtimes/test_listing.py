@@ -6,7 +6,7 @@ import pytest
 
 from gate.policy.policy import Policy
 from gate.runtimes import ort
-from gate.runtimes.selection import listed
+from gate.runtimes.selection import runtime_statuses
 from tests.policy.test_runtimes import policy
 from tests.runtimes import acme
 
@@ -19,7 +19,7 @@ def rows(tmp_path, monkeypatch):
     acme.install(tmp_path, {**points, "gone": "no_such_module:Runtime", "ort-cpu": "evil:Runtime"})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(ort, "cuda_traces", list)
-    return {row.name: row for row in listed()}
+    return {row.name: row for row in runtime_statuses()}
 
 
 @pytest.mark.proof
@@ -55,16 +55,20 @@ def test_each_runtime_is_listed_with_state_and_reason(rows):
 
 def test_runtimes_of_a_policy_are_listed_with_options(tmp_path, monkeypatch):
     wanted = policy("mine", kind="ort", options={"providers": ["RknpuExecutionProvider"]})
-    found = {row.name: row for row in listed(wanted)}
+    found = {row.name: row for row in runtime_statuses(wanted)}
     assert set(found) == {"ort-cpu", "mine"}
     assert (found["mine"].kind, found["mine"].state) == ("ort", "absent")
     assert "does not have RknpuExecutionProvider" in found["mine"].reason
     none = policy("mine", kind="ort", options={"providers": ["NoSuchExecutionProvider"]})
-    assert {row.name: row for row in listed(none)}["mine"].state == "broken"
+    assert {row.name: row for row in runtime_statuses(none)}["mine"].state == "broken"
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Acme"})
     monkeypatch.syspath_prepend(str(tmp_path))
-    wrong = {row.name: row for row in listed(policy("acme", options={"slow": True}))}["acme"]
+    wrong = {row.name: row for row in runtime_statuses(policy("acme", options={"slow": True}))}[
+        "acme"
+    ]
     assert (wrong.state, "slow" in wrong.reason) == ("broken", True)
-    unknown = {row.name: row for row in listed(policy("nobody"))}["nobody"]
+    unknown = {row.name: row for row in runtime_statuses(policy("nobody"))}["nobody"]
     assert (unknown.state, "no runtime named 'nobody'" in unknown.reason) == ("broken", True)
-    assert {row.name for row in listed(Policy.default())} == set(Policy.default().runtimes)
+    assert {row.name for row in runtime_statuses(Policy.default())} == set(
+        Policy.default().runtimes
+    )

@@ -16,7 +16,7 @@ from gate.policy.policy import Policy
 from gate.policy.sections import Instruments, RuntimePolicy
 from gate.runtimes import RunnableFile
 from gate.runtimes import openvino as module
-from gate.runtimes.selection import listed
+from gate.runtimes.selection import runtime_statuses
 from gate.summary.render import render_check
 from tests.measure import tiny
 from tests.runtimes import strange_files
@@ -207,6 +207,6 @@ def test_openvino_is_absent_without_its_package(monkeypatch, installed):
 
 
 def test_openvino_is_listed_with_its_version():
-    (row,) = listed(policy(exact={}))
+    (row,) = runtime_statuses(policy(exact={}))
     assert (row.state, row.provider) == ("ok", "OpenVINO CPU")
     assert set(row.versions) == {"openvino"}

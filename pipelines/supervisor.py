@@ -1,4 +1,4 @@
-"""`python -m pipelines.keeper COMMAND …` ends the command together with its starter.
+"""`python -m pipelines.supervisor COMMAND …` ends the command together with its starter.
 
 stdin is a pipe that only the starter holds open. It closes when the starter wants the end, or dies,
 even by SIGKILL. Then, and when the command ends by itself, all processes that it started are ended

@@ -20,7 +20,7 @@ _VARIABLE = "PARITY_GATE_RAN"
 
 
 @dataclass
-class Ran:
+class StageResults:
     """Stages with their exit codes in the order in which they ended; complete when DVC has
     ended."""
 
@@ -35,23 +35,23 @@ class Ran:
 
 
 @contextmanager
-def noted() -> Iterator[Ran]:
+def recorded_stages() -> Iterator[StageResults]:
     """Record the stages that run within the `with` block; codes are available afterwards."""
     folder = paths.state()
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix="ran-", dir=folder)
     os.close(descriptor)
-    ran = Ran({_VARIABLE: name})
+    results = StageResults({_VARIABLE: name})
     try:
-        yield ran
+        yield results
     finally:
         for line in Path(name).read_text(encoding="utf-8").splitlines():
             stage, _, code = line.partition(" ")
-            ran.codes[stage] = int(code)
+            results.codes[stage] = int(code)
         Path(name).unlink()
 
 
-def note(code: int) -> None:
+def record_stage(code: int) -> None:
     """Record that this process's stage ended with `code`, if a record is requested."""
     path = os.environ.get(_VARIABLE)
     spec = getattr(sys.modules["__main__"], "__spec__", None)
