@@ -243,7 +243,10 @@ class ExpectedOutputs:
             numbers = self._numbers(outputs)
             if numbers.is_suspicious and not examine:
                 return self._unexamined_record(outputs, numbers)
-            record = self._compare_with_replay(compute, runtime) if numbers.is_suspicious else None
+            record = None
+            if numbers.is_suspicious:
+                record = self._compare_with_replay(compute, runtime)
+                record = record or self._compare_with_first_run(outputs, numbers)
             few = numbers.is_suspicious and refused
             if record is None:
                 expected = self._without_further_runs() if few else self
@@ -313,6 +316,19 @@ class ExpectedOutputs:
         if not replay.undefined or record.undefined:
             return record
         return record.model_copy(update={"undefined": replay.undefined})
+
+    def _compare_with_first_run(
+        self, outputs: list[OutputArray], numbers: _Numbers
+    ) -> ProbeResult | None:
+        """Compare with the floor of a single run, which further runs could only widen.
+
+        None if this floor does not explain the difference.
+        """
+        copied = copy.copy(self)
+        copied._runs, copied._more = list(self._first_run), False
+        record = copied._evaluate(outputs, numbers)
+        ratio = record.noise_ratio
+        return record if ratio is not None and ratio <= _SUSPICIOUS_RATIO else None
 
     def _without_further_runs(self) -> ExpectedOutputs:
         """Return a copy that makes no further runs with random rounding."""
@@ -527,7 +543,12 @@ class ExpectedOutputs:
     @cached_property
     def _runs(self) -> list[list[OutputArray]]:
         """Return the outputs of each run with random rounding."""
-        return self._run_perturbed(range(DRAWS))
+        first = self._first_run
+        return first and [*first, *self._run_perturbed(range(len(first), DRAWS))]
+
+    @cached_property
+    def _first_run(self) -> list[list[OutputArray]]:
+        return self._run_perturbed(range(1))
 
     def _run_more(self) -> bool:
         """Double the number of runs, up to `_MOST_DRAWS`; return False if there are no more."""
@@ -544,7 +565,7 @@ class ExpectedOutputs:
 
     @property
     def examined(self) -> bool:
-        """Return whether the model was run with random rounding."""
+        """Return whether the model was run `DRAWS` times with random rounding."""
         return "_runs" in vars(self)
 
     @property

@@ -338,9 +338,9 @@ def _cancelled(
 
     squares: returns the sum of squared terms; called only if a result is 0.
     """
-    zeros = y == 0.0
-    if not zeros.any():
+    if int(y.count_nonzero()) == y.numel():  # a third of the time of `zeros.any()`
         return error
+    zeros = y == 0.0
     if not any(factor.frac().any() for factor in factors if factor is not None):
         return error.masked_fill(zeros, 0.0)
     return error.masked_fill(zeros & (squares() == 0.0), 0.0)

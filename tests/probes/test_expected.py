@@ -412,14 +412,15 @@ def test_rarely_rounded_integer_needs_more_runs(units, excused):
 
 
 @pytest.mark.parametrize(("ratio", "few_elements", "refused", "runs"), [
-    (4.0, 36, False, [3]),
-    (50.0, 36, False, [3, 6, 12, 24, 32]),
-    (50.0, 36, True, [3]),
-    (50.0, 35, False, [3]),
-    (1e5, 36, False, [3]),
+    (1.0, 36, False, [1]),
+    (4.0, 36, False, [1, 3]),
+    (50.0, 36, False, [1, 3, 6, 12, 24, 32]),
+    (50.0, 36, True, [1, 3]),
+    (50.0, 35, False, [1, 3]),
+    (1e5, 36, False, [1, 3]),
 ])  # fmt: skip
 def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, runs, monkeypatch):
-    """Not where it is plain anyway, nor where so many runs would not fit, nor where the samples
+    """One run suffices if it explains the difference. No more are made where it is plain anyway, nor where so many runs would not fit, nor where the samples
     refuse the runtime: then the record says so."""
     asked, real = [], expected_outputs.perturb_rounding
 
@@ -443,7 +444,7 @@ class BatchDependent(Linear):
         return self.layer(x - x.mean(0))
 
 
-@pytest.mark.parametrize(("model", "runs"), [(Linear(), [8]), (BatchDependent(), [20, 3])])
+@pytest.mark.parametrize(("model", "runs"), [(Linear(), [8, 8]), (BatchDependent(), [20, 20, 3, 3])])
 def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
     """Unless their company matters to the model."""
     made, real = [], expected_outputs.perturb_rounding
