@@ -432,8 +432,7 @@ def compare_rejected(
             continue
         if runtime.failure_code == "wrong_outputs":
             return _compare_runtime(case, runtime, refused=())
-        if runtime.failure_code == "only_batches":
-            sizes = cast("list[int]", runtime.failure_params["batch_sizes"])
+        if sizes := _accepted_batches(case, runtime, decision):
             rows = [row % len(case.samples) for row in range(sizes[0])]
             compared = compare_layers(
                 replace(case, samples=case.samples.take(rows)),
@@ -441,8 +440,18 @@ def compare_rejected(
                 limit=sizes[0],
                 batch_size=sizes[0],
             )
-            return replace(compared, accepted_batches=tuple(sizes))
+            return replace(compared, accepted_batches=sizes)
     return None
+
+
+def _accepted_batches(
+    case: MeasurementJob, runtime: RuntimeEvidence, decision: Decision
+) -> tuple[int, ...]:
+    """Return the only batch sizes of a file that should accept all; empty if it does."""
+    if runtime.failure_code == "only_batches":
+        return tuple(cast("list[int]", runtime.failure_params["batch_sizes"]))
+    is_fixed = any(check.name == "graph_fixed_batch" for check in decision.problems)
+    return (case.bind().batch_size,) if is_fixed else ()
 
 
 def _compare_broken_runtime(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:

@@ -284,6 +284,9 @@ class _Reducer:
             session = SubgraphSession(piece, self._limits.setup)
             fed = {**self._context.feed(batch), **session.cut_inputs(references)}
             standalone = Standalone.from_piece(piece, fed, {tensor: values[number]})
+            declared = {value.name: value.type for value in piece.model.graph.input}
+            for value in standalone.model.graph.input:  # its batch axis may be fixed
+                value.type.CopyFrom(declared.get(standalone.sources[value.name], value.type))
             try:
                 run(standalone.model, standalone.inputs, self._limits.setup)
             except Exception as error:  # ONNX Runtime's errors have no common base

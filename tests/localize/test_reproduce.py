@@ -38,7 +38,7 @@ from gate.localize.reproducer import Reproducer
 from gate.localize.standalone import Standalone, fewest_nodes, random_like, without_names
 from gate.measure.job import EvaluationData, Reference
 from gate.policy.runtime_options import plain_setup
-from gate.records.evidence import Source
+from gate.records.evidence import ExportRecord, Source
 from tests import small_project
 from tests.localize.optimizers.faults import FAULTS
 from tests.measure import tiny
@@ -110,6 +110,12 @@ def _in_batches_of_two(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.array([2, 6]), "shape"))
 
 
+def _fixed_to_two(model: onnx.ModelProto) -> None:
+    """Fix the batch axis, although the record of the export says that it is dynamic."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 2
+
+
 def _reversed(model: onnx.ModelProto) -> None:
     model.graph.output.reverse()
 
@@ -117,8 +123,12 @@ def _reversed(model: onnx.ModelProto) -> None:
 @pytest.mark.further
 @pytest.mark.parametrize(
     ("edit", "operators", "accepted"),
-    [(_in_batches_of_two, {"Reshape"}, (2,)), (_reversed, {"Gemm"}, ())],
-    ids=["batch size", "order of outputs"],
+    [
+        (_in_batches_of_two, {"Reshape"}, (2,)),
+        (_fixed_to_two, {"Reshape"}, (2,)),
+        (_reversed, {"Gemm"}, ()),
+    ],
+    ids=["batch size", "fixed batch axis", "order of outputs"],
 )
 def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, accepted):
     x = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32)
@@ -126,7 +136,8 @@ def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, acce
     right = tiny.export(model, tmp_path / "right.onnx", example=example, outputs=("a", "b"))
     path = tiny.edit(right, tmp_path / "model.onnx", edit).path
     policy = Policy.default()
-    reference = Reference(model, Source(factory="tests"))
+    record = ExportRecord(strategy="direct", settings={"dynamic_batch": True})
+    reference = Reference(model, Source(factory="tests"), export=record)
     given = {"reference": reference, "data": EvaluationData(SampleSet.from_arrays({"input": x}))}
     result = check(path, *given.values(), policy)
     compared = compare_rejected(

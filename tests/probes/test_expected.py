@@ -444,7 +444,9 @@ class BatchDependent(Linear):
         return self.layer(x - x.mean(0))
 
 
-@pytest.mark.parametrize(("model", "runs"), [(Linear(), [8, 8]), (BatchDependent(), [20, 20, 3, 3])])
+@pytest.mark.parametrize(
+    ("model", "runs"), [(Linear(), [8, 8]), (BatchDependent(), [20, 20, 3, 3])]
+)
 def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
     """Unless their company matters to the model."""
     made, real = [], expected_outputs.perturb_rounding
