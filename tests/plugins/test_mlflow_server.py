@@ -153,6 +153,23 @@ def assert_prompt_tag_exempts_no_file(place: GuardedServer, copied: dict[str, st
     assert place.send("DELETE", f"{API}/registered-models/delete-tag", **tag).status_code == 200
 
 
+def assert_alias_dialog_shows_the_refusal(place: GuardedServer) -> None:
+    user = (
+        None if place.auth is None else dict(zip(("username", "password"), place.auth, strict=True))
+    )
+    with chromium() as browser:
+        page = browser.new_page(http_credentials=user)  # type: ignore[arg-type]
+        page.set_default_timeout(120_000)
+        page.goto(f"{place.uri}/#/models/{NAME}/versions/1?workspace=default")
+        page.get_by_text("@ previous").locator("xpath=following::button[1]").click()
+        dialog = page.get_by_role("dialog").filter(has_text="alias for model version 1")
+        aliases = dialog.get_by_role("combobox")
+        aliases.fill(CHAMPION)
+        aliases.press("Enter")
+        dialog.get_by_role("button", name="Save aliases").click()
+        expect(dialog).to_contain_text(f"/#/models/{NAME}/versions/2", timeout=120_000)
+
+
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.rows(4)
@@ -169,6 +186,7 @@ def test_unapproved_alias_moves_are_refused(
         with pytest.raises(MlflowException) as refused:  # the client
             place.client.set_registered_model_alias(NAME, CHAMPION, "1")
         assert refused.value.get_http_status_code() == 403
+        assert_alias_dialog_shows_the_refusal(place)
         place.client.copy_model_version(f"models:/{NAME}/1", "copied")
         copied = {"name": "copied", "alias": CHAMPION, "version": "1"}
         assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
@@ -281,23 +299,6 @@ def test_service_reverts_moves_in_the_database(
         # The server follows the ledger: the overwritten version is not set again.
         with pytest.raises(MlflowException):
             place.client.set_registered_model_alias(NAME, CHAMPION, "2")
-
-
-@pytest.mark.slow
-@pytest.mark.proof
-def test_alias_dialog_shows_the_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with guarded_server(tmp_path, UVICORN, monkeypatch) as place, chromium() as browser:
-        page = browser.new_page()
-        page.set_default_timeout(120_000)
-        page.goto(f"{place.uri}/#/models/{NAME}/versions/1?workspace=default")
-        page.get_by_text("@ previous").locator("xpath=following::button[1]").click()
-        dialog = page.get_by_role("dialog").filter(has_text="alias for model version 1")
-        aliases = dialog.get_by_role("combobox")
-        aliases.fill(CHAMPION)
-        aliases.press("Enter")
-        dialog.get_by_role("button", name="Save aliases").click()
-        expect(dialog).to_contain_text(f"/#/models/{NAME}/versions/2", timeout=120_000)
-        assert place.champion() == "2"
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's tables
