@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,27 +10,20 @@ from typing import Any
 
 import pytest
 
-from gate.deploy.store import ModelStore
 from gate.errors import MismatchUnconfirmed, PromotionConflict
-from gate.ledger.ledger import Ledger
-from gate.mlflow_client.registry import MlflowRegistry
-from gate.registry.eligibility import TrustFile
-from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
+from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.release import Release
-from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
 from tests import builders
 from tests.registry.promoting import submit
 from tests.registry.releases import NAME, failing_release, onnx_file, release, twin_policy
-from tests.registry.servers import ADMIN, add_user, let_edit
-from tests.registry.signed import Signing, save, trust_in
+from tests.registry.signed import Signing, trust_in
 from tests.registry.simulator import Crash, Simulator, Watched
 from tests.registry.test_preprocessing_spec import made as with_spec
 from tests.service.registry_setup import RegistrySetup
 
 POLICY = builders.policy()
 TWINNED = builders.policy(twin=twin_policy())
-_names = itertools.count(1)
 
 
 @pytest.fixture
@@ -236,58 +228,3 @@ def test_next_submission_finishes_a_crash_at_any_call(signed: Release) -> None:
         assert submit(registry, signed, policy=POLICY).outcome == "handed_in"
         assert registry.aliases == {CANDIDATE: "1"}
         assert len(registry.versions) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.proof
-def test_submitter_needs_only_edit_permission_on_the_model(
-    guarded_server: Any, ci: SigningKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CI has EDIT on the model, and neither ledger nor store; the service has its own user."""
-    uri, name = guarded_server.uri, f"handed-{next(_names)}"
-    _become(monkeypatch, *ADMIN)
-    service = MlflowRegistry(uri)
-    service.ensure_model(name)
-    user, password = f"ci-{next(_names)}", "password-of-the-test-ci"
-    add_user(uri, user, password)
-    let_edit(uri, user, model=name)
-    _become(monkeypatch, user, password)
-    here = replace(
-        release(onnx_file(tmp_path / "reports" / "small.onnx")),
-        model_name=name,
-        run_id=make_run_of(uri),
-    )
-    signing = Signing(ci, registry=uri, model=name)
-    done = submit(MlflowRegistry(uri), signing.signed(here, POLICY), policy=POLICY)
-    assert (done.outcome, done.version) == ("handed_in", "1")
-
-    _become(monkeypatch, *ADMIN)
-    trust = TrustFile(save(trust_in(ci), tmp_path / "trust.yaml"))
-    ledger = Ledger(tmp_path / "service" / "ledger.jsonl")
-    store = ModelStore(tmp_path / "store")
-    reconcile = Reconciler(service, ledger, POLICY, store=store, trust=trust)
-    outcomes = [getattr(one, "outcome", one) for one in reconcile(name, cause="timer")]
-    assert outcomes == ["promoted", "deployed"]
-    aliases = {alias: service.alias(name, alias) for alias in (CANDIDATE, CHAMPION, PREVIOUS)}
-    assert aliases == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
-    (line, _) = ledger.entries()
-    assert line.made_at == service.version(name, "1").created_at
-    assert line.made_at is not None
-    assert list(reconcile(name, cause="timer")) == []
-
-
-def make_run_of(uri: str) -> str:
-    """In an experiment of the user's own: by default he may read others' only."""
-    from mlflow import MlflowClient
-
-    from gate.mlflow_client.connection import using_tracking_uri
-
-    with using_tracking_uri(uri):
-        client = MlflowClient(tracking_uri=uri)
-        experiment = client.create_experiment(f"ci-{next(_names)}")
-        return str(client.create_run(experiment).info.run_id)
-
-
-def _become(monkeypatch: pytest.MonkeyPatch, user: str, password: str) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from securesystemslib.dsse import Envelope
 
 from gate.ledger.ledger import Ledger
-from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry import release as releases
 from gate.registry.promotion import promote
 from gate.registry.registered_model import RegisteredModel
@@ -22,8 +20,7 @@ from gate.signing.keys import SigningKey
 from gate.signing.verification import StatementPair
 from gate.storage.digest import Digest
 from tests import builders
-from tests.registry.releases import MEASURED_AT, NAME
-from tests.registry.servers import Server, make_run
+from tests.registry.releases import MEASURED_AT
 from tests.registry.signed import Signing, trust_in
 from tests.registry.simulator import Simulator, Watched
 
@@ -97,24 +94,3 @@ def test_only_verify_release_makes_a_verified_release(first: Release) -> None:
         VerifiedRelease(first, POLICY, (), None, object())
     with pytest.raises(TypeError, match="verify_release"):
         replace(verified, _token=None)
-
-
-@pytest.mark.slow
-@pytest.mark.proof
-def test_one_promotion_makes_a_bounded_number_of_requests(
-    ledger: Ledger, first: Release, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against a real MLflow server, until `champion` is moved and the page is written."""
-    release = replace(first, run_id=make_run(server.uri))
-    verified = verify_release(release, policy=POLICY)
-    registry = MlflowRegistry(server.uri)
-    sent: list[str] = []
-    send = requests.Session.send
-
-    def counted_send(self: requests.Session, request: Any, **options: Any) -> Any:
-        sent.append(f"{request.method} {request.path_url}")
-        return send(self, request, **options)
-
-    monkeypatch.setattr(requests.Session, "send", counted_send)
-    assert promote(RegisteredModel(registry, ledger, NAME), verified).outcome == "promoted"
-    assert 0 < len(sent) <= MOST_REQUESTS, sent
