@@ -9,13 +9,16 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from benchmarks.install_size import Installation
+from gate.installation import COMMIT_FILE
 from tests.exhaustive import some
+from tests.hidden import ROOT
 from tests.installed import run
 from tests.test_readme import README, _blocks, _lines
 
@@ -91,6 +94,20 @@ def _python(version: str) -> tuple[str, str]:
             return found, done.stdout.splitlines()[-1]
     lacks = f"python{version} with {NEEDED} is not on this machine: its first hour is not tested"
     pytest.skip(lacks)
+
+
+def test_wheel_contains_only_the_package(built: Path) -> None:
+    names = zipfile.ZipFile(built).namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"gate", "parity_gate"}
+    assert {
+        "gate/py.typed",
+        "gate/report/templates/page.html",
+        "gate/decision/cuda_kernels.txt",
+        "gate/runtimes/page.mjs",
+    } <= set(names)
+    assert (f"gate/{COMMIT_FILE}" in names) == (ROOT / ".git").exists()
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gate").rglob("*.py")}
+    assert modules == {name for name in names if name.endswith(".py")}
 
 
 def test_the_wheel_is_what_runs(installed: Installation, tmp_path: Path) -> None:
