@@ -21,7 +21,7 @@ from tests.registry.releases import NAME, evidence, release
 from tests.sandbox.peak import bounded_growth
 from tests.service.registry_setup import AUTOMATIC, RegistrySetup
 
-QUICK = SandboxLimits(20.0, 200 * 10**6)
+QUICK = SandboxLimits(12.0, 200 * 10**6)
 """For good files too, on a busy machine."""
 
 
@@ -88,6 +88,6 @@ def test_file_that_exceeds_the_load_limit_is_refused_once(service, tmp_path):
         "promoted", "not_deployed",
     ]  # fmt: skip
     assert (
-        "loading model.onnx took more than the time limit of 20 s"
+        "loading model.onnx took more than the time limit of 12 s"
         in service.setup.ledger.entries()[-1].reason
     )
