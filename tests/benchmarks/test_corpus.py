@@ -37,9 +37,9 @@ SLOW = {"resnet", "mobilenet", "segmenter", "recurrent", "denoiser", "stylist", 
 """Architectures of which one judgment takes longer than a second."""
 
 
-EVERY = 6
+EVERY = 9
 """`make check` judges every N-th class of faults and every N-th correct pair."""
-LEAST = 60 if EXHAUSTIVE else 10
+LEAST = 60 if EXHAUSTIVE else 7
 """Faults that are judged at least: one of each class, or of each of those."""
 
 
