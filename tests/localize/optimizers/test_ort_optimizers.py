@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +50,6 @@ from gate.runtimes.ort import cuda_absent_reason
 from gate.sandbox.process import run_in_sandbox
 from gate.summary.render import render_optimizer
 from gate.summary.summarize import summarize
-from tests.exhaustive import further_as_proofs
 from tests.localize.nets import found
 from tests.localize.optimizers.faults import FAULTS
 from tests.measure import tiny
@@ -124,15 +122,10 @@ class TestRealFaults:
 class TestReport:
     """After a check, on all surfaces: they print the same story."""
 
-    @pytest.fixture(
-        scope="class",
-        params=further_as_proofs(
-            ["a transposed matrix by a vector", "ReLU and clip in float64"], 2
-        ),
-    )
+    @pytest.fixture(scope="class")
     @classmethod
-    def checked(cls, request, tmp_path_factory):
-        fault = FAULTS[request.param]
+    def checked(cls, tmp_path_factory):
+        fault = FAULTS["a transposed matrix by a vector"]
         candidate = fault.file(tmp_path_factory.mktemp("story") / "m.onnx")
         default = Policy.default(task="tensors")
         runtimes = {n: r for n, r in default.runtimes.items() if n.startswith("ort-cpu")}
@@ -150,11 +143,9 @@ class TestReport:
         )
         name = fault.names[0]
         assert (summary.headline.cause, summary.headline.blamed) == ("optimiser", name)
-        does = "computes a different result" if fault.raises is None else "fails"
-        text = f"With {name} enabled, ONNX Runtime {does} from level {fault.level} on"
+        text = f"With {name} enabled, ONNX Runtime computes a different result from level {fault.level} on"
         assert text in summary.headline.sentence
-        assert re.search(fault.raises or "became FusedMatMul", summary.headline.sentence)
-        assert "onnxruntime_src" not in summary.headline.sentence
+        assert "became FusedMatMul" in summary.headline.sentence
         assert f'disabled_optimizers=["{name}"]' in summary.headline.remedy
         assert len(summary.findings) == 1
         assert "--runtime ort-cpu-optimized" in summary.steps[0].command
