@@ -1,10 +1,9 @@
-"""A multi-file release on a real MLflow server: exported, checked, promoted, deployed, rolled back."""
+"""A multi-file release in a real MLflow store: exported, checked, promoted, deployed, rolled back."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from gate.registry.interface import CHAMPION
 from gate.storage.digest import Digest
 from tests.multi_file import tiny
 from tests.multi_file.exports import export
-from tests.registry.servers import Server
+from tests.registry.servers import empty_database
 from tests.reused_charts import reused_charts
 
 __all__ = ["reused_charts"]
@@ -41,45 +40,40 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, reused_charts: None
-) -> Path:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reused_charts: None) -> Path:
+    empty_database(tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(QUICK)
     return tmp_path
 
 
-def detector(folder: Path, opset: int) -> tuple[str, str, dict[str, str]]:
+def exported(folder: Path, opset: int) -> Path:
+    """Return a release file of two parts, beside its samples."""
+    folder.mkdir()
     model = tiny.build()
     assert isinstance(model, tiny.Detector)
     export(model.encoder, folder / "encoder.onnx", torch.zeros(2, 2, 5, 5), opset=opset)
     export(model.head, folder / "head.onnx", torch.zeros(2, 4), opset=opset)
-    np.savez(folder / "x.npz", input=_noise(COUNT, 2, 5, 5))
-    return "tiny:run", "tiny:build", {"encoder": "encoder.onnx", "head": "head.onnx"}
-
-
-def _noise(*shape: int) -> Any:
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
-
-
-def made(folder: Path, make: Callable[[Path, int], Any], opset: int = 17) -> tuple[Path, str]:
-    """The release file, and what builds its model."""
-    folder.mkdir()
-    chain, factory, files = make(folder, opset)
-    return written(folder, chain, files), f"tests.multi_file.{factory}"
-
-
-def written(folder: Path, chain: str, files: dict[str, str]) -> Path:
+    samples = np.random.default_rng(0).normal(size=(COUNT, 2, 5, 5)).astype(np.float32)
+    np.savez(folder / "x.npz", input=samples)
     path = folder / "release.yaml"
-    lines = [f"  {name}: {{file: {file}}}" for name, file in files.items()]
-    path.write_text("\n".join([f"chain: tests.multi_file.{chain}", "parts:", *lines, ""]))
+    parts = "parts: {encoder: {file: encoder.onnx}, head: {file: head.onnx}}"
+    path.write_text(f"chain: tests.multi_file.tiny:run\n{parts}\n")
     return path
 
 
-def checked(release: Path, factory: str) -> int:
+def checked(release: Path) -> int:
     inputs, report = str(release.with_name("x.npz")), str(release.with_name("report"))
-    options = ["--reference", factory, "--inputs", inputs, "--report", report, "--overwrite"]
+    options = [
+        "--reference",
+        "tests.multi_file.tiny:build",
+        "--inputs",
+        inputs,
+        "--report",
+        report,
+        "--overwrite",
+    ]
     options += ["--batch-size", "4", "--policy", "policy.yaml"]
     return cli.main(["check", str(release), *options])
 
@@ -99,14 +93,13 @@ def reconcile(name: str) -> Slot:
     return live.slots[EXACT]
 
 
-@pytest.mark.parametrize("make", [detector])
 def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
-    place: Path, server: Server, capsys: Capture, make: Callable[[Path, int], Any]
+    place: Path, capsys: Capture
 ) -> None:
-    name, seen = f"parts-{make.__name__}", []
+    name, seen = "parts", []
     for number, opset in enumerate((17, 16), start=1):
-        release, factory = made(place / f"release-{number}", make, opset)
-        assert checked(release, factory) == 0, capsys.readouterr()
+        release = exported(place / f"release-{number}", opset)
+        assert checked(release) == 0, capsys.readouterr()
         code, told = promoted(release, name, capsys)
         assert (code, told["outcome"], told["version"]) == (0, "promoted", str(number)), told
         slot = reconcile(name)
@@ -122,7 +115,7 @@ def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
     assert lines.count("promoted") == 2
     assert cli.main(["rollback", name, "--yes", "--reason", "a test"]) == 0
     assert reconcile(name) == seen[0]
-    registry = MlflowRegistry(server.uri)
+    registry = MlflowRegistry(f"sqlite:///{place}/mlflow.db")
     assert registry.alias(name, CHAMPION) == "1"
     assert_mlflow_refuses_to_load(f"models:/{name}/1")
     (place / "back").mkdir()
