@@ -52,7 +52,7 @@ def test_suite_with_workers_junit_and_html() -> None:
     folder = made()
     (folder / "test_models.py").write_text(SUITE)
     options = ("--junitxml", "junit.xml", "--html", "page.html", "--self-contained-html")
-    done = run(folder, "-n", "2", *options, "--parity-report", "reports", "test_models.py")
+    done = run(folder, "-n", "1", *options, "--parity-report", "reports", "test_models.py")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 3 passed" in done.stdout
     assert "FAIL" in done.stdout
