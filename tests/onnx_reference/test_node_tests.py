@@ -8,6 +8,10 @@ from collections import Counter
 import pytest
 
 from benchmarks.onnx_reference import cases, compare
+from tests.exhaustive import some
+
+EVERY = 3
+"""`make check` computes every N-th case; the cases of an operator follow each other."""
 
 DIFFERENT = {
     # ONNX Runtime writes the lowest float32 where onnx's masks have -inf.
@@ -28,8 +32,9 @@ RANDOM = {
 def test_node_tests_are_computed_as_onnx_runtime_computes_them() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = {name: compare(model, inputs) for name, model, inputs in cases()}
+        chosen = some({name: case for name, *case in cases()}, EVERY)
+        results = {name: compare(*case) for name, case in chosen.items()}
     outcomes = Counter(outcome for outcome, _ in results.values())
-    assert outcomes["passed"] > 1000
+    assert outcomes["passed"] > 0.6 * len(results)
     wrong = {name: why for name, why in results.items() if why[0] in ("differs", "fails")}
     assert wrong.keys() <= DIFFERENT | RANDOM, wrong
