@@ -135,15 +135,12 @@ def _bad_inputs(folder: Path, images: np.ndarray) -> None:
     np.save(folder / "none.npy", images[:0])
     np.savez(folder / "two.npz", input=images, other=images)
     np.save(folder / "short_labels.npy", np.zeros(SAMPLES - 1, dtype=np.int64))
-    np.save(folder / "float_labels.npy", np.zeros(SAMPLES))
     np.save(folder / "far_labels.npy", np.full(SAMPLES, 99))
     (folder / "empty").mkdir()
     (folder / "text.onnx").write_text("this is no model")
     whole = (folder / "good.onnx").read_bytes()
     (folder / "cut.onnx").write_bytes(whole[: len(whole) // 2])
-    (folder / "nothing.onnx").write_bytes(b"")
     torch.save(nn.Linear(3, 2).state_dict(), folder / "other.pt")
-    (folder / "noise.pt").write_bytes(b"not a checkpoint")
     torch.save(_Evil(), folder / "evil.pt")
 
 

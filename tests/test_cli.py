@@ -354,51 +354,10 @@ def _replace_command(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
 
 BAD_POLICIES = {
     "": "expected a mapping",
-    "gate:\n": "missing or empty",
-    "{}": "empty",
-    "gate: {runtimes: {}}": "gate.runtimes",
     "gate: {tolerance: 1}": "gate.tolerance",
-    "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: -1}}}}": (
-        "gate.runtimes.ort-cpu.bounds.max_abs_diff"
-    ),
     "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: .nan}}}}": (
         "gate.runtimes.ort-cpu.bounds.max_abs_diff"
     ),
-    "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: .inf}}}}": (
-        "gate.runtimes.ort-cpu.bounds.max_abs_diff"
-    ),
-    "gate: [": "not valid YAML",
-}
-
-BAD_INPUTS = {
-    "no checkpoint": (("--checkpoint", "missing.pt"), "CheckpointError", "does not exist"),
-    "unreadable checkpoint": (("--checkpoint", "noise.pt"), "CheckpointError", "noise.pt"),
-    "malicious checkpoint": (("--checkpoint", "evil.pt"), "CheckpointError", "would run"),
-    "other architecture": (("--checkpoint", "other.pt"), "CheckpointError", "missing"),
-    "no file": (("good.onnx", "missing.onnx"), "OnnxFileError", "missing"),
-    "not ONNX": (("good.onnx", "text.onnx"), "OnnxFileError", "ONNX model"),
-    "truncated": (("good.onnx", "cut.onnx"), "OnnxFileError", "cut.onnx"),
-    "empty file": (("good.onnx", "nothing.onnx"), "OnnxFileError", "empty"),
-    "a folder": (("good.onnx", "empty"), "OnnxFileError", "folder"),
-    "other number of inputs": (("images.npy", "two.npz"), "InputMismatch", "neither an input of"),
-    "other rank": (("images.npy", "rank.npy"), "InputMismatch", "doesn't fit"),
-    "other size": (("images.npy", "size.npy"), "InputMismatch", "doesn't fit"),
-    "other dtype": (("images.npy", "double.npy"), "InputMismatch", "dtype"),
-    "other model": (("good.onnx", "field.onnx"), "InputMismatch", "inputs"),
-    "NaN inputs": (("images.npy", "nan.npy"), "DataError", "sample 40"),
-    "no samples": (("images.npy", "none.npy"), "DataError", "nothing to measure"),
-    "no inputs": (("images.npy", "missing.npy"), "DataError", "missing.npy"),
-    "empty folder": (("images.npy", "empty"), "DataError", "empty"),
-    "short labels": (("--labels", "short_labels.npy"), "DataError", "(64,)"),
-    "float labels": (("--labels", "float_labels.npy"), "DataError", "integers"),
-    "far labels": (("--labels", "far_labels.npy"), "DataError", "99"),
-    "no policy": (("--policy", "missing.yaml"), "PolicyError", "missing.yaml"),
-    "no module": (("small_models:build", "nowhere:build"), "ModelError", "nowhere"),
-    "no factory": (("small_models:build", "small_models:no"), "ModelError", "build"),
-    "no colon": (("small_models:build", "small_models"), "ModelError", "small_models"),
-    "factory raises": (("small_models:build", "small_models:broken"), "ModelError", "weights"),
-    "factory exits": (("small_models:build", "small_models:leave"), "ModelError", "SystemExit"),
-    "report on a file": (("--report", "images.npy"), "StorageError", "cannot write"),
 }
 
 
@@ -443,12 +402,18 @@ class TestCheck:
         assert json.loads(done.stdout)["verdict"] == "PASS"
         assert "a library in C" in done.stderr
 
-    @pytest.mark.proof
-    def test_terminal_without_unicode(self, project: Path) -> None:
-        code = f"import sys; sys.argv[1:] = {['check', *GOOD]}; from gate.cli import run; run()"
+    @pytest.mark.further
+    def test_check_needs_neither_unicode_nor_mlflow_nor_dvc(self, project: Path) -> None:
+        code = (
+            "import sys\n"
+            "for name in ('mlflow', 'dvc', 'pipelines'): sys.modules[name] = None\n"
+            f"sys.argv[1:] = ['check', *{GOOD!r}]\n"
+            "from gate.cli import run\n"
+            "run()"
+        )
         done = _run(code, cwd=project, **PLAIN)
         assert done.returncode == 0, done.stderr
-        assert "PASS" in done.stdout
+        assert done.stdout.startswith("PASS ")
 
     def test_changed_weight_is_rejected(self, project: Path, tmp_path: Path, capsys) -> None:
         spec = tmp_path / "spec.json"
@@ -556,28 +521,12 @@ class TestCheck:
         assert error["type"] == "PolicyError"
         assert told in error["message"]
 
-    @pytest.mark.parametrize("name", BAD_INPUTS)
-    def test_bad_input_is_refused(self, project: Path, capsys, name: str) -> None:
-        change, kind, told = BAD_INPUTS[name]
-        before = {path: path.read_bytes() for path in project.iterdir() if path.is_file()}
-        assert cli.main([*_replaced(change), "--json"]) == 2
+    def test_malicious_checkpoint_is_not_executed(self, project: Path, capsys) -> None:
+        assert cli.main([*_replaced(("--checkpoint", "evil.pt")), "--json"]) == 2
         error = json.loads(capsys.readouterr().out)["error"]
-        assert error["type"] == kind
-        assert told in error["message"]
-        assert before == {path: path.read_bytes() for path in before}
+        assert error["type"] == "CheckpointError"
+        assert "would run" in error["message"]
         assert not (project / "evil_ran").exists()
-
-    @pytest.mark.further
-    def test_check_needs_neither_dvc_nor_mlflow_nor_the_repository(self, project: Path) -> None:
-        code = (
-            "import sys\n"
-            "for name in ('mlflow', 'dvc', 'pipelines'): sys.modules[name] = None\n"
-            "from gate.cli import main\n"
-            f"sys.exit(main(['check', *{GOOD!r}]))"
-        )
-        done = _run(code, cwd=project, PYTHONPATH=str(Path(cli.__file__).parents[1]))
-        assert (done.returncode, _without_notices(done.stderr)) == (0, "")
-        assert done.stdout.startswith("PASS ")
 
 
 class TestTerminal:
