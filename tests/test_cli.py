@@ -257,13 +257,7 @@ class TestExitCodes:
         "arguments",
         [
             [],
-            ["nonsense"],
-            ["preprocess"],
-            ["check"],
             ["check", "--nonsense"],
-            ["check", "good.onnx", "--reference", "small_models:build"],
-            _replaced(("--batch-size", "0")),
-            ["history", "--limit", "0"],
             ["rollback"],
         ],
     )

@@ -265,29 +265,6 @@ class TestPromoteRefuses:
         assert not list(place.glob("mlartifacts/**/*"))
         assert not (place / ".gate/state.db").exists()
 
-    def test_missing_report_is_refused(self, place: Path, capsys) -> None:
-        code, printed = as_json(capsys, *_promote("good.onnx", "nowhere"))
-        assert (code, printed["error"]["type"]) == (2, "EvidenceError")
-
-    @pytest.mark.further
-    def test_unreachable_server_is_reported(self, place: Path, capsys) -> None:
-        _report("good.onnx", "report", capsys)
-        address = ("--tracking-uri", "http://127.0.0.1:1")
-        code, printed = as_json(capsys, *_promote("good.onnx", "report", *address))
-        assert (code, printed["error"]["type"]) == (2, "RegistryUnavailable")
-        code, printed = as_json(capsys, "rollback", "small", "--yes", *address)
-        assert (code, printed["error"]["type"]) == (2, "RegistryUnavailable")
-
-
-def test_history_without_a_ledger_is_an_error(place: Path, capsys) -> None:
-    code, printed = as_json(capsys, "history")
-    assert (code, printed["error"]["type"]) == (2, "StorageError")
-
-
-def test_rollback_without_a_previous_version_is_refused(place: Path, capsys) -> None:
-    code, printed = as_json(capsys, "rollback", "small", "--yes")
-    assert (code, printed["error"]["type"]) == (2, "RegistryError")
-
 
 def _append_promotion_of_a_missing_version(model: str, place: Path) -> None:
     registry = plain(f"sqlite:///{place}/mlflow.db")
