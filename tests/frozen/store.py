@@ -72,13 +72,6 @@ def read_input(name: str) -> dict[str, Any]:
     return plain
 
 
-def write_input(name: str, plain: dict[str, Any]) -> None:
-    """Write the records of one measurement; the same records give the same bytes."""
-    INPUTS.mkdir(exist_ok=True)
-    data = json.dumps(plain, separators=(",", ":")).encode()
-    (INPUTS / f"{name}.json.gz").write_bytes(gzip.compress(data, mtime=0))
-
-
 def _same_lines(text: str, frozen: str) -> bool:
     pairs: Iterator[tuple[str, str]] = zip(text.splitlines(), frozen.splitlines(), strict=False)
     return text.count("\n") == frozen.count("\n") and all(
