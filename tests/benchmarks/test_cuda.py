@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 
 from benchmarks.corpus.registry import ENTRIES
-from benchmarks.corpus.trained import tensors, trained
 from benchmarks.cuda import judged, measuring
 from benchmarks.cuda.__main__ import main
 from benchmarks.cuda.judged import MARGINS, Proposal, faults_passing, judge, propose, rounded_up
 from benchmarks.cuda.measuring import Job, Measured, Measurements, plan
-from benchmarks.cuda.settings import BASELINE, CORPUS, DEFAULT, ON_CUDA, SETTINGS, Device, Role
-from benchmarks.cuda.subjects import DIGITS_CLASSES, DIGITS_SIDE, MODELS
+from benchmarks.cuda.settings import BASELINE, DEFAULT, ON_CUDA, SETTINGS, Device, Role
+from benchmarks.cuda.subjects import MODELS
 from gate.runtimes import selection
 from gate.runtimes.ort import cuda_traces
-from gate.storage.yaml_section import load_section
-from pipelines.params import ModelParams, PrepareParams
 from tests import builders
 from tests.exhaustive import exhaustive
 
@@ -83,45 +80,6 @@ def test_the_plan_has_everything_once_and_the_important_first() -> None:
     assert names[-1].startswith("tf32-")
 
 
-@pytest.mark.parametrize(
-    ("only", "names"),
-    [
-        (["tf32/digits"], ["tf32/digits"]),
-        (["corpus-torch/correct/vit/*"], ["corpus-torch/correct/vit/direct-17"]),
-        (["matrix/nothing"], []),
-    ],
-)
-def test_measurements_are_chosen_by_name(only: list[str], names: list[str]) -> None:
-    assert [name for job in plan(only) for name in job.names] == names
-
-
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda one: one.name)
-@pytest.mark.parametrize("dry", [False, True])
-def test_a_policy_asks_for_the_setting(setting: Any, dry: bool, own_registry: None) -> None:
-    device = Device(dry=dry)
-    device.prepare()
-    policy = setting.policy(device)
-    assert set(policy.runtimes) >= {device.name(role) for role in setting.roles}
-    assert policy.determinism.tf32 is setting.tf32
-    assert policy.cuda_provider.cudnn_conv_algo_search == setting.search
-    assert dry is not any("cuda" in name and "dry-run" not in name for name in policy.runtimes)
-
-
-def test_the_digits_are_those_of_the_pipeline() -> None:
-    model = load_section(ModelParams, ROOT / "params.yaml", "model")
-    prepare = load_section(PrepareParams, ROOT / "params.yaml", "prepare")
-    assert (model.architecture, model.num_classes) == ("resnet18", DIGITS_CLASSES)
-    assert prepare.preprocessing.size == (DIGITS_SIDE, DIGITS_SIDE)
-    assert MODELS["digits"].draw(2, 0)["input"].shape == (2, 3, DIGITS_SIDE, DIGITS_SIDE)
-
-
-@pytest.mark.parametrize("name", ["grouped", "recurrent", "volumes", "two-texts"])
-def test_the_odd_nets_distinguish_samples(name: str) -> None:
-    architecture = MODELS[name]
-    scores = trained(architecture)(*tensors(architecture.draw(24, 0), 0, 24))
-    assert len(scores.argmax(1).unique()) >= 3
-
-
 class Process:
     """Stands in for the process that measures: dies at one subject, fails at another."""
 
@@ -163,21 +121,6 @@ def test_a_subject_that_ends_its_process_takes_no_other_with_it(
     assert process.begun[0] == ["default/deadly", "default/failing"]  # failures alone, again
 
 
-def test_past_the_deadline_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process, kept = Process(monkeypatch), Measurements(tmp_path, Device())
-    kept.measure([Job(DEFAULT, ("a",))], deadline=time.monotonic(), workers=1, done=print)
-    assert process.begun == []
-    assert kept.read("default/a") is None
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [(3.21, 3.3), (0.0451, 0.046), (317.0, 320.0), (6.0, 6.0), (0.0, 0.0), (1.2 * 5, 6.0)],
-)
-def test_bounds_are_rounded_up_to_two_digits(value: float, wanted: float) -> None:
-    assert rounded_up(value) == wanted
-
-
 def test_a_bound_is_the_largest_of_the_correct_files_with_its_margin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,34 +153,10 @@ def test_a_fault_passes_where_no_runtime_on_cuda_rejects_it(
     assert faults_passing(cells) == ((FAULT,) if escapes else ())
 
 
-@pytest.mark.parametrize(
-    ("noise", "objection"),
-    [
-        ({"ratio": float("inf")}, "noise_ratio of a correct file is infinite"),
-        ({"peak": float("nan")}, "noise_peak of a correct file is infinite"),
-        ({}, "1 correct files were measured; 200 are needed"),
-    ],
-)
-def test_what_is_no_proposal_has_a_reason(noise: dict[str, float], objection: str) -> None:
-    assert objection in proposed(measured(RIGHT[0], **noise)).objections
-
-
-def test_a_failed_measurement_has_its_reason_in_each_runtime() -> None:
-    cells = [*judge(Measured(CORPUS, RIGHT[0], "failed", "out of memory"), Device())]
-    assert [cell.role for cell in cells] == [*CORPUS.roles]
-    assert {(cell.passes, cell.refused, cell.why) for cell in cells} == {
-        (False, False, "out of memory")
-    }
-
-
 @pytest.mark.skipif(bool(cuda_traces()), reason="a CUDA device is here")
 def test_without_a_device_nothing_is_measured(tmp_path: Path) -> None:
     assert main(["--output", str(tmp_path / "out")]) == 2
     assert not (tmp_path / "out").exists()
-
-
-def test_a_pattern_that_nothing_matches_is_no_success(own_registry: None) -> None:
-    assert main(["--dry-run", "--only", "nothing/*"]) == 2
 
 
 def test_without_time_all_is_left_out_and_named(tmp_path: Path, own_registry: None) -> None:

@@ -37,10 +37,6 @@ def test_a_seed_is_always_the_same_net_and_samples(seed: int) -> None:
         assert torch.equal(value, again), key
 
 
-def test_other_seeds_are_other_nets() -> None:
-    assert len({draw(seed).summary for seed in range(12)}) == 12
-
-
 @pytest.mark.parametrize("seed", further_as_proofs(PASSING, 5))
 def test_a_correct_net_passes(seed: int) -> None:
     outcome = judge(seed)

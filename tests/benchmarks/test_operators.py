@@ -8,8 +8,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from benchmarks.operators.__main__ import bound, cases, main
-from benchmarks.operators.measuring import Row, worst
+from benchmarks.operators.__main__ import cases, main
 from gate.reference import error_models
 
 FEW = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
@@ -68,17 +67,3 @@ def test_every_row_that_onnx_has_is_measured(measured):
         if model.onnx and not measured & set(names.split())
     }
     assert unmeasured == {"glu", "logit", "cdist", "_fft_r2c"}
-
-
-def test_bounds_in_short():
-    assert bound("silu") == "2 |y| + 3 |x|"
-    assert bound("elu") == "4 |y| + 1.5"
-    assert bound("conv2d") == "1 |y| + n window"
-    assert bound("lstm") == "its parts"
-
-
-def test_the_worst_row_is_one_that_exceeds():
-    row = Row("sigmoid", "Sigmoid", "near 1", False, 0.9, 1.2, 3.0, 1.0, 2.0)
-    other = replace(row, share=1.1, largest=0.3)
-    assert worst([row, other]) == {"sigmoid": row}
-    assert worst([other, replace(row, largest=0.2)]) == {"sigmoid": other}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from torch import nn
 from benchmarks.corpus.judge import parity_gate
 from benchmarks.corpus.registry import chosen
 from benchmarks.peers import comparator, escapes, loop, ours, race, validations, verification
-from benchmarks.peers.__main__ import chosen_peers, require_extra
+from benchmarks.peers.__main__ import chosen_peers
 from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.export import export_model
 from gate.records.export import ExportSettings
@@ -166,25 +164,6 @@ def test_peers_can_be_chosen_and_then_judge_alone() -> None:
         chosen_peers(["polygraphy"])
 
 
-def no_judgment() -> bool:
-    raise CannotJudge("why")
-
-
-@pytest.mark.parametrize(
-    ("says", "said"),
-    [
-        (lambda: True, "passed"),
-        (lambda: False, "refused"),
-        (lambda: 1 / 0, "refused"),
-        (lambda: comparator.G_LOGGER.critical("no"), "refused"),
-        (no_judgment, "unjudged"),
-    ],
-)
-def test_an_exception_is_a_refusal(says: Callable[[], bool], said: str) -> None:
-    entry = chosen("correct/tokens/traced-13")[0]
-    assert escapes.opinion(entry, "x", says).said == said
-
-
 def test_all_that_race_do_the_job(right: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "IMAGES", 16)
     contestants = race.entered(right)
@@ -194,22 +173,3 @@ def test_all_that_race_do_the_job(right: Case, monkeypatch: pytest.MonkeyPatch) 
     assert next(iter(seconds)) == list(contestants)[3]
     assert all(value > 0.0 for value in seconds.values())
     assert loop.largest_difference(right, optimized=False) == ours.measured(right)
-
-
-def test_a_standing_is_a_median_of_ratios_within_rounds() -> None:
-    rounds = [{race.BASELINE: base, "x": x} for base, x in ((1.0, 2.0), (10.0, 40.0), (2.0, 2.0))]
-    standing = race._standing("x", rounds)
-    assert (standing.seconds, standing.ratio) == (2.0, 2.0)
-    assert (standing.least, standing.most) == (1.0, 4.0)
-
-
-def test_a_missing_extra_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.peers.__main__.find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"pip install -c constraints\.txt -e '\.\[peers\]'"):
-        require_extra()
-
-
-def test_the_help_needs_no_extra() -> None:
-    command = [sys.executable, "-m", "benchmarks.peers", "--help"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "--corpus" in done.stdout
