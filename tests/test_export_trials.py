@@ -55,7 +55,12 @@ def example(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(0).normal(size=(count, 16)).astype(np.float32)}
 
 
-ALL = list(itertools.product(STRATEGIES, (13, 18), (True, False)))
+ALL = [
+    *((strategy, 18, True) for strategy in STRATEGIES),
+    ("traced", 13, True),
+    ("traced", 13, False),
+    ("dynamo", 13, True),
+]
 
 
 def compared(
