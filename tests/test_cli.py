@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from gate import cli
@@ -365,15 +363,6 @@ class TestCheck:
         assert "at least 0.954" in text
         assert "\x1b" not in text
 
-    def test_columns_as_inputs(self, project: Path, capsys) -> None:
-        images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.load(project / "images.npy"))
-        table = pa.table({"pixels": images, "id": ["x"] * len(images)})
-        pq.write_table(table, project / "samples.parquet")
-        assert cli.main(_replaced(("images.npy", "samples.parquet#inputs=pixels"))) == 0
-        capsys.readouterr()
-        assert cli.main([*_replaced(("images.npy", "samples.parquet")), "--json"]) == 2
-        assert "#inputs=" in json.loads(capsys.readouterr().out)["error"]["message"]
-
     def test_stdout_has_only_the_json(self, project: Path, capsys) -> None:
         assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0
         seen = capsys.readouterr()
@@ -423,7 +412,6 @@ class TestCheck:
         assert looking.endswith(f"--preprocessing {spec}")
 
     def test_degenerate_reference_is_an_error(self, project: Path, tmp_path, capsys) -> None:
-        import numpy as np
 
         np.save(tmp_path / "same.npy", np.ones((4, 1, 8, 8), dtype=np.float32))
         arguments = _replaced(("images.npy", str(tmp_path / "same.npy")))

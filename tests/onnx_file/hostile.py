@@ -29,14 +29,6 @@ def empty_nodes(path: Path, *, count: int = 10_000_000) -> Path:
     return path
 
 
-def empty_notes(path: Path, *, count: int = 2_000_000) -> Path:
-    """The same, in a file that is valid: true evidence can be made of it, on a large machine."""
-    data = _model(path, [helper.make_node("Identity", ["input"], ["logits"])]).read_bytes()
-    notes = b"\x72\x00" * count  # on the quantization of tensors
-    path.write_bytes(data + b"\x3a" + _varint(len(notes)) + notes)
-    return path
-
-
 def nested_functions(path: Path, *, depth: int = 40) -> Path:
     """Each calls the one before it twice: 2^40 nodes once they are inlined."""
     opsets = [_OPSET, helper.make_opsetid("local", 1)]
