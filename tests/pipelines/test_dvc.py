@@ -77,13 +77,6 @@ def test_one_digest_from_file_to_registry(project: Project, tmp_path: Path) -> N
     assert len(project.client.search_model_versions("name = 'tiny'")) == 1
 
 
-def test_unreachable_server_ends_make_repro(project: Project) -> None:
-    done = run(project.folder, "pipelines.repro", MLFLOW_TRACKING_URI="http://127.0.0.1:1")
-    assert done.returncode == 2
-    assert "127.0.0.1:1" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_changed_bound_decides_again_and_changed_runtime_measures_again(project: Project) -> None:
     """By what DVC says it would run: nothing is measured here."""
     params = project.folder / "params.yaml"
