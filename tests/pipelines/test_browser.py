@@ -11,10 +11,12 @@ from gate.records.evidence import Evidence
 from pipelines import export, parity, paths
 from pipelines.override import override
 from pipelines.run import recorded_run, tracking_uri
+from tests.exhaustive import exhaustive
 from tests.runtimes.browser.pages import BROWSER
 
 
 @BROWSER
+@exhaustive
 @pytest.mark.proof
 def test_run_has_the_browser_runtime(trained: Path) -> None:
     override(["gate.runtimes.browser-wasm.required=when_present"])
