@@ -32,9 +32,10 @@ EVERY = 6
 """`make test` runs every sixth row of a table in SLOW_FOLDERS, starting with the first."""
 
 SLOW_FOLDERS = {
-    "benchmarks", "commands", "data", "deploy", "export", "golden_vectors", "inferred_roles", "lint",
-    "localize", "measure", "metrics", "mlflow_client", "multi_file", "onnx_file", "onnx_reference",
-    "pipelines", "probes", "registry", "report", "runtimes", "service",
+    "benchmarks", "commands", "data", "deploy", "distributed", "export", "frozen",
+    "golden_vectors", "inferred_roles", "lint", "localize", "measure", "mend", "metrics",
+    "mlflow_client", "multi_file", "onnx_file", "onnx_reference", "pipelines", "preprocess",
+    "probes", "registry", "report", "runtimes", "service",
 }  # fmt: skip
 """Folders whose rows measure a file, start a process or write to a server. 2 400 such rows took 290 s
 of the suite's 2 480 s of CPU time (2026-11)."""
