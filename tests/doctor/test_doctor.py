@@ -41,6 +41,7 @@ def _examine(folder: Path) -> dict[str, Symptom]:
     return {finding.name: finding for finding in diagnosis.findings}
 
 
+@pytest.mark.further
 def test_this_machine_can_judge_on_the_cpu(tmp_path: Path) -> None:
     diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
     assert diagnosis.can_judge

@@ -25,6 +25,7 @@ def parity(tmp_path_factory: pytest.TempPathFactory) -> PreprocessingParity:
     return compare_consumers(PreprocessSpec.imagenet(), photos, selection=selection).parity
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("name", "causes"),
     [
