@@ -195,8 +195,3 @@ def test_progress_and_settings() -> None:
     )
     assert seen == [(0, 2), (1, 2), (2, 2)]
     assert [trial.verdict for trial in found.trials] == ["PASS", "PASS"]
-
-
-def test_record_round_trips(plain, tmp_path) -> None:
-    plain.save(tmp_path / "trials.json")
-    assert type(plain).load(tmp_path / "trials.json") == plain

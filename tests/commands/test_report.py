@@ -148,11 +148,6 @@ class TestInconsistentRecords:
         assert code == 2
         assert "decides on the evidence sha256:" in err
 
-    def test_missing_evidence_is_refused(self, capsys, reports: Path) -> None:
-        code, _, err = _run(capsys, "nowhere")
-        assert code == 2
-        assert "cannot read nowhere" in err
-
     @pytest.mark.further
     def test_explanation_of_another_file_is_ignored(self, capsys, reports: Path) -> None:
         case = report_records.rejected()

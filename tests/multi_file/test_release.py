@@ -238,12 +238,6 @@ def test_release_is_measured_by_one_process(good: EvaluationResult, folder: Path
         JobSpec.from_job(good.job, reference, EvaluationData.open(folder / "x.npy"))
 
 
-def test_evidence_round_trips(good: EvaluationResult) -> None:
-    again = Evidence.from_json(good.evidence.to_json())
-    assert again.digest() == good.evidence.digest()
-    assert decide(Policy.default(), again, decided_at="now").passed
-
-
 def test_golden_vectors_cover_each_part_and_the_chain(
     good: EvaluationResult, folder: Path, tmp_path: Path
 ) -> None:

@@ -35,8 +35,3 @@ def test_the_order_of_files_is_no_change():
     turned = ModelCode(files=dict(reversed(CODE.files.items())), packages=CODE.packages)
     assert turned.changes_since(CODE) == ()
     assert turned.digest() == CODE.digest()
-
-
-def test_through_json():
-    assert ModelCode.from_json(CODE.to_json()) == CODE
-    assert "unread" not in CODE.to_plain()

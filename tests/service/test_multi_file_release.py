@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gate.deploy.store import EXACT, QUANTIZED
-from gate.registry.promotion import rollback
 from gate.registry.release import Release
 from gate.storage.digest import Digest
 from tests import builders
@@ -110,20 +109,6 @@ def live_slots(service: Service) -> dict[str, Digest]:
 def digests(of: Release) -> dict[str, Digest]:
     assert of.twin is not None
     return {EXACT: of.evidence.subject.sha256, QUANTIZED: of.twin.evidence.subject.sha256}
-
-
-def test_release_and_twin_are_deployed_and_rolled_back_together(tmp_path: Path) -> None:
-    service = Service(tmp_path, TWINNED)
-    first = promote_with_twin(service, 1)
-    assert service.reconcile_once() == [("deploy", "deployed", "1")]
-    assert live_slots(service) == digests(first)
-    assert service.reconcile_once() == []
-    second = promote_with_twin(service, 2)
-    service.reconcile_once()
-    assert live_slots(service) == digests(second)
-    rollback(service.setup.registry, NAME, ledger=service.setup.ledger, reason="worse")
-    assert service.reconcile_once() == [("deploy", "deployed", "1")]
-    assert live_slots(service) == digests(first)
 
 
 def test_guard_reverts_a_release_with_a_replaced_twin(

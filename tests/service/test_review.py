@@ -8,9 +8,7 @@ import pytest
 
 from gate.errors import (
     LimitExceeded,
-    RegistryError,
     RegistryUnavailable,
-    ResourceGone,
     StorageError,
 )
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
@@ -173,39 +171,6 @@ def test_approval_of_old_evidence_is_refused(tmp_path):
     assert review(setup, REVIEWED) == [("refused", "1")]
     assert "days old" in setup.ledger.entries()[-1].reason
     assert setup.champion is None
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        (ResourceGone("deleted"), ("refused", "2")),
-        (RegistryError("a fault of the server"), "RegistryError"),
-        (StorageError("the disk is full"), "StorageError"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_unreadable_version_does_not_block_other_reviews(setup, error, outcome):
-    setup.promote(3)
-    setup.tag("3", "approved")
-    read = setup.registry.version
-
-    def version(name, number):
-        if number == "2":
-            raise error
-        return read(name, number)
-
-    setup.registry.version = version
-    before = setup.lines()
-    found = [
-        type(one.error).__name__ if isinstance(one, Failed) else (one.outcome, one.version)
-        for one in process_reviews(setup.model(), REVIEWED)
-    ]
-    assert found == [outcome, ("promoted", "3")]
-    assert setup.champion == "3"
-    written = [outcome] if isinstance(outcome, tuple) else []
-    assert setup.lines() == [*before, *written, ("promoted", "3")]
-    del setup.registry.version
-    assert setup.promote(2).outcome == "passed"
 
 
 def test_unavailable_registry_reviews_nothing(setup):

@@ -38,13 +38,6 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "attestation"
 """Written by version 0.1.0 with the key of seed 0: they stay readable, and verify, for ever."""
 
 
-def test_statements_verify_after_a_round_trip(tmp_path: Path) -> None:
-    signing.statements(EVIDENCE, DECISION).write(tmp_path)
-    beside = StatementPair.from_folder(tmp_path)
-    (who,) = beside.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
-    assert who.key_id == key().public.key_id
-
-
 def test_rejection_is_signed() -> None:
     evidence, decision = signing.judged(runtimes=())
     assert not decision.passed

@@ -28,13 +28,6 @@ from tests.builders import absent, evidence, noise_parity, output_parity, policy
 from tests.report.samples import failed, passed
 
 
-def test_summary_survives_json():
-    for decision, measured in (passed(), failed()):
-        summary = summarize(decision, measured)
-        text = summary.to_json()
-        assert Summary.from_json(text).to_json() == text
-
-
 def summarize_with(**overrides: Any) -> Summary:
     """Of a file that is right, within bounds on its cost or not."""
     bounds = policy().runtimes["ort-cpu"].bounds

@@ -114,10 +114,6 @@ class TestRealFaults:
         want = fault.model().eval()(torch.from_numpy(fault.inputs)).detach().numpy()
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
-    def test_record_survives_json(self, located):
-        _, told = located
-        assert Localization.from_json(told.to_json()) == told
-
 
 class TestReport:
     """After a check, on all surfaces: they print the same story."""
