@@ -347,9 +347,12 @@ def _replace_command(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
 BAD_POLICIES = {
     "": "expected a mapping",
     "gate: {tolerance: 1}": "gate.tolerance",
-    "gate: {runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: .nan}}}}": (
-        "gate.runtimes.ort-cpu.bounds.max_abs_diff"
-    ),
+    **{
+        f"gate: {{runtimes: {{ort-cpu: {{required: always, bounds: {{max_abs_diff: {bound}}}}}}}}}": (
+            "gate.runtimes.ort-cpu.bounds.max_abs_diff"
+        )
+        for bound in ("-1", ".nan", ".inf")
+    },
 }
 
 
