@@ -20,6 +20,7 @@ from gate.registry.registered_model import RegisteredModel
 from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
 from tests.commands.running import as_json
+from tests.exhaustive import exhaustive
 from tests.small_project import _export, made
 
 # SQLAlchemy, about MLflow's own tables.
@@ -72,6 +73,7 @@ def promote(capsys, file: Path, report: str) -> tuple[int, dict[str, Any]]:
     return as_json(capsys, "promote", str(file), "--name", "small", *options)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> None:
     good, against = made() / "good.onnx", ("--against", "small")

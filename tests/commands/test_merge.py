@@ -20,6 +20,7 @@ import torch
 from ruamel.yaml import YAML
 
 from gate import cli
+from tests.exhaustive import exhaustive
 from tests.small_project import made
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -158,6 +159,7 @@ def test_missing_unit_is_an_error(
     assert "1 of 3 units are missing: 1" in printed["error"]["message"]
 
 
+@exhaustive
 @pytest.mark.proof
 def test_kubernetes_job_commands_run_as_local_processes(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

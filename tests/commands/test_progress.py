@@ -28,6 +28,7 @@ from gate.commands.progress import Bar, loading, progress_bar, spinner
 from gate.commands.result import Line
 from gate.runtimes.ort import Ort, OrtCpu, OrtCpuOptimized
 from tests.distributed import tiny as small
+from tests.exhaustive import exhaustive
 from tests.multi_file import tiny as parts
 
 STEPS = logging.getLogger("gate.steps")
@@ -73,7 +74,9 @@ RELEASE = ["release.yaml", "--reference", "tests.multi_file.tiny:build", "--inpu
         pytest.param([*ONE, "--batch-size", "64"], {}, id="a short last batch"),
         pytest.param(ONE, {"search_inputs": 0, "stability_samples": 3}, id="little beside"),
         pytest.param(ONE, {"absent": True}, id="nobody computes"),
-        pytest.param([*ONE, "--jobs", "2"], {}, id="two processes", marks=pytest.mark.proof),
+        pytest.param(
+            [*ONE, "--jobs", "2"], {}, id="two processes", marks=[pytest.mark.proof, exhaustive]
+        ),
         pytest.param(RELEASE, {}, id="a release"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gate import cli
+from tests.exhaustive import exhaustive
 from tests.small_project import made
 
 # SQLAlchemy, about MLflow's own tables.
@@ -71,6 +72,7 @@ def quantize(capsys, *more: object) -> tuple[int, dict[str, Any]]:
     )  # fmt: skip
 
 
+@exhaustive
 @pytest.mark.proof
 def test_twin_is_promoted_and_deployed_with_its_exact_file(twin_project: Path, capsys) -> None:
     code, printed = quantize(capsys)
