@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.storage.digest import Digest
+from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import clone, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(1800)]
@@ -77,6 +78,7 @@ def test_one_digest_from_file_to_registry(project: Project, tmp_path: Path) -> N
     assert len(project.client.search_model_versions("name = 'tiny'")) == 1
 
 
+@exhaustive
 def test_changed_bound_decides_again_and_changed_runtime_measures_again(project: Project) -> None:
     """By what DVC says it would run: nothing is measured here."""
     params = project.folder / "params.yaml"

@@ -12,8 +12,10 @@ from pipelines import parity, paths
 from pipelines.override import override
 from pipelines.params import ParityParams
 from tests.distributed.test_processes import untimed
+from tests.exhaustive import exhaustive
 
 
+@exhaustive
 @pytest.mark.proof
 def test_two_processes_give_the_same_evidence_as_one(
     measured: Path, monkeypatch: pytest.MonkeyPatch

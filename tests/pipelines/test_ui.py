@@ -17,6 +17,7 @@ from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
 from pipelines.run import recorded_run
+from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
@@ -56,6 +57,7 @@ def test_taken_port_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) 
             ui.main()
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.proof
 def test_server_shows_the_version_and_ends_with_ctrl_c(measured: Path) -> None:
