@@ -101,6 +101,7 @@ def test_killed_worker_is_replaced_with_the_same_result(
     assert all(runtime.outputs[0].samples == SAMPLES for runtime in measured)
 
 
+@exhaustive
 @pytest.mark.proof
 def test_workers_start_each_run_with_the_same_state(folder: Path) -> None:
     one, both = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
