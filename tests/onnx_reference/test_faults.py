@@ -263,6 +263,7 @@ CAUSES = dict.fromkeys((
 """Of the faults whose cause is not a setting of the node."""
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_refused_at_its_node(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
