@@ -171,7 +171,7 @@ def test_inconsistent_or_truncating_server_never_passes(
     files: dict[str, Path], fault: str, verdict: Verdict, code: str
 ) -> None:
     with serving(files["model"], fault=fault) as server:
-        result = check_server(files, server.url, timeout_s=1.0)
+        result = check_server(files, server.url, timeout_s=1.0, connections=[])
     assert result.decision.verdict is verdict
     assert ("runtime", code) in codes(result, verdict)
 
@@ -219,7 +219,7 @@ def test_additional_outputs_are_ignored(files: dict[str, Path]) -> None:
 
 def test_truncated_binary_answer_is_an_error(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="truncated", binary=True) as server:
-        assert check_server(files, server.url).decision.verdict is Verdict.ERROR
+        assert check_server(files, server.url, connections=[]).decision.verdict is Verdict.ERROR
 
 
 @pytest.mark.parametrize("part", ["header", "body"])
