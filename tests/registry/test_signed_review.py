@@ -67,6 +67,9 @@ class ReviewedModel:
         by = Signing(self.ci, registry=plain_(self.uri), model=self.name, at=self.at)
         return by.signed(made, SIGNED)
 
+    def command(self, word: str, *options: str) -> tuple[str, ...]:
+        return (word, self.name, self.number, "--tracking-uri", self.uri, *options)
+
     @property
     def tags(self) -> Any:
         return self.registry.version(self.name, self.number).tags
@@ -105,19 +108,8 @@ def test_signed_approvals_are_shown_and_counted_by_the_service(
     reviewed_model: ReviewedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alice, bob = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("alice", "bob"))
-    where = ("--tracking-uri", reviewed_model.uri)
-    key = str(tmp_path / "alice.pem")
-    code, out, err = run(
-        capsys,
-        "approve",
-        reviewed_model.name,
-        reviewed_model.number,
-        "--key",
-        key,
-        "--comment",
-        "fine",
-        *where,
-    )
+    key = ("--key", str(tmp_path / "alice.pem"))
+    code, out, err = run(capsys, *reviewed_model.command("approve", *key, "--comment", "fine"))
     assert (code, without_progress(err)) == (0, [])
     entry = reviewed_model.ledger.entries()[-1]
     decision = reviewed_model.release(sign=True).decision
@@ -136,10 +128,10 @@ def test_signed_approvals_are_shown_and_counted_by_the_service(
     assert reviewed_model.process_reviews_once(alice, bob, threshold=2) == []
     assert reviewed_model.tags[Tag.REVIEW_RESULT].startswith("1 of 2 signed approvals (alice")
 
+    key = ("--key", f"file:{tmp_path}/bob.pem", "--json")
     code, out, _ = run(
-        capsys, "approve", reviewed_model.name, reviewed_model.number, "--key", f"file:{tmp_path}/bob.pem", "--json",
-        "--sha256", str(entry.sha256), *where,
-    )  # fmt: skip
+        capsys, *reviewed_model.command("approve", *key, "--sha256", str(entry.sha256))
+    )
     told = json.loads(out)
     assert (code, told["word"], told["key_id"]) == (0, "approved", bob.public.key_id)
     assert (told["digest"], told["decision"]) == (str(entry.sha256), str(decision.digest()))
@@ -192,21 +184,15 @@ def test_approve_reports_whether_the_trust_file_counts_the_key(
     trust = tmp_path / "trust.yaml"
     measurer = json.dumps(reviewed_model.ci.public.to_plain())
     trust.write_text(f"trust: {{measurers: [{measurer}], {text}}}\n")
-    given = (
-        reviewed_model.name,
-        reviewed_model.number,
-        "--tracking-uri",
-        reviewed_model.uri,
-        "--trust",
-        str(trust),
-    )
-    code, out, _ = run(capsys, "approve", *given, "--key", str(tmp_path / "alice.pem"), "--json")
+    key = ("--key", str(tmp_path / "alice.pem"))
+    command = reviewed_model.command("approve", "--trust", str(trust), *key)
+    code, out, _ = run(capsys, *command, "--json")
     expected = why and why.replace("KEY", alice.public.short)
     assert code == 0, out
     assert json.loads(out)["trust"] == {
         "path": str(trust), "counts": why is None, "why_not": expected
     }  # fmt: skip
-    _, out, _ = run(capsys, "approve", *given, "--key", str(tmp_path / "alice.pem"))
+    _, out, _ = run(capsys, *command)
     line = f"trust     {trust} {'counts' if why is None else 'does not count'} this key"
     assert line in out
     assert "The service counts it" not in out
@@ -218,11 +204,10 @@ def test_measurer_is_warned_that_the_approval_does_not_count(
     own = json.dumps(reviewed_model.ci.public.to_plain())
     trust = tmp_path / "trust.yaml"
     trust.write_text(f"trust: {{measurers: [{own}], reviewers: [{own}]}}\n")
-    arguments = (reviewed_model.name, reviewed_model.number, "--key", str(tmp_path / "ci.pem"), "--json",
-                 "--tracking-uri", reviewed_model.uri, "--trust", str(trust))  # fmt: skip
-    _, out, _ = run(capsys, "approve", *arguments)
+    options = ("--key", str(tmp_path / "ci.pem"), "--json", "--trust", str(trust))
+    _, out, _ = run(capsys, *reviewed_model.command("approve", *options))
     assert "so it can't approve it" in json.loads(out)["trust"]["why_not"]
-    _, out, _ = run(capsys, "reject", *arguments)
+    _, out, _ = run(capsys, *reviewed_model.command("reject", *options))
     assert json.loads(out)["trust"]["counts"] is True
 
 
@@ -237,23 +222,16 @@ def test_earlier_refusal_is_reported(
     damaged = tmp_path / ".gate" / "trust.yaml"
     damaged.parent.mkdir()
     damaged.write_text("trust: 7\n")
-    arguments = (
-        reviewed_model.name,
-        reviewed_model.number,
-        "--key",
-        "alice.pem",
-        "--tracking-uri",
-        reviewed_model.uri,
-    )
-    _, out, _ = run(capsys, "reject", *arguments, "--json")
+    command = reviewed_model.command("reject", "--key", "alice.pem")
+    _, out, _ = run(capsys, *command, "--json")
     plain = json.loads(out)
     assert (plain["refused_before"], plain["trust"]) == (None, None)
-    _, out, _ = run(capsys, "reject", *arguments)
+    _, out, _ = run(capsys, *command)
     assert "already refused according to the tag gate.review" in out
     reviewed_model.registry.set_tag(
         reviewed_model.name, reviewed_model.number, key=Tag.REFUSED, value="it was edited"
     )
-    _, out, _ = run(capsys, "reject", *arguments, "--json")
+    _, out, _ = run(capsys, *command, "--json")
     assert json.loads(out)["refused_before"] == Tag.REFUSED
 
 
@@ -262,9 +240,7 @@ def test_unsigned_version_is_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     unsigned = ReviewedModel(
         tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"), sign=False
     )
-    key = str(tmp_path / "ci.pem")
-    arguments = (unsigned.name, unsigned.number, "--key", key, "--tracking-uri", uri)
-    code, out, _ = run(capsys, "approve", *arguments)
+    code, out, _ = run(capsys, *unsigned.command("approve", "--key", str(tmp_path / "ci.pem")))
     assert code == 0
     assert "not signed: neither evidence nor decision" in out
 
@@ -285,10 +261,7 @@ def test_invalid_options_sign_nothing(
     text: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    where = ("--tracking-uri", reviewed_model.uri)
-    code, _, err = run(
-        capsys, "approve", reviewed_model.name, reviewed_model.number, *options, *where
-    )
+    code, _, err = run(capsys, *reviewed_model.command("approve", *options))
     assert (code, text in err) == (2, True)
     assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
 
@@ -314,21 +287,14 @@ def test_terminal_asks_before_signing(
         def readline(self) -> str:
             return "n\n"
 
-    arguments = (
-        reviewed_model.name,
-        reviewed_model.number,
-        "--key",
-        "ci.pem",
-        "--tracking-uri",
-        reviewed_model.uri,
-    )
+    command = reviewed_model.command("approve", "--key", "ci.pem")
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _text: "n")
-    code, _, err = run(capsys, "approve", *arguments)
+    code, _, err = run(capsys, *command)
     assert code == 130
     assert "verdict   PASS on ort-cpu" in err
     assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
-    assert run(capsys, "approve", *arguments, "--yes")[0] == 0
+    assert run(capsys, *command, "--yes")[0] == 0
 
 
 def test_statement_too_long_for_a_tag_is_refused(
