@@ -20,7 +20,10 @@ from gate.decision.decide import Decision
 from gate.errors import GateError
 from gate.records.evidence import Evidence
 from tests.exhaustive import exhaustive
+from tests.reused_charts import reused_charts
 from tests.small_project import made
+
+__all__ = ["reused_charts"]
 
 # Python keeps the buffers of C too only where PYTHONUNBUFFERED is not set.
 PLAIN = {

@@ -18,6 +18,9 @@ from gate.export.export import export_model
 from gate.model.checkpoint import load_checkpoint
 from gate.model.loading import build_model
 from gate.records.export import ExportSettings
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

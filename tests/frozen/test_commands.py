@@ -18,6 +18,9 @@ import torch
 from gate import cli
 from tests import small_project
 from tests.frozen.store import FOLDER, assert_frozen
+from tests.reused_charts import reused_charts
+
+__all__ = ["reused_charts"]
 
 SESSION = (FOLDER / "cli_session.txt").read_text(encoding="utf-8").splitlines()
 DEPTH = 3

@@ -8,7 +8,10 @@ import pytest
 
 from gate import cli
 from gate.golden.folder import GOLDEN_JSON
+from tests.reused_charts import reused_charts
 from tests.small_project import made
+
+__all__ = ["reused_charts"]
 
 COMMAND = ["--reference", "small_models:build", "--inputs", "images.npy"]
 

@@ -12,8 +12,9 @@ from mlflow import MlflowClient
 from gate import cli
 from tests.metrics.detector import Detector, detector
 from tests.registry.servers import empty_database
+from tests.reused_charts import reused_charts
 
-__all__ = ["detector"]
+__all__ = ["detector", "reused_charts"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),

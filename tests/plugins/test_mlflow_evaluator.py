@@ -15,7 +15,10 @@ from gate.errors import DataError, OnnxFileError
 from gate.mlflow_client.connection import quiet_process, using_tracking_uri
 from gate.plugins.mlflow_evaluator import ParityEvaluator
 from tests.registry.servers import empty_database
+from tests.reused_charts import reused_charts
 from tests.small_project import made
+
+__all__ = ["reused_charts"]
 
 
 @pytest.mark.parametrize(
