@@ -131,7 +131,7 @@ def check(
 
 
 @pytest.mark.further
-@pytest.mark.rows(90)
+@pytest.mark.rows(40)
 @pytest.mark.parametrize("lost_at", [None, *range(STEPS)])
 @pytest.mark.parametrize("second_dies_at", [None, *range(STEPS)])
 def test_ledger_and_alias_agree_after_one_reconcile(
