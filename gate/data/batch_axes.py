@@ -115,10 +115,11 @@ def _default_axes(
     sizes = [spec.shape[0] if spec.shape else None for spec in inputs]
     dynamic = all(isinstance(size, str) for size in sizes)
     unnamed = dynamic and any(_GENERATED_NAME.fullmatch(str(size)) for size in sizes)
-    fits_call = not dynamic and _fits(pairs, shapes, none)
-    if (first and not fits_call) or (unnamed and not tied):
+    fits_call = _fits(pairs, shapes, none)
+    if (first and (dynamic or not fits_call)) or (unnamed and not tied and not fits_call):
         return _first_axes(inputs)
-    if tied:
+    # Without a dimension that all inputs share, such as nodes and edges, one call is one sample.
+    if any(all(symbol in spec.shape for spec in inputs if _symbols(spec)) for symbol in tied):
         raise InputMismatch(
             f"the batch axis may be {' or '.join(map(repr, tied))} in the file's inputs "
             f"{describe(inputs)}. Specify it: --batch-axis NAME=AXIS, or NAME=none if one call is "

@@ -150,9 +150,9 @@ def _reset_gate(module: nn.Module, nodes: Sequence[onnx.NodeProto]) -> Iterator[
     """Yield the difference if a GRU applies the reset gate before the hidden weights.
 
     PyTorch applies it after the product with them."""
-    for node in nodes if isinstance(module, nn.GRU) else ():
-        if node.op_type == "GRU" and not attributes(node).get("linear_before_reset"):
-            yield {"code": "reset_gate"}
+    cells = [node for node in nodes if node.op_type == "GRU" and isinstance(module, nn.GRU)]
+    if not all(attributes(node).get("linear_before_reset") for node in cells):
+        yield {"code": "reset_gate"}
 
 
 def _is_equal_setting(actual: Any, want: Any, name: str) -> bool:
@@ -160,10 +160,11 @@ def _is_equal_setting(actual: Any, want: Any, name: str) -> bool:
         return bool(actual.decode() == want)
     if isinstance(actual, float):
         return isinstance(want, float | int) and math.isclose(actual, want, rel_tol=1e-6)
-    if isinstance(want, str):  # padding='same'
-        return True
     actual_sizes = [actual] if isinstance(actual, int) else list(actual)
-    expected_sizes = [int(want)] if isinstance(want, bool | int) else [int(size) for size in want]
+    try:
+        expected_sizes = [int(size) for size in ([want] if isinstance(want, bool | int) else want)]
+    except (TypeError, ValueError):  # padding='same', stride=None, or another meaning of the name
+        return True
     if name == "pads" and len(expected_sizes) > 1:
         expected_sizes = expected_sizes * 2
     if 1 in (len(actual_sizes), len(expected_sizes)):
@@ -181,6 +182,9 @@ _KEY_MASKS = {"Attention": 3, "QAttention": 5, "MultiHeadAttention": 4}
 """Index of the mask input (a mask or key lengths) of ONNX Runtime's fused operators."""
 
 _RECURRENT = ("LSTM", "GRU", "RNN")
+
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Exp", "Log", "Sqrt", "Clip", "Where", "Softmax")
+"""Operators that exporters do not write between a layer's input and its product."""
 
 _QUANTIZED = re.compile(
     r"uantizeLinear$|Integer(ToFloat)?$|^QLinear|^Q(Gemm|Attention|MoE|Embed|Ordered)|"
@@ -255,13 +259,15 @@ class Diagnoser:
         quantized: bool = False,
         fake_quantized: bool = False,
         loose: Callable[[], Mapping[str, Floats]] = dict,
+        computed: Callable[[], Iterable[Floats]] = tuple,
     ) -> None:
         """cuda: the file ran on CUDA. reduced: rounding to 16 bits is not a cause. quantized: the
         policy allows quantization. fake_quantized: the model itself rounds to the steps of a
         quantized type, which is then not a cause. loose: returns the tensors that code outside of
-        modules may use."""
+        modules may use. computed: returns those that forward computes without the inputs."""
         self._model = model
         self._loose = cache(loose)
+        self._computed = cache(lambda: tuple(computed()))
         self._names = tensor_names(model)
         self._graph = graph
         self._cuts = layout.cuts
@@ -385,25 +391,31 @@ class Diagnoser:
     ) -> layer_weights.WeightComparison:
         """Compare the tensors of the value's module with nodes that also compute other modules."""
         module, constants = self._model.get_submodule(value.path), self._graph.constants(indices)
-        return layer_weights.comparison(
+        comparison = layer_weights.comparison(
             module,
             value.path,
             constants,
             model_names=self._names,
             folded=True,
             reordered=self._has_gates(indices),
+            computed=self._computed,
         )
+        misplaced = layer_weights.misplaced_tensors(module, value.path, constants)
+        return replace(comparison, differences=(*comparison.differences, *misplaced))
 
     def _has_gates(self, indices: Sequence[int]) -> bool:
         """Return whether there is a recurrent operator, which reorders the rows of its weights."""
         return any(self._graph.nodes[index].op_type in _RECURRENT for index in indices)
 
     def _differing_settings(self, value: ComputedValue, indices: Sequence[int]) -> list[Detail]:
-        """Return the settings in which the only node of a value's kind differs from its module."""
-        module = self._model.get_submodule(value.path)
-        nodes = [self._graph.nodes[index] for index in indices]
-        same_kind = [node for node in nodes if computes(node.op_type, value.kind)]
-        return list(differing_settings(module, same_kind)) if len(same_kind) == 1 else []
+        """Return the settings in which the nodes of a value's module differ from it.
+
+        They are those of its kind that read its tensors, or the only one of its kind."""
+        module, nodes = self._model.get_submodule(value.path), self._graph.nodes
+        same_kind = [index for index in indices if computes(nodes[index].op_type, value.kind)]
+        if len(same_kind) != 1:
+            same_kind = [i for i in same_kind if self._compare_module(value, [i]).same]
+        return list(differing_settings(module, [nodes[index] for index in same_kind]))
 
     def _computes_kind(self, index: int, kind: str, axes: int) -> bool:
         """Return whether a node computes a module of this kind, with a weight of `axes` axes."""
@@ -512,6 +524,7 @@ class Diagnoser:
             constants,
             model_names=self._names,
             folded=not all(self._is_in_file(upstream, indices) for upstream in suspect.unmatched),
+            computed=self._computed,
         )
         fused: dict[str, Floats] = {}
         for upstream in suspect.unmatched:
@@ -678,7 +691,7 @@ class Diagnoser:
     def _code_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
         value = suspect.value if suspect.value.functional else suspect.got
         if value is None:
-            return None
+            return self._code_before(suspect, segment)
         return _fault(
             value.path,
             "code",
@@ -688,6 +701,22 @@ class Diagnoser:
             inputs=segment.sources,
             tensor=suspect.tensor,
         )
+
+    def _code_before(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        """Return the fault if the file changes the input of a layer whose own node is right."""
+        value, nodes = suspect.value, self._graph.nodes
+        own = [i for i in segment.indices if computes(nodes[i].op_type, value.kind)]
+        own = [i for i in own if self._compare_module(value, [i]).same]
+        if suspect.unmatched or not own or self._compare_module(value, own).unpaired:
+            return None
+        tensor = nodes[own[0]].input[0]
+        indices, sources = self._graph.segment(tensor, self._cuts)
+        before = [nodes[index] for index in indices]
+        if not any(node.op_type in _ARITHMETIC for node in before):
+            return None
+        container = value.path.rpartition(".")[0]
+        params: Detail = {"before": value.path, "nodes": _operators(before), "inputs": sources}
+        return _fault(container, "code", code_of=container, tensor=tensor, **params)
 
 
 def _related_details(

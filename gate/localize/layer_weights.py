@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -293,6 +293,7 @@ def comparison(  # noqa: PLR0913
     model_names: Set[str] = frozenset(),
     reordered: bool = False,
     folded: bool = False,
+    computed: Callable[[], Iterable[Floats]] = tuple,
 ) -> WeightComparison:
     """Compare the parameters and buffers of `module` with constants that its nodes read.
 
@@ -300,8 +301,9 @@ def comparison(  # noqa: PLR0913
 
     constants: of the file, by name. loose: tensors of the model that code may use anywhere. With
     them, the module's children are skipped. model_names: names of all tensors of the model.
-    reordered, folded: see `counterparts`. Plain attributes are compared like loose tensors, because
-    they may be left from an earlier call.
+    reordered, folded: see `counterparts`. computed: returns what forward computes from the model's
+    tensors alone. A constant without a name that is equal to it is right. Plain attributes are
+    compared like loose tensors, because they may be left from an earlier call.
     """
     recurse = loose is None
     registered = _floats(path, registered_tensors(module, recurse=recurse))
@@ -316,10 +318,15 @@ def comparison(  # noqa: PLR0913
         reordered=reordered,
         folded=folded,
     )
+    differing = [
+        pair
+        for pair in pairs.differing
+        if pair.named or not any(_is_same(want, pair.got, _MAX_ROUNDING) for want in computed())
+    ]
     return WeightComparison(
         tuple(
             _difference_of(pair, by_code=loose is not None or pair.name in plain)
-            for pair in pairs.differing
+            for pair in differing
         ),
         tuple(name for name in pairs.same if name in registered or name in plain),
         tuple(name for name in pairs.unpaired if name in registered),

@@ -174,6 +174,7 @@ def compare_layers(
         matcher.folded,
         matcher.constants,
         TrialRuns(context, survey, layout, partial(_model_switches, policy)),
+        partial(runner.computed_constants, context.batches[0]),
     )
     record = build_localization(findings, runner.model, limits, candidate.subject, blame=blame)
     return LayerComparison(context, findings, limits, with_fault_texts(record))

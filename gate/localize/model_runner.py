@@ -30,6 +30,7 @@ from gate.reference.torch_reference import TorchReference
 from gate.reference.torch_session import TorchSession
 from gate.reference.validity import difference, is_near, is_valid
 from gate.storage.arrays import Batch, OutputArray, text_digests
+from gate.weights.model_tensors import DerivedConstants, ReferenceObserver, to_float64
 
 
 @dataclass(frozen=True)
@@ -464,6 +465,21 @@ class ModelRunner:
         }
         inputs = set(survey.inputs)
         return frozenset() if inputs <= unchanged else frozenset(unchanged - inputs)
+
+    def computed_constants(self, batch: Batch) -> Iterator[NDArray[np.float64]]:
+        """Yield the float tensors that forward computes from the model's tensors alone.
+
+        An exporter may write them into the file, such as the softmax of a parameter.
+        """
+        observer = ReferenceObserver(self.model, run=list, batch=batch)
+        derived = DerivedConstants(tensor for _, tensor in observer.all_tensors())
+        try:
+            with derived:
+                self._reference.run(batch)
+        except Exception:  # the model's own code, under a mode that it may not know
+            return
+        for _, tensor in derived.results():
+            yield to_float64(tensor)
 
     def disturbed(
         self,

@@ -37,9 +37,10 @@ def load_checkpoint(model: nn.Module, path: Path) -> Digest:
     """Load `path` (`.pt`, `.pth` or `.safetensors`) into `model`, strictly; return its digest.
 
     A `.pt` file is a state dict, or a dict with one under `state_dict`, `model` or
-    `model_state_dict`. It is read with `weights_only`, so none of its code runs. The prefix
-    `module.` of DataParallel is removed. Raises CheckpointError if the file is missing, damaged,
-    unsafe, from another architecture, or contains NaN or infinity. `model` is unchanged then.
+    `model_state_dict`. It is read with `weights_only`, so none of its code runs. The prefixes
+    `module.` of DataParallel and `_orig_mod.` of torch.compile are removed. Raises CheckpointError
+    if the file is missing, damaged, unsafe, from another architecture, or contains NaN or infinity.
+    `model` is unchanged then.
     """
     if (pointer := detect_pointer_file(path)) is not None:
         raise CheckpointError(pointer)
@@ -168,9 +169,11 @@ def _state_dict(loaded: object, path: Path) -> State:
 
 
 def _without_prefix(state: State, model: nn.Module) -> State:
-    prefix = "module."
+    expected, prefix, compiled = model.state_dict(), "module.", "_orig_mod."
+    if not any(compiled in key for key in expected):  # also the prefix of a compiled submodule
+        state = {key.replace(compiled, ""): value for key, value in state.items()}
     wrapped = all(key.startswith(prefix) for key in state)
-    if not wrapped or any(key.startswith(prefix) for key in model.state_dict()):
+    if not wrapped or any(key.startswith(prefix) for key in expected):
         return state
     return {key.removeprefix(prefix): value for key, value in state.items()}
 

@@ -201,7 +201,7 @@ def integer_probes(context: MeasurementContext, profile: SampleProfile) -> Itera
             for title, rows in _value_changes(column, table_reads):
                 beyond = title in _BEYOND_RANGE
                 yield from _probes(profile, f"{title}_{name}", name, rows, beyond=beyond)
-            bounds = recorder.bounds.get(name, [])[: column.most // (len(_BOUND_STEPS) + 1)]
+            bounds = recorder.bounds.get(name, [])[: column.most // (len(_BOUND_STEPS) + 3)]
             if bounds and not _is_mask(profile, name):
                 rows_at_bounds = _at_bounds(bounds, profile, name)
                 yield from _probes(profile, f"bounds_{name}", name, rows_at_bounds)
@@ -212,13 +212,17 @@ def _at_bounds(bounds: Sequence[OutputArray], profile: SampleProfile, name: str)
     with.
 
     A fourth of the elements keep the sampled value, because an input that is only padding has no
-    defined result. So do elements whose new value is outside the samples' range. The rows are those
-    that `_probes` combines with the same sample: a bound may be another input of it.
+    defined result. In two more samples only the first or the last position keeps it, because the
+    number may mark padding, and the model may divide by the number of other positions. Elements
+    whose new value is outside the samples' range keep theirs. The rows are those that `_probes`
+    combines with the same sample: a bound may be another input of it.
     """
     array, low, high = profile.rows[name], int(profile.low[name]), int(profile.high[name])
     parts: list[OutputArray] = []
+    ends = (0, array.shape[-1] - 1) if array.ndim > 1 and array.shape[-1] > 1 else ()
     for bound in bounds:
-        for turn in range(len(_BOUND_STEPS) + 1):
+        padded = ends if np.all(bound == bound.flat[0]) else ()
+        for turn in [*range(len(_BOUND_STEPS) + 1), *(-1 - end for end in padded)]:
             rows = slice(None)
             if not profile.fixed:
                 row = 0 if name in profile.shared else len(parts) % len(array)
@@ -228,6 +232,8 @@ def _at_bounds(bounds: Sequence[OutputArray], profile: SampleProfile, name: str)
             changed = sampled
             for number, step in enumerate(_BOUND_STEPS):
                 is_changed = (positions + turn) % (len(_BOUND_STEPS) + 1) == number
+                if turn < 0:
+                    is_changed = (step == 0) & (positions % array.shape[-1] != -1 - turn)
                 changed = np.where(is_changed, bound[rows].astype(object) + step, changed)
             outside = (changed < low) | (changed > high)
             parts.append(np.where(outside, sampled, changed))

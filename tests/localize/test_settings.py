@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import helper
@@ -11,6 +13,7 @@ from gate.localize.diagnosis import differing_settings, has_training_mode, misma
 from gate.summary.render import render_fault
 from tests.localize import nets
 from tests.localize.nets import VECTORS, found, verdicts
+from tests.measure import tiny
 
 
 def node(op: str, inputs: int = 1, **attributes: object):
@@ -33,6 +36,7 @@ SAME = {
     "epsilon in float32": (nn.BatchNorm2d(3), node("BatchNormalization", epsilon=9.999999747e-06)),
     "a slope": (nn.LeakyReLU(0.2), node("LeakyRelu", alpha=0.2)),
     "by erf": (nn.GELU(), node("Gelu")),
+    "no value": (nn.LPPool2d(3, 2), node("AveragePool", kernel_shape=[2, 2], strides=[2, 2])),
     "no such attribute": (nn.Identity(), node("Conv", strides=[5, 5])),
     "an operator without settings": (nn.ReLU(), node("Relu")),
     "no nodes": (nn.ReLU(), []),
@@ -148,3 +152,49 @@ def test_wrong_epsilon_of_a_norm_is_named(tmp_path):
     assert told.first_divergence == "norm"
     assert verdicts(told, "source") == ["norm"]
     assert "epsilon" in told.fault
+
+
+class Stacked(nn.Module):
+    """Two recurrent modules, the first of two layers, and a sum before the head."""
+
+    def __init__(self, added: float = 0.0) -> None:
+        super().__init__()
+        self.gru = nn.GRU(6, 5, num_layers=2, batch_first=True)
+        self.lstm, self.head, self.added = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3), added
+
+    def forward(self, x):
+        y, _ = self.lstm(self.gru(x[:, None] * torch.linspace(-1, 1, 4)[:, None])[0])
+        return self.head(y[:, -1] + self.added * y[:, -1].exp() if self.added else y[:, -1])
+
+
+def swap_gates(proto):
+    for gru in (node for node in proto.graph.node if node.op_type == "GRU"):
+        nets.change(proto, gru.input[2], lambda r: np.roll(r, 5, axis=1))
+
+
+def reset_before(proto):
+    for attribute in nets.node(proto, "GRU", 1).attribute:
+        if attribute.name == "linear_before_reset":
+            attribute.i = 0
+
+
+@pytest.mark.parametrize(
+    ("added", "spoil", "module", "code"),
+    [
+        (0.0, reset_before, "gru", "settings"),
+        (0.0, swap_gates, "gru", "weights"),
+        (0.01, None, "", "code"),
+    ],
+)
+def test_fault_is_in_the_module_before(tmp_path, added, spoil, module, code):
+    torch.manual_seed(0)
+    model, wrong = Stacked().eval(), Stacked(added).eval()
+    wrong.load_state_dict(model.state_dict())
+    candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
+    if spoil is not None:
+        proto = onnx.load(candidate.path)
+        spoil(proto)
+        onnx.save(proto, candidate.path)
+        candidate = tiny.candidate(candidate.path)
+    told = found(model, candidate, VECTORS)
+    assert (told.first_divergence, told.fault_code) == (module, code)

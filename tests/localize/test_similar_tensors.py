@@ -91,6 +91,18 @@ class Scaled(nn.Module):
         return x * self.weight + self.bias
 
 
+class Computed(nn.Module):
+    """A parameter that is read through a softmax, which exporters compute, before integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice = nn.Parameter(torch.randn(6, 6))
+        self.register_buffer("signs", torch.tensor([1, 2, 3, 4, 5, 6]))
+
+    def forward(self, x):
+        return (x @ self.choice.softmax(0)) * self.signs
+
+
 def made(kind):
     torch.manual_seed(0)
     return kind().eval()
@@ -150,3 +162,10 @@ def test_output_of_a_module_is_its_last_node(tmp_path):
     assert told.first_divergence == "1"
     assert layers(told)["1"].tensor.startswith("/1/Add")
     assert layers(told)["2"].verdict == "propagated"
+
+
+def test_computed_constant_is_no_other_weight(tmp_path):
+    model, wrong = made(Computed), made(Computed)
+    wrong.signs = wrong.signs.flip(0)
+    candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
+    assert "choice" not in found(model, candidate, VECTORS).cause

@@ -28,10 +28,18 @@ def data_parallel(state: State) -> State:
     return {f"module.{key}": value for key, value in state.items()}
 
 
+def compiled(state: State) -> State:
+    first, *rest = state.items()
+    path, _, name = first[0].rpartition(".")
+    return {f"_orig_mod.{path}._orig_mod.{name}": first[1]} | {f"_orig_mod.{k}": v for k, v in rest}
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
         dict,
+        compiled,
+        lambda state: data_parallel(compiled(state)),
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model": state, "optimizer": {"lr": 0.1}},
         lambda state: {"model_state_dict": state},

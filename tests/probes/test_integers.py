@@ -293,6 +293,12 @@ def test_compared_numbers_are_tried(dtype, bounds):
             assert {int(bound) - 1, int(bound), int(bound) + 1} <= set(column)
 
 
+def test_number_that_may_mark_padding_leaves_one_other_position():
+    rows = probe_values(Compares(9), TOKENS, "bounds_x")
+    kept = [np.flatnonzero(row != 9).tolist() for row in rows]
+    assert {(0,), (TOKENS.shape[1] - 1,)} <= set(map(tuple, kept))
+
+
 def test_bound_is_taken_from_the_same_sample():
     class Within(nn.Module):
         def forward(self, x, last):
