@@ -344,7 +344,8 @@ def _output_rows(
 def _exchanged_outputs(
     findings: LocalizationFindings, limits: DeviationLimits, diagnoser: Diagnoser
 ) -> Iterator[tuple[str, LayerFault]]:
-    """Yield the outputs that are the wrong tensors or constants although all layers are right."""
+    """Yield the outputs that are wrong tensors, constants, or lack an input of the model, although
+    all layers are right."""
     names, outputs = findings.layout.names, findings.graph.outputs
     returned = returned_values(outputs, findings.survey, names)
     expected = findings.survey.outputs
@@ -361,6 +362,8 @@ def _exchanged_outputs(
             yield name, diagnoser.wrong_output(name, right)
         elif (constant := diagnoser.constant_output(name)) is not None:
             yield name, constant
+        elif unread := findings.trials.inputs_of_model_only():
+            yield name, diagnoser.unread_inputs(unread)
 
 
 def _fault_details(causes: list[LayerFault]) -> Iterator[Detail]:

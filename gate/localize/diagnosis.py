@@ -453,6 +453,10 @@ class Diagnoser:
         """Return the fault if an output that the inputs do not change has wrong values."""
         return _fault("", "constant_output", name=name) if self._graph.is_constant(name) else None
 
+    def unread_inputs(self, inputs: Sequence[str]) -> LayerFault:
+        """Return the fault if the file lacks inputs that change the model's outputs."""
+        return _fault("", "unread_input", inputs=inputs)
+
     def exchanged_inputs(self, exchanged: Mapping[str, str]) -> LayerFault:
         """Return the fault if the file exchanges inputs."""
         inputs = sorted({*exchanged, *exchanged.values()})

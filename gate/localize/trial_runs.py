@@ -84,6 +84,19 @@ class TrialRuns:
                     return {name: by for name, by in exchange.items() if name in references}
         return {}
 
+    def inputs_of_model_only(self) -> list[str]:
+        """Return the inputs that the file lacks and that change an output of the model."""
+        runner, survey = self._context.runner, self._survey
+        batch, outputs = self._context.batches[0], set(self._survey.outputs)
+        changing = []
+        for name in self._context.binding.model_only:
+            turned = {**batch, name: np.ascontiguousarray(batch[name][::-1])}
+            with self._switched():
+                before, after = (runner.values(b, survey, outputs) for b in (batch, turned))
+            if any(not np.array_equal(before[n], after[n], equal_nan=True) for n in outputs):
+                changing.append(name)
+        return changing
+
     @cached_property
     def _references(self) -> Mapping[int, OutputArray]:
         context = self._context

@@ -184,8 +184,8 @@ class Float64Reference:
 def double_copy(model: nn.Module) -> nn.Module:
     """Return a deep copy on the CPU in eval mode and float64. Raises ModelError."""
     duplicate = copy_model(model, device="cpu", double=True)
-    with torch.inference_mode(False):
-        duplicate.double()
+    with torch.inference_mode(False):  # `double` would leave complex numbers in float32
+        duplicate._apply(lambda tensor: tensor.to(_WIDER.get(tensor.dtype, tensor.dtype)))  # type: ignore[no-untyped-call]
     return duplicate
 
 
@@ -218,17 +218,17 @@ class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_mixed(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether tensors of both float types meet, which few operators accept.
+    """Return whether tensors of both precisions meet, which few operators accept.
 
     Constants that are neither parameters nor buffers stay in float32.
     """
     leaves = tree_leaves((args, kwargs))
     dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    return {torch.float32, torch.float64} <= dtypes
+    return not dtypes.isdisjoint(_WIDER) and not dtypes.isdisjoint(_WIDER.values())
 
 
 def _without_float32(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments with float32 tensors in float64, except for those that `func` writes."""
+    """Return the arguments in float64 instead of float32, except for those that `func` writes."""
     stated = named_arguments(func, args, kwargs)
     written = {
         id(stated.get(argument.name))
@@ -237,8 +237,8 @@ def _without_float32(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     }
 
     def widen(value: Any) -> Any:
-        narrow = isinstance(value, torch.Tensor) and value.dtype == torch.float32
-        return value.double() if narrow and id(value) not in written else value
+        narrow = isinstance(value, torch.Tensor) and value.dtype in _WIDER
+        return value.to(_WIDER[value.dtype]) if narrow and id(value) not in written else value
 
     return tree_map(widen, (args, kwargs))  # type: ignore[no-any-return]
 

@@ -7,12 +7,13 @@ import onnx as onnx_
 import pytest
 
 from gate.api import EvaluationResult, check
+from gate.data.batch_axes import arrange
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
 from gate.errors import DataError, InputMismatch
 from gate.export.export import export_model
 from gate.measure.job import EvaluationData, Reference
-from gate.records.evidence import Source
+from gate.records.evidence import Source, TensorSpec
 from gate.records.export import ExportSettings
 
 from .layouts import CASES, Arrays, Case
@@ -175,3 +176,21 @@ def test_ambiguous_batch_axis_is_refused(tmp_path):
     onnx_.save(model, onnx)
     with pytest.raises(InputMismatch, match="'height' or 'width'"):
         check_file(case, onnx, {"image": np.zeros((3, 10, 10), np.float32)})
+
+
+@pytest.mark.parametrize("symbols", [("nodes", "edges"), ("s77", "s18")])
+@pytest.mark.parametrize("extra", [False, True])
+def test_one_call_is_one_sample_if_no_dimension_is_shared(symbols, extra):
+    nodes, edges = symbols
+    arrays = {"x": np.ones((12, 9, 5), np.float32), "edges": np.ones((7, 2), np.int64)}
+    inputs = [
+        TensorSpec(name="x", dtype="float32", shape=(nodes, 9, 5)),
+        TensorSpec(name="edges", dtype="int64", shape=(edges, 2)),
+    ]
+    if extra:
+        arrays["scale"] = np.float32(2.0)
+        inputs.append(TensorSpec(name="scale", dtype="float32", shape=()))
+    outputs = [TensorSpec(name="y", dtype="float32", shape=(nodes, edges, 2))]
+    arranged = arrange(SampleSet.from_arrays(arrays), inputs, outputs)
+    assert len(arranged) == 1
+    assert arranged.layout.is_unbatched

@@ -221,6 +221,10 @@ def not_a_module() -> str:
     return "resnet18"
 
 
+def on_meta() -> nn.Module:
+    return Small().to("meta")
+
+
 def needs_arguments(width: int) -> nn.Module:
     return Small(width)
 

@@ -59,6 +59,24 @@ def test_swapped_inputs_are_named(tmp_path, names):
     assert "input_names" in told.remedy
 
 
+class Optional(nn.Module):
+    """An input that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def forward(self, a, b=None):
+        return self.first(a) if b is None else self.first(a) + self.second(b)
+
+
+def test_input_that_only_the_model_takes_is_named(tmp_path):
+    candidate = tiny.export(Optional().eval(), tmp_path / "m.onnx", example={"a": A})
+    told = found(Optional().eval(), candidate, {"a": A, "b": B})
+    assert (told.fault_code, told.fault_params["inputs"]) == ("unread_input", ["b"])
+
+
 class Masked(nn.Module):
     """Attention over tokens of which some are padding."""
 

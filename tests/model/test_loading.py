@@ -38,6 +38,7 @@ def test_factory_builds_the_model(factory: str) -> None:
         (f"{HERE}:Holder.number", "is an object of type int"),
         (f"{HERE}:READY", "is already a model"),
         (f"{HERE}:not_a_module", "type str, expected an nn.Module"),
+        (f"{HERE}:on_meta", "device 'meta'"),
         (f"{HERE}:needs_arguments", "without arguments"),
         (f"{HERE}:leaves", "SystemExit"),
     ],

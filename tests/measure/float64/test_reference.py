@@ -12,7 +12,7 @@ from gate.errors import ModelError
 from gate.policy.sections import DeterminismPolicy
 from gate.records.evidence import TensorSpec
 from gate.reference.environment import deterministic
-from gate.reference.float64 import Float64Reference, double_copy
+from gate.reference.float64 import Float64Reference, double_copy, in_double
 from tests.measure import tiny
 
 SPECS = (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
@@ -74,6 +74,22 @@ def test_default_dtype_and_model_are_restored():
     assert model.training
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_complex_weights_are_computed_in_float64():
+    class Rotation(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([[1 + 1e-9j]], dtype=torch.complex128).cfloat())
+            self.phase = torch.tensor([0.1j])
+
+        def forward(self, x):
+            return (torch.complex(x, x) @ self.weight * self.phase).real
+
+    model = double_copy(Rotation())
+    assert model.weight.dtype == torch.complex128
+    with in_double():
+        assert model(torch.ones(1, 1, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_integer_outputs_stay_integers():
