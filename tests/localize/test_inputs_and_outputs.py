@@ -244,3 +244,23 @@ def test_a_constant_output_with_other_values_is_named(tmp_path):
     assert not found(Grid().eval(), right, A).diverges
     wrong = nets.export(Grid(0.0).eval(), tmp_path / "wrong.onnx", A)
     assert found(Grid().eval(), wrong, A).fault_code == "constant_output"
+
+
+class Unit(nn.Module):
+    """Scaled to length one, except for zeros."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.eps = nn.Linear(6, 6, bias=False), eps
+
+    def forward(self, x):
+        h = self.first(x)
+        length = (h.square().sum(-1, keepdim=True) + self.eps).sqrt()
+        return h * length.square() / length**3
+
+
+def test_tensor_of_zeros_is_no_output_of_zeros(tmp_path):
+    bad = nets.export(Unit(0.0).eval(), tmp_path / "m.onnx", A)
+    record = found(Unit(1e-8).eval(), bad, {"input": np.zeros_like(A)})
+    assert record.fault_code != "output_order"

@@ -432,7 +432,8 @@ def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, runs, monk
     monkeypatch.setattr(expected_outputs, "_MOST_ELEMENTS", few_elements)
     unit = compare(Linear(), off_by(1e-5)).noise_ratio
     asked.clear()
-    seen = compare(Linear(), off_by(1e-5 * ratio / unit), refused=refused)
+    off = off_by(1e-5 * ratio / unit)
+    seen = compare(Linear(), off, refused=refused, probe_noise_ratio=bound)
     assert asked == runs
     assert seen.rounding_draws == runs[-1]
     assert seen.unexamined is refused
