@@ -373,7 +373,7 @@ ACCOUNTS: dict[str, str] = {
     "overflows": "The samples agree. On the input '{probe}': {failure}",
     "beyond": "The samples agree. On the input '{probe}', which is outside of their range, {off}. "
     "The model's own trace agrees with the model on every input that was tried, so the file was "
-    "made from other code",
+    "made from other code, or its exporter changed operators",
     # of others
     "about": "{who}: {text}",
     "warned": "{who:capital} warned, and the policy does not allow that: {text}",
