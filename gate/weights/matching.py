@@ -101,6 +101,7 @@ class WeightMatcher:
         self.scaled: set[str] = set()
         """Paths of the layers with a folded factor."""
         self._lines = Lines(self.index.all)
+        self._is_file = bool(observer.onnx_operators())
         self._norms = cache(lambda arithmetic: tuple(norms(observer.model, arithmetic)))
         self._layers: defaultdict[tuple[int, ...], list[WeightLayer]] = defaultdict(list)
         for layer in layers(observer.model):
@@ -254,6 +255,23 @@ class WeightMatcher:
         is_layer = any(layer.path == path for layer in chain.from_iterable(self._layers.values()))
         return is_layer and any(norm.scale.shape == values.shape for norm in self._norms(None))
 
+    def _match_refolded(self, constant: Constant, values: Values) -> None:
+        """Match a constant with a tensor of a reference file, equal up to the rounding of float32.
+
+        Two tools that fold the same constants round differently."""
+        tolerance = format_tolerance(constant.format)
+        for stored in self.index.with_dims(values) if self._is_file else ():
+            for arranged in arrangements(values, stored.values):
+                with np.errstate(all="ignore"):
+                    size = float(np.sqrt(np.mean(arranged.astype(np.float64) ** 2)))
+                absolute = tolerance.absolute + _ROUNDING * size  # a folded bias is a sum
+                near = _is_close(values, arranged, tolerance=tolerance._replace(absolute=absolute))
+                if near.all():
+                    constant.match = Match("computed", stored.names)
+                    if self.index.by_name.get(constant.name) in (None, stored):
+                        constant.values = None
+                    return
+
     def match_computed(self, constant: Constant, index: TensorIndex) -> None:
         """Match a constant with the tensors that forward computes without the inputs.
 
@@ -261,6 +279,9 @@ class WeightMatcher:
         """
         values = constant.values
         assert values is not None
+        self._match_refolded(constant, values)
+        if constant.match is not None:
+            return
         for stored in index.alike(values):
             if same(values, stored.values) is not None:
                 constant.match = Match("computed", ())
