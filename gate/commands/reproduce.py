@@ -144,7 +144,7 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     data = EvaluationData(samples)
     case = case_of(Path(files.model), reference=reference, data=data, policy=policy)
     _verify(case, reference, evidence)
-    with spinner("reducing the graph"):
+    with spinner("comparing the layers"):
         compared = compare_rejected(case, evidence, decision)
         if compared is None:
             reasons = {

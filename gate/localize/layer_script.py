@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from gate.localize.reduce import ReducedFailure
 from gate.storage.arrays import OutputArray
@@ -46,15 +48,17 @@ class LayerScript:
 
     @classmethod
     def from_layer(cls, layer: nn.Module, failure: ReducedFailure) -> LayerScript | None:
-        """Create the script of a layer of torch.nn, or of a module that torch.fx can trace.
+        """Create the script of a layer of torch.nn, or of a module that torch can trace.
 
-        Return None for a layer with submodules, a layer that its text does not reproduce, and
-        weights with a dtype that NumPy lacks."""
-        if any(layer.children()) or failure.arguments is None:
+        Return None for a layer that its text does not reproduce, and weights with a dtype that
+        NumPy lacks."""
+        if failure.arguments is None:
             return None
         try:
             is_of_torch = type(layer).__module__.startswith("torch.nn.modules.")
-            written = _of_torch(layer) if is_of_torch else _traced(layer)
+            inputs = [torch.from_numpy(failure.inputs[name]) for name in failure.arguments]
+            is_class = is_of_torch and not any(layer.children())
+            written = _of_torch(layer) if is_class else _traced(layer, inputs)
             if written is None:
                 return None
             definition, text, tensors = written
@@ -107,11 +111,21 @@ class Layer(nn.Module):
 """
 
 
-def _traced(layer: nn.Module) -> _Written | None:
+def _trace(layer: nn.Module, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """Return the operations of a module, from its code or, if that has branches, loops or
+    submodules, from a run on the inputs."""
+    with suppress(Exception):  # of fx and of the module's code, without a common base
+        if not any(layer.children()):
+            return fx.symbolic_trace(layer)
+    with torch.no_grad():
+        return make_fx(layer, _error_on_data_dependent_ops=False)(*inputs)
+
+
+def _traced(layer: nn.Module, inputs: Sequence[torch.Tensor]) -> _Written | None:
     """Return a class with the traced operations of a module; None if they need more than torch.
 
     Raises the exceptions of torch.fx."""
-    graph = fx.symbolic_trace(layer)
+    graph = _trace(layer, inputs)
     for node in graph.graph.nodes:
         node.type = None  # annotations may name anything
     code = graph.graph.python_code("self")

@@ -309,15 +309,29 @@ class Scaled(torch.nn.Module):
         return torch.relu(x @ self.weight) + torch.add(x.new_tensor(self.table), 0.5)
 
 
+class Branching(torch.nn.Module):
+    """A module with a submodule, a loop over a weight and a branch on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = Scaled()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for row in self.scaled.weight:
+            x = x + row.sum()
+        return self.scaled(x) if float(x.sum()) > 0 else x
+
+
 @pytest.mark.further
-def test_custom_module_becomes_a_class_without_its_source(tmp_path):
+@pytest.mark.parametrize("module", [Scaled, Branching])
+def test_custom_module_becomes_a_class_without_its_source(tmp_path, module):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with torch.no_grad():
-        expected = {"y0": Scaled()(torch.from_numpy(x)).numpy()}
+        expected = {"y0": module()(torch.from_numpy(x)).numpy()}
     failure = _failure(_model(RELU), "exporter", arguments=("x0",), expected=expected)
-    made = LayerScript.from_layer(Scaled(), failure)
+    made = LayerScript.from_layer(module(), failure)
     assert made is not None
-    assert "Scaled" not in made.text
+    assert module.__name__ not in made.text
     np.savez(tmp_path / "weights.npz", **made.weights)
     np.savez(tmp_path / "inputs.npz", **failure.inputs)
     (tmp_path / "layer.py").write_text(made.text)
