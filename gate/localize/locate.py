@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gate.data.input_binding import InputBinding
 from gate.data.reader import length
 from gate.data.samples import SampleSet
 from gate.decision.check_result import Verdict
@@ -49,7 +50,7 @@ from gate.reference.discretization import FakeQuantization
 from gate.reference.environment import deterministic
 from gate.reference.onnx_reference import OnnxReference
 from gate.statistics.accumulators import distances
-from gate.storage.arrays import OutputArray, text_digests
+from gate.storage.arrays import Batch, OutputArray, text_digests
 from gate.summary.render import with_fault_texts
 
 MATCHED = 2
@@ -102,12 +103,10 @@ def compare_layers(
     them, nothing can be matched, or the runtime does not expose tensors; DigestMismatch if the file
     is not the one that `candidate.subject` describes.
     """
-    candidate, samples, policy = case.candidate, case.inputs, case.policy
+    candidate, policy = case.candidate, case.policy
     setup = _exposing_setup(policy, runtime)
-    binding = case.bind(batch_size=batch_size)
+    binding, inputs = _whole_batches(case, batch_size=batch_size, limit=limit)
     size = binding.batch_size
-    sample_count = -(-limit // size) * size if binding.fixed else limit
-    inputs = next(samples.batches(min(sample_count, len(samples))))
     if not binding.fixed and beyond is None and length(inputs) == size + 1:
         size += 1  # avoid a last batch of one sample: a batch norm may need two rows
     with _model_switches(policy):
@@ -341,6 +340,23 @@ def _model_switches(policy: Policy) -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _whole_batches(
+    case: MeasurementJob, *, batch_size: int, limit: int
+) -> tuple[InputBinding, Batch]:
+    """Return the binding and `limit` samples, rounded up to whole batches for a fixed batch axis of
+    the file or of a reference file."""
+    binding = case.bind(batch_size=batch_size)
+    rows = getattr(case.reference.module, "rows", None)
+    if rows is not None:
+        binding = replace(binding, batch_size=rows, fixed=True)
+    size = binding.batch_size if binding.fixed else 1
+    wanted = -(-limit // size) * size
+    inputs = next(case.inputs.batches(min(wanted, len(case.inputs))))
+    count = length(inputs)
+    whole = np.minimum(np.arange(-(-count // size) * size), count - 1)  # the last one repeats
+    return binding, {name: array[whole] for name, array in inputs.items()}
 
 
 def _batch_size_within(survey: ValueSurvey, size: int, budget: int) -> int:

@@ -37,15 +37,13 @@ class OnnxFileReference(TorchReference):
         Raises ModelError if the file is a copy of the reference, or if only some of the names
         match.
         """
-        subject = file.subject
         reference_file = self.module.file
         if reference_file is not None and file.is_copy_of(reference_file):
             raise ModelError(
                 f"the reference {reference_file.path} is identical to the judged file, so the "
                 "check would prove nothing. Pass the file that it was made from."
             )
-        inputs, outputs = ([s.name for s in each] for each in (subject.inputs, subject.outputs))
-        return OnnxFileReference(self.module.arranged(inputs, outputs), device=self.device)
+        return OnnxFileReference(self.module.arranged(file.subject), device=self.device)
 
     @property
     def file(self) -> Path | None:

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from gate.onnx_file.reading import (
 from gate.onnx_file.sessions import open_session, session_options
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
+from gate.records.evidence import Subject
 from gate.reference import (  # noqa: F401 - importing them registers their operators
     onnx_contrib_operators,
     onnx_ml_operators,
@@ -290,6 +291,7 @@ class OnnxGraph(nn.Module):
         kept = {name: value for name, value in scope.constants.items() if name not in bound}
         inner = replace(scope, constants=kept | constants, types={**scope.types, **_types(graph)})
         self.inputs = [each.name for each in graph.input if each.name not in constants]
+        self.input_shapes = [_shape(each) for each in graph.input if each.name in self.inputs]
         self.outputs = [each.name for each in graph.output]
         self.output_shapes = [_shape(each) for each in graph.output]
         self.output_types = [each.type.tensor_type.elem_type for each in graph.output]
@@ -632,6 +634,8 @@ class OnnxReference(OnnxGraph):
         """For each input of the file, the index of the argument of forward."""
         self.returned: tuple[str, ...] | None = None
         """Output names in the order of forward; None: the file's order."""
+        self.rows: int | None = None
+        """Batch size to which calls are split: that of the file, if the judged file takes any."""
         self.file: TestedFile | None = None
         self.loaded: bytes | str | WithData | None = None
         """Model for ONNX Runtime: bytes or a path."""
@@ -671,13 +675,17 @@ class OnnxReference(OnnxGraph):
         nodes = (each for each in self.modules() if isinstance(each, OnnxNode))
         return any(node.has_sixteen_bits for node in nodes)
 
-    def arranged(self, inputs: Sequence[str], outputs: Sequence[str]) -> OnnxReference:
+    def arranged(self, subject: Subject) -> OnnxReference:
         """Return the module with inputs and outputs in the order of another file.
 
         They are matched by name, or by position if the two files share no name. Raises ModelError
         if they share only some of the names.
         """
+        inputs, outputs = ([s.name for s in each] for each in (subject.inputs, subject.outputs))
         arranged = copy.copy(self)
+        sizes = {shape[0] if shape else 0 for shape in (*self.input_shapes, *self.output_shapes)}
+        takes_any = all(spec.shape and isinstance(spec.shape[0], str) for spec in subject.inputs)
+        arranged.rows = max(sizes) if takes_any and len(sizes) == 1 and max(sizes) else None
         arranged.order, arranged.returned = tuple(range(len(self.inputs))), None
         if _paired_by_name("inputs", self.inputs, inputs):
             arranged.order = tuple(list(inputs).index(name) for name in self.inputs)
@@ -709,9 +717,28 @@ class OnnxReference(OnnxGraph):
         return [np.array(v, object) if isinstance(v, list) and v and not isinstance(
             v[0], torch.Tensor) else v for v in ordered]  # fmt: skip
 
+    def in_parts(
+        self,
+        values: Sequence[Any],
+        run: Callable[[Sequence[Any]], list[Any]],
+        join: Callable[[list[Any]], Any],
+    ) -> list[Any]:
+        """Return the outputs of `run` for all rows, in calls of `rows` of them.
+
+        The last row fills up the last call."""
+        count = len(values[0]) if values else 0
+        if self.rows is None or count in (0, self.rows):
+            return run(values)
+        calls = [
+            run([value[[min(start + i, count - 1) for i in range(self.rows)]] for value in values])
+            for start in range(0, count, self.rows)
+        ]
+        return [join(list(parts))[:count] for parts in zip(*calls, strict=True)]
+
     def forward(self, *values: Value, outer: Env | None = None) -> Any:  # noqa: ARG002
         """Return the outputs; by name if the other file has the same names."""
-        outputs = [_comparable(value) for value in self.compute(self.arguments(values))]
+        computed = self.in_parts(self.arguments(values), self.compute, torch.cat)
+        outputs = [_comparable(value) for value in computed]
         if self.returned is None:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         named = dict(zip(self.outputs, outputs, strict=True))
@@ -761,12 +788,17 @@ class RuntimeReference:
             self._session = open_plain(self._reference.loaded)
         values = self._reference.arguments(self._binding.by_argument(batch))
         specs = {spec.name: spec.type for spec in self._session.get_inputs()}
-        feed = {
-            name: _as_input_type(value, specs[name])
+        typed = [
+            _as_input_type(value, specs[name])
             for name, value in zip(self._reference.inputs, values, strict=True)
-        }
+        ]
         names = list(self._reference.returned or self._reference.outputs)
-        outputs = [_plain(each) for each in self._session.run(names, feed)]
+
+        def run(values: Sequence[Any]) -> list[Any]:
+            feed = dict(zip(self._reference.inputs, values, strict=True))
+            return [_plain(each) for each in self._session.run(names, feed)]
+
+        outputs = self._reference.in_parts(typed, run, np.concatenate)
         return self._binding.from_call(outputs)
 
 

@@ -128,6 +128,22 @@ def test_a_changed_tensor_is_refused_where_it_is_used(old: Path, tensor: str, no
     assert located.first_divergence == node
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_file_for_any_batch_is_compared_with_one_for_a_fixed_batch(old: Path, rows: int) -> None:
+    model = onnx.load(old)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = rows
+    onnx.save(model, old)
+    new = old.with_name("new.onnx")
+    onnx.save(network(), new)
+    assert gate.check(new, old, SAMPLES).decision.verdict.value == "PASS"
+    onnx.save(network(s=TENSORS["s"] * np.float32(1.001)), new)
+    found = gate.check(new, old, SAMPLES)
+    assert found.decision.verdict.value == "FAIL"
+    assert found.explanation.localisation is not None
+    assert found.explanation.localisation.first_divergence == "norm"
+
+
 def test_a_fused_node_is_resolved_to_the_nodes_that_it_replaces(old: Path) -> None:
     new = optimized(old, "ORT_ENABLE_EXTENDED")
     model = onnx.load(new)
