@@ -66,7 +66,7 @@ _DRAWS = 3
 """Number of runs under random rounding that determine which choices are open."""
 
 
-_CHECK_MODEL = "Check that this is the exported model and that it accepts these inputs."
+_CHECK_MODEL = "Check that it is the model of the judged file and that it accepts these inputs."
 
 _CAST = (
     "The gate computes the model in float32: cast to the dtype of the weights in forward, not to "
@@ -94,7 +94,8 @@ class ReferencePass:
             halves = any(dtype in str(error) for dtype in ("Half", "BFloat16"))
             remedy = _CAST if halves else _CHECK_MODEL
             raise EvidenceError(
-                f"the reference model can't compute {shapes}: {describe_failure(error)}. {remedy}"
+                f"the reference model can't compute {shapes}: "
+                f"{describe_failure(error).rstrip('.')}. {remedy}"
             ) from error
 
     def accepts(self, batch: Batch) -> bool:

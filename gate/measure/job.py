@@ -335,7 +335,10 @@ def class_labels(
     metrics use. Raises DataError."""
     labels = annotations.labels
     is_classes = labels is None or (
-        isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
+        path.suffix == ".npy"
+        and isinstance(labels, np.ndarray)
+        and labels.ndim == 1
+        and labels.dtype.kind in "iu"
     )
     return open_labels(path, samples=samples) if is_classes else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +189,7 @@ def open_metric(policy: MetricPolicy) -> Metric:
         return built_in(policy.function, policy.options)
     target = _import_function(policy.function)
     dataset, total = policy.aggregation == "dataset", policy.aggregation == "sum"
-    if isinstance(target, type):
+    if isinstance(target, type) or _is_factory(target):
         target = target(**policy.options)
     elif policy.options:
         target = _with_options(target, policy.options)
@@ -208,6 +209,11 @@ def open_metric(policy: MetricPolicy) -> Metric:
             )
         )
     return PerSample(target, total=total)
+
+
+def _is_factory(target: Any) -> bool:
+    """Return whether a function takes no arguments, so that it returns the metric."""
+    return inspect.isfunction(target) and not inspect.signature(target).parameters
 
 
 def _with_options(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:

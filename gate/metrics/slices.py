@@ -137,9 +137,13 @@ def _read(path: Path, names: Sequence[str]) -> _Table:
             f"{path.name} is not a .npy, .jsonl or .parquet file. Save the labels as one."
         )
     try:
-        return reader(path)
+        labels, columns = reader(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}.") from error
+    if isinstance(labels, list) and all(isinstance(label, int | float) for label in labels):
+        array = np.asarray(labels)  # as in .npy: a comparison with a list is False
+        labels = array if array.dtype.kind in "biuf" else labels
+    return labels, columns
 
 
 def _read_npy(path: Path) -> _Table:

@@ -201,6 +201,7 @@ def test_data_set_metrics(project: Project):
         "class F1(BinaryF1Score):\n"
         "    def update(self, preds, target):\n"
         "        super().update(preds.argmax(dim=1), target)\n"
+        "def make():\n    return F1()\n"
     )
     rows = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
     np.save("labels.npy", np.array([row["label"] for row in rows]))
@@ -208,10 +209,11 @@ def test_data_set_metrics(project: Project):
         "name: builtin, function: f1, options: {average: binary}, max_drop: 0.5",
         "name: counts, function: 'mymetrics:Counts', aggregate: dataset, max_drop: 0.5",
         "name: torch, function: 'tm:F1', aggregate: dataset, max_drop: 0.5",
+        "name: made, function: 'tm:make', aggregate: dataset, max_drop: 0.5",
     ]
     result = checked(project, *metrics, file="worse.onnx", labels="labels.npy")
     groups = [metric.groups[0] for metric in result.evidence.metrics]
-    assert [metric.failure for metric in result.evidence.metrics] == [None] * 3
+    assert [metric.failure for metric in result.evidence.metrics] == [None] * 4
     changes = [group.runtimes["ort-cpu"].change for group in groups]
     for change in changes:
         assert change.drop == pytest.approx(changes[0].drop)

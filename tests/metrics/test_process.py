@@ -331,6 +331,10 @@ def test_labels_and_columns_of_all_kinds(folder: Path):
     (folder / "texts.jsonl").write_bytes("\r\n".join(texts).encode("utf-8-sig"))
     read = Annotations.open(labels=Path("texts.jsonl"), slices=None, names=[], samples=2)
     assert read.labels == ["a\u2028b", "c"]
+    (folder / "numbers.jsonl").write_text("2\n1\n2\n")  # an array, so that == is per sample
+    numbers = Annotations.open(labels=Path("numbers.jsonl"), slices=None, names=[], samples=3)
+    assert (np.zeros(3) + 2 == numbers.labels).tolist() == [True, False, True]
+    assert isinstance(numbers.labels, np.ndarray)
     many = "".join(f'{{"label": 1, "c": {n}}}\n' for n in range(60))
     (folder / "many.jsonl").write_text(many)
     with pytest.raises(DataError, match="60 distinct values"):
