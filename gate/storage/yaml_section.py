@@ -253,6 +253,8 @@ def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) 
     value = problem["input"]
     shown = "" if isinstance(value, dict | list) else f" (seen: {value!r})"
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        message, shown = "unknown setting", ""
     where = ".".join(map(str, keys))
     return f"{path}:{line}: {where + ': ' if where else ''}{message}{shown}"
 

@@ -38,7 +38,7 @@ def test_valid_file_loads(tmp_path):
         ("max_abs_diff: 1e-4", "max_abs_diff: .inf", r":7: .*max_abs_diff: Input should be a finite"),
         ("max_abs_diff: 1e-4", "max_abs_diff: '1e-4'", r":7: .*max_abs_diff: .*valid number"),
         ("max_abs_diff: 1e-4", "max_abs_diff: true", r":7: .*max_abs_diff: .*valid number"),
-        ("max_abs_diff: 1e-4", "max_abs_dif: 1e-4", r":7: .*max_abs_dif: Extra inputs"),
+        ("max_abs_diff: 1e-4", "max_abs_dif: 1e-4", r":7: .*max_abs_dif: unknown setting"),
         ("top1_agreement: 1.0", "top1_agreement: 100", r":8: .*less than or equal to 1"),
         ("required: always", "required: maybe", r":5: .*'always', 'when_present' or 'never'"),
         ("required: always", "required: never", r":3: gate\.runtimes|every runtime is 'never'"),
