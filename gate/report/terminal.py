@@ -119,6 +119,9 @@ _LOCALISATION_HEADINGS = (
     "verdict",
 )
 
+_CELL = 40
+"""Maximum number of characters of a detail in the table; longer ones follow it."""
+
 _LOCALISATION_STYLES = {"source": "bold red", "propagated": "yellow", "unmapped": "dim", "ok": ""}
 
 
@@ -150,13 +153,17 @@ def print_layers(localization: Localization, console: Console) -> None:
         add_row(table, _localisation_cells(row), style=_LOCALISATION_STYLES[row.verdict])
     if localization.layers:
         console.print(table)
+    for row in localization.layers:
+        if len(row.detail or "") > _CELL and row.module != localization.first_divergence:
+            console.print(make_printable(f"{row.title}: {row.detail}"), style="none", markup=False)
     print_sentences(console, localisation_sentences(Explanation(localisation=localization)))
 
 
 def _localisation_cells(row: LayerRow) -> tuple[str, ...]:
     numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
                row.amplification)  # fmt: skip
-    verdict = row.verdict if row.detail is None else f"{row.verdict}: {make_printable(row.detail)}"
+    detail = row.detail if row.detail and len(row.detail) <= _CELL else None
+    verdict = row.verdict if detail is None else f"{row.verdict}: {make_printable(detail)}"
     shown = map(format_number, numbers)
     return (make_printable(row.title), make_printable(row.kind), *shown, verdict)
 

@@ -148,6 +148,17 @@ def test_layer_table_is_printed():
     assert "\x1b" not in stream.getvalue()
 
 
+def test_long_details_follow_the_table_of_layers():
+    stream, detail = io.StringIO(), "a node that computes something else, and so on " * 5
+    record = localization()
+    other = record.layers[2].model_copy(update={"detail": detail})
+    record = record.model_copy(update={"layers": (*record.layers[:2], other)})
+    terminal.print_layers(record, Console(file=stream, width=100))
+    lines = stream.getvalue().splitlines()
+    assert sum("fc#1" in line for line in lines) == 2
+    assert len(lines) < 16
+
+
 def test_each_report_names_the_layer(tmp_path):
     decision, evidence = failed()
     explanation = Explanation(localisation=localization())
