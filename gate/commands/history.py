@@ -442,8 +442,14 @@ def metric_history(
     registered = RegisteredModel(MlflowRegistry(uri_of(uri)), loaders.read_ledger(state), model)
     champion = loaders.load_champion_records(registered)
     names = sorted({name for row in champion.trend.rows for name in row.metrics})
+    versions = {str(e.sha256): e.version for e in registered.history().entries if e.version}
     rows = [
-        {"sha256": str(row.sha256), "measured_at": row.measured_at} | row.metrics[metric].to_plain()
+        {
+            "version": versions.get(str(row.sha256)),
+            "sha256": str(row.sha256),
+            "measured_at": row.measured_at,
+        }
+        | row.metrics[metric].to_plain()
         for row in champion.trend.rows
         if metric in row.metrics
     ]
@@ -463,19 +469,20 @@ def metric_history(
 def _show_metric(rows: Sequence[dict[str, Any]], console: Console) -> None:
     from gate.report.terminal import build_table
 
-    headings = ("measured", "file", "value", "from", "to")
+    headings = ("measured", "version", "file", "value", "from", "to")
     console.print(
         build_table(
             headings,
             [
                 (
                     row["measured_at"][:16].replace("T", " "),
+                    row["version"] or "-",
                     row["sha256"].removeprefix("sha256:")[:12],
                     *(f"{float(row[name]):.6g}" for name in ("value", "low", "high")),
                 )
                 for row in rows
             ],
-            right=headings[2:],
+            right=headings[3:],
         )
     )
 
