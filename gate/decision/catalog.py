@@ -208,7 +208,7 @@ def _metric_drop(
         "worse": CodeSpec(_NUMBER_TEXT + notes, headline="The metric is worse: {label} is {usage}"),
         "dropped": CodeSpec(
             "{label}: the drop is {drop:.6g}, allowed {allowed} (n = {samples})." + notes,
-            headline="The metric is worse by {drop:.6g}: {label}, allowed {allowed}",
+            headline="{point} is worse by {drop:.6g}, allowed {allowed}",
         ),
         "too_few": CodeSpec(
             "{label} may be {observed:.6g}, allowed {allowed}: the drop is {drop:.6g} on {samples} "

@@ -146,17 +146,17 @@ FAULTS: dict[str, FaultSpec] = {
         _WRONG_MODEL,
     ),
     "operators": FaultSpec(
-        "{nodes} computes something other than {kind}{details:after}; cause not found, excluded: "
-        "{excluded:and}",
+        "it computes something other than {kind}: {nodes}{details:after}; cause not found, "
+        "excluded: {excluded:and}",
         _OPERATOR,
     ),
     "operators_uncompared": FaultSpec(
-        "{nodes} computes something other than {kind}{details:after}; cause not found, excluded: "
-        "{excluded:and}",
+        "it computes something other than {kind}: {nodes}{details:after}; cause not found, "
+        "excluded: {excluded:and}",
         _AGAIN,
     ),
     "operators_of": FaultSpec(
-        "{nodes} computes something other than {kind}: these are the operators of {function}",
+        "it computes {function} instead of {kind}: {nodes}",
         _WRONG_MODEL,
     ),
 }

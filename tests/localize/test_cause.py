@@ -210,7 +210,7 @@ CAUSES = {
         "no node of the file computes it; later nodes read /block/conv1/Conv_output_0", OTHER),
     "another activation": (
         Shared, replace_operator("Tanh", "Sigmoid", 1), "act",
-        "Sigmoid /act_1/Tanh computes something other than Tanh: these are the operators of Sigmoid",
+        "it computes Sigmoid instead of Tanh: Sigmoid /act_1/Tanh",
         OTHER),
     "another part of an activation": (
         Tokens, replace_operator("Erf", "Tanh"), "layer.act", "1 node and Tanh /layer/act/Erf, Add",

@@ -198,7 +198,7 @@ def limited(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("act", "highest", "module", "fault"), [
-    (nn.ReLU(), 2.0, "act", "these are the operators of ReLU"),
+    (nn.ReLU(), 2.0, "act", "it computes ReLU instead of"),
     (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
 ], ids=["activation", "code"])  # fmt: skip
 def test_layer_is_found_on_the_input_of_a_probe(limited, act, highest, module, fault):
