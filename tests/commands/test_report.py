@@ -95,7 +95,7 @@ def test_two_reports_are_compared(capsys, reports: Path) -> None:
     assert re.search(r"noise ratio +1\.1 +33\.7 +worse", out)
     assert "did not change" in out
     page = (reports / "bad/comparison.html").read_text()
-    assert "Comparison with the other report" in page
+    assert 0 < page.find("Comparison with the other report") < page.find("findings-title")
     assert "▼ worse" in page
     assert re.search(r"\d+ unchanged values</summary>", page)
     _, same, _ = _run(capsys, "good", "good")
