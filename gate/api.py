@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -76,6 +77,8 @@ class EvaluationResult:
     """Per-sample values of the metrics as safetensors; empty without metrics."""
     change: Change = field(default_factory=no_comparison)
     """The changes since the serving version."""
+    is_named: bool = True
+    """Whether commands can name the reference: it is not an object of the caller."""
 
     @property
     def policy(self) -> Policy:
@@ -97,7 +100,10 @@ class EvaluationResult:
             explanation=self.explanation,
             change=self.change,
         )
-        return inputs.summary.with_files({"MODEL.onnx": str(self.job.candidate.path)})
+        names = {"MODEL.onnx": str(self.job.candidate.path)}
+        if not self.is_named:
+            names[shlex.quote(self.evidence.source.factory)] = "PKG.MODULE:FACTORY"
+        return inputs.summary.with_files(names)
 
     def to_frame(self) -> DataFrame:
         """Return one row per check, with the columns part, runtime, output, check, observed,
@@ -180,6 +186,7 @@ def check(
         samples,
         metric_values,
         compare_with_champion(decision, evidence, champion),
+        is_named=reference.loaded,
     )
 
 

@@ -23,7 +23,7 @@ class ParityError(AssertionError):
     """
 
     def __init__(self, result: EvaluationResult) -> None:
-        super().__init__(f"\n{_text(result)}")
+        super().__init__(_text(result))
         self.result = result
         """Evidence, decision and explanation."""
 

@@ -102,3 +102,14 @@ def test_invalid_argument_is_refused(
 ) -> None:
     with pytest.raises(error):
         gate.check(*arguments)
+
+
+def test_commands_name_a_factory_only_if_the_caller_did(project: Path) -> None:
+    import small_models
+
+    for reference, shown in (("small_models:build", "small_models:build"),
+                             (small_models.build(), "PKG.MODULE:FACTORY")):  # fmt: skip
+        steps = gate.check("bad.onnx", reference, "images.npy").summary.steps
+        commands = [step.command for step in steps if "--reference" in (step.command or "")]
+        assert commands
+        assert all(f"--reference {shown}" in command for command in commands)

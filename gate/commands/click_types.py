@@ -363,6 +363,12 @@ STATEMENT_FILE = ExistingPath(
 
 EVIDENCE_FILE = ExistingPath(errors.EvidenceError, "evidence.json, as gate check --report wrote it")
 
+RECORDS = ExistingPath(
+    errors.EvidenceError,
+    "evidence.json, or the folder that gate check --report wrote",
+    kind="either",
+)
+
 PLAN_FILE = ExistingPath(errors.EvidenceError, "a plan, as gate plan wrote it")
 
 PART_FILE = ExistingPath(errors.EvidenceError, "output of gate measure")

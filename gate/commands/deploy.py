@@ -145,7 +145,8 @@ def deployed_command(name: str | None, store: Path) -> CommandResult:
         live = models.live(each)
         if live is None:
             raise StorageError(
-                f"nothing is deployed as '{each}' in {store}. It has {list(models.names())}. "
+                f"nothing is deployed as '{each}' in {store}. "
+                f"It has {', '.join(models.names()) or 'no model'}. "
                 "Deploy the model first: gate deploy."
             )
         manifests.append(live)

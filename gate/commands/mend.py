@@ -430,7 +430,8 @@ def _show(
     table = build_table(_HEADINGS, right=_HEADINGS[4:])
     for trial in record.trials:
         add_row(table, _cells(trial), style=_STYLES[trial.verdict])
-    console.print(table)
+    if record.trials:
+        console.print(table)
     lines = (
         _passed_lines(request, recipe, unsearched)
         if recipe is not None

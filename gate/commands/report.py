@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gate.commands.click_types import POLICY_FILE, RECORDS
 from gate.commands.loaders import local_keys
 from gate.commands.options import FILE, SIGNING_TRUST
 from gate.commands.result import CommandResult, ExitCode, machine_options
@@ -22,13 +23,13 @@ _COMPARED = "comparison.html"
 
 
 @click.command("report", short_help="Render a report again, or compare two.")
-@click.argument("records", type=FILE)
-@click.argument("other", type=FILE, required=False)
+@click.argument("records", type=RECORDS)
+@click.argument("other", type=RECORDS, required=False)
 @click.option(
     "--decision", type=FILE, metavar="FILE", help="Default: decision.json next to the evidence."
 )
 @click.option(
-    "--policy", type=FILE,
+    "--policy", type=POLICY_FILE,
     help="Repeat the decision with this policy instead of reading it (for both of two records).",
 )  # fmt: skip
 @click.option(

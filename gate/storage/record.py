@@ -149,4 +149,7 @@ class Record(BaseModel):
             raise EvidenceError(
                 f"cannot read {path}: {error.strerror}. Run the stage that writes it first."
             ) from error
-        return cls.from_json(text)
+        try:
+            return cls.from_json(text)
+        except EvidenceError as error:
+            raise EvidenceError(f"{path} is {error}") from error
