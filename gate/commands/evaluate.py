@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 
 def policy_from_request(request: MeasuringRequest) -> Policy:
     """Return the policy of the file or the built-in one, with the overrides of other options."""
+    if request.server and "://" not in request.server:
+        raise PolicyError(
+            f"--server is {request.server!r}. Expected http(s)://HOST:PORT/v2/models/NAME, or the "
+            "same with grpc(s)."
+        )
     return policy_from_options(
         policy=request.policy,
         precision=request.precision,

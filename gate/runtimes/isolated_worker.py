@@ -189,8 +189,9 @@ def _options(runtime: Runtime, plain: Header) -> BaseModel:
         return runtime.options.model_validate(plain)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "options"
-        raise PolicyError(f"options: {name}: {first['msg']}") from error
+        name = "".join(f"{each}: " for each in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise PolicyError(f"options: {name}{message}") from error
 
 
 def _numbers(outputs: Sequence[Any], subject: Subject) -> dict[str, RuntimeArray]:
