@@ -356,9 +356,10 @@ def test_url_without_model_is_refused(
 ) -> None:
     np.save(tmp_path / "x.npy", SAMPLES)
     arguments = ["check", str(files["model"]), "--reference", f"{__name__}:TwoHeads"]
-    url = "http://127.0.0.1:1/models/net"
-    assert cli.main([*arguments, "--inputs", str(tmp_path / "x.npy"), "--server", url]) == 2
-    assert "url" in capsys.readouterr().err
+    for url in ("http://127.0.0.1:1/models/net", "127.0.0.1:1/v2/models/net"):
+        assert cli.main([*arguments, "--inputs", str(tmp_path / "x.npy"), "--server", url]) == 2
+        assert f"'{url}'" in (shown := capsys.readouterr().err)
+        assert "/v2/models/NAME" in shown
 
 
 @pytest.mark.parametrize(
