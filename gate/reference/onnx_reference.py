@@ -67,6 +67,8 @@ _CASTS = {"Cast", "BitCast"}
 
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+
 _LARGE = 2**31 - 1
 """Size in bytes from which protobuf can't serialize a model, as type inference requires."""
 
@@ -291,7 +293,9 @@ class OnnxGraph(nn.Module):
         kept = {name: value for name, value in scope.constants.items() if name not in bound}
         inner = replace(scope, constants=kept | constants, types={**scope.types, **_types(graph)})
         self.inputs = [each.name for each in graph.input if each.name not in constants]
-        self.input_shapes = [_shape(each) for each in graph.input if each.name in self.inputs]
+        inputs_declared = [each for each in graph.input if each.name in self.inputs]
+        self.input_shapes = [_shape(each) for each in inputs_declared]
+        self.input_types = [each.type.tensor_type.elem_type for each in inputs_declared]
         self.outputs = [each.name for each in graph.output]
         self.output_shapes = [_shape(each) for each in graph.output]
         self.output_types = [each.type.tensor_type.elem_type for each in graph.output]
@@ -710,10 +714,13 @@ class OnnxReference(OnnxGraph):
         """Return the inputs of the graph, in its order, from the arguments of forward."""
         if len(values) != len(self.order):
             raise ModelError(
-                f"the reference takes {len(self.order)} inputs ({', '.join(self.inputs)}), "
-                f"and {len(values)} were given."
+                f"the reference takes {len(self.order)} inputs ({', '.join(self.inputs)}), but the "
+                f"judged file takes {len(values)}. Compare files with the same inputs."
             )
-        ordered = [values[index] for index in self.order]
+        ordered = [
+            _as_declared_integer(values[index], kind)
+            for index, kind in zip(self.order, self.input_types, strict=True)
+        ]
         return [np.array(v, object) if isinstance(v, list) and v and not isinstance(
             v[0], torch.Tensor) else v for v in ordered]  # fmt: skip
 
@@ -743,6 +750,20 @@ class OnnxReference(OnnxGraph):
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         named = dict(zip(self.outputs, outputs, strict=True))
         return {name: named[name] for name in self.returned}
+
+
+def _as_declared_integer(value: Any, kind: int) -> Any:
+    """Convert integers to those of the reference's input, unless one of them does not fit.
+
+    Converters for phones replace int64 by int32."""
+    if kind not in _INTEGERS:
+        return value
+    converted = value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        converted = value.astype(helper.tensor_dtype_to_np_dtype(kind))
+    elif isinstance(value, torch.Tensor) and value.dtype in (torch.int32, torch.int64):
+        converted = value.to(DTYPES[kind])
+    return converted if bool((converted == value).all()) else value
 
 
 def _comparable(value: Value) -> Value:

@@ -144,6 +144,20 @@ def test_a_file_for_any_batch_is_compared_with_one_for_a_fixed_batch(old: Path, 
     assert found.explanation.localisation.first_divergence == "norm"
 
 
+@pytest.mark.parametrize("index", [1, 2])
+def test_indices_of_another_integer_type_are_converted(tmp_path: Path, index: int) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 16]> g (KIND[n,3] i) => (float[n,3] y) {
+        table = Constant <value = float[4] {0.5, INDEX, 4.25, 8.125}> ()
+        wide = Cast <to = 7> (i) y = Gather (table, wide) }"""
+    old, new = tmp_path / "old.onnx", tmp_path / "new.onnx"
+    for path, kind, value in ((old, "int64", 1), (new, "int32", index)):
+        proto = parser.parse_model(text.replace("KIND", kind).replace("INDEX", f"{value}.0"))
+        onnx.save(proto, path)
+    samples = np.random.default_rng(0).integers(0, 4, (16, 3)).astype(np.int32)
+    verdict = gate.check(new, old, samples).decision.verdict.value
+    assert verdict == ("PASS" if index == 1 else "FAIL")
+
+
 def test_a_fused_node_is_resolved_to_the_nodes_that_it_replaces(old: Path) -> None:
     new = optimized(old, "ORT_ENABLE_EXTENDED")
     model = onnx.load(new)
