@@ -35,6 +35,7 @@ from gate.localize.reduce import (
 from gate.localize.standalone import random_like, without_names
 from gate.onnx_file.reading import nodes_of, tensors_of
 from gate.records.localization import Localization
+from gate.reference.onnx_reference import OnnxReference
 from gate.storage import files
 from gate.storage.arrays import OutputArray
 from gate.summary.render import capital
@@ -87,6 +88,7 @@ raise SystemExit(1 if differs else 0)
 
 _TITLES = {
     "exporter": "Exported graph computes something else than PyTorch: {nodes}",
+    "converter": "Converted graph computes something else than the original: {nodes}",
     "runtime": "ONNX Runtime computes something else than the ONNX reference: {nodes}",
     "optimizer": "ONNX Runtime computes something else with optimizations: {nodes}",
     "batch": "Exported graph refuses a batch size that PyTorch accepts: {nodes}",
@@ -94,6 +96,7 @@ _TITLES = {
 
 _EXPECTED = {
     "exporter": "PyTorch, from the same inputs",
+    "converter": "the original ONNX file, from the same inputs",
     "runtime": "the ONNX reference evaluator (onnx.reference)",
     "optimizer": "ONNX Runtime with optimizations off (ORT_DISABLE_ALL)",
 }
@@ -116,6 +119,8 @@ class Reproducer:
     """Versions of the check's libraries by name."""
     layer: LayerScript | None = None
     """The layer in PyTorch that computes the expected values; None: it is omitted."""
+    is_converted: bool = False
+    """Whether the reference is an ONNX file."""
 
     @classmethod
     def from_comparison(cls, compared: LayerComparison, versions: Mapping[str, str]) -> Reproducer:
@@ -125,7 +130,8 @@ class Reproducer:
         if failure.layer is not None:
             module = compared.context.runner.model.get_submodule(failure.layer)
             layer = LayerScript.from_layer(module, failure)
-        return cls(failure, compared.localization, versions, layer)
+        is_converted = isinstance(compared.context.runner.model, OnnxReference)
+        return cls(failure, compared.localization, versions, layer, is_converted)
 
     def stripped(self, *, weights: bool, inputs: bool) -> Reproducer:
         """Return the same with random weights and inputs of the same mean, deviation and range;
@@ -267,12 +273,14 @@ class Reproducer:
             if venv
             else ("by the Python of the check in isolated mode (the environment was not empty)")
         )
-        blame, title = localization.blame, "batch" if failure.accepted_batches else failure.kind
+        converted = self.is_converted and failure.kind == "exporter"
+        kind = "converter" if converted else failure.kind
+        blame, title = localization.blame, "batch" if failure.accepted_batches else kind
         lines = [
             f"# {_TITLES[title].format(nodes=shown)}",
             "",
             f"`model.onnx` computes {shown}, opset {opsets}.",
-            f"Expected values: {_EXPECTED[failure.kind]}.",
+            f"Expected values: {_EXPECTED[kind]}.",
             f"Session: {', '.join(failure.setup.providers)}, {failure.setup.optimization}.",
             "",
             "## To reproduce",
@@ -314,6 +322,8 @@ class Reproducer:
         if failure.random_inputs:
             lines.append("- The samples: the inputs are random, of the same distribution.")
             lines.append("- The names of nodes, tensors and modules.")
+        if self.is_converted:
+            return "\n".join(lines) + "\n"
         lines.append(
             "- The code of the model in PyTorch, except the layer in layer.py."
             if self.layer is not None

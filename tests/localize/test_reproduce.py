@@ -248,6 +248,15 @@ def test_strip_refuses_weights_outside_of_tensors(nodes):
         made.stripped(weights=True, inputs=False)
 
 
+def test_issue_names_the_file_that_computes_the_expected_values():
+    failure = _failure(_model(RELU), "exporter")
+    for is_converted in (False, True):
+        made = Reproducer(failure, Localization.model_construct(fault=None, blame=None), {})
+        text = replace(made, is_converted=is_converted).issue("", venv=False)
+        assert ("original" in text.splitlines()[0]) == is_converted
+        assert ("PyTorch" in text) != is_converted
+
+
 def test_strip_counts_the_weights_of_the_layer():
     failure = _failure(_model(RELU), "exporter")
     for weights, is_refused in (({"weight": W}, True), ({}, False)):
