@@ -430,7 +430,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("model", "error", "said"),
         [
-            (_Broken(), EvidenceError, ["no such branch", "Check that this is the exported model"]),
+            (_Broken(), EvidenceError, ["no such branch", "Check that it is the model of"]),
             (_Text(), ModelError, ["returned str", "wrap the model"]),
             (_Uncopyable(), ModelError, ["can't be copied", "gradient history"]),
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "accepts these inputs"]),
