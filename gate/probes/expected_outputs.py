@@ -162,7 +162,8 @@ class ExpectedOutputs:
 
     If the samples of a probe have different scales (`Probe.scaled_by_sample`), each is judged in
     its own. Only a suspicious difference costs further runs. The thresholds are constants, not
-    policy fields: the evidence must not depend on bounds.
+    policy fields, because the evidence must not depend on bounds. Only runs beyond the third are
+    left out for a difference that is far below the bound.
     """
 
     def __init__(

@@ -411,17 +411,19 @@ def test_rarely_rounded_integer_needs_more_runs(units, excused):
     assert excused or seen.noise_ratio == INF
 
 
-@pytest.mark.parametrize(("ratio", "few_elements", "refused", "runs"), [
-    (1.0, 36, False, [1]),
-    (4.0, 36, False, [1, 3]),
-    (50.0, 36, False, [1, 3, 6, 12, 24, 32]),
-    (50.0, 36, True, [1, 3]),
-    (50.0, 35, False, [1, 3]),
-    (1e5, 36, False, [1, 3]),
+@pytest.mark.parametrize(("ratio", "few_elements", "refused", "bound", "runs"), [
+    (1.0, 36, False, 32.0, [1]),
+    (4.0, 36, False, 32.0, [1, 3]),
+    (50.0, 36, False, 32.0, [1, 3, 6, 12, 24, 32]),
+    (50.0, 36, True, 32.0, [1, 3]),
+    (50.0, 36, False, 2.0**18, [1, 3]),  # precision: reduced
+    (50.0, 35, False, 32.0, [1, 3]),
+    (1e5, 36, False, 32.0, [1, 3]),
 ])  # fmt: skip
-def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, runs, monkeypatch):
-    """One run suffices if it explains the difference. No more are made where it is plain anyway, nor where so many runs would not fit, nor where the samples
-    refuse the runtime: then the record says so."""
+def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, bound, runs, monkeypatch):
+    """One run suffices if it explains the difference. No more are made where it is plain anyway,
+    nor where so many runs would not fit, nor where the samples refuse the runtime: then the record
+    says so."""
     asked, real = [], expected_outputs.perturb_rounding
 
     def jittered(context, batch, *, draws):

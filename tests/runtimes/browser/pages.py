@@ -15,7 +15,7 @@ BROWSER = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 @pytest.fixture
 def in_this_process(monkeypatch):
     """So that what a test changes is changed where the page is served."""
-    monkeypatch.setattr(BrowserWasmRuntime, "apart", False)
+    monkeypatch.setattr(BrowserWasmRuntime, "isolated", False)
 
 
 def change_script(monkeypatch, tmp_path, old, new):
