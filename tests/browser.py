@@ -15,10 +15,10 @@ _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Headless Chromium of this machine, closed afterwards."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    assert found, "this test needs Chromium: make packages installs it as root"
+    result = next(filter(None, map(shutil.which, _NAMES)), None)
+    assert result, "this test needs Chromium: make packages installs it as root"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=result, args=_FLAGS)
         try:
             yield browser
         finally:

@@ -317,10 +317,10 @@ def _looked_at(output: OutputParity) -> OutputParity:
     classes, answer = output.classification, SideAnswer(top1=3, probability=0.75, margin=1.5)
     assert classes is not None
     by_class = tuple(
-        one.model_copy(
+        item.model_copy(
             update={"signed_mean": -1e-8, "reference_mean": 0.75, "candidate_mean": 0.75 - 1e-8}
         )
-        for one in classes.confidence.per_class
+        for item in classes.confidence.per_class
     )
     confidence = classes.confidence.model_copy(update={"per_class": by_class})
     crossing = Crossing(threshold=0.5, samples=output.samples, reference_above=300,
@@ -372,7 +372,7 @@ def with_drawn_probes(seen: Evidence) -> Evidence:
     probe = probe_parity(f"batch_{size}", kind="batch", batch_size=size)
     runtimes = tuple(
         runtime.model_copy(update={"probes": (*runtime.probes, probe)})
-        if runtime.probes and all(one.batch_size != size for one in runtime.probes)
+        if runtime.probes and all(item.batch_size != size for item in runtime.probes)
         else runtime
         for runtime in seen.runtimes
     )

@@ -49,8 +49,8 @@ def mark_further_rows(items: Iterable[pytest.Item]) -> None:
         if folder in SLOW_FOLDERS and not item.get_closest_marker("proof"):
             tables.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
     for rows in tables.values():
-        for place, item in enumerate(rows):
-            if place % EVERY:
+        for index, item in enumerate(rows):
+            if index % EVERY:
                 item.add_marker("further")
 
 
@@ -83,7 +83,7 @@ def further_as_proofs(rows: Iterable[Any], every: int) -> list[Any]:
     """
     return [
         row
-        if place % every == 0
+        if index % every == 0
         else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.proof)
-        for place, row in enumerate(rows)
+        for index, row in enumerate(rows)
     ]

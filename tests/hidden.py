@@ -57,13 +57,13 @@ def run_without(
     hider = folder / "hider"
     hider.mkdir(exist_ok=True)
     (hider / "sitecustomize.py").write_text(HIDER)
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_", "COV_"))}
-    own |= {"PYTHON_HIDDEN": " ".join(modules), "PYTHONPATH": f"{hider}{os.pathsep}{ROOT}"}
-    done = subprocess.run(
+    custom = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_", "COV_"))}
+    custom |= {"PYTHON_HIDDEN": " ".join(modules), "PYTHONPATH": f"{hider}{os.pathsep}{ROOT}"}
+    completed = subprocess.run(
         [sys.executable, "-c", CALLS, json.dumps([list(line) for line in lines])],
-        cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=120,
+        cwd=folder, env=custom, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answers, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr
+    answers, loaded = json.loads(completed.stdout.splitlines()[-1])
     assert not set(modules) & set(loaded)
     return [Answer(*answer) for answer in answers]

@@ -25,9 +25,11 @@ TORCHVISION = (
 
 def run(folder: Path, *line: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in `folder`, with nothing of this Python's environment."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MLFLOW_", "GATE_"))}
+    custom = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MLFLOW_", "GATE_"))
+    }
     return subprocess.run(
-        line, cwd=folder, env=own | environment, capture_output=True, text=True, check=False
+        line, cwd=folder, env=custom | environment, capture_output=True, text=True, check=False
     )
 
 
@@ -36,8 +38,8 @@ def all_done(
 ) -> None:
     """Each command line of its `gate` ends with 0."""
     for line in lines:
-        done = run(folder, made.gate, *line, **environment)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        result = run(folder, made.gate, *line, **environment)
+        assert result.returncode == 0, (line, result.stdout, result.stderr)
 
 
 def lend_torch(made: Installation, *others: str) -> None:
@@ -46,6 +48,6 @@ def lend_torch(made: Installation, *others: str) -> None:
     (site,) = made.folder.glob("lib/python*/site-packages")
     ours = Path(sysconfig.get_path("purelib"))
     for pattern in (*TORCH, *others):
-        for found in ours.glob(pattern):
-            if not (site / found.name).exists():
-                (site / found.name).symlink_to(found)
+        for result in ours.glob(pattern):
+            if not (site / result.name).exists():
+                (site / result.name).symlink_to(result)

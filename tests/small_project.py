@@ -138,8 +138,8 @@ def _bad_inputs(folder: Path, images: np.ndarray) -> None:
     np.save(folder / "far_labels.npy", np.full(SAMPLES, 99))
     (folder / "empty").mkdir()
     (folder / "text.onnx").write_text("this is no model")
-    whole = (folder / "good.onnx").read_bytes()
-    (folder / "cut.onnx").write_bytes(whole[: len(whole) // 2])
+    complete = (folder / "good.onnx").read_bytes()
+    (folder / "cut.onnx").write_bytes(complete[: len(complete) // 2])
     torch.save(nn.Linear(3, 2).state_dict(), folder / "other.pt")
     torch.save(_Evil(), folder / "evil.pt")
 

@@ -56,12 +56,12 @@ SAMPLES = 64
 
 def shell_blocks() -> dict[str, list[Block]]:
     """By page, in their order."""
-    found: dict[str, list[Block]] = {}
+    matches: dict[str, list[Block]] = {}
     for block in ALL:
         page = block.page.relative_to(ROOT).as_posix()
         if block.reason is None and block.language in SHELLS and runner(block) == BY_BASH:
-            found.setdefault(page, []).append(block)
-    return found
+            matches.setdefault(page, []).append(block)
+    return matches
 
 
 def with_model(folder: Path, shape: tuple[int, ...] = PICTURE) -> None:
@@ -93,9 +93,9 @@ def called(folder: Path, *words: str) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_"))}
-    path = f"{folder / 'bin'}{os.pathsep}{own['PATH']}"
-    return own | {"PYTHONPATH": str(ROOT), "PATH": path, "SLURM_ARRAY_TASK_ID": "0"}
+    custom = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_"))}
+    path = f"{folder / 'bin'}{os.pathsep}{custom['PATH']}"
+    return custom | {"PYTHONPATH": str(ROOT), "PATH": path, "SLURM_ARRAY_TASK_ID": "0"}
 
 
 def of_attestation(folder: Path) -> None:
@@ -226,14 +226,14 @@ def test_shell_blocks_of_each_page_run(
         script = re.sub(r"^\$ ", "", block.code, flags=re.MULTILINE)
         script = ELSEWHERE.sub(f"{tmp_path}/", script)
         if page in OF_THE_READER:
-            words, own = OF_THE_READER[page]
-            script = script.replace(words, own(tmp_path))
-        done = subprocess.run(
+            words, custom = OF_THE_READER[page]
+            script = script.replace(words, custom(tmp_path))
+        completed = subprocess.run(
             ["bash", "-c", script if page in MAY_REJECT else f"set -e\n{script}"],
             cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False,
         )  # fmt: skip
         allowed = (0, 1) if page in MAY_REJECT else (0,)
-        assert done.returncode in allowed, (str(block), done.stdout, done.stderr)
+        assert completed.returncode in allowed, (str(block), completed.stdout, completed.stderr)
 
 
 def test_library_reads_the_documented_data_formats(
@@ -244,8 +244,8 @@ def test_library_reads_the_documented_data_formats(
     of_data(tmp_path)
     np.save(tmp_path / "samples.npy", np.zeros((1024, *PICTURE), np.float32))
     (code,) = (b.code for b in ALL if b.page.name == "data.md" and b.language == "python")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.stdout.startswith("sha256:"), done.stderr
+    assert completed.stdout.startswith("sha256:"), completed.stderr

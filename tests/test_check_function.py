@@ -65,8 +65,8 @@ SAMPLES: dict[str, Callable[[Images], Any]] = {
 def test_accepted_samples(project: Path, samples: str) -> None:
     images = np.load("images.npy")
     data = gate.EvaluationData.from_data(SAMPLES[samples](images))
-    whole = {"input": images}
-    assert data.samples.digest() == gate.SampleSet.from_arrays(whole).digest()
+    complete = {"input": images}
+    assert data.samples.digest() == gate.SampleSet.from_arrays(complete).digest()
     assert (data.labels is not None) == (samples == "loader with labels")
 
 
@@ -82,8 +82,10 @@ def test_good_and_bad_file(project: Path) -> None:
 
 def test_policy_by_path(project: Path, tmp_path: Path) -> None:
     (tmp_path / "gate.yaml").write_text("task: tensors\nmin_samples: 65\n")
-    found = gate.check("good.onnx", "small_models:build", "images.npy", str(tmp_path / "gate.yaml"))
-    assert "samples" in [check.name for check in found.decision.problems]
+    result = gate.check(
+        "good.onnx", "small_models:build", "images.npy", str(tmp_path / "gate.yaml")
+    )
+    assert "samples" in [check.name for check in result.decision.problems]
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,8 @@ class TestHelp:
         text = capsys.readouterr().out
         assert "\n  Examples:\n" in text  # each on a line of its own
         assert "--json" in text
-        found = cli.gate.get_command(click.Context(cli.gate), command)
-        for sub in getattr(found, "commands", ["", *getattr(found, "subcommands", ())]):
+        result = cli.gate.get_command(click.Context(cli.gate), command)
+        for sub in getattr(result, "commands", ["", *getattr(result, "subcommands", ())]):
             self._assert_examples(f"{command} {sub}".split(), capsys)
 
     def _assert_examples(self, command: list[str], capsys) -> None:
@@ -84,8 +84,8 @@ class TestHelp:
         lines = [line.strip() for line in examples.replace("\\\n", " ").splitlines()]
         named = [line for line in lines if line.startswith(f"gate {' '.join(command)}")]
         assert named
-        own = " ".join(line.partition(" | ")[0] for line in named)
-        used = set(re.findall(r"--[a-z0-9-]+", own))
+        custom = " ".join(line.partition(" | ")[0] for line in named)
+        used = set(re.findall(r"--[a-z0-9-]+", custom))
         assert used <= set(re.findall(r"--[a-z0-9-]+", options))
 
     def test_group_lists_all_commands_with_full_sentences(self, capsys) -> None:
@@ -158,9 +158,9 @@ class TestExitCodes:
 
         _replace_command(monkeypatch, fail)
         assert cli.main(["doctor"]) == code
-        seen = capsys.readouterr()
-        assert seen.out == ""
-        assert "Traceback" not in seen.err
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "Traceback" not in captured.err
 
     def test_command_without_a_result_is_an_error(self, monkeypatch, capsys) -> None:
         _replace_command(monkeypatch, lambda: None)
@@ -183,36 +183,36 @@ class TestExitCodes:
     def test_full_disk_on_stdout(self, arguments: list[str]) -> None:
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True,
                 check=False, timeout=120, env={**os.environ, "PYTHONUNBUFFERED": ""},
             )  # fmt: skip
-        assert done.returncode == 2
-        assert "No space left" in done.stderr
-        assert "Traceback" not in done.stderr
+        assert completed.returncode == 2
+        assert "No space left" in completed.stderr
+        assert "Traceback" not in completed.stderr
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
     @pytest.mark.parametrize("more", [[], ["--json"]])
     def test_result_that_cannot_be_printed(self, tmp_path: Path, more: list[str]) -> None:
         command = [sys.executable, "-m", "gate", "keys", "new", str(tmp_path / "ci.pem"), *more]
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120
             )
-        assert done.returncode == 2
+        assert completed.returncode == 2
         assert (tmp_path / "ci.pem").exists()
-        assert "No space left" in done.stderr
-        assert "its changes remain" in done.stderr
-        assert "Nothing was decided" not in done.stderr
+        assert "No space left" in completed.stderr
+        assert "its changes remain" in completed.stderr
+        assert "Nothing was decided" not in completed.stderr
 
     @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
     def test_closed_streams(self, tmp_path: Path, closed: str) -> None:
         line = f"exec {sys.executable} -m gate keys new ci.pem {closed}"
-        done = subprocess.run(
+        completed = subprocess.run(
             ["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False,
             timeout=120, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (completed.returncode, completed.stderr) == (0, "")
         assert (tmp_path / "ci.pem").read_text().startswith("-----BEGIN")
 
     @pytest.mark.parametrize(
@@ -247,12 +247,12 @@ class TestExitCodes:
 
         _replace_command(monkeypatch, fail)
         assert cli.main(["doctor", "--json"]) == 2
-        seen = capsys.readouterr()
-        assert json.loads(seen.out) == {
+        captured = capsys.readouterr()
+        assert json.loads(captured.out) == {
             "schema_version": 1,
             "error": {"type": "GateError", "message": "seen, expected, remedy"},
         }
-        assert "a library talks" in seen.err
+        assert "a library talks" in captured.err
 
     @pytest.mark.parametrize(
         "arguments",
@@ -264,9 +264,9 @@ class TestExitCodes:
     )
     def test_wrong_usage(self, project: Path, capsys, arguments: list[str]) -> None:
         assert cli.main(arguments) == 2
-        seen = capsys.readouterr()
-        assert seen.out == ""
-        assert seen.err.strip()
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.strip()
         assert cli.main([*arguments, "--json"]) == 2
         assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "error"}
 
@@ -288,9 +288,9 @@ class TestExitCodes:
     def test_every_entry_point_runs_a_check(self, program: list[str]) -> None:
         python = [sys.executable] if program[0] == "-m" else []
         command = [*python, *program, "history", "--state", "nowhere.db"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 2
-        assert "there is no ledger at nowhere.db" in done.stderr
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert completed.returncode == 2
+        assert "there is no ledger at nowhere.db" in completed.stderr
 
     def test_openmp_threads_sleep_while_waiting(self) -> None:
         code = (
@@ -300,12 +300,12 @@ class TestExitCodes:
             "sys.argv = ['gate', '--version']\n"
             "cli.run()\n"
         )
-        others = {name: text for name, text in os.environ.items() if name not in OPENMP}
-        done = subprocess.run(
+        rest = {name: text for name, text in os.environ.items() if name not in OPENMP}
+        completed = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60,
-            env=others,
+            env=rest,
         )  # fmt: skip
-        assert done.stdout.splitlines()[-1] == "PASSIVE"
+        assert completed.stdout.splitlines()[-1] == "PASSIVE"
 
     def test_ctrl_c_ends_the_process_with_130(self) -> None:
         code = (
@@ -328,11 +328,11 @@ def _unread(arguments: list[str]) -> tuple[int, str]:
     os.close(reader)
     code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
     with os.fdopen(writer, "w") as stream:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code], stdout=stream, stderr=subprocess.PIPE, text=True,
             check=False, timeout=120, env={**os.environ, "PYTHONPATH": PLAIN["PYTHONPATH"]},
         )  # fmt: skip
-    return done.returncode, _without_notices(done.stderr)
+    return completed.returncode, _without_notices(completed.stderr)
 
 
 def _without_notices(text: str) -> str:
@@ -371,25 +371,27 @@ class TestCheck:
 
     def test_stdout_has_only_the_json(self, project: Path, capsys) -> None:
         assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0
-        seen = capsys.readouterr()
-        told = json.loads(seen.out)
-        assert set(told) == {
+        captured = capsys.readouterr()
+        record = json.loads(captured.out)
+        assert set(record) == {
             "schema_version", "verdict", "exit_code", "task", "decision", "evidence",
             "explanation", "story",
         }  # fmt: skip
-        assert (told["verdict"], told["exit_code"], told["task"]) == ("PASS", 0, "auto")
-        decision = Decision.from_json(json.dumps(told["decision"]))
-        assert Evidence.from_json(json.dumps(told["evidence"])).digest() == decision.evidence_sha256
-        assert "a library that prints" in seen.err
+        assert (record["verdict"], record["exit_code"], record["task"]) == ("PASS", 0, "auto")
+        decision = Decision.from_json(json.dumps(record["decision"]))
+        assert (
+            Evidence.from_json(json.dumps(record["evidence"])).digest() == decision.evidence_sha256
+        )
+        assert "a library that prints" in captured.err
 
     @pytest.mark.proof
     def test_stdout_has_only_ascii_json_beside_a_c_library(self, project: Path) -> None:
         arguments = [*_replaced(("small_models:build", "small_models:talk_in_c")), "--json"]
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
-        done = _run(code, cwd=project, **PLAIN)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["verdict"] == "PASS"
-        assert "a library in C" in done.stderr
+        result = _run(code, cwd=project, **PLAIN)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["verdict"] == "PASS"
+        assert "a library in C" in result.stderr
 
     @pytest.mark.further
     def test_check_needs_neither_unicode_nor_mlflow_nor_dvc(self, project: Path) -> None:
@@ -400,9 +402,9 @@ class TestCheck:
             "from gate.cli import run\n"
             "run()"
         )
-        done = _run(code, cwd=project, **PLAIN)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("PASS ")
+        result = _run(code, cwd=project, **PLAIN)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("PASS ")
 
     def test_changed_weight_is_rejected(self, project: Path, tmp_path: Path, capsys) -> None:
         spec = tmp_path / "spec.json"
@@ -447,8 +449,8 @@ class TestCheck:
     )
     def test_roles_and_the_task_as_options(self, project: Path, capsys, options, code, says):
         assert cli.main(["check", *GOOD, "-v", *options]) == code
-        seen = capsys.readouterr()
-        assert says in " ".join((seen.out + seen.err).split())
+        captured = capsys.readouterr()
+        assert says in " ".join((captured.out + captured.err).split())
 
     def test_role_option_with_a_policy_file(self, project: Path, tmp_path: Path, capsys) -> None:
         policy = tmp_path / "policy.yaml"
@@ -485,17 +487,17 @@ class TestCheck:
             rows = list(csv.DictReader(stream))
         worst = {}
         for runtime in evidence.runtimes:
-            own = [row for row in rows if row["runtime"] == runtime.runtime]
-            assert [int(row["index"]) for row in own] == list(range(len(own)))
+            custom = [row for row in rows if row["runtime"] == runtime.runtime]
+            assert [int(row["index"]) for row in custom] == list(range(len(custom)))
             for output in runtime.outputs:
-                assert len(own) == output.samples
-                for one in output.worst:
-                    row = own[one.sample]
-                    assert float(row["max_abs_diff"]) == pytest.approx(one.max_abs_diff, rel=1e-5)
-                    assert int(row["candidate_top1"]) == one.candidate.top1
-                    worst[one.sample] = one
+                assert len(custom) == output.samples
+                for item in output.worst:
+                    row = custom[item.sample]
+                    assert float(row["max_abs_diff"]) == pytest.approx(item.max_abs_diff, rel=1e-5)
+                    assert int(row["candidate_top1"]) == item.candidate.top1
+                    worst[item.sample] = item
         assert {path.name for path in (folder / "pictures").iterdir()} == {
-            f"{place}.png" for place in worst
+            f"{index}.png" for index in worst
         }
 
     @pytest.mark.parametrize(("text", "told"), BAD_POLICIES.items())
@@ -548,14 +550,14 @@ sys.exit(cli.main(["doctor"]))
         assert (plain.stdout, plain.stderr) == ("word\n", "")
 
     def test_terminal_gets_colors_and_bars(self) -> None:
-        seen = _on_a_terminal(self.CODE)
-        assert "\x1b[32mword" in seen
-        assert "measuring" in seen
+        observed = _on_a_terminal(self.CODE)
+        assert "\x1b[32mword" in observed
+        assert "measuring" in observed
 
     def test_no_color_is_respected(self) -> None:
-        seen = _on_a_terminal(self.CODE, NO_COLOR="1")
-        assert "word" in seen
-        assert "\x1b[32m" not in seen
+        observed = _on_a_terminal(self.CODE, NO_COLOR="1")
+        assert "word" in observed
+        assert "\x1b[32m" not in observed
 
     def test_wide_table_is_not_cut_in_a_pipe(self) -> None:
         stream = io.StringIO()
@@ -574,7 +576,7 @@ def _on_a_terminal(code: str, **environment: str) -> str:
         env={**os.environ, "TERM": "xterm-256color", **environment},
     )
     os.close(there)
-    seen = b""
+    observed = b""
     with open(here, "rb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
         while True:
             try:
@@ -583,6 +585,6 @@ def _on_a_terminal(code: str, **environment: str) -> str:
                 break
             if not part:
                 break
-            seen += part
+            observed += part
     child.wait(timeout=60)
-    return seen.decode(errors="replace")
+    return observed.decode(errors="replace")

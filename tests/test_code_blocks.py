@@ -82,10 +82,10 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
-    for found in FENCE.finditer(text):
-        line = text.count("\n", 0, found.start("language")) + 1
-        code = re.sub(rf"^{found['indent']}", "", found["code"], flags=re.MULTILINE)
-        yield Block(page, line, found["language"], found["reason"], code)
+    for result in FENCE.finditer(text):
+        line = text.count("\n", 0, result.start("language")) + 1
+        code = re.sub(rf"^{result['indent']}", "", result["code"], flags=re.MULTILINE)
+        yield Block(page, line, result["language"], result["reason"], code)
 
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -228,13 +228,13 @@ def check_python(code: str) -> None:
 
 def check_yaml(code: str) -> None:
     shown = YAML(typ="safe").load(code)
-    places = {field.path.partition(".")[0] for field in FIELDS}
+    indices = {field.path.partition(".")[0] for field in FIELDS}
     sections = YAML(typ="safe").load(ROOT / "params.yaml")
     policy = shown.get("gate", shown)
     is_spec = "resize" in (shown.get("preprocessing") or {})
-    if set(policy) <= places and not is_spec:
-        for place in _leaves(policy, ()):
-            assert fields_named(".".join(place), FIELDS), f"{'.'.join(place)} is no field"
+    if set(policy) <= indices and not is_spec:
+        for index in _leaves(policy, ()):
+            assert fields_named(".".join(index), FIELDS), f"{'.'.join(index)} is no field"
         _read(Policy.from_file, _within(Policy.default().to_plain(), policy))
         return
     if all(isinstance(value, dict) and "required" in value for value in shown.values()):

@@ -85,18 +85,18 @@ def test_each_check_and_key_service_is_documented() -> None:
 def test_documented_verification_code_works(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "attestation.md").read_text(), re.DOTALL)
     assert len(code.strip().splitlines()) <= 22
-    made = release(tmp_path)
+    created = release(tmp_path)
     (tmp_path / "ci.pub").write_text(signing.key().public.public)
     (tmp_path / "other.pub").write_text(signing.key(1).public.public)
-    given = {name: str(tmp_path / name) for name in ("ci.pub", "other.pub", "evidence.json")}
+    arguments = {name: str(tmp_path / name) for name in ("ci.pub", "other.pub", "evidence.json")}
     page: dict[str, Any] = {}
     exec(code, page)
-    said = page["verdict"](str(made.statement), given["ci.pub"], str(made.model))
-    assert said == made.statements.decision.statement.predicate
+    stated = page["verdict"](str(created.statement), arguments["ci.pub"], str(created.model))
+    assert stated == created.statements.decision.statement.predicate
     with pytest.raises(InvalidSignature):
-        page["verdict"](str(made.statement), given["other.pub"], str(made.model))
+        page["verdict"](str(created.statement), arguments["other.pub"], str(created.model))
     with pytest.raises(AssertionError, match="another file"):
-        page["verdict"](str(made.statement), given["ci.pub"], given["evidence.json"])
+        page["verdict"](str(created.statement), arguments["ci.pub"], arguments["evidence.json"])
 
 
 @pytest.mark.parametrize("page", ["attestation.md", "ci.md", "data.md", "metrics.md"])
@@ -127,15 +127,15 @@ def test_ci_page_commands_are_valid() -> None:
     commands = [
         re.search(r"(?:^|')(gate (?:check|lint|promote) [^'|>]+)", line.strip()) for line in lines
     ]
-    found = [shlex.split(command[1])[1:] for command in commands if command]
-    assert len(found) >= 5
-    for name, *arguments in found:
+    matches = [shlex.split(command[1])[1:] for command in commands if command]
+    assert len(matches) >= 5
+    for name, *arguments in matches:
         options = {opt for param in command_of(name).params for opt in param.opts}
         used = {word for word in arguments if word.startswith("--")}
         assert used <= options, (name, used - options)
 
 
 def command_of(name: str) -> click.Command:
-    found = cli.gate.get_command(click.Context(cli.gate), name)
-    assert found is not None
-    return found
+    result = cli.gate.get_command(click.Context(cli.gate), name)
+    assert result is not None
+    return result

@@ -102,10 +102,10 @@ def test_each_strategy_is_a_row_with_all_columns(plain) -> None:
 
 @pytest.mark.further
 def test_opset_is_read_from_the_file(plain) -> None:
-    asked = by_title(plain)["dynamo, opset 13, folded"]
+    requested = by_title(plain)["dynamo, opset 13, folded"]
     got = by_title(plain)["dynamo, opset 18, folded"]
     assert (got.opset, got.verdict) == (18, "PASS")
-    assert asked.opset == 13 or "opset 18" in str(asked.failure)
+    assert requested.opset == 13 or "opset 18" in str(requested.failure)
 
 
 def test_identical_files_are_measured_once(plain) -> None:
@@ -116,12 +116,12 @@ def test_identical_files_are_measured_once(plain) -> None:
 
 
 def test_exporter_that_fixes_a_size_is_detected() -> None:
-    found = by_title(compared(Mean(), [("traced", 13, True), ("scripted", 13, True)]))
-    assert found["traced, opset 13, folded"].verdict == "FAIL"
+    result = by_title(compared(Mean(), [("traced", 13, True), ("scripted", 13, True)]))
+    assert result["traced, opset 13, folded"].verdict == "FAIL"
     assert any(
-        "TracerWarning" in w or "len" in w for w in found["traced, opset 13, folded"].warnings
+        "TracerWarning" in w or "len" in w for w in result["traced, opset 13, folded"].warnings
     )
-    assert found["scripted, opset 13, folded"].verdict == "PASS"
+    assert result["scripted, opset 13, folded"].verdict == "PASS"
 
 
 def test_precision_loss_of_an_exporter_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +152,12 @@ class Unscriptable(Plain):
 
 def test_failed_export_is_a_row_with_the_reason() -> None:
     exports = list(itertools.product(("scripted", "direct"), (13, 99), (False,)))
-    found = compared(Unscriptable(), exports)
-    assert {trial.verdict for trial in found.trials} == {"PASS", "not exported"}
-    for trial in found.trials:
+    result = compared(Unscriptable(), exports)
+    assert {trial.verdict for trial in result.trials} == {"PASS", "not exported"}
+    for trial in result.trials:
         assert (trial.failure is None) == (trial.verdict == "PASS")
         assert "\n" not in (trial.failure or "")
-    impossible = by_title(found)["direct, opset 99, not folded"]
+    impossible = by_title(result)["direct, opset 99, not folded"]
     assert impossible.failure == "opset: expected auto, or a number from 9 to 23 (seen: 99)."
 
 
@@ -179,19 +179,19 @@ def test_failing_model_is_an_error() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_few_samples_are_repeated(count: int) -> None:
-    found = compared(Plain(), [("direct", 13, True)], count=count)
-    assert found.samples == max(count, 8)
-    assert [trial.verdict for trial in found.trials] == ["PASS"]
+    result = compared(Plain(), [("direct", 13, True)], count=count)
+    assert result.samples == max(count, 8)
+    assert [trial.verdict for trial in result.trials] == ["PASS"]
 
 
 def test_progress_and_settings() -> None:
-    seen: list[tuple[int, int]] = []
+    observed: list[tuple[int, int]] = []
     settings = ExportSettings(dynamic_batch=False, batch_size=4, output_names=("scores",))
-    found = compared(
+    result = compared(
         Plain(),
         [("direct", 13, True), ("direct", 17, True)],
         settings=settings,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total: observed.append((done, total)),
     )
-    assert seen == [(0, 2), (1, 2), (2, 2)]
-    assert [trial.verdict for trial in found.trials] == ["PASS", "PASS"]
+    assert observed == [(0, 2), (1, 2), (2, 2)]
+    assert [trial.verdict for trial in result.trials] == ["PASS", "PASS"]

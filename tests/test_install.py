@@ -68,88 +68,94 @@ def test_sdist_contains_the_wheel_sources(tmp_path: Path) -> None:
 def test_core_verifies_verdicts_and_names_missing_extras(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
-    made = install_size.install(place, built, "")
-    assert not CORE_LACKS & made.packages.keys()
-    given = release(tmp_path / "released")
-    statement = (str(given.statement), "--model", str(given.model), "--trust", str(given.trust))
-    policy = str(given.folder / "policy.json")
-    all_done(made, tmp_path, [
+    created = install_size.install(place, built, "")
+    assert not CORE_LACKS & created.packages.keys()
+    arguments = release(tmp_path / "released")
+    statement = (
+        str(arguments.statement),
+        "--model",
+        str(arguments.model),
+        "--trust",
+        str(arguments.trust),
+    )
+    policy = str(arguments.folder / "policy.json")
+    all_done(created, tmp_path, [
         ("--help",), ("--version",), ("verify-verdict", *statement),
-        ("report", str(given.folder), "--policy", policy), ("deployed", "--store", "store"),
+        ("report", str(arguments.folder), "--policy", policy), ("deployed", "--store", "store"),
     ])  # fmt: skip
     for name in ("model.onnx", "samples.npy", "plan.json", "part.json", "ci.pem", "mine.py"):
         (tmp_path / name).write_text("build = dict\n")
     for name in ("folder", "golden", "photos"):
         (tmp_path / name).mkdir()
     for command, rest in LINES.items():
-        done = run(tmp_path, made.gate, *command.split(), *rest)
+        result = run(tmp_path, created.gate, *command.split(), *rest)
         lacks = installation.remedy(installation.COMMANDS[command][0])
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"error: gate {command} {lacks}"), done.stderr
-        assert done.stderr.count("\n") == 1
+        assert result.returncode == 2
+        assert result.stderr.startswith(f"error: gate {command} {lacks}"), result.stderr
+        assert result.stderr.count("\n") == 1
 
 
 @exhaustive
 def test_onnx_runtime_extra_verifies_releases_and_is_small(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
-    made = install_size.install(place, built, "cpu")
-    assert made.size_bytes < CORE_MB * 1e6
-    assert CORE_LACKS & made.packages.keys() == {"onnxruntime"}
-    assert re.fullmatch(r"\| `parity-gate\[cpu\]` \| \d{3} \| \d\d \| \d+ \|", made.row)
+    created = install_size.install(place, built, "cpu")
+    assert created.size_bytes < CORE_MB * 1e6
+    assert CORE_LACKS & created.packages.keys() == {"onnxruntime"}
+    assert re.fullmatch(r"\| `parity-gate\[cpu\]` \| \d{3} \| \d\d \| \d+ \|", created.row)
     vectors.made(tmp_path)
-    all_done(made, tmp_path, [("verify-release", "model.onnx", "--golden", "golden")])
+    all_done(created, tmp_path, [("verify-release", "model.onnx", "--golden", "golden")])
 
 
 @exhaustive
 def test_service_deploys_without_unneeded_packages(
     tmp_path: Path, built: Path, place: Path
 ) -> None:
-    made = install_size.install(place, built, "cpu,service")
-    assert not SERVICE_LACKS & made.packages.keys()
+    created = install_size.install(place, built, "cpu,service")
+    assert not SERVICE_LACKS & created.packages.keys()
     vectors.made(tmp_path)
-    all_done(made, tmp_path, [
+    all_done(created, tmp_path, [
         ("deploy", "m", "--store", "store", "--file", "model.onnx", "--golden", "golden"),
         ("deployed", "--store", "store"),
         ("verify-release", "model.onnx", "--golden", "golden"),
     ])  # fmt: skip
     # The registry is the tests' own Python's; what serves is the wheel.
-    gate = ("env", "-u", "PYTHONPATH", str(made.gate))
+    gate = ("env", "-u", "PYTHONPATH", str(created.gate))
     folder, registry = tmp_path / "service", tmp_path / "registry"
     folder.mkdir()
     registry.mkdir()
-    with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as whole:
-        good = approved_and_deployed(whole)
-        refused = whole.promote_release(2).version
+    with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as complete:
+        good = approved_and_deployed(complete)
+        refused = complete.promote_release(2).version
         assert refused is not None
-        whole.registry.set_tag("m", refused, key="gate.review", value="rejected")
-        whole.move_champion(refused)
-        assert until(lambda: ("reverted", good) in whole.lines())
-        assert whole.deployed() == whole.digest(good)
-        assert whole.service is not None
-        loaded = Path(f"/proc/{whole.service.pid}/maps").read_text()
+        complete.registry.set_tag("m", refused, key="gate.review", value="rejected")
+        complete.move_champion(refused)
+        assert until(lambda: ("reverted", good) in complete.lines())
+        assert complete.deployed() == complete.digest(good)
+        assert complete.service is not None
+        loaded = Path(f"/proc/{complete.service.pid}/maps").read_text()
         assert str(place) in loaded
-        all_done(made, folder, [
+        all_done(created, folder, [
             ("webhooks", "list", "--tracking-uri", server.uri),
             ("history", "--state", "state.db"),
         ])  # fmt: skip
-        assert whole.stop() == 0
+        assert complete.stop() == 0
 
 
 @exhaustive
 def test_readme_works_from_the_wheel(tmp_path: Path, built: Path, place: Path) -> None:
-    ((*_, wanted, torch, torchvision, mlflow),) = _lines(README, "pip")
-    chosen = wanted.removeprefix("parity-gate[").removesuffix("]")
-    made = install_size.install(place, built, chosen, torch, torchvision, mlflow)
+    ((*_, expected, torch, torchvision, mlflow),) = _lines(README, "pip")
+    chosen = expected.removeprefix("parity-gate[").removesuffix("]")
+    created = install_size.install(place, built, chosen, torch, torchvision, mlflow)
     write_given(tmp_path, README)
-    done = run(tmp_path, made.python, "standins.py")
-    assert done.returncode == 0, done.stderr
+    result = run(tmp_path, created.python, "standins.py")
+    assert result.returncode == 0, result.stderr
     shutil.copy(tmp_path / "samples.npy", tmp_path / "train.npy")
     (tmp_path / "photos").mkdir()
     ramp = np.tile(np.arange(256, dtype=np.uint8), (280, 1))
     Image.fromarray(ramp).save(tmp_path / "photos" / "ramp.png")
-    all_done(made, tmp_path, [words[1:] for words in _lines(README, "gate")])
+    all_done(created, tmp_path, [words[1:] for words in _lines(README, "gate")])
     (example,) = [block for block in _blocks("python") if "from gate import" in block]
     (tmp_path / "example.py").write_text(example)
-    done = run(tmp_path, made.python, "example.py")
-    assert done.stdout == "PASS\n", done.stderr
+    result = run(tmp_path, created.python, "example.py")
+    assert result.stdout == "PASS\n", result.stderr

@@ -139,11 +139,11 @@ def given(tmp_path: Path) -> Path:
 
 
 def installed(place: Path, built: Path, extras: str, *, torch: bool = False) -> Installation:
-    made = install_size.install(place, built, extras)
-    print(made.row)
+    created = install_size.install(place, built, extras)
+    print(created.row)
     if torch:
-        lend_torch(made)
-    return made
+        lend_torch(created)
+    return created
 
 
 def run_lines(made: Installation, row: Row, given: Path) -> None:
@@ -151,8 +151,8 @@ def run_lines(made: Installation, row: Row, given: Path) -> None:
         words = [word.format(site=given / "site") for word in rest]
         folder = ROOT if row.here else given
         environment = {"NO_MKDOCS_2_WARNING": "1"}
-        done = run(folder, made.folder / "bin" / program, *words, **environment)
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        result = run(folder, made.folder / "bin" / program, *words, **environment)
+        assert result.returncode == 0, (words, result.stdout, result.stderr)
 
 
 def test_each_extra_has_an_environment() -> None:
@@ -167,26 +167,26 @@ def test_commands_of_an_extra_run_with_it_alone(
     row = ROWS[extra]
     if row.program is not None and shutil.which(row.program) is None:
         pytest.skip(f"no {row.program} here: make packages")
-    made = installed(place, built, row.extras, torch=row.torch)
+    created = installed(place, built, row.extras, torch=row.torch)
     if row.here and row.torch:
-        lend_torch(made, *TORCHVISION)  # the corpora have architectures of it
-    runtimes = {name for name in made.packages if name.startswith("onnxruntime")}
-    wanted = {"cpu": {"onnxruntime"}, "cuda": {"onnxruntime-gpu"}}
-    assert runtimes == wanted.get(row.extras.split(",")[0], set())
-    run_lines(made, row, given)
+        lend_torch(created, *TORCHVISION)  # the corpora have architectures of it
+    runtimes = {name for name in created.packages if name.startswith("onnxruntime")}
+    expected = {"cpu": {"onnxruntime"}, "cuda": {"onnxruntime-gpu"}}
+    assert runtimes == expected.get(row.extras.split(",")[0], set())
+    run_lines(created, row, given)
     if extra == "charts":
         assert "Drawn with matplotlib" not in (given / "released" / "report.html").read_text()
 
 
 def test_two_onnx_runtime_packages_are_detected(built: Path, place: Path, given: Path) -> None:
     """pip can be asked for both; no single extra does it, and `gate doctor` says what it is."""
-    made = installed(place, built, "cpu", torch=True)
-    all_done(made, given, [("doctor",)])
-    pip = [made.python, "-m", "pip", "install", "-qq", "--no-deps", "onnxruntime-gpu"]
+    created = installed(place, built, "cpu", torch=True)
+    all_done(created, given, [("doctor",)])
+    pip = [created.python, "-m", "pip", "install", "-qq", "--no-deps", "onnxruntime-gpu"]
     subprocess.run([*pip, "-c", ROOT / "constraints.txt"], check=True)
-    done = run(given, made.gate, "doctor")
-    assert "overwrite each other" in done.stdout
-    assert "onnxruntime-gpu" in done.stdout
+    result = run(given, created.gate, "doctor")
+    assert "overwrite each other" in result.stdout
+    assert "onnxruntime-gpu" in result.stdout
 
 
 def test_registry_extra_promotes_reviews_and_rolls_back(
@@ -198,10 +198,10 @@ def test_registry_extra_promotes_reviews_and_rolls_back(
         factory, inputs = ("build", "images") if name == "good" else ("coloured", "coloured")
         question = ["--reference", f"small_models:{factory}", "--inputs", f"{inputs}.npy"]
         assert cli.main(["check", f"{name}.onnx", *question, "--report", f"of-{name}"]) == 0
-    made = installed(place, built, "cpu,registry")
+    created = installed(place, built, "cpu,registry")
     (tmp_path / "registry").mkdir()
     with mlflow_server(tmp_path / "registry") as server:
-        all_done(made, given, [
+        all_done(created, given, [
             ("promote", "good.onnx", "--name", "m", "--report", "of-good"),
             ("promote", "coloured.onnx", "--name", "m", "--report", "of-coloured"),
             ("history",),
@@ -215,29 +215,32 @@ def test_registry_extra_promotes_reviews_and_rolls_back(
 
 
 def test_ledger_in_postgresql(built: Path, place: Path, given: Path) -> None:
-    made = installed(place, built, "cpu,service,postgresql")
+    created = installed(place, built, "cpu,service,postgresql")
     SigningKey.make(given / "key.pem")
     with postgres() as server:
         all_done(
-            made, given, [("accept-ledger", "--reason", "new"), ("history",)], GATE_STATE=server.url
+            created,
+            given,
+            [("accept-ledger", "--reason", "new"), ("history",)],
+            GATE_STATE=server.url,
         )
 
 
 def test_pipeline_promotes_its_model(built: Path, place: Path, tmp_path: Path) -> None:
-    made = installed(place, built, "cpu,pipeline")
+    created = installed(place, built, "cpu,pipeline")
     folder = clone(tmp_path / "clone")
-    path = f"{made.folder}/bin{os.pathsep}{os.environ['PATH']}"
-    done = run(folder, made.python, "-m", "pipelines.repro", PATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Promoted: champion is version 1 of tiny" in done.stdout
+    path = f"{created.folder}/bin{os.pathsep}{os.environ['PATH']}"
+    result = run(folder, created.python, "-m", "pipelines.repro", PATH=path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Promoted: champion is version 1 of tiny" in result.stdout
 
 
 def test_extra_all_contains_every_other_extra(
     built: Path, place: Path, given: Path, tmp_path: Path
 ) -> None:
-    made = installed(place, built, "cpu,all")
-    assert {name for name in made.packages if name.startswith("onnxruntime")} == {"onnxruntime"}
+    created = installed(place, built, "cpu,all")
+    assert {name for name in created.packages if name.startswith("onnxruntime")} == {"onnxruntime"}
     vectors.made(tmp_path)
     for extra, row in ROWS.items():
         if extra not in ("cuda", "docs") and (row.program is None or shutil.which(row.program)):
-            run_lines(made, row, given)
+            run_lines(created, row, given)

@@ -18,12 +18,12 @@ def modules() -> list[tuple[str, ast.Module]]:
 
 
 def test_public_class_names_are_unique():
-    places = defaultdict(list)
-    for place, tree in modules():
+    indices = defaultdict(list)
+    for index, tree in modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(place)
-    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+                indices[node.name].append(index)
+    assert {name: where for name, where in indices.items() if len(where) > 1} == {}
 
 
 IDIOMS = {"told", "seen", "known", "said", "asked"}
@@ -52,10 +52,10 @@ def names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_name_uses_a_forbidden_word():
-    found = {
-        (place, name)
-        for place, tree in modules()
+    matches = {
+        (index, name)
+        for index, tree in modules()
         for name in names(tree)
         if name.strip("_").lower() in IDIOMS
     }
-    assert found - PUBLISHED == set()
+    assert matches - PUBLISHED == set()

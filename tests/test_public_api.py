@@ -35,8 +35,10 @@ def test_unknown_attribute_is_refused() -> None:
 
 def test_import_loads_nothing_heavy() -> None:
     code = "import sys, gate; print(sorted({m.partition('.')[0] for m in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "numpy", "pydantic", "onnx"} & set(eval(done.stdout))
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "numpy", "pydantic", "onnx"} & set(eval(completed.stdout))
 
 
 def test_dir_lists_it() -> None:

@@ -56,12 +56,12 @@ def test_good_file_passes_with_complete_evidence(project: Path) -> None:
     workload = EvaluationData.open(
         project / "images.npy", labels=project / "labels.npy", batch_size=24
     )
-    seen: list[tuple[int, int]] = []
+    observed: list[tuple[int, int]] = []
     verdicted = check_(
         project / "good.onnx",
         reference=reference,
         data=workload,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total: observed.append((done, total)),
     )
     evidence, decision = verdicted.evidence, verdicted.decision
     assert decision.verdict is Verdict.PASS
@@ -72,7 +72,7 @@ def test_good_file_passes_with_complete_evidence(project: Path) -> None:
     assert evidence.source.checkpoint_sha256 == Digest.from_file(project / "weights.safetensors")
     assert evidence.source.labels_sha256 == Digest.from_file(project / "labels.npy")
     assert evidence.dataset.labelled
-    done, total = seen[-1]
+    done, total = observed[-1]
     assert done == total > SAMPLES
 
 
@@ -93,8 +93,8 @@ def test_columns_give_the_same_result_as_arrays(project: Path) -> None:
         columns.source.labels_sha256
         == SampleSet.from_arrays({"label": labels.astype(int)}).digest()
     )
-    for one, other in zip(plain.runtimes, columns.runtimes, strict=True):
-        assert one.outputs == other.outputs
+    for item, second in zip(plain.runtimes, columns.runtimes, strict=True):
+        assert item.outputs == second.outputs
 
 
 def test_pictures_are_preprocessed_by_the_recorded_spec(project: Path) -> None:
@@ -106,8 +106,8 @@ def test_pictures_are_preprocessed_by_the_recorded_spec(project: Path) -> None:
     spec = PreprocessSpec(resize=Resize(size=(8, 8)))
     (project / "spec.json").write_text(spec.to_json())
     workload = EvaluationData.open("small_data:eval_set", preprocessing=project / "spec.json")
-    wanted = pillow_preprocess(np.full((12, 9, 3), (7, 14, 21), np.uint8), spec)
-    np.testing.assert_array_equal(workload.samples.at([7])["input"], wanted[None])
+    expected = pillow_preprocess(np.full((12, 9, 3), (7, 14, 21), np.uint8), spec)
+    np.testing.assert_array_equal(workload.samples.at([7])["input"], expected[None])
     assert workload.labels is not None
     assert workload.labels.tolist() == [i % 5 for i in range(32)]
 
@@ -117,9 +117,9 @@ def test_pictures_are_preprocessed_by_the_recorded_spec(project: Path) -> None:
     ).evidence
     assert evidence.source.preprocess_sha256 == spec.digest()
     (project / "other.json").write_text(PreprocessSpec.imagenet().to_json())
-    other = Reference.from_factory("small_models:coloured", preprocessing=project / "other.json")
+    second = Reference.from_factory("small_models:coloured", preprocessing=project / "other.json")
     with pytest.raises(DataError, match="different preprocessing specs"):
-        check_(model, reference=other, data=workload)
+        check_(model, reference=second, data=workload)
 
 
 def test_failing_champion_matters_only_when_a_comparison_is_required(project: Path) -> None:
@@ -235,17 +235,17 @@ def test_file_changed_during_the_check_is_an_error(project: Path, tmp_path: Path
 
 def with_consumers(*consumers: str, images: int = 3) -> Policy:
     """The built-in policy, and it demands parity of preprocessing."""
-    asked = PreprocessingPolicy(consumers=consumers, min_images=images)
-    return Policy.default().model_copy(update={"preprocessing": asked})
+    settings = PreprocessingPolicy(consumers=consumers, min_images=images)
+    return Policy.default().model_copy(update={"preprocessing": settings})
 
 
 def pictures(folder: Path) -> tuple[Path, ...]:
     """Three pictures with edges, larger than what they become."""
     generator = np.random.default_rng(0)
-    for place in range(3):
-        pixels = generator.integers(0, 255, (40 + place, 36, 3), dtype=np.uint8)
+    for index in range(3):
+        pixels = generator.integers(0, 255, (40 + index, 36, 3), dtype=np.uint8)
         pixels[10:20] = 255
-        Image.fromarray(pixels).save(folder / f"{place}.png")
+        Image.fromarray(pixels).save(folder / f"{index}.png")
     return (folder,)
 
 
@@ -262,11 +262,11 @@ def test_preprocessing_parity_when_required(
 ) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("resize: {size: [8, 8]}\n")
-    found = pictures(tmp_path) if given else ()
+    result = pictures(tmp_path) if given else ()
     verdicted = check_(
         project / "coloured.onnx",
         reference=Reference.from_factory("small_models:coloured", preprocessing=spec),
-        data=replace(EvaluationData.open(project / "coloured.npy"), pictures=found),
+        data=replace(EvaluationData.open(project / "coloured.npy"), pictures=result),
         policy=with_consumers(consumer),
     )
     assert verdicted.decision.verdict is verdict
@@ -279,12 +279,12 @@ def test_external_data_file_is_measured_with_its_data(project: Path, tmp_path: P
     model = onnx.load(project / "coloured.onnx")
     onnx.save_model(model, path, save_as_external_data=True, size_threshold=0, location="data")
     spec.write_text("resize: {size: [8, 8]}\n")
-    asked = PreprocessingPolicy(consumers=("torchvision",), min_images=3, max_flips=1.0)
+    settings = PreprocessingPolicy(consumers=("torchvision",), min_images=3, max_flips=1.0)
     verdicted = check_(
         path,
         reference=Reference.from_factory("small_models:coloured", preprocessing=spec),
         data=replace(EvaluationData.open(project / "coloured.npy"), pictures=pictures(tmp_path)),
-        policy=Policy.default().model_copy(update={"preprocessing": asked}),
+        policy=Policy.default().model_copy(update={"preprocessing": settings}),
     )
     assert verdicted.decision.verdict is Verdict.PASS
 
@@ -325,16 +325,16 @@ def test_command_checks_a_custom_consumer(
         "runtimes: {ort-cpu: {required: always, bounds: {noise_ratio: 1.5, top1_agreement: 1.0}}}\n"
         "preprocessing: {consumers: [phone], min_images: 3, max_flips: 1.0}\n"
     )
-    made = np.stack([pillow_preprocess(one.read(), spec) for one in pictures_in([folder])])
-    for name, values in (("good", made), ("bad", made[:, ::-1]), ("short", made[:2])):
+    created = np.stack([pillow_preprocess(item.read(), spec) for item in pictures_in([folder])])
+    for name, values in (("good", created), ("bad", created[:, ::-1]), ("short", created[:2])):
         np.save(tmp_path / f"{name}.npy", values)
-    given = [f"--tensors={text.replace('=', f'={tmp_path}/')}" for text in tensors]
+    arguments = [f"--tensors={text.replace('=', f'={tmp_path}/')}" for text in tensors]
     command = ["check", "coloured.onnx", "--reference", "small_models:coloured",
                "--inputs", "coloured.npy", "--policy", str(tmp_path / "policy.yaml"),
-               "--preprocessing", str(tmp_path / "spec.json"), "-v", "--pictures", str(folder), *given]  # fmt: skip
+               "--preprocessing", str(tmp_path / "spec.json"), "-v", "--pictures", str(folder), *arguments]  # fmt: skip
     assert cli.main(command) == code
-    seen = capsys.readouterr()
-    assert says in " ".join((seen.out + seen.err).split())
+    captured = capsys.readouterr()
+    assert says in " ".join((captured.out + captured.err).split())
 
 
 # --- the model's code is evidence ---------------------------------------------------------------

@@ -43,8 +43,8 @@ def _lines(text: str, program: str) -> list[list[str]]:
         for block in _blocks("bash", text)
         for line in re.sub(r"\\\n\s*", " ", block).splitlines()
     ]
-    found = [shlex.split(line, comments=True) for line in lines]
-    return [words for words in found if words and words[0] == program]
+    matches = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in matches if words and words[0] == program]
 
 
 def _inline(text: str, program: str) -> list[list[str]]:
@@ -56,9 +56,11 @@ def _inline(text: str, program: str) -> list[list[str]]:
 def write_given(folder: Path, page: str) -> None:
     """The modules that a page has the reader write, by the names in their first lines."""
     named = re.compile(r"# (\w+\.py)\n")
-    found = {match[1]: block for block in _blocks("python", page) if (match := named.match(block))}
-    assert set(found) == {"mymodel.py", "standins.py"}
-    for name, block in found.items():
+    matches = {
+        match[1]: block for block in _blocks("python", page) if (match := named.match(block))
+    }
+    assert set(matches) == {"mymodel.py", "standins.py"}
+    for name, block in matches.items():
         (folder / name).write_text(block)
 
 
@@ -118,8 +120,8 @@ def test_inline_commands_exist(capsys: pytest.CaptureFixture[str]) -> None:
         command = [] if words[1].startswith("-") else words[1:2]
         options = [word for word in words if word.startswith("--")]
         assert cli.main([*command, "--help"]) == 0
-        told = capsys.readouterr().out
-        assert all(option in told for option in options)
+        captured = capsys.readouterr().out
+        assert all(option in captured for option in options)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -143,8 +145,8 @@ def test_links_are_valid(page: str) -> None:
 
 def test_exit_codes_match_the_command_line() -> None:
     page = (ROOT / "docs/json.md").read_text(encoding="utf-8")
-    told = {int(code) for code in re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)}
-    assert told == set(ExitCode)
+    reported = {int(code) for code in re.findall(r"^\| (\d+) \|", page, flags=re.MULTILINE)}
+    assert reported == set(ExitCode)
 
 
 def test_picture_loads_nothing_external() -> None:

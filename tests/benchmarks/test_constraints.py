@@ -32,16 +32,16 @@ def _disagreements(project: dict, text: str) -> list[str]:
     pins = {canonicalize_name(name): version for name, version in pins.items()}
     extras = {n: lines for n, lines in project["optional-dependencies"].items() if n != UNPINNED}
     lines = chain(project["dependencies"], *extras.values())
-    found = []
-    for wanted in map(Requirement, lines):
-        name = canonicalize_name(wanted.name)
-        if name == "parity-gate" or (wanted.marker and not wanted.marker.evaluate()):
+    matches = []
+    for expected in map(Requirement, lines):
+        name = canonicalize_name(expected.name)
+        if name == "parity-gate" or (expected.marker and not expected.marker.evaluate()):
             continue
         if name not in pins:
-            found.append(f"{wanted} is not pinned")
-        elif pins[name] not in wanted.specifier:
-            found.append(f"{wanted} is pinned at {pins[name]}")
-    return found
+            matches.append(f"{expected} is not pinned")
+        elif pins[name] not in expected.specifier:
+            matches.append(f"{expected} is pinned at {pins[name]}")
+    return matches
 
 
 def test_all_that_any_extra_brings_is_pinned_within_its_bounds() -> None:

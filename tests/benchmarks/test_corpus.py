@@ -50,7 +50,7 @@ def _part() -> list[Entry]:
     for fault in FAULTS:
         if _slowness(fault) < _slowness(faults.setdefault(fault.kind, fault)):
             faults[fault.kind] = fault
-    correct = {one.name: one for one in CORRECT_PAIRS if _is_drawn(one)}
+    correct = {item.name: item for item in CORRECT_PAIRS if _is_drawn(item)}
     return [*some(correct, EVERY).values(), *some(faults, EVERY).values()]
 
 
@@ -112,14 +112,16 @@ def test_references_tell_samples_apart_and_are_the_same_every_time(name: str) ->
 def test_layers_are_modules_of_their_architecture() -> None:
     layered = [fault for fault in FAULTS if fault.layer]
     architectures = {fault.architecture.name: fault.architecture for fault in layered}
-    modules = {name: dict(made.make().named_modules()) for name, made in architectures.items()}
+    modules = {
+        name: dict(created.make().named_modules()) for name, created in architectures.items()
+    }
     missing = [f.name for f in layered if f.layer not in modules[f.architecture.name]]
     assert missing == []
 
 
 @pytest.mark.proof
 def test_no_fault_passes(outcomes: list[Outcome]) -> None:
-    assert [one.name for one in outcomes if one.escaped] == []
+    assert [item.name for item in outcomes if item.escaped] == []
     rates = Rates.from_outcomes(outcomes)
     assert rates.faults >= LEAST
     assert rates.lost == 0
@@ -127,7 +129,7 @@ def test_no_fault_passes(outcomes: list[Outcome]) -> None:
 
 @pytest.mark.proof
 def test_no_correct_file_is_refused(outcomes: list[Outcome]) -> None:
-    refused = {one.name: one.ruling.told for one in outcomes if one.blocked and one.ruling}
+    refused = {item.name: item.ruling.told for item in outcomes if item.blocked and item.ruling}
     assert refused == {}
     assert Rates.from_outcomes(outcomes).correct >= LEAST // 4
 
@@ -135,9 +137,9 @@ def test_no_correct_file_is_refused(outcomes: list[Outcome]) -> None:
 @pytest.mark.proof
 def test_the_right_layer_is_named(outcomes: list[Outcome]) -> None:
     missed = {
-        one.name: one.ruling.located
-        for one in outcomes
-        if one.located_right is False and one.ruling
+        item.name: item.ruling.located
+        for item in outcomes
+        if item.located_right is False and item.ruling
     }
     assert missed == {}
     assert Rates.from_outcomes(outcomes).layers >= LEAST // 4
@@ -146,10 +148,10 @@ def test_the_right_layer_is_named(outcomes: list[Outcome]) -> None:
 @pytest.mark.proof
 def test_faults_are_no_mere_broken_files(outcomes: list[Outcome]) -> None:
     """A graph that was edited into an invalid one would be caught for the wrong reason."""
-    for one in outcomes:
-        if one.faulty and one.kind not in UNREADABLE:
-            assert one.ruling is not None
-            assert not REFUSED_UNREAD & set(one.ruling.caught_by), (one.name, one.ruling.told)
+    for item in outcomes:
+        if item.faulty and item.kind not in UNREADABLE:
+            assert item.ruling is not None
+            assert not REFUSED_UNREAD & set(item.ruling.caught_by), (item.name, item.ruling.told)
 
 
 @pytest.mark.proof
@@ -157,11 +159,13 @@ def test_faults_in_a_model_change_what_it_computes(outcomes: list[Outcome]) -> N
     """Measured in float64 on the two PyTorch models: no ONNX, no gate. A fault that no sample shows
     must be named here, because only other inputs can show it."""
     unseen = {
-        one.name.split("/")[2] for one in outcomes if one.effect is not None and one.effect < 1.0
+        item.name.split("/")[2]
+        for item in outcomes
+        if item.effect is not None and item.effect < 1.0
     }
     assert unseen <= {"divided-by-zero-standardised", "logarithm-of-zero-logarithmic",
                       "softmax-without-maximum-sharp"}  # fmt: skip
-    assert sum(one.effect is not None for one in outcomes) >= LEAST // 4
+    assert sum(item.effect is not None for item in outcomes) >= LEAST // 4
 
 
 @pytest.mark.proof
@@ -208,15 +212,15 @@ def test_the_command_writes_what_it_found(
     file = tmp_path / "outcomes.json"
     arguments = ["--only", "*points/direct-1[37]", "--json", str(file), "--distribution"]
     assert main(arguments) == 0
-    told = json.loads(file.read_text())
-    by_name = {one["name"]: one for one in told["outcomes"]}
+    record = json.loads(file.read_text())
+    by_name = {item["name"]: item for item in record["outcomes"]}
     fault = by_name["fault/duplicate-indices/points/direct-13"]
     assert not fault["ruling"]["passed"]
     assert "noise_ratio" in fault["ruling"]["caught_by"]
     assert fault["ruling"]["numbers"]["noise_ratio"] > 1e3
     assert by_name["correct/points/direct-17"]["ruling"]["passed"]
     printed = capsys.readouterr().out
-    faults = sum(one["faulty"] for one in told["outcomes"])
+    faults = sum(item["faulty"] for item in record["outcomes"])
     assert faults >= 1
     assert f"Escaped: 0 of {faults} faulty files" in printed
     assert "noise_ratio, faulty beyond: " in printed

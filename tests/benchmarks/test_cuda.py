@@ -40,10 +40,10 @@ def measured(
     chosen = SETTINGS[setting]
     runtimes = []
     for role in chosen.roles:
-        own = noise if role == wrong else {}
+        custom = noise if role == wrong else {}
         runtime = builders.runtime_evidence(
             role,
-            outputs=(builders.output_parity(noise=builders.noise_parity(scatter=1.0, **own)),),
+            outputs=(builders.output_parity(noise=builders.noise_parity(scatter=1.0, **custom)),),
         )
         options = dict(runtime.session_options)
         if "use_tf32" in options:
@@ -107,17 +107,17 @@ def test_a_subject_that_ends_its_process_takes_no_other_with_it(
 ) -> None:
     process, kept = Process(monkeypatch), Measurements(tmp_path, Device())
     job = Job(DEFAULT, ("a", "deadly", "b", "failing", "c"))
-    done: list[str] = []
-    kept.measure([job], deadline=time.monotonic() + 60, workers=1, done=done.append)
-    assert done == job.names
-    found = {name: kept.read(name) for name in job.names}
-    statuses = [one.status for one in found.values() if one]
+    result: list[str] = []
+    kept.measure([job], deadline=time.monotonic() + 60, workers=1, done=result.append)
+    assert result == job.names
+    matches = {name: kept.read(name) for name in job.names}
+    statuses = [item.status for item in matches.values() if item]
     assert statuses == ["measured", "failed", "measured", "failed", "measured"]
-    died = found["default/deadly"]
+    died = matches["default/deadly"]
     assert died is not None
     assert "status -11" in died.reason
     process.begun.clear()
-    kept.measure([job], deadline=time.monotonic() + 60, workers=1, done=done.append)
+    kept.measure([job], deadline=time.monotonic() + 60, workers=1, done=result.append)
     assert process.begun[0] == ["default/deadly", "default/failing"]  # failures alone, again
 
 
@@ -125,21 +125,21 @@ def test_a_bound_is_the_largest_of_the_correct_files_with_its_margin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(judged, "LEAST_FILES", 2)
-    found = proposed(
+    result = proposed(
         measured(RIGHT[0]),
         measured(RIGHT[1], ratio=10.0, peak=20.0),
         measured("digits", "tf32", ratio=400.0),  # TF32 sets no bound
         measured("digits", "default", wrong=BASELINE, ratio=50.0),  # nor does the CPU
         measured(FAULT, ratio=11.0, wrong="ort-cuda"),  # nor a fault
     )
-    assert found.objections == ()
-    assert found.bounds["noise_ratio"] == rounded_up(10.0 * MARGINS["noise_ratio"]) == 12.0
-    assert found.bounds["noise_peak"] == 46.0
-    assert found.bounds["noise_diff"] == 32.0  # never below the CPU's
-    (ratio,) = (one for one in found.spreads if one.metric == "noise_ratio")
+    assert result.objections == ()
+    assert result.bounds["noise_ratio"] == rounded_up(10.0 * MARGINS["noise_ratio"]) == 12.0
+    assert result.bounds["noise_peak"] == 46.0
+    assert result.bounds["noise_diff"] == 32.0  # never below the CPU's
+    (ratio,) = (item for item in result.spreads if item.metric == "noise_ratio")
     assert (ratio.most, ratio.cell) == (10.0, f"corpus/{RIGHT[1]}/ort-cuda")
-    assert found.faults_passing == (FAULT,)
-    assert "tf32/digits/ort-cuda" not in found.tf32_passing
+    assert result.faults_passing == (FAULT,)
+    assert "tf32/digits/ort-cuda" not in result.tf32_passing
 
 
 @pytest.mark.parametrize("role", ON_CUDA[:2])

@@ -22,17 +22,17 @@ PASSING = (5, 9, 10, 11, 13)
 
 @pytest.mark.parametrize("seed", [0, 3, 14, 17, 25])
 def test_a_seed_is_always_the_same_net_and_samples(seed: int) -> None:
-    one = draw(seed)
+    item = draw(seed)
     torch.rand(5)
     np.random.default_rng(3).random(5)
-    other = draw(seed)
+    second = draw(seed)
 
-    assert one.summary == other.summary
-    assert list(one.samples) == list(other.samples)
-    for name, array in one.samples.items():
-        np.testing.assert_array_equal(array, other.samples[name])
+    assert item.summary == second.summary
+    assert list(item.samples) == list(second.samples)
+    for name, array in item.samples.items():
+        np.testing.assert_array_equal(array, second.samples[name])
     for (key, value), again in zip(
-        one.model.state_dict().items(), other.model.state_dict().values(), strict=True
+        item.model.state_dict().items(), second.model.state_dict().values(), strict=True
     ):
         assert torch.equal(value, again), key
 
@@ -80,7 +80,7 @@ def test_the_command_prints_what_was_refused(
     assert "REFUSED 3 a net | noise_ratio ort-cpu out0: 2 / 1" in out
     assert "3 of 5 correct nets refused" in out
     assert "1 of 6 seeds not applicable" in out
-    assert [one["seed"] for one in json.loads(file.read_text())] == list(range(6))
+    assert [item["seed"] for item in json.loads(file.read_text())] == list(range(6))
 
 
 def test_one_refused_of_a_thousand_is_allowed() -> None:

@@ -138,15 +138,15 @@ def test_what_a_peer_cannot_take_is_no_judgment(
 def test_the_corpus_is_judged_by_all_and_counted() -> None:
     entries = chosen("correct/resnet/traced-13") + chosen("fault/stale-digest/replaced-*")
     assert [entry.faulty for entry in entries] == [False, True]
-    seen: list[tuple[int, int]] = []
+    observed: list[tuple[int, int]] = []
     opinions = escapes.run(
-        entries, lambda pair: parity_gate(pair).passed, advance=lambda *at: seen.append(at)
+        entries, lambda pair: parity_gate(pair).passed, advance=lambda *at: observed.append(at)
     )
-    assert seen == [(1, 2), (2, 2)]
+    assert observed == [(1, 2), (2, 2)]
     judges = escapes.told(opinions)["judges"]
     everything = {"faulty": 1, "escaped": 0, "correct": 1, "blocked": 0, "unjudged": 0}
     assert set(judges) == {*escapes.PEERS, escapes.OURS}
-    assert all((one["faulty"], one["correct"]) == (1, 1) for one in judges.values())
+    assert all((item["faulty"], item["correct"]) == (1, 1) for item in judges.values())
     assert judges[escapes.OURS] == everything
     assert all(judges[name]["escaped"] == 1 for name in escapes.PEERS)
     assert escapes.rates(opinions).row_count == len(judges)

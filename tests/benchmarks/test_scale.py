@@ -14,9 +14,9 @@ from tests.exhaustive import exhaustive
 @pytest.mark.proof
 def test_two_jobs_give_the_numbers_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert scale.main(["--samples", "320", "--size", "32"]) == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert said["same_numbers"] is True
-    assert said["ratio"] > 0.0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["same_numbers"] is True
+    assert record["ratio"] > 0.0
 
 
 def test_what_a_unit_costs_is_measured_on_both_sides() -> None:
@@ -24,7 +24,7 @@ def test_what_a_unit_costs_is_measured_on_both_sides() -> None:
 
 
 def test_a_number_that_differs_is_told_apart_from_times() -> None:
-    one = {"latency": 1.0, "outputs": [{"max_abs_diff": 1e-7}], "crew": None}
+    item = {"latency": 1.0, "outputs": [{"max_abs_diff": 1e-7}], "crew": None}
     same = {"latency": 2.0, "outputs": [{"max_abs_diff": 1e-7}]}
-    other = {"latency": 1.0, "outputs": [{"max_abs_diff": 2e-7}]}
-    assert scale._untimed(one) == scale._untimed(same) != scale._untimed(other)
+    second = {"latency": 1.0, "outputs": [{"max_abs_diff": 2e-7}]}
+    assert scale._untimed(item) == scale._untimed(same) != scale._untimed(second)

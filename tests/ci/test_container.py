@@ -40,9 +40,9 @@ class Stage(NamedTuple):
 
     def last(self, word: str) -> str | None:
         """What a step says that later ones of its kind replace; of the stage it is made from, too."""
-        found = [step.rest for step in self.steps if step.word == word]
+        matches = [step.rest for step in self.steps if step.word == word]
         above = STAGES.get(self.base)
-        return found[-1] if found else above.last(word) if above else None
+        return matches[-1] if matches else above.last(word) if above else None
 
 
 def stages(text: str) -> Iterator[Stage]:
@@ -77,20 +77,20 @@ def installs(stage: Stage) -> list[str]:
 def named(install: str) -> list[str]:
     """Packages of the index that it names, without their extras; options have values."""
     words = iter(install.partition(" install ")[2].split())
-    found = [
+    matches = [
         word
         for word in words
         if not (word in ("-c", "--index-url") and next(words)) and not word.startswith("--")
     ]
-    names = [word.strip('"').partition("[")[0] for word in found]
+    names = [word.strip('"').partition("[")[0] for word in matches]
     return [name for name in names if re.fullmatch(r"[a-z][a-z-]+", name) and name != "ls"]
 
 
 def with_sources(stage: Stage) -> Iterator[Stage]:
     """The stages whose packages it takes."""
     for step in stage.steps:
-        if found := re.match(r"--from=(\S+)", step.rest):
-            yield STAGES[found[1]]
+        if result := re.match(r"--from=(\S+)", step.rest):
+            yield STAGES[result[1]]
 
 
 def test_each_image_is_pinned_or_a_stage() -> None:
@@ -144,9 +144,11 @@ def test_packages_are_pinned_and_extras_exist() -> None:
 
 def test_check_image_requires_the_cpu_package_index() -> None:
     guard, *_ = (s.rest for s in STAGES["judge-packages"].steps if s.word == "RUN")
-    said = subprocess.run(["sh", "-c", guard], env={}, check=False, capture_output=True, text=True)
-    assert said.returncode == 2
-    assert "--build-arg TORCH_INDEX" in said.stdout
+    completed = subprocess.run(
+        ["sh", "-c", guard], env={}, check=False, capture_output=True, text=True
+    )
+    assert completed.returncode == 2
+    assert "--build-arg TORCH_INDEX" in completed.stdout
     given = subprocess.run(["sh", "-c", guard], env={"TORCH_INDEX": "x"}, check=False)
     assert given.returncode == 0
 
@@ -208,17 +210,17 @@ def test_password_files_are_created_once_and_private(tmp_path: Path) -> None:
     assert program == ["python", "-c"]
     script = script.replace('"/run/gate"', repr(str(tmp_path)))
     subprocess.run([sys.executable, "-c", script], check=True)
-    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    created = {path.name: path.read_text() for path in tmp_path.iterdir()}
     mounted = re.findall(r"/run/gate/(\w+)", (ROOT / "compose.yaml").read_text())
-    assert set(made) == set(mounted)
+    assert set(created) == set(mounted)
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
-    assert made["database"] in made["registry"]
-    assert made["database"] in made["state"]
+    assert created["database"] in created["registry"]
+    assert created["database"] in created["state"]
     from cryptography.fernet import Fernet
 
-    Fernet(made["webhooks"])
+    Fernet(created["webhooks"])
     subprocess.run([sys.executable, "-c", script], check=True)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == made
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == created
 
 
 def test_docs_state_that_images_were_not_built() -> None:
@@ -233,11 +235,11 @@ HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.
 def test_hadolint_passes(tmp_path: Path) -> None:
     def said(file: Path) -> tuple[int, str]:
         command = [str(HADOLINT), "--no-color", str(file)]
-        done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-        return done.returncode, done.stdout
+        completed = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        return completed.returncode, completed.stdout
 
     assert said(ROOT / "Dockerfile") == (0, "")
     (tmp_path / "Dockerfile").write_text(TEXT.replace("WORKDIR /src", "WORKDIR src"))
-    code, found = said(tmp_path / "Dockerfile")
+    code, result = said(tmp_path / "Dockerfile")
     assert code == 1
-    assert "DL3000" in found  # an absolute folder
+    assert "DL3000" in result  # an absolute folder

@@ -97,11 +97,12 @@ def image(root: Path, name: str, **arguments: str) -> Installation:
 
 def variables(root: Path) -> dict[str, str]:
     """What all images have in their environment."""
-    said = STAGES["plain"].last("ENV") or ""
-    given = dict(word.split("=", 1) for word in shlex.split(said))
+    stated = STAGES["plain"].last("ENV") or ""
+    arguments = dict(word.split("=", 1) for word in shlex.split(stated))
     path = os.pathsep.join(("/usr/bin", "/bin"))
     return {
-        name: FOLDERS.sub(f"{root}/", value).replace("$PATH", path) for name, value in given.items()
+        name: FOLDERS.sub(f"{root}/", value).replace("$PATH", path)
+        for name, value in arguments.items()
     }
 
 
@@ -134,41 +135,41 @@ def as_nobody(root: Path, *line: str | Path, folder: Path) -> subprocess.Complet
 def test_service_image_is_small_serves_and_writes_only_its_volumes(
     root: Path, tmp_path: Path
 ) -> None:
-    made = image(root, "service")
+    created = image(root, "service")
     lacks = {"torch", "dvc", "scikit-learn", "matplotlib", "mlflow", "pandas"}
-    assert not lacks & made.packages.keys()
-    assert {"onnxruntime", "psycopg", "starlette"} <= made.packages.keys()
-    print(f"the packages of the service: {made.size_bytes / 1e6:.0f} MB")
-    assert made.size_bytes < (SERVICE_MB - BASE_MB) * 1e6
-    before = files(made.folder)
-    done = as_nobody(root, made.gate, "--version", folder=root)
-    assert (done.returncode, done.stdout[:5]) == (0, "gate "), done.stderr
+    assert not lacks & created.packages.keys()
+    assert {"onnxruntime", "psycopg", "starlette"} <= created.packages.keys()
+    print(f"the packages of the service: {created.size_bytes / 1e6:.0f} MB")
+    assert created.size_bytes < (SERVICE_MB - BASE_MB) * 1e6
+    before = files(created.folder)
+    result = as_nobody(root, created.gate, "--version", folder=root)
+    assert (result.returncode, result.stdout[:5]) == (0, "gate "), result.stderr
     settings = [f"{name}={value}" for name, value in variables(root).items()]
-    gate = ("env", "-i", *settings, f"HOME={tmp_path}", str(made.gate))
+    gate = ("env", "-i", *settings, f"HOME={tmp_path}", str(created.gate))
     folder, registry = tmp_path / "service", tmp_path / "registry"
     folder.mkdir()
     registry.mkdir()
-    with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as whole:
-        number = approved_and_deployed(whole)
-        assert whole.deployed() == whole.digest(number)
-        port = int(whole.address.rpartition(":")[2])
+    with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as complete:
+        number = approved_and_deployed(complete)
+        assert complete.deployed() == complete.digest(number)
+        port = int(complete.address.rpartition(":")[2])
         assert healthy(root, "service", port)
-        assert whole.stop() == 0
+        assert complete.stop() == 0
         assert not healthy(root, "service", port)
-    assert files(made.folder) == before
+    assert files(created.folder) == before
 
 
 @exhaustive
 def test_registry_image_starts_and_is_healthy(root: Path, tmp_path: Path) -> None:
-    made = image(root, "registry")
-    assert {"mlflow", "psycopg"} <= made.packages.keys()
+    created = image(root, "registry")
+    assert {"mlflow", "psycopg"} <= created.packages.keys()
     port = free_port()
     words = json.loads(STAGES["registry"].last("CMD") or "[]")
     words[words.index("0.0.0.0")] = "127.0.0.1"
     words[words.index("5000")] = str(port)
-    own = variables(root) | {"HOME": str(tmp_path)}
-    words[0] = str(made.folder / "bin" / words[0])
-    with subprocess.Popen(words, cwd=tmp_path, env=own, start_new_session=True) as server:
+    custom = variables(root) | {"HOME": str(tmp_path)}
+    words[0] = str(created.folder / "bin" / words[0])
+    with subprocess.Popen(words, cwd=tmp_path, env=custom, start_new_session=True) as server:
         try:
             assert until(lambda: healthy(root, "registry", port), 90)
         finally:
@@ -178,11 +179,11 @@ def test_registry_image_starts_and_is_healthy(root: Path, tmp_path: Path) -> Non
 @exhaustive
 def test_check_image_runs_gate_check(root: Path, tmp_path: Path) -> None:
     """By the PyTorch of the index that pip asks, as the one of CPU builds is elsewhere."""
-    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    index = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
-    made = image(root, "judge", TORCH_INDEX=index or PyPI.simple_url)
-    assert {"torch", "onnxruntime", "matplotlib", "onnxscript"} <= made.packages.keys()
-    before = files(made.folder)
+    requests = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    index = subprocess.run(requests, check=False, capture_output=True, text=True).stdout.strip()
+    created = image(root, "judge", TORCH_INDEX=index or PyPI.simple_url)
+    assert {"torch", "onnxruntime", "matplotlib", "onnxscript"} <= created.packages.keys()
+    before = files(created.folder)
     work = tmp_path / "work"
     shutil.copytree(small_project(), work)
     (work / "report").mkdir(mode=0o777)
@@ -191,8 +192,8 @@ def test_check_image_runs_gate_check(root: Path, tmp_path: Path) -> None:
         folder.chmod(0o755)
     entry = json.loads(STAGES["judge"].last("ENTRYPOINT") or "[]")
     words = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
-    program = made.folder / "bin" / entry[0]
-    done = as_nobody(root, program, *words, "--report", "report", folder=work)
-    assert done.returncode == 0, done.stdout + done.stderr
+    program = created.folder / "bin" / entry[0]
+    result = as_nobody(root, program, *words, "--report", "report", folder=work)
+    assert result.returncode == 0, result.stdout + result.stderr
     assert (work / "report" / "report.html").is_file()
-    assert files(made.folder) == before
+    assert files(created.folder) == before

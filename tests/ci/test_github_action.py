@@ -38,8 +38,8 @@ GITHUB = {
 
 def outputs_of(file: Path) -> dict[str, str]:
     """As GitHub reads them: NAME<<END, lines, END."""
-    found = re.findall(r"^(\w+)<<(\w+)\n(.*?)\n\2$", file.read_text(), re.MULTILINE | re.DOTALL)
-    return {name: value for name, _, value in found}
+    result = re.findall(r"^(\w+)<<(\w+)\n(.*?)\n\2$", file.read_text(), re.MULTILINE | re.DOTALL)
+    return {name: value for name, _, value in result}
 
 
 def test_action_passes_inputs_to_the_script_and_returns_outputs() -> None:
@@ -63,14 +63,16 @@ def test_action_matches_the_github_schema() -> None:
         "--builtin-schema",
         "vendor.github-actions",
     ]
-    done = subprocess.run([*command, str(ROOT / "action.yml")], capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run(
+        [*command, str(ROOT / "action.yml")], capture_output=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout
 
 
 def test_inputs_match_the_options_of_gate_check() -> None:
     options = {option for param in check.params for option in param.opts}
-    given = {*github_action.OPTIONS.values(), *github_action.REPEATED.values()}
-    assert given | {"--summary", "--json"} <= options
+    arguments = {*github_action.OPTIONS.values(), *github_action.REPEATED.values()}
+    assert arguments | {"--summary", "--json"} <= options
     every = {f"GATE_ACTION_{name.upper()}": "x" for name in ACTION["inputs"]}
     every |= {
         "GATE_ACTION_ARGS": "--batch-size 8 --role 'a b=logits'",
@@ -140,14 +142,14 @@ class Comments(BaseHTTPRequestHandler):
         self.answer(self.server.comments if "page=1" in self.path else [])
 
     def do_POST(self) -> None:
-        made = {"id": len(self.server.comments), "body": self.body(), "user": {"type": "Bot"}}
-        self.server.comments.append(made)
-        self.answer(made)
+        created = {"id": len(self.server.comments), "body": self.body(), "user": {"type": "Bot"}}
+        self.server.comments.append(created)
+        self.answer(created)
 
     def do_PATCH(self) -> None:
-        found = self.server.comments[int(self.path.rpartition("/")[2])]
-        found["body"] = self.body()
-        self.answer(found)
+        result = self.server.comments[int(self.path.rpartition("/")[2])]
+        result["body"] = self.body()
+        self.answer(result)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -202,8 +204,8 @@ def test_malicious_names_are_escaped() -> None:
 def test_exit_without_a_result_is_not_a_verdict(
     monkeypatch, tmp_path: Path, stdout: str, returncode: int
 ) -> None:
-    done = subprocess.CompletedProcess([], returncode, stdout=stdout)
-    monkeypatch.setattr(github_action.subprocess, "run", lambda *_, **__: done)
+    completed = subprocess.CompletedProcess([], returncode, stdout=stdout)
+    monkeypatch.setattr(github_action.subprocess, "run", lambda *_, **__: completed)
     file = tmp_path / "output"
     assert github_action.main({**GITHUB, "GITHUB_OUTPUT": str(file)}) == 2
     assert outputs_of(file)["verdict"] == "ERROR"
@@ -225,7 +227,7 @@ def test_script_runs_like_on_github(tmp_path: Path, model: str, code: int, verdi
     files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     step = ACTION["runs"]["steps"][0]["run"].replace("python", shlex.quote(sys.executable), 1)
     report = tmp_path / "a report"
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **GITHUB, **files,
@@ -235,10 +237,10 @@ def test_script_runs_like_on_github(tmp_path: Path, model: str, code: int, verdi
              "GATE_ACTION_ARGS": "--batch-size 4"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr
+    assert completed.returncode == code, completed.stderr
     outputs = outputs_of(tmp_path / "GITHUB_OUTPUT")
     assert outputs["verdict"] == verdict
-    assert "::" in done.stdout.splitlines()[0]
+    assert "::" in completed.stdout.splitlines()[0]
     assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text().strip()
     ElementTree.parse(tmp_path / "junit.xml")
     assert json.loads((tmp_path / "check.sarif").read_text())["version"] == "2.1.0"
@@ -280,6 +282,6 @@ def test_policy_hook(tmp_path: Path) -> None:
 def test_gate_package_in_the_workspace_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "gate.py").write_text("print('mine')")
     words = github_action.check_command(GITHUB)
-    asked = [*words[: words.index("gate") + 1], "--version"]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("gate ")
+    requests = [*words[: words.index("gate") + 1], "--version"]
+    completed = subprocess.run(requests, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert completed.stdout.startswith("gate ")

@@ -42,18 +42,20 @@ def test_each_input_is_used_and_all_but_three_have_defaults() -> None:
 def test_template_matches_the_gitlab_schema(tmp_path: Path) -> None:
     (tmp_path / "jobs.yml").write_text(inserted(**GOOD, name="digits", args="--batch-size 4"))
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci"]
-    done = subprocess.run([*command, str(tmp_path / "jobs.yml")], capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run(
+        [*command, str(tmp_path / "jobs.yml")], capture_output=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout
 
 
 def test_template_calls_valid_gate_commands() -> None:
-    found = jobs(**GOOD, name="digits", args="--batch-size 4")
-    for job in found.values():
+    result = jobs(**GOOD, name="digits", args="--batch-size 4")
+    for job in result.values():
         install, command = job["script"]
         assert shlex.split(install)[:2] == ["pip", "install"]
         parse_gate(shlex.split(command)[1:])
-    assert found["promote"]["needs"] == ["parity"]  # whose artifacts it gets
-    assert "report" in found["parity"]["artifacts"]["paths"]
+    assert result["promote"]["needs"] == ["parity"]  # whose artifacts it gets
+    assert "report" in result["parity"]["artifacts"]["paths"]
 
 
 @pytest.mark.proof
@@ -62,7 +64,7 @@ def test_job_writes_its_artifacts(tmp_path: Path, model: str, code: int) -> None
     folder = shutil.copytree(made(), tmp_path / "project")
     job = jobs(**GOOD | {"model": model})["parity"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-eo", "pipefail", "-c", "\n".join(job["script"][1:])],  # without pip install
         cwd=folder,
         env=os.environ | {"PATH": path, "PYTHONPATH": "."},
@@ -70,7 +72,7 @@ def test_job_writes_its_artifacts(tmp_path: Path, model: str, code: int) -> None
         text=True,
         check=False,
     )
-    assert done.returncode == code, done.stderr
+    assert completed.returncode == code, completed.stderr
     artifacts = job["artifacts"]
     assert artifacts["when"] == "always"
     files = [name for name in artifacts["paths"] if name != "report"]

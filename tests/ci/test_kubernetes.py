@@ -48,9 +48,9 @@ def rendered(**given: Any) -> tuple[list[dict[str, Any]], set[str]]:
     def value(action: re.Match[str]) -> str:
         path = action["quoted"] or action["json"]
         used.add(path)
-        found = functools.reduce(lambda place, part: place[part], path.split("."), names)
-        assert isinstance(found, str) or action["json"], path
-        return json.dumps(found)
+        result = functools.reduce(lambda place, part: place[part], path.split("."), names)
+        assert isinstance(result, str) or action["json"], path
+        return json.dumps(result)
 
     objects = []
     for template in sorted((CHART / "templates").iterdir()):
@@ -74,9 +74,9 @@ def test_chart_values_reach_their_objects() -> None:
     objects, _ = rendered(
         image="registry.example/gate:1.2", models="a,b", secret="mine", memory="9Gi"
     )
-    by_kind = {one["kind"]: one for one in objects}
+    by_kind = {item["kind"]: item for item in objects}
     pod = by_kind["Deployment"]["spec"]["template"]["spec"]
-    images = {one["image"] for one in (*pod["initContainers"], *pod["containers"])}
+    images = {item["image"] for item in (*pod["initContainers"], *pod["containers"])}
     assert images == {"registry.example/gate:1.2"}
     assert by_kind["ConfigMap"]["data"]["GATE_MODELS"] == "a,b"
     assert {v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v} == {"mine"}
@@ -90,9 +90,9 @@ def test_chart_has_the_package_version() -> None:
 
 
 def test_each_object_exists_once_with_its_api_version() -> None:
-    assert {one["kind"]: one["apiVersion"] for one in OBJECTS} == KINDS
+    assert {item["kind"]: item["apiVersion"] for item in OBJECTS} == KINDS
     assert len(OBJECTS) == len(KINDS)
-    assert {one["metadata"]["name"] for one in OBJECTS} == {"parity-gate"}
+    assert {item["metadata"]["name"] for item in OBJECTS} == {"parity-gate"}
 
 
 @pytest.mark.parametrize("container", [*POD["initContainers"], SERVICE], ids=lambda c: c["name"])
@@ -133,9 +133,9 @@ def test_service_accepts_its_arguments_and_variables() -> None:
 def test_probes_use_existing_endpoints() -> None:
     source = Path(app.__file__).read_text()
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        asked = SERVICE[probe]["httpGet"]
-        assert f'"{asked["path"]}"' in source
-        assert asked["port"] in {port["name"] for port in SERVICE["ports"]}
+        requested = SERVICE[probe]["httpGet"]
+        assert f'"{requested["path"]}"' in source
+        assert requested["port"] in {port["name"] for port in SERVICE["ports"]}
     assert SERVICE["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 

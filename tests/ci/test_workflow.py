@@ -22,7 +22,9 @@ def _steps(job: str) -> list[str]:
 
 def test_all_supported_versions_of_python_are_tested() -> None:
     classifier = re.compile(r"Programming Language :: Python :: (3\.\d+)")
-    stated = [found[1] for text in PROJECT["classifiers"] if (found := classifier.fullmatch(text))]
+    stated = [
+        result[1] for text in PROJECT["classifiers"] if (result := classifier.fullmatch(text))
+    ]
     assert WORKFLOW["jobs"]["check"]["strategy"]["matrix"]["python"] == stated
     assert _steps("check") == [".ci/run"]
 

@@ -20,11 +20,11 @@ from tests.ledger.rows import put, rows
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """Of a service with the default places in this folder; its newest line was lost."""
     monkeypatch.chdir(tmp_path)
-    made = Ledger(DEFAULT, stored_head=stored_head(Path(".gate/store")))
+    created = Ledger(DEFAULT, stored_head=stored_head(Path(".gate/store")))
     for reason in ("one", "two"):
-        made.append(LedgerEntry(action="conflict", registry="here", model="m", reason=reason))
-    put(made.state, rows(made.state)[:1])
-    return made
+        created.append(LedgerEntry(action="conflict", registry="here", model="m", reason=reason))
+    put(created.state, rows(created.state)[:1])
+    return created
 
 
 def test_default_paths_are_those_of_the_service(ledger: Ledger, capsys) -> None:

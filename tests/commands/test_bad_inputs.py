@@ -66,9 +66,9 @@ def raw(data: bytes) -> Callable[[Path], None]:
 
 
 def cut(path: Path) -> None:
-    whole = io.BytesIO()
-    np.savez(whole, x=X, ids=IDS)
-    path.write_bytes(whole.getvalue()[:-200])
+    complete = io.BytesIO()
+    np.savez(complete, x=X, ids=IDS)
+    path.write_bytes(complete.getvalue()[:-200])
 
 
 def no_array(path: Path) -> None:

@@ -143,8 +143,8 @@ def test_champion_is_verified_by_statements_without_a_ledger(place: Path, capsys
     SigningKey.make(place / "other.pem")
     cli.main(["keys", "trust", "other.pub", "--as", "measurer"])
     Path("other.yaml").write_text(capsys.readouterr().out)
-    others = (*alone, "--trust", "other.yaml")
-    code, printed = check(capsys, place / "worse.onnx", "worse_models:build", "left", *others)
+    rest = (*alone, "--trust", "other.yaml")
+    code, printed = check(capsys, place / "worse.onnx", "worse_models:build", "left", *rest)
     assert (code, printed["decision"].get("incumbent")) == (0, None)  # the service will say
     assert "trusted as measurers by other.yaml" in printed["story"]["change"]["absent"]
 

@@ -42,9 +42,9 @@ def files(folder: str = ".") -> list[str]:
 
 
 def exit_code_in(metrics: Path) -> int:
-    found = re.search(r"^parity_gate_exit_code\{.*\} (\d)", metrics.read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+    result = re.search(r"^parity_gate_exit_code\{.*\} (\d)", metrics.read_text(), re.MULTILINE)
+    assert result is not None
+    return int(result[1])
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_ci_files_are_written_for_every_outcome(
 ) -> None:
     for name in NAMES:
         (project / name).write_text("of the build before")
-    ended, told = as_json(capsys, model, *ASKED, *files())
+    ended, reported = as_json(capsys, model, *ASKED, *files())
     assert ended == code
     assert exit_code_in(project / "metrics.txt") == code
     assert says in (project / "summary.md").read_text()
     assert ("<failure " in (project / "junit.xml").read_text()) == (code == 1)
     assert ("<error " in (project / "junit.xml").read_text()) == (code == 2)
     if code < 2:
-        assert told["ci_files"] == [
+        assert reported["ci_files"] == [
             {"option": option, "path": name, "error": None}
             for option, name in zip(OPTIONS, NAMES, strict=True)
         ]
@@ -90,13 +90,13 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
     monkeypatch.chdir(tmp_path)
 
     def replace(action: Callable[[], Any]) -> None:
-        made = ScriptedCommand(
+        created = ScriptedCommand(
             "doctor",
             callback=lambda **_: action(),
             params=[click.Option(["--model"]), click.Option(["--count"], type=int)],
         )
-        made.params.append(click.Option(["--json"], is_flag=True, expose_value=False))
-        monkeypatch.setattr("gate.commands.doctor.command", made)
+        created.params.append(click.Option(["--json"], is_flag=True, expose_value=False))
+        monkeypatch.setattr("gate.commands.doctor.command", created)
 
     return replace
 
@@ -215,17 +215,17 @@ def test_full_disk_does_not_change_the_exit_code(
 def test_github_summary_is_appended_up_to_its_limit(
     command: Command, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tmp_path / "step"
-    own.write_text("# My step\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(own))
+    custom = tmp_path / "step"
+    custom.write_text("# My step\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(custom))
     command(done)
     assert cli.main(["doctor", "--note", "step"]) == 0
-    assert cli.main(["doctor", "--note", str(own)]) == 0
-    assert own.read_text() == "# My step\n\ndone\ndone"
-    own.write_text("x" * (1 << 20))
+    assert cli.main(["doctor", "--note", str(custom)]) == 0
+    assert custom.read_text() == "# My step\n\ndone\ndone"
+    custom.write_text("x" * (1 << 20))
     assert cli.main(["doctor", "--note", "step"]) == 0
     assert "limit is 1 MiB" in capsys.readouterr().err
-    assert own.stat().st_size == 1 << 20
+    assert custom.stat().st_size == 1 << 20
 
 
 def test_killed_child_process_is_written(project: Path, capsys: Capture) -> None:

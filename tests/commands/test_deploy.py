@@ -113,8 +113,8 @@ def test_deploy_works_without_torch(folder: Path) -> None:
     blocked = folder / "blocked"
     blocked.mkdir()
     (blocked / "sitecustomize.py").write_text(BLOCKER)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", CALL, *DEPLOY], cwd=folder, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": f"{blocked}{os.pathsep}{REPOSITORY}"}, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr

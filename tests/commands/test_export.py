@@ -87,8 +87,8 @@ def test_export_findings_are_checked_only_with_the_export_record(
     assert (code, plain["verdict"]) == (2, "ERROR")
     code, plain = check("--export-record", str(record))
     assert (code, plain["verdict"]) == (1, "FAIL")
-    problems = [one for one in plain["decision"]["checks"] if one["verdict"] != "PASS"]
-    assert ["TRC016" in one["explanation"] for one in problems] == [True], problems
+    problems = [item for item in plain["decision"]["checks"] if item["verdict"] != "PASS"]
+    assert ["TRC016" in item["explanation"] for item in problems] == [True], problems
     assert plain["evidence"]["export"] == json.loads(record.read_text())["record"]
     note = json.loads(record.read_text())
     record.write_text(json.dumps({**note, "subject_sha256": "sha256:" + 64 * "0"}))
@@ -155,7 +155,7 @@ def test_dynamic_axes(capsys, tmp_path: Path) -> None:
         capsys, "small_models:field", "--example-input", str(tmp_path / "two.npz"),
         "--output", "sizes.onnx", "--dynamic", "image:2=height", "--dynamic", "scale:2=height",
     )  # fmt: skip
-    assert [(one["name"], one["shape"]) for one in plain["subject"]["inputs"]] == [
+    assert [(item["name"], item["shape"]) for item in plain["subject"]["inputs"]] == [
         ("image", ["batch", 1, "height", 8]),
         ("scale", ["batch", 1, "height", 8]),
     ]

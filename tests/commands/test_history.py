@@ -115,8 +115,8 @@ class AuditedLedger:
         ledger = Ledger(state, key=self.writers.key("ci"))
         for reason in ("one", "two", "three"):
             ledger.append(forged.entry(reason))
-        made = ("checkpoint", "-o", "checkpoint.json", "--key", "ci.pem")
-        assert self.call(*made)[0] == 0
+        created = ("checkpoint", "-o", "checkpoint.json", "--key", "ci.pem")
+        assert self.call(*created)[0] == 0
         ledger.append(forged.entry("four"))
         self.good = rows(state)
 
@@ -154,12 +154,12 @@ def test_valid_ledger_is_verified_and_shown(audited: AuditedLedger) -> None:
     assert plain["signed_by"] == {key.key_id: 4}
     assert (plain["checkpoint"]["lines"], plain["checkpoint"]["since"]) == (3, 1)
     assert plain["checkpoint"]["signers"] == [key.key_id]
-    given = ["history", "--verify", "--state", audited.url]
-    assert cli.main([*given, "--trust", "trust.yaml", "--checkpoint", "checkpoint.json"]) == 0
+    arguments = ["history", "--verify", "--state", audited.url]
+    assert cli.main([*arguments, "--trust", "trust.yaml", "--checkpoint", "checkpoint.json"]) == 0
     shown = audited.capsys.readouterr().out
     assert f"4 by {key.label}" in shown
     assert "all 3 lines exist, 1 were added since" in shown
-    assert cli.main(given) == 0  # no trust at all
+    assert cli.main(arguments) == 0  # no trust at all
     assert "signatures were not verified" in audited.capsys.readouterr().out
 
 

@@ -105,12 +105,12 @@ def test_unread_code_is_reported(capsys, project: str) -> None:
 
 def test_json_has_the_same_findings(capsys, project: str) -> None:
     code, out, _ = run(capsys, f"{project}:Wrong", "--level", "warning", "--json")
-    told: dict[str, Any] = json.loads(out)
-    assert (code, told["exit_code"], told["refused"]) == (1, 1, 2)
-    assert [finding["code"] for finding in told["findings"]] == ["TRC005", "TRC002", "TRC016"]
-    assert [f.get("suppressed", False) for f in told["findings"]] == [False, True, False]
-    assert told["pages"]["TRC005"] == "docs/lint/TRC005.md"
-    assert told["unread"] == []
+    record: dict[str, Any] = json.loads(out)
+    assert (code, record["exit_code"], record["refused"]) == (1, 1, 2)
+    assert [finding["code"] for finding in record["findings"]] == ["TRC005", "TRC002", "TRC016"]
+    assert [f.get("suppressed", False) for f in record["findings"]] == [False, True, False]
+    assert record["pages"]["TRC005"] == "docs/lint/TRC005.md"
+    assert record["unread"] == []
 
 
 @pytest.mark.parametrize(("factory", "expected"), [("Wrong", 1), ("right", 0), ("missing", 2)])
@@ -118,10 +118,10 @@ def test_sarif_for_code_scanning(
     capsys, project: str, tmp_path: Path, factory: str, expected: int
 ) -> None:
     code, _, _ = run(capsys, f"{project}:{factory}", "--sarif", "lint.sarif")
-    (found,) = json.loads((tmp_path / "lint.sarif").read_text())["runs"]
-    (invocation,) = found["invocations"]
+    (actual,) = json.loads((tmp_path / "lint.sarif").read_text())["runs"]
+    (invocation,) = actual["invocations"]
     assert code == invocation["exitCode"] == expected
     assert invocation["executionSuccessful"] is (expected < 2)
-    places = [result["locations"][0]["physicalLocation"] for result in found["results"]]
-    assert len(places) == (3 if factory == "Wrong" else 0)
-    assert all((tmp_path / place["artifactLocation"]["uri"]).is_file() for place in places)
+    indices = [result["locations"][0]["physicalLocation"] for result in actual["results"]]
+    assert len(indices) == (3 if factory == "Wrong" else 0)
+    assert all((tmp_path / index["artifactLocation"]["uri"]).is_file() for index in indices)

@@ -26,10 +26,10 @@ class TestLocalization:
         arguments = ("good.onnx", *REFERENCE, *INPUTS, "--checkpoint", "weights.safetensors")
         code, printed = _json(capsys, *arguments)
         assert (code, printed.pop("exit_code")) == (0, 0)
-        found = Localization.from_json(json.dumps(printed))
-        assert (found.samples, found.first_divergence) == (8, None)
-        assert {row.verdict for row in found.layers} == {"ok"}
-        assert [row.module for row in found.layers][:4] == ["1", "2", "3", "4"]
+        result = Localization.from_json(json.dumps(printed))
+        assert (result.samples, result.first_divergence) == (8, None)
+        assert {row.verdict for row in result.layers} == {"ok"}
+        assert [row.module for row in result.layers][:4] == ["1", "2", "3", "4"]
         code, out, _ = _run(capsys, *arguments, "--samples", "3")
         assert code == 0
         assert out.rstrip().endswith("No layer diverges on 3 samples.")
@@ -38,10 +38,10 @@ class TestLocalization:
     def test_bad_file_names_the_diverging_layer(self, capsys, runtime: str) -> None:
         code, printed = _json(capsys, "bad.onnx", *REFERENCE, *INPUTS, "--runtime", runtime)
         assert (code, printed.pop("exit_code")) == (1, 1)
-        found = Localization.from_json(json.dumps(printed))
-        assert found.first_divergence == "4"
-        assert "4.weight differs from the model's in 1 of 720 elements" in found.cause
-        assert [row.title for row in found.layers if row.verdict == "source"] == ["4"]
+        result = Localization.from_json(json.dumps(printed))
+        assert result.first_divergence == "4"
+        assert "4.weight differs from the model's in 1 of 720 elements" in result.cause
+        assert [row.title for row in result.layers if row.verdict == "source"] == ["4"]
 
     def test_save_writes_a_file_with_layer_outputs(self, capsys, tmp_path: Path) -> None:
         marked = tmp_path / "new" / "marked.onnx"
@@ -91,8 +91,8 @@ class TestLocalization:
         arguments = ("bad.onnx", *REFERENCE, *INPUTS, "--report", str(report))
         code, out, _ = _run(capsys, *arguments)
         assert code == 1
-        found = Localization.load(report / "localisation.json")
-        assert found.first_divergence == "4"
+        result = Localization.load(report / "localisation.json")
+        assert result.first_divergence == "4"
         chart = report / "plots" / "localisation.svg"
         assert chart.read_bytes().startswith(b"<svg ")
         assert out.rstrip().endswith(f"report  {chart}")
@@ -100,10 +100,10 @@ class TestLocalization:
     def test_policy_determinism_settings_apply(self, capsys, monkeypatch, tmp_path: Path) -> None:
         from gate.localize import locate
 
-        seen, switched = [], locate.deterministic
+        observed, switched = [], locate.deterministic
 
         def watched(policy):
-            seen.append(policy.threads)
+            observed.append(policy.threads)
             return switched(policy)
 
         monkeypatch.setattr(locate, "deterministic", watched)
@@ -116,14 +116,14 @@ class TestLocalization:
         arguments = ("good.onnx", *REFERENCE, *INPUTS)
         assert _run(capsys, *arguments, "--policy", str(policy))[0] == 0
         assert _run(capsys, *arguments)[0] == 0
-        assert seen == [1, None]
+        assert observed == [1, None]
 
     def test_library_output_goes_to_stderr(self, capfd) -> None:
         arguments = ("good.onnx", "--reference", "small_models:talk", *INPUTS, "--json")
         assert cli.main(["locate", *arguments]) == 0
-        seen = capfd.readouterr()
-        assert json.loads(seen.out)["exit_code"] == 0
-        assert "a library that prints" in seen.err
+        captured = capfd.readouterr()
+        assert json.loads(captured.out)["exit_code"] == 0
+        assert "a library that prints" in captured.err
 
 
 ERRORS: dict[str, tuple[tuple[str, ...], str, str]] = {
@@ -172,10 +172,10 @@ class TestLocateErrors:
 
 
 def test_input_files_are_not_changed(capsys, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    shutil.copytree(made(), own, ignore=shutil.ignore_patterns("__pycache__"))
-    before = {path.name: path.read_bytes() for path in own.iterdir() if path.is_file()}
-    arguments = [str(own / "bad.onnx"), *REFERENCE, "--inputs", str(own / "images.npy")]
+    custom = tmp_path / "own"
+    shutil.copytree(made(), custom, ignore=shutil.ignore_patterns("__pycache__"))
+    before = {path.name: path.read_bytes() for path in custom.iterdir() if path.is_file()}
+    arguments = [str(custom / "bad.onnx"), *REFERENCE, "--inputs", str(custom / "images.npy")]
     assert _json(capsys, *arguments)[0] == 1
-    after = {path.name: path.read_bytes() for path in own.iterdir() if path.is_file()}
+    after = {path.name: path.read_bytes() for path in custom.iterdir() if path.is_file()}
     assert after == before

@@ -82,12 +82,14 @@ def test_missing_path_is_reported_and_loads_nothing_heavy(folder: Path) -> None:
         f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "    print(json.dumps([code, heavy, json.loads(printed.getvalue())['error']]))\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
         env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
     )  # fmt: skip
-    assert "Traceback" not in done.stderr
-    for line, (arguments, kind, text) in zip(done.stdout.splitlines(), WRONG.values(), strict=True):
+    assert "Traceback" not in completed.stderr
+    for line, (arguments, kind, text) in zip(
+        completed.stdout.splitlines(), WRONG.values(), strict=True
+    ):
         code, heavy, error = json.loads(line)
         assert (code, heavy, error["type"]) == (2, [], kind), arguments
         assert text in error["message"]
@@ -101,12 +103,12 @@ def test_invalid_policy_is_reported_without_torch(folder: Path) -> None:
         f"code = cli.main({[*CHECK, '--policy', 'p.yaml']!r})\n"
         "print(code, 'torch' in sys.modules)\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
         env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
     )  # fmt: skip
-    assert done.stdout == "2 False\n", done.stderr
-    assert "gate.runtimes" in done.stderr
+    assert completed.stdout == "2 False\n", completed.stderr
+    assert "gate.runtimes" in completed.stderr
 
 
 def test_process_substitution_is_accepted(folder: Path, capsys) -> None:

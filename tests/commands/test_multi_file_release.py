@@ -86,25 +86,25 @@ def test_different_release_file_is_not_overwritten(
 
 def test_submodule_is_exported_as_a_part(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save("voxels.npy", np.ones((4, 4), np.float32))
-    asked = ["export", "tests.multi_file.tiny:build", "--example-input", "voxels.npy"]
-    assert cli.main([*asked, "--submodule", "head", "--output", "part.onnx"]) == 0
+    requests = ["export", "tests.multi_file.tiny:build", "--example-input", "voxels.npy"]
+    assert cli.main([*requests, "--submodule", "head", "--output", "part.onnx"]) == 0
     assert "{file: part.onnx, reference: head}" in capsys.readouterr().out
     weights = tiny.build().get_submodule("head").state_dict()["weight"]
     assert read_subject(place / "part.onnx").outputs[0].shape[1] == len(torch.as_tensor(weights))
-    assert cli.main([*asked, "--submodule", "neck", "--output", "part.onnx"]) == 2
+    assert cli.main([*requests, "--submodule", "neck", "--output", "part.onnx"]) == 2
     assert "no submodule 'neck'" in capsys.readouterr().err
 
 
 def test_multi_file_release_is_quantized(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tiny.release(place, encoder="encoder.onnx", head="head.onnx"))
-    asked = ["quantize", path, "--calibration", "x.npy", "--output", "twin/release.yaml"]
-    assert cli.main([*asked, *REFERENCE, "--part", "head", "--json"]) == 0
+    requests = ["quantize", path, "--calibration", "x.npy", "--output", "twin/release.yaml"]
+    assert cli.main([*requests, *REFERENCE, "--part", "head", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["parts"]["encoder"] is None
     assert printed["parts"]["head"]["settings"]["calibration_samples"] == 24
     assert set(printed["subject"]["parts"]) == set(printed["of"]["parts"]) == {"encoder", "head"}
     assert printed["path"] == "twin/release.yaml"
-    assert cli.main([*asked, *REFERENCE]) == 0
+    assert cli.main([*requests, *REFERENCE]) == 0
     out = capsys.readouterr().out
     assert "head: quantized, calibrated on 24 samples" in out
 
@@ -138,8 +138,8 @@ def test_part_paths_are_relative_to_the_current_folder(
     (place / "elsewhere").mkdir()
     monkeypatch.chdir(place / "elsewhere")
     parts = ("--part", "encoder=../encoder.onnx", "--part", f"head={place / 'head.onnx'}")
-    own = ("--inputs", "../x.npy", "--policy", "../policy.yaml")
-    code, printed = as_json(capsys, *parts, *CHAIN, *REFERENCE, *own)
+    custom = ("--inputs", "../x.npy", "--policy", "../policy.yaml")
+    code, printed = as_json(capsys, *parts, *CHAIN, *REFERENCE, *custom)
     assert code == 0, printed
     release = ReleaseFile.load(place / "release.yaml")
     assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]

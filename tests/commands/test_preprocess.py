@@ -89,8 +89,8 @@ def test_table_and_picture_are_written(capsys) -> None:
 
 def test_tensors_of_a_custom_consumer(capsys) -> None:
     pixels = [read_picture(path) for path in sorted(Path("photos").iterdir())]
-    np.save("good.npy", np.stack([pillow_preprocess(one, SMALL) for one in pixels]))
-    np.save("bad.npy", np.stack([pillow_preprocess(one[..., ::-1], SMALL) for one in pixels]))
+    np.save("good.npy", np.stack([pillow_preprocess(item, SMALL) for item in pixels]))
+    np.save("bad.npy", np.stack([pillow_preprocess(item[..., ::-1], SMALL) for item in pixels]))
     assert compare(capsys, "--tensors", "phone=good.npy")[1]["within"] == {"phone": True}
     code, plain = compare(capsys, "--tensors", "phone=bad.npy", "--implementations", "onnx")
     assert (code, plain["within"]) == (1, {"onnx": True, "phone": False})

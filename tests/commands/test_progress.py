@@ -37,12 +37,12 @@ STEPS = logging.getLogger("gate.steps")
 @given(total=st.integers(1, 50), calls=st.lists(st.integers(0, 80)), step=st.booleans())
 def test_bar_never_exceeds_its_total(total: int, calls: list[int], step: bool) -> None:
     shown = Progress(disable=True)
-    made = Bar(shown, shown.add_task("measuring", total=total, note=""))
+    created = Bar(shown, shown.add_task("measuring", total=total, note=""))
     for number in calls:
         if step:
-            made.step(steps=number)
+            created.step(steps=number)
         else:
-            made(number, total)
+            created(number, total)
         assert shown.tasks[0].completed <= total
 
 
@@ -91,12 +91,14 @@ def test_check_reaches_its_announced_total(
         calls.append((done, total))
 
     monkeypatch.setattr(Bar, "__call__", recorded)
-    wanted = dict(instruments)
-    if wanted.pop("absent", False):
+    expected = dict(instruments)
+    if expected.pop("absent", False):
         monkeypatch.setattr(Ort, "absent_reason", lambda _self, _options: "not here")
         monkeypatch.setattr(OrtCpu, "absent_reason", lambda _self, _options: "not here")
         monkeypatch.setattr(OrtCpuOptimized, "absent_reason", lambda _self, _options: "not here")
-    settings = [f"--set=instruments.{name}={str(value).lower()}" for name, value in wanted.items()]
+    settings = [
+        f"--set=instruments.{name}={str(value).lower()}" for name, value in expected.items()
+    ]
     assert cli.main(["check", *line, *settings]) == (2 if "absent" in instruments else 0)
     (total,) = {total for _, total in calls}
     counts = [done for done, _ in calls]
@@ -115,7 +117,7 @@ def test_calibration_reaches_its_announced_total(
     line = ["quantize", "model.onnx", "--calibration", "rows.npy", "--output", "twin.onnx"]
     assert cli.main([*line, "--samples", str(samples)]) == 0
     assert calls[-1] == (min(samples, 70),) * 2
-    assert all(done <= total for done, total in calls)
+    assert all(result <= total for result, total in calls)
 
 
 def test_terminal_shows_the_current_step(monkeypatch) -> None:
@@ -135,15 +137,15 @@ def test_terminal_shows_the_current_step(monkeypatch) -> None:
 
 def _lines(monkeypatch: pytest.MonkeyPatch, *, arguments: tuple[str, ...] = ()) -> str:
     """What a pipe gets of a step that is long and of one that is short."""
-    pipe, said = io.StringIO(), threading.Event()
+    pipe, stated = io.StringIO(), threading.Event()
     monkeypatch.setattr(sys, "stderr", pipe)
     monkeypatch.setattr(progress, "LONG_S", 0.02)
-    monkeypatch.setattr(pipe, "flush", said.set, raising=False)
+    monkeypatch.setattr(pipe, "flush", stated.set, raising=False)
     context = click.Context(click.Command("promote"), obj=Line(arguments, child=False))
     with context, spinner("promoting"):
         STEPS.debug("read the alias")
         STEPS.debug("upload model.onnx")
-        said.wait(0.5 if arguments else 10.0)
+        stated.wait(0.5 if arguments else 10.0)
         STEPS.debug("read it back")
     return pipe.getvalue()
 

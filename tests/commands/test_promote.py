@@ -289,8 +289,8 @@ def test_reconcile_command_reverts_the_alias_and_deploys(place: Path, capsys) ->
     command = ("reconcile", "small", "--store", "store")
     code, printed = as_json(capsys, *command)
     assert code == 0
-    taken = [(one["kind"], one["outcome"]) for one in printed["models"]["small"]]
-    assert taken == [("guard", "reverted"), ("deploy", "deployed")]
+    used = [(item["kind"], item["outcome"]) for item in printed["models"]["small"]]
+    assert used == [("guard", "reverted"), ("deploy", "deployed")]
     assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
     (served,) = (place / "store").rglob("model.onnx")
     assert Digest.from_file(served) == Digest.from_file(made() / "good.onnx")

@@ -107,13 +107,13 @@ def test_stored_change_is_shown(capsys, reports: Path) -> None:
     case = report_records.passed()
     champion = Champion(state="first", absent="no version of digits serves yet")
     compare_with_champion(case.decision, case.evidence, champion).save(reports / "good/change.json")
-    told = _json(capsys, "good")[1]["story"]["change"]["absent"]
-    assert told == "no version of digits serves yet"
+    captured = _json(capsys, "good")[1]["story"]["change"]["absent"]
+    assert captured == "no version of digits serves yet"
     # Of another measurement it says nothing here.
-    other = case.evidence.model_copy(update={"measured_at": "2020-01-01T00:00:00+00:00"})
-    compare_with_champion(case.decision, other, champion).save(reports / "good/change.json")
-    told = _json(capsys, "good")[1]["story"]["change"]["absent"]
-    assert told == "--against was not given"
+    second = case.evidence.model_copy(update={"measured_at": "2020-01-01T00:00:00+00:00"})
+    compare_with_champion(case.decision, second, champion).save(reports / "good/change.json")
+    captured = _json(capsys, "good")[1]["story"]["change"]["absent"]
+    assert captured == "--against was not given"
 
 
 @pytest.mark.further
@@ -151,17 +151,17 @@ class TestInconsistentRecords:
     @pytest.mark.further
     def test_explanation_of_another_file_is_ignored(self, capsys, reports: Path) -> None:
         case = report_records.rejected()
-        found = case.explanation.localisation
-        assert found is not None
-        other = found.model_copy(update={"subject_sha256": case.decision.policy_sha256})
-        other.save(reports / "bad/localisation.json")
+        result = case.explanation.localisation
+        assert result is not None
+        second = result.model_copy(update={"subject_sha256": case.decision.policy_sha256})
+        second.save(reports / "bad/localisation.json")
         code, _, err = _run(capsys, "bad", "--explanation", "bad/localisation.json")
         assert code == 2
         assert "does not explain" in err
         # Beside the evidence it is of an earlier file, and says nothing.
         assert _run(capsys, "bad")[0] == 0
         assert report_records.LAYER not in (reports / "bad/report.html").read_text()
-        Explanation(localisation=found).save(reports / "bad/explanation.json")
+        Explanation(localisation=result).save(reports / "bad/explanation.json")
         assert _run(capsys, "bad")[0] == 0
         assert report_records.LAYER in (reports / "bad/report.html").read_text()
 

@@ -34,8 +34,8 @@ def test_all_runtimes_are_listed_with_reasons(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "acme-parity 1.2" in shown
     assert "chip: no ACME chip on this machine" in shown
-    found = examine_machine(tmp_path, registry="here", preflight=lambda: None).findings
-    states = {finding.name: finding.state for finding in found}
+    result = examine_machine(tmp_path, registry="here", preflight=lambda: None).findings
+    states = {finding.name: finding.state for finding in result}
     assert (states["acme"], states["chip"]) == ("ok", "absent")
     assert "ort" not in states
 

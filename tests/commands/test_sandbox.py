@@ -51,12 +51,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _gate(command: str, *more: str, reference: str = "build") -> tuple[int, dict, str]:
     """Exit code, JSON, and what is on stderr."""
     arguments = [command, "model.onnx", "--reference", f"foreign_models:{reference}"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "gate", *arguments, "--inputs", "inputs.npy", *more, "--json"],
         env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    return done.returncode, json.loads(done.stdout), done.stderr
+    return completed.returncode, json.loads(completed.stdout), completed.stderr
 
 
 ENDLESS = {
@@ -132,8 +132,8 @@ def _command() -> click.Command:
 
 @pytest.mark.parametrize("line", [None, Line(("check", "m"), child=False)])
 def test_child_starts_no_further_child(line: Line | None) -> None:
-    done = _command().main(["m"], standalone_mode=False, obj=line)
-    assert isinstance(done, CommandResult)
+    result = _command().main(["m"], standalone_mode=False, obj=line)
+    assert isinstance(result, CommandResult)
 
 
 def test_child_gets_parsed_options_and_limits(monkeypatch) -> None:

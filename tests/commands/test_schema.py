@@ -100,10 +100,10 @@ def test_refused_files_do_not_match_the_schema(name: str, text: str) -> None:
 
 
 def test_digest_pattern() -> None:
-    whole = json.loads((GOLDEN / "decision-v1.json").read_text())
-    jsonschema.validate(whole, schema_of("decision"))
+    record = json.loads((GOLDEN / "decision-v1.json").read_text())
+    jsonschema.validate(record, schema_of("decision"))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(whole | {"subject_sha256": "1234"}, schema_of("decision"))
+        jsonschema.validate(record | {"subject_sha256": "1234"}, schema_of("decision"))
 
 
 def test_init_writes_the_schema_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

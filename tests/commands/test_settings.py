@@ -23,19 +23,19 @@ def _project(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_set_applies_is_reported_and_blocks_promotion(capsys: Capture, tmp_path: Path) -> None:
     report = tmp_path / "report"
-    code, told = as_json(capsys, "good.onnx", *ASKED, "--set", SET, "--set=min_samples=9", "--report", str(report))  # fmt: skip
-    assert (code, told["verdict"]) == (0, "PASS")
+    code, reported = as_json(capsys, "good.onnx", *ASKED, "--set", SET, "--set=min_samples=9", "--report", str(report))  # fmt: skip
+    assert (code, reported["verdict"]) == (0, "PASS")
     tried = {"runtimes.ort-cpu.bounds.noise_ratio": 2, "min_samples": 9}
-    assert told["decision"]["tried"] == tried
+    assert reported["decision"]["tried"] == tried
     assert json.loads((report / "policy.json").read_text())["tried"] == tried
     bounds = {
         check["runtime"]: check["bound"]
-        for check in told["decision"]["checks"]
+        for check in reported["decision"]["checks"]
         if check["name"] == "noise_ratio"
     }
     assert bounds == {"ort-cpu": 2.0, "ort-cpu-optimized": 1.5}
     assert "Tried out, so it promotes nothing: " in (report / "report.html").read_text()
-    command = shlex.split(told["story"]["steps"][0]["command"])
+    command = shlex.split(reported["story"]["steps"][0]["command"])
     assert not [word for word in command if word.startswith("--set") or word == SET]
     assert command[-2:] == ["--policy", "POLICY"]
 

@@ -53,8 +53,8 @@ class SignedProject:
         return list(Ledger(self.state).entries())
 
     def champion(self) -> str:
-        found = MlflowClient(self.uri).get_model_version_by_alias("small", "champion")
-        return str(found.version)
+        result = MlflowClient(self.uri).get_model_version_by_alias("small", "champion")
+        return str(result.version)
 
     def promote(self, report: Path, *more: str) -> int:
         command = ["promote", str(made() / "good.onnx"), "--report", str(report)]
@@ -98,9 +98,9 @@ def signed_project(shared_project: SignedProject, tmp_path: Path) -> SignedProje
     state = tmp_path / "own.db"
     with (
         closing(sqlite3.connect(shared_project.state)) as kept,
-        closing(sqlite3.connect(state)) as own,
+        closing(sqlite3.connect(state)) as custom,
     ):
-        kept.backup(own)
+        kept.backup(custom)
     return replace(shared_project, state=state)
 
 
@@ -294,13 +294,13 @@ def test_invalid_key_is_reported_before_measuring(
         "import sys; from gate.cli import main\n"
         "print(main(sys.argv[1:]), sorted({'torch', 'mlflow', 'onnxruntime'} & set(sys.modules)))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, *line],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
         env={"PYTHONPATH": f"{project}:{':'.join(sys.path)}", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    assert done.stdout == "2 []\n"
-    assert message in done.stderr
+    assert completed.stdout == "2 []\n"
+    assert message in completed.stderr
     assert not (tmp_path / "report").exists()
 
 

@@ -120,11 +120,11 @@ def test_local_key_signs_ledger_entries(
     stored = StoredHead(Path(".gate/store/ledger-head.json"), location="the store")
     stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
-    own = Writers(in_project / ".gate/keys").key("local")
+    custom = Writers(in_project / ".gate/keys").key("local")
     stored.replace(head)
     assert as_json(capsys, *lost)[0] == 0
-    signers = [one["signed_by"] for one in as_json(capsys, "history")[1]["entries"]]
-    assert signers == [None, own.public.key_id]
+    signers = [item["signed_by"] for item in as_json(capsys, "history")[1]["entries"]]
+    assert signers == [None, custom.public.key_id]
 
 
 @pytest.fixture
@@ -175,9 +175,9 @@ def test_unsigned_ledger_continues_until_its_first_signed_entry(
     in_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Ledger(DEFAULT).append(entry("unsigned"))
-    own = LocalKeys(in_project / ".gate", print).signing_key()
-    place = {"state": DEFAULT, "key": None, "trust": None}
-    open_writable_ledger(place).append(entry("the first signed one"))  # type: ignore[arg-type]
+    custom = LocalKeys(in_project / ".gate", print).signing_key()
+    index = {"state": DEFAULT, "key": None, "trust": None}
+    open_writable_ledger(index).append(entry("the first signed one"))  # type: ignore[arg-type]
     assert [row.signature is None for row in rows(DEFAULT)] == [True, False]
     assert read_ledger(DEFAULT).trust is not None
     # From then on a line without a signature is somebody else's.
@@ -186,7 +186,7 @@ def test_unsigned_ledger_continues_until_its_first_signed_entry(
         Untrusted, match="has no signature, expected one of a writer that is trusted by"
     ):
         read_ledger(DEFAULT).entries()
-    assert own.public.key_id in str(rows(DEFAULT)[1].signature)
+    assert custom.public.key_id in str(rows(DEFAULT)[1].signature)
 
 
 def test_named_trust_refuses_an_unsigned_ledger(

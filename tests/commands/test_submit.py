@@ -39,8 +39,8 @@ def test_release_is_submitted_or_promoted_by_option_or_policy(
     assert uses_submission(policy, given) is handed_in
     model, trust = RegisteredModel(registry, ledger, NAME), trust_in(key)
     verified = verify_release(of, policy=policy, trust=trust, registries=model.identities())
-    done = submit_or_promote(model, verified, submits=handed_in)
-    assert done.outcome == ("handed_in" if handed_in else "promoted")
+    result = submit_or_promote(model, verified, submits=handed_in)
+    assert result.outcome == ("handed_in" if handed_in else "promoted")
     assert registry.aliases == {CANDIDATE: "1"} | ({} if handed_in else {CHAMPION: "1"})
     assert [line.action for line in ledger.entries()] == ([] if handed_in else ["promoted"])
 
@@ -48,8 +48,8 @@ def test_release_is_submitted_or_promoted_by_option_or_policy(
 @pytest.mark.parametrize("submits", [True, False])
 def test_refusal_is_recorded_only_when_promoting(tmp_path: Path, submits: bool) -> None:
     model = RegisteredModel(Simulator(), Ledger(tmp_path / "state.db"), NAME)
-    done = refuse_release(model, release(onnx_file(tmp_path / "m.onnx")), "why", submits=submits)
-    assert (done.outcome, done.reason) == ("refused", "why")
+    result = refuse_release(model, release(onnx_file(tmp_path / "m.onnx")), "why", submits=submits)
+    assert (result.outcome, result.reason) == ("refused", "why")
     assert len(model.ledger.entries()) == (0 if submits else 1)
 
 

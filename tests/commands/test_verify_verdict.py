@@ -121,17 +121,19 @@ def test_invalid_trust_is_an_error(made: Released, capsys: Capture) -> None:
 
 
 def test_old_rejection_by_a_revoked_key_lists_all_problems(tmp_path: Path, capsys: Capture) -> None:
-    made = release(tmp_path, runtimes=(), now=datetime.now(UTC) - timedelta(days=100))
-    made.trust.write_text(f"{made.trust.read_text()}  revoked: [{signing.key().public.key_id}]\n")
-    code, out, _ = run(capsys, *all_arguments(made))
+    created = release(tmp_path, runtimes=(), now=datetime.now(UTC) - timedelta(days=100))
+    created.trust.write_text(
+        f"{created.trust.read_text()}  revoked: [{signing.key().public.key_id}]\n"
+    )
+    code, out, _ = run(capsys, *all_arguments(created))
     assert code == 1
     for why in ("is revoked", "days old", "the verdict is FAILED"):
         assert why in out
 
 
 def test_trusted_rejection_is_reported_as_rejection(tmp_path: Path, capsys: Capture) -> None:
-    made = release(tmp_path, runtimes=(), now=datetime.now(UTC))
-    code, out, _ = run(capsys, *minimal_arguments(made))
+    created = release(tmp_path, runtimes=(), now=datetime.now(UTC))
+    code, out, _ = run(capsys, *minimal_arguments(created))
     assert (code, out.splitlines()[0]) == (1, "NOT TRUSTED: a trusted key signed FAILED")
     assert "claims" not in out
     assert "verdict   FAILED\n" in out
@@ -151,10 +153,10 @@ def test_verification_needs_files_only(made: Released) -> None:
         f"code = cli.main({['verify-verdict', *minimal_arguments(made)]!r})\n"
         f"print(code, [name for name in {HEAVY!r} if name in sys.modules])\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "0 []"
+    assert completed.stdout.splitlines()[-1] == "0 []"
 
 
 @pytest.mark.further
@@ -165,10 +167,10 @@ def test_deciding_again_needs_only_scipy(made: Released) -> None:
         f"code = cli.main({['verify-verdict', *all_arguments(made)]!r})\n"
         "print(code, [n for n in ('torch', 'mlflow', 'onnxruntime', 'onnx') if n in sys.modules])\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "0 []"
+    assert completed.stdout.splitlines()[-1] == "0 []"
 
 
 def arguments_with_verdict(made: Released) -> tuple[str, ...]:
@@ -208,12 +210,12 @@ def test_untrusted_release_is_not_executed(
 def test_golden_vectors_missing_in_the_statement_are_refused(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    made = release(tmp_path)
+    created = release(tmp_path)
     statements = signing.statements(
-        made.evidence, made.decision, files={"model.onnx": made.decision.subject_sha256}
+        created.evidence, created.decision, files={"model.onnx": created.decision.subject_sha256}
     )
     statements.write(tmp_path)
-    code, plain = release_as_json(capsys, *arguments_with_verdict(made))
+    code, plain = release_as_json(capsys, *arguments_with_verdict(created))
     assert code == 1
     assert "the statement names none" in json.dumps(plain["problems"])
 
@@ -222,9 +224,9 @@ def test_golden_vectors_missing_in_the_statement_are_refused(
 def test_verdict_and_trust_options_go_together(
     made: Released, capsys: Capture, option: str
 ) -> None:
-    given = arguments_with_verdict(made)
-    place = given.index(option)
-    code, _, err = run_release(capsys, *given[:place], *given[place + 2 :])
+    arguments = arguments_with_verdict(made)
+    index = arguments.index(option)
+    code, _, err = run_release(capsys, *arguments[:index], *arguments[index + 2 :])
     assert code == 2
     assert "go together" in err
 

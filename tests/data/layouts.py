@@ -162,12 +162,12 @@ class Case:
         return self.kind(right=right).eval()
 
     def export(self, path: Path, *, right: bool = True) -> Path:
-        given = self.example()
-        names, model = list(given), self.model(right=right)
+        arguments = self.example()
+        names, model = list(arguments), self.model(right=right)
         with captured():
             torch.onnx.export(
                 Flat(model) if self.kind is Lists else model,
-                tuple(torch.from_numpy(np.array(array)) for array in given.values()),
+                tuple(torch.from_numpy(np.array(array)) for array in arguments.values()),
                 str(path), dynamo=False, opset_version=17, input_names=names,
                 output_names=list(self.outputs), dynamic_axes=self.dynamic,
             )  # fmt: skip

@@ -52,11 +52,11 @@ def test_champion_is_compared_with_layout(tmp_path: Path, name: str) -> None:
     )
     champion = Champion(state="proven", version="7", sha256=before.subject.sha256, onnx_path=old,
                         evidence=before)  # fmt: skip
-    found = measure_incumbent(champion, comparison=comparison, evidence=evidence)
-    assert found.state == "compared", found
-    assert found.samples == 12
-    assert found.latency is not None
-    assert all(each.samples == 12 for each in found.outputs)
+    actual = measure_incumbent(champion, comparison=comparison, evidence=evidence)
+    assert actual.state == "compared", actual
+    assert actual.samples == 12
+    assert actual.latency is not None
+    assert all(each.samples == 12 for each in actual.outputs)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -99,10 +99,10 @@ def recorded(model: Path, sent: Path, outputs: Path) -> None:
             parts[part["name"]] = {"failed": str(error)}
             continue
         described = []
-        for place, name in enumerate(header["outputs"]):
+        for index, name in enumerate(header["outputs"]):
             axis = axes["outputs"][name]
-            rows = [c[place] if axis is None else c[place].take(0, axis) for c in calls]
-            file = f"{number}-{place}.raw"
+            rows = [c[index] if axis is None else c[index].take(0, axis) for c in calls]
+            file = f"{number}-{index}.raw"
             np.stack(rows).tofile(outputs / file)
             described.append(
                 {"file": file, "dtype": rows[0].dtype.name, "shape": list(np.stack(rows).shape)}
@@ -117,11 +117,11 @@ def recorded(model: Path, sent: Path, outputs: Path) -> None:
 def test_recording_with_layout_is_checked(tmp_path: Path, name: str, right: bool) -> None:
     case = CASES[name]
     file = case.export(tmp_path / "model.onnx")
-    other = file if right else case.export(tmp_path / "other.onnx", right=False)
+    second = file if right else case.export(tmp_path / "other.onnx", right=False)
     samples = SampleSet.from_arrays(arrays(name))
     tested = TestedFile(file, read_subject(file))
     Sending(tested, samples, Policy.default(), case.model()).write(tmp_path / "sent")
-    recorded(other, tmp_path / "sent", tmp_path / "outputs")
+    recorded(second, tmp_path / "sent", tmp_path / "outputs")
     whence = RecordingSource.model_validate(consumer.META)
     packing = Packing(tested.subject, tmp_path / "sent", tmp_path / "outputs", whence)
     packing.write(tmp_path / "phone")

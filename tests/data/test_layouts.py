@@ -77,9 +77,9 @@ def test_exported_file_is_judged(tmp_path, name, right):
         lint="off",
         batch_axes=inputs,
         dynamic_axes={
-            key: others
+            key: rest
             for key in case.own
-            if (others := {a: n for a, n in case.dynamic.get(key, {}).items() if a != inputs[key]})
+            if (rest := {a: n for a, n in case.dynamic.get(key, {}).items() if a != inputs[key]})
         },
     )
     export_model(case.model(right=right), case.example(), settings=settings, output=onnx)

@@ -36,12 +36,12 @@ class Words(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.table, self.head = nn.Embedding(6, 4), nn.Linear(4 + 3 * with_numbers, 2)
-        self.ids = {word: place for place, word in enumerate(WORDS, start=1)}
+        self.ids = {word: index for index, word in enumerate(WORDS, start=1)}
 
     def forward(self, words: list, x: torch.Tensor | None = None) -> torch.Tensor:
         ids = torch.tensor([self.of(word) for word in words])
-        found = self.table(ids) if ids.ndim == 1 else self.table(ids).mean(1)
-        return self.head(found if x is None else torch.cat([found, x], 1))
+        result = self.table(ids) if ids.ndim == 1 else self.table(ids).mean(1)
+        return self.head(result if x is None else torch.cat([result, x], 1))
 
     def of(self, word: str | list[str]) -> int | list[int]:
         return [self.of(w) for w in word] if isinstance(word, list) else self.ids.get(word, 0)  # type: ignore[misc]
@@ -112,9 +112,9 @@ def test_wrong_vocabulary_is_located(tmp_path):
     data = EvaluationData(SampleSet.from_arrays(arrays(with_numbers=True)))
     model = Words(with_numbers=True).eval()
     job = MeasurementJob.from_files(file, model=model, data=data, policy=Policy.default())
-    found = locate(job, runtime="ort-cpu")
-    assert found.first_divergence is not None
-    assert "LabelEncoder" in found.to_json()
+    result = locate(job, runtime="ort-cpu")
+    assert result.first_divergence is not None
+    assert "LabelEncoder" in result.to_json()
 
 
 def sources(folder: Path) -> dict[str, str]:
@@ -150,12 +150,12 @@ class Pairs(torch.utils.data.Dataset[dict[str, object]]):
 
 @pytest.mark.further
 def test_all_sources_give_the_same_samples(tmp_path):
-    whole = SampleSet.from_arrays(arrays(with_numbers=True))
+    complete = SampleSet.from_arrays(arrays(with_numbers=True))
     file = write_model(tmp_path / "words.onnx", with_numbers=True)
     (tmp_path / "samples").mkdir()
     for name, inputs in sources(tmp_path / "samples").items():
         samples = SampleSet.open(inputs)
-        assert samples.digest() == whole.digest(), name
+        assert samples.digest() == complete.digest(), name
         assert samples.specs[0].dtype == "string"
         assert check_file(file, samples, with_numbers=True).decision.passed, name
 

@@ -49,8 +49,16 @@ def template_fields(template: str) -> Iterator[tuple[str, str]]:
 
 
 def example_params(template: str) -> dict[str, Any]:
-    own = {"label", "allowed", "usage", "problems", "problem", "notes", *CheckResult.model_fields}
-    named = {name: form for name, form in template_fields(template) if name not in own}
+    custom = {
+        "label",
+        "allowed",
+        "usage",
+        "problems",
+        "problem",
+        "notes",
+        *CheckResult.model_fields,
+    }
+    named = {name: form for name, form in template_fields(template) if name not in custom}
     return {
         name: EXAMPLES[name] if name in EXAMPLES and (form or name in _TEXT) else 3
         for name, form in named.items()
@@ -71,10 +79,10 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     }
     for template in (spec.text, spec.headline or "", spec.remedy or CHECKS[name].remedy):
         params |= example_params(template)
-    whole = f"{name}x" if name.endswith("_") else name
+    complete = f"{name}x" if name.endswith("_") else name
     kind = {"kind": name.removeprefix("probe_")} if name.startswith("probe_") else {}
     check = CheckResult(
-        name=whole, runtime="ort-cpu", output="y", part="head", observed=3.0, bound=2.0,
+        name=complete, runtime="ort-cpu", output="y", part="head", observed=3.0, bound=2.0,
         relation="<=", samples=8, verdict=Verdict.FAIL, code=code, params=params | kind,
     )  # fmt: skip
     text = render_check(check, part)
@@ -103,12 +111,12 @@ def test_each_check_created_in_rules_is_in_the_catalog():
 def test_each_problem_and_note_has_a_text(table):
     for code, template in table.items():
         param = "problems" if table is PROBLEMS else "notes"
-        others = dict.fromkeys((name for name, _ in template_fields(template)), 3)
-        params = {param: [{**others, **example_params(template), "code": code}]}
-        name, found = ("session", "violated") if table is PROBLEMS else ("noise_ratio", "within")
+        rest = dict.fromkeys((name for name, _ in template_fields(template)), 3)
+        params = {param: [{**rest, **example_params(template), "code": code}]}
+        name, result = ("session", "violated") if table is PROBLEMS else ("noise_ratio", "within")
         check = CheckResult(
             name=name, verdict=Verdict.FAIL, observed=1.0, bound=2.0, relation="<=", samples=3,
-            code=found, params=params,
+            code=result, params=params,
         )  # fmt: skip
         assert "unknown" not in render_check(check), code
 
@@ -143,11 +151,11 @@ def test_each_fault_has_a_text(key):
     code = max((c for c in get_args(FaultCode) if f"{key}_".startswith(f"{c}_")), key=len)
     params = _fault_params(FAULTS[key].text, variant=key[len(code) + 1 :] or None)
     record = _located(outcome=({"code": "source"},), fault_code=code, fault_params=params)
-    found = with_fault_texts(Localization.from_json(record.to_json()))
-    assert (found.cause, found.remedy) == (
-        f"stem is wrong although its inputs are right: {found.fault}.", FAULTS[key].remedy
+    result = with_fault_texts(Localization.from_json(record.to_json()))
+    assert (result.cause, result.remedy) == (
+        f"stem is wrong although its inputs are right: {result.fault}.", FAULTS[key].remedy
     )  # fmt: skip
-    _assert_rendered(found.cause, key)
+    _assert_rendered(result.cause, key)
 
 
 def test_each_account_code_has_a_text():
@@ -168,21 +176,21 @@ def test_each_detail_of_a_fault_has_a_text(code):
 
 @pytest.mark.parametrize("code", OUTCOMES)
 def test_each_outcome_code_has_a_text(code):
-    given = {**_fault_params(OUTCOMES[code].text), "code": code}
-    found = with_fault_texts(
-        _located(outcome=(given,), seam_code="misfit", seam_params={"reason": "a"})
+    arguments = {**_fault_params(OUTCOMES[code].text), "code": code}
+    result = with_fault_texts(
+        _located(outcome=(arguments,), seam_code="misfit", seam_params={"reason": "a"})
     )
-    _assert_rendered(found.cause, code)
-    assert found.cause.endswith(".")
+    _assert_rendered(result.cause, code)
+    assert result.cause.endswith(".")
 
 
 @pytest.mark.parametrize("code", SEAMS)
 def test_each_seam_code_has_a_text(code):
     seam = {"seam_code": code, "seam_params": {**_fault_params(SEAMS[code].text), "reason": "a"}}
-    found = with_fault_texts(_located(outcome=({"code": "seam"},), **seam))
-    assert found.diverges
-    assert found.remedy == SEAMS[code].remedy
-    _assert_rendered(found.cause, code)
+    result = with_fault_texts(_located(outcome=({"code": "seam"},), **seam))
+    assert result.diverges
+    assert result.remedy == SEAMS[code].remedy
+    _assert_rendered(result.cause, code)
 
 
 @pytest.mark.parametrize(
@@ -210,10 +218,10 @@ def test_each_graph_finding_has_a_text(code):
     lists: dict[str, Any] = {"name": "a.weight", "more": 2}
     lists |= {key: ["a", "b"] for key in ("operators", "names", "stated", "versions")}
     params = {name: lists.get(name, 3) for name, _ in template_fields(FINDINGS[code])}
-    found = GraphFinding(code="training_mode", place="a", detail_code=code, detail_params=params)
+    result = GraphFinding(code="training_mode", place="a", detail_code=code, detail_params=params)
     judged = evidence()
     assert judged.graph is not None
-    graph = judged.graph.model_copy(update={"findings": (found,)})
+    graph = judged.graph.model_copy(update={"findings": (result,)})
     judged = judged.model_copy(update={"graph": graph})
     decision = decide(Policy.default(), judged, decided_at="now")
     (check,) = [each for each in decision.checks if each.name == "graph_training_mode"]
@@ -225,10 +233,10 @@ def test_each_graph_finding_has_a_text(code):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_remedies_for_onnx_references_do_not_mention_the_export(name):
-    whole = f"{name}x" if name.endswith("_") else name
+    complete = f"{name}x" if name.endswith("_") else name
     for code in CHECKS[name].codes:
         params = {"problems": [], "notes": [], "advice": "a"}
-        check = CheckResult(name=whole, verdict=Verdict.FAIL, code=code, params=params)
+        check = CheckResult(name=complete, verdict=Verdict.FAIL, code=code, params=params)
         text = render_check(check, "remedy", onnx_reference=True)
         for word in ("eval mode", "Export again", "Export with", "forward", "model.eval", "TRC"):
             assert word not in text, (name, code)
@@ -263,10 +271,12 @@ def test_checks_page_has_each_check_with_codes_and_remedies(name):
     assert f"`{name}{'…' if name.endswith('_') else ''}`" in text
     texts = [spec.meaning, spec.remedy]
     for code in {*spec.codes} - {*checks_page.HOLDS}:
-        found = spec.code(code)
-        assert found is not None
-        texts.append(found.remedy or "")
-        has_words = any(literal.strip(" .") for literal, *_ in string.Formatter().parse(found.text))
+        result = spec.code(code)
+        assert result is not None
+        texts.append(result.remedy or "")
+        has_words = any(
+            literal.strip(" .") for literal, *_ in string.Formatter().parse(result.text)
+        )
         if has_words and not code.endswith("_waived"):
             assert f"`{code}`: " in text
     for literal in (part for each in texts for part, *_ in string.Formatter().parse(each)):
@@ -323,9 +333,9 @@ def test_changed_number_or_verdict_changes_the_conclusion(field):
     value = {"verdict": Verdict.WAIVED, "output": "other"}.get(
         field, 7.5 if field != "samples" else 7
     )
-    first, *others = decision.checks
-    other = first.model_copy(update={field: value})
-    changed = decision.model_copy(update={"checks": (other, *others)})
+    first, *rest = decision.checks
+    second = first.model_copy(update={field: value})
+    changed = decision.model_copy(update={"checks": (second, *rest)})
     assert changed.conclusion() != decision.conclusion()
 
 

@@ -64,7 +64,7 @@ def with_probe(**fields) -> Evidence:
 
 def with_findings(count: int) -> Evidence:
     findings = tuple(
-        GraphFinding(code="training_mode", place=str(place), detail="") for place in range(count)
+        GraphFinding(code="training_mode", place=str(index), detail="") for index in range(count)
     )
     return builders.evidence(graph=builders.graph_report(findings=findings))
 
@@ -251,8 +251,8 @@ def test_nan_rows_are_excluded_from_agreement():
     classes = class_parity(nan_rows=398, top1_disagreements=1, top1_agreement=0.5)
     decision = judge(with_output(nonfinite_same=3980, classification=classes),
                      nonfinite="same_places")  # fmt: skip
-    seen = {c.name: c for c in decision.problems}
-    assert seen["top1_agreement"].observed == 0.5
+    observed = {c.name: c for c in decision.problems}
+    assert observed["top1_agreement"].observed == 0.5
     none = class_parity(nan_rows=400, top1_agreement=NAN)
     decision = judge(with_output(nonfinite_same=4000, classification=none), nonfinite="same_places")
     assert {"top1_agreement", "top1_lower_bound"} <= {c.name for c in decision.problems}
@@ -300,7 +300,7 @@ def test_two_faults_together_never_pass(one, amount, other, more):
     optimized = runtime_evidence("ort-cpu-optimized")
     moved = {"runtime": "ort-cpu-optimized", "session_options": optimized.session_options}
     findings = (*first.graph.findings, *second.graph.findings)
-    both = first.model_copy(
+    pair = first.model_copy(
         update={
             "graph": builders.graph_report(findings=findings),
             "runtimes": (
@@ -310,7 +310,7 @@ def test_two_faults_together_never_pass(one, amount, other, more):
             ),
         }
     )
-    assert not judge(both).passed
+    assert not judge(pair).passed
 
 
 def test_runtime_order_in_policy_does_not_change_digests():

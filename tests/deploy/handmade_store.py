@@ -20,8 +20,10 @@ def store_of(root: Path, data: bytes, *, name: str = "digits") -> tuple[ModelSto
     slot = Slot(sha256=digest, size_bytes=len(data), model=file)
     release = root / "releases" / name / f"1-{digest.short}"
     release.mkdir(parents=True)
-    made = Manifest(name=name, release=1, slots={EXACT: slot}, deployed_at="2026-01-02T03:04:05Z")
-    made.save(release / MANIFEST)
+    created = Manifest(
+        name=name, release=1, slots={EXACT: slot}, deployed_at="2026-01-02T03:04:05Z"
+    )
+    created.save(release / MANIFEST)
     (root / "live").mkdir()
     (root / "live" / name).symlink_to(f"../releases/{name}/{release.name}")
     return store, path

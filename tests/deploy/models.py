@@ -66,8 +66,8 @@ def check_whole(store: ModelStore, name: str = NAME) -> Manifest:
     assert live is not None
     for label, slot in live.slots.items():
         assert verify_slot(store, slot) is None
-        seen = store.live_link(name) / label / slot.model.name
-        assert Digest.from_file(seen) == slot.model.sha256
+        observed = store.live_link(name) / label / slot.model.name
+        assert Digest.from_file(observed) == slot.model.sha256
     for earlier in live.previous:
         old = store.release(name, earlier.release)
         assert {label: slot.sha256 for label, slot in old.slots.items()} == earlier.slots
@@ -80,10 +80,10 @@ def check_contents(store: ModelStore) -> None:
     for folder in (store.root / "store").iterdir() if (store.root / "store").exists() else ():
         model, of_parts = folder / "model.onnx", folder / "release.yaml"
         if of_parts.exists():
-            seen = release_within(of_parts, None).subject().sha256
+            observed = release_within(of_parts, None).subject().sha256
         else:
-            seen = read_subject(model).sha256 if model.exists() else read_golden(folder).sha256
-        assert seen.hex == folder.name
+            observed = read_subject(model).sha256 if model.exists() else read_golden(folder).sha256
+        assert observed.hex == folder.name
 
 
 def check_tidy(store: ModelStore) -> None:

@@ -45,10 +45,10 @@ def _deploy(store: ModelStore, tmp_path: Path, *seeds: int) -> Deployment:
 
 def test_deployed_model_is_found_under_its_name(store: ModelStore, tmp_path: Path) -> None:
     source = models.source(tmp_path)
-    done = deploy(store, NAME, {"exact": source})
-    assert done.outcome == "deployed"
+    result = deploy(store, NAME, {"exact": source})
+    assert result.outcome == "deployed"
     live = check_whole(store)
-    assert live == done.manifest
+    assert live == result.manifest
     assert live.release == 1
     slot = live.slots["exact"]
     assert slot.sha256 == slot.model.sha256 == source.sha256
@@ -75,9 +75,9 @@ def test_deploying_the_same_file_changes_nothing(store: ModelStore, tmp_path: Pa
     _deploy(store, tmp_path, 1)
 
     def times() -> dict[Path, int]:
-        made = {"locks", "tmp"}
-        found = (p for p in store.root.rglob("*") if not made & set(p.parts))
-        return {p: p.lstat().st_mtime_ns for p in found}
+        created = {"locks", "tmp"}
+        result = (p for p in store.root.rglob("*") if not created & set(p.parts))
+        return {p: p.lstat().st_mtime_ns for p in result}
 
     before = times()
     assert _deploy(store, tmp_path, 1).outcome == "unchanged"
@@ -213,11 +213,11 @@ def test_tampered_files_are_refused(store: ModelStore, tmp_path: Path, tamper, r
 
 def test_valid_file_with_another_digest_is_refused(store: ModelStore, tmp_path: Path) -> None:
     """It loads, and nothing else contradicts it."""
-    wanted = models.source(tmp_path, 1).sha256
-    other = SlotSource.local(onnx_file(tmp_path / "other.onnx", seed=2), sha256=wanted)
-    refused = deploy(store, NAME, {"exact": other})
+    expected = models.source(tmp_path, 1).sha256
+    second = SlotSource.local(onnx_file(tmp_path / "other.onnx", seed=2), sha256=expected)
+    refused = deploy(store, NAME, {"exact": second})
     assert refused.outcome == "refused"
-    assert f"expected {wanted}" in refused.reason
+    assert f"expected {expected}" in refused.reason
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_serves_compares_every_slot(
     deploy(store, NAME, slots(1, 2))
     assert is_serving(store, NAME, slots(*wanted)) is answer
     assert is_serving(store, NAME, slots(*wanted), thoroughly=False) is answer
-    done = deploy(store, NAME, slots(*wanted))
-    assert done.outcome == ("unchanged" if answer else "deployed")
+    result = deploy(store, NAME, slots(*wanted))
+    assert result.outcome == ("unchanged" if answer else "deployed")
 
 
 def test_damage_is_found_by_a_thorough_check_only(store: ModelStore, tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_damage_is_found_by_a_thorough_check_only(store: ModelStore, tmp_path: P
 
 def test_model_without_golden_vectors_must_load(store: ModelStore, tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
-    done = deploy(store, NAME, {"exact": SlotSource.local(path)})
-    assert done.outcome == "deployed"
-    assert "without golden vectors: exact" in done.reason
+    result = deploy(store, NAME, {"exact": SlotSource.local(path)})
+    assert result.outcome == "deployed"
+    assert "without golden vectors: exact" in result.reason
     assert check_whole(store).slots["exact"].golden is None
     strict = SlotSource(SlotSource.local(path).sha256, SlotSource.local(path).fetch)
     refused = deploy(store, NAME, {"exact": strict})

@@ -33,9 +33,9 @@ LIVE = "replace live"
 @pytest.fixture(scope="module")
 def context() -> multiprocessing.context.BaseContext:
     """Processes that are forked from one in which everything is imported."""
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["tests.deploy.killed_deployment"])
-    return made
+    created = multiprocessing.get_context("forkserver")
+    created.set_forkserver_preload(["tests.deploy.killed_deployment"])
+    return created
 
 
 def _slots(files: Path, seeds: tuple[int, ...]):
@@ -78,7 +78,7 @@ def test_next_deployment_finishes_a_killed_one(context, tmp_path: Path, before) 
     files = tmp_path / "files"
     for seeds in before:
         assert deploy(pristine, NAME, _slots(files, seeds)).outcome == "deployed"
-    wanted = {label: source.sha256 for label, source in _slots(files, THIRD).items()}
+    expected = {label: source.sha256 for label, source in _slots(files, THIRD).items()}
     old = check_whole(pristine) if before else None
     changes: list[str] = []
     for survived in range(1000):
@@ -93,14 +93,14 @@ def test_next_deployment_finishes_a_killed_one(context, tmp_path: Path, before) 
         else:
             digests = {label: slot.sha256 for label, slot in check_whole(store).slots.items()}
             gone_live = LIVE in changes
-            assert (digests == wanted) is gone_live, changes
+            assert (digests == expected) is gone_live, changes
             assert gone_live or live == old
         redeployed = deploy(store, NAME, _slots(files, THIRD))
         assert redeployed.outcome == ("unchanged" if LIVE in changes else "deployed"), (
             redeployed.reason
         )
         live = check_whole(store)
-        assert {label: slot.sha256 for label, slot in live.slots.items()} == wanted
+        assert {label: slot.sha256 for label, slot in live.slots.items()} == expected
         if old is not None:  # the way back is as it would have been
             assert [earlier.release for earlier in live.previous] == [old.release]
             check_tidy(store)
@@ -116,8 +116,8 @@ def test_next_deployment_finishes_a_killed_one(context, tmp_path: Path, before) 
 
 
 def _rolled_back(store: ModelStore):
-    done: Deployment = rollback_deployment(store, NAME)
-    assert done.outcome == "rolled_back", done.reason
+    result: Deployment = rollback_deployment(store, NAME)
+    assert result.outcome == "rolled_back", result.reason
     return check_whole(store)
 
 

@@ -31,8 +31,8 @@ def store(tmp_path: Path) -> ModelStore:
 
 def test_manifest_lists_all_parts(store: ModelStore, tmp_path: Path) -> None:
     source = models.of_parts(tmp_path, 1)
-    done = deploy(store, NAME, {EXACT: source})
-    assert done.outcome == "deployed", done.reason
+    result = deploy(store, NAME, {EXACT: source})
+    assert result.outcome == "deployed", result.reason
     slot = check_whole(store).slots[EXACT]
     assert slot.sha256 == source.sha256
     assert slot.model.name == "release.yaml"
@@ -110,9 +110,9 @@ def test_tampered_multi_file_release_is_refused(
 ) -> None:
     assert deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)}).outcome == "deployed"
     bad = models.tampered(models.of_parts(tmp_path, 2), tamper)
-    done = deploy(store, NAME, {EXACT: bad})
-    assert done.outcome == "refused"
-    assert wanted in done.reason
+    result = deploy(store, NAME, {EXACT: bad})
+    assert result.outcome == "refused"
+    assert wanted in result.reason
     assert check_whole(store).release == 1
 
 
@@ -128,22 +128,22 @@ def test_part_with_wrong_outputs_is_refused(store: ModelStore, tmp_path: Path) -
     outputs[0].write_bytes(turned)
     text = record.read_text()
     record.write_text(text.replace(Digest.from_bytes(data).hex, Digest.from_bytes(turned).hex))
-    done = deploy(store, NAME, {EXACT: SlotSource.local(path, golden=golden)})
-    assert done.outcome == "refused"
-    assert "part head: output 'logits': max_abs_diff" in done.reason
+    result = deploy(store, NAME, {EXACT: SlotSource.local(path, golden=golden)})
+    assert result.outcome == "refused"
+    assert "part head: output 'logits': max_abs_diff" in result.reason
 
 
 def test_each_part_must_load_without_golden_vectors(store: ModelStore, tmp_path: Path) -> None:
     path = parts.files(tmp_path / "parts")
     assert deploy(store, NAME, {EXACT: SlotSource.local(path)}).outcome == "deployed"
-    other = parts.files(tmp_path / "other", seed=1)
-    model = onnx.load(str(other.with_name("head.onnx")))
+    second = parts.files(tmp_path / "other", seed=1)
+    model = onnx.load(str(second.with_name("head.onnx")))
     model.graph.node[0].op_type, model.graph.node[0].domain = "Unheard", "of"
     model.opset_import.append(helper.make_opsetid("of", 1))
-    other.with_name("head.onnx").write_bytes(model.SerializeToString())
-    done = deploy(store, NAME, {EXACT: SlotSource.local(other)})
-    assert done.outcome == "refused"
-    assert "can't load the part head" in done.reason
+    second.with_name("head.onnx").write_bytes(model.SerializeToString())
+    result = deploy(store, NAME, {EXACT: SlotSource.local(second)})
+    assert result.outcome == "refused"
+    assert "can't load the part head" in result.reason
 
 
 def _one_part(folder: Path) -> SlotSource:
@@ -168,9 +168,9 @@ def test_slots_with_different_parts_are_refused(
     twin: Callable[[Path], SlotSource],
     wanted: str,
 ) -> None:
-    done = deploy(store, NAME, {EXACT: exact(tmp_path), QUANTIZED: twin(tmp_path / "twin")})
-    assert done.outcome == "refused"
-    assert re.search(wanted, done.reason), done.reason
+    result = deploy(store, NAME, {EXACT: exact(tmp_path), QUANTIZED: twin(tmp_path / "twin")})
+    assert result.outcome == "refused"
+    assert re.search(wanted, result.reason), result.reason
     assert store.live(NAME) is None
 
 
@@ -193,9 +193,9 @@ def test_parts_are_served_by_digest_only(store: ModelStore, tmp_path: Path) -> N
 
 
 def test_manifest_must_contain_each_named_part(store: ModelStore, tmp_path: Path) -> None:
-    done = deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
-    assert done.manifest is not None
-    slot = done.manifest.slots[EXACT]
+    result = deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
+    assert result.manifest is not None
+    slot = result.manifest.slots[EXACT]
     lost = slot.model_copy(update={"external_data": slot.external_data[:1]})
     with pytest.raises(Exception, match="the file of the part head is not in external_data"):
         Slot.from_json(lost.to_json())
@@ -254,8 +254,8 @@ def test_no_reader_gets_parts_of_two_releases(tmp_path: Path) -> None:
         Readers(by_disk, by_http) as readers,
     ):
         for turn in range(12):
-            done = deploy(store, NAME, {EXACT: sources[(turn + 1) % 2]})
-            assert done.outcome == "deployed", done.reason
+            result = deploy(store, NAME, {EXACT: sources[(turn + 1) % 2]})
+            assert result.outcome == "deployed", result.reason
     assert set(readers.found) == {_all_of(tmp_path / f"parts-{seed}") for seed in (1, 2)}
 
 

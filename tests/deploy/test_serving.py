@@ -30,9 +30,9 @@ def _app(store: ModelStore, **options) -> Starlette:
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    made = ModelStore(tmp_path / "srv", keep=1)
-    deploy(made, NAME, {"exact": models.source(tmp_path, 1)})
-    return made
+    created = ModelStore(tmp_path / "srv", keep=1)
+    deploy(created, NAME, {"exact": models.source(tmp_path, 1)})
+    return created
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_matching_etag_gets_304(client: httpx.Client) -> None:
         assert (answer.status_code, answer.content) == (304, b""), known
         assert answer.headers["etag"] == tag
         assert answer.headers["cache-control"] == "no-cache"
-    other = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": '"sha256-00"'})
-    assert other.status_code == 200
+    second = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": '"sha256-00"'})
+    assert second.status_code == 200
 
 
 def test_etag_depends_on_the_bytes_only(client, store: ModelStore, tmp_path: Path) -> None:
@@ -165,33 +165,33 @@ def test_byte_ranges(client: httpx.Client) -> None:
     def part(asked: str) -> httpx.Response:
         return client.get(f"{NAME}/model.onnx", headers={"Range": asked.encode()})
 
-    whole = client.get(f"{NAME}/model.onnx").content
+    complete = client.get(f"{NAME}/model.onnx").content
     for asked, (start, stop) in RANGES.items():
-        answer, wanted = part(asked), whole[start:stop]
-        assert (answer.status_code, answer.content) == (206, wanted), asked
-        first = len(whole) + start if start < 0 else start
-        last = first + len(wanted) - 1
-        assert answer.headers["content-range"] == f"bytes {first}-{last}/{len(whole)}"
-        assert answer.headers["content-length"] == str(len(wanted))
+        answer, expected = part(asked), complete[start:stop]
+        assert (answer.status_code, answer.content) == (206, expected), asked
+        first = len(complete) + start if start < 0 else start
+        last = first + len(expected) - 1
+        assert answer.headers["content-range"] == f"bytes {first}-{last}/{len(complete)}"
+        assert answer.headers["content-length"] == str(len(expected))
         head = client.head(f"{NAME}/model.onnx", headers={"Range": asked})
-        assert (head.status_code, head.headers["content-length"]) == (206, str(len(wanted)))
+        assert (head.status_code, head.headers["content-length"]) == (206, str(len(expected)))
     for asked in OUTSIDE:
         answer = part(asked)
         assert answer.status_code == 416, asked
-        assert answer.headers["content-range"] == f"bytes */{len(whole)}"
+        assert answer.headers["content-range"] == f"bytes */{len(complete)}"
     for asked in NO_RANGES:
         answer = part(asked)
-        assert (answer.status_code, answer.content) == (200, whole), asked
+        assert (answer.status_code, answer.content) == (200, complete), asked
 
 
 def test_if_range_with_an_old_etag_gets_the_whole_file(
     client, store: ModelStore, tmp_path: Path
 ) -> None:
     tag = client.head(f"{NAME}/model.onnx").headers["etag"]
-    asked = {"Range": "bytes=10-", "If-Range": tag}
-    assert client.get(f"{NAME}/model.onnx", headers=asked).status_code == 206
+    requested = {"Range": "bytes=10-", "If-Range": tag}
+    assert client.get(f"{NAME}/model.onnx", headers=requested).status_code == 206
     deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
-    assert client.get(f"{NAME}/model.onnx", headers=asked).status_code == 200
+    assert client.get(f"{NAME}/model.onnx", headers=requested).status_code == 200
 
 
 def _raw(client: httpx.Client, target: str) -> bytes:
@@ -221,10 +221,10 @@ def test_other_paths_are_not_found(client: httpx.Client) -> None:
 
 
 def test_digest_of_another_model_is_not_found(client, store: ModelStore, tmp_path: Path) -> None:
-    other = models.source(tmp_path, 9)
-    deploy(store, "other", {"exact": other})
-    assert client.get(f"other/sha256/{other.sha256.hex}/model.onnx").status_code == 200
-    assert client.get(f"{NAME}/sha256/{other.sha256.hex}/model.onnx").status_code == 404
+    second = models.source(tmp_path, 9)
+    deploy(store, "other", {"exact": second})
+    assert client.get(f"other/sha256/{second.sha256.hex}/model.onnx").status_code == 200
+    assert client.get(f"{NAME}/sha256/{second.sha256.hex}/model.onnx").status_code == 404
 
 
 def test_write_methods_are_refused(client: httpx.Client) -> None:
@@ -248,13 +248,13 @@ def test_cors_only_for_configured_origins(store: ModelStore) -> None:
         answer = plain_http.get(url, headers=page)
         assert answer.headers["access-control-allow-origin"] == "https://page.example"
         assert "ETag" in answer.headers["access-control-expose-headers"]
-        asked = page | {
+        requested = page | {
             "Access-Control-Request-Method": "GET",
             "Access-Control-Request-Headers": "range",
         }
-        assert httpx.options(url, headers=asked).status_code == 200
-        other = plain_http.get(url, headers={"Origin": "https://evil.example"})
-        assert "access-control-allow-origin" not in other.headers
+        assert httpx.options(url, headers=requested).status_code == 200
+        second = plain_http.get(url, headers={"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in second.headers
 
 
 def test_running_download_survives_pruning(store: ModelStore, tmp_path: Path, client) -> None:

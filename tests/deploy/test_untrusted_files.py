@@ -45,9 +45,9 @@ def test_file_that_exceeds_the_limits_is_refused_unevaluated(tmp_path: Path, mak
         Digest.from_file(path), _fetch_file(path), golden_required=False, limits=TIGHT
     )
     with bounded_growth(PARENT_BYTES):
-        done = deploy(store, NAME, {"exact": source})
-    assert (done.outcome, done.judged) == ("refused", False)
-    assert "Nothing was decided" in done.reason
+        result = deploy(store, NAME, {"exact": source})
+    assert (result.outcome, result.judged) == ("refused", False)
+    assert "Nothing was decided" in result.reason
     assert check_whole(store).release == 1
     check_tidy(store)
 

@@ -83,12 +83,12 @@ class Served:
 def served(tmp_path: Path) -> Iterator[Served]:
     store, source = ModelStore(tmp_path / "srv", keep=1), models.source(tmp_path, 1)
     deploy(store, NAME, {"exact": source})
-    made = Served(store, source)
-    app = store_app(store, damaged=lambda name: made.damaged.update([name]))
+    created = Served(store, source)
+    app = store_app(store, damaged=lambda name: created.damaged.update([name]))
     with serving(Starlette(routes=[Mount("/models", app)])) as address:
-        made.address = address
-        with plain_http.client(base_url=f"{address}/models/") as made.client:
-            yield made
+        created.address = address
+        with plain_http.client(base_url=f"{address}/models/") as created.client:
+            yield created
 
 
 def _flipped(path: Path) -> bytes:
@@ -106,9 +106,9 @@ def edit_in_place(path: Path) -> None:
 
 
 def replace_file(path: Path) -> None:
-    other = path.with_name("other")
-    other.write_bytes(_flipped(path))
-    other.replace(path)
+    second = path.with_name("other")
+    second.write_bytes(_flipped(path))
+    second.replace(path)
 
 
 def append_to_file(path: Path) -> None:
@@ -156,8 +156,8 @@ def test_changed_file_is_not_served_and_reported_once(
         assert served.is_served_rightly()
     tamper(served.path)
     tag = f'"sha256-{served.sha256.hex}"'
-    for asked in ({}, {"Range": "bytes=0-3"}, {"If-None-Match": '"another"'}, {}):
-        answer = served.get(headers=asked)
+    for requested in ({}, {"Range": "bytes=0-3"}, {"If-None-Match": '"another"'}, {}):
+        answer = served.get(headers=requested)
         assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
         assert int(answer.headers["retry-after"]) > 0
         assert answer.headers.get("etag") != tag
@@ -277,23 +277,23 @@ def test_file_is_hashed_once_per_change(served: Served, read_counter: ReadCounte
 def test_concurrent_requests_hash_the_file_once(served: Served, read_counter: ReadCounter) -> None:
     read_counter.going.clear()
     with ThreadPoolExecutor(20) as pool:
-        asked = [pool.submit(served.is_served_rightly) for _ in range(20)]
+        requests = [pool.submit(served.is_served_rightly) for _ in range(20)]
         # All are there when it goes on; others are answered meanwhile.
         while _open_of(served.path) < 20:
             assert served.get(f"{NAME}/manifest.json").status_code == 200
         read_counter.going.set()
-        assert all(one.result() for one in asked)
+        assert all(item.result() for item in requests)
     assert read_counter.hashed == 1
 
 
 def _open_of(path: Path) -> int:
-    found = 0
+    result = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
-            found += link.readlink() == path
+            result += link.readlink() == path
         except OSError:
             continue
-    return found
+    return result
 
 
 def test_head_and_304_read_no_file(served: Served, read_counter: ReadCounter) -> None:
@@ -347,8 +347,8 @@ def test_aborted_download_stops_reading(
                 if how == "reset":
                     linger = struct.pack("ii", 1, 0)
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        asked = plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
-        assert asked.content == b"\0"
+        requested = plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
+        assert requested.content == b"\0"
     # A whole file has 512 parts. What the kernel takes before anybody reads is some of them.
     assert read_counter.parts < 50 * 64
 

@@ -40,16 +40,16 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("merging")
+    path = tmp_path_factory.mktemp("merging")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            rare(), (torch.zeros(2, 6),), place / "model.onnx", dynamo=False, input_names=["x"],
+            rare(), (torch.zeros(2, 6),), path / "model.onnx", dynamo=False, input_names=["x"],
             output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
         )  # fmt: skip
     rows = np.random.default_rng(0).normal(size=(SAMPLES, 6)).astype(np.float32)
-    np.save(place / "x.npy", rows)
-    return place
+    np.save(path / "x.npy", rows)
+    return path
 
 
 def request_arguments(
@@ -125,9 +125,9 @@ def test_parts_in_any_order_give_the_evidence_of_one_process(
 def test_repeated_measurement_gives_the_same_numbers(
     plan: MeasurementPlan, measured: dict[int, Path]
 ) -> None:
-    one, other = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
-    assert untimed(other.part.to_plain()) == untimed(one.part.to_plain())
-    assert other.lead_sha256 == one.lead_sha256
+    item, second = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
+    assert untimed(second.part.to_plain()) == untimed(item.part.to_plain())
+    assert second.lead_sha256 == item.lead_sha256
 
 
 def flip(path: Path) -> None:
@@ -160,8 +160,8 @@ def test_changed_header_of_the_first_unit_is_refused(
     plan: MeasurementPlan, parts: dict[int, Path], name: str
 ) -> None:
     part = UnitFile.open(parts[0], plan=plan)
-    other = 1 if name == "unit" else Digest.from_bytes(b"another")
-    part.model_copy(update={name: other}).save(parts[0])
+    second = 1 if name == "unit" else Digest.from_bytes(b"another")
+    part.model_copy(update={name: second}).save(parts[0])
     with pytest.raises(EvidenceError):
         MergedParts.from_files(plan, list(parts.values()))
 
@@ -200,11 +200,11 @@ def test_first_unit_must_have_the_planned_samples(
 ) -> None:
     del parts[0]
     np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
-    other = tmp_path / "other"
-    other.mkdir()
-    changed(folder, other, row=1, column="x.npy")
+    second = tmp_path / "other"
+    second.mkdir()
+    changed(folder, second, row=1, column="x.npy")
     with pytest.raises(DigestMismatch, match="unit 0 "):
-        merged(other, plan, list(parts.values()))
+        merged(second, plan, list(parts.values()))
 
 
 @pytest.mark.parametrize(("tamper", "says"), TAMPERED.values(), ids=TAMPERED)
@@ -222,9 +222,9 @@ def test_missing_unit_is_named(plan: MeasurementPlan, parts: dict[int, Path]) ->
 
 
 def test_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -> None:
-    other = planned(folder, max_age_days=7.0)
+    second = planned(folder, max_age_days=7.0)
     with pytest.raises(EvidenceError, match=r"part-0.json \(unit 0\) belongs to another plan"):
-        MergedParts.from_files(other, list(parts.values()))
+        MergedParts.from_files(second, list(parts.values()))
 
 
 def edited(path: Path, plan: MeasurementPlan, change: Callable[[UnitResult], UnitResult]) -> None:
@@ -293,8 +293,8 @@ def test_part_with_another_header_is_refused(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
     file = UnitFile.open(parts[1], plan=plan)
-    other = Policy.default().digest()
-    file.model_copy(update={"lead_sha256": other}).save(parts[1])
+    second = Policy.default().digest()
+    file.model_copy(update={"lead_sha256": second}).save(parts[1])
     with pytest.raises(EvidenceError, match="unit 1 .* used another noise floor"):
         merged(folder, plan, list(parts.values()))
 
@@ -348,9 +348,9 @@ def test_changed_samples_are_detected_when_merging(
 
 
 def test_changed_code_or_weights_are_detected(plan: MeasurementPlan) -> None:
-    other = Policy.default().digest()
+    second = Policy.default().digest()
     for field in ("code_sha256", "model_sha256", "subject_sha256"):
-        assignment = plan.assignment.model_copy(update={field: other})
+        assignment = plan.assignment.model_copy(update={field: second})
         with pytest.raises(DigestMismatch, match="was planned"):
             measure_unit(plan.model_copy(update={"assignment": assignment}), 1)
 

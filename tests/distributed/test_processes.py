@@ -30,21 +30,21 @@ TIMES = {"measured_at", "reference_latency", "reference_cost", "latency", "cost"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("scale")
+    path = tmp_path_factory.mktemp("scale")
     example = torch.zeros(2, 6)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            build(), (example,), place / "model.onnx", dynamo=False, input_names=["x"],
+            build(), (example,), path / "model.onnx", dynamo=False, input_names=["x"],
             output_names=["logits"], dynamic_axes={"x": {0: "n"}, "logits": {0: "n"}},
         )  # fmt: skip
     rows = np.random.default_rng(0).normal(size=(SAMPLES, 6)).astype(np.float32)
-    np.save(place / "x.npy", rows)
+    np.save(path / "x.npy", rows)
     labels = build()(torch.from_numpy(rows)).argmax(1).numpy()
-    np.save(place / "labels.npy", labels)
+    np.save(path / "labels.npy", labels)
     rows[150, 2] = np.nan
-    np.save(place / "nan.npy", rows)
-    return place
+    np.save(path / "nan.npy", rows)
+    return path
 
 
 def evidence(
@@ -88,15 +88,15 @@ def test_killed_worker_is_replaced_with_the_same_result(
     mark = folder / "mark"
     mark.touch()
     monkeypatch.setenv(MARK, str(mark))
-    both = evidence(folder, factory="mortal", jobs=2)
+    pair = evidence(folder, factory="mortal", jobs=2)
     assert not mark.exists()
-    assert both.crew is not None
-    assert (both.crew.engine, both.crew.workers) == ("processes", 2)
+    assert pair.crew is not None
+    assert (pair.crew.engine, pair.crew.workers) == ("processes", 2)
     assert single_process.crew is None
     source = {"source": None}
-    wanted, seen = (untimed(e.to_plain()) | source for e in (single_process, both))
-    assert seen == wanted
-    measured = [runtime for runtime in both.runtimes if runtime.measured]
+    expected, observed = (untimed(e.to_plain()) | source for e in (single_process, pair))
+    assert observed == expected
+    measured = [runtime for runtime in pair.runtimes if runtime.measured]
     assert measured
     assert all(runtime.outputs[0].samples == SAMPLES for runtime in measured)
 
@@ -104,11 +104,11 @@ def test_killed_worker_is_replaced_with_the_same_result(
 @exhaustive
 @pytest.mark.proof
 def test_workers_start_each_run_with_the_same_state(folder: Path) -> None:
-    one, both = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
-    assert both.crew is not None
-    assert untimed(both.to_plain()) == untimed(one.to_plain())
-    assert one.state_spread["calls"] > 0.1
-    assert all(r.outputs[0].max_abs_diff < 1e-5 for r in one.runtimes if r.measured)
+    item, pair = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
+    assert pair.crew is not None
+    assert untimed(pair.to_plain()) == untimed(item.to_plain())
+    assert item.state_spread["calls"] > 0.1
+    assert all(r.outputs[0].max_abs_diff < 1e-5 for r in item.runtimes if r.measured)
 
 
 @exhaustive

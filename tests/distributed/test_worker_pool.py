@@ -54,7 +54,7 @@ def test_workers_have_equal_threads_in_the_evidence(
 ) -> None:
     monkeypatch.setattr(Workers, "__enter__", lambda crew: crew)
     named = replace(checked, reference=replace(checked.reference, loaded=True))
-    before, others = torch.get_num_threads(), set(multiprocessing.active_children())
+    before, rest = torch.get_num_threads(), set(multiprocessing.active_children())
     with (
         ProcessPool(3) as pool,
         caplog.at_level(logging.DEBUG, "gate.steps"),
@@ -62,7 +62,7 @@ def test_workers_have_equal_threads_in_the_evidence(
     ):
         assert isinstance(workload.workers, Workers)
         assert (workload.workers.pool, pool.count, workload.workers.threads) == (pool, 2, 1)
-        ours = set(multiprocessing.active_children()) - others
+        ours = set(multiprocessing.active_children()) - rest
         assert len(ours) == 2  # that beyond them has ended
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before

@@ -91,7 +91,7 @@ def failure(error: Exception) -> bytes:
 def parts_of(pool: WorkerPool) -> list[int]:
     with pool, Workers(pool, Spec(), 1) as crew:  # type: ignore[arg-type]
         assert crew.begin(LEAD, UNITS) == LEAD
-        return sorted(taken.index for taken in crew.parts())
+        return sorted(used.index for used in crew.parts())
 
 
 def test_each_unit_arrives_once() -> None:
@@ -211,18 +211,20 @@ if __name__ == "__main__":
 @pytest.mark.further
 def test_worker_ends_with_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "orphans.py").write_text(ORPHANS)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "orphans.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL
+    assert completed.returncode == -signal.SIGKILL
     until = time.monotonic() + 20
-    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < until:
+    while psutil.pid_exists(int(completed.stdout)) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not psutil.pid_exists(int(done.stdout))
+    assert not psutil.pid_exists(int(completed.stdout))
 
 
 def test_starting_workers_imports_nothing_heavy() -> None:
     code = "import sys, gate.distributed.worker_pool; print({'torch', 'ray', 'numpy'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.strip() == "set()"

@@ -62,11 +62,11 @@ def test_a_provider_counts_only_if_it_ran_a_model() -> None:
     assert active == CPU_PROVIDER
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         pytest.skip("this build of ONNX Runtime knows no CUDA")
-    active, said = doctor.active_provider(CUDA_PROVIDER)
-    found = doctor._cuda_session(device=True)
-    assert (found.state == "ok") == (active == CUDA_PROVIDER)
+    active, stated = doctor.active_provider(CUDA_PROVIDER)
+    result = doctor._cuda_session(device=True)
+    assert (result.state == "ok") == (active == CUDA_PROVIDER)
     if active != CUDA_PROVIDER:
-        assert doctor.reason_of(said) in found.seen
+        assert doctor.reason_of(stated) in result.seen
 
 
 class TestWithoutCuda:
@@ -77,9 +77,9 @@ class TestWithoutCuda:
         monkeypatch.setattr(doctor, "_loadable", lambda _: False)
 
     def test_it_is_absent_and_the_cpu_can_judge(self, tmp_path: Path) -> None:
-        found = _examine(tmp_path)
-        assert found["CUDA device"].state == found["ort-cuda"].state == "absent"
-        assert Diagnosis(tuple(found.values())).can_judge
+        result = _examine(tmp_path)
+        assert result["CUDA device"].state == result["ort-cuda"].state == "absent"
+        assert Diagnosis(tuple(result.values())).can_judge
 
     def test_a_build_for_the_cpu_is_never_installed_over(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -99,23 +99,23 @@ class TestWithADevice:
     def test_a_fallback_to_the_cpu_is_missing_with_the_reason(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        said = "[E:onnxruntime] Failed to load x with error: libcudnn.so.9: cannot open\n\x1b[m"
-        monkeypatch.setattr(doctor, "active_provider", lambda _: (CPU_PROVIDER, said))
-        found = _examine(tmp_path)["ort-cuda"]
-        assert found.state == "missing"
-        assert "libcudnn.so.9: cannot open" in found.seen
-        assert found.remedy
+        stated = "[E:onnxruntime] Failed to load x with error: libcudnn.so.9: cannot open\n\x1b[m"
+        monkeypatch.setattr(doctor, "active_provider", lambda _: (CPU_PROVIDER, stated))
+        result = _examine(tmp_path)["ort-cuda"]
+        assert result.state == "missing"
+        assert "libcudnn.so.9: cannot open" in result.seen
+        assert result.remedy
 
     def test_missing_libraries_are_named_with_where_they_come_from(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         lacking = {"libcuda.so.1", "libcurand.so.10"}
         monkeypatch.setattr(doctor, "_loadable", lambda name: name not in lacking)
-        found = _examine(tmp_path)["CUDA libraries"]
-        assert found.state == "missing"
-        assert found.seen == "missing: libcuda.so.1, libcurand.so.10"
-        assert "driver" in str(found.remedy)
-        assert "onnxruntime-gpu[cuda,cudnn]" in str(found.remedy)
+        result = _examine(tmp_path)["CUDA libraries"]
+        assert result.state == "missing"
+        assert result.seen == "missing: libcuda.so.1, libcurand.so.10"
+        assert "driver" in str(result.remedy)
+        assert "onnxruntime-gpu[cuda,cudnn]" in str(result.remedy)
 
     def test_a_device_that_cannot_be_used_is_missing(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -126,19 +126,19 @@ class TestWithADevice:
     def test_all_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(doctor, "_loadable", lambda _: True)
         monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
-        found = _examine(tmp_path)
-        assert found["CUDA device"].state == found["ort-cuda"].state == "ok"
-        assert found["CUDA libraries"].state == "ok"
+        result = _examine(tmp_path)
+        assert result["CUDA device"].state == result["ort-cuda"].state == "ok"
+        assert result["CUDA libraries"].state == "ok"
 
 
 def _trial(**fields: object) -> provider_trial.ProviderTrial:
-    whole = {
+    complete = {
         "nodes_per_provider": {CUDA_PROVIDER: 9},
         "cpu_nodes": (),
         "exact_error": 2e-7,
         "default_error": 4e-4,
     }
-    return provider_trial.ProviderTrial(**whole | fields)  # type: ignore[arg-type]
+    return provider_trial.ProviderTrial(**complete | fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_a_real_model_shows_placement_and_tf32(
     monkeypatch.setattr(doctor, "_device", lambda: "a card")
     monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
     monkeypatch.setattr(provider_trial, "try_provider", lambda: _trial(**trial))
-    found = {each.name: each for each in doctor.cuda()}
-    assert found["CUDA model"].state == state
-    assert bool(found["CUDA model"].remedy) is (state != "ok")
-    assert "on in ONNX Runtime" in found["TF32"].seen
+    matches = {each.name: each for each in doctor.cuda()}
+    assert matches["CUDA model"].state == state
+    assert bool(matches["CUDA model"].remedy) is (state != "ok")
+    assert "on in ONNX Runtime" in matches["TF32"].seen
 
 
 def test_a_model_that_breaks_on_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +171,9 @@ def test_a_model_that_breaks_on_cuda_is_missing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "_device", lambda: "a card")
     monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
     monkeypatch.setattr(provider_trial, "try_provider", lambda: 1 / 0)
-    found = {each.name: each for each in doctor.cuda()}
-    assert found["CUDA model"].state == "missing"
-    assert "ZeroDivisionError" in found["CUDA model"].seen
+    matches = {each.name: each for each in doctor.cuda()}
+    assert matches["CUDA model"].state == "missing"
+    assert "ZeroDivisionError" in matches["CUDA model"].seen
 
 
 def test_the_model_runs_on_the_provider_that_is_given() -> None:
@@ -208,12 +208,12 @@ def test_without_a_needed_package_nothing_can_be_judged(
 
     monkeypatch.setattr(importlib, "import_module", broken)
     diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
-    found = {finding.name: finding for finding in diagnosis.findings}
+    matches = {finding.name: finding for finding in diagnosis.findings}
     assert not diagnosis.can_judge
-    assert found[name].state == "missing"
-    assert "libgomp" in found[name].seen
+    assert matches[name].state == "missing"
+    assert "libgomp" in matches[name].seen
     package = {"onnxruntime": next(iter(installation.onnx_runtimes()))}.get(name, name)
-    assert found[name].remedy.endswith(f"pip install --force-reinstall {package}")
+    assert matches[name].remedy.endswith(f"pip install --force-reinstall {package}")
 
 
 def test_what_kills_a_process_is_not_imported_but_named(
@@ -223,12 +223,12 @@ def test_what_kills_a_process_is_not_imported_but_named(
         installation, "import_crashes", lambda: {"onnxruntime": "importing it kills"}
     )
     monkeypatch.setattr(doctor, "active_provider", lambda _: pytest.fail("this would be the end"))
-    found = _examine(tmp_path)
-    assert found["onnxruntime"].state == found["ort-cpu"].state == "missing"
-    assert found["onnxruntime"].seen == "importing it kills"
-    assert found["onnxruntime"].remedy.startswith("Reinstall it: pip install --force-reins")
-    assert found["ort-cpu"].seen == "not tried: onnxruntime would crash this process"
-    assert not Diagnosis(tuple(found.values())).can_judge
+    result = _examine(tmp_path)
+    assert result["onnxruntime"].state == result["ort-cpu"].state == "missing"
+    assert result["onnxruntime"].seen == "importing it kills"
+    assert result["onnxruntime"].remedy.startswith("Reinstall it: pip install --force-reins")
+    assert result["ort-cpu"].seen == "not tried: onnxruntime would crash this process"
+    assert not Diagnosis(tuple(result.values())).can_judge
 
 
 @pytest.mark.parametrize("lacks", [{"torch"}, {"onnxruntime"}, {"torch", "onnxruntime"}])
@@ -236,9 +236,9 @@ def test_without_a_package_cuda_is_not_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: set[str]
 ) -> None:
     monkeypatch.setattr(installation, "is_installed", lambda name: name not in lacks)
-    found = _examine(tmp_path)["CUDA"]
-    assert found.state == "absent"
-    assert set(found.seen.removeprefix("not tried without ").split(" and ")) == lacks
+    result = _examine(tmp_path)["CUDA"]
+    assert result.state == "absent"
+    assert set(result.seen.removeprefix("not tried without ").split(" and ")) == lacks
 
 
 def test_a_broken_runtime_is_reported_and_does_not_end_the_doctor(
@@ -250,21 +250,21 @@ def test_a_broken_runtime_is_reported_and_does_not_end_the_doctor(
     monkeypatch.setattr(doctor, "active_provider", broken)
     monkeypatch.setattr(ort, "cuda_absent_reason", lambda: 1 / 0)
     diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
-    found = {finding.name: finding for finding in diagnosis.findings}
+    matches = {finding.name: finding for finding in diagnosis.findings}
     assert not diagnosis.can_judge
-    assert "1 + 1 gave 3" in found["ort-cpu"].seen
-    assert found["CUDA"].state == "missing"
+    assert "1 + 1 gave 3" in matches["ort-cpu"].seen
+    assert matches["CUDA"].state == "missing"
 
 
 def test_two_onnxruntime_packages_are_a_fault(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "1.0")
-    found = _examine(tmp_path)["one onnxruntime package"]
-    assert found.state == "conflict"
-    assert "overwrite each other" in found.seen
-    assert "onnxruntime-openvino 1.0" in found.seen
-    assert "pip install 'parity-gate[openvino]'" in found.remedy
+    result = _examine(tmp_path)["one onnxruntime package"]
+    assert result.state == "conflict"
+    assert "overwrite each other" in result.seen
+    assert "onnxruntime-openvino 1.0" in result.seen
+    assert "pip install 'parity-gate[openvino]'" in result.remedy
 
 
 def test_a_registry_that_is_down_does_not_hinder_judging(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_a_registry_that_is_down_does_not_hinder_judging(tmp_path: Path) -> None
         raise RegistryUnavailable("no answer from http://127.0.0.1:1")
 
     diagnosis = examine_machine(tmp_path, registry="http://127.0.0.1:1", preflight=down)
-    found = {finding.name: finding for finding in diagnosis.findings}
-    assert found["MLflow"].state == "missing"
+    matches = {finding.name: finding for finding in diagnosis.findings}
+    assert matches["MLflow"].state == "missing"
     assert diagnosis.can_judge
 
 
@@ -288,10 +288,10 @@ def test_a_full_disk_and_no_dvc_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
         return real(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    found = _examine(tmp_path)
-    assert found["disk"].state == "missing"
-    assert found["DVC"].state == "absent"
-    assert "parity-gate[pipeline]" in str(found["DVC"].remedy)
+    result = _examine(tmp_path)
+    assert result["disk"].state == "missing"
+    assert result["DVC"].state == "absent"
+    assert "parity-gate[pipeline]" in str(result["DVC"].remedy)
 
 
 class TestCommand:
@@ -305,8 +305,8 @@ class TestCommand:
         assert "can judge files on the CPU" in text
         assert f"sqlite:///{tmp_path}/mlflow.db" in text
         assert cli.main(["doctor", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["can_judge"], told["exit_code"]) == (True, 0)
+        record = json.loads(capsys.readouterr().out)
+        assert (record["can_judge"], record["exit_code"]) == (True, 0)
         assert list(tmp_path.iterdir()) == []
 
     def test_it_ends_with_2_where_nothing_can_be_judged(

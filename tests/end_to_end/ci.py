@@ -41,11 +41,11 @@ def main() -> None:
     run_id = make_run(uri)
     for line in sys.stdin:
         order = json.loads(line)
-        made = signed_release(
+        created = signed_release(
             registry, key, run_id=run_id, seed=order["seed"], model=order["model"]
         )
-        done = submit(registry, made, policy=POLICY)
-        print(json.dumps({"version": done.version, "reason": done.reason}), flush=True)
+        result = submit(registry, created, policy=POLICY)
+        print(json.dumps({"version": result.version, "reason": result.reason}), flush=True)
 
 
 def signed_release(
@@ -54,9 +54,9 @@ def signed_release(
     """A release of a file that no other seed gives, in the current folder."""
     path = onnx_file(Path(f"release-{seed}", "model.onnx"), seed=seed)
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    made = release(path, evidence=evidence(path, measured_at=at), policy=POLICY)
-    made = replace(made, model_name=model, run_id=run_id)
-    return Signing(SigningKey.load(key), plain(registry.identity), model).signed(made, POLICY)
+    created = release(path, evidence=evidence(path, measured_at=at), policy=POLICY)
+    created = replace(created, model_name=model, run_id=run_id)
+    return Signing(SigningKey.load(key), plain(registry.identity), model).signed(created, POLICY)
 
 
 if __name__ == "__main__":

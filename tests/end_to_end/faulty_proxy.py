@@ -95,8 +95,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             self.proxy.cleared.wait(_SLOW_S)
         if fault == "flipped" and data and self.command == "GET":
-            place = 7 * self.proxy.requests % len(data)  # noise is never twice the same
-            data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+            index = 7 * self.proxy.requests % len(data)  # noise is never twice the same
+            data = data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
         passed = {k: v for k, v in answer.getheaders() if k.lower() not in _HOP_BY_HOP}
         self._answer(answer.status, passed, data, cut=fault == "truncated")
 
@@ -132,16 +132,16 @@ class _Server(ThreadingHTTPServer):
 @contextmanager
 def proxy(upstream: str) -> Iterator[Proxy]:
     """A proxy before the server at `upstream`, on 127.0.0.1, without faults."""
-    made = Proxy(upstream)
-    handler = type("Handler", (_Handler,), {"proxy": made})
+    created = Proxy(upstream)
+    handler = type("Handler", (_Handler,), {"proxy": created})
     server = _Server(("127.0.0.1", 0), handler)
-    made.address = f"http://127.0.0.1:{server.server_address[1]}"
+    created.address = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield made
+        yield created
     finally:
-        made.cleared.set()
+        created.cleared.set()
         server.shutdown()
         server.server_close()
         thread.join()

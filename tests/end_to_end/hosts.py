@@ -51,8 +51,8 @@ class Host:
     @property
     def environment(self) -> dict[str, str]:
         """Nothing of ours but where to find Python and the code."""
-        own = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
-        return own | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+        custom = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
+        return custom | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
 
     def start(
         self, *arguments: str, environment: Mapping[str, str], **options: Any
@@ -83,8 +83,8 @@ class Host:
         if self.user is None:
             return []
         spaces = ["unshare", "--mount", "--pid", "--uts", "--fork", "--mount-proc"]
-        places = [self.name, str(self.user), *_hidden()]
-        return [*spaces, "sh", "-c", _ENTER, "sh", *places]
+        indices = [self.name, str(self.user), *_hidden()]
+        return [*spaces, "sh", "-c", _ENTER, "sh", *indices]
 
 
 def signalled(process: subprocess.Popen[str], number: int) -> None:
@@ -100,15 +100,15 @@ def hosts(*names: str) -> Iterator[list[Host]]:
     folder = Path(tempfile.mkdtemp(prefix="gate-hosts-"))
     folder.chmod(0o755)
     apart = why_one_user() is None
-    made = []
+    created = []
     try:
         for number, name in enumerate(names):
             host = Host(name, folder / name, 12001 + number if apart else None)
             host.folder.mkdir(mode=0o700)
             if host.user is not None:
                 os.chown(host.folder, host.user, host.user)
-            made.append(host)
-        yield made
+            created.append(host)
+        yield created
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -122,19 +122,19 @@ def why_one_user() -> str | None:
         Path(folder).chmod(0o755)
         nobody = Host("try", Path(folder), 12000)
         try:
-            done = nobody.run("-c", "import gate, mlflow, os; assert os.getuid() == 12000")
+            result = nobody.run("-c", "import gate, mlflow, os; assert os.getuid() == 12000")
         except OSError as error:
             return f"no unshare here: {error}"
-    return None if done.returncode == 0 else f"no other user can run Python here: {done.stderr}"
+    return None if result.returncode == 0 else f"no other user can run Python here: {result.stderr}"
 
 
 def _hidden() -> tuple[str, str]:
     """The first folder on the way to Python that others can't enter, and Python's own; empty where
     there is none."""
     python = Path(sys.base_prefix).resolve()
-    for place in reversed(python.parents):
-        if not place.stat().st_mode & stat.S_IXOTH:
-            return str(place), str(python)
+    for index in reversed(python.parents):
+        if not index.stat().st_mode & stat.S_IXOTH:
+            return str(index), str(python)
     return "", ""
 
 

@@ -74,11 +74,13 @@ def _child(settings: ServiceSettings, order: dict[str, Any]) -> None:
     try:
         act = _promotion(settings, order["promote"]) if "promote" in order else _look(settings)
         with counted(order.get("at"), order.get("signal", signal.SIGKILL)) as steps:
-            done = act()
+            result = act()
         failed = [
-            f"{type(one.error).__name__}: {one.error}" for one in done if isinstance(one, Failed)
+            f"{type(item.error).__name__}: {item.error}"
+            for item in result
+            if isinstance(item, Failed)
         ]
-        _answer(steps=steps, done=len(done) - len(failed), failed=failed)
+        _answer(steps=steps, done=len(result) - len(failed), failed=failed)
     except Exception as error:
         _answer(steps=steps, done=0, failed=[f"{type(error).__name__}: {error}"])
     finally:
@@ -93,14 +95,14 @@ def _promotion(settings: ServiceSettings, seed: int) -> Callable[[], list[StepRe
     """What gate promote does in CI, with the ledger, of a release that was measured and signed."""
     uri, model = settings.tracking_uri, settings.models[0]
     trust = Trust.from_file(settings.trust)
-    made = signed_release(
+    created = signed_release(
         MlflowRegistry(uri), "ci.pem", run_id=make_run(uri), seed=seed, model=model
     )
 
     def act() -> list[StepResult]:
         registry, ledger = MlflowRegistry(uri), written_ledger(settings, trust)
-        done = promote(registry, made, policy=POLICY, ledger=ledger, trust=trust)
-        return [StepResult("hand_in", "promoted", done.version, done.outcome)]
+        result = promote(registry, created, policy=POLICY, ledger=ledger, trust=trust)
+        return [StepResult("hand_in", "promoted", result.version, result.outcome)]
 
     return act
 

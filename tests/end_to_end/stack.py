@@ -87,16 +87,16 @@ class Stack:
 
     def promote_release(self, seed: int) -> PromotionResult:
         """Measure, decide, promote: as a pipeline does, with golden vectors."""
-        place = self.folder / f"release-{self.model}-{seed}"
-        path = onnx_file(place / "model.onnx", seed=seed)
+        folder = self.folder / f"release-{self.model}-{seed}"
+        path = onnx_file(folder / "model.onnx", seed=seed)
         origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
-        vectors.golden_of(place / "golden", path, origin=origin)
+        vectors.golden_of(folder / "golden", path, origin=origin)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         of = release(
             path,
             evidence=evidence(path, measured_at=at),
             policy=POLICY,
-            golden=GoldenFolder.open(place / "golden"),
+            golden=GoldenFolder.open(folder / "golden"),
         )
         of = dataclasses.replace(of, model_name=self.model, run_id=make_run(self.server.uri))
         return promote(self.registry, of, policy=POLICY, ledger=self.ledger)
@@ -191,9 +191,9 @@ def until(look: Callable[[], object], seconds: float = SOON_S) -> object:
     """What `look` gives as soon as it is true, or at last."""
     deadline = time.monotonic() + seconds
     while True:
-        seen = look()
-        if seen or time.monotonic() > deadline:
-            return seen
+        observed = look()
+        if observed or time.monotonic() > deadline:
+            return observed
         time.sleep(0.2)  # each look asks the server several times
 
 
@@ -212,18 +212,18 @@ def stack(
 ) -> Iterator[Stack]:
     """A service for one model, with the webhook registered; nothing is promoted. `given`: fields of
     Stack."""
-    made = Stack(folder, server, model, **given)
+    created = Stack(folder, server, model, **given)
     YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / "policy.yaml")
     settings.write_secrets(folder / "secrets", ["s" * 40])
-    made.registry.ensure_model(model)
-    made.launch()
+    created.registry.ensure_model(model)
+    created.launch()
     try:
-        made.register()
-        yield made
+        created.register()
+        yield created
     finally:
-        made.unregister()
-        if made.service is not None and made.service.poll() is None:
-            made.stop(signal.SIGKILL)
+        created.unregister()
+        if created.service is not None and created.service.poll() is None:
+            created.stop(signal.SIGKILL)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ PAGE_MS = 60_000
 def page() -> Iterator[Page]:
     SHOTS.mkdir(parents=True, exist_ok=True)
     with chromium() as browser:
-        made = browser.new_page(viewport={"width": 1500, "height": 1400})
-        made.set_default_timeout(PAGE_MS)
-        yield made
+        created = browser.new_page(viewport={"width": 1500, "height": 1400})
+        created.set_default_timeout(PAGE_MS)
+        yield created
 
 
 def set_tag_in_ui(page: Page, name: str, value: str) -> None:
@@ -57,8 +57,8 @@ def test_approval_in_the_mlflow_ui_promotes_and_deploys(system: Stack, page: Pag
     assert until(lambda: system.deployed() == system.digest(number))
     assert system.champion() == number
     # The last is written after it serves.
-    done = [("passed", number), ("promoted", number), ("deployed", number)]
-    assert until(lambda: system.lines() == done), system.lines()
+    result = [("passed", number), ("promoted", number), ("deployed", number)]
+    assert until(lambda: system.lines() == result), system.lines()
     live = system.store.live_link(system.model) / "exact/model.onnx"
     assert (
         live.read_bytes() == (system.folder / f"release-{system.model}-1/model.onnx").read_bytes()

@@ -31,8 +31,8 @@ def faulty_proxy(server: Server) -> Iterator[Proxy]:
         impatient.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
         impatient.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
         impatient.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
-        with proxy(server.uri) as made:
-            yield made
+        with proxy(server.uri) as created:
+            yield created
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +40,23 @@ def initial_state(
     server: Server, faulty_proxy: Proxy, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, FolderSnapshot]:
     """Two versions served; a third waits for its review."""
-    made = Model(tmp_path_factory.mktemp("weather"), faulty_proxy.address, "weather")
+    created = Model(tmp_path_factory.mktemp("weather"), faulty_proxy.address, "weather")
     for seed in (1, 2, 3):
-        number = made.submit_version(seed)
+        number = created.submit_version(seed)
         if seed < 3:
-            made.approve(number)
-            made.reconcile_once()
-    return made, FolderSnapshot(made.setup.folder, server.artifacts.with_name("mlflow.db"))
+            created.approve(number)
+            created.reconcile_once()
+    return created, FolderSnapshot(created.setup.folder, server.artifacts.with_name("mlflow.db"))
 
 
 @pytest.fixture
 def model(initial_state: tuple[Model, FolderSnapshot], monkeypatch: pytest.MonkeyPatch) -> Model:
     """Before a service that was just started, and that is sure of a mismatch at the next look."""
     read_in_process(monkeypatch)
-    made, beginning = initial_state
+    created, beginning = initial_state
     beginning.restore()
-    made.reading = Reading(mismatches=MismatchMemory(0.0, wait=None))
-    return made
+    created.reading = Reading(mismatches=MismatchMemory(0.0, wait=None))
+    return created
 
 
 def promotion(model: Model) -> Callable[[], object]:
@@ -133,7 +133,7 @@ def test_state_is_right_two_reconciles_after_transient_errors(
     assert model.reconcile_once() == 0
     assert model.registry.alias(model.name, CHAMPION) == champion
     lines = model.setup.ledger.entries()
-    (wanted,) = {line.sha256 for line in lines if line.version == champion and line.sha256}
+    (expected,) = {line.sha256 for line in lines if line.version == champion and line.sha256}
     live = model.store.live(model.name)
     assert live is not None
-    assert live.slots[EXACT].sha256 == wanted
+    assert live.slots[EXACT].sha256 == expected

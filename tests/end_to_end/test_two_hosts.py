@@ -107,8 +107,8 @@ class Deployment:
         manifest = ModelStore(host.folder / "store").live(model)
         if manifest is None:
             return None
-        wanted = manifest.slots[EXACT].sha256
-        return next(e.version for e in self.entries(model) if e.sha256 == wanted)
+        expected = manifest.slots[EXACT].sha256
+        return next(e.version for e in self.entries(model) if e.sha256 == expected)
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,11 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     ):
         for name, value in zip(("USERNAME", "PASSWORD"), ADMIN, strict=True):
             patch.setenv(f"MLFLOW_TRACKING_{name}", value)
-        made = Deployment(server, database, ci, replicas)
-        for user in (made.as_ci(), made.as_service()):
+        created = Deployment(server, database, ci, replicas)
+        for user in (created.as_ci(), created.as_service()):
             add_user(server.uri, *user.values())
-        _equip(made, folder)
-        yield made
+        _equip(created, folder)
+        yield created
 
 
 def _equip(deployment: Deployment, folder: Path) -> None:
@@ -148,12 +148,12 @@ def _equip(deployment: Deployment, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ci(deployment: Deployment) -> Iterator[Program]:
-    made = Program(
+    created = Program(
         deployment.ci, "-m", "tests.end_to_end.ci", deployment.server.uri, "ci.pem",
         environment=deployment.as_ci(),
     )  # fmt: skip
-    yield made
-    made.end()
+    yield created
+    created.end()
 
 
 def documented_commands(who: str) -> list[list[str]]:
@@ -214,19 +214,19 @@ class Service:
 @pytest.fixture(scope="module")
 def services(deployment: Deployment) -> Iterator[list[Service]]:
     model = deployment.model("digits")
-    made = [Service(deployment, host, model) for host in deployment.replicas]
-    for each in made:
+    created = [Service(deployment, host, model) for host in deployment.replicas]
+    for each in created:
         each.start()
-    for each in made:
-        done = subprocess.run(
+    for each in created:
+        completed = subprocess.run(
             [sys.executable, "-m", "gate", "webhooks", "register", "--tracking-uri",
              deployment.server.uri, "--url", f"{each.address}/webhooks/mlflow", "--name",
              each.host.name, "--secret-file", str(each.host.folder / "secrets")],
             check=False, capture_output=True, text=True,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    yield made
-    for each in made:
+        assert completed.returncode == 0, completed.stderr
+    yield created
+    for each in created:
         each.end(signal.SIGKILL)
 
 
@@ -253,18 +253,18 @@ KILLED_COMPONENTS = ("promoter", "service", "mlflow", "postgresql", "stopped", "
 def killable(deployment: Deployment) -> Iterator[list[Program]]:
     """A promoter and a replica that are killed, or whose servers are, and a replica that reconciles
     afterwards."""
-    one, two = deployment.replicas
+    item, two = deployment.replicas
     deployment.model(KILLED)
     _let_clock_jump(deployment.database.url)
-    made = [
+    created = [
         Program(
             host, "-m", "tests.end_to_end.replica", json.dumps(deployment.settings(host, KILLED)),
             environment=user,
         )
-        for host, user in ((one, deployment.as_ci()), (one, deployment.as_service()), (two, deployment.as_service()))
+        for host, user in ((item, deployment.as_ci()), (item, deployment.as_service()), (two, deployment.as_service()))
     ]  # fmt: skip
-    yield made
-    for each in made:
+    yield created
+    for each in created:
         each.end()
 
 
@@ -289,9 +289,9 @@ def calls(deployment: Deployment, ci: Program, killable: list[Program]) -> dict[
     for _ in range(2):
         ci.ask(seed=next(SEEDS), model=KILLED)
         look = replicas[0].ask()
-        done = promoter.ask(promote=next(SEEDS))
-        assert look["failed"] == done["failed"] == []
-        counts = {"look": len(look["steps"]), "promotion": len(done["steps"])}
+        result = promoter.ask(promote=next(SEEDS))
+        assert look["failed"] == result["failed"] == []
+        counts = {"look": len(look["steps"]), "promotion": len(result["steps"])}
         for each in replicas:
             each.ask()
     return counts
@@ -314,7 +314,7 @@ def test_one_reconcile_restores_champion_after_any_kill(
     and PostgreSQL are away then, until the promotion or the look that made the call has ended."""
     promoter, replica, two = killable
     is_promotion = component == "promoter" or (component != "service" and part % 2 == 1)
-    one, number = promoter if is_promotion else replica, None
+    item, number = promoter if is_promotion else replica, None
     if is_promotion:
         order: dict[str, Any] = {"promote": next(SEEDS)}
     else:
@@ -322,12 +322,12 @@ def test_one_reconcile_restores_champion_after_any_kill(
     at = part * calls["promotion" if is_promotion else "look"] // KILL_POINTS
     order["at"] = at
     if component in ("promoter", "service"):
-        assert one.ask(**order, signal=signal.SIGKILL) == {"killed": True}
+        assert item.ask(**order, signal=signal.SIGKILL) == {"killed": True}
     else:
         hours = {"clock": 24 if part % 4 < 2 else -24}.get(component, 0)
         # By its lease the lock is still held after the short time of a jump, and not after a stop.
         lease = {"lease_s": 15.0} if hours else {}
-        assert one.ask(**order, **lease, signal=signal.SIGSTOP) == {"stopped": True}
+        assert item.ask(**order, **lease, signal=signal.SIGSTOP) == {"stopped": True}
         if component == "mlflow":
             deployment.server.kill()
         elif component == "postgresql":
@@ -337,7 +337,7 @@ def test_one_reconcile_restores_champion_after_any_kill(
             two.ask()
         else:
             two.ask()
-        one.ask(**{"continue": True})
+        item.ask(**{"continue": True})
         if component == "mlflow":
             deployment.server.start()
         elif component == "postgresql":
@@ -368,11 +368,11 @@ def test_submission_from_ci_is_deployed_by_both_replicas(
     }  # fmt: skip
     for command in documented_commands("CI")[1:]:  # the service has to trust the key already
         words, _, target = " ".join(command).partition(" > ")
-        done = deployment.ci.run("-m", *words.split(), **environment)
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = deployment.ci.run("-m", *words.split(), **environment)
+        assert result.returncode == 0, result.stdout + result.stderr
         if target:
-            deployment.ci.write(target, done.stdout)
-    assert "handed in" in done.stdout
+            deployment.ci.write(target, result.stdout)
+    assert "handed in" in result.stdout
     assert not (deployment.ci.folder / ".gate" / "state.db").exists()  # it has no ledger
     wait_until_all_serve(deployment, "1", *services)
 
@@ -381,9 +381,13 @@ def test_hosts_cannot_read_each_others_files(deployment: Deployment) -> None:
     why = why_one_user()
     if why is not None:
         pytest.skip(why)
-    one = deployment.replicas[0]
-    for host, other in ((deployment.ci, one), (one, deployment.ci), (one, deployment.replicas[1])):
-        look = f"import os; os.listdir({str(other.folder)!r})"
+    item = deployment.replicas[0]
+    for host, second in (
+        (deployment.ci, item),
+        (item, deployment.ci),
+        (item, deployment.replicas[1]),
+    ):
+        look = f"import os; os.listdir({str(second.folder)!r})"
         assert "PermissionError" in host.run("-c", look).stderr
 
 

@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
     ledger = Ledger(folder / "ledger.db")
     promotion = promote(MlflowRegistry(uri), release, policy=policy(), ledger=ledger)
     names = (exported.path.name, *exported.subject.external_data)
-    told = {
+    reported = {
         "size_bytes": exported.subject.size_bytes,
         "external_data": exported.subject.external_data,
         "sha256": str(exported.subject.sha256),
@@ -83,7 +83,7 @@ def main(folder: Path) -> None:
         "promotion": promotion.outcome,
         "ledger": str(ledger.entries()[-1].sha256),
     }
-    print(json.dumps(told))
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -122,14 +122,14 @@ def warning(message: str, category: type[Warning], file: Path | str) -> warnings
 
 def test_tracer_warnings_are_unique_with_location():
     kind = torch.jit.TracerWarning
-    seen = [
+    observed = [
         warning("to a\nPython boolean", kind, Path(__file__)),
         warning("to a\nPython boolean", kind, Path(__file__)),
         warning("own library", kind, TORCH / "nn" / "functional.py"),
         warning("outputs differ", kind, TORCH / "jit" / "_trace.py"),
         warning("something else", UserWarning, Path(__file__)),
     ]
-    assert tracer_warnings(seen) == (
+    assert tracer_warnings(observed) == (
         "tests/export/test_capture.py:5: to a Python boolean",
         "torch/jit/_trace.py:5: outputs differ",
     )
@@ -137,10 +137,10 @@ def test_tracer_warnings_are_unique_with_location():
 
 def test_hazards_are_warnings_of_the_exporter():
     exporter = TORCH / "onnx" / "utils.py"
-    seen = [
+    observed = [
         warning("dropout is set to train=True", UserWarning, exporter),
         warning("no signature found for x", UserWarning, exporter),
         warning("You are using the legacy exporter", DeprecationWarning, exporter),
         warning("my own", UserWarning, Path(__file__)),
     ]
-    assert hazards(seen) == ("dropout is set to train=True",)
+    assert hazards(observed) == ("dropout is set to train=True",)

@@ -27,25 +27,25 @@ SAMPLES = torch.linspace(-4, 4, 256).reshape(64, 4)
 
 def export(path: Path, *, strategy: str, table: dict[Any, Any], opset: int = 18) -> Path:
     model = custom_example.build().eval().requires_grad_(False)
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "opset_version": opset,
         "input_names": ["input"],
         "output_names": ["logits"],
         "verbose": False,
     }
     if strategy == "dynamo":
-        told |= {"dynamo": True, "external_data": False, "custom_translation_table": table}
-        told |= {"dynamic_shapes": ({0: "batch"},)}
+        reported |= {"dynamo": True, "external_data": False, "custom_translation_table": table}
+        reported |= {"dynamic_shapes": ({0: "batch"},)}
     else:
         axes = {name: {0: "batch"} for name in ("input", "logits")}
-        told |= {"dynamo": False, "dynamic_axes": axes}
+        reported |= {"dynamo": False, "dynamic_axes": axes}
     make: dict[str, Callable[[], Any]] = {
         "traced": lambda: torch.jit.trace(model, (SAMPLES,)),
         "scripted": lambda: torch.jit.script(model),
     }
     with captured():
         module = make.get(strategy, lambda: model)()
-        torch.onnx.export(module, (SAMPLES,), str(path), **told)
+        torch.onnx.export(module, (SAMPLES,), str(path), **reported)
     return path
 
 
@@ -62,7 +62,7 @@ def test_custom_operator_example_passes(tmp_path, strategy):
         path = export(tmp_path / "model.onnx", strategy=strategy, table=symbolics.translations)
     np.save(tmp_path / "samples.npy", SAMPLES.numpy())
     verdicted = check(path, "tests.export.custom_example:build", tmp_path / "samples.npy")
-    failed = [one for one in verdicted.decision.checks if one.verdict in ("FAIL", "ERROR")]
+    failed = [item for item in verdicted.decision.checks if item.verdict in ("FAIL", "ERROR")]
     assert verdicted.decision.verdict is Verdict.PASS, failed
     assert foreign_in(path) == ()
 
@@ -115,11 +115,11 @@ def test_previous_user_registration_is_restored(tmp_path):
 
 def test_builtin_symbolic_function_is_restored():
     before = registry()["aten::relu"]
-    own = before.get(18)
+    custom = before.get(18)
     with overriding("aten::relu", custom_example.symbolic, opset=18):
         assert registry()["aten::relu"].get(18) is custom_example.symbolic
     assert registry()["aten::relu"] is before
-    assert before.get(18) is own
+    assert before.get(18) is custom
 
 
 def test_function_receives_the_opset(module_of):
@@ -130,9 +130,9 @@ def test_function_receives_the_opset(module_of):
             print(symbolics.opset)
         """
     )
-    with captured() as said, registered(spec, opset=17):
+    with captured() as stated, registered(spec, opset=17):
         pass
-    assert said.text == "17\n"
+    assert stated.text == "17\n"
 
 
 @pytest.fixture
@@ -218,11 +218,11 @@ def test_unknown_operators_in_subgraphs_and_functions_are_found():
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
     branch = helper.make_graph([foreign], "branch", [], [output])
     node = helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch)
-    own = helper.make_node("Mine", ["x"], ["y"], domain="local")
+    custom = helper.make_node("Mine", ["x"], ["y"], domain="local")
     fused = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
     function = helper.make_function(
         "local", "Mine", ["x"], ["y"], [foreign], [helper.make_opsetid("mine", 1)]
     )
-    graph = helper.make_graph([node, own, fused], "graph", [], [output])
+    graph = helper.make_graph([node, custom, fused], "graph", [], [output])
     model = helper.make_model(graph, functions=[function])
     assert foreign_operators(model) == ("mine::Secret at inner",) * 3

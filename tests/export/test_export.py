@@ -103,8 +103,8 @@ def test_file_computes_the_model_in_eval_mode(output):
     exported = export(model, output)
     with torch.no_grad():
         expected = copy.deepcopy(model).eval()(torch.from_numpy(images(9)["input"])).numpy()
-    (seen,) = run(exported, images(9))
-    np.testing.assert_allclose(seen, expected, atol=1e-6)
+    (observed,) = run(exported, images(9))
+    np.testing.assert_allclose(observed, expected, atol=1e-6)
 
 
 def test_fixed_batch(output):
@@ -130,8 +130,8 @@ def test_several_inputs_are_bound_by_name(output):
     )
     with torch.no_grad():
         expected = model(torch.from_numpy(scale), torch.from_numpy(shift)).numpy()
-    (seen,) = run(exported, {"scale": scale, "shift": shift})
-    np.testing.assert_allclose(seen, expected, atol=1e-6)
+    (observed,) = run(exported, {"scale": scale, "shift": shift})
+    np.testing.assert_allclose(observed, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [nets.TwoOutputs, nets.DictOutput])
@@ -172,8 +172,8 @@ def test_fused_attention_is_exported_as_plain_operators(output):
     )
     with torch.no_grad():
         expected = model.eval()(torch.from_numpy(attention_example()["input"])).numpy()
-    (seen,) = run(exported, attention_example())
-    np.testing.assert_allclose(seen, expected, atol=1e-6)
+    (observed,) = run(exported, attention_example())
+    np.testing.assert_allclose(observed, expected, atol=1e-6)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -198,8 +198,8 @@ def test_failure_names_its_log(output, capfd):
         export(seeded(nets.Unsupported), output)
     assert "graph(" in log.read_text()
     assert not output.exists()
-    seen = capfd.readouterr()
-    assert (seen.out, seen.err) == ("", "")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
     export(seeded(), output)
     assert not log.exists()
 
@@ -305,7 +305,7 @@ print(exported.subject.sha256)
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", [nets.Small, nets.Swapped])
 def test_export_is_reproducible_across_processes(tmp_path, kind):
-    one = export(seeded(kind), tmp_path / "one.onnx", strategy="ladder").subject.sha256
+    item = export(seeded(kind), tmp_path / "one.onnx", strategy="ladder").subject.sha256
     export(seeded(nets.TwoOutputs), tmp_path / "other.onnx", output_names=TWO_NAMES)
     again = export(
         seeded(kind), tmp_path / "folder" / "again.onnx", strategy="ladder"
@@ -314,7 +314,7 @@ def test_export_is_reproducible_across_processes(tmp_path, kind):
         [sys.executable, "-W", "ignore", "-c", AGAIN, str(tmp_path / "else.onnx"), kind.__name__],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.strip()  # fmt: skip
-    assert str(one) == str(again) == elsewhere
+    assert str(item) == str(again) == elsewhere
 
 
 @pytest.mark.parametrize("kind", [nets.Swapped, nets.DataBranch])

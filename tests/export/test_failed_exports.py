@@ -41,11 +41,11 @@ ADVICE = (
 
 def failure_text(model: nn.Module, folder: Path, **settings: Any) -> str:
     """What the export of `model` says."""
-    asked = {"input_names": None, "output_names": None, **settings}
+    requested = {"input_names": None, "output_names": None, **settings}
     output = folder / "model.onnx"
     with pytest.raises(ExportError) as error:
         example = STRUCTURED if isinstance(model, failing.Structured) else EXAMPLE
-        export_model(model, example, settings=ExportSettings(**asked), output=output)
+        export_model(model, example, settings=ExportSettings(**requested), output=output)
     assert not output.exists()
     return str(error.value)
 
@@ -104,8 +104,8 @@ def test_failure_is_short_and_ends_with_advice(tmp_path, capfd, kind, settings, 
     assert len(lines) <= MOST
     assert any(advice.lower() in lines[-1].lower() for advice in ADVICE), lines[-1]
     assert says in text
-    seen = capfd.readouterr()
-    assert (seen.out, seen.err) == ("", "")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
 
 @pytest.mark.rows(5)
@@ -149,9 +149,9 @@ def test_export_command_prints_at_most_forty_lines(tmp_path, capfd):
     command += ["--example-input", str(tmp_path / "samples.npy")]
     command += ["--output", str(tmp_path / "model.onnx")]
     assert cli.main(command) == 2
-    seen = capfd.readouterr()
-    lines = (seen.out + seen.err).splitlines()
+    captured = capfd.readouterr()
+    lines = (captured.out + captured.err).splitlines()
     assert len(lines) <= MOST
-    assert "example::shifted_swish at right.odd" in seen.err
+    assert "example::shifted_swish at right.odd" in captured.err
     assert lines[-1].startswith(ADVICE), lines[-1]
     assert (tmp_path / "model.onnx.export.log").exists()

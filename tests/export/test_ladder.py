@@ -29,8 +29,8 @@ SAMPLES, BATCH, SIDE = 8, 2, 32
 
 def export_and_check(model, arrays, folder, **settings):
     output = folder / "model.onnx"
-    asked = ExportSettings(**{"batch_size": BATCH, "opset": "auto", **settings})
-    exported = export_model(model, arrays, settings=asked, output=output)
+    requested = ExportSettings(**{"batch_size": BATCH, "opset": "auto", **settings})
+    exported = export_model(model, arrays, settings=requested, output=output)
     verdicted = check(
         output,
         reference=Reference(model, Source(factory="tests:model"), exported.record),
@@ -58,9 +58,11 @@ def test_torchvision(tmp_path, name):
 
 
 def judged_on_images(model: nn.Module, folder: Path) -> tuple[Exported, EvaluationResult]:
-    seen = torchvision_models.images(16, "a small one", seed=1, side=SIDE)
+    observed = torchvision_models.images(16, "a small one", seed=1, side=SIDE)
     images = torchvision_models.images(SAMPLES, "a small one", seed=2, side=SIDE)
-    return export_and_check(torchvision_models.calibrated(model, seen), {"input": images}, folder)
+    return export_and_check(
+        torchvision_models.calibrated(model, observed), {"input": images}, folder
+    )
 
 
 @pytest.mark.proof
@@ -95,7 +97,7 @@ def test_detector_backbone_keeps_level_names(tmp_path):
     torch.manual_seed(0)
     widths = [3, 8, 12, 16, 20]
     body = nn.Sequential(*(nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(widths)))
-    names = {str(place): str(place) for place in range(4)}
+    names = {str(index): str(index) for index in range(4)}
     model = BackboneWithFPN(body, names, widths[1:], 16).eval()
     images = torchvision_models.images(SAMPLES, "a small one", seed=2, side=SIDE)
     exported, verdicted = export_and_check(
@@ -103,9 +105,9 @@ def test_detector_backbone_keeps_level_names(tmp_path):
     )
     assert [spec.name for spec in exported.subject.outputs] == ["0", "1", "2", "3", "pool"]
     assert all(
-        isinstance(axis, int) == (place == 1)
+        isinstance(axis, int) == (index == 1)
         for spec in exported.subject.outputs
-        for place, axis in enumerate(spec.shape)
+        for index, axis in enumerate(spec.shape)
     )
     assert_passes(verdicted)
 
@@ -121,10 +123,10 @@ class Question(nn.Module):
         self.answer = nn.Linear(8, 5)
 
     def forward(self, image: torch.Tensor, *, words: torch.Tensor) -> dict[str, Any]:
-        seen = self.see(image).flatten(2)
-        asked = self.read(words).mean(1, keepdim=True)
-        look = (asked @ seen).softmax(-1)
-        return {"logits": self.answer((look @ seen.transpose(1, 2)).squeeze(1)), "look": look}
+        observed = self.see(image).flatten(2)
+        requested = self.read(words).mean(1, keepdim=True)
+        look = (requested @ observed).softmax(-1)
+        return {"logits": self.answer((look @ observed.transpose(1, 2)).squeeze(1)), "look": look}
 
 
 def test_keyword_only_input(tmp_path):

@@ -63,20 +63,20 @@ def exact_file(tmp_path_factory):
     SETTINGS.model_copy(update={"activation": "int8", "reduce_range": False}),
 ])  # fmt: skip
 def test_quantized_file_agrees_and_has_metadata(exact_file, tmp_path, settings, capsys):
-    made = quantize(exact_file, batches(images()), tmp_path / "twin.onnx", settings=settings)
-    told = made.record.settings
-    assert (made.record.strategy, told["calibration_samples"]) == ("quantized", 32)
-    assert told["method"] == settings.method
-    proto = onnx.load(str(made.path))
+    created = quantize(exact_file, batches(images()), tmp_path / "twin.onnx", settings=settings)
+    reported = created.record.settings
+    assert (created.record.strategy, reported["calibration_samples"]) == ("quantized", 32)
+    assert reported["method"] == settings.method
+    proto = onnx.load(str(created.path))
     props = {entry.key: entry.value for entry in proto.metadata_props}
-    assert props[QUANTIZED_FROM] == told["of_sha256"]
+    assert props[QUANTIZED_FROM] == reported["of_sha256"]
     assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in proto.graph.node}
     x = images(seed=1)
     answers = [
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(
             None, {"input": x}
         )[0]
-        for path in (exact_file, made.path)
+        for path in (exact_file, created.path)
     ]
     assert 0 < np.abs(answers[0] - answers[1]).max() < answers[0].std()
     assert (answers[0].argmax(1) == answers[1].argmax(1)).mean() > 0.9
@@ -84,13 +84,15 @@ def test_quantized_file_agrees_and_has_metadata(exact_file, tmp_path, settings, 
 
 
 def test_quantization_is_reproducible(exact_file, tmp_path):
-    one, two, other = (
+    item, two, second = (
         quantize(exact_file, batches(images(seed=seed)), tmp_path / f"{i}.onnx", settings=SETTINGS)
         for i, seed in enumerate((0, 0, 5))
     )
-    assert one.subject.sha256 == two.subject.sha256 != other.subject.sha256
-    assert one.record == two.record
-    assert one.record.settings["calibration_sha256"] != other.record.settings["calibration_sha256"]
+    assert item.subject.sha256 == two.subject.sha256 != second.subject.sha256
+    assert item.record == two.record
+    assert (
+        item.record.settings["calibration_sha256"] != second.record.settings["calibration_sha256"]
+    )
 
 
 def nothing_to_quantize(folder: Path) -> Path:
@@ -165,8 +167,8 @@ def names(decision, *verdicts: Verdict) -> set[str]:
 
 @pytest.mark.proof
 def test_quantized_file_passes_only_its_policy(quantized_file):
-    own = check_file(quantized_file, LENIENT)
-    assert own.passed, [render_check(check) for check in own.problems]
+    custom = check_file(quantized_file, LENIENT)
+    assert custom.passed, [render_check(check) for check in custom.problems]
     exact_file = check_file(quantized_file, None)
     assert not exact_file.passed
     assert {"graph_quantized", "noise_ratio"} <= names(exact_file, Verdict.FAIL)
@@ -175,8 +177,8 @@ def test_quantized_file_passes_only_its_policy(quantized_file):
 @pytest.mark.further
 def test_wrongly_calibrated_file_fails_its_policy(exact_file, tmp_path):
     flat = np.full_like(images(), 0.01)
-    made = quantize(exact_file, batches(flat), tmp_path / "twin.onnx", settings=SETTINGS)
-    assert "top1_agreement" in names(check_file(made.path, LENIENT), Verdict.FAIL)
+    created = quantize(exact_file, batches(flat), tmp_path / "twin.onnx", settings=SETTINGS)
+    assert "top1_agreement" in names(check_file(created.path, LENIENT), Verdict.FAIL)
 
 
 def _lenient() -> Policy:

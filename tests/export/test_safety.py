@@ -45,8 +45,8 @@ def example() -> dict[str, np.ndarray]:
 
 
 def export(model: nn.Module, folder: Path, **settings):
-    asked = ExportSettings(**settings)
-    return export_model(model.eval(), example(), settings=asked, output=folder / "model.onnx")
+    requested = ExportSettings(**settings)
+    return export_model(model.eval(), example(), settings=requested, output=folder / "model.onnx")
 
 
 def test_ladder_skips_refused_strategies(tmp_path):
@@ -94,9 +94,9 @@ def command(tmp_path, monkeypatch):
 
 def test_export_command_exits_with_1_when_refused(command, capsys):
     assert cli.main([*command, "--strategy", "traced"]) == 1
-    told = capsys.readouterr().out
-    assert "TRC008" in told
-    assert "Traceback" not in told
+    captured = capsys.readouterr().out
+    assert "TRC008" in captured
+    assert "Traceback" not in captured
     assert not Path("m.onnx").exists()
     assert cli.main([*command, "--strategy", "traced", "--json"]) == 1
     plain = json.loads(capsys.readouterr().out)
@@ -108,9 +108,9 @@ def test_export_command_without_lint_shows_findings(command, capsys):
     assert cli.main([*command, "--strategy", "traced", "--no-lint"]) == 0
     assert "TRC008 error at" in capsys.readouterr().out
     assert cli.main(command) == 0
-    told = capsys.readouterr().out
-    assert "strategy    scripted" in told
-    assert "failed    traced: refused by TRC008" in told
+    captured = capsys.readouterr().out
+    assert "strategy    scripted" in captured
+    assert "failed    traced: refused by TRC008" in captured
 
 
 @pytest.mark.proof

@@ -44,8 +44,8 @@ def grouped(rows: int = 6) -> dict[str, Any]:
 def export(model: nn.Module, folder: Path, example: dict[str, Any], **settings: Any) -> Exported:
     """As `gate export` does; the model is afterwards what it was."""
     before = copy.deepcopy(model.state_dict())
-    asked = ExportSettings(**{"opset": "auto", "batch_size": 2, **settings})
-    exported = export_model(model.eval(), example, settings=asked, output=folder / "model.onnx")
+    requested = ExportSettings(**{"opset": "auto", "batch_size": 2, **settings})
+    exported = export_model(model.eval(), example, settings=requested, output=folder / "model.onnx")
     self_check(model, exported, example)
     after = model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())

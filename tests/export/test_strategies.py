@@ -163,8 +163,8 @@ def test_conflicting_names_in_subgraphs_are_renamed(tmp_path):
     assert [output.name for output in session.get_outputs()] == ["0"]
     x = np.array([1.0, 2.0], np.float32)
     for flag, sign in ((True, 2), (False, -2)):
-        (seen,) = session.run(["0"], {"x": x, "positive": np.array(flag)})
-        assert (seen == sign * x).all()
+        (observed,) = session.run(["0"], {"x": x, "positive": np.array(flag)})
+        assert (observed == sign * x).all()
 
 
 def test_file_without_numeric_names_is_unchanged(tmp_path):

@@ -116,13 +116,13 @@ def test_export_one_class_as_functions(tmp_path):
     assert exported.subject.opset == 15
     assert [(node.domain, node.op_type) for node in model.graph.node] == [(__name__, "Block")] * 2
     assert exported.record.settings["export_modules_as_functions"] == "Block"
-    whole = export(tmp_path, export_modules_as_functions=(f"{__name__}.Block",))
-    assert graph_of(whole).functions[0].name == "Block"
+    complete = export(tmp_path, export_modules_as_functions=(f"{__name__}.Block",))
+    assert graph_of(complete).functions[0].name == "Block"
 
 
 def test_custom_opsets(tmp_path):
-    asked = {"export_modules_as_functions": ("Block",), "custom_opsets": {__name__: 3}}
-    exported = export(tmp_path, **asked)
+    requested = {"export_modules_as_functions": ("Block",), "custom_opsets": {__name__: 3}}
+    exported = export(tmp_path, **requested)
     assert domains(graph_of(exported)) == {"": 15, __name__: 3}
     assert exported.record.settings["custom_opsets"] == f"{__name__}=3"
     with pytest.raises(ExportError, match=r"uses the domains \{ai.onnx: 15\}, expected mine: 2"):
@@ -133,8 +133,8 @@ def test_autograd_inlining(tmp_path):
     inlined = export(tmp_path, Squared())
     assert operators(graph_of(inlined)) == ["::Mul", "::Constant", "::Add"]
     assert inlined.record.settings["autograd_inlining"] is True
-    asked = {"autograd_inlining": False, "custom_symbolics": HERE}
-    by_hand = export(tmp_path, Squared(), **asked, custom_opsets={"com.microsoft": 1})
+    requested = {"autograd_inlining": False, "custom_symbolics": HERE}
+    by_hand = export(tmp_path, Squared(), **requested, custom_opsets={"com.microsoft": 1})
     model = graph_of(by_hand)
     assert operators(model) == ["com.microsoft::Gelu", "::Constant", "::Add"]
     assert domains(model) == {"": 15, "com.microsoft": 1}

@@ -41,20 +41,20 @@ def test_each_output_is_checked(tmp_path):
     model = seeded(Frozen)
     exported = export(model, tmp_path, output_names=("logits", "features"))
     assert max(self_check(model, exported, images()).values()) < 1e-5
-    other = copy.deepcopy(model)
-    other.fc.bias.data[1] += 1e-4
-    found = self_check(other, exported, images())
-    assert found["max_abs_diff_export_batch"] == pytest.approx(1e-4, abs=1e-5)
-    assert found["max_abs_diff_other_batch"] == pytest.approx(1e-4, abs=1e-5)
+    second = copy.deepcopy(model)
+    second.fc.bias.data[1] += 1e-4
+    result = self_check(second, exported, images())
+    assert result["max_abs_diff_export_batch"] == pytest.approx(1e-4, abs=1e-5)
+    assert result["max_abs_diff_other_batch"] == pytest.approx(1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [2, 3])
 def test_correct_export_agrees_at_both_batch_sizes(tmp_path, batch_size):
     model = seeded().train()
     modes = [module.training for module in model.modules()]
-    found = self_check(model, export(model, tmp_path, batch_size=batch_size), images())
-    assert list(found) == ["max_abs_diff_export_batch", "max_abs_diff_other_batch"]
-    assert all(0 <= value < 1e-5 for value in found.values())
+    result = self_check(model, export(model, tmp_path, batch_size=batch_size), images())
+    assert list(result) == ["max_abs_diff_export_batch", "max_abs_diff_other_batch"]
+    assert all(0 <= value < 1e-5 for value in result.values())
     assert [module.training for module in model.modules()] == modes
 
 
@@ -65,10 +65,10 @@ def test_fixed_batch_is_checked_at_one_size(tmp_path):
 
 def test_wrong_values_are_found(tmp_path):
     exported = export(seeded(), tmp_path)
-    other = seeded()
-    other.fc.bias.data[1] += 0.25
+    second = seeded()
+    second.fc.bias.data[1] += 0.25
     with pytest.raises(ExportError, match="differs by 0.25 from the model in logits"):
-        self_check(other, exported, images())
+        self_check(second, exported, images())
 
 
 def test_fixed_batch_in_a_dynamic_file_is_found(tmp_path):
@@ -81,9 +81,9 @@ def test_fixed_batch_in_a_dynamic_file_is_found(tmp_path):
 
 def test_wrong_shape_is_found(tmp_path):
     exported = export(seeded(), tmp_path)
-    other = nn.Sequential(seeded(), nn.Linear(3, 7))
+    second = nn.Sequential(seeded(), nn.Linear(3, 7))
     with pytest.raises(ExportError, match=r"returns \[2, 3\] for logits, the model \[2, 7\]"):
-        self_check(other, exported, images())
+        self_check(second, exported, images())
 
 
 def test_nonfinite_model_output_is_found(tmp_path):
@@ -198,23 +198,23 @@ def test_rounding_and_randomness_are_no_objection(tmp_path, model, other):
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
 def test_objection_has_kind_and_cause(tmp_path, model, other, kind, says):
-    found = objection(model, export_other(other, tmp_path / "m.onnx"))
-    assert found is not None
-    assert found.kind == kind
-    assert re.search(says, found.cause), found.cause
+    result = objection(model, export_other(other, tmp_path / "m.onnx"))
+    assert result is not None
+    assert result.kind == kind
+    assert re.search(says, result.cause), result.cause
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_fixed_batch_is_a_failure(tmp_path):
-    found = objection(Scaled(), export_other(Scaled(), tmp_path / "m.onnx", batch=False))
-    assert found is not None
-    assert found.kind == "fails"
-    assert "fails with 3 samples" in found.cause
+    result = objection(Scaled(), export_other(Scaled(), tmp_path / "m.onnx", batch=False))
+    assert result is not None
+    assert result.kind == "fails"
+    assert "fails with 3 samples" in result.cause
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_invalid_file_is_a_failure(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"nothing")
-    found = objection(Scaled(), tmp_path / "m.onnx")
-    assert found is not None
-    assert found.kind == "fails"
+    result = objection(Scaled(), tmp_path / "m.onnx")
+    assert result is not None
+    assert result.kind == "fails"

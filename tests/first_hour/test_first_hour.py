@@ -66,32 +66,34 @@ def installed(
     request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Installation:
     python, packages = _python(request.param)
-    place = tmp_path_factory.mktemp("env") / "venv"
-    subprocess.run([python, "-m", "venv", "--without-pip", str(place)], check=True)
-    made = Installation(place, "the wheel", 0.0)
+    folder = tmp_path_factory.mktemp("env") / "venv"
+    subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
+    created = Installation(folder, "the wheel", 0.0)
     line = [
         sys.executable,
         "-m",
         "pip",
         "--disable-pip-version-check",
         "--python",
-        str(made.python),
+        str(created.python),
     ]
     subprocess.run([*line, "install", "--quiet", "--no-deps", str(built)], check=True)
-    (site,) = place.glob("lib/python*/site-packages")
+    (site,) = folder.glob("lib/python*/site-packages")
     (site / "packages.pth").write_text(f"{packages}\n")
-    return made
+    return created
 
 
 def _python(version: str) -> tuple[str, str]:
     """A Python of this version that has what the wheel needs, and where its packages are."""
-    own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    found = sys.executable if version == own else shutil.which(f"python{version}")
+    custom = f"{sys.version_info.major}.{sys.version_info.minor}"
+    result = sys.executable if version == custom else shutil.which(f"python{version}")
     code = f"import sysconfig, {NEEDED}; print(sysconfig.get_path('purelib'))"
-    if found is not None:
-        done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return found, done.stdout.splitlines()[-1]
+    if result is not None:
+        completed = subprocess.run(
+            [result, "-c", code], capture_output=True, text=True, check=False
+        )
+        if completed.returncode == 0:
+            return result, completed.stdout.splitlines()[-1]
     lacks = f"python{version} with {NEEDED} is not on this machine: its first hour is not tested"
     pytest.skip(lacks)
 
@@ -112,8 +114,8 @@ def test_wheel_contains_only_the_package(built: Path) -> None:
 
 def test_the_wheel_is_what_runs(installed: Installation, tmp_path: Path) -> None:
     code = "import gate; print(gate.__file__)"
-    done = run(tmp_path, installed.python, "-c", code)
-    assert Path(done.stdout.strip()).is_relative_to(installed.folder), done.stderr
+    result = run(tmp_path, installed.python, "-c", code)
+    assert Path(result.stdout.strip()).is_relative_to(installed.folder), result.stderr
 
 
 @pytest.mark.parametrize("name", some(NETS, 4))
@@ -130,17 +132,17 @@ def test_the_commands_of_the_readme_run(installed: Installation, tmp_path: Path,
     assert (replaced, saved) == (1, 1)
     (tmp_path / "mymodel.py").write_text(model)
     (tmp_path / "standins.py").write_text(standins)
-    made = run(tmp_path, installed.python, "standins.py")
-    assert made.returncode == 0, made.stderr
+    created = run(tmp_path, installed.python, "standins.py")
+    assert created.returncode == 0, created.stderr
     lines = [words for words in _lines(README, "gate") if words[1] in net.commands]
     lines = [words for words in lines if words[2:3] != ["compare"]]
     assert {words[1] for words in lines} == set(net.commands)
     printed = {}
     for words in lines:
-        done = run(tmp_path, installed.gate, *words[1:])
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        printed[words[1]] = done.stdout
+        result = run(tmp_path, installed.gate, *words[1:])
+        assert result.returncode == 0, (words, result.stdout, result.stderr)
+        assert "Traceback" not in result.stderr
+        printed[words[1]] = result.stdout
     assert printed["check"].startswith("PASS ")
     assert (tmp_path / "report" / "report.html").is_file()
     assert (tmp_path / "report" / "golden").is_dir()

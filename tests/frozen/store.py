@@ -75,7 +75,7 @@ def read_input(name: str) -> dict[str, Any]:
 def _same_lines(text: str, frozen: str) -> bool:
     pairs: Iterator[tuple[str, str]] = zip(text.splitlines(), frozen.splitlines(), strict=False)
     return text.count("\n") == frozen.count("\n") and all(
-        one == other or _close(json.loads(one), json.loads(other)) for one, other in pairs
+        item == second or _close(json.loads(item), json.loads(second)) for item, second in pairs
     )
 
 

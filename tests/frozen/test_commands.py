@@ -51,8 +51,8 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
     """
     command._help_option = None
     yield path
-    for name, place in getattr(command, "subcommands", {}).items():
-        yield from commands(pkgutil.resolve_name(place), (*path, name))
+    for name, index in getattr(command, "subcommands", {}).items():
+        yield from commands(pkgutil.resolve_name(index), (*path, name))
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -63,9 +63,9 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 @pytest.mark.parametrize("name", ["gate", *cli.COMMANDS])
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = [path for path in commands(cli.gate) if (path or ("gate",))[0] == name]
+    expected = [path for path in commands(cli.gate) if (path or ("gate",))[0] == name]
     text = ""
-    for path in wanted:
+    for path in expected:
         assert cli.main([*path, "--help"]) == 0
         text += f"$ gate {' '.join(path)} --help\n{capsys.readouterr().out}\n"
     assert_frozen(f"help/{name}.txt", text)
@@ -106,9 +106,9 @@ def keys(plain: Any, depth: int = DEPTH) -> list[str]:
         return sorted({f"[]{key}" for each in plain for key in keys(each, depth)})
     if not isinstance(plain, dict) or not depth:
         return []
-    found = []
+    matches = []
     for key, value in plain.items():
-        found.append(f".{key}")
+        matches.append(f".{key}")
         inner = [] if key in BY_MACHINE else keys(value, depth - 1)
-        found += [f".{key}{each}" for each in inner]
-    return found
+        matches += [f".{key}{each}" for each in inner]
+    return matches

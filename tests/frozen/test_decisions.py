@@ -87,11 +87,11 @@ class Records(NamedTuple):
         )
 
     def summary(self, decision: Decision) -> Summary:
-        found = summarize(
+        result = summarize(
             decision, self.evidence, explanation=self.explanation, change=self.change,
             confidence=self.policy.confidence,
         )  # fmt: skip
-        return found.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
+        return result.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,15 +59,15 @@ def test_lint(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         report = json.loads(capsys.readouterr().out)
         text += f"{where} {strategy}: exit code {code}\n"
         text += "".join(lines(report))
-        for found in report.get("findings", ()):
-            rules[found["code"]] = [found[field] for field in RULES]
-    text += "".join(f"{code}: {' | '.join(told)}\n" for code, told in sorted(rules.items()))
+        for result in report.get("findings", ()):
+            rules[result["code"]] = [result[field] for field in RULES]
+    text += "".join(f"{code}: {' | '.join(reported)}\n" for code, reported in sorted(rules.items()))
     assert_frozen(f"lint/{name}.txt", text)
 
 
 def lines(report: dict[str, Any]) -> Iterator[str]:
-    for found in report.get("findings", ()):
-        yield f"  {' | '.join(str(found.get(field)) for field in FIELDS)}\n"
+    for result in report.get("findings", ()):
+        yield f"  {' | '.join(str(result.get(field)) for field in FIELDS)}\n"
     for unread in report.get("unread", ()):
         yield f"  not read: {unread}\n"
     if "error" in report:

@@ -29,19 +29,19 @@ MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")
 @settings(max_examples=40)
 @given(data=st.data(), dtype=st.sampled_from(NAMES))
 def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:
-    given = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)))
+    arguments = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)))
     answers = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, max_side=4)))
-    finite = given.dtype.kind != "f" or np.isfinite(given).all()
-    whole = answers.dtype.kind != "f" or not np.isnan(answers).any()
+    finite = arguments.dtype.kind != "f" or np.isfinite(arguments).all()
+    complete = answers.dtype.kind != "f" or not np.isnan(answers).any()
     folder = tmp_path_factory.mktemp("golden")
 
     def write() -> GoldenManifest:
         return write_vectors(
-            folder, model=MODEL, inputs={"x": given},
+            folder, model=MODEL, inputs={"x": arguments},
             outputs={"y": ExpectedOutput(answers, 0.5)}, origin=vectors.origin(),
         )  # fmt: skip
 
-    if not (finite and whole):
+    if not (finite and complete):
         with pytest.raises(EvidenceError, match="can't be compared"):
             write()
         return
@@ -49,7 +49,7 @@ def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:
     read = read_golden(folder)
     assert read.golden == golden
     assert read.sha256 == Digest.from_file(folder / GOLDEN_JSON)
-    for got, want in ((read.inputs["x"], given), (read.outputs["y"], answers)):
+    for got, want in ((read.inputs["x"], arguments), (read.outputs["y"], answers)):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
     assert {path.name for path in folder.iterdir()} == set(files_of(golden))
@@ -89,9 +89,9 @@ def test_crash_at_any_file_leaves_complete_vectors(
             real(target, data)
 
         monkeypatch.setattr(files, "write_bytes", write)
-        other = {"input": vectors.inputs() + survived + 1}
+        second = {"input": vectors.inputs() + survived + 1}
         try:
-            vectors.golden_of(folder, path, inputs=other)
+            vectors.golden_of(folder, path, inputs=second)
         except KeyboardInterrupt:
             pass
         else:

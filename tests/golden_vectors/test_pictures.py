@@ -40,10 +40,10 @@ from tests.registry.releases import onnx_file
 
 @pytest.fixture
 def photos(tmp_path: Path) -> list[Path]:
-    made = [tmp_path / f"{seed}.png" for seed in range(5)]
-    for seed, path in enumerate(made):
+    created = [tmp_path / f"{seed}.png" for seed in range(5)]
+    for seed, path in enumerate(created):
         Image.fromarray(picture(60, 70 + seed, seed=seed)).save(path)
-    return made
+    return created
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
     """Vectors of the pictures 1 and 3, with them."""
-    samples = np.stack([pillow_preprocess(read_picture(photos[place]), SMALL) for place in (1, 3)])
+    samples = np.stack([pillow_preprocess(read_picture(photos[index]), SMALL) for index in (1, 3)])
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     logits = session.run(None, {"x": samples})[0]
     write_vectors(
@@ -70,12 +70,12 @@ def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
 
 def test_pictures_are_stored_and_verified(folder: Path, model: Path, photos: list[Path]) -> None:
     read = read_golden(folder)
-    told = read.golden.pictures
-    assert told is not None
-    assert (told.input, told.spec, told.max_diff) == ("x", SMALL, 1.0)
-    seen = [np.array(Image.open(io.BytesIO(data))) for data in read.pictures]
-    for pixels, place in zip(seen, (1, 3), strict=True):
-        np.testing.assert_array_equal(pixels, read_picture(photos[place]))
+    reported = read.golden.pictures
+    assert reported is not None
+    assert (reported.input, reported.spec, reported.max_diff) == ("x", SMALL, 1.0)
+    observed = [np.array(Image.open(io.BytesIO(data))) for data in read.pictures]
+    for pixels, index in zip(observed, (1, 3), strict=True):
+        np.testing.assert_array_equal(pixels, read_picture(photos[index]))
     assert {path.name for path in folder.iterdir()} == set(files_of(read.golden))
     assert verify_golden(model, folder).passed
 

@@ -25,8 +25,8 @@ FLOOR = 1.7e-5 / 1.5
 
 
 def policy(**bounds: Any) -> Policy:
-    asked = Bounds(**{"top1_agreement": 1.0, **bounds})
-    runtime = RuntimePolicy(required="always", bounds=asked)
+    requested = Bounds(**{"top1_agreement": 1.0, **bounds})
+    runtime = RuntimePolicy(required="always", bounds=requested)
     return builders.policy(
         precision="reduced", runtimes={"ort-cpu": runtime, "ort-cpu-optimized": runtime}
     )
@@ -82,12 +82,14 @@ def test_tolerance_is_finite(seen, noise, std, biggest) -> None:
 
 
 def test_output_without_evidence_must_be_equal() -> None:
-    seen = builders.evidence()
-    more = (*seen.subject.outputs, TensorSpec(name="more", dtype="float32", shape=("batch", 2)))
-    subject = seen.subject.model_copy(update={"outputs": more})
-    found = tolerances_for(policy(noise_diff=32.0), seen.model_copy(update={"subject": subject}))
-    assert found["more"].max_abs_diff == 0.0
-    unmeasured = seen.model_copy(update={"runtimes": ()})
+    observed = builders.evidence()
+    more = (*observed.subject.outputs, TensorSpec(name="more", dtype="float32", shape=("batch", 2)))
+    subject = observed.subject.model_copy(update={"outputs": more})
+    result = tolerances_for(
+        policy(noise_diff=32.0), observed.model_copy(update={"subject": subject})
+    )
+    assert result["more"].max_abs_diff == 0.0
+    unmeasured = observed.model_copy(update={"runtimes": ()})
     assert tolerances_for(policy(noise_diff=32.0), unmeasured)["logits"].max_abs_diff == 0.0
 
 
@@ -97,17 +99,17 @@ def test_tolerance_of_the_served_runtime() -> None:
         runtime.model_copy(update={"outputs": (far,)}) if runtime.runtime == "ort-cpu" else runtime
         for runtime in builders.evidence().runtimes
     )
-    seen = builders.evidence(runtimes=runtimes)
-    assert tolerance(seen) == pytest.approx(2.0 * 1.7e-5)
+    observed = builders.evidence(runtimes=runtimes)
+    assert tolerance(observed) == pytest.approx(2.0 * 1.7e-5)
     without = tuple(r for r in runtimes if r.runtime != "ort-cpu-optimized")
     assert tolerance(builders.evidence(runtimes=without)) == pytest.approx(1e-2)
 
 
 def test_agreement_applies_to_logits_only() -> None:
-    seen = vectors.evidence()
-    assert tolerances_for(policy(top1_agreement=0.9), seen)["logits"].top1_agreement == 0.9
-    seen = vectors.evidence(classification=None)
-    assert tolerances_for(policy(), seen)["logits"].top1_agreement is None
+    observed = vectors.evidence()
+    assert tolerances_for(policy(top1_agreement=0.9), observed)["logits"].top1_agreement == 0.9
+    observed = vectors.evidence(classification=None)
+    assert tolerances_for(policy(), observed)["logits"].top1_agreement is None
 
 
 def test_vectors_are_refitted_to_another_policy(tmp_path: Path) -> None:
@@ -115,17 +117,17 @@ def test_vectors_are_refitted_to_another_policy(tmp_path: Path) -> None:
     subject = builders.evidence().subject.model_copy(
         update={"sha256": vectors.golden_model(path).sha256}
     )
-    other = policy(max_abs_diff=0.25)
+    second = policy(max_abs_diff=0.25)
     before = read_golden(folder)
-    refit(folder, tmp_path / "new", policy=other, evidence=builders.evidence(subject=subject))
+    refit(folder, tmp_path / "new", policy=second, evidence=builders.evidence(subject=subject))
     after = read_golden(tmp_path / "new")
     assert after.golden.outputs[0].max_abs_diff == 0.25
-    assert after.golden.origin.policy_sha256 == other.digest()
+    assert after.golden.origin.policy_sha256 == second.digest()
     assert after.golden.model == before.golden.model
     assert after.golden.inputs == before.golden.inputs
     assert after.golden.outputs[0].sha256 == before.golden.outputs[0].sha256
     with pytest.raises(DigestMismatch):
-        refit(folder, tmp_path / "no", policy=other, evidence=builders.evidence())
+        refit(folder, tmp_path / "no", policy=second, evidence=builders.evidence())
 
 
 @pytest.mark.parametrize(("named", "expected"), [((), 2.0 * 1.7e-5), (("logits",), 0.5)])
@@ -139,7 +141,7 @@ def test_part_uses_the_bounds_that_name_its_output(named: tuple[str, ...], expec
         logits=named,
         runtimes={"ort-cpu": runtime, "ort-cpu-optimized": runtime},
     )
-    found = tolerances_for(twin.for_part(["logits"]), vectors.evidence())["logits"]
-    assert found.max_abs_diff == pytest.approx(expected)
-    assert found.top1_agreement == (0.9 if named else None)
+    result = tolerances_for(twin.for_part(["logits"]), vectors.evidence())["logits"]
+    assert result.max_abs_diff == pytest.approx(expected)
+    assert result.top1_agreement == (0.9 if named else None)
     assert tolerances_for(twin, vectors.evidence())["logits"].max_abs_diff == 0.5

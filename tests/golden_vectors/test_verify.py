@@ -61,15 +61,15 @@ def test_other_bytes_are_refused_without_execution(tmp_path: Path, tamper) -> No
 def test_external_data_is_verified(tmp_path: Path) -> None:
     weights = vectors.weights(onnx_file(tmp_path / "single.onnx"))
     path = onnx_file_with_data(tmp_path / "model.onnx")
-    given = vectors.inputs()
-    outputs = {"logits": ExpectedOutput(given @ weights, vectors.TOLERANCE, 1.0)}
+    arguments = vectors.inputs()
+    outputs = {"logits": ExpectedOutput(arguments @ weights, vectors.TOLERANCE, 1.0)}
     folder = tmp_path / "golden"
     vectors.golden_of(folder, path, outputs=outputs)
     assert verify_golden(path, folder).passed
     assert verify_golden(path.rename(tmp_path / "renamed.onnx"), folder).passed
     data = tmp_path / "weights.data"
-    whole = data.read_bytes()
-    data.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    complete = data.read_bytes()
+    data.write_bytes(complete[:-1] + bytes([complete[-1] ^ 1]))
     assert not verify_golden(tmp_path / "renamed.onnx", folder).passed
     data.unlink()
     with pytest.raises(StorageError):
@@ -128,15 +128,15 @@ def test_an_extra_output_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
     path, _ = vectors.made(tmp_path)
-    given = read_golden(tmp_path / "golden")
+    arguments = read_golden(tmp_path / "golden")
     path.write_bytes(b"no model")
     vectors.write_vectors(
         tmp_path / "golden",
-        model=given.golden.model.model_copy(
+        model=arguments.golden.model.model_copy(
             update={"sha256": builders.Digest.from_bytes(b"no model")}
         ),
-        inputs=given.inputs,
-        outputs={"logits": ExpectedOutput(given.outputs["logits"], 1.0)},
+        inputs=arguments.inputs,
+        outputs={"logits": ExpectedOutput(arguments.outputs["logits"], 1.0)},
         origin=vectors.origin(),
     )
     result = verify_golden(path, tmp_path / "golden")
@@ -294,10 +294,10 @@ def test_command_reports_the_comparison(tmp_path: Path, monkeypatch, capsys) -> 
     vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify-release", "model.onnx", "--golden", "golden"]) == 0
-    told = capsys.readouterr().out
-    assert "CPUExecutionProvider" in told
-    assert "logits" in told
-    assert told.splitlines()[0] == "PASS"
+    captured = capsys.readouterr().out
+    assert "CPUExecutionProvider" in captured
+    assert "logits" in captured
+    assert captured.splitlines()[0] == "PASS"
 
 
 @pytest.mark.further
@@ -306,14 +306,14 @@ def test_command_verifies_the_digest_of_the_vectors(tmp_path: Path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     digests = (Digest.from_file(path).hex, Digest.from_file(golden / "golden.json").hex)
     command = ["verify-release", "model.onnx", "--golden", "golden"]
-    whole = [*command, "--sha256", digests[0], "--golden-sha256", digests[1]]
-    assert cli.main(whole) == 0
+    complete = [*command, "--sha256", digests[0], "--golden-sha256", digests[1]]
+    assert cli.main(complete) == 0
     capsys.readouterr()
-    for option, place in (("--sha256", "file"), ("--golden-sha256", "golden vectors")):
-        assert cli.main([*whole, option, "0" * 64]) == 1
-        told = capsys.readouterr().out
-        assert f"the digest of the {place} is" in told
-        assert told.splitlines()[0] == "FAIL"
+    for option, index in (("--sha256", "file"), ("--golden-sha256", "golden vectors")):
+        assert cli.main([*complete, option, "0" * 64]) == 1
+        captured = capsys.readouterr().out
+        assert f"the digest of the {index} is" in captured
+        assert captured.splitlines()[0] == "FAIL"
     assert cli.main([*command, "--sha256", "no digest"]) == 2
 
 
@@ -325,9 +325,9 @@ def test_command_exits_with_2_on_unreadable_input(tmp_path, monkeypatch, capsys,
     vectors.made(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify-release", *arguments]) == 2
-    said = capsys.readouterr().err.splitlines()
+    stated = capsys.readouterr().err.splitlines()
     assert any(
-        line.startswith("error: ") for line in said
+        line.startswith("error: ") for line in stated
     )  # after what it does, if that takes long
 
 
@@ -350,9 +350,9 @@ def test_forged_data_paths_are_not_read(tmp_path: Path, kind: str, capsys) -> No
     plain["model"]["external_data"] = ["/dev/zero" if kind == "/dev/zero" else "w.bin"]
     (folder / "golden.json").write_text(json.dumps(plain))
     assert cli.main(["verify-release", str(path), "--golden", str(folder)]) == 2
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1].startswith("error: ")  # after what it does, if that takes long
-    assert "unexpected" not in said
+    stated = capsys.readouterr().err
+    assert stated.splitlines()[-1].startswith("error: ")  # after what it does, if that takes long
+    assert "unexpected" not in stated
 
 
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
@@ -360,8 +360,8 @@ def test_model_must_be_a_regular_file(tmp_path: Path, kind: str, capsys) -> None
     _, folder = vectors.made(tmp_path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    given = str(pipe) if kind == "pipe" else kind
-    assert cli.main(["verify-release", given, "--golden", str(folder)]) == 2
+    arguments = str(pipe) if kind == "pipe" else kind
+    assert cli.main(["verify-release", arguments, "--golden", str(folder)]) == 2
     assert "not a regular file" in capsys.readouterr().err
 
 

@@ -48,11 +48,11 @@ def write_vectors(folder: Path, *, origin: Origin, **vectors: Any) -> GoldenMani
 
 def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
     """Vectors of a file of `onnx_file`, by numpy as the reference."""
-    given = inputs()
+    arguments = inputs()
     fields: dict[str, Any] = {
         "model": golden_model(path),
-        "inputs": {"input": given},
-        "outputs": {"logits": ExpectedOutput(given @ weights(path), TOLERANCE, 1.0)},
+        "inputs": {"input": arguments},
+        "outputs": {"logits": ExpectedOutput(arguments @ weights(path), TOLERANCE, 1.0)},
         "origin": origin(),
     }
     return write_vectors(folder, **fields | overrides)

@@ -32,10 +32,10 @@ def commands() -> Iterator[tuple[str, str, click.Command]]:
     context = click.Context(cli.gate, info_name="gate")
     for name in cli.gate.list_commands(context):
         pending = [(f"gate {name}", cli.gate.get_command(context, name))]
-        for whole, command in pending:
+        for complete, command in pending:
             assert command is not None
-            yield f"reference/commands/{name}.md", whole, command
-            pending += [(f"{whole} {sub}", each) for sub, each in subcommands(command).items()]
+            yield f"reference/commands/{name}.md", complete, command
+            pending += [(f"{complete} {sub}", each) for sub, each in subcommands(command).items()]
 
 
 ALL = tuple(commands())
@@ -92,7 +92,7 @@ def test_every_field_of_the_policy_is_in_its_reference(field) -> None:
 
 def test_every_public_name_is_in_the_reference_of_the_library() -> None:
     named = re.findall(r"^::: (\S+)$", library_page(), re.MULTILINE)
-    assert sorted(place.rpartition(".")[2] for place in named) == sorted(gate.__all__)
+    assert sorted(index.rpartition(".")[2] for index in named) == sorted(gate.__all__)
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -101,9 +101,9 @@ def test_every_page_is_in_the_navigation_once() -> None:
             yield from [item] if isinstance(item, str) else pages(item)
 
     config = type("Config", (), {"nav": YAML(typ="safe").load(ROOT / "mkdocs.yml")["nav"]})()
-    found = list(pages(hooks.on_config(config).nav))
+    matches = list(pages(hooks.on_config(config).nav))
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert sorted(found) == sorted({*written, *hooks.generated_places(), *hooks.BESIDE.values()})
+    assert sorted(matches) == sorted({*written, *hooks.generated_places(), *hooks.BESIDE.values()})
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_links_lead_to_pages_of_the_site(link: str, expected: str) -> None:
 
 
 def test_a_page_beside_docs_links_into_it() -> None:
-    made = hooks.with_site_links(
+    created = hooks.with_site_links(
         "[c](../docs/cuda.md) [w](world/README.md)",
         source="benchmarks/README.md", place="benchmarks/index.md",
     )  # fmt: skip
-    assert made == "[c](../cuda.md) [w](world.md)"
+    assert created == "[c](../cuda.md) [w](world.md)"
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,5 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
     assert (tmp_path / "index.html").is_file()
-    for place in (*PAGES, "reference/policy.md", "reference/library.md"):
-        assert (tmp_path / place).with_suffix(".html").is_file(), place
+    for index in (*PAGES, "reference/policy.md", "reference/library.md"):
+        assert (tmp_path / index).with_suffix(".html").is_file(), index

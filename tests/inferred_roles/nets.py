@@ -53,9 +53,9 @@ def states(net: Net, x: torch.Tensor) -> object:
 
 def similarities(net: Net, x: torch.Tensor) -> object:
     """As CLIP: matrices whose both axes are the batch."""
-    one, two = nn.functional.normalize(x, dim=1), nn.functional.normalize(x.tanh(), dim=1)
-    per_image = net.scale.exp() * one @ two.t()
-    return per_image, per_image.t(), one
+    item, two = nn.functional.normalize(x, dim=1), nn.functional.normalize(x.tanh(), dim=1)
+    per_image = net.scale.exp() * item @ two.t()
+    return per_image, per_image.t(), item
 
 
 def with_scale(net: Net, x: torch.Tensor) -> object:
@@ -64,13 +64,13 @@ def with_scale(net: Net, x: torch.Tensor) -> object:
 
 def with_constants(net: Net, x: torch.Tensor) -> object:
     """Anchors, position ids, a mask that is all true, and an auxiliary loss of zero."""
-    places = torch.arange(5)[None].repeat(x.shape[0], 1)
-    return x, net.anchors.exp(), places, places >= 0, (x * 0.0).sum()
+    indices = torch.arange(5)[None].repeat(x.shape[0], 1)
+    return x, net.anchors.exp(), indices, indices >= 0, (x * 0.0).sum()
 
 
 def with_float_places(net: Net, x: torch.Tensor) -> object:
-    places = torch.arange(5, dtype=torch.float32)[None] + x[:, :1] * 0.0
-    return x, places
+    indices = torch.arange(5, dtype=torch.float32)[None] + x[:, :1] * 0.0
+    return x, indices
 
 
 HEADS = (coordinates, embedding, sorted_scores, states, similarities, with_scale, with_constants,

@@ -98,8 +98,8 @@ def nans(value: Any, place: str = "") -> list[str]:
 
 def problems(result: gate.EvaluationResult) -> set[tuple[str, Verdict]]:
     """Without those of probes."""
-    found = {(each.name, each.verdict) for each in result.decision.problems}
-    return {each for each in found if not each[0].startswith("probe_")}
+    matches = {(each.name, each.verdict) for each in result.decision.problems}
+    return {each for each in matches if not each[0].startswith("probe_")}
 
 
 def check_named(result: gate.EvaluationResult, name: str) -> gate.CheckResult:
@@ -354,12 +354,12 @@ class Attention(nn.Module):
         batch, length = ids.shape
         heads = self.mixed(self.table(ids)).view(batch, length, 3, 2, 8)
         q, k, v = heads.permute(2, 0, 3, 1, 4)
-        seen = mask.bool()[:, None, None].expand(batch, 1, length, length)
+        observed = mask.bool()[:, None, None].expand(batch, 1, length, length)
         if self.causal:
-            places = torch.arange(length)
-            seen = seen & (places[None] <= places[:, None])
-        found = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-        return self.out(found.transpose(1, 2).reshape(batch, length, 16))[:, 0]
+            indices = torch.arange(length)
+            observed = observed & (indices[None] <= indices[:, None])
+        result = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=observed)
+        return self.out(result.transpose(1, 2).reshape(batch, length, 16))[:, 0]
 
 
 @pytest.mark.rows(2)
@@ -378,7 +378,7 @@ def test_padded_text_passes(tmp_path, causal):
             dynamo=True, input_names=list(arrays), output_names=["out"], external_data=False,
             dynamic_shapes=({0: dynamic.AUTO, 1: dynamic.DYNAMIC},) * 2, verbose=False,
         )  # fmt: skip
-    seen = gate.check(path, model, arrays)
-    assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
-    sizes = [p for r in seen.evidence.runtimes for p in r.probes if p.kind == "size"]
+    observed = gate.check(path, model, arrays)
+    assert observed.decision.verdict is Verdict.PASS, observed.decision.problems
+    sizes = [p for r in observed.evidence.runtimes for p in r.probes if p.kind == "size"]
     assert any(probe.inapplicable is None for probe in sizes)

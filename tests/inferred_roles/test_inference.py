@@ -79,10 +79,10 @@ def test_batch_dependent_axis_is_not_a_class_axis(files):
 
 def test_constant_output_is_proven_by_equality(files):
     verdicted = judged(*files["with_constants"], 48, quick())
-    seen = {c.output: c for c in checks_named(verdicted, "reference")}
-    assert seen["output_0"].code == "holds"
+    observed = {c.output: c for c in checks_named(verdicted, "reference")}
+    assert observed["output_0"].code == "holds"
     for name in ("output_1", "output_2", "output_3", "output_4"):
-        assert seen[name].code == "proven_constant"
+        assert observed[name].code == "proven_constant"
 
 
 def scale_constant(source: Path, target: Path, factor: float) -> Path:
@@ -154,8 +154,10 @@ ROLES = [
 def test_stated_role_is_checked(files, head, outputs, verdict, says):
     verdicted = judged(*files[head], 48, quick(outputs=outputs))
     assert verdicted.decision.verdict is verdict, verdicted.decision.problems
-    told = " ".join(f"{check.name} {render_check(check)}" for check in verdicted.decision.checks)
-    assert says is None or says in told
+    reported = " ".join(
+        f"{check.name} {render_check(check)}" for check in verdicted.decision.checks
+    )
+    assert says is None or says in reported
     if verdict is Verdict.PASS:
         roles = {c.output: c.observed for c in checks_named(verdicted, "role")}
         assert roles == outputs
@@ -169,11 +171,11 @@ def test_probabilities_are_checked_without_softmax(tmp_path):
     wrong = Net(lambda net, x: torch.softmax(x[:, :3], dim=1) * 0.98)
     path = exported(wrong, tmp_path / "model.onnx")
     policy = quick(outputs={"output": "probabilities"})
-    seen = checks_named(judged(right, path, 48, policy), "row_sum_diff")[0]
-    assert seen.verdict is Verdict.FAIL
-    assert seen.observed == pytest.approx(0.02, rel=1e-3)
-    own = exported(right, tmp_path / "own.onnx")
-    assert judged(right, own, 48, policy).decision.passed
+    observed = checks_named(judged(right, path, 48, policy), "row_sum_diff")[0]
+    assert observed.verdict is Verdict.FAIL
+    assert observed.observed == pytest.approx(0.02, rel=1e-3)
+    custom = exported(right, tmp_path / "own.onnx")
+    assert judged(right, custom, 48, policy).decision.passed
 
 
 def gaps(net: Net, x: torch.Tensor) -> torch.Tensor:
@@ -197,8 +199,8 @@ def test_nan_in_same_places_passes_when_policy_allows(tmp_path):
     assert gate.verify_golden(path, golden).passed
     moved = exported(Net(lambda net, x: torch.log(x + 0.5)), tmp_path / "moved.onnx")
     assert not gate.verify_golden(moved, golden).passed
-    other = Net(lambda net, x: torch.log(x + 1.0))
-    assert judged(other, path, 48, quick(nonfinite="same_places")).decision.verdict is Verdict.FAIL
+    second = Net(lambda net, x: torch.log(x + 1.0))
+    assert judged(second, path, 48, quick(nonfinite="same_places")).decision.verdict is Verdict.FAIL
 
 
 def with_temperature(factor: float):
@@ -242,8 +244,8 @@ class Ranked(nn.Module):
         self.fc = nn.Linear(6, 40, bias=False)
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, places = torch.relu(self.fc(input)).topk(5, dim=1)
-        return values, places
+        values, indices = torch.relu(self.fc(input)).topk(5, dim=1)
+        return values, indices
 
 
 def check_same_places(model, exported, path, rows):
@@ -262,15 +264,17 @@ def export_model(model: nn.Module, path: Path) -> Path:
 
 def rows(*, gaps: bool) -> np.ndarray:
     random = np.random.default_rng(0)
-    made = random.normal(size=(64, 6)).astype(np.float32)
-    made[random.random(made.shape) < 0.2 * gaps] = np.nan
-    return made
+    created = random.normal(size=(64, 6)).astype(np.float32)
+    created[random.random(created.shape) < 0.2 * gaps] = np.nan
+    return created
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(0.3, Verdict.PASS), (0.31, Verdict.FAIL)])
 def test_model_replacing_nan_passes_when_policy_allows(tmp_path, value, verdict):
-    seen = check_same_places(Imputing(), Imputing(value), tmp_path / "model.onnx", rows(gaps=True))
-    assert seen.decision.verdict is verdict, seen.decision.problems
+    observed = check_same_places(
+        Imputing(), Imputing(value), tmp_path / "model.onnx", rows(gaps=True)
+    )
+    assert observed.decision.verdict is verdict, observed.decision.problems
 
 
 def test_nan_samples_without_policy_name_the_setting(tmp_path):
@@ -281,8 +285,8 @@ def test_nan_samples_without_policy_name_the_setting(tmp_path):
 
 def test_order_of_equal_scores_may_differ(tmp_path):
     """On zeros all scores are zero, and a runtime may list others of them first."""
-    seen = check_same_places(Ranked(), Ranked(), tmp_path / "model.onnx", rows(gaps=False))
-    assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
+    observed = check_same_places(Ranked(), Ranked(), tmp_path / "model.onnx", rows(gaps=False))
+    assert observed.decision.verdict is Verdict.PASS, observed.decision.problems
 
 
 COUNTS = (48, 300, 1500)

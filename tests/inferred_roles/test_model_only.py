@@ -71,13 +71,16 @@ def check_file(model, path, given):
 
 @pytest.mark.parametrize("mask", [1, None])
 def test_ignored_input_may_be_missing_in_the_file(tmp_path, mask):
-    seen = check_file(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(mask))
-    assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
-    assert seen.evidence.dataset.model_only == ("mask",)
-    [line] = [one for one in seen.decision.checks if one.name == "inputs"]
+    observed = check_file(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(mask))
+    assert observed.decision.verdict is Verdict.PASS, observed.decision.problems
+    assert observed.evidence.dataset.model_only == ("mask",)
+    [line] = [item for item in observed.decision.checks if item.name == "inputs"]
     assert "has the inputs mask, the file does not" in render_check(line)
     ran = [
-        one for runtime in seen.evidence.runtimes for one in runtime.probes if one.kind == "size"
+        item
+        for runtime in observed.evidence.runtimes
+        for item in runtime.probes
+        if item.kind == "size"
     ]
     assert ran
 
@@ -86,21 +89,21 @@ def test_ignored_input_may_be_missing_in_the_file(tmp_path, mask):
 @pytest.mark.parametrize("mask", [1, None])
 def test_used_input_missing_in_the_file_fails(tmp_path, mask):
     """With a mask of ones in all samples only the probes can show it."""
-    seen = check_file(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
-    assert seen.decision.verdict is Verdict.FAIL
-    probes = [one for runtime in seen.evidence.runtimes for one in runtime.probes]
-    sizes = [one for one in probes if one.kind == "size"]
+    observed = check_file(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
+    assert observed.decision.verdict is Verdict.FAIL
+    probes = [item for runtime in observed.evidence.runtimes for item in runtime.probes]
+    sizes = [item for item in probes if item.kind == "size"]
     assert sizes
-    assert all(one.inapplicable is None for one in sizes)  # the mask is as long as the ids
-    names = {one.name for one in seen.decision.problems}
+    assert all(item.inapplicable is None for item in sizes)  # the mask is as long as the ids
+    names = {item.name for item in observed.decision.problems}
     assert all(name.startswith("probe_") for name in names) if mask else "noise_ratio" in names
 
 
 def test_localization_with_model_only_inputs(tmp_path):
     model = Tagger(masked=True).eval()
     job = check_file(model, tmp_path / "model.onnx", samples(None)).job
-    found = gate.locate(job, runtime="ort-cpu")
-    assert found.first_divergence is not None
+    result = gate.locate(job, runtime="ort-cpu")
+    assert result.first_divergence is not None
 
 
 def test_unknown_array_is_refused(tmp_path):
@@ -123,5 +126,5 @@ class Any(nn.Module):
 def test_wrapper_receives_samples_in_order(tmp_path):
     tagger = Tagger(masked=False).eval()
     path = file_without_mask(tagger, tmp_path / "model.onnx")
-    seen = gate.check(path, Any(tagger).eval(), gate.EvaluationData(samples(None)), POLICY)
-    assert seen.decision.verdict is Verdict.PASS, seen.decision.problems
+    observed = gate.check(path, Any(tagger).eval(), gate.EvaluationData(samples(None)), POLICY)
+    assert observed.decision.verdict is Verdict.PASS, observed.decision.problems

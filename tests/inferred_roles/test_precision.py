@@ -104,10 +104,10 @@ def test_float32_file_of_a_float64_model_passes(tmp_path):
 def test_narrowed_output_dtype_is_described(tmp_path):
     path = exported(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
     problems = check_file(Net(cast), path).decision.problems
-    told = " ".join(render_check(problem) for problem in problems)
-    assert "returned float32 (1, 5)" in told
-    assert "the model returns float64" in told
-    assert "cast it in forward" in told
+    reported = " ".join(render_check(problem) for problem in problems)
+    assert "returned float32 (1, 5)" in reported
+    assert "the model returns float64" in reported
+    assert "cast it in forward" in reported
 
 
 def test_empty_output_is_the_only_problem(tmp_path):
@@ -133,8 +133,8 @@ def test_empty_output_is_the_only_problem(tmp_path):
 ])  # fmt: skip
 def test_reference_keeps_float64(own, takes, gives, keeps):
     model = nn.Module()
-    for place, dtype in enumerate(own):
-        model.register_buffer(f"b{place}", torch.zeros(1, dtype=dtype))
+    for index, dtype in enumerate(own):
+        model.register_buffer(f"b{index}", torch.zeros(1, dtype=dtype))
     subject = builders.evidence().subject.model_copy(
         update={
             "inputs": (TensorSpec(name="x", dtype=takes, shape=("b",)),),
@@ -163,5 +163,5 @@ class Clock(nn.Module):
 )
 def test_float64_buffer_of_a_float32_model_stays_float64(tmp_path, kept_in, verdict):
     path = export_with_torch(Clock(kept_in), tmp_path / "model.onnx")
-    seen = check_file(Clock(torch.float64).eval(), path, samples=48)
-    assert seen.decision.verdict is verdict, seen.decision.problems
+    observed = check_file(Clock(torch.float64).eval(), path, samples=48)
+    assert observed.decision.verdict is verdict, observed.decision.problems

@@ -32,8 +32,8 @@ def test_declared_addresses_are_symmetric_and_transitive(ledger):
     declare_addresses(ledger, "http://a", ["sqlite:///x.db"])
     declare_addresses(ledger, "http://c", ["http://d"])
     declare_addresses(ledger, "http://b/", ["sqlite:///x.db"])
-    for one in ("http://a", "http://b", "sqlite:///x.db"):
-        assert registry_identities(ledger, one) == {"http://a", "http://b", "sqlite:///x.db"}
+    for item in ("http://a", "http://b", "sqlite:///x.db"):
+        assert registry_identities(ledger, item) == {"http://a", "http://b", "sqlite:///x.db"}
     assert registry_identities(ledger, "http://d") == {"http://c", "http://d"}
 
 

@@ -31,9 +31,9 @@ class Reader:
         self.chain = HashChain(self._ledger.location)
 
     def _rows(self, first: int):
-        found = self._ledger.rows(first)
-        self.fetched += [row.number for row in found]
-        return found
+        result = self._ledger.rows(first)
+        self.fetched += [row.number for row in result]
+        return result
 
     def read(self) -> list[int]:
         """Return the numbers of the lines that it gave."""
@@ -49,9 +49,9 @@ def reader(both: Ledger) -> Reader:
     """Three lines that were read."""
     for reason in ("one", "two", "three"):
         both.append(entry(reason))
-    made = Reader(both.state)
-    assert made.read() == [1, 2, 3]
-    return made
+    created = Reader(both.state)
+    assert created.read() == [1, 2, 3]
+    return created
 
 
 def test_unchanged_chain_fetches_only_the_last_entry(reader: Reader) -> None:
@@ -129,8 +129,8 @@ def change(ledger: Ledger, kind: str, number: int, copies: list[list[bytes]]) ->
         put_lines(ledger.state, kept[: number % len(kept)])
     elif kind == "flip" and kept:
         line = kept[number % len(kept)].decode()
-        place = number % len(line)
-        flipped = line[:place] + chr(ord(line[place]) ^ 1) + line[place + 1 :]
+        index = number % len(line)
+        flipped = line[:index] + chr(ord(line[index]) ^ 1) + line[index + 1 :]
         kept[number % len(kept)] = flipped.encode()
         put_lines(ledger.state, kept)
     elif kind == "back" and copies:

@@ -30,20 +30,20 @@ def history(*lines: str) -> ModelHistory:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_meaning_of_each_action(action):
-    one = history(f"{action} 1")
+    item = history(f"{action} 1")
     vouches = action in SERVING | {"passed"}
-    assert (one.approving_entry("1") is not None) is vouches
-    assert one.passed_any is vouches
-    assert one.was_served("1") is (action in SERVING)
-    assert one.serving == ("1" if action in SERVING else None)
-    assert one.served == (("1",) if action in SERVING else ())
+    assert (item.approving_entry("1") is not None) is vouches
+    assert item.passed_any is vouches
+    assert item.was_served("1") is (action in SERVING)
+    assert item.serving == ("1" if action in SERVING else None)
+    assert item.served == (("1",) if action in SERVING else ())
     silent = (
         "reverted", "deployed", "not_deployed", "replay_failed", "violation", "absolved", "conflict", "overridden",
         "ledger_accepted", "ledger_imported", "same_registry",
     )  # fmt: skip
-    assert (one.standing("1") is not None) is (action not in silent)
-    assert [e.version for e in one.waiting] == (["1"] if action == "passed" else [])
-    assert one.since_passed("1") == (action,)
+    assert (item.standing("1") is not None) is (action not in silent)
+    assert [e.version for e in item.waiting] == (["1"] if action == "passed" else [])
+    assert item.since_passed("1") == (action,)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_deployment_must_follow_the_promotion(lines, action):
 
 
 def test_deployment_of_other_bytes_under_the_number_does_not_count():
-    other = entry("deployed", sha256=Digest.from_bytes(b"other"))
-    assert not ModelHistory((entry("promoted"), other)).was_deployed("1")
-    assert not ModelHistory((other,)).was_deployed("1")
+    second = entry("deployed", sha256=Digest.from_bytes(b"other"))
+    assert not ModelHistory((entry("promoted"), second)).was_deployed("1")
+    assert not ModelHistory((second,)).was_deployed("1")
 
 
 BACK = "rolled_back 1 2"
@@ -172,20 +172,20 @@ def with_previous(*lines: str) -> ModelHistory:
     ],
 )
 def test_rollback_counts_until_the_version_passes_or_serves_again(lines, bad):
-    one = with_previous(*lines)
-    assert {version for version in "123" if one.rollback_of(version)} == bad
+    item = with_previous(*lines)
+    assert {version for version in "123" if item.rollback_of(version)} == bad
     for version in bad:
-        line = one.rollback_of(version)
-        assert one.without(line).rollback_of(version) is None
+        line = item.rollback_of(version)
+        assert item.without(line).rollback_of(version) is None
 
 
 def test_versions_with_the_same_bytes():
-    other = entry("promoted", "3", sha256=Digest.from_bytes(b"other"))
+    second = entry("promoted", "3", sha256=Digest.from_bytes(b"other"))
     again = entry("promoted", "4", sha256=Digest.from_bytes(b"other"))
-    one = ModelHistory(
-        (entry("passed", "2"), entry("promoted", "4"), other, again, entry("refused", "5"))
+    item = ModelHistory(
+        (entry("passed", "2"), entry("promoted", "4"), second, again, entry("refused", "5"))
     )
-    assert one.versions_with_bytes(DIGEST) == ("2",)
+    assert item.versions_with_bytes(DIGEST) == ("2",)
 
 
 def test_last_promotion_of_a_version():
@@ -212,25 +212,29 @@ def test_entries_of_one_version_do_not_affect_another(lines):
 
 @given(LINES)
 def test_champion_is_the_last_version_that_served(lines):
-    one = ModelHistory(tuple(lines))
-    assert one.serving in (None, *one.served[:1])
-    assert set(one.served) == {v for v in ("1", "2", "3") if one.was_served(v)}
-    assert len(set(one.served)) == len(one.served)
+    item = ModelHistory(tuple(lines))
+    assert item.serving in (None, *item.served[:1])
+    assert set(item.served) == {v for v in ("1", "2", "3") if item.was_served(v)}
+    assert len(set(item.served)) == len(item.served)
 
 
 @given(LINES)
 def test_versions_wait_if_their_last_entry_is_passed(lines):
-    one = ModelHistory(tuple(lines))
-    standing = {v: one.standing(v) for v in ("1", "2", "3")}
+    item = ModelHistory(tuple(lines))
+    standing = {v: item.standing(v) for v in ("1", "2", "3")}
     waiting = {v: line for v, line in standing.items() if line and line.action == "passed"}
-    assert {line.version: line for line in one.waiting} == waiting
-    assert len(one.waiting) == len(waiting)
+    assert {line.version: line for line in item.waiting} == waiting
+    assert len(item.waiting) == len(waiting)
 
 
 @given(LINES, st.sampled_from(["conflict", "deployed", "not_deployed"]))
 def test_deployment_and_conflict_entries_change_no_state(lines, action):
-    one, other = ModelHistory(tuple(lines)), ModelHistory((*lines, entry(action)))
-    assert (one.serving, one.served, one.waiting) == (other.serving, other.served, other.waiting)
+    item, second = ModelHistory(tuple(lines)), ModelHistory((*lines, entry(action)))
+    assert (item.serving, item.served, item.waiting) == (
+        second.serving,
+        second.served,
+        second.waiting,
+    )
 
 
 LINES = st.lists(
@@ -263,8 +267,8 @@ def all_answers(one: ModelHistory) -> list[object]:
 def test_cached_history_equals_a_new_one(lines, stops) -> None:
     entries = tuple(
         LedgerEntry(action=action, version=version, previous_version=previous, model=model,
-                    registry=registry, sha256=A_DIGEST, actor="me", at="2026", reason=str(place))
-        for place, (action, version, previous, model, registry) in enumerate(lines)
+                    registry=registry, sha256=A_DIGEST, actor="me", at="2026", reason=str(index))
+        for index, (action, version, previous, model, registry) in enumerate(lines)
     )  # fmt: skip
     histories, names = HistoryCache(), frozenset({"here", "there"})
     for stop in [*sorted(stops), len(entries)]:
@@ -283,9 +287,9 @@ def test_cached_history_is_dropped_when_entries_change() -> None:
     histories = HistoryCache()
     first, name = read("1", "2"), frozenset({"here"})
     assert histories.history(first, "digits", registries=name).serving == "2"
-    for other in (read("1"), read("1", "3"), read("4", "5", "6"), ()):
-        serving = other[-1].version if other else None
-        assert histories.history(other, "digits", registries=name).serving == serving
+    for second in (read("1"), read("1", "3"), read("4", "5", "6"), ()):
+        serving = second[-1].version if second else None
+        assert histories.history(second, "digits", registries=name).serving == serving
 
 
 MADE = "2026-03-01T12:00:00.123+00:00"
@@ -306,15 +310,15 @@ MADE = "2026-03-01T12:00:00.123+00:00"
     ],
 )
 def test_outcome_counts_only_after_the_version_was_created(action, fields, judged):
-    one = ModelHistory((entry(action, **fields),))
-    assert one.has_outcome("1", created_at=MADE) is judged
-    assert one.has_outcome("2", created_at=MADE) is False
-    assert one.has_outcome("1", created_at=None) is (action not in ("conflict", "deployed"))
+    item = ModelHistory((entry(action, **fields),))
+    assert item.has_outcome("1", created_at=MADE) is judged
+    assert item.has_outcome("2", created_at=MADE) is False
+    assert item.has_outcome("1", created_at=None) is (action not in ("conflict", "deployed"))
 
 
 def test_versions_passed_before_signing_began():
     lines = [entry("promoted", "1"), entry("promoted", "2", signers=("k",)), entry("promoted", "3")]
-    one = ModelHistory(tuple(lines))
-    found = {number: one.passed_before_signing(number) for number in "1234"}
-    assert found == {"1": True, "2": False, "3": False, "4": False}
+    item = ModelHistory(tuple(lines))
+    matches = {number: item.passed_before_signing(number) for number in "1234"}
+    assert matches == {"1": True, "2": False, "3": False, "4": False}
     assert ModelHistory((*lines, entry("promoted", "1"))).passed_before_signing("1") is False

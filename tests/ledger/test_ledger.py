@@ -53,9 +53,9 @@ def test_appended_entries_are_read_back(ledger: Ledger) -> None:
 
 
 def test_entry_has_actor_and_time() -> None:
-    made = entry()
-    assert "@" in made.actor
-    assert made.at.endswith("+00:00")
+    created = entry()
+    assert "@" in created.actor
+    assert created.at.endswith("+00:00")
 
 
 def test_user_without_a_name_is_recorded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +166,10 @@ def test_long_lock_is_reported(ledger: Ledger, monkeypatch) -> None:
     append_entries(ledger.state, "one")
     monkeypatch.setattr(database, "_TIMEOUT_S", 0.1)
     with (
-        closing(sqlite3.connect(ledger.location, isolation_level=None)) as other,
+        closing(sqlite3.connect(ledger.location, isolation_level=None)) as second,
         pytest.raises(StateUnavailable, match="locked.*nothing is damaged"),
     ):
-        other.execute("BEGIN IMMEDIATE")
+        second.execute("BEGIN IMMEDIATE")
         Ledger(Path(ledger.location)).append(entry("two"))
     assert len(ledger.entries()) == 1
 
@@ -249,8 +249,8 @@ def test_entries_are_parsed_once_and_edits_are_detected(
     append_entries(ledger.state, "one", "two")
     reading = Ledger(ledger.state)
     assert len(reading.entries()) == 2
-    other = Ledger(ledger.state)
-    other.append(entry("three"))
+    second = Ledger(ledger.state)
+    second.append(entry("three"))
     parsed.clear()
     assert [e.reason for e in reading.entries()] == ["one", "two", "three"]
     assert parsed == [3]

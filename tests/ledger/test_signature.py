@@ -19,8 +19,8 @@ from tests.ledger.rows import put, replace, rows
 
 
 def entry(reason: str, **fields: object) -> LedgerEntry:
-    given = {"action": "promoted", "registry": "here", "model": "digits", "reason": reason}
-    return LedgerEntry.model_validate(given | fields)
+    arguments = {"action": "promoted", "registry": "here", "model": "digits", "reason": reason}
+    return LedgerEntry.model_validate(arguments | fields)
 
 
 @pytest.fixture
@@ -31,21 +31,21 @@ def writers(tmp_path: Path) -> Writers:
 @pytest.fixture
 def signed(both: Ledger, writers: Writers) -> Ledger:
     """Three lines of a trusted writer."""
-    made = Ledger(both.state, key=writers.key("ci"), trust=writers.trusting("ci"))
+    created = Ledger(both.state, key=writers.key("ci"), trust=writers.trusting("ci"))
     for reason in ("one", "two", "three"):
-        made.append(entry(reason))
-    return made
+        created.append(entry(reason))
+    return created
 
 
 def chained(checkpoint_data: list[Row], *, key=None) -> list[Row]:
     """With parents that fit, as a forger writes them."""
-    made: list[Row] = []
+    created: list[Row] = []
     for row in checkpoint_data:
         plain = json.loads(row.line)
-        plain["parent"] = str(Digest.from_bytes(made[-1].line)) if made else None
+        plain["parent"] = str(Digest.from_bytes(created[-1].line)) if created else None
         line = canonical_json(plain)
-        made.append(Row(len(made) + 1, line, sign(line, key) if key else row.signature))
-    return made
+        created.append(Row(len(created) + 1, line, sign(line, key) if key else row.signature))
+    return created
 
 
 def rewritten(checkpoint_data: list[Row]) -> list[Row]:
@@ -282,9 +282,9 @@ def test_other_statement_is_not_a_checkpoint(
     changed = (
         {"predicate_type": tamper.decode()} if b"urn" in tamper else {"predicate": {"at": 1}}
     )  # fmt: skip
-    other = SignedStatement.sign(statement.model_copy(update=changed), writers.key("ci"))
+    second = SignedStatement.sign(statement.model_copy(update=changed), writers.key("ci"))
     with pytest.raises(Untrusted, match="checkpoint"):
-        Checkpoint.from_statement(other, label="the checkpoint")
+        Checkpoint.from_statement(second, label="the checkpoint")
 
 
 @pytest.fixture
@@ -293,10 +293,10 @@ def store(tmp_path: Path) -> StoredHead:
 
 
 def test_audit_counts_entries_by_key(signed: Ledger, writers: Writers) -> None:
-    found = audit_ledger(signed)
-    assert (found.lines, found.head) == (3, signed.digest(3))
-    assert found.by_key == {writers.key("ci").public.key_id: 3}
-    assert found.accepted == ()
+    result = audit_ledger(signed)
+    assert (result.lines, result.head) == (3, signed.digest(3))
+    assert result.by_key == {writers.key("ci").public.key_id: 3}
+    assert result.accepted == ()
 
 
 def test_audit_without_trust_verifies_the_chain_only(both: Ledger) -> None:
@@ -337,9 +337,9 @@ def test_entries_of_a_revoked_key_need_acceptance(
     (why,) = accept_rewrite(now, store, reason="all lines were compared with last week's copy")
     assert "is revoked" in why
     assert [e.action for e in now.entries()][3:] == ["ledger_accepted"]
-    found = audit_ledger(now)
-    assert found.accepted == (1, 2, 3)
-    assert found.by_key == {writers.key("new").public.key_id: 1}
+    result = audit_ledger(now)
+    assert result.accepted == (1, 2, 3)
+    assert result.by_key == {writers.key("new").public.key_id: 1}
     assert accept_rewrite(now, store, reason="again") == ()
 
 

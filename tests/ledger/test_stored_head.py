@@ -42,13 +42,13 @@ def file(tmp_path: Path) -> StoredHead:
 @pytest.fixture
 def recorded_ledger(ledger: Ledger, file: StoredHead) -> Ledger:
     """Three lines that the store saw."""
-    made = Ledger(ledger.state, stored_head=file)
+    created = Ledger(ledger.state, stored_head=file)
     for reason in ("one", "two", "three"):
-        made.append(entry(reason))
+        created.append(entry(reason))
     kept = file.head()
     assert kept is not None
     assert (kept.lines, kept.sha256) == (3, ledger_digest(ledger.state, 3))
-    return made
+    return created
 
 
 def ledger_digest(place: Place, number: int) -> Digest:
@@ -102,8 +102,8 @@ def test_changed_past_is_refused(
     good = rows(recorded_ledger.state)
     change(recorded_ledger.state)
     spoiled = rows(recorded_ledger.state)
-    place = Path(recorded_ledger.location)
-    ledger = Ledger(place, stored_head=file) if reopened else recorded_ledger
+    folder = Path(recorded_ledger.location)
+    ledger = Ledger(folder, stored_head=file) if reopened else recorded_ledger
     uses: list[Callable[[], object]] = [
         ledger.entries, ledger.verify, ledger.entries, lambda: ledger.append(entry("more")),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_changed_past_is_refused(
         assert "the store recorded 3 entries" in str(caught.value)
         assert "gate accept-ledger" in str(caught.value)
     assert rows(recorded_ledger.state) == spoiled
-    put(place, good)
+    put(folder, good)
     assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
 
 
@@ -125,17 +125,17 @@ def test_new_head_is_stored_before_entries_are_used(
     kept = file.head()
     assert kept is not None
     assert kept.lines == 4
-    place = Path(recorded_ledger.location)
-    place.rename(moved := place.with_name("moved"))
+    folder = Path(recorded_ledger.location)
+    folder.rename(moved := folder.with_name("moved"))
     assert len(Ledger(moved, stored_head=file).entries()) == 4
 
 
 def test_first_head_is_accepted(ledger: Ledger, file: StoredHead) -> None:
     ledger.append(entry("one"))
-    made = Ledger(ledger.state, stored_head=file)
-    made.verify()
+    created = Ledger(ledger.state, stored_head=file)
+    created.verify()
     assert file.head() is None  # only looked at
-    made.entries()
+    created.entries()
     assert file.head() is not None
 
 
@@ -143,12 +143,12 @@ def test_entry_added_during_a_read_is_read_again(
     recorded_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another replica adds a line, and shows it, between our reading and our asking."""
-    other = Ledger(ledger.state, stored_head=file)
+    second = Ledger(ledger.state, stored_head=file)
     answer = file.head
 
     def overtaken() -> LedgerHead | None:
         monkeypatch.setattr(file, "head", answer)
-        other.append(entry("four"))
+        second.append(entry("four"))
         return answer()
 
     monkeypatch.setattr(file, "head", overtaken)
@@ -160,12 +160,12 @@ def test_constantly_growing_ledger_is_not_a_changed_past(
     recorded_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other replica never rests: each answer tells of a line more than was read before."""
-    other, asks = Ledger(ledger.state, stored_head=file), file.head
+    second, asks = Ledger(ledger.state, stored_head=file), file.head
 
     def overtaken() -> LedgerHead | None:
         with monkeypatch.context() as quiet:
             quiet.setattr(file, "head", asks)
-            other.append(entry("more"))
+            second.append(entry("more"))
         return asks()
 
     ours = Ledger(ledger.state, stored_head=file)
@@ -259,8 +259,8 @@ def test_crash_leaves_a_head_that_matches_the_ledger(
     ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """And one that was crashed before it was kept is kept by whoever reads next."""
-    made = Ledger(ledger.state, stored_head=file)
-    made.append(entry("one"))
+    created = Ledger(ledger.state, stored_head=file)
+    created.append(entry("one"))
     real, crashed = getattr(os, step), 0
     for at in range(20):
         calls = iter(range(99))

@@ -163,23 +163,23 @@ def made(kind: type[nn.Module]) -> nn.Module:
 
 def export(model, path, example, *, by="direct", outputs=("logits",), **settings):
     """The file of a copy of `model`, batch axis dynamic."""
-    model, given = copy.deepcopy(model), (torch.from_numpy(example[:2]),)
+    model, arguments = copy.deepcopy(model), (torch.from_numpy(example[:2]),)
     with captured(), torch.no_grad():
         if by == "dynamo":
             shapes = ({0: torch.export.Dim.DYNAMIC},)
             program = torch.onnx.export(
-                model, given, dynamo=True, opset_version=18, dynamic_shapes=shapes,
+                model, arguments, dynamo=True, opset_version=18, dynamic_shapes=shapes,
                 input_names=["input"], output_names=list(outputs), verbose=False,
             )  # fmt: skip
             program.save(str(path), external_data=False)
             return tiny.candidate(path)
         if by == "traced":
-            model = torch.jit.trace(model, given, strict=False)
+            model = torch.jit.trace(model, arguments, strict=False)
         elif by == "scripted":
             model = torch.jit.script(model)
         axes = {name: {0: "batch"} for name in ("input", *outputs)}
         torch.onnx.export(
-            model, given, str(path), dynamo=False, input_names=["input"],
+            model, arguments, str(path), dynamo=False, input_names=["input"],
             output_names=list(outputs),
             **{"opset_version": 17, "dynamic_axes": axes, **settings},
         )  # fmt: skip
@@ -196,8 +196,8 @@ def found(model, candidate, inputs, *, runtime="ort-cpu", limit=6, budget=BUDGET
 
 def layers(record: Localization) -> dict[str, LayerRow]:
     """The rows of module calls by their titles; code and outputs of the file have rows of others."""
-    own = [row for row in record.layers if not row.kind.startswith(("code", "output"))]
-    return {row.title: row for row in own}
+    custom = [row for row in record.layers if not row.kind.startswith(("code", "output"))]
+    return {row.title: row for row in custom}
 
 
 def verdicts(record: Localization, verdict: str) -> list[str]:
@@ -207,12 +207,12 @@ def verdicts(record: Localization, verdict: str) -> list[str]:
 
 def node(proto: onnx.ModelProto, op: str, place: int = 0) -> onnx.NodeProto:
     """The node of this kind at this place among its like."""
-    return [one for one in proto.graph.node if one.op_type == op][place]
+    return [item for item in proto.graph.node if item.op_type == op][place]
 
 
 def weight(proto: onnx.ModelProto, name: str) -> onnx.TensorProto:
     """The initializer of this name."""
-    return next(one for one in proto.graph.initializer if one.name == name)
+    return next(item for item in proto.graph.initializer if item.name == name)
 
 
 def change(proto: onnx.ModelProto, name: str, how: Any) -> None:
@@ -232,10 +232,10 @@ def bypass(proto: onnx.ModelProto, removed: onnx.NodeProto) -> None:
     """Remove a node; its readers read its first input."""
     old, new = removed.output[0], removed.input[0]
     proto.graph.node.remove(removed)
-    for one in proto.graph.node:
-        for at, name in enumerate(one.input):
+    for item in proto.graph.node:
+        for at, name in enumerate(item.input):
             if name == old:
-                one.input[at] = new
+                item.input[at] = new
 
 
 def text_of(difference: WeightDifference) -> str:

@@ -93,7 +93,7 @@ def setting(op: str, place: int = 0, **values: object) -> Spoil:
 
     def spoil(proto: onnx.ModelProto) -> None:
         changed = node(proto, op, place)
-        kept = [one for one in changed.attribute if one.name not in values]
+        kept = [item for item in changed.attribute if item.name not in values]
         del changed.attribute[:]
         changed.attribute.extend(kept)
         changed.attribute.extend(helper.make_attribute(*pair) for pair in values.items())
@@ -125,12 +125,12 @@ def cast_through(kind: int) -> Spoil:
 
     def spoil(proto: onnx.ModelProto) -> None:
         pool = node(proto, "AveragePool")
-        place = list(proto.graph.node).index(pool)
+        index = list(proto.graph.node).index(pool)
         there = helper.make_node("Cast", [pool.input[0]], ["narrow"], to=kind, name="narrows")
         back = helper.make_node("Cast", ["narrow"], ["wide"], to=TensorProto.FLOAT, name="widens")
         pool.input[0] = "wide"
-        proto.graph.node.insert(place, back)
-        proto.graph.node.insert(place, there)
+        proto.graph.node.insert(index, back)
+        proto.graph.node.insert(index, there)
 
     return spoil
 
@@ -138,7 +138,7 @@ def cast_through(kind: int) -> Spoil:
 def eight_bits(proto: onnx.ModelProto) -> None:
     """A detour through int8 before the pooling."""
     pool = node(proto, "AveragePool")
-    place = list(proto.graph.node).index(pool)
+    index = list(proto.graph.node).index(pool)
     proto.graph.initializer.extend(
         [
             numpy_helper.from_array(np.float32(0.05), "step"),
@@ -148,8 +148,8 @@ def eight_bits(proto: onnx.ModelProto) -> None:
     there = helper.make_node("QuantizeLinear", [pool.input[0], "step", "zero"], ["narrow"])
     back = helper.make_node("DequantizeLinear", ["narrow", "step", "zero"], ["wide"], name="widens")
     pool.input[0] = "wide"
-    proto.graph.node.insert(place, back)
-    proto.graph.node.insert(place, there)
+    proto.graph.node.insert(index, back)
+    proto.graph.node.insert(index, there)
 
 
 def wide_resize(proto: onnx.ModelProto) -> None:
@@ -242,13 +242,13 @@ def test_cause_and_remedy(made, tmp_path, fault):
     kind, spoil, module, cause, remedy = CAUSES[fault]
     model, candidate = made(Residual, unfolded=True) if kind == "unfolded" else made(kind)
     inputs = INPUTS[Residual if kind == "unfolded" else kind]
-    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
-    assert told.first_divergence == module
-    assert cause in told.cause
-    assert remedy in told.remedy
+    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
+    assert reported.first_divergence == module
+    assert cause in reported.cause
+    assert remedy in reported.remedy
     name = module or "The model itself"
-    assert told.cause.startswith(f"{name} is wrong although its inputs are right: ")
-    assert told.cause.endswith(".")
+    assert reported.cause.startswith(f"{name} is wrong although its inputs are right: ")
+    assert reported.cause.endswith(".")
 
 
 def convert_to_float16(proto: onnx.ModelProto) -> None:
@@ -283,8 +283,8 @@ def test_float16_rounding_is_no_cause_with_a_reduced_policy(
         return locate(case, runtime="ort-cpu", limit=6)
 
     assert told(convert_to_float16).first_divergence is None
-    found = told(lambda proto: (spoil(proto), convert_to_float16(proto)))
-    assert (found.first_divergence, cause in found.cause) == (module, True), found.cause
+    result = told(lambda proto: (spoil(proto), convert_to_float16(proto)))
+    assert (result.first_divergence, cause in result.cause) == (module, True), result.cause
 
 
 def test_bfloat16_is_a_cause_with_a_reduced_policy(made, tmp_path, monkeypatch):
@@ -295,9 +295,9 @@ def test_bfloat16_is_a_cause_with_a_reduced_policy(made, tmp_path, monkeypatch):
         candidate, tmp_path / "bad.onnx", initializer("head.weight", through_bfloat16)
     )
     case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
-    found = locate(case, runtime="ort-cpu", limit=6)
-    assert "bfloat16" in found.cause
-    assert found.remedy.startswith("Convert to float16")
+    result = locate(case, runtime="ort-cpu", limit=6)
+    assert "bfloat16" in result.cause
+    assert result.remedy.startswith("Convert to float16")
 
 
 def test_wrong_shape_is_described(tmp_path):
@@ -307,21 +307,21 @@ def test_wrong_shape_is_described(tmp_path):
     )
     candidate = nets.export(model.eval(), tmp_path / "m.onnx", IMAGES)
     spoil = setting("Conv", pads=[1, 1, 1, 1])
-    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
-    assert told.first_divergence == "0"
-    row = layers(told)["0"]
+    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+    assert reported.first_divergence == "0"
+    row = layers(reported)["0"]
     assert (row.max_abs_diff, row.local_ratio, row.verdict) == (None, np.inf, "source")
-    assert "pads is [1, 1, 1, 1] in the file, padding is (0, 0) in the model" in told.cause
+    assert "pads is [1, 1, 1, 1] in the file, padding is (0, 0) in the model" in reported.cause
 
 
 def test_wrong_shape_without_setting_is_described(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(_Doubled(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     candidate = nets.export(model.eval(), tmp_path / "m.onnx", IMAGES)
-    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", wide_resize), IMAGES)
-    assert told.first_divergence == "0"
-    assert "its shape is (2, 3, 24, 24) in the file, (2, 3, 16, 16) in PyTorch" in told.cause
-    assert "Resize /0/Resize" in told.cause
+    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", wide_resize), IMAGES)
+    assert reported.first_divergence == "0"
+    assert "its shape is (2, 3, 24, 24) in the file, (2, 3, 16, 16) in PyTorch" in reported.cause
+    assert "Resize /0/Resize" in reported.cause
 
 
 class _Doubled(nn.Module):

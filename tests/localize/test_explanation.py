@@ -23,10 +23,10 @@ from tests.measure import tiny
 def decide_with(**runtimes: object) -> tuple[Evidence, Decision]:
     """Evidence in which `ort-cpu` or `ort-cpu-optimized` are as given."""
     names = {"cpu": "ort-cpu", "optimized": "ort-cpu-optimized"}
-    given = {names[key]: value for key, value in runtimes.items()}
+    arguments = {names[key]: value for key, value in runtimes.items()}
     good = builders.evidence()
     evidence = good.model_copy(
-        update={"runtimes": tuple(given.get(r.runtime, r) for r in good.runtimes)}
+        update={"runtimes": tuple(arguments.get(r.runtime, r) for r in good.runtimes)}
     )
     return evidence, decide(builders.policy(), evidence, decided_at="now")
 
@@ -52,11 +52,11 @@ def compare_calls(monkeypatch):
     def compare(case, *, runtime, limit, refused):
         assert runtime in refused
         calls.append((runtime, next(case.samples.batches(limit))["input"]))
-        found = Localization(
+        result = Localization(
             subject_sha256=digest("m"), runtime=runtime, samples=limit, layers=(),
             first_divergence=None, cause="",
         )  # fmt: skip
-        return LayerComparison(None, None, None, found)
+        return LayerComparison(None, None, None, result)
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
     return calls
@@ -91,15 +91,15 @@ def test_optimized_session_failure_is_explained_by_the_optimizer(
 
     def compare(*given, **options):
         compared = real(*given, **options)
-        found = compared.localization.model_copy(update={"optimiser": optimiser})
-        return replace(compared, localization=found)
+        result = compared.localization.model_copy(update={"optimiser": optimiser})
+        return replace(compared, localization=result)
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
     broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
-    told = locate_failure(case, *decide_with(optimized=broken))
+    reported = locate_failure(case, *decide_with(optimized=broken))
     assert [runtime for runtime, _ in compare_calls] == ["ort-cpu-optimized"]
-    assert (told.localisation is not None) is optimiser
-    assert told.failure is None
+    assert (reported.localisation is not None) is optimiser
+    assert reported.failure is None
 
 
 def test_plain_session_failure_is_not_explained(case, compare_calls):
@@ -142,10 +142,10 @@ def test_worst_sample_is_compared_first(case, compare_calls, sample, places):
 def test_fixed_batch_is_compared_as_a_whole(case, compare_calls):
     fixed = TensorSpec(name="input", dtype="float32", shape=(5, 3, 8, 8))
     subject = case.candidate.subject.model_copy(update={"inputs": (fixed,)})
-    whole = MeasurementJob(
+    complete = MeasurementJob(
         case.model, TestedFile(case.candidate.path, subject), case.samples, case.policy
     )
-    locate_failure(whole, *decide_with(cpu=bad("ort-cpu", sample=12)))
+    locate_failure(complete, *decide_with(cpu=bad("ort-cpu", sample=12)))
     np.testing.assert_array_equal(compare_calls[0][1], tiny.images(20)[10:15])
 
 
@@ -154,8 +154,8 @@ def test_failed_comparison_is_recorded(case, monkeypatch):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
-    told = locate_failure(case, *decide_with(cpu=bad("ort-cpu")))
-    assert told == Explanation(failure="RuntimeError: no room")
+    reported = locate_failure(case, *decide_with(cpu=bad("ort-cpu")))
+    assert reported == Explanation(failure="RuntimeError: no room")
 
 
 class Limited(nn.Module):
@@ -202,9 +202,9 @@ def limited(tmp_path_factory):
     (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
 ], ids=["activation", "code"])  # fmt: skip
 def test_layer_is_found_on_the_input_of_a_probe(limited, act, highest, module, fault):
-    found = locate_failure(limited(act, highest), *differing_probe("magnitudes")).localisation
-    assert (found.probe, found.first_divergence) == ("magnitudes", module)
-    assert fault in found.fault
+    result = locate_failure(limited(act, highest), *differing_probe("magnitudes")).localisation
+    assert (result.probe, result.first_divergence) == ("magnitudes", module)
+    assert fault in result.fault
 
 
 class Branching(tiny.Net):
@@ -220,8 +220,8 @@ def test_code_that_only_a_probe_takes_is_found(tmp_path):
     candidate = nets.export(model, tmp_path / "m.onnx", nets.IMAGES)
     samples = SampleSet.from_arrays({"input": nets.IMAGES})
     case = MeasurementJob(model, candidate, samples, nets.POLICY)
-    found = locate_failure(case, *differing_probe("magnitudes")).localisation
-    assert (found.first_divergence, found.fault_code) == ("", "code")
+    result = locate_failure(case, *differing_probe("magnitudes")).localisation
+    assert (result.first_divergence, result.fault_code) == ("", "code")
 
 
 @pytest.mark.parametrize(

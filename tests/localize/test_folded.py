@@ -45,10 +45,10 @@ class Folded(Pair):
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__(approximate)
-        one, two = self.first.double(), self.second.double()
+        item, two = self.first.double(), self.second.double()
         self.both = nn.Linear(6, 6)
-        self.both.weight.data = (two.weight @ one.weight).float().data
-        self.both.bias.data = (two.weight @ one.bias + two.bias).float().data
+        self.both.weight.data = (two.weight @ item.weight).float().data
+        self.both.bias.data = (two.weight @ item.bias + two.bias).float().data
 
     def joined(self, x):
         return self.both(x)
@@ -188,11 +188,11 @@ def test_two_folded_linear_layers(tmp_path, by):
 def test_wrong_folded_layer_is_named_by_its_tensor(tmp_path, name):
     candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", VECTORS)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, middle))
-    told = found(trained(Pair()), bad, VECTORS)
-    assert told.first_divergence == "second"
-    assert verdicts(told, "source") == ["second"]
-    assert "differs from" not in told.cause  # neither weight is there to be compared
-    assert "first" in told.cause
+    reported = found(trained(Pair()), bad, VECTORS)
+    assert reported.first_divergence == "second"
+    assert verdicts(reported, "source") == ["second"]
+    assert "differs from" not in reported.cause  # neither weight is there to be compared
+    assert "first" in reported.cause
 
 
 @pytest.mark.further
@@ -211,11 +211,11 @@ def fuse(model: nn.Module, path: Path) -> TestedFile:
     from onnxruntime.transformers import optimizer
 
     tiny.export(model, path, example=SEQUENCES)
-    found = optimizer.optimize_model(
+    result = optimizer.optimize_model(
         str(path), model_type="bert", num_heads=4, hidden_size=16, opt_level=0
     )
-    assert "Attention" in {node.op_type for node in found.model.graph.node}
-    onnx.save(found.model, path)
+    assert "Attention" in {node.op_type for node in result.model.graph.node}
+    onnx.save(result.model, path)
     return tiny.candidate(path)
 
 
@@ -263,26 +263,26 @@ def drop_mask(proto: onnx.ModelProto) -> None:
 
 class TestFusedAttention:
     def test_correct_fused_attention_has_no_fault(self, fused_file):
-        told = found(Encoder().eval(), fused_file, SEQUENCES)
-        assert not told.diverges
-        assert {"query", "key", "value"} <= set(told.unmapped)
+        reported = found(Encoder().eval(), fused_file, SEQUENCES)
+        assert not reported.diverges
+        assert {"query", "key", "value"} <= set(reported.unmapped)
 
     @pytest.mark.parametrize("source", FAULTS)
     def test_fault_behind_fused_attention(self, fused_file, tmp_path, source):
         bad = tiny.edit(fused_file, tmp_path / "bad.onnx", FAULTS[source])
-        told = found(Encoder().eval(), bad, SEQUENCES)
-        assert told.first_divergence == source
-        assert verdicts(told, "source") == [source]
+        reported = found(Encoder().eval(), bad, SEQUENCES)
+        assert reported.first_divergence == source
+        assert verdicts(reported, "source") == [source]
 
     def test_missing_mask_of_fused_attention(self, fused_file, tmp_path):
-        told = found(Encoder(4.0).eval(), fused_file, SEQUENCES)
-        assert told.first_divergence not in ("query", "key", "value")
-        assert len(verdicts(told, "source")) == 1
-        told = found(
+        reported = found(Encoder(4.0).eval(), fused_file, SEQUENCES)
+        assert reported.first_divergence not in ("query", "key", "value")
+        assert len(verdicts(reported, "source")) == 1
+        reported = found(
             Encoder().eval(), tiny.edit(fused_file, tmp_path / "m.onnx", drop_mask), SEQUENCES
         )
-        assert told.first_divergence not in ("query", "key", "value")
-        assert len(verdicts(told, "source")) == 1
+        assert reported.first_divergence not in ("query", "key", "value")
+        assert len(verdicts(reported, "source")) == 1
 
     @pytest.mark.rows(2)
     @pytest.mark.parametrize(
@@ -296,11 +296,11 @@ class TestFusedAttention:
     ):
         """A small one leaves the outputs nearly equal, behind layers that are farther off."""
         spoil = change_packed(part, amount, argument=argument)
-        told = found(
+        reported = found(
             Encoder().eval(), tiny.edit(fused_file, tmp_path / "bad.onnx", spoil), SEQUENCES
         )
-        assert [fault.module for fault in told.faults] == [part]
-        assert f"{part}.{'weight' if argument == 1 else 'bias'}" in told.fault
+        assert [fault.module for fault in reported.faults] == [part]
+        assert f"{part}.{'weight' if argument == 1 else 'bias'}" in reported.fault
 
     def test_equal_bias_of_all_keys_has_no_effect(self, fused_file, tmp_path):
         """It adds the same to all scores of a query."""
@@ -311,9 +311,9 @@ class TestFusedAttention:
         right = tiny.export(Packed(), tmp_path / "right.onnx", example=SEQUENCES)
         assert not found(Encoder().eval(), right, SEQUENCES).diverges
         wrong = tiny.export(Packed(4.0), tmp_path / "wrong.onnx", example=SEQUENCES)
-        told = found(Encoder().eval(), wrong, SEQUENCES)
-        assert told.first_divergence not in ("query", "key", "value")
-        assert len(verdicts(told, "source")) == 1
+        reported = found(Encoder().eval(), wrong, SEQUENCES)
+        assert reported.first_divergence not in ("query", "key", "value")
+        assert len(verdicts(reported, "source")) == 1
 
 
 def test_wrong_weight_behind_a_folded_layer_is_found(tmp_path):
@@ -322,12 +322,12 @@ def test_wrong_weight_behind_a_folded_layer_is_found(tmp_path):
     candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", inputs)
 
     def spoil(proto: onnx.ModelProto) -> None:
-        (*_, last) = (one for one in proto.graph.node if one.op_type == "MatMul")
+        (*_, last) = (item for item in proto.graph.node if item.op_type == "MatMul")
         change(proto, last.input[1], lambda values: values * np.float32(1.1))
 
-    told = found(trained(Pair()), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
-    assert told.first_divergence == "head"
-    assert told.fault.startswith("head.weight")
+    reported = found(trained(Pair()), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
+    assert reported.first_divergence == "head"
+    assert reported.fault.startswith("head.weight")
 
 
 class Levels(nn.Module):
@@ -351,13 +351,13 @@ class Levels(nn.Module):
 @pytest.mark.parametrize(("join", "by"), [("add", "direct"), ("cat", "dynamo")])
 def test_merged_equal_layers_are_named(tmp_path, join, by):
     """Exporters write equal operators on equal inputs once."""
-    model, other = Levels(nn.ELU(), join), Levels(nn.Tanh(), join)
-    for one in (model, other):
-        one(torch.from_numpy(IMAGES))
-    other.load_state_dict(model.state_dict())
-    told = compare(model, other, tmp_path / "m.onnx", IMAGES, by=by)
-    assert told.first_divergence == "first"
-    assert verdicts(told, "source") == ["first"]
+    model, second = Levels(nn.ELU(), join), Levels(nn.Tanh(), join)
+    for item in (model, second):
+        item(torch.from_numpy(IMAGES))
+    second.load_state_dict(model.state_dict())
+    reported = compare(model, second, tmp_path / "m.onnx", IMAGES, by=by)
+    assert reported.first_divergence == "first"
+    assert verdicts(reported, "source") == ["first"]
 
 
 class Recurrent(nn.Module):
@@ -392,7 +392,7 @@ def change_bias(proto: onnx.ModelProto) -> None:
 def test_consecutive_recurrent_layers(tmp_path, spoil, text):
     series = SEQUENCES["x"]
     candidate = nets.export(Recurrent().eval(), tmp_path / "m.onnx", series)
-    told = found(Recurrent().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), series)
-    assert told.first_divergence == "gru"
-    assert verdicts(told, "source") == ["gru"]
-    assert text in told.fault
+    reported = found(Recurrent().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), series)
+    assert reported.first_divergence == "gru"
+    assert verdicts(reported, "source") == ["gru"]
+    assert text in reported.fault

@@ -71,38 +71,40 @@ def test_marked_tensors_are_additional_outputs(tmp_path, external):
     graph = chain(tmp_path, external=external)
     piece = graph.marked(["a", "m", "y"])
     assert (piece.outputs, piece.cuts) == (("y", "a", "m"), ())
-    seen = run(piece)
-    np.testing.assert_allclose(seen["m"], X @ WEIGHT, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(seen["y"], np.maximum(X @ WEIGHT + 1, 0) * X, rtol=1e-4, atol=1e-4)
+    observed = run(piece)
+    np.testing.assert_allclose(observed["m"], X @ WEIGHT, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        observed["y"], np.maximum(X @ WEIGHT + 1, 0) * X, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_cut_graph_computes_from_references(tmp_path):
     graph = chain(tmp_path)
     piece = graph.cut(["r", "y"], {"m": np.dtype(np.float32), "r": np.dtype(np.float32)})
     assert set(piece.cuts) == {"m", "r"}
-    seen = run(piece, m=np.full((3, SIZE), 2, np.float32), r=np.full((3, SIZE), 7, np.float32))
-    np.testing.assert_array_equal(seen["r"], np.full((3, SIZE), 3))
-    np.testing.assert_array_equal(seen["y"], 7 * X)
+    observed = run(piece, m=np.full((3, SIZE), 2, np.float32), r=np.full((3, SIZE), 7, np.float32))
+    np.testing.assert_array_equal(observed["r"], np.full((3, SIZE), 3))
+    np.testing.assert_array_equal(observed["y"], 7 * X)
 
 
 def test_cut_graph_contains_only_necessary_nodes_and_weights(tmp_path):
     piece = chain(tmp_path).cut(["r"], {"m": np.dtype(np.float32)})
-    assert [one.name for one in piece.model.graph.node] == ["a", "r"]
-    assert [one.name for one in piece.model.graph.initializer] == ["b"]
+    assert [item.name for item in piece.model.graph.node] == ["a", "r"]
+    assert [item.name for item in piece.model.graph.initializer] == ["b"]
 
 
 def test_graph_is_not_changed(tmp_path):
     graph = chain(tmp_path)
-    before = [one.SerializeToString() for one in graph.nodes]
+    before = [item.SerializeToString() for item in graph.nodes]
     graph.cut(["y"], {"r": np.dtype(np.float32)})
     graph.marked(["m"])
-    assert [one.SerializeToString() for one in graph.nodes] == before
+    assert [item.SerializeToString() for item in graph.nodes] == before
     assert graph.marked(()).outputs == ("y",)
 
 
 def test_large_weights_are_not_copied_into_the_graph(tmp_path):
     graph = chain(tmp_path)
-    (large,) = (one for one in graph.marked(()).model.graph.initializer if one.name == "w")
+    (large,) = (item for item in graph.marked(()).model.graph.initializer if item.name == "w")
     assert (large.raw_data, list(large.dims)) == (b"", [SIZE, SIZE])
     np.testing.assert_array_equal(graph.weights["w"], WEIGHT)
 
@@ -142,14 +144,14 @@ class TestBranches:
     def test_branches_depend_on_outer_tensors(self, graph):
         assert graph.segment("chosen", {"m": None})[1] == ["m"]
         assert graph.sources("chosen", {"m"}, steps=1) == {"m"}
-        places, _ = graph.segment("chosen", {"m": None})
-        assert set(graph.constants(places)) == {"w2", "zero"}
+        indices, _ = graph.segment("chosen", {"m": None})
+        assert set(graph.constants(indices)) == {"w2", "zero"}
 
     def test_branches_are_cut(self, graph):
         piece = graph.cut(["chosen"], {"m": np.dtype(np.float32)})
         text = str(piece.model.graph)
         assert reference_name("m") in text
-        assert {one.name for one in piece.model.graph.initializer} == {"w2", "zero"}
+        assert {item.name for item in piece.model.graph.initializer} == {"w2", "zero"}
         want = X @ WEIGHT.T if X.sum() > 0 else X + X
         np.testing.assert_allclose(run(piece, m=X)["chosen"], want, rtol=1e-4, atol=1e-4)
         assert graph.nodes[3].attribute[0].g.node[0].input[0] == "m"
@@ -172,9 +174,9 @@ class TestSegments:
             node("Mul", ["a", "three"], ["y"]),
         ]
         graph = FileGraph(write_model(tmp_path, nodes, initializers=[("w", WEIGHT)]))
-        found = graph.constants([3, 4, 5])
-        assert set(found) == {"w", "two"}
-        np.testing.assert_array_equal(found["w"], WEIGHT)
+        result = graph.constants([3, 4, 5])
+        assert set(result) == {"w", "two"}
+        np.testing.assert_array_equal(result["w"], WEIGHT)
 
     @pytest.mark.parametrize(("steps", "found"), [(1, set()), (2, set()), (3, {"m"}), (9, {"m"})])
     def test_source_search_is_limited(self, tmp_path, steps, found):

@@ -52,11 +52,11 @@ def test_swapped_inputs_are_named(tmp_path, names):
     inputs = {"a": A, "b": B, "c": C}
     candidate = tiny.export(Three().eval(), tmp_path / "m.onnx", example=inputs)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", rename_inputs(names))
-    told = found(Three().eval(), bad, inputs)
-    assert told.first_divergence == ""
-    assert len(verdicts(told, "source")) == 1
-    assert all(f"{by} instead of {name}" in told.fault for name, by in names.items())
-    assert "input_names" in told.remedy
+    reported = found(Three().eval(), bad, inputs)
+    assert reported.first_divergence == ""
+    assert len(verdicts(reported, "source")) == 1
+    assert all(f"{by} instead of {name}" in reported.fault for name, by in names.items())
+    assert "input_names" in reported.remedy
 
 
 class Optional(nn.Module):
@@ -73,8 +73,8 @@ class Optional(nn.Module):
 
 def test_input_that_only_the_model_takes_is_named(tmp_path):
     candidate = tiny.export(Optional().eval(), tmp_path / "m.onnx", example={"a": A})
-    told = found(Optional().eval(), candidate, {"a": A, "b": B})
-    assert (told.fault_code, told.fault_params["inputs"]) == ("unread_input", ["b"])
+    reported = found(Optional().eval(), candidate, {"a": A, "b": B})
+    assert (reported.fault_code, reported.fault_params["inputs"]) == ("unread_input", ["b"])
 
 
 class Masked(nn.Module):
@@ -105,20 +105,22 @@ def test_unread_mask_is_named(tmp_path):
     ids = np.random.default_rng(0).integers(0, 11, size=(6, 5))
     inputs = {"ids": ids, "mask": LEFT}
     candidate = tiny.export(Masked().eval(), tmp_path / "m.onnx", example=inputs)
-    told = found(Masked().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", drop_mask), inputs)
-    assert told.first_divergence == ""
-    assert "input mask" in told.fault
-    assert len(verdicts(told, "source")) == 1
+    reported = found(
+        Masked().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", drop_mask), inputs
+    )
+    assert reported.first_divergence == ""
+    assert "input mask" in reported.fault
+    assert len(verdicts(reported, "source")) == 1
 
 
 def test_mask_read_only_by_length_is_named(fused_file):
     """What the transformer optimizer of ONNX Runtime makes of it is right for padding behind."""
     inputs = {"x": np.random.default_rng(4).normal(size=(4, 5, 16)).astype(np.float32)}
     inputs["mask"] = np.tril(np.ones((4, 5), np.int64), 2)[:, ::-1].copy()
-    told = found(Encoder().eval(), fused_file, inputs)
-    assert told.first_divergence == ""
-    assert "Attention" in told.fault
-    assert "use_raw_attention_mask" in told.remedy
+    reported = found(Encoder().eval(), fused_file, inputs)
+    assert reported.first_divergence == ""
+    assert "Attention" in reported.fault
+    assert "use_raw_attention_mask" in reported.remedy
 
 
 class Sums(nn.Module):
@@ -139,8 +141,8 @@ def test_fault_in_an_output_computed_from_another(tmp_path):
     right = nets.export(Sums().eval(), tmp_path / "m.onnx", A, outputs=outputs)
     assert not found(Sums().eval(), right, A).diverges
     bad = nets.export(Sums(-1.0).eval(), tmp_path / "bad.onnx", A, outputs=outputs)
-    told = found(Sums().eval(), bad, A)
-    assert (told.fault_code, told.fault_params["inputs"]) == ("code", ["rows"])
+    reported = found(Sums().eval(), bad, A)
+    assert (reported.fault_code, reported.fault_params["inputs"]) == ("code", ["rows"])
 
 
 class Two(nn.Module):
@@ -157,13 +159,13 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_missing_output_is_named(tmp_path, kept):
-    other = Two(keep=(kept,)).eval()
-    candidate = tiny.export(other, tmp_path / "m.onnx", example={"x": A}, outputs=("y",))
-    told = found(Two().eval(), candidate, {"x": A})
-    assert told.diverges
-    assert told.first_divergence == ""
-    assert told.fault == f"the file lacks output {2 - kept} of the model, counted from 1"
-    assert "output_names" in told.remedy
+    second = Two(keep=(kept,)).eval()
+    candidate = tiny.export(second, tmp_path / "m.onnx", example={"x": A}, outputs=("y",))
+    reported = found(Two().eval(), candidate, {"x": A})
+    assert reported.diverges
+    assert reported.first_divergence == ""
+    assert reported.fault == f"the file lacks output {2 - kept} of the model, counted from 1"
+    assert "output_names" in reported.remedy
 
 
 ORDER = [2, 0, 1, 4, 3]
@@ -177,10 +179,10 @@ def test_reordered_rows_of_the_head_are_named(tmp_path):
         change(proto, "head.weight", lambda values: values[ORDER])
         change(proto, "head.bias", lambda values: values[ORDER])
 
-    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
-    assert told.first_divergence == "head"
-    assert told.fault.startswith("head.weight")
-    assert "another order in the file: 2, 0, 1, 4, 3" in told.fault
+    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+    assert reported.first_divergence == "head"
+    assert reported.fault.startswith("head.weight")
+    assert "another order in the file: 2, 0, 1, 4, 3" in reported.fault
 
 
 def test_reordered_columns_are_named(tmp_path):
@@ -212,10 +214,10 @@ class Clamped(nn.Module):
 
 def test_infinite_parameters_are_no_fault(tmp_path):
     candidate = nets.export(Clamped(2.0).eval(), tmp_path / "m.onnx", A)
-    told = found(Clamped().eval(), candidate, A)
-    assert told.first_divergence == ""
-    assert "nan" not in told.cause
-    assert "differ" not in told.cause
+    reported = found(Clamped().eval(), candidate, A)
+    assert reported.first_divergence == ""
+    assert "nan" not in reported.cause
+    assert "differ" not in reported.cause
 
 
 def test_deformable_convolution_needs_dynamo_and_opset_19():

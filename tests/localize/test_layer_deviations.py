@@ -24,11 +24,11 @@ PAIRS = st.integers(1, 9).flatmap(
 
 def deviation(value, tensor, *, dtype=np.float32, truth=None) -> Deviation:
     """Of one batch, which is the first one too."""
-    found = Deviation()
-    one, other = np.array(value, dtype), np.array(tensor, dtype)
-    found.update(one, other)
-    found.update_noise(one, other, truth)
-    return found
+    result = Deviation()
+    item, second = np.array(value, dtype), np.array(tensor, dtype)
+    result.update(item, second)
+    result.update_noise(item, second, truth)
+    return result
 
 
 @given(PAIRS, st.integers(0, 9))
@@ -47,9 +47,9 @@ def test_batches_do_not_change_the_deviation(pair, cut):
 @given(PAIRS)
 def test_largest_and_mean_match_numpy(pair):
     value, tensor = (array.astype(np.float64) for array in pair)
-    found = deviation(*pair)
-    assert found.largest == np.abs(tensor - value).max()
-    assert found.mean == pytest.approx(np.abs(tensor - value).mean())
+    result = deviation(*pair)
+    assert result.largest == np.abs(tensor - value).max()
+    assert result.mean == pytest.approx(np.abs(tensor - value).mean())
 
 
 @given(PAIRS, st.integers(0, 26), st.sampled_from([NAN, INF, -INF]))
@@ -57,9 +57,9 @@ def test_nonfinite_value_is_never_within_rounding(pair, place, bad):
     value, tensor = pair
     tensor = value.copy()
     tensor.flat[place % tensor.size] = bad
-    found = deviation(value, tensor)
-    assert found.largest == found.ratio == found.peak == INF
-    assert not found.equal
+    result = deviation(value, tensor)
+    assert result.largest == result.ratio == result.peak == INF
+    assert not result.equal
 
 
 @pytest.mark.parametrize(("value", "tensor", "largest", "equal", "finite"), [
@@ -74,23 +74,23 @@ def test_nonfinite_value_is_never_within_rounding(pair, place, bad):
     ([[]], [[]], 0.0, True, False),
 ])  # fmt: skip
 def test_deviation_of_nonfinite_values(value, tensor, largest, equal, finite):
-    found = deviation(value, tensor)
-    assert (found.largest, found.equal, found.finite) == (largest, equal, finite)
-    assert found.ratio == (0.0 if equal else INF) or finite
+    result = deviation(value, tensor)
+    assert (result.largest, result.equal, result.finite) == (largest, equal, finite)
+    assert result.ratio == (0.0 if equal else INF) or finite
 
 
 def test_empty_deviation_is_not_equal():
-    found = Deviation()
-    assert not found.equal
-    assert math.isnan(found.ratio)
-    assert math.isnan(found.mean)
-    assert math.isnan(found.relative)
+    result = Deviation()
+    assert not result.equal
+    assert math.isnan(result.ratio)
+    assert math.isnan(result.mean)
+    assert math.isnan(result.relative)
 
 
 def test_noise_without_finite_first_batch_is_nan():
-    found = deviation([NAN, NAN], [NAN, NAN])
-    found.update(np.array([1.0], np.float32), np.array([1.1], np.float32))
-    assert math.isnan(found.ratio)
+    result = deviation([NAN, NAN], [NAN, NAN])
+    result.update(np.array([1.0], np.float32), np.array([1.1], np.float32))
+    assert math.isnan(result.ratio)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, bool, np.uint8])
@@ -105,31 +105,31 @@ def test_unsigned_differences_do_not_wrap():
 
 
 def test_shape_mismatch_is_kept():
-    found = deviation(np.zeros((2, 3)), np.zeros((2, 4)))
-    found.update(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
-    found.update(np.zeros((2, 3), np.float32), np.zeros((9, 9), np.float32))
-    assert found.mismatch == {"code": "mismatch", "got": "(2, 4)", "want": "(2, 3)"}
-    assert found.ratio == INF
-    assert not found.equal
+    result = deviation(np.zeros((2, 3)), np.zeros((2, 4)))
+    result.update(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
+    result.update(np.zeros((2, 3), np.float32), np.zeros((9, 9), np.float32))
+    assert result.mismatch == {"code": "mismatch", "got": "(2, 4)", "want": "(2, 3)"}
+    assert result.ratio == INF
+    assert not result.equal
 
 
 def test_ratio_is_in_units_of_the_model_rounding():
     truth = np.linspace(1, 2, 1000)
     value = truth.astype(np.float32)
     apart = float(np.sqrt(np.mean((value - truth) ** 2)))
-    found = deviation(value, truth + 100 * apart, truth=truth, dtype=np.float64)
+    result = deviation(value, truth + 100 * apart, truth=truth, dtype=np.float64)
     assert deviation(value, value, truth=truth).ratio < 2
-    assert 20 < found.ratio < 200
+    assert 20 < result.ratio < 200
 
 
 def test_peak_is_relative_to_the_size_of_the_batch():
     """The peak of a batch whose values are 10 times as large counts a tenth."""
     first = np.linspace(1, 2, 100, dtype=np.float32)
-    found = deviation(first, first, truth=first.astype(np.float64))
-    found.update(first * 10, first * 10 + np.float32(1e-3))
-    other = deviation(first, first, truth=first.astype(np.float64))
-    other.update(first, first + np.float32(1e-3))
-    assert other.peak / found.peak == pytest.approx(10, rel=0.02)
+    result = deviation(first, first, truth=first.astype(np.float64))
+    result.update(first * 10, first * 10 + np.float32(1e-3))
+    second = deviation(first, first, truth=first.astype(np.float64))
+    second.update(first, first + np.float32(1e-3))
+    assert second.peak / result.peak == pytest.approx(10, rel=0.02)
 
 
 def test_scalar_value():
@@ -215,8 +215,8 @@ def test_larger_deviation_stays_a_source(ratio, peak, more):
     ("ratios", "most"), [([], math.nan), ([1.0, 3.0], 3.0), ([1.0, math.nan], math.nan)]
 )
 def test_worst_output(ratios, most):
-    seen = worst({str(place): Fixed(ratio) for place, ratio in enumerate(ratios)})
-    assert seen == most or (math.isnan(seen) and math.isnan(most))
+    observed = worst({str(index): Fixed(ratio) for index, ratio in enumerate(ratios)})
+    assert observed == most or (math.isnan(observed) and math.isnan(most))
 
 
 @pytest.mark.parametrize(("runtime", "level"), [

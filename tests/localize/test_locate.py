@@ -125,18 +125,22 @@ class TestMapping:
     )
     def test_each_module_call_has_its_tensor_and_no_source(self, made, kind, by):
         model, candidate = made(kind, by)
-        told = found(model, candidate, INPUTS[kind])
-        rows = layers(told)
+        reported = found(model, candidate, INPUTS[kind])
+        rows = layers(reported)
         assert {title: row.kind for title, row in rows.items()} == ROWS[kind]
         assert list(rows) == list(ROWS[kind])
         tensors = [row.tensor for row in rows.values()]
         assert None not in tensors
         assert len(set(tensors)) == len(tensors)
-        assert told.unmapped == ()
-        assert (told.first_divergence, told.remedy, told.diverges) == (None, None, False)
-        assert told.cause == "No layer diverges on 6 samples."
-        assert {row.verdict for row in told.layers} == {"ok"}
-        assert (told.subject_sha256, told.samples) == (candidate.subject.sha256, 6)
+        assert reported.unmapped == ()
+        assert (reported.first_divergence, reported.remedy, reported.diverges) == (
+            None,
+            None,
+            False,
+        )
+        assert reported.cause == "No layer diverges on 6 samples."
+        assert {row.verdict for row in reported.layers} == {"ok"}
+        assert (reported.subject_sha256, reported.samples) == (candidate.subject.sha256, 6)
 
     @pytest.mark.parametrize(
         ("kind", "by", "tensors"),
@@ -169,17 +173,19 @@ class TestMapping:
         assert {title: rows[title].tensor for title in tensors} == tensors
 
     def test_code_outputs_and_folded_layers_have_rows(self, made):
-        told = found(*made(Residual), IMAGES)
-        code = {row.kind: row.module for row in told.layers if row.kind.startswith("code")}
+        reported = found(*made(Residual), IMAGES)
+        code = {row.kind: row.module for row in reported.layers if row.kind.startswith("code")}
         assert code == {"code: Add": "block", "code: Flatten": ""}
-        rows = layers(told)
+        rows = layers(reported)
         assert rows["stem.1"].detail == "with stem.0 folded in"
         assert rows["block.bn2"].detail == "with block.conv2 folded in"
         assert rows["block.relu"].detail is None
-        told = found(*made(Shared), VECTORS)
-        assert [row.tensor for row in told.layers if row.kind == "code: ArgMax"] == ["most"]
-        whole = [(row.kind, row.tensor) for row in told.layers if row.kind.startswith("output")]
-        assert whole == [
+        reported = found(*made(Shared), VECTORS)
+        assert [row.tensor for row in reported.layers if row.kind == "code: ArgMax"] == ["most"]
+        complete = [
+            (row.kind, row.tensor) for row in reported.layers if row.kind.startswith("output")
+        ]
+        assert complete == [
             (f"output of the whole file, {level}", name)
             for level in ("optimized", "not optimized")
             for name in ("left", "right", "most")
@@ -191,9 +197,9 @@ class TestMapping:
             model, tmp_path / "m.onnx", IMAGES, training=torch.onnx.TrainingMode.PRESERVE,
             do_constant_folding=False,
         )  # fmt: skip
-        told = found(model, candidate, IMAGES)
-        assert list(layers(told))[:3] == ["stem.0", "stem.1", "stem.2"]
-        assert not told.diverges
+        reported = found(model, candidate, IMAGES)
+        assert list(layers(reported))[:3] == ["stem.0", "stem.1", "stem.2"]
+        assert not reported.diverges
 
     def test_inputs_in_a_different_order_than_the_samples(self, tmp_path):
         pair = _Pair().eval()
@@ -201,9 +207,9 @@ class TestMapping:
         candidate = tiny.export(
             pair, tmp_path / "m.onnx", example={"left": left[:2], "right": right[:2]}
         )
-        told = found(pair, candidate, {"right": right, "left": left})
-        assert [row.verdict for row in layers(told).values()] == ["ok", "ok"]
-        assert not told.diverges
+        reported = found(pair, candidate, {"right": right, "left": left})
+        assert [row.verdict for row in layers(reported).values()] == ["ok", "ok"]
+        assert not reported.diverges
 
     def test_fused_attention_is_compared_inside(self, tmp_path):
         torch.manual_seed(0)
@@ -216,10 +222,10 @@ class TestMapping:
             candidate = nets.export(model, tmp_path / "m.onnx", example)
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-        told = found(model, candidate, example)
+        reported = found(model, candidate, example)
         inside = {"self_attn", "norm1", "linear1", "linear2", "norm2"}
-        assert {f"layers.0.{name}" for name in inside} <= set(layers(told))
-        assert not told.diverges
+        assert {f"layers.0.{name}" for name in inside} <= set(layers(reported))
+        assert not reported.diverges
 
     def test_fixed_batch_file_uses_whole_batches(self, tmp_path):
         model = nets.made(Shared)
@@ -231,15 +237,15 @@ class TestMapping:
 
     @pytest.mark.parametrize(("limit", "count", "samples"), [(3, 6, 3), (8, 1, 1)])
     def test_first_samples_are_used(self, made, limit, count, samples):
-        told = found(*made(Shared), VECTORS[:count], limit=limit)
-        assert (told.samples, told.diverges) == (samples, False)
+        reported = found(*made(Shared), VECTORS[:count], limit=limit)
+        assert (reported.samples, reported.diverges) == (samples, False)
 
     def test_module_that_returns_a_scalar(self, tmp_path):
         model = _Tempered().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        told = found(model, candidate, VECTORS)
-        assert layers(told)["most"].verdict == "ok"
-        assert not told.diverges
+        reported = found(model, candidate, VECTORS)
+        assert layers(reported)["most"].verdict == "ok"
+        assert not reported.diverges
 
 
 class _Pair(nn.Module):
@@ -299,15 +305,15 @@ class TestSingleFault:
     )  # fmt: skip
     def test_single_fault_has_one_source(self, made, tmp_path, kind, by, spoil, source):
         model, candidate = made(kind, by)
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), INPUTS[kind])
-        assert told.first_divergence == source.partition("#")[0]
-        assert told.diverges
-        (row,) = (row for row in told.layers if row.verdict == "source")
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), INPUTS[kind])
+        assert reported.first_divergence == source.partition("#")[0]
+        assert reported.diverges
+        (row,) = (row for row in reported.layers if row.verdict == "source")
         assert row.title == source
         assert row.detail
-        assert row.detail in told.cause
-        assert told.remedy
-        _assert_propagated(told)
+        assert row.detail in reported.cause
+        assert reported.remedy
+        _assert_propagated(reported)
 
     @pytest.mark.parametrize("by", ["direct", "dynamo"])
     @pytest.mark.parametrize("kind", [nn.Sigmoid, nn.SiLU])
@@ -324,8 +330,8 @@ class TestSingleFault:
     def test_optimized_runtime_has_the_same_source(self, made, tmp_path):
         model, candidate = made(Residual)
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Conv", 1, 1))
-        told = found(model, bad, IMAGES, runtime="ort-cpu-optimized")
-        assert (told.first_divergence, told.runtime) == ("block.conv1", "ort-cpu-optimized")
+        reported = found(model, bad, IMAGES, runtime="ort-cpu-optimized")
+        assert (reported.first_divergence, reported.runtime) == ("block.conv1", "ort-cpu-optimized")
         assert not found(model, candidate, IMAGES, runtime="ort-cpu-optimized").diverges
 
     def test_amplification_is_relative_to_the_previous_row(self, made, tmp_path):
@@ -347,10 +353,10 @@ class TestSingleFault:
             for tensor in list(proto.graph.initializer):
                 change(proto, tensor.name, lambda values: values * 1.1)
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
-        assert told.first_divergence == "stem.1"
-        assert "3 other modules differ too: the file is of another checkpoint." in told.cause
-        assert "checkpoint" in told.remedy
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+        assert reported.first_divergence == "stem.1"
+        assert "3 other modules differ too: the file is of another checkpoint." in reported.cause
+        assert "checkpoint" in reported.remedy
 
 
 def _assert_propagated(told: Localization) -> None:
@@ -457,9 +463,9 @@ class TestErrors:
 
     def test_model_with_other_widths_is_described(self, plain):
         wider = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)).eval()
-        told = found(wider, plain, VECTORS)
-        assert told.first_divergence == "0"
-        assert "no tensor of the file has its values" in told.cause
+        reported = found(wider, plain, VECTORS)
+        assert reported.first_divergence == "0"
+        assert "no tensor of the file has its values" in reported.cause
 
     @pytest.mark.parametrize(
         ("inputs", "error"),
@@ -526,15 +532,15 @@ class TestNonfiniteValues:
     def test_nonfinite_values_of_code(self, tmp_path, shift, detail):
         model = _Logarithm(shift=shift).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        told = found(model, candidate, VECTORS)
-        assert not told.diverges
-        assert layers(told)["log"].detail == detail
+        reported = found(model, candidate, VECTORS)
+        assert not reported.diverges
+        assert layers(reported)["log"].detail == detail
         bad = tiny.edit(
             candidate, tmp_path / "bad.onnx", lambda p: setattr(node(p, "Log"), "op_type", "Exp")
         )
-        told = found(model, bad, VECTORS)
-        assert told.first_divergence == "log"
-        assert layers(told)["log"].max_abs_diff == np.inf
+        reported = found(model, bad, VECTORS)
+        assert reported.first_divergence == "log"
+        assert layers(reported)["log"].max_abs_diff == np.inf
 
     @pytest.mark.parametrize(("name", "value"), [("head.bias", np.nan), ("head.weight", -np.inf)])
     def test_nonfinite_weight_of_the_file(self, made, tmp_path, name, value):
@@ -544,11 +550,11 @@ class TestNonfiniteValues:
 
         model, candidate = made(Residual)
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, spoil))
-        told = found(model, bad, IMAGES)
-        assert told.first_divergence == "head"
-        assert name in told.cause
-        assert verdicts(told, "propagated") == ["(model)", "(model)"]
-        Localization.from_json(told.to_json())
+        reported = found(model, bad, IMAGES)
+        assert reported.first_divergence == "head"
+        assert name in reported.cause
+        assert verdicts(reported, "propagated") == ["(model)", "(model)"]
+        Localization.from_json(reported.to_json())
 
 
 class _Log(nn.Module):
@@ -582,29 +588,29 @@ class TestOutputs:
             del proto.graph.output[:]
             proto.graph.output.extend([listed[1], listed[0], listed[2]])
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", swap), VECTORS)
-        assert told.first_divergence == ""
-        assert "the outputs are in another order" in told.cause
-        assert "output_names" in told.remedy
-        sources = [row.tensor for row in told.layers if row.verdict == "source"]
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", swap), VECTORS)
+        assert reported.first_divergence == ""
+        assert "the outputs are in another order" in reported.cause
+        assert "output_names" in reported.remedy
+        sources = [row.tensor for row in reported.layers if row.verdict == "source"]
         assert set(sources) == {"left", "right"}
 
     def test_additional_node_behind_the_last_module(self, made, tmp_path):
         model, candidate = made(Residual)
 
         def behind(proto: onnx.ModelProto) -> None:
-            (last,) = (one for one in proto.graph.node if "logits" in one.output)
+            (last,) = (item for item in proto.graph.node if "logits" in item.output)
             last.output[0] = "inner"
             proto.graph.node.append(helper.make_node("Neg", ["inner"], ["logits"], name="minus"))
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", behind), IMAGES)
-        assert told.first_divergence == ""
-        assert told.cause == (
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", behind), IMAGES)
+        assert reported.first_divergence == ""
+        assert reported.cause == (
             "The model itself is wrong although its inputs are right: output logits is not what "
             "the model returns; the tensor inner is, and Neg minus follows it."
         )
-        assert layers(told)["head"].verdict == "ok"
-        assert [row.tensor for row in told.layers if row.verdict == "source"] == ["logits"] * 2
+        assert layers(reported)["head"].verdict == "ok"
+        assert [row.tensor for row in reported.layers if row.verdict == "source"] == ["logits"] * 2
 
 
 def _state() -> dict[str, object]:
@@ -631,10 +637,10 @@ def _condition(model: nn.Module) -> list[object]:
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [
         *((n, t.data_ptr(), t.dtype, t.requires_grad, t._version, t.tolist()) for n, t in tensors),
-        *((path, one.training, type(one)) for path, one in model.named_modules()),
-        *((len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()),
+        *((path, item.training, type(item)) for path, item in model.named_modules()),
+        *((len(item._forward_hooks), len(item._forward_pre_hooks)) for item in model.modules()),
         *(parameter.grad for parameter in model.parameters()),
-        *(sorted(vars(one)) for one in model.modules()),
+        *(sorted(vars(item)) for item in model.modules()),
     ]
 
 
@@ -709,8 +715,8 @@ def test_state_is_restored_after_an_interrupt(switches, made, monkeypatch):
 def test_default_number_of_samples(made):
     """Without a budget or a limit."""
     model, candidate = made(Shared)
-    told = locate(MeasurementJob(model, candidate, SampleSet.from_arrays({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
-    assert told.samples == 8
+    reported = locate(MeasurementJob(model, candidate, SampleSet.from_arrays({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
+    assert reported.samples == 8
 
 
 def test_model_of_one_layer(tmp_path):
@@ -719,7 +725,9 @@ def test_model_of_one_layer(tmp_path):
     model = nn.Linear(6, 3).eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Gemm", 0, 1))
-    told = found(model, bad, VECTORS)
-    assert told.first_divergence == ""
-    assert told.cause.startswith("The model itself is wrong although its inputs are right: weight")
-    assert verdicts(told, "source") == ["(model)"]
+    reported = found(model, bad, VECTORS)
+    assert reported.first_divergence == ""
+    assert reported.cause.startswith(
+        "The model itself is wrong although its inputs are right: weight"
+    )
+    assert verdicts(reported, "source") == ["(model)"]

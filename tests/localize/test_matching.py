@@ -35,10 +35,10 @@ class TestNearIdentityLayers:
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
         assert not found(model, candidate, VECTORS).diverges
         bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "0.weight", middle))
-        told = found(model, bad, VECTORS)
-        assert (told.first_divergence, verdicts(told, "source")) == ("0", ["0"])
-        assert told.unmapped == ()
-        assert "Gemm" in layers(told)["0"].tensor
+        reported = found(model, bad, VECTORS)
+        assert (reported.first_divergence, verdicts(reported, "source")) == ("0", ["0"])
+        assert reported.unmapped == ()
+        assert "Gemm" in layers(reported)["0"].tensor
 
     def test_fault_in_a_near_identity_layer(self, tmp_path):
         torch.manual_seed(0)
@@ -139,16 +139,16 @@ class TestSeveralOutputs:
     def test_unused_output_of_a_module_is_ignored(self, tmp_path, kind, by):
         model = Recurrent(kind).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES, by=by)
-        told = found(model, candidate, SEQUENCES)
-        assert not told.diverges
-        assert {row.verdict for row in told.layers} == {"ok"}
-        assert [row.kind for row in told.layers if row.module == "memory"] == [kind.__name__]
+        reported = found(model, candidate, SEQUENCES)
+        assert not reported.diverges
+        assert {row.verdict for row in reported.layers} == {"ok"}
+        assert [row.kind for row in reported.layers if row.module == "memory"] == [kind.__name__]
 
         def last(proto: onnx.ModelProto) -> None:
             change(proto, "head.bias", middle)
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", last), SEQUENCES)
-        assert verdicts(told, "source") == ["head"]
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", last), SEQUENCES)
+        assert verdicts(reported, "source") == ["head"]
 
     @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
     def test_fault_in_a_module_with_several_outputs(self, tmp_path, kind):
@@ -158,9 +158,9 @@ class TestSeveralOutputs:
         def weight(proto: onnx.ModelProto) -> None:
             change(proto, node(proto, kind.__name__).input[1], lambda w: w * np.float32(1.1))
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", weight), SEQUENCES)
-        assert told.first_divergence == "memory"
-        assert set(verdicts(told, "source")) == {"memory"}
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", weight), SEQUENCES)
+        assert reported.first_divergence == "memory"
+        assert set(verdicts(reported, "source")) == {"memory"}
 
     @pytest.mark.parametrize("place", [0, 1])
     def test_fault_in_one_of_two_outputs(self, tmp_path, place):
@@ -171,9 +171,9 @@ class TestSeveralOutputs:
         def turned(proto: onnx.ModelProto) -> None:
             node(proto, "Mul", place).op_type = "Sub"
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
-        assert verdicts(told, "source") == ["halves"]
-        assert [row.verdict for row in told.layers[:2]].count("ok") == 1
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
+        assert verdicts(reported, "source") == ["halves"]
+        assert [row.verdict for row in reported.layers[:2]].count("ok") == 1
 
     @pytest.mark.parametrize(
         ("place", "behind", "several"), [(0, nn.Identity, False), (1, nn.Dropout, True)]
@@ -186,9 +186,9 @@ class TestSeveralOutputs:
         def turned(proto: onnx.ModelProto) -> None:
             node(proto, "Mul", place).op_type = "Sub"
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
-        assert told.first_divergence == "halves"
-        assert verdicts(told, "source") == ["halves"]
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
+        assert reported.first_divergence == "halves"
+        assert verdicts(reported, "source") == ["halves"]
 
 
 class Returned(nn.Module):
@@ -213,19 +213,19 @@ class TestNames:
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
 
         def nameless(proto: onnx.ModelProto) -> None:
-            for place, one in enumerate(proto.graph.node):
-                one.name = rename.format(place)
+            for index, item in enumerate(proto.graph.node):
+                item.name = rename.format(index)
 
-        told = found(model, tiny.edit(candidate, tmp_path / "same.onnx", nameless), VECTORS)
-        assert list(layers(told)) == ["0", "1", "2", "3"]
-        assert not told.diverges
+        reported = found(model, tiny.edit(candidate, tmp_path / "same.onnx", nameless), VECTORS)
+        assert list(layers(reported)) == ["0", "1", "2", "3"]
+        assert not reported.diverges
 
         def wrong(proto: onnx.ModelProto) -> None:
             nameless(proto)
             change(proto, "2.weight", middle)
 
-        told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", wrong), VECTORS)
-        assert verdicts(told, "source") == ["2"]
+        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", wrong), VECTORS)
+        assert verdicts(reported, "source") == ["2"]
 
 
 @pytest.mark.parametrize(("value", "tensor", "want"), [
@@ -249,5 +249,5 @@ def test_relative_difference(value, tensor, want):
 def test_relative_difference_does_not_depend_on_scale(value, data):
     scale = data.draw(st.sampled_from([1e-6, 1.0, 1e6]))
     array = np.array(value)
-    other = array + data.draw(st.floats(0.01, 1.0))
-    assert difference(array * scale, other * scale) == pytest.approx(difference(array, other))
+    second = array + data.draw(st.floats(0.01, 1.0))
+    assert difference(array * scale, second * scale) == pytest.approx(difference(array, second))

@@ -58,22 +58,22 @@ def whole_output_verdicts(told: Localization) -> dict[str, str]:
 
 class TestOptimizer:
     def test_fusion_prevented_by_marking_is_found(self, tmp_path):
-        told = found(*fused(OpenGelu(), tmp_path), VECTORS, runtime="ort-cpu-optimized")
-        assert {row.verdict for row in layers(told).values()} == {"ok"}
-        assert whole_output_verdicts(told) == {"optimized": "source", "not optimized": "ok"}
-        assert (told.first_divergence, told.diverges) == (None, True)
-        assert told.outcome[0]["code"] == "fused"
-        assert told.blame.names == ("GeluFusionL2",)
-        assert 'disabled_optimizers=["GeluFusionL2"]' in told.remedy
-        assert told.whole_ratio > 8
+        reported = found(*fused(OpenGelu(), tmp_path), VECTORS, runtime="ort-cpu-optimized")
+        assert {row.verdict for row in layers(reported).values()} == {"ok"}
+        assert whole_output_verdicts(reported) == {"optimized": "source", "not optimized": "ok"}
+        assert (reported.first_divergence, reported.diverges) == (None, True)
+        assert reported.outcome[0]["code"] == "fused"
+        assert reported.blame.names == ("GeluFusionL2",)
+        assert 'disabled_optimizers=["GeluFusionL2"]' in reported.remedy
+        assert reported.whole_ratio > 8
 
     @pytest.mark.proof
     def test_completely_fused_module_is_a_source(self, tmp_path):
         model, candidate = fused(ClosedGelu(), tmp_path)
-        told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
-        assert told.first_divergence == "1"
-        assert "With optimizations off, the file agrees. With GeluFusion" in told.cause
-        assert "disabled_optimizers" in told.remedy
+        reported = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
+        assert reported.first_divergence == "1"
+        assert "With optimizations off, the file agrees. With GeluFusion" in reported.cause
+        assert "disabled_optimizers" in reported.remedy
         plain = found(model, candidate, VECTORS, runtime="ort-cpu")
         assert plain.first_divergence is None
         assert whole_output_verdicts(plain) == {"optimized": "source", "not optimized": "ok"}
@@ -81,10 +81,10 @@ class TestOptimizer:
     def test_fault_of_the_file_is_not_an_optimizer_fault(self, tmp_path):
         model, candidate = fused(nn.GELU(), tmp_path)
         bad = tiny.edit(candidate, tmp_path / "b.onnx", lambda p: change(p, "2.weight", middle))
-        told = found(model, bad, VECTORS, runtime="ort-cpu-optimized")
-        assert told.first_divergence == "2"
-        assert "optimiz" not in told.cause
-        assert told.blame is None
+        reported = found(model, bad, VECTORS, runtime="ort-cpu-optimized")
+        assert reported.first_divergence == "2"
+        assert "optimiz" not in reported.cause
+        assert reported.blame is None
 
     def test_runtime_wrong_only_without_optimizations(self, tmp_path, monkeypatch):
         class Spoils(SubgraphSession):
@@ -100,10 +100,10 @@ class TestOptimizer:
 
         monkeypatch.setattr(layer_deviations, "SubgraphSession", Spoils)
         model, candidate = fused(nn.GELU(), tmp_path)
-        told = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
-        assert whole_output_verdicts(told) == {"optimized": "ok", "not optimized": "source"}
-        assert told.outcome[0]["code"] == "only_unoptimized"
-        assert "optimizations on" in told.remedy
+        reported = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
+        assert whole_output_verdicts(reported) == {"optimized": "ok", "not optimized": "source"}
+        assert reported.outcome[0]["code"] == "only_unoptimized"
+        assert "optimizations on" in reported.remedy
 
 
 def test_accumulated_errors_without_a_source(tmp_path):
@@ -117,11 +117,14 @@ def test_accumulated_errors_without_a_source(tmp_path):
         for tensor in list(proto.graph.initializer):
             change(proto, tensor.name, lambda w: w * np.float32(1 + 3e-7))
 
-    told = found(chain, tiny.edit(candidate, tmp_path / "bad.onnx", all_a_little), VECTORS)
-    assert (told.first_divergence, told.diverges) == (None, True)
-    assert [one["code"] for one in told.outcome] == ["grown", "grown_at"]
-    assert "amplifies rounding" in told.remedy
-    assert whole_output_verdicts(told) == {"optimized": "propagated", "not optimized": "propagated"}
+    reported = found(chain, tiny.edit(candidate, tmp_path / "bad.onnx", all_a_little), VECTORS)
+    assert (reported.first_divergence, reported.diverges) == (None, True)
+    assert [item["code"] for item in reported.outcome] == ["grown", "grown_at"]
+    assert "amplifies rounding" in reported.remedy
+    assert whole_output_verdicts(reported) == {
+        "optimized": "propagated",
+        "not optimized": "propagated",
+    }
     assert not found(chain, candidate, VECTORS).diverges
 
 
@@ -144,13 +147,15 @@ class TestBudget:
         full, small = (found(model, candidate, inputs, budget=b) for b in (1 << 30, budget))
         keep = ("first_divergence", "cause", "remedy", "samples")
         assert [getattr(small, name) for name in keep] == [getattr(full, name) for name in keep]
-        for one, other in zip(small.layers, full.layers, strict=True):
+        for item, second in zip(small.layers, full.layers, strict=True):
             same = ("module", "call", "kind", "tensor", "verdict", "detail")
-            assert [getattr(one, name) for name in same] == [getattr(other, name) for name in same]
+            assert [getattr(item, name) for name in same] == [
+                getattr(second, name) for name in same
+            ]
             # Batches of another size are summed in another order; the float64 reference sees the first.
-            assert one.noise_ratio == pytest.approx(other.noise_ratio, rel=0.1, abs=0.5)
-            scale = 1e-5 if other.verdict == "ok" else max(1e-5, 0.01 * other.max_abs_diff)
-            assert one.max_abs_diff == pytest.approx(other.max_abs_diff, abs=scale)
+            assert item.noise_ratio == pytest.approx(second.noise_ratio, rel=0.1, abs=0.5)
+            scale = 1e-5 if second.verdict == "ok" else max(1e-5, 0.01 * second.max_abs_diff)
+            assert item.max_abs_diff == pytest.approx(second.max_abs_diff, abs=scale)
 
     def test_budget_limits_returned_bytes(self, tmp_path, monkeypatch):
         returned, sessions = [], []
@@ -207,9 +212,9 @@ def test_batches_with_another_forward_path_are_skipped(tmp_path, signs, samples)
     inputs = VECTORS.copy()
     inputs[:, 0] = signs
     candidate = nets.export(model, tmp_path / "m.onnx", inputs)
-    told = found(model, candidate, inputs)
-    assert (told.samples, told.diverges) == (samples, False)
-    assert told.cause == f"No layer diverges on {samples} samples."
+    reported = found(model, candidate, inputs)
+    assert (reported.samples, reported.diverges) == (samples, False)
+    assert reported.cause == f"No layer diverges on {samples} samples."
 
 
 class _ChangingPath(nn.Module):
@@ -253,24 +258,24 @@ class _Narrow(nn.Module):
 def test_unit_without_float64_reference_is_one_rounding(tmp_path):
     model = _Narrow().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    told = found(model, candidate, VECTORS)
-    assert not told.diverges
+    reported = found(model, candidate, VECTORS)
+    assert not reported.diverges
     reason = "The unit is one float32 rounding, because the model can't run in float64"
-    assert reason in told.cause
+    assert reason in reported.cause
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "head.weight", middle))
-    told = found(model, bad, VECTORS)
-    assert told.first_divergence == "head"
-    assert reason in told.cause
+    reported = found(model, bad, VECTORS)
+    assert reported.first_divergence == "head"
+    assert reason in reported.cause
 
 
 def test_precomputed_module_is_unmapped(tmp_path):
     """The exporter computes what does not depend on the samples beforehand."""
     model = _Table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    told = found(model, candidate, VECTORS)
-    assert told.unmapped == ("table",)
-    assert (told.first_divergence, told.diverges) == (None, False)
-    row = layers(told)["table"]
+    reported = found(model, candidate, VECTORS)
+    assert reported.unmapped == ("table",)
+    assert (reported.first_divergence, reported.diverges) == (None, False)
+    row = layers(reported)["table"]
     assert (row.tensor, row.max_abs_diff, row.noise_ratio, row.detail) == (None, None, None, None)
 
 
@@ -287,8 +292,8 @@ class _Table(nn.Module):
 def test_unmapped_module_before_a_wrong_tensor_is_the_source(tmp_path):
     model = _Table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    other = _Table().eval()
+    second = _Table().eval()
     with torch.no_grad():
-        other.table.weight.mul_(2)
-    told = found(other, candidate, VECTORS)
-    assert told.first_divergence == "table"
+        second.table.weight.mul_(2)
+    reported = found(second, candidate, VECTORS)
+    assert reported.first_divergence == "table"

@@ -84,12 +84,14 @@ def compare(candidate: TestedFile, policy: Policy = nets.POLICY) -> Localization
 
 @pytest.mark.parametrize("format_", ["channels", "operators", "dynamic"])
 def test_quantization_is_the_cause(quantized, format_):
-    told = compare(quantized(format_))
-    assert told.first_divergence == ("head" if format_ == "operators" else "c1")
-    assert "quantized" in told.fault
-    assert "bias" not in told.fault.partition("(")[0]
-    assert "--precision quantized" in told.remedy
-    assert "precision: quantized, task: tensors" in told.remedy  # what is built in is for classes
+    reported = compare(quantized(format_))
+    assert reported.first_divergence == ("head" if format_ == "operators" else "c1")
+    assert "quantized" in reported.fault
+    assert "bias" not in reported.fault.partition("(")[0]
+    assert "--precision quantized" in reported.remedy
+    assert (
+        "precision: quantized, task: tensors" in reported.remedy
+    )  # what is built in is for classes
 
 
 def rounding() -> FakeQuantize:
@@ -144,8 +146,8 @@ def test_fake_quantized_model_is_not_called_quantized(spoil, code, attributes, t
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
     (fault,) = nets.found(model, bad, IMAGES).faults
     assert (fault.module, fault.code) == ("values", code)
-    found = [detail.get("attribute") for detail in fault.params["details"]]
-    assert [name for name in found if name] == attributes
+    matches = [detail.get("attribute") for detail in fault.params["details"]]
+    assert [name for name in matches if name] == attributes
 
 
 def reverse_weight(name: str) -> Callable[[onnx.ModelProto], None]:
@@ -167,13 +169,13 @@ def test_wrong_weight_is_distinguished_from_quantization(quantized, tmp_path, na
     rows = {row.title: row.detail for row in compare(bad).layers if row.verdict == "source"}
     assert name in rows["c2"]
     assert "quantized" in rows["c1"]
-    told = compare(bad, POLICY)  # quantization is no fault there
-    assert told.first_divergence == "c2"
-    assert name in told.cause
+    reported = compare(bad, POLICY)  # quantization is no fault there
+    assert reported.first_divergence == "c2"
+    assert name in reported.cause
 
 
 def test_remedy_with_a_quantized_policy_is_calibration(quantized):
-    told = compare(quantized("tensors"), POLICY)
-    assert told.first_divergence == "c1"
-    assert "precision" not in told.remedy
-    assert "Calibrate" in told.remedy
+    reported = compare(quantized("tensors"), POLICY)
+    assert reported.first_divergence == "c1"
+    assert "precision" not in reported.remedy
+    assert "Calibrate" in reported.remedy

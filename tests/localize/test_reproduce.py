@@ -83,11 +83,11 @@ def test_fewest_nodes_keeps_only_necessary_nodes():
     ("zeros around a pool", ["Pad", "MaxPool"], False),
 ])  # fmt: skip
 def test_optimizer_fault_is_reduced_to_the_fused_nodes(reduced, tmp_path, name, nodes, raises):
-    failure, found = reduced(name)
+    failure, result = reduced(name)
     assert failure.kind == "optimizer"
     assert [node.op_type for node in failure.model.graph.node] == nodes
     assert (failure.raises is not None) == raises
-    Reproducer(failure, found, {}).write(tmp_path / "bug.zip", venv=False)
+    Reproducer(failure, result, {}).write(tmp_path / "bug.zip", venv=False)
     assert set(zipfile.ZipFile(tmp_path / "bug.zip").namelist()) == FILES
 
 
@@ -139,15 +139,18 @@ def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, acce
     policy = Policy.default()
     record = ExportRecord(strategy="direct", settings={"dynamic_batch": True})
     reference = Reference(model, Source(factory="tests"), export=record)
-    given = {"reference": reference, "data": EvaluationData(SampleSet.from_arrays({"input": x}))}
-    result = check(path, *given.values(), policy)
+    arguments = {
+        "reference": reference,
+        "data": EvaluationData(SampleSet.from_arrays({"input": x})),
+    }
+    result = check(path, *arguments.values(), policy)
     compared = compare_rejected(
-        case_of(path, policy=policy, **given), result.evidence, result.decision
+        case_of(path, policy=policy, **arguments), result.evidence, result.decision
     )
     assert compared is not None
-    made = Reproducer.from_comparison(compared, {})
-    made.write(tmp_path / "bug.zip", venv=False)
-    failure = made.failure
+    comparison = Reproducer.from_comparison(compared, {})
+    comparison.write(tmp_path / "bug.zip", venv=False)
+    failure = comparison.failure
     assert (failure.kind, failure.accepted_batches) == ("exporter", accepted)
     assert operators <= {node.op_type for node in failure.model.graph.node}
     assert (failure.raises is not None) == bool(accepted)
@@ -155,24 +158,24 @@ def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, acce
 
 @pytest.mark.further
 def test_strip_replaces_names_weights_and_expected_values(reduced):
-    failure, found = reduced("a transposed matrix by a vector")
+    failure, result = reduced("a transposed matrix by a vector")
     before = [numpy_helper.to_array(tensor) for tensor in failure.model.graph.initializer]
     named = failure.model.graph
-    names = [one.name for one in (*named.node, *named.initializer) if one.name]
+    names = [item.name for item in (*named.node, *named.initializer) if item.name]
     assert names
-    assert found.fault
-    stripped = Reproducer(failure, found, {}).stripped(weights=True, inputs=True)
-    assert found.fault not in stripped.issue("", venv=False)
-    made = stripped.failure
-    assert not any(name.encode() in made.model.SerializeToString() for name in names)
-    assert made.random_weights
-    assert made.shows()
-    for tensor, original in zip(made.model.graph.initializer, before, strict=True):
+    assert result.fault
+    stripped = Reproducer(failure, result, {}).stripped(weights=True, inputs=True)
+    assert result.fault not in stripped.issue("", venv=False)
+    created = stripped.failure
+    assert not any(name.encode() in created.model.SerializeToString() for name in names)
+    assert created.random_weights
+    assert created.shows()
+    for tensor, original in zip(created.model.graph.initializer, before, strict=True):
         array = numpy_helper.to_array(tensor)
         assert array.size == 1 or not np.isin(array, original).all()
-    for name, array in made.inputs.items():
+    for name, array in created.inputs.items():
         assert not np.array_equal(array, failure.inputs[name])
-    for name, array in made.expected.items():
+    for name, array in created.expected.items():
         assert not np.array_equal(array, failure.expected[name])
 
 
@@ -243,16 +246,16 @@ BLOB = helper.make_node("EPContext", ["x0"], ["y0"], domain="com.microsoft", ep_
     ids=["floats", "integers", "branch", "bytes", "texts", "text tensor"],
 )  # fmt: skip
 def test_strip_refuses_weights_outside_of_tensors(nodes):
-    made = Reproducer(_failure(_model(*nodes)), Localization.model_construct(), {})
+    created = Reproducer(_failure(_model(*nodes)), Localization.model_construct(), {})
     with pytest.raises(NotReproduced):
-        made.stripped(weights=True, inputs=False)
+        created.stripped(weights=True, inputs=False)
 
 
 def test_issue_names_the_file_that_computes_the_expected_values():
     failure = _failure(_model(RELU), "exporter")
     for is_converted in (False, True):
-        made = Reproducer(failure, Localization.model_construct(fault=None, blame=None), {})
-        text = replace(made, is_converted=is_converted).issue("", venv=False)
+        created = Reproducer(failure, Localization.model_construct(fault=None, blame=None), {})
+        text = replace(created, is_converted=is_converted).issue("", venv=False)
         assert ("original" in text.splitlines()[0]) == is_converted
         assert ("PyTorch" in text) != is_converted
 
@@ -261,9 +264,9 @@ def test_strip_counts_the_weights_of_the_layer():
     failure = _failure(_model(RELU), "exporter")
     for weights, is_refused in (({"weight": W}, True), ({}, False)):
         layer = LayerScript("", weights)
-        made = Reproducer(failure, Localization.model_construct(), {}, layer)
+        created = Reproducer(failure, Localization.model_construct(), {}, layer)
         with pytest.raises(NotReproduced) if is_refused else contextlib.nullcontext():
-            assert made.stripped(weights=True, inputs=False) is made
+            assert created.stripped(weights=True, inputs=False) is created
 
 
 @pytest.mark.further
@@ -271,13 +274,13 @@ def test_strip_replaces_inputs_that_are_weights(reduced):
     failure = _failure(_model(RELU), "exporter", constant_inputs=("x0",))
     with pytest.raises(NotReproduced):
         Reproducer(failure, Localization.model_construct(), {}).stripped(weights=True, inputs=False)
-    failure, found = reduced("zeros around a pool")
+    failure, result = reduced("zeros around a pool")
     assert failure.constant_inputs == ()
-    own = Reproducer(failure, found, {}).stripped(weights=True, inputs=False).failure
-    assert all(own.inputs[name] is array for name, array in failure.inputs.items())
+    custom = Reproducer(failure, result, {}).stripped(weights=True, inputs=False).failure
+    assert all(custom.inputs[name] is array for name, array in failure.inputs.items())
     failure = replace(failure, constant_inputs=tuple(failure.inputs))
-    made = Reproducer(failure, found, {}).stripped(weights=True, inputs=False).failure
-    assert not any(np.isin(made.inputs[n], a).all() for n, a in failure.inputs.items())
+    created = Reproducer(failure, result, {}).stripped(weights=True, inputs=False).failure
+    assert not any(np.isin(created.inputs[n], a).all() for n, a in failure.inputs.items())
 
 
 def test_distance_is_exact_for_large_integers_and_empty_arrays():
@@ -338,12 +341,12 @@ def test_custom_module_becomes_a_class_without_its_source(tmp_path, module):
     with torch.no_grad():
         expected = {"y0": module()(torch.from_numpy(x)).numpy()}
     failure = _failure(_model(RELU), "exporter", arguments=("x0",), expected=expected)
-    made = LayerScript.from_layer(module(), failure)
-    assert made is not None
-    assert module.__name__ not in made.text
-    np.savez(tmp_path / "weights.npz", **made.weights)
+    created = LayerScript.from_layer(module(), failure)
+    assert created is not None
+    assert module.__name__ not in created.text
+    np.savez(tmp_path / "weights.npz", **created.weights)
     np.savez(tmp_path / "inputs.npz", **failure.inputs)
-    (tmp_path / "layer.py").write_text(made.text)
+    (tmp_path / "layer.py").write_text(created.text)
     for off, code in ((0.0, 0), (1.0, 1)):
         np.savez(tmp_path / "expected.npz", y0=expected["y0"] + np.float32(off))
         with pytest.raises(SystemExit) as ended:
@@ -363,8 +366,8 @@ def _run_script(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
     np.savez(folder / "inputs.npz", **failure.inputs)
     np.savez(folder / "expected.npz", **failure.expected)
     command = [sys.executable, "-I", str(folder / "reproduce.py")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return done.returncode, done.stdout.splitlines()[-1]
+    completed = subprocess.run(command, check=False, capture_output=True, text=True)
+    return completed.returncode, completed.stdout.splitlines()[-1]
 
 
 def test_script_exit_code_distinguishes_failures(tmp_path):
@@ -395,8 +398,8 @@ def _write_secrets(message: Any) -> None:
             message.metadata_props.add(key="code", value=SECRET)
         elif field.message_type is not None and (field.is_repeated or message.HasField(field.name)):
             inner = getattr(message, field.name)
-            for one in inner if field.is_repeated else [inner]:
-                _write_secrets(one)
+            for item in inner if field.is_repeated else [inner]:
+                _write_secrets(item)
 
 
 def test_model_contains_only_necessary_data():
@@ -418,13 +421,13 @@ def test_model_contains_only_necessary_data():
         return helper.make_function("own", name, ["p", "r"], ["q"], [constant, added], opsets[:1])
 
     values = helper.make_tensor("other", TensorProto.FLOAT, [1], [77.0])
-    places = helper.make_tensor("other_places", TensorProto.INT64, [1], [0])
+    indices = helper.make_tensor("other_places", TensorProto.INT64, [1], [0])
     graph = helper.make_graph(
         nodes, SECRET,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, None),
          helper.make_tensor_value_info("b", TensorProto.BOOL, [])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        sparse_initializer=[helper.make_sparse_tensor(values, places, [3])],
+        sparse_initializer=[helper.make_sparse_tensor(values, indices, [3])],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9, domain=SECRET)
     model.functions.extend([function("Mine", 1.0), function("Theirs", 2.0)])
@@ -432,14 +435,14 @@ def test_model_contains_only_necessary_data():
     model.graph.quantization_annotation.add(tensor_name=SECRET)
     _write_secrets(model)
     fed = {"x": np.ones(2, np.float32), "b": np.array(True)}
-    made = Standalone.from_piece(Piece(model, {}, ("y",)), fed).model
-    assert SECRET.encode() not in made.SerializeToString()
-    assert [each.name for each in made.functions] == ["Mine"]
-    assert not made.graph.sparse_initializer
-    tensors = made.graph.initializer
+    created = Standalone.from_piece(Piece(model, {}, ("y",)), fed).model
+    assert SECRET.encode() not in created.SerializeToString()
+    assert [each.name for each in created.functions] == ["Mine"]
+    assert not created.graph.sparse_initializer
+    tensors = created.graph.initializer
     assert [numpy_helper.to_array(tensor).tolist() for tensor in tensors] == [[5.0, 6.0]]
     inputs = {"x0": fed["x"], "x1": fed["b"]}
-    assert run(made, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [2.0, 2.0]
+    assert run(created, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [2.0, 2.0]
 
 
 @pytest.fixture(scope="module")
@@ -491,8 +494,8 @@ def test_command_writes_a_reproducing_script(project, tmp_path, capsys):
     for tensor in model.graph.initializer:
         tensor.CopyFrom(next(t for t in right if t.name == tensor.name))
     onnx.save(model, tmp_path / "bug" / "model.onnx")
-    done = subprocess.run(script, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "agrees")
+    completed = subprocess.run(script, check=False, capture_output=True, text=True)
+    assert (completed.returncode, completed.stdout.splitlines()[-1]) == (0, "agrees")
 
 
 def test_confidential_policy_writes_no_archive(project, tmp_path, capsys):
@@ -530,9 +533,9 @@ def test_policy_not_matching_the_report_is_refused(project, tmp_path):
 
 
 def test_script_that_agrees_is_not_written(reduced, tmp_path):
-    failure, found = reduced("zeros around a pool")
+    failure, result = reduced("zeros around a pool")
     session = failure.setup.plain
-    right = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), found, {})
+    right = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), result, {})
     with pytest.raises(NotReproduced):
         right.write(tmp_path / "bug.zip", venv=False)
     assert not (tmp_path / "bug.zip").exists()
@@ -541,8 +544,8 @@ def test_script_that_agrees_is_not_written(reduced, tmp_path):
 @pytest.mark.slow
 @pytest.mark.proof
 def test_script_needs_only_the_packages_of_its_environment(reduced, tmp_path):
-    failure, found = reduced("zeros around a pool")
-    Reproducer(failure, found, {}).write(tmp_path / "bug.zip", venv=True)
+    failure, result = reduced("zeros around a pool")
+    Reproducer(failure, result, {}).write(tmp_path / "bug.zip", venv=True)
     assert "new virtual environment" in (
         zipfile.ZipFile(tmp_path / "bug.zip").read("issue.md").decode()
     )

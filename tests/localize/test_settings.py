@@ -17,7 +17,7 @@ from tests.measure import tiny
 
 
 def node(op: str, inputs: int = 1, **attributes: object):
-    return helper.make_node(op, [f"i{place}" for place in range(inputs)], ["o"], **attributes)
+    return helper.make_node(op, [f"i{index}" for index in range(inputs)], ["o"], **attributes)
 
 
 WINDOW = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
@@ -148,10 +148,10 @@ class Small(nn.Module):
 
 def test_wrong_epsilon_of_a_norm_is_named(tmp_path):
     candidate = nets.export(Small(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
-    told = found(Small(1e-5).eval(), candidate, VECTORS)
-    assert told.first_divergence == "norm"
-    assert verdicts(told, "source") == ["norm"]
-    assert "epsilon" in told.fault
+    reported = found(Small(1e-5).eval(), candidate, VECTORS)
+    assert reported.first_divergence == "norm"
+    assert verdicts(reported, "source") == ["norm"]
+    assert "epsilon" in reported.fault
 
 
 class Stacked(nn.Module):
@@ -196,5 +196,5 @@ def test_fault_is_in_the_module_before(tmp_path, added, spoil, module, code):
         spoil(proto)
         onnx.save(proto, candidate.path)
         candidate = tiny.candidate(candidate.path)
-    told = found(model, candidate, VECTORS)
-    assert (told.first_divergence, told.fault_code) == (module, code)
+    reported = found(model, candidate, VECTORS)
+    assert (reported.first_divergence, reported.fault_code) == (module, code)

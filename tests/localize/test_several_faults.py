@@ -101,8 +101,8 @@ def made(tmp_path_factory):
 
 def apply_all(spoils: Sequence[Spoil]) -> Spoil:
     def spoil(proto: onnx.ModelProto) -> None:
-        for one in spoils:
-            one(proto)
+        for item in spoils:
+            item(proto)
 
     return spoil
 
@@ -164,18 +164,18 @@ def test_faults_of_two_packed_weights(stack, tmp_path, parts, amount):
 def test_at_most_five_faults_are_reported(made, tmp_path):
     model, candidate = made(Deep, "direct")
     spoils = [weight(f"linear.{at}.bias") for at in range(6)]
-    told = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils)), VECTORS)
-    assert [fault.module for fault in told.faults] == [f"linear.{at}" for at in range(5)]
+    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils)), VECTORS)
+    assert [fault.module for fault in reported.faults] == [f"linear.{at}" for at in range(5)]
 
 
 @pytest.mark.further
 def test_localization_without_faults_is_read(made, tmp_path):
     model, candidate = made(Deep, "direct")
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", weight("head.bias"))
-    told = found(model, bad, VECTORS)
-    assert Localization.from_json(told.to_json()) == told
-    assert Localization.from_json(told.model_copy(update={"faults": ()}).to_json()).faults == ()
-    assert np.isfinite(told.whole_ratio)
+    reported = found(model, bad, VECTORS)
+    assert Localization.from_json(reported.to_json()) == reported
+    assert Localization.from_json(reported.model_copy(update={"faults": ()}).to_json()).faults == ()
+    assert np.isfinite(reported.whole_ratio)
 
 
 PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Spoil, Spoil]]] = [

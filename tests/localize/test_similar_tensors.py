@@ -35,8 +35,8 @@ class Tabled(nn.Module):
         self.table = nn.Parameter(torch.randn(6, 8))
 
     def forward(self, x):
-        places = self.positions(torch.arange(x.shape[1]))
-        return self.norm(self.drop(self.embed(x) + self.table)) + places
+        indices = self.positions(torch.arange(x.shape[1]))
+        return self.norm(self.drop(self.embed(x) + self.table)) + indices
 
 
 class Recurrent(nn.Module):
@@ -116,8 +116,8 @@ def made(kind):
 def test_correct_file_has_no_divergence(tmp_path, kind, example, by):
     model = made(kind)
     candidate = nets.export(model, tmp_path / "m.onnx", example, by=by)
-    told = found(model, candidate, example)
-    assert (told.first_divergence, told.diverges) == (None, False)
+    reported = found(model, candidate, example)
+    assert (reported.first_divergence, reported.diverges) == (None, False)
 
 
 @pytest.mark.rows(7)
@@ -141,11 +141,11 @@ def test_module_of_the_wrong_parameter_is_the_only_source(
     )
     tensor(parameter).data.view(-1)[::2] *= 1.5
     candidate = nets.export(wrong, tmp_path / "m.onnx", example, by=by)
-    told = found(model, candidate, example)
-    assert told.first_divergence == module
+    reported = found(model, candidate, example)
+    assert reported.first_divergence == module
     if "." not in parameter or parameter.startswith("lstm"):
-        assert f"{parameter} differs from the model's" in told.cause
-    assert {row.module for row in told.layers if row.verdict == "source"} == {module}
+        assert f"{parameter} differs from the model's" in reported.cause
+    assert {row.module for row in reported.layers if row.verdict == "source"} == {module}
 
 
 def test_output_of_a_module_is_its_last_node(tmp_path):
@@ -158,10 +158,10 @@ def test_output_of_a_module_is_its_last_node(tmp_path):
     wrong = net()
     wrong[1].weight.data.mul_(1.1)
     candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
-    told = found(model, candidate, VECTORS)
-    assert told.first_divergence == "1"
-    assert layers(told)["1"].tensor.startswith("/1/Add")
-    assert layers(told)["2"].verdict == "propagated"
+    reported = found(model, candidate, VECTORS)
+    assert reported.first_divergence == "1"
+    assert layers(reported)["1"].tensor.startswith("/1/Add")
+    assert layers(reported)["2"].verdict == "propagated"
 
 
 def test_computed_constant_is_no_other_weight(tmp_path):

@@ -113,7 +113,7 @@ def test_hooks_are_removed(broken):
             model(X)
     except RuntimeError:
         assert broken
-    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+    assert not any(item._forward_hooks or item._forward_pre_hooks for item in model.modules())
 
 
 def test_events_are_numbered_and_have_a_caller():
@@ -159,9 +159,9 @@ class TestHooks:
         keeps = CaptureOutputs(survey, {3}, complete=True)
 
         def both(event, tensor):
-            other = exchanges.handle(event, tensor)
-            keeps.handle(event, tensor if other is None else other)
-            return other
+            second = exchanges.handle(event, tensor)
+            keeps.handle(event, tensor if second is None else second)
+            return second
 
         forward(model, both)
         np.testing.assert_array_equal(keeps.captured[3], np.full((2, 3), 5))
@@ -203,11 +203,11 @@ class TestSketch:
 
     def test_large_array_is_sampled_reproducibly(self):
         size = 5 * ELEMENTS
-        found = sampled_indices(size)
-        assert len(found) == ELEMENTS
-        assert (np.diff(found) >= 0).all()
-        assert found[-1] < size
-        np.testing.assert_array_equal(sketch(np.arange(size)), found)
+        result = sampled_indices(size)
+        assert len(result) == ELEMENTS
+        assert (np.diff(result) >= 0).all()
+        assert result[-1] < size
+        np.testing.assert_array_equal(sketch(np.arange(size)), result)
 
     def test_sketch_covers_each_channel(self):
         channels = np.broadcast_to(np.arange(512)[:, None, None], (512, 16, 16))

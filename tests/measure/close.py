@@ -15,8 +15,8 @@ def assert_close(left: Any, right: Any) -> None:
             assert_close(left[key], right[key])
     elif isinstance(left, tuple):
         assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_close(one, other)
+        for item, second in zip(left, right, strict=True):
+            assert_close(item, second)
     elif isinstance(left, float):
         assert left == pytest.approx(right, rel=1e-9, abs=1e-15, nan_ok=True)
     else:

@@ -28,12 +28,14 @@ def truths_of(reference=R, truth=R64, *, room=2**10):
 
 
 def test_batch_of_stored_samples_is_joined():
-    places = [4, 0, 4, 2]
+    indices = [4, 0, 4, 2]
     truths = truths_of()
-    assert truths.holds(DIGESTS[places])
+    assert truths.holds(DIGESTS[indices])
     assert not truths.holds(row_digests({"x": np.concatenate([X[:2], X[:1] + 1])}))
-    for made, whole in zip(truths.join(DIGESTS[places], [r[places] for r in R]), R64, strict=True):
-        assert np.array_equal(made, whole[places])
+    for created, complete in zip(
+        truths.join(DIGESTS[indices], [r[indices] for r in R]), R64, strict=True
+    ):
+        assert np.array_equal(created, complete[indices])
 
 
 @pytest.mark.parametrize("other", [
@@ -70,8 +72,8 @@ def test_outputs_of_different_shapes_are_not_joined(reference, truth):
 
 
 def test_stored_bytes_are_limited():
-    one = 3 * 4 + 8 + 3 * 8 + 8
-    truths = truths_of(room=2 * one)
+    item = 3 * 4 + 8 + 3 * 8 + 8
+    truths = truths_of(room=2 * item)
     assert [truths.holds(DIGESTS[row : row + 1]) for row in range(4)] == [True, True, False, False]
 
 
@@ -224,9 +226,9 @@ def test_each_reference_computes_a_batch_once():
 def test_truth_of_samples_is_reused_in_another_batch():
     watched = WatchedCache(Layer())
     watched.answers.truth(ROWS)
-    made = watched.answers.truth(MIXED)
+    created = watched.answers.truth(MIXED)
     assert watched.computed == [8]
-    assert np.allclose(made[0], watched.alone(MIXED)[0], rtol=0, atol=1e-15)
+    assert np.allclose(created[0], watched.alone(MIXED)[0], rtol=0, atol=1e-15)
 
 
 def test_noted_truth_is_reused():
@@ -259,8 +261,8 @@ def test_single_samples_are_computed_in_batches():
     watched.answers.compute_together(SINGLES, most=2)
     assert watched.computed == [2, 1]
     for batch in SINGLES:
-        made = watched.answers.truth(batch)
-        assert np.allclose(made[0], watched.alone(batch)[0], rtol=0, atol=1e-15)
+        created = watched.answers.truth(batch)
+        assert np.allclose(created[0], watched.alone(batch)[0], rtol=0, atol=1e-15)
     assert watched.computed == [2, 1]
 
 

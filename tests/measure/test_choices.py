@@ -216,20 +216,20 @@ def replace(old: float, new: float):
 
 
 def nodes(proto, kind):
-    found = [node for node in proto.graph.node if node.op_type == kind]
-    assert found
-    return found
+    matches = [node for node in proto.graph.node if node.op_type == kind]
+    assert matches
+    return matches
 
 
 def drop_last_box(proto):
     (node,) = nodes(proto, "NonMaxSuppression")
-    name, place = node.output[0], list(proto.graph.node).index(node)
+    name, index = node.output[0], list(proto.graph.node).index(node)
     node.output[0] = "all_boxes"
     ends = {"from": [0], "to": [-1]}
     proto.graph.initializer.extend(
         numpy_helper.from_array(np.array(value), key) for key, value in ends.items()
     )
-    proto.graph.node.insert(place + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
+    proto.graph.node.insert(index + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
 
 
 @pytest.mark.parametrize(
@@ -273,10 +273,10 @@ def test_wrong_bias_with_near_ties_fails(kind, tmp_path):
 
 def test_each_unit_is_replayed_separately(tmp_path, monkeypatch):
     """A unit gives the same numbers wherever it is measured, whatever came before it."""
-    asked = []
+    requests = []
 
     def refused(self, runtime, batch, **options):
-        asked.append(runtime)
+        requests.append(runtime)
 
     monkeypatch.setattr(MeasurementContext, "replayed", refused)
     model, path = nn.Linear(64, 12).eval(), tmp_path / "m.onnx"
@@ -295,7 +295,7 @@ def test_each_unit_is_replayed_separately(tmp_path, monkeypatch):
         model, file, SampleSet.from_arrays(arrays), policy=policy, batch_size=8, units=2
     )
     measure_job(job)
-    assert asked == ["ort-cpu", "ort-cpu-optimized"] * 3  # the first unit, and two more
+    assert requests == ["ort-cpu", "ort-cpu-optimized"] * 3  # the first unit, and two more
 
 
 def call(name, operands, own, chosen, **more):
@@ -315,9 +315,9 @@ SCORES = [0.9, 0.5, 0.5 + 1e-7, 0.1]
     ([0, 2, 1], [0, 1, -2], False),
 ])  # fmt: skip
 def test_open_topk_orders(own, chosen, open_):
-    made = call("topk", [SCORES], own, chosen, axis=-1)
-    assert is_open(made, [np.full(4, 1e-7)]) is open_
-    assert not is_open(made, [np.zeros(4)])
+    created = call("topk", [SCORES], own, chosen, axis=-1)
+    assert is_open(created, [np.full(4, 1e-7)]) is open_
+    assert not is_open(created, [np.zeros(4)])
 
 
 PAIR = [[0, 0, 10, 10], [0, 0, 10, 6.0], [20, 20, 30, 30]]
@@ -340,8 +340,8 @@ PAIR = [[0, 0, 10, 10], [0, 0, 10, 6.0], [20, 20, 30, 30]]
     ],
 )
 def test_open_suppressions(chosen, scores, threshold, open_):
-    made = call("nms", [PAIR, scores], [0, 2], chosen, threshold=threshold)
-    assert is_open(made, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+    created = call("nms", [PAIR, scores], [0, 2], chosen, threshold=threshold)
+    assert is_open(created, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
 
 
 @pytest.mark.parametrize(("of_file", "open_"), [(0.6, True), (0.61, False)])
@@ -349,14 +349,14 @@ def test_suppression_with_wrong_threshold_is_not_open(of_file, open_):
     """Although the overlap is the model's threshold."""
     node = Choice("NonMaxSuppression", np.array([0, 1, 2]), np.array([of_file], np.float32))
     operands = [PAIR, [0.9, 0.8, 0.7]]
-    made = call("nms", operands, [0, 2], [0, 1, 2], threshold=0.6, node=node)
-    assert is_open(made, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+    created = call("nms", operands, [0, 2], [0, 1, 2], threshold=0.6, node=node)
+    assert is_open(created, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
 
 
 @pytest.mark.parametrize(("value", "open_"), [(0.6, True), (0.6 + 1e-7, True), (0.61, False)])
 def test_open_comparisons(value, open_):
-    made = call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
-    assert is_open(made, [np.full(2, 2e-7), np.zeros(())]) is open_
+    created = call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
+    assert is_open(created, [np.full(2, 2e-7), np.zeros(())]) is open_
 
 
 @pytest.mark.parametrize(
@@ -377,9 +377,9 @@ def test_open_comparisons(value, open_):
 )
 def test_open_conversions_to_uint8(x, of_file, chosen, open_):
     cast = Choice("Cast", np.array([chosen], np.uint8), np.array([of_file], np.float32), "y")
-    own = np.array([9], np.uint8)
-    made = Call("to", (np.array([x]),), own, cast.chosen, node=cast)
-    assert is_open(made, [np.full(1, 1e-6)]) is open_
+    custom = np.array([9], np.uint8)
+    created = Call("to", (np.array([x]),), custom, cast.chosen, node=cast)
+    assert is_open(created, [np.full(1, 1e-6)]) is open_
 
 
 @pytest.mark.parametrize(("in_range", "found"), [(0, True), (1, False)])
@@ -387,17 +387,17 @@ def test_replay_uses_the_conversions_of_the_file(in_range, found):
     """A device that saturates, where the CPU wraps."""
     x = torch.tensor([[3.0, 300.0], [-4.0, 7.5]])
     saturated = np.array([[3, 255], [0, 7 + in_range]], np.uint8)
-    made = replay(
+    created = replay(
         lambda: [(x.to(torch.uint8).float() * 2.0).numpy()],
         [Choice("Cast", saturated, x.numpy(), "pixels")],
         lambda run, _draw: run(),
         lambda _mode: None,
         draws=1,
     )
-    assert (made is not None) is found
-    if made is not None:
-        np.testing.assert_array_equal(made.outputs[0], saturated * 2.0)
-        (cast,) = made.undefined
+    assert (created is not None) is found
+    if created is not None:
+        np.testing.assert_array_equal(created.outputs[0], saturated * 2.0)
+        (cast,) = created.undefined
         assert (cast.tensor, cast.dtype, cast.elements) == ("pixels", "uint8", 2)
 
 
@@ -425,9 +425,9 @@ def test_replayed_scalar_conversion_stays_a_scalar():
 def test_conversion_is_open_only_for_the_same_float(of_file, open_):
     operand = None if of_file is None else np.array([of_file], np.float32)
     node = Choice("Cast", np.array([2]), operand)
-    own, chosen = np.array([3]), np.array([2])
-    made = Call("to", (np.array([3.0000001]),), own, chosen, node=node)
-    assert is_open(made, [np.full(1, 1e-6)]) is open_
+    custom, chosen = np.array([3]), np.array([2])
+    created = Call("to", (np.array([3.0000001]),), custom, chosen, node=node)
+    assert is_open(created, [np.full(1, 1e-6)]) is open_
 
 
 def near_integer_ratios(x, layer):
@@ -622,7 +622,7 @@ def test_wrong_fake_quantization_step_fails(name, change, tmp_path):
     evidence, decision = check_model(quantized(), tmp_path, {"x": small_images()}, edit=edit)
     assert decision.verdict is Verdict.FAIL
     assert evidence.graph is not None
-    assert not [found for found in evidence.graph.findings if found.code == "quantized"]
+    assert not [result for result in evidence.graph.findings if result.code == "quantized"]
 
 
 class Fixed(nn.Module):
@@ -668,13 +668,13 @@ def test_step_is_open_only_at_its_edge(step, operator, x, of_file, chosen, resul
     fraction = abs(of_file) / abs(x) * 0.25
     operand = np.array([of_file, fraction], np.float32)
     decided = np.array([chosen, 1.0 if operator == "Ceil" else 0.0])
-    made = replay(
+    created = replay(
         lambda: [step(torch.tensor([x, 0.25])).numpy()],
         [Choice(operator, decided, operand, "steps")],
         lambda run, _draw: run(),
         lambda _mode: None,
         draws=1,
     )
-    assert (made is not None) is (result is not None)
-    if made is not None:
-        assert made.outputs[0][0] == pytest.approx(result, abs=1e-6)
+    assert (created is not None) is (result is not None)
+    if created is not None:
+        assert created.outputs[0][0] == pytest.approx(result, abs=1e-6)

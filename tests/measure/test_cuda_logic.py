@@ -116,8 +116,8 @@ class FakeCudaSession:
         return [CUDA, CPU]
 
     def get_provider_options(self):
-        asked = dict(FakeCudaSession.last[0][1])
-        return {CPU: {}, CUDA: {**asked, "device_id": 0, **FakeCudaSession.options}}
+        requested = dict(FakeCudaSession.last[0][1])
+        return {CPU: {}, CUDA: {**requested, "device_id": 0, **FakeCudaSession.options}}
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def fake_cuda_session(monkeypatch, fake_cuda_device):
 
 
 def checks_by_name(candidate, measurement, policy):
-    found = iter_checks(policy, tiny.stored(measurement))
-    return {check.name: check for check in found}
+    result = iter_checks(policy, tiny.stored(measurement))
+    return {check.name: check for check in result}
 
 
 def test_cpu_nodes_are_read_from_the_profile(model, good, fake_cuda_session):

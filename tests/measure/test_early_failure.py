@@ -29,8 +29,8 @@ NOW = "2026-11-28T00:00:00+00:00"
 def policy(ratio=1.5, noise_diff=32.0, **bounds) -> Policy:
     bounded = Bounds(noise_ratio=ratio, noise_peak=4.0 * ratio, noise_diff=noise_diff, **bounds)
     runtime = RuntimePolicy(required="always", bounds=bounded)
-    asked = Instruments(noise_samples=16, stability_samples=0, search_inputs=0, graph=False)
-    return Policy(task="tensors", runtimes={"ort-cpu": runtime}, instruments=asked)
+    requested = Instruments(noise_samples=16, stability_samples=0, search_inputs=0, graph=False)
+    return Policy(task="tensors", runtimes={"ort-cpu": runtime}, instruments=requested)
 
 
 def net() -> nn.Module:
@@ -41,14 +41,14 @@ def net() -> nn.Module:
 @pytest.fixture
 def runs(monkeypatch):
     """The samples of each run under random rounding."""
-    made, original = [], MeasurementContext.rounding_run
+    created, original = [], MeasurementContext.rounding_run
 
     def counted(self, batch, rounding, **options):
-        made.append(len(next(iter(batch.values()))))
+        created.append(len(next(iter(batch.values()))))
         return original(self, batch, rounding, **options)
 
     monkeypatch.setattr(MeasurementContext, "rounding_run", counted)
-    return made
+    return created
 
 
 def measure(candidate_model, tmp_path, wanted):
@@ -69,14 +69,14 @@ def perturbed_net(size: float) -> nn.Module:
 
 
 def test_large_error_skips_outlier_analysis(tmp_path, runs):
-    found = measure(perturbed_net(1e-2), tmp_path, policy())
-    runtime = found.runtimes[0]
+    result = measure(perturbed_net(1e-2), tmp_path, policy())
+    runtime = result.runtimes[0]
     assert runtime.unexamined > 0
     assert runtime.outputs[0].noise.rounding_draws == 3
     assert (runtime.second_looks, runtime.look_draws) == (0, 0)
     assert any(probe.unexamined for probe in runtime.probes)
     assert len(runs) <= 2 + 3  # of the reference's validity, and of the floor
-    decided = decide(policy(), found, decided_at=NOW)
+    decided = decide(policy(), result, decided_at=NOW)
     assert decided.verdict is Verdict.FAIL
     assert "noise_ratio" in {c.name for c in decided.checks if c.verdict is Verdict.FAIL}
 
@@ -91,8 +91,8 @@ def test_progress_has_step_and_remaining_forwards(tmp_path, caplog):
 
 
 def test_clear_error_uses_few_rounding_runs(tmp_path, runs):
-    found = measure(perturbed_net(3e-6), tmp_path, policy())
-    runtime = found.runtimes[0]
+    result = measure(perturbed_net(3e-6), tmp_path, policy())
+    runtime = result.runtimes[0]
     noise = runtime.outputs[0].noise
     assert 4.5 < noise.whole_ratio <= noise.ratio < 15.0  # 3 times and 10 times the bound
     assert (noise.rounding_draws, noise.few_draws) == (3, True)
@@ -101,7 +101,7 @@ def test_clear_error_uses_few_rounding_runs(tmp_path, runs):
     drawn = [probe for probe in runtime.probes if probe.rounding_draws]
     assert 0 < len(drawn) <= 4
     assert {probe.rounding_draws for probe in drawn} == {3}
-    assert decide(policy(), found, decided_at=NOW).verdict is Verdict.FAIL
+    assert decide(policy(), result, decided_at=NOW).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_ratio_of_few_runs_fails_only_by_the_whole_output(ratio, verdict):
         ratio=20.0, peak=1.3, candidate_rms=5e-6, scatter=1.0, few_draws=True, rounding_draws=3
     )
     runtime = builders.runtime_evidence(outputs=(builders.output_parity(noise=noise),))
-    found = builders.evidence(runtimes=(runtime,))
-    checks = decide(policy(ratio), found, decided_at=NOW).checks
+    result = builders.evidence(runtimes=(runtime,))
+    checks = decide(policy(ratio), result, decided_at=NOW).checks
     assert [check.verdict for check in checks if check.name == "noise_ratio"] == [verdict]
 
 
@@ -142,20 +142,20 @@ def measure_late(model, other, tmp_path, wanted):
 
 
 def test_error_on_late_samples_limits_outlier_analysis(tmp_path):
-    found = measure_late(Limited(9.0), Limited(2.5), tmp_path, policy())
-    runtime = found.runtimes[0]
+    result = measure_late(Limited(9.0), Limited(2.5), tmp_path, policy())
+    runtime = result.runtimes[0]
     noise = runtime.outputs[0].noise
     assert noise.ratio < 1.5
     assert noise.settled > 32.0
     assert runtime.second_looks <= 4
     assert runtime.unexamined > 20
-    problems = {c.name: c.verdict for c in decide(policy(), found, decided_at=NOW).problems}
+    problems = {c.name: c.verdict for c in decide(policy(), result, decided_at=NOW).problems}
     assert problems["noise_diff"] is Verdict.FAIL
     loose = policy().model_copy(deep=True)
     bounds = loose.runtimes["ort-cpu"].bounds.model_copy(update={"noise_diff": 1e9})
     runtimes = {"ort-cpu": loose.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})}
     loose = loose.model_copy(update={"runtimes": runtimes})
-    checks = [c for c in decide(loose, found, decided_at=NOW).checks if c.output]
+    checks = [c for c in decide(loose, result, decided_at=NOW).checks if c.output]
     assert Verdict.FAIL not in {check.verdict for check in checks}
 
 
@@ -174,21 +174,21 @@ class Cancelling(nn.Module):
 
 
 def test_correct_file_gets_full_outlier_analysis(tmp_path):
-    found = measure_late(Cancelling(), Cancelling(squared=True), tmp_path, policy())
-    runtime = found.runtimes[0]
+    result = measure_late(Cancelling(), Cancelling(squared=True), tmp_path, policy())
+    runtime = result.runtimes[0]
     noise = runtime.outputs[0].noise
     assert runtime.second_looks > 2
     assert runtime.look_draws == 8 * runtime.second_looks
     assert runtime.unexamined == 0
     assert noise.settled < 32.0
-    assert decide(policy(), found, decided_at=NOW).verdict is not Verdict.FAIL
+    assert decide(policy(), result, decided_at=NOW).verdict is not Verdict.FAIL
 
 
 def test_unexamined_samples_are_an_error(tmp_path):
-    found = measure(perturbed_net(1e-2), tmp_path, policy())
-    assert found.runtimes[0].unexamined > 0
+    result = measure(perturbed_net(1e-2), tmp_path, policy())
+    assert result.runtimes[0].unexamined > 0
     for diff in (32.0, 1e9):
-        decided = decide(policy(ratio=1e9, noise_diff=diff), found, decided_at=NOW)
+        decided = decide(policy(ratio=1e9, noise_diff=diff), result, decided_at=NOW)
         codes = {check.name: (check.verdict, check.code) for check in decided.problems}
         assert codes["noise_diff"] == (Verdict.ERROR, "unexamined")
         assert any(name.startswith("probe_") for name in codes)
@@ -200,9 +200,9 @@ def test_unexamined_samples_are_an_error(tmp_path):
     [(5.0, None, True), (5.0, {"LogSoftmax": 7.0}, False), (8.0, {"LogSoftmax": 7.0}, True)],
 )
 def test_operator_bounds_apply_to_early_refusal(ratio, exceptions, refused):
-    wanted = policy(noise_ratio_by_operator=exceptions)
+    custom_policy = policy(noise_ratio_by_operator=exceptions)
     noise = {"y": builders.noise_parity(ratio=ratio, peak=1.0)}
-    assert is_refused(wanted, "ort-cpu", noise) is refused
+    assert is_refused(custom_policy, "ort-cpu", noise) is refused
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("float16", 1.0), ("bfloat16", 4.0)])
@@ -217,11 +217,11 @@ def test_bfloat16_file_uses_its_own_bounds(dtype, times):
 
 
 def test_correct_file_has_no_unexamined_samples(tmp_path):
-    found = measure(net(), tmp_path, policy())
-    runtime = found.runtimes[0]
+    result = measure(net(), tmp_path, policy())
+    runtime = result.runtimes[0]
     assert runtime.unexamined == 0
     assert not any(probe.unexamined for probe in runtime.probes)
-    assert decide(policy(), found, decided_at=NOW).verdict is not Verdict.FAIL
+    assert decide(policy(), result, decided_at=NOW).verdict is not Verdict.FAIL
 
 
 def test_large_activations_make_smaller_batches():

@@ -86,28 +86,28 @@ def test_answers_and_accuracy_match_a_manual_computation(old, new):
     x = inputs()
     theirs, ours = answers_of(old, x), answers_of(new, x)
     labels = np.where(np.arange(COUNT) % 2 == 0, theirs, (theirs + 1) % CLASSES)
-    found = compare(new, champion(old), labels=labels)
-    (answers,) = found.outputs
-    assert found.state == "compared"
-    assert (answers.samples, found.samples) == (COUNT, COUNT)
+    result = compare(new, champion(old), labels=labels)
+    (answers,) = result.outputs
+    assert result.state == "compared"
+    assert (answers.samples, result.samples) == (COUNT, COUNT)
     assert 0 < answers.disagreements == (theirs != ours).sum()
     assert answers.champion_accuracy == pytest.approx(0.5)
     assert answers.accuracy == pytest.approx((ours == labels).mean())
-    assert (found.version, found.sha256) == ("7", read_subject(old).sha256)
-    assert found.subject_sha256 == read_subject(new).sha256
-    assert found.evidence_sha256 == releases.evidence(old).digest()
-    assert (found.champion_noise_ratio, found.noise_ratio) == (1.1, 1.1)
+    assert (result.version, result.sha256) == ("7", read_subject(old).sha256)
+    assert result.subject_sha256 == read_subject(new).sha256
+    assert result.evidence_sha256 == releases.evidence(old).digest()
+    assert (result.champion_noise_ratio, result.noise_ratio) == (1.1, 1.1)
 
 
 def test_both_files_are_timed_on_equally_many_batches(old, new):
     """Also of few samples."""
     for count in (8, COUNT):
-        found = compare(new, champion(old), x=inputs(count))
-        assert found.latency is not None
-        assert found.champion_latency is not None
-        assert found.latency.batches == found.champion_latency.batches >= 13
-        assert found.latency_ratio is not None
-        assert 0.0 < found.latency_ratio < np.inf
+        result = compare(new, champion(old), x=inputs(count))
+        assert result.latency is not None
+        assert result.champion_latency is not None
+        assert result.latency.batches == result.champion_latency.batches >= 13
+        assert result.latency_ratio is not None
+        assert 0.0 < result.latency_ratio < np.inf
 
 
 def test_files_are_timed_in_alternating_order(old, new, monkeypatch):
@@ -123,8 +123,8 @@ def test_files_are_timed_in_alternating_order(old, new, monkeypatch):
     compare(new, champion(old))
     first, second = turns[:2]
     assert first is not second
-    for place in range(0, len(turns), 4):
-        assert turns[place : place + 4] == [first, second, second, first]
+    for index in range(0, len(turns), 4):
+        assert turns[index : index + 4] == [first, second, second, first]
 
 
 def test_no_accuracy_without_labels(old, new):
@@ -133,10 +133,10 @@ def test_no_accuracy_without_labels(old, new):
 
 
 def test_same_file_is_not_compared(old):
-    found = compare(old, champion(old))
-    assert found.state == "compared"
-    assert found.is_same_file
-    assert found.latency is None
+    result = compare(old, champion(old))
+    assert result.state == "compared"
+    assert result.is_same_file
+    assert result.latency is None
 
 
 def test_output_without_class_role_has_no_answers(old, new):
@@ -146,8 +146,8 @@ def test_output_without_class_role_has_no_answers(old, new):
 
 @pytest.mark.parametrize("state", ["first", "unvouched", "unrecorded"])
 def test_missing_champion_has_a_reason(new, state):
-    found = compare(new, Champion(state=state, absent="for a reason"))
-    assert (found.state, found.absent) == (state, "for a reason")
+    result = compare(new, Champion(state=state, absent="for a reason"))
+    assert (result.state, result.absent) == (state, "for a reason")
 
 
 @pytest.mark.parametrize(("make", "reason"), [
@@ -156,9 +156,9 @@ def test_missing_champion_has_a_reason(new, state):
     ({"batch": 7}, "not a multiple"),
 ])  # fmt: skip
 def test_champion_with_other_inputs_is_incomparable(new, tmp_path, make, reason):
-    found = compare(new, champion(linear(tmp_path / "other.onnx", **make)))
-    assert found.state == "incomparable"
-    assert reason in str(found.absent)
+    result = compare(new, champion(linear(tmp_path / "other.onnx", **make)))
+    assert result.state == "incomparable"
+    assert reason in str(result.absent)
 
 
 def test_different_preprocessing_is_incomparable(old, new):
@@ -168,9 +168,9 @@ def test_different_preprocessing_is_incomparable(old, new):
         measured = releases.evidence(path)
         source = measured.source.model_copy(update={"preprocess_sha256": builders.digest(name)})
         sides.append(measured.model_copy(update={"source": source}))
-    found = compare(new, champion(old, evidence=sides[0]), evidence=sides[1])
-    assert found.state == "incomparable"
-    assert "other preprocessing" in str(found.absent)
+    result = compare(new, champion(old, evidence=sides[0]), evidence=sides[1])
+    assert result.state == "incomparable"
+    assert "other preprocessing" in str(result.absent)
 
 
 def test_replaced_champion_file_is_refused(old, new):
@@ -209,10 +209,10 @@ def test_metrics_of_a_champion_that_takes_other_samples_are_not_paired(
         name="m", function="mymetrics:m", aggregate=aggregate, max_drop_from_champion=limit
     )
     policy = Policy.default().model_copy(update={"metrics": (metric,)})
-    other = champion(linear(tmp_path / "other.onnx", features=4))
-    other = replace(other, evidence=with_metric(other.evidence, metric, 0.86, 0.94))
+    second = champion(linear(tmp_path / "other.onnx", features=4))
+    second = replace(second, evidence=with_metric(second.evidence, metric, 0.86, 0.94))
     evidence = with_metric(releases.evidence(new), metric, 0.85, 0.91)
-    result = compare(new, other, policy=policy, evidence=evidence)
+    result = compare(new, second, policy=policy, evidence=evidence)
     assert [each.paired for each in result.metrics] == [False]
     (check,) = check_champion_metrics(policy, evidence, result)
     assert check.code == code

@@ -26,10 +26,10 @@ def measure(model, candidate, *, count: int = 12, batch_size: int = 4) -> Eviden
 
 
 def test_both_sides_have_single_and_batch_latency(model, good):
-    found = measure(model, good)
-    (runtime,) = found.runtimes
+    result = measure(model, good)
+    (runtime,) = result.runtimes
     for latency, cost in (
-        (found.reference_latency, found.reference_cost),
+        (result.reference_latency, result.reference_cost),
         (runtime.latency, runtime.cost),
     ):
         assert latency is not None
@@ -48,27 +48,27 @@ def test_both_sides_have_single_and_batch_latency(model, good):
     assert runtime.memory_bytes is not None
     assert runtime.cost.peak_bytes is not None
     assert runtime.cost.peak_bytes > runtime.memory_bytes
-    assert found.reference_cost is not None
-    assert found.reference_cost.open_ms is None
+    assert result.reference_cost is not None
+    assert result.reference_cost.open_ms is None
 
 
 def test_fixed_batch_has_no_single_latency(model, tmp_path):
     fixed = tiny.export(
         model, tmp_path / "fixed.onnx", example={"input": tiny.images(4)}, dynamic=False
     )
-    found = measure(model, fixed)
-    (runtime,) = found.runtimes
+    result = measure(model, fixed)
+    (runtime,) = result.runtimes
     assert runtime.measured
     assert runtime.latency is not None
-    for cost in (runtime.cost, found.reference_cost):
+    for cost in (runtime.cost, result.reference_cost):
         assert cost is not None
         assert cost.single is None
         assert cost.single_unmeasured == "fixed_batch"
 
 
 def test_single_latency_equals_batches_of_one(model, good):
-    found = measure(model, good, count=4, batch_size=1)
-    (runtime,) = found.runtimes
+    result = measure(model, good, count=4, batch_size=1)
+    (runtime,) = result.runtimes
     assert runtime.cost is not None
     assert runtime.cost.single == runtime.latency
 
@@ -80,9 +80,9 @@ def test_only_full_batch_is_repeated_for_timing(model, good, tmp_path, count, ba
     example = {"input": tiny.images(batch_size)}
     if fixed:
         good = tiny.export(model, tmp_path / "fixed.onnx", example=example, dynamic=False)
-    found = measure(model, good, count=count, batch_size=batch_size)
-    (runtime,) = found.runtimes
-    for latency in (found.reference_latency, runtime.latency):
+    result = measure(model, good, count=count, batch_size=batch_size)
+    (runtime,) = result.runtimes
+    for latency in (result.reference_latency, runtime.latency):
         assert latency is not None
         assert not latency.cold
         assert latency.batch_size == min(count, batch_size)
@@ -125,8 +125,8 @@ def test_timed_single_samples_are_reused(model, good, monkeypatch):
 
         def run(self, batch):
             if len(batch["input"]) == 1:
-                places = (images == batch["input"]).reshape(12, -1).all(1)
-                alone[side].append(int(places.argmax()))
+                indices = (images == batch["input"]).reshape(12, -1).all(1)
+                alone[side].append(int(indices.argmax()))
             return original(self, batch)
 
         monkeypatch.setattr(kind, "run", run)
@@ -134,8 +134,8 @@ def test_timed_single_samples_are_reused(model, good, monkeypatch):
     counted(TorchSession, "reference")
     counted(OrtSession, "runtime")
     monkeypatch.setattr(turns, "_MOST", turns._LEAST)
-    found = measure_job(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
-    assert found.runtimes[0].outputs[0].stability is not None
+    result = measure_job(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
+    assert result.runtimes[0].outputs[0].stability is not None
     # Sample 0 is the example, which the reference computes twice to see that it repeats itself, and
     # once to see how large its activations are.
     assert sorted(alone["reference"]) == [0, 0, 0, 0, 1, 2, 3]

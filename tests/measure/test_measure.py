@@ -53,15 +53,15 @@ def decide_on(measurement, policy):
 
 
 def test_correct_export_passes(model, good):
-    samples, labels, seen = tiny.samples(21), np.arange(21) % tiny.CLASSES, []
+    samples, labels, observed = tiny.samples(21), np.arange(21) % tiny.CLASSES, []
     measurement = measure(
         model, good, samples, policy=BOTH, batch_size=4, labels=labels,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=lambda done, total: observed.append((done, total)),
     )  # fmt: skip
-    total = seen[-1][1]
-    assert seen[:6] == [(done, total) for done in (4, 8, 12, 16, 20, 21)]
-    assert seen[-1] == (total, total)
-    assert sorted(seen) == seen
+    total = observed[-1][1]
+    assert observed[:6] == [(done, total) for done in (4, 8, 12, 16, 20, 21)]
+    assert observed[-1] == (total, total)
+    assert sorted(observed) == observed
     dataset, latency = measurement.dataset, measurement.reference_latency
     assert (dataset.sha256, dataset.samples, dataset.labelled) == (samples.digest(), 21, True)
     assert (latency.batch_size, latency.batches) == (4, 4)
@@ -111,25 +111,25 @@ def test_worst_samples_and_crossings_match_a_manual_computation(model, good, tmp
         sizes = output.differences
         assert output.max_abs_diff == pytest.approx(apart.max(), abs=1e-5)
         assert sizes.zeros + sum(sizes.counts) + sizes.nonfinite == output.elements
-        assert [one.sample for one in output.worst] == list(np.argsort(-apart)[:8])
-        for one in output.worst:
-            assert one.label == labels[one.sample]
-            assert one.reference.top1 == r[one.sample].argmax()
-            assert one.candidate.top1 == c[one.sample].argmax()
-            assert one.reference.probability == pytest.approx(p_r[one.sample], abs=1e-5)
-            assert one.candidate.probability == pytest.approx(p_c[one.sample], abs=1e-5)
+        assert [item.sample for item in output.worst] == list(np.argsort(-apart)[:8])
+        for item in output.worst:
+            assert item.label == labels[item.sample]
+            assert item.reference.top1 == r[item.sample].argmax()
+            assert item.candidate.top1 == c[item.sample].argmax()
+            assert item.reference.probability == pytest.approx(p_r[item.sample], abs=1e-5)
+            assert item.candidate.probability == pytest.approx(p_c[item.sample], abs=1e-5)
         for crossing, point in zip(output.classification.crossings, (0.5, 0.9), strict=True):
             above = p_r >= point, p_c >= point
-            other = above[0] & above[1] & (r.argmax(1) != c.argmax(1))
-            crossed = np.flatnonzero((above[0] != above[1]) | other)
+            second = above[0] & above[1] & (r.argmax(1) != c.argmax(1))
+            crossed = np.flatnonzero((above[0] != above[1]) | second)
             counts = (crossing.reference_above, crossing.candidate_above)
             assert (crossing.threshold, *counts) == (point, above[0].sum(), above[1].sum())
             assert crossing.crossing == tuple(crossed)
             assert crossing.crossed == len(crossed) > 0
-        for one in output.classification.confidence.per_class:
-            mine = r.argmax(1) == one.label
-            assert one.signed_mean == pytest.approx((p_c - p_r)[mine].mean(), abs=1e-5)
-            assert one.reference_mean == pytest.approx(p_r[mine].mean(), abs=1e-5)
+        for item in output.classification.confidence.per_class:
+            mine = r.argmax(1) == item.label
+            assert item.signed_mean == pytest.approx((p_c - p_r)[mine].mean(), abs=1e-5)
+            assert item.reference_mean == pytest.approx(p_r[mine].mean(), abs=1e-5)
         rows = np.concatenate(list(table.rows[runtime.runtime, "logits"].steps()))
         assert rows["index"].tolist() == list(range(20))
         assert rows["label"].tolist() == labels.tolist()
@@ -138,12 +138,12 @@ def test_worst_samples_and_crossings_match_a_manual_computation(model, good, tmp
 
 
 def test_crossings_of_probabilities_use_no_softmax(model, tmp_path):
-    own = nn.Sequential(model, nn.Softmax(dim=1)).eval()
-    good = tiny.export(own, tmp_path / "sure.onnx", outputs=("p",))
+    custom = nn.Sequential(model, nn.Softmax(dim=1)).eval()
+    good = tiny.export(custom, tmp_path / "sure.onnx", outputs=("p",))
     with torch.no_grad():
-        p = own(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
+        p = custom(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
     policy = policy_with_points("ort-cpu", outputs={"p": "probabilities"})
-    measurement = measure(own, good, policy=policy)
+    measurement = measure(custom, good, policy=policy)
     (output,) = measurement.runtimes[0].outputs
     assert output.classification.normalised
     above = [crossing.reference_above for crossing in output.classification.crossings]
@@ -557,8 +557,8 @@ def test_nondeterministic_reference_is_an_error(tmp_path, model, spread):
         data=EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=8),
     )  # fmt: skip
     assert spread[0] <= verdicted.evidence.reference_spread <= spread[1]
-    (found,) = [c for c in verdicted.decision.checks if c.name == "repeats"]
-    assert found.verdict == ("ERROR" if spread[1] else "PASS")
+    (result,) = [c for c in verdicted.decision.checks if c.name == "repeats"]
+    assert result.verdict == ("ERROR" if spread[1] else "PASS")
 
 
 def measuring_peak(candidate, images):

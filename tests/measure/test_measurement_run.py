@@ -84,8 +84,8 @@ def test_missing_floor_is_refused(remote_run, floor):
 ])  # fmt: skip
 def test_unit_without_result_fails_its_runtime(local_run, remote_run, part, says):
     remote_run.use_first_unit(local_run.first_unit_state())
-    whole = remote_run.measure_for(remote_run.units[1])
-    local_run.merge(whole.model_copy(update={"runtimes": {"ort-cpu": part}}), local_run.units[1])
+    complete = remote_run.measure_for(remote_run.units[1])
+    local_run.merge(complete.model_copy(update={"runtimes": {"ort-cpu": part}}), local_run.units[1])
     assert says in str(local_run.runtimes[0].failure)
     assert not local_run.runtimes[0].evidence().measured
 
@@ -106,12 +106,12 @@ def digests(part: UnitResult) -> tuple[object, ...]:
 
 def test_runtime_with_different_proof_fails(local_run, remote_run):
     remote_run.use_first_unit(local_run.first_unit_state())
-    whole = remote_run.measure_for(remote_run.units[1])
-    runtime = whole.runtimes["ort-cpu"]
+    complete = remote_run.measure_for(remote_run.units[1])
+    runtime = complete.runtimes["ort-cpu"]
     assert runtime.proof is not None
     proof = runtime.proof.model_copy(update={"providers_active": ("AcmeExecutionProvider",)})
     runtimes = {"ort-cpu": runtime.model_copy(update={"proof": proof})}
-    local_run.merge(whole.model_copy(update={"runtimes": runtimes}), local_run.units[1])
+    local_run.merge(complete.model_copy(update={"runtimes": runtimes}), local_run.units[1])
     assert "AcmeExecutionProvider" in str(local_run.runtimes[0].failure)
 
 
@@ -123,9 +123,9 @@ def test_policy_can_accept_different_environments(case):
         run.end_unit()
         run.first_unit_state()
         part = run.measure_for(run.units[1])
-        other = part.environment.model_copy(update={"cpu": "another"})
-        run.merge(part.model_copy(update={"environment": other}), run.units[1])
-        assert run.environments[1:] == (other,)
+        second = part.environment.model_copy(update={"cpu": "another"})
+        run.merge(part.model_copy(update={"environment": second}), run.units[1])
+        assert run.environments[1:] == (second,)
 
 
 def with_labels(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
@@ -135,7 +135,7 @@ def with_labels(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
 @pytest.mark.parametrize("what", ["samples", "labels", "unit"])
 def test_unit_of_other_samples_or_labels_is_refused(case, what):
     case = with_labels(case, [0] * 120)
-    others = {
+    rest = {
         "samples": dataclasses.replace(case, samples=tiny.samples(120, seed=1)),
         "labels": with_labels(case, [0] * 119 + [1]),
         "unit": case,
@@ -143,7 +143,7 @@ def test_unit_of_other_samples_or_labels_is_refused(case, what):
     with contextlib.ExitStack() as opened:
         local_run, remote_run = (
             opened.enter_context(MeasurementRun.open(each, noise=noise))
-            for each, noise in ((case, True), (others[what], False))
+            for each, noise in ((case, True), (rest[what], False))
         )
         for run in (local_run, remote_run):
             run.open_runtimes()
@@ -157,11 +157,11 @@ def test_unit_of_other_samples_or_labels_is_refused(case, what):
 
 
 def test_first_unit_of_another_machine_is_used(local_run, case):
-    with torch.no_grad(), MeasurementRun.open(case) as other:
-        other.open_runtimes()
-        other.measure(other.units[1], lambda _count: None)  # as if that were the first
-        other.end_unit()
-        lead = other.first_unit_state()
+    with torch.no_grad(), MeasurementRun.open(case) as second:
+        second.open_runtimes()
+        second.measure(second.units[1], lambda _count: None)  # as if that were the first
+        second.end_unit()
+        lead = second.first_unit_state()
     assert lead != local_run.first_unit_state()
     local_run.use_first_unit(lead)
     local_run.end_unit()
@@ -171,15 +171,15 @@ def test_first_unit_of_another_machine_is_used(local_run, case):
 
 
 def test_labels_of_samples_are_read_once(local_run, case, monkeypatch):
-    labels, places = np.arange(120) % 7, []
+    labels, indices = np.arange(120) % 7, []
     shard = Shard({"input": tiny.images(120)})
     rows = MappedRows([shard], origin="the source", labels=labels)
     read = rows.labels
-    monkeypatch.setattr(rows, "labels", lambda span: (places.append(span), read(span))[1])
+    monkeypatch.setattr(rows, "labels", lambda span: (indices.append(span), read(span))[1])
     labelled = dataclasses.replace(case, samples=SampleSet(rows), source_labels=True)
     for remote_run in open_run(labelled, noise=False):
         remote_run.use_first_unit(local_run.first_unit_state())
         part = remote_run.measure_for(remote_run.units[1])
     unit = part.unit
-    assert places == [range(unit.start, unit.stop)]
+    assert indices == [range(unit.start, unit.stop)]
     assert part.labels_sha256 == Digest.from_bytes(labels[unit.start : unit.stop].tobytes())

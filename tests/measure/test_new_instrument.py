@@ -30,13 +30,13 @@ def order(policy: Policy, evidence: Any) -> Iterator[CheckResult]:
     """The rule: one check a runtime, an ERROR without a number."""
     measured = evidence.order.max_abs_diff if evidence.order else {}
     for runtime in policy.runtimes:
-        seen = measured.get(runtime)
+        observed = measured.get(runtime)
         code, verdict = "unmeasured", Verdict.ERROR
-        if seen is not None:
-            within = math.isfinite(seen) and seen <= BOUND
+        if observed is not None:
+            within = math.isfinite(observed) and observed <= BOUND
             code, verdict = ("within", Verdict.PASS) if within else ("beyond", Verdict.FAIL)
         yield CheckResult(
-            name="order", runtime=runtime, observed=seen, bound=BOUND, relation="<=",
+            name="order", runtime=runtime, observed=observed, bound=BOUND, relation="<=",
             verdict=verdict, code=code,
         )  # fmt: skip
 
@@ -48,12 +48,12 @@ def checked(monkeypatch, tmp_path):
     (tmp_path / "order.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "order", raising=False)
-    own = importlib.import_module("order")
-    evidence = create_model("WithOrder", __base__=Evidence, order=(own.OrderParity | None, None))
+    custom = importlib.import_module("order")
+    evidence = create_model("WithOrder", __base__=Evidence, order=(custom.OrderParity | None, None))
 
     rules = instrument_rules.check_undefined
     monkeypatch.setattr(run, "Evidence", evidence)
-    monkeypatch.setattr(api, "INSTRUMENTS", (*api.INSTRUMENTS, own.OrderInstrument))
+    monkeypatch.setattr(api, "INSTRUMENTS", (*api.INSTRUMENTS, custom.OrderInstrument))
     monkeypatch.setattr(
         instrument_rules, "check_undefined", lambda e: [*rules(e), *order(Policy.default(), e)]
     )

@@ -41,17 +41,17 @@ def copy_outputs(batch, expected):
 
 
 def test_reference_is_stable():
-    (seen,) = stability_of(Linear(), copy_outputs)
-    assert seen.samples == 8
-    assert seen.batch_sizes == (1, 4, 7, 8)
-    assert seen.repeatability == seen.repeatability_ratio == 0.0
-    assert seen.batch_invariance_ratio <= 1.0
-    assert seen.unit > 0.0
+    (observed,) = stability_of(Linear(), copy_outputs)
+    assert observed.samples == 8
+    assert observed.batch_sizes == (1, 4, 7, 8)
+    assert observed.repeatability == observed.repeatability_ratio == 0.0
+    assert observed.batch_invariance_ratio <= 1.0
+    assert observed.unit > 0.0
 
 
 def test_unit_is_at_least_half_an_ulp():
-    (seen,) = stability_of(nn.Identity(), copy_outputs)
-    assert seen.unit == 2.0**-24 * float(X["x"][:8].max())
+    (observed,) = stability_of(nn.Identity(), copy_outputs)
+    assert observed.unit == 2.0**-24 * float(X["x"][:8].max())
 
 
 @pytest.mark.parametrize(("options", "sizes", "samples"), [
@@ -64,15 +64,15 @@ def test_unit_is_at_least_half_an_ulp():
     ({"fixed": 12}, (12,), 12),
 ])  # fmt: skip
 def test_batch_sizes_and_cost(options, sizes, samples):
-    (seen,) = stability_of(Linear(), copy_outputs, **options)
-    assert (seen.batch_sizes, seen.samples) == (sizes, samples)
+    (observed,) = stability_of(Linear(), copy_outputs, **options)
+    assert (observed.batch_sizes, observed.samples) == (sizes, samples)
     cost = StabilityReference.cost(benches.context(Linear(), X, **options))
     assert 2 * samples <= cost <= samples * (2 + len(sizes))
 
 
 def test_one_sample_has_no_batch_invariance():
-    (seen,) = stability_of(Linear(), copy_outputs, {"x": X["x"][:1]})
-    assert seen.batch_invariance is seen.batch_invariance_ratio is None
+    (observed,) = stability_of(Linear(), copy_outputs, {"x": X["x"][:1]})
+    assert observed.batch_invariance is observed.batch_invariance_ratio is None
 
 
 def test_differing_runs_have_a_repeatability():
@@ -83,11 +83,11 @@ def test_differing_runs_have_a_repeatability():
         return [expected[0] + (1.0 if len(calls) == len(total) else 0.0)]
 
     total = range(1 + 8 + 2 + 1 + 1)
-    (seen,) = stability_of(Linear(), drifting)
+    (observed,) = stability_of(Linear(), drifting)
     assert calls == [8, *[1] * 8, 4, 4, 7, 8]
-    assert seen.repeatability == pytest.approx(1.0)
-    assert seen.repeatability_ratio >= seen.repeatability / seen.unit > 1e4
-    assert seen.batch_invariance_ratio <= 1.0
+    assert observed.repeatability == pytest.approx(1.0)
+    assert observed.repeatability_ratio >= observed.repeatability / observed.unit > 1e4
+    assert observed.batch_invariance_ratio <= 1.0
 
 
 def test_cached_answers_are_used_only_for_batch_invariance():
@@ -104,10 +104,10 @@ def test_cached_answers_are_used_only_for_batch_invariance():
 
     with torch.inference_mode():
         stability = StabilityReference(benches.context(Linear(), X))
-        (seen,) = stability.compare(computed, run_smaller=answered)
+        (observed,) = stability.compare(computed, run_smaller=answered)
     assert (anew, before) == ([8, 8], [*[1] * 8, 4, 4, 7])
-    assert seen.batch_invariance == pytest.approx(0.5)
-    assert seen.repeatability == 0.0
+    assert observed.batch_invariance == pytest.approx(0.5)
+    assert observed.repeatability == 0.0
 
 
 @pytest.mark.parametrize("proven", [True, False])
@@ -132,8 +132,8 @@ def test_rows_chosen_by_rounding_are_not_compared_between_batches(proven):
             with pytest.raises(EvidenceError, match="6 rows"):
                 stability.compare(computed, replayed=replayed)
             return
-        (seen,) = stability.compare(computed, replayed=replayed)
-    assert seen.batch_invariance == pytest.approx(0.0, abs=1e-6)
+        (observed,) = stability.compare(computed, replayed=replayed)
+    assert observed.batch_invariance == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])
@@ -141,10 +141,10 @@ def test_batch_that_changes_samples_is_found(size):
     def batchy(batch, expected):
         return [expected[0] + (0.5 if len(batch["x"]) == size else 0.0)]
 
-    (seen,) = stability_of(Linear(), batchy)
-    assert seen.batch_invariance == pytest.approx(0.5)
-    assert seen.batch_invariance_ratio > 1e4
-    assert seen.repeatability == 0.0
+    (observed,) = stability_of(Linear(), batchy)
+    assert observed.batch_invariance == pytest.approx(0.5)
+    assert observed.batch_invariance_ratio > 1e4
+    assert observed.repeatability == 0.0
 
 
 def test_change_of_a_large_integer_by_one_is_infinite():
@@ -155,9 +155,9 @@ def test_change_of_a_large_integer_by_one_is_infinite():
     def batchy(batch, expected):
         return [expected[0] + (len(batch["x"]) == 4)]
 
-    (seen,) = stability_of(Hash(), batchy)
-    assert seen.batch_invariance == 1.0
-    assert seen.batch_invariance_ratio == INF
+    (observed,) = stability_of(Hash(), batchy)
+    assert observed.batch_invariance == 1.0
+    assert observed.batch_invariance_ratio == INF
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError("out of memory")])
@@ -186,8 +186,8 @@ class Shapes(nn.Module):
 
 def test_samples_on_any_axis_are_compared():
     *held, ragged = stability_of(Shapes(), copy_outputs)
-    assert [seen.batch_sizes for seen in held] == [(1, 4, 7, 8)] * 4
-    assert all(seen.batch_invariance_ratio <= 1.0 for seen in held)
+    assert [observed.batch_sizes for observed in held] == [(1, 4, 7, 8)] * 4
+    assert all(observed.batch_invariance_ratio <= 1.0 for observed in held)
     assert ragged.batch_sizes == (8,)
 
 
@@ -200,7 +200,9 @@ def test_changed_sample_on_any_axis_is_found(index):
         return outputs
 
     records = stability_of(Shapes(), moved)
-    assert [seen.batch_invariance > 0.9 for seen in records] == [k == index for k in range(5)]
+    assert [observed.batch_invariance > 0.9 for observed in records] == [
+        k == index for k in range(5)
+    ]
 
 
 class Mean(nn.Module):
@@ -209,9 +211,9 @@ class Mean(nn.Module):
 
 
 def test_output_of_the_whole_batch_uses_the_change_of_the_model():
-    (seen,) = stability_of(Mean(), copy_outputs)
-    assert seen.batch_invariance > 0.1
-    assert seen.batch_invariance_ratio == 1.0
+    (observed,) = stability_of(Mean(), copy_outputs)
+    assert observed.batch_invariance > 0.1
+    assert observed.batch_invariance_ratio == 1.0
 
 
 class Argmax(nn.Module):
@@ -226,13 +228,21 @@ def test_change_of_integers_is_infinite():
             labels, flags = labels + 1, ~flags
         return [labels, flags]
 
-    assert [seen.unit for seen in stability_of(Argmax(), copy_outputs)] == [0.0, 0.0]
-    assert [seen.batch_invariance_ratio for seen in stability_of(Argmax(), copy_outputs)] == [
+    assert [observed.unit for observed in stability_of(Argmax(), copy_outputs)] == [0.0, 0.0]
+    assert [
+        observed.batch_invariance_ratio for observed in stability_of(Argmax(), copy_outputs)
+    ] == [
         0.0,
         0.0,
     ]
-    assert [seen.batch_invariance_ratio for seen in stability_of(Argmax(), flipping)] == [INF, INF]
-    assert [seen.repeatability_ratio for seen in stability_of(Argmax(), flipping)] == [0.0, 0.0]
+    assert [observed.batch_invariance_ratio for observed in stability_of(Argmax(), flipping)] == [
+        INF,
+        INF,
+    ]
+    assert [observed.repeatability_ratio for observed in stability_of(Argmax(), flipping)] == [
+        0.0,
+        0.0,
+    ]
 
 
 class Nothing(nn.Module):
@@ -241,8 +251,8 @@ class Nothing(nn.Module):
 
 
 def test_empty_output_does_not_change():
-    (seen,) = stability_of(Nothing(), copy_outputs)
-    assert (seen.repeatability_ratio, seen.batch_invariance_ratio) == (0.0, 0.0)
+    (observed,) = stability_of(Nothing(), copy_outputs)
+    assert (observed.repeatability_ratio, observed.batch_invariance_ratio) == (0.0, 0.0)
 
 
 class Log(nn.Module):
@@ -251,20 +261,20 @@ class Log(nn.Module):
 
 
 def test_nan_of_the_model_is_no_difference():
-    (seen,) = stability_of(Log(), copy_outputs)
-    assert seen.repeatability_ratio == 0.0
-    assert seen.batch_invariance_ratio <= 1.0
+    (observed,) = stability_of(Log(), copy_outputs)
+    assert observed.repeatability_ratio == 0.0
+    assert observed.batch_invariance_ratio <= 1.0
 
 
 def test_repeated_nan_is_no_change():
-    (seen,) = stability_of(Linear(), lambda batch, expected: [expected[0] * NAN])
-    assert (seen.repeatability_ratio, seen.batch_invariance_ratio) == (0.0, 0.0)
+    (observed,) = stability_of(Linear(), lambda batch, expected: [expected[0] * NAN])
+    assert (observed.repeatability_ratio, observed.batch_invariance_ratio) == (0.0, 0.0)
 
 
 def test_nan_in_some_runs_is_an_infinite_change():
     runs = iter([1.0, 1.0, 1.0, NAN] + 20 * [1.0])
-    (seen,) = stability_of(Linear(), lambda batch, expected: [expected[0] * next(runs)])
-    assert INF in (seen.repeatability_ratio, seen.batch_invariance_ratio)
+    (observed,) = stability_of(Linear(), lambda batch, expected: [expected[0] * next(runs)])
+    assert INF in (observed.repeatability_ratio, observed.batch_invariance_ratio)
 
 
 class NanForSomeBatches(nn.Module):
@@ -275,9 +285,9 @@ class NanForSomeBatches(nn.Module):
 
 
 def test_unstable_model_has_no_ratio():
-    (seen,) = stability_of(NanForSomeBatches(), copy_outputs)
-    assert seen.unit == INF
-    assert seen.batch_invariance_ratio is None
+    (observed,) = stability_of(NanForSomeBatches(), copy_outputs)
+    assert observed.unit == INF
+    assert observed.batch_invariance_ratio is None
 
 
 class OnlyFour(nn.Module):
@@ -288,16 +298,16 @@ class OnlyFour(nn.Module):
 
 
 def test_batch_sizes_refused_by_the_model_are_skipped():
-    (seen,) = stability_of(OnlyFour(), copy_outputs, size=4, probe_batch_sizes=(1, 2))
-    assert seen.batch_sizes == (2, 4)
+    (observed,) = stability_of(OnlyFour(), copy_outputs, size=4, probe_batch_sizes=(1, 2))
+    assert observed.batch_sizes == (2, 4)
 
 
 def measure_and_decide(model, candidate, arrays=None, **instruments):
     arrays = arrays or {"input": tiny.images(12)}
     quiet = {"probes": False, "noise_samples": 8} | instruments
-    seen = benches.measured(model, candidate, arrays, **quiet)
-    decision = decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
-    return seen.runtimes[0], {check.name: check.verdict for check in decision.problems}
+    observed = benches.measured(model, candidate, arrays, **quiet)
+    decision = decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
+    return observed.runtimes[0], {check.name: check.verdict for check in decision.problems}
 
 
 def test_batch_norm_in_training_mode_fails_batch_invariance(tmp_path):
@@ -370,22 +380,22 @@ def test_column_that_changes_in_steps_uses_the_step_as_unit(seed):
     x = np.ones((8, 2), np.float32)
     x[seed] = 1.0 - 2.0**-12 * np.float32([1.0, 3.0])
     model, arrays = Complement(), {"x": x}
-    (seen,) = stability_of(
+    (observed,) = stability_of(
         model, changed_in_single_batches(lambda y: y + 2.0**-23 * (y > 0.0)), arrays
     )
-    assert seen.batch_invariance == 2.0**-23
-    assert seen.batch_invariance_ratio <= 16.0
-    (seen,) = stability_of(model, changed_in_single_batches(lambda y: 1.5 * y), arrays)
-    assert seen.batch_invariance_ratio > 16.0
+    assert observed.batch_invariance == 2.0**-23
+    assert observed.batch_invariance_ratio <= 16.0
+    (observed,) = stability_of(model, changed_in_single_batches(lambda y: 1.5 * y), arrays)
+    assert observed.batch_invariance_ratio > 16.0
 
 
 def test_small_probability_does_not_use_the_step_as_unit():
     x = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32) * 0.1
     x[:, 0] += 14.0
     small = changed_in_single_batches(lambda y: np.where(y < 1e-5, y / 2.0, y))
-    (seen,) = stability_of(Softmax(), small, {"x": x})
-    assert seen.batch_invariance < 2.0**-20
-    assert seen.batch_invariance_ratio > 64.0
+    (observed,) = stability_of(Softmax(), small, {"x": x})
+    assert observed.batch_invariance < 2.0**-20
+    assert observed.batch_invariance_ratio > 64.0
 
 
 def test_ratio_near_the_bound_is_measured_with_more_draws():
@@ -406,9 +416,9 @@ def test_ratio_near_the_bound_is_measured_with_more_draws():
     for times, runs in ((2.0, 0), (60.0, 15), (1e6, 3)):
         draws.clear()
         with torch.inference_mode():
-            own = StabilityReference(context).compare(copy_outputs)[0].unit
+            custom = StabilityReference(context).compare(copy_outputs)[0].unit
             draws.clear()
-            moved = changed_in_single_batches(lambda y, far=times * own: y + far * (y != 0.0))
-            (seen,) = StabilityReference(context).compare(moved)
+            moved = changed_in_single_batches(lambda y, far=times * custom: y + far * (y != 0.0))
+            (observed,) = StabilityReference(context).compare(moved)
         assert len(set(draws)) == runs
-        assert (seen.rounding_draws or 0) == runs
+        assert (observed.rounding_draws or 0) == runs

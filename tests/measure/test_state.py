@@ -257,12 +257,12 @@ def test_table_built_by_the_first_call_passes(tmp_path):
 @pytest.mark.parametrize("kind", [Returned, Counting, Assigning])
 def test_each_run_starts_with_the_same_state(kind):
     model = kind(by=1.0).eval()
-    own = copy.deepcopy(model)
+    custom = copy.deepcopy(model)
     binding = InputBinding((("x", "x"),), 8, fixed=False)
-    session = TorchSession(own, binding, device="cpu", original=model)
+    session = TorchSession(custom, binding, device="cpu", original=model)
     first, again = (session.run({"x": numbers(3)}) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert int(own.seen) == 0
+    assert int(custom.seen) == 0
     if kind is Returned:
         assert int(first[1]) == 1
 

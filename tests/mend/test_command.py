@@ -45,24 +45,26 @@ def question(project, *more: str) -> list[str]:
 
 @pytest.mark.further
 def test_a_file_with_another_weight_is_mended_and_made_again_by_its_recipe(project, capsys):
-    code, told = mend(capsys, *question(project, "--file", "bad.onnx"))
+    code, reported = mend(capsys, *question(project, "--file", "bad.onnx"))
     assert code == 0
-    assert [(t["half"], t["verdict"]) for t in told["trials"]] == [
+    assert [(t["half"], t["verdict"]) for t in reported["trials"]] == [
         ("search", "FAIL"), ("search", "PASS"), ("verify", "PASS"),
     ]  # fmt: skip
-    made = project / "mended" / "model.onnx"
-    subject = read_subject(made)
-    assert [one.name for one in (*subject.inputs, *subject.outputs)] == ["input", "logits"]
-    assert told["recipe"]["sha256"] == str(subject.sha256)
-    assert json.loads((project / "mended" / "trials.json").read_text())["winner"] == told["winner"]
+    created = project / "mended" / "model.onnx"
+    subject = read_subject(created)
+    assert [item.name for item in (*subject.inputs, *subject.outputs)] == ["input", "logits"]
+    assert reported["recipe"]["sha256"] == str(subject.sha256)
+    assert (
+        json.loads((project / "mended" / "trials.json").read_text())["winner"] == reported["winner"]
+    )
     assert (project / "mended" / "trials.svg").read_bytes().startswith(b"<svg")
 
     recipe = project / "mended" / "recipe.yaml"
     again = project / "again.onnx"
     code, _ = export(capsys, "--recipe", str(recipe), "--output", str(again))
     assert code == 0
-    assert again.read_bytes() == made.read_bytes()
-    note = made.with_name("model.onnx.export.json").read_bytes()
+    assert again.read_bytes() == created.read_bytes()
+    note = created.with_name("model.onnx.export.json").read_bytes()
     assert again.with_name("again.onnx.export.json").read_bytes() == note
 
     document = YAML().load(recipe)
@@ -73,10 +75,10 @@ def test_a_file_with_another_weight_is_mended_and_made_again_by_its_recipe(proje
     assert (code, again.exists()) == (2, False)
     assert "expected" in err
 
-    code, told = mend(capsys, *question(project, "--file", "bad.onnx", "--budget", "33"))
-    assert (code, told["ended_by"], told["verdict"]) == (1, "budget", "FAIL")
-    assert told["closest"] == told["trials"][0]["title"]
-    assert not made.exists()
+    code, reported = mend(capsys, *question(project, "--file", "bad.onnx", "--budget", "33"))
+    assert (code, reported["ended_by"], reported["verdict"]) == (1, "budget", "FAIL")
+    assert reported["closest"] == reported["trials"][0]["title"]
+    assert not created.exists()
     assert not recipe.exists()
 
 
@@ -106,9 +108,9 @@ def test_a_file_of_the_user_is_left_as_it_is(project, capsys, name):
 
 
 def test_a_candidate_that_was_not_verified_is_no_error(project, capsys):
-    code, found = mend(capsys, *question(project, "--budget", "40"))
-    assert [(trial["half"], trial["verdict"]) for trial in found["trials"]] == [("search", "PASS")]
-    assert (code, found["verdict"], found["ended_by"]) == (1, "FAIL", "budget")
+    code, result = mend(capsys, *question(project, "--budget", "40"))
+    assert [(trial["half"], trial["verdict"]) for trial in result["trials"]] == [("search", "PASS")]
+    assert (code, result["verdict"], result["ended_by"]) == (1, "FAIL", "budget")
 
 
 def test_a_comparison_with_what_serves_is_left_to_gate_check(project, capsys):

@@ -71,13 +71,13 @@ def test_float32_nodes_pass_values_in_float32(exact) -> None:
     conversion, error = Float16Conversion(exact), OutputError(exact, [{"x": X}])
     overflowing = conversion.overflowing([{"x": X}])
     assert overflowing == ("Mul_1", "Abs_2", "Mul_3")
-    made = conversion.convert(overflowing)
-    onnx.checker.check_model(made, full_check=True)
-    assert conversion.float32_nodes(made) == overflowing
-    assert error(round_as_device(made).SerializeToString()) < 0.01
+    created = conversion.convert(overflowing)
+    onnx.checker.check_model(created, full_check=True)
+    assert conversion.float32_nodes(created) == overflowing
+    assert error(round_as_device(created).SerializeToString()) < 0.01
     # Cast of x, to float32 before and to float16 behind the three nodes, of y.
-    assert sum(node.op_type == "Cast" for node in made.graph.node) == 4
-    assert made.SerializeToString() == conversion.convert(overflowing).SerializeToString()
+    assert sum(node.op_type == "Cast" for node in created.graph.node) == 4
+    assert created.SerializeToString() == conversion.convert(overflowing).SerializeToString()
 
 
 def test_weights_beyond_float16_stay_in_float32(exact) -> None:
@@ -93,8 +93,8 @@ def test_weights_beyond_float16_stay_in_float32(exact) -> None:
 def test_the_set_is_the_smallest_whatever_the_ranking(needed: set[int]) -> None:
     order = [str(number) for number in range(8)]
     for ranked in (order, order[::-1]):
-        found = smallest_set(ranked, order, lambda some: {str(n) for n in needed} <= set(some))
-        assert found == tuple(str(n) for n in sorted(needed))
+        result = smallest_set(ranked, order, lambda some: {str(n) for n in needed} <= set(some))
+        assert result == tuple(str(n) for n in sorted(needed))
     assert smallest_set(order, order, lambda _some: False) is None
 
 
@@ -120,9 +120,9 @@ def test_what_ends_the_search_leaves_the_best_set_so_far(end: BaseException, by:
 
 def test_the_most_sensitive_layer_is_first_in_units_of_the_bound() -> None:
     errors = {"a": 0.1, "b": 0.4, "c": 0.1}
-    found = measure_sensitivity(list(errors), errors.__getitem__, error=0.5, ratio=2.0)
-    assert [each.layer for each in found] == ["b", "a", "c"]
-    assert found[0].ratio == pytest.approx(1.6)
+    result = measure_sensitivity(list(errors), errors.__getitem__, error=0.5, ratio=2.0)
+    assert [each.layer for each in result] == ["b", "a", "c"]
+    assert result[0].ratio == pytest.approx(1.6)
 
 
 def crashing(folder: Path) -> Path:
@@ -202,11 +202,11 @@ def test_the_settings_exclude_layers_and_give_the_same_bytes(exact, tmp_path) ->
         result = CliRunner().invoke(quantize_command, words)
         return result.exit_code, output
 
-    (code, one), (_, again) = made("1.onnx", "matmul_1"), made("2.onnx", "matmul_1")
+    (code, item), (_, again) = made("1.onnx", "matmul_1"), made("2.onnx", "matmul_1")
     assert code == 0
-    assert one.read_bytes() == again.read_bytes()
-    assert "matmul_1" not in quantized_layers(one)
-    assert "matmul_2" in quantized_layers(one)
+    assert item.read_bytes() == again.read_bytes()
+    assert "matmul_1" not in quantized_layers(item)
+    assert "matmul_2" in quantized_layers(item)
     code, missing = made("3.onnx", "matmul_9")
     assert code != 0
     assert not missing.exists()

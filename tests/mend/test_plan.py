@@ -55,10 +55,10 @@ def doubles_small_values(path: Path) -> Path:
         helper.make_node("Relu", ["above"], ["more"]),
         helper.make_node("Add", ["twice", "more"], ["output"]),
     ]
-    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, wide)
-    given = helper.make_tensor_value_info("output", TensorProto.FLOAT, wide)
+    used = helper.make_tensor_value_info("x", TensorProto.FLOAT, wide)
+    arguments = helper.make_tensor_value_info("output", TensorProto.FLOAT, wide)
     hundred = numpy_helper.from_array(np.float32(100.0), "hundred")
-    graph = helper.make_graph(nodes, "doubles", [taken], [given], [hundred])
+    graph = helper.make_graph(nodes, "doubles", [used], [arguments], [hundred])
     opset = [helper.make_opsetid("", 13)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
     return path
@@ -118,11 +118,11 @@ class TestAFaultOfTheExporter:
     def test_has_the_rewrite_in_the_record_of_its_export(self, mended):
         _, outcome = mended
         export = outcome.winner.result.evidence.export
-        edits = [one.text for one in outcome.winner.steps.edits]
+        edits = [item.text for item in outcome.winner.steps.edits]
         functions = outcome.winner.steps.functions
         assert bool(edits) != bool(functions)
         assert export.settings.get("replaced_functions", "") == ",".join(functions)
-        assert [export.settings[f"edit_{place}"] for place in range(len(edits))] == edits
+        assert [export.settings[f"edit_{index}"] for index in range(len(edits))] == edits
 
 
 class Attention(nn.Module):
@@ -168,7 +168,7 @@ class TestWhatTheExporterLacks:
         _, outcome = searched(model(), floats(*shape), tmp_path)
         steps = outcome.winner.steps
         assert steps.functions == functions
-        assert tuple(one.rewrite for one in steps.edits) == edits
+        assert tuple(item.rewrite for item in steps.edits) == edits
 
 
 class TestAFaultOfAnOptimizer:
@@ -301,8 +301,8 @@ class TestAnInt8File:
         again = builder_of(
             Reference.from_model(Uneven(300.0).eval()), EvaluationData.from_data(data)
         )
-        made = again.build(winner.steps, tmp_path / "again")
-        assert made.read_bytes() == winner.path.read_bytes()
+        created = again.build(winner.steps, tmp_path / "again")
+        assert created.read_bytes() == winner.path.read_bytes()
 
     @pytest.mark.further
     def test_that_is_refused_on_the_other_half_gets_a_margin(self, tmp_path):

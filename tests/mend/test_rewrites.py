@@ -104,20 +104,20 @@ def written(path: Path, nodes: list[Node]) -> Path:
         "ones": np.ones(WIDE.shape[1], np.float32), "zeros": np.zeros(WIDE.shape[1], np.float32),
     }  # fmt: skip
     used = {name for _, inputs, _ in nodes for name in inputs}
-    made = [
-        helper.make_node(kind, inputs, [str(place)], **attributes)
-        for place, (kind, inputs, attributes) in enumerate(nodes)
+    created = [
+        helper.make_node(kind, inputs, [str(index)], **attributes)
+        for index, (kind, inputs, attributes) in enumerate(nodes)
     ]
     held = [
         numpy_helper.from_array(np.asarray(value), name)
         for name, value in constants.items()
         if name in used
     ]
-    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", WIDE.shape[1]])
-    given = helper.make_tensor_value_info(
+    selected = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", WIDE.shape[1]])
+    arguments = helper.make_tensor_value_info(
         str(len(nodes) - 1), TensorProto.FLOAT, ["rows", "columns"]
     )
-    graph = helper.make_graph(made, "chain", [taken], [given], held)
+    graph = helper.make_graph(created, "chain", [selected], [arguments], held)
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
     )
@@ -137,10 +137,10 @@ def test_a_rewrite_is_as_exact_as_float32_allows(name, tmp_path):
     nodes, right = TABLE[name]
     path = written(tmp_path / "m.onnx", nodes)
     before = Digest.from_file(path)
-    places = tuple(form.at for form in forms(Graph.load(path), name))
-    assert places == (str(len(nodes) - 1),)
-    (made,) = edit(path, [GraphEdit(rewrite=name, at=places)])
-    assert (made.before, made.after) == (before, Digest.from_file(path))
+    indices = tuple(form.at for form in forms(Graph.load(path), name))
+    assert indices == (str(len(nodes) - 1),)
+    (created,) = edit(path, [GraphEdit(rewrite=name, at=indices)])
+    assert (created.before, created.after) == (before, Digest.from_file(path))
     expected = right(WIDE.astype(np.float64))
     few = 1e-6 * np.abs(expected).max() if name in RELATIVE_TO_ALL else 1e-30
     np.testing.assert_allclose(computed(path, WIDE), expected, rtol=3e-6, atol=few)
@@ -194,9 +194,9 @@ def test_float64_leaves_an_input_that_is_absent(tmp_path):
 
 def test_an_edit_of_another_file_is_refused(tmp_path):
     path = written(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
-    wanted = GraphEdit(rewrite="log_sigmoid", at=("1",), before=Digest.from_bytes(b"another"))
+    expected = GraphEdit(rewrite="log_sigmoid", at=("1",), before=Digest.from_bytes(b"another"))
     with pytest.raises(ExportError, match="does not fit"):
-        edit(path, [wanted])
+        edit(path, [expected])
     with pytest.raises(ExportError, match="no place at 7"):
         edit(path, [GraphEdit(rewrite="log_sigmoid", at=("7",))])
 
@@ -214,12 +214,12 @@ ARGUMENTS = {
 def test_a_replaced_function_computes_the_same(name):
     torch.manual_seed(0)
     function, arguments = FUNCTIONS[name][0][0], ARGUMENTS[name]()
-    right = function(*(one.double() for one in arguments))
+    right = function(*(item.double() for item in arguments))
     with replaced_functions([name]):
-        made = make_fx(function)(*arguments)
-    operators = [str(one.target).replace("_", "") for one in made.graph.nodes]
+        created = make_fx(function)(*arguments)
+    operators = [str(item.target).replace("_", "") for item in created.graph.nodes]
     assert not any(name.replace("_", "") in operator for operator in operators)
-    torch.testing.assert_close(made(*arguments).double(), right, rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(created(*arguments).double(), right, rtol=2e-6, atol=1e-6)
 
 
 INDEX = torch.tensor([[0, 0, 2, 1, 0]])
@@ -267,9 +267,9 @@ def test_multi_head_attention_is_exported_as_ordinary_functions():
 
     def operators(names: list[str]) -> str:
         with torch.no_grad(), replaced_functions(names):
-            made = make_fx(model)(x)
-        torch.testing.assert_close(made(x), model(x))
-        return " ".join(str(one.target) for one in made.graph.nodes)
+            created = make_fx(model)(x)
+        torch.testing.assert_close(created(x), model(x))
+        return " ".join(str(item.target) for item in created.graph.nodes)
 
     assert "attention" in operators([])
     assert "attention" not in operators([name])

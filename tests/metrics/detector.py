@@ -121,23 +121,23 @@ class Detector:
 
         session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
         boxes, scores, classes = session.run(None, {"images": self.images})
-        truth, found = {"images": [], "annotations": [], "categories": [{"id": 0}, {"id": 1}]}, []
-        for place in np.flatnonzero((self.cameras == camera) | (camera is None)).tolist():
-            truth["images"].append({"id": place, "width": 32, "height": 32})
-            label = self.labels[place]
+        truth, result = {"images": [], "annotations": [], "categories": [{"id": 0}, {"id": 1}]}, []
+        for index in np.flatnonzero((self.cameras == camera) | (camera is None)).tolist():
+            truth["images"].append({"id": index, "width": 32, "height": 32})
+            label = self.labels[index]
             for box, kind in zip(label["boxes"], label["classes"], strict=True):
                 truth["annotations"].append(
-                    {"id": len(truth["annotations"]) + 1, "image_id": place, "category_id": kind,
+                    {"id": len(truth["annotations"]) + 1, "image_id": index, "category_id": kind,
                      "bbox": [box[0], box[1], 6, 6], "area": 36, "iscrowd": 0}
                 )  # fmt: skip
-            for box, score, kind in zip(boxes[place], scores[place], classes[place], strict=True):
+            for box, score, kind in zip(boxes[index], scores[index], classes[index], strict=True):
                 if score > 0:
-                    found.append(
-                        {"image_id": place, "category_id": int(kind), "score": float(score),
+                    result.append(
+                        {"image_id": index, "category_id": int(kind), "score": float(score),
                          "bbox": [float(box[0]), float(box[1]), 6.0, 6.0]}
                     )  # fmt: skip
         gt = COCO(truth)
-        peer = COCOeval_faster(gt, gt.loadRes(found), "bbox")
+        peer = COCOeval_faster(gt, gt.loadRes(result), "bbox")
         peer.evaluate()
         peer.accumulate()
         peer.summarize()

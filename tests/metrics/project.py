@@ -137,8 +137,8 @@ class Project:
         for tensor in model.graph.initializer:
             table = numpy_helper.to_array(tensor)
             if table.shape == (32, 2):
-                made = change(table).astype(np.float32)
-                tensor.CopyFrom(numpy_helper.from_array(made, tensor.name))
+                created = change(table).astype(np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(created, tensor.name))
         onnx.save(model, self.folder / "worse.onnx")
 
     def policy(self, *metrics: str, more: str = "") -> Path:

@@ -24,17 +24,17 @@ def value(name: str, outputs: Any, labels: Any, **options: Any) -> float:
             return metric.update({k: v[start:stop] for k, v in outputs.items()}, labels[start:stop])
         return metric.update(outputs[start:stop], labels[start:stop])
 
-    whole = part(0, len(labels))
+    complete = part(0, len(labels))
     halves = State.joined([part(0, 17), part(17, len(labels))])
-    assert np.array_equal(whole.rows, halves.rows)
-    statistic = metric.statistic(whole)
-    blocks = whole.samples
-    found = float(statistic(np.ones((1, blocks)))[0])
+    assert np.array_equal(complete.rows, halves.rows)
+    statistic = metric.statistic(complete)
+    blocks = complete.samples
+    result = float(statistic(np.ones((1, blocks)))[0])
     # A weight of 2 is a sample that is there twice; of 0 one that is not there.
     kept = np.arange(blocks) % 3 != 0
-    without = metric.statistic(whole.take(kept))(np.ones((1, int(kept.sum()))))[0]
+    without = metric.statistic(complete.take(kept))(np.ones((1, int(kept.sum()))))[0]
     assert statistic(kept[None].astype(float))[0] == pytest.approx(without)
-    return found
+    return result
 
 
 def test_classes():
@@ -121,7 +121,7 @@ def test_perplexity():
 def test_map_is_that_of_coco():
     from faster_coco_eval import COCO, COCOeval_faster
 
-    truth, found = {"images": [], "annotations": [], "categories": [{"id": 1}, {"id": 2}]}, []
+    truth, result = {"images": [], "annotations": [], "categories": [{"id": 1}, {"id": 2}]}, []
     labels, boxes, scores, classes = [], [], [], []
     for image in range(1, N + 1):
         truth["images"].append({"id": image, "width": 100, "height": 100})
@@ -141,7 +141,7 @@ def test_map_is_that_of_coco():
         kind = np.concatenate([kinds, rng.integers(1, 3, 2)])
         score = rng.uniform(0.05, 1, count + 2)
         for (x, y), (w, h), k, s in zip(near, wide, kind, score, strict=True):
-            found.append(
+            result.append(
                 {"image_id": image, "category_id": int(k), "bbox": [x, y, w, h], "score": s}
             )
         empty = 6 - len(near)
@@ -151,7 +151,7 @@ def test_map_is_that_of_coco():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gt = COCO(truth)
-        peer = COCOeval_faster(gt, gt.loadRes(found), "bbox")
+        peer = COCOeval_faster(gt, gt.loadRes(result), "bbox")
         peer.evaluate()
         peer.accumulate()
         peer.summarize()
@@ -236,9 +236,9 @@ def test_the_threshold_of_probabilities_is_that_of_their_logits():
 
 def test_another_range_of_scores_is_no_change():
     metric = built_in("f1", {})
-    one, other = (metric.update(LOGIT * factor, BINARY) for factor in (1.0, 5.0))
-    assert one.differs(other).any()
-    assert not metric.differing(one, other).any()
+    item, second = (metric.update(LOGIT * factor, BINARY) for factor in (1.0, 5.0))
+    assert item.differs(second).any()
+    assert not metric.differing(item, second).any()
 
 
 def test_auroc_of_probabilities_is_that_of_their_class():

@@ -89,8 +89,8 @@ def test_values_per_sample_are_bound_by_digest(project: Project, tmp_path: Path)
     expected = (np.asarray(project.outputs).argmax(axis=1) >= 0).astype(float)
     np.testing.assert_array_equal(values["hit/rows/reference"][:, 0], expected)
     for metric in result.evidence.metrics:
-        own = {name: v for name, v in values.items() if name.startswith(f"{metric.name}/")}
-        assert values_digest(own) == metric.values_sha256
+        custom = {name: v for name, v in values.items() if name.startswith(f"{metric.name}/")}
+        assert values_digest(custom) == metric.values_sha256
         assert list(metric.source) == ["mymetrics"]
     assert of(result, "metric_limit")["m"].code == "within"
 
@@ -103,8 +103,8 @@ def edited(metric: MetricEvidence, group: int, **changed: Any) -> MetricEvidence
         update={n: v for n, v in changed.items() if n in ("drop", "changed")}
     )
     runtimes = {"ort-cpu": side.model_copy(update={"change": change})}
-    own = {name: value for name, value in changed.items() if name == "samples"}
-    groups[group] = groups[group].model_copy(update={"runtimes": runtimes, **own})
+    custom = {name: value for name, value in changed.items() if name == "samples"}
+    groups[group] = groups[group].model_copy(update={"runtimes": runtimes, **custom})
     return metric.model_copy(update={"groups": tuple(groups)})
 
 
@@ -161,12 +161,12 @@ def test_the_decision_is_bound_to_the_files_of_labels_and_slices(project: Projec
         return result
 
     before = bound()
-    first, *others = rows.splitlines(keepends=True)
-    Path("slices.jsonl").write_text("".join([*others, first]))
+    first, *rest = rows.splitlines(keepends=True)
+    Path("slices.jsonl").write_text("".join([*rest, first]))
     after = bound()
     assert before.decision.evidence_sha256 != after.decision.evidence_sha256
-    own = checked(project, f"{HIT}, max_drop: 0.3").evidence.source
-    assert own.slices_sha256 == own.labels_sha256
+    custom = checked(project, f"{HIT}, max_drop: 0.3").evidence.source
+    assert custom.slices_sha256 == custom.labels_sha256
 
 
 def test_one_broken_metric_does_not_spoil_another(project: Project):
@@ -223,9 +223,9 @@ def test_data_set_metrics(project: Project):
 
 
 def altered(result: EvaluationResult, **update: Any) -> Verdict:
-    (metric, *others) = result.evidence.metrics
+    (metric, *rest) = result.evidence.metrics
     evidence = result.evidence.model_copy(
-        update={"metrics": (metric.model_copy(update=update), *others)}
+        update={"metrics": (metric.model_copy(update=update), *rest)}
     )
     return decide(result.policy, evidence, decided_at=NOW).verdict
 
@@ -234,13 +234,13 @@ def test_evidence_that_does_not_fit_the_policy_never_passes(project: Project):
     result = checked(project, f"{HIT}, max_drop: 0.3")
     (metric,) = result.evidence.metrics
     assert altered(result) is Verdict.PASS
-    whole, *slices = metric.groups
-    side = whole.runtimes["ort-cpu"]
+    complete, *slices = metric.groups
+    side = complete.runtimes["ort-cpu"]
     for drop in (float("nan"), float("inf"), 0.4):
         change = side.change.model_copy(update={"drop": drop})
         sides = {"ort-cpu": side.model_copy(update={"change": change})}
         assert (
-            altered(result, groups=(whole.model_copy(update={"runtimes": sides}), *slices))
+            altered(result, groups=(complete.model_copy(update={"runtimes": sides}), *slices))
             is not Verdict.PASS
         )
     unbound = result.evidence.source.model_copy(update={"slices_sha256": None})
@@ -251,11 +251,11 @@ def test_evidence_that_does_not_fit_the_policy_never_passes(project: Project):
         {"definition_sha256": metric.values_sha256},
         {"failure": "it broke"},
         {"groups": ()},
-        {"groups": (whole,)},
+        {"groups": (complete,)},
         {"groups": tuple(slices)},
-        {"groups": (whole, slices[0], slices[0])},
-        {"groups": (whole.model_copy(update={"runtimes": {}}), *slices)},
-        {"groups": (whole.model_copy(update={"samples": 0}), *slices)},
+        {"groups": (complete, slices[0], slices[0])},
+        {"groups": (complete.model_copy(update={"runtimes": {}}), *slices)},
+        {"groups": (complete.model_copy(update={"samples": 0}), *slices)},
         {"values_sha256": None},
         {"source": {}},
     ):

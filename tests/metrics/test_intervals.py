@@ -63,13 +63,13 @@ def test_bca_is_that_of_scipy(kind: str):
     mean, blocks = linear(values)
     limits = bca_limits(resample(mean, blocks), [0.95, 0.99])
     assert limits is not None
-    for place, level in enumerate((0.95, 0.99)):
+    for index, level in enumerate((0.95, 0.99)):
         peer = stats.bootstrap(
             (values,), np.mean, confidence_level=2 * level - 1, n_resamples=20_000, rng=1
         ).confidence_interval
         tolerance = 0.12 * (peer.high - peer.low)
-        assert limits[1][place] == pytest.approx(peer.high, abs=tolerance)
-        assert limits[0][place] == pytest.approx(peer.low, abs=tolerance)
+        assert limits[1][index] == pytest.approx(peer.high, abs=tolerance)
+        assert limits[0][index] == pytest.approx(peer.low, abs=tolerance)
 
 
 def test_blocks_keep_the_interval_of_single_samples():

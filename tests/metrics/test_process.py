@@ -28,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def policies(*texts: str) -> list[MetricPolicy]:
     return [
-        MetricPolicy.model_validate_json(_json(f"{{name: m{place}, max_drop: 0.3, {text}}}"))
-        for place, text in enumerate(texts)
+        MetricPolicy.model_validate_json(_json(f"{{name: m{index}, max_drop: 0.3, {text}}}"))
+        for index, text in enumerate(texts)
     ]
 
 
@@ -52,10 +52,10 @@ def feed(run: MetricRun, start: int = 0, stop: int = 80, size: int = 20) -> Metr
 
 def failures(*texts: str, annotations: Annotations | None = None) -> list[str]:
     run = feed(run_of(policies(*texts), annotations))
-    found, _ = run.evidence(samples=80)
+    result, _ = run.evidence(samples=80)
     run.close()
-    assert all(not each.groups for each in found if each.failure is not None)
-    return [each.failure or "" for each in found]
+    assert all(not each.groups for each in result if each.failure is not None)
+    return [each.failure or "" for each in result]
 
 
 BROKEN = [
@@ -72,9 +72,9 @@ BROKEN = [
 
 
 def test_a_metric_that_breaks_says_where_and_spoils_no_other():
-    found = failures(*(text for text, _ in BROKEN), "function: 'mymetrics:hit'")
-    assert found[-1] == ""
-    for (_, words), failure in zip(BROKEN, found, strict=False):
+    result = failures(*(text for text, _ in BROKEN), "function: 'mymetrics:hit'")
+    assert result[-1] == ""
+    for (_, words), failure in zip(BROKEN, result, strict=False):
         for word in words:
             assert word in failure
 
@@ -88,9 +88,9 @@ def test_a_function_that_writes_into_its_arguments_changes_nothing_else(folder: 
         "    return hit\n"
     )
     run = feed(run_of(policies("function: 'writes:f'", "function: accuracy")))
-    found, _ = run.evidence(samples=80)
+    result, _ = run.evidence(samples=80)
     run.close()
-    for metric in found:
+    for metric in result:
         (group,) = metric.groups
         assert (group.reference.value, group.runtimes["ort-cpu"].value) == (1.0, 1.0)
 
@@ -106,17 +106,17 @@ def test_a_function_that_writes_into_its_arguments_changes_nothing_else(folder: 
 )
 def test_limits_of_time_and_memory(metric: str, words: str):
     limited = "function: 'mymetrics:hit', memory_limit_mb: 500"
-    blamed, other = failures(metric, limited)
+    blamed, second = failures(metric, limited)
     assert words in blamed
-    assert "ended with m0" in other
+    assert "ended with m0" in second
 
 
 def test_a_module_that_ends_the_process_fails_all_metrics(folder: Path):
     (folder / "ends.py").write_text("import os\nos._exit(3)\n")
     assert "ended with code 3" in failures("function: 'ends:f'")[0]
-    found = failures("function: 'mymetrics:hit'", "function: 'ends:f'", "function: accuracy")
-    assert ["ended with code 3" in each for each in found] == [True] * 3
-    assert ["ended with m1" in each for each in found] == [True, False, True]
+    result = failures("function: 'mymetrics:hit'", "function: 'ends:f'", "function: accuracy")
+    assert ["ended with code 3" in each for each in result] == [True] * 3
+    assert ["ended with m1" in each for each in result] == [True, False, True]
 
 
 def test_a_data_set_metric_without_a_value_on_some_resamples_has_no_bound(folder: Path):
@@ -136,9 +136,9 @@ def test_a_data_set_metric_without_a_value_on_some_resamples_has_no_bound(folder
         batch = OUTPUTS[at : at + 20]
         worse = batch + (99.0 if at == 0 else 0.0)
         run.update({"reference": [batch], "ort-cpu": [worse]}, start=at, count=20)
-    ((found,), _) = run.evidence(samples=80)
+    ((result,), _) = run.evidence(samples=80)
     run.close()
-    side = found.groups[0].runtimes["ort-cpu"]
+    side = result.groups[0].runtimes["ort-cpu"]
     assert side.change.drop == pytest.approx(0.25)
     assert np.isnan([*side.change.bounds, side.low, side.high]).all()
 
@@ -166,9 +166,9 @@ def test_a_function_sees_single_batches_with_their_labels_and_aligned_sides(fold
         values = 1e6 * count + 1e3 * width + LABELS[rows]
         expected += list(values + np.abs(OUTPUTS[rows]).sum(axis=1))
         start += count
-    found, values = run.evidence(samples=80)
+    result, values = run.evidence(samples=80)
     run.close()
-    assert [each.failure for each in found] == [None, None]
+    assert [each.failure for each in result] == [None, None]
     for side in ("reference", "ort-cpu"):
         np.testing.assert_array_equal(load(values)[f"m0/rows/{side}"][:, 0], expected)
         np.testing.assert_array_equal(load(values)[f"m1/rows/{side}"][:, 0], 1.0)
@@ -189,20 +189,20 @@ def test_an_output_that_is_not_per_sample_reaches_a_function_whole(folder: Path)
     for start in range(0, 80, 20):
         outputs = [OUTPUTS[start : start + 20], table, scale]
         run.update({"reference": outputs, "ort-cpu": outputs}, start=start, count=20)
-    ((found,), _) = run.evidence(samples=80)
+    ((result,), _) = run.evidence(samples=80)
     run.close()
-    assert (found.failure, found.groups[0].reference.value) == (None, 100.5)
+    assert (result.failure, result.groups[0].reference.value) == (None, 100.5)
 
 
 def test_a_runtime_without_outputs_for_some_samples_has_no_values(folder: Path):
     run = run_of(policies("function: 'mymetrics:hit'", "function: f1"))
     for start in range(0, 80, 20):
         batch = [OUTPUTS[start : start + 20]]
-        other = None if start == 40 else batch
-        run.update({"reference": batch, "ort-cpu": batch, "other": other}, start=start, count=20)
-    found, _ = run.evidence(samples=80)
+        second = None if start == 40 else batch
+        run.update({"reference": batch, "ort-cpu": batch, "other": second}, start=start, count=20)
+    result, _ = run.evidence(samples=80)
     run.close()
-    assert [list(each.groups[0].runtimes) for each in found] == [["ort-cpu"]] * 2
+    assert [list(each.groups[0].runtimes) for each in result] == [["ort-cpu"]] * 2
 
 
 @pytest.mark.further
@@ -216,21 +216,21 @@ def test_the_limit_of_time_is_that_of_one_batch(folder: Path):
 
 
 def test_without_the_columns_of_its_slices_nothing_is_measured():
-    (found,) = failures("function: 'mymetrics:hit', slices: [camera]")
-    assert "no column 'camera'" in found
+    (result,) = failures("function: 'mymetrics:hit', slices: [camera]")
+    assert "no column 'camera'" in result
 
 
 def test_a_slice_of_one_class_has_no_auroc_and_is_named():
     columns = {"camera": tuple("a" if label else "b" for label in LABELS)}
     annotations = Annotations(LABELS, columns)
-    found = failures(
+    result = failures(
         "function: auroc, slices: [camera]",
         "function: f1, slices: [camera]",
         annotations=annotations,
     )
-    assert "camera=a" in found[0]
-    assert "nan" in found[0]
-    assert found[1] == ""
+    assert "camera=a" in result[0]
+    assert "nan" in result[0]
+    assert result[1] == ""
 
 
 def test_a_reference_that_is_never_right_proves_no_drop():
@@ -242,34 +242,34 @@ def test_a_reference_that_is_never_right_proves_no_drop():
 
 
 def test_without_labels_nothing_is_measured():
-    (found,) = failures("function: accuracy", annotations=Annotations())
-    assert "Pass --labels" in found
+    (result,) = failures("function: accuracy", annotations=Annotations())
+    assert "Pass --labels" in result
 
 
 def summary(run: MetricRun) -> tuple[Any, bytes]:
-    found = run.evidence(samples=80)
+    result = run.evidence(samples=80)
     run.close()
-    return found
+    return result
 
 
 @pytest.mark.further
 def test_units_of_other_processes_give_the_same_bytes():
     metrics = policies("function: 'mymetrics:margin'", "function: f1", "function: auroc")
-    whole = summary(feed(run_of(metrics)))
-    first, other = feed(run_of(metrics), 0, 40), feed(run_of(metrics), 40, 80)
-    first.take(other.drain(), samples=40)
-    other.close()
-    assert summary(first) == whole
-    assert [each.failure for each in whole[0]] == [None] * 3
+    complete = summary(feed(run_of(metrics)))
+    first, second = feed(run_of(metrics), 0, 40), feed(run_of(metrics), 40, 80)
+    first.take(second.drain(), samples=40)
+    second.close()
+    assert summary(first) == complete
+    assert [each.failure for each in complete[0]] == [None] * 3
 
 
 @pytest.mark.further
 def test_a_unit_without_values_or_with_another_source_does_not_count(folder: Path):
     metrics = policies("function: 'mymetrics:hit'")
     for broken in ("none", "count", "source"):
-        first, other = feed(run_of(metrics), 0, 40), feed(run_of(metrics), 40, 80)
-        drained = other.drain()
-        other.close()
+        first, second = feed(run_of(metrics), 0, 40), feed(run_of(metrics), 40, 80)
+        drained = second.drain()
+        second.close()
         if broken == "none":
             drained = None
         elif broken == "count":
@@ -277,14 +277,14 @@ def test_a_unit_without_values_or_with_another_source_does_not_count(folder: Pat
         else:
             drained["sources"]["m0"]["mymetrics"] = "sha256:" + "0" * 64
         first.take(drained, samples=40)
-        ((found,), values) = summary(first)
-        assert found.failure
-        assert (found.groups, found.values_sha256, values) == ((), None, b"")
+        ((result,), values) = summary(first)
+        assert result.failure
+        assert (result.groups, result.values_sha256, values) == ((), None, b"")
 
 
 def test_not_all_samples_is_not_measured():
-    ((found,), _) = summary(feed(run_of(policies("function: 'mymetrics:hit'")), 0, 60))
-    assert "not all samples" in (found.failure or "")
+    ((result,), _) = summary(feed(run_of(policies("function: 'mymetrics:hit'")), 0, 60))
+    assert "not all samples" in (result.failure or "")
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def recorded(runs: Runs, judged: SummaryInputs, folder: Path) -> RunLogger:
 
 
 def artifacts(page: RunLogger, folder: str = "") -> set[str]:
-    found = set()
+    matches = set()
     for entry in page.client.list_artifacts(page.run_id, folder):
-        found |= artifacts(page, entry.path) if entry.is_dir else {entry.path}
-    return found
+        matches |= artifacts(page, entry.path) if entry.is_dir else {entry.path}
+    return matches
 
 
 def table(page: RunLogger, name: str) -> list[dict[str, Any]]:
@@ -110,9 +110,9 @@ def test_rejection_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_error_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
-    seen = evidence(runtimes=())
-    decision = decide(policy(), seen, decided_at="2026-01-01T00:00:00+00:00")
-    page = recorded(runs, check_result((decision, seen)), tmp_path / "report")
+    observed = evidence(runtimes=())
+    decision = decide(policy(), observed, decided_at="2026-01-01T00:00:00+00:00")
+    page = recorded(runs, check_result((decision, observed)), tmp_path / "report")
     assert decision.verdict is Verdict.ERROR
     assert run_of(page).info.status == "FAILED"
     assert run_of(page).info.run_name.startswith(f"gate ERROR {SHORT}")
@@ -130,9 +130,9 @@ def test_error_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_run_names(headline: dict[str, Any], name: str) -> None:
     verdict, _, blamed = name.removeprefix("gate ").partition(" ")
-    told = Headline.model_validate({**headline, "sentence": "x"}, strict=False)
+    reported = Headline.model_validate({**headline, "sentence": "x"}, strict=False)
     expected = f"gate {verdict} {SHORT} {blamed}".rstrip()
-    assert run_name(told.verdict, digest("model.onnx"), told) == expected
+    assert run_name(reported.verdict, digest("model.onnx"), reported) == expected
     assert unjudged_name("exported", digest("model.onnx")) == f"gate exported {SHORT}"
 
 
@@ -146,15 +146,15 @@ def test_metrics_are_few_and_of_the_worst_output() -> None:
         output_parity(name="b", max_abs_diff=2.0, classification=class_parity(crossings=(crossing,))),
     )  # fmt: skip
     probes = (probe_parity("zeros", noise_ratio=3.0), probe_parity("ones", noise_ratio=4.0))
-    seen = evidence(runtimes=(runtime_evidence(outputs=outputs, probes=probes),))
-    found = numbers.comparable_metrics(seen)
-    assert found["ort-cpu/max_abs_diff"] == 2.0
-    assert found["ort-cpu/top1_agreement"] == 0.5
-    assert found["ort-cpu/probe_noise_ratio"] == 4.0
-    assert found["ort-cpu/crossed_share"] == 0.005
-    assert found["ort-cpu/latency_median_ms"] == 20.0
-    assert len(found) <= len(numbers.COMPARED) + 4
-    everything = dict(numbers.metrics_from_evidence(seen))
+    observed = evidence(runtimes=(runtime_evidence(outputs=outputs, probes=probes),))
+    result = numbers.comparable_metrics(observed)
+    assert result["ort-cpu/max_abs_diff"] == 2.0
+    assert result["ort-cpu/top1_agreement"] == 0.5
+    assert result["ort-cpu/probe_noise_ratio"] == 4.0
+    assert result["ort-cpu/crossed_share"] == 0.005
+    assert result["ort-cpu/latency_median_ms"] == 20.0
+    assert len(result) <= len(numbers.COMPARED) + 4
+    everything = dict(numbers.metrics_from_evidence(observed))
     assert everything["ort-cpu/b/crossed_at_0.9"] == 1.0
     assert everything["ort-cpu/probes/ones/noise_ratio"] == 4.0
     tampered_file = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
@@ -174,8 +174,8 @@ def test_costs_are_logged_in_milliseconds_and_megabytes() -> None:
         reference_latency=batch,
         reference_cost=reference,
     )
-    found = numbers.comparable_metrics(measured)
-    assert (found["ort-cpu/latency_ratio"], found["ort-cpu/memory_mb"]) == (1.0, 30.0)
+    result = numbers.comparable_metrics(measured)
+    assert (result["ort-cpu/latency_ratio"], result["ort-cpu/memory_mb"]) == (1.0, 30.0)
     everything = dict(numbers.metrics_from_evidence(measured))
     assert {name: everything[f"ort-cpu/{name}"] for name in (
         "open_ms", "first_ms", "latency_single_median_ms", "latency_single_p95_ms", "peak_mb",

@@ -65,9 +65,9 @@ def written(runs: Runs, report: Path) -> RunLogger:
 
 def test_recorded_run_is_found(runs: Runs, tmp_path: Path) -> None:
     page = written(runs, tmp_path)
-    found = runs.recorded(tmp_path, passed()[0])
-    assert found is not None
-    assert (found.run_id, found.ends) == (page.run_id, "FINISHED")
+    result = runs.recorded(tmp_path, passed()[0])
+    assert result is not None
+    assert (result.run_id, result.ends) == (page.run_id, "FINISHED")
 
 
 def _change(report: Path, **fields: str) -> None:
@@ -115,7 +115,7 @@ def test_forked_process_keeps_its_signal_handlers() -> None:
     with killed_by_signals(lambda: None):
         child = os.fork()
         if child == 0:
-            own = signal.getsignal(signal.SIGTERM) == handler and signal.set_wakeup_fd(-1) == -1
-            os._exit(0 if own else 1)
+            custom = signal.getsignal(signal.SIGTERM) == handler and signal.set_wakeup_fd(-1) == -1
+            os._exit(0 if custom else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert signal.getsignal(signal.SIGTERM) == handler

@@ -68,8 +68,8 @@ def _started(server: Server, folder: Path, reference: str, *more: str) -> subpro
 
 def _requests(server: Server) -> list[str]:
     log = (server.artifacts.parent / "log").read_text()
-    asked = re.findall(r'"(?:GET|POST|PUT|PATCH|DELETE) (\S+) HTTP', log)
-    return [path for path in asked if not path.startswith("/health")]
+    requested = re.findall(r'"(?:GET|POST|PUT|PATCH|DELETE) (\S+) HTTP', log)
+    return [path for path in requested if not path.startswith("/health")]
 
 
 def _runs(server: Server) -> list[Any]:
@@ -89,8 +89,8 @@ def test_few_requests_before_the_verdict(server: Server, tmp_path: Path) -> None
     assert process.returncode == 0
     assert first.startswith("PASS")
     assert 0 < at_the_verdict <= MOST_BEFORE_THE_VERDICT
-    asked = _requests(server)[before:]
-    assert sum("log-batch" in path for path in asked) <= 4
+    requested = _requests(server)[before:]
+    assert sum("log-batch" in path for path in requested) <= 4
     (run,) = _runs(server)
     assert run.info.status == "FINISHED"
     assert run.data.metrics["ort-cpu/noise_ratio"] > 0.0
@@ -133,8 +133,8 @@ def test_signal_ends_the_run_as_killed(
 def _wait_for_run(server: Server, known: set[str], process: subprocess.Popen[str]) -> list[Any]:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        found = [run for run in _runs(server) if run.info.run_id not in known]
-        if found:
-            return found
+        matches = [run for run in _runs(server) if run.info.run_id not in known]
+        if matches:
+            return matches
         time.sleep(0.1)
     raise AssertionError(f"no run was opened: {process.communicate()[1]}")

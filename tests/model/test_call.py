@@ -52,14 +52,14 @@ class Boxes:
     ],
 )
 def test_outputs_are_named_by_their_position(returned: Any, names: list[str], stated: bool):
-    found = leaves(returned)
-    assert [leaf.name for leaf in found] == names
-    assert all(leaf.stated == stated for leaf in found)
+    result = leaves(returned)
+    assert [leaf.name for leaf in result] == names
+    assert all(leaf.stated == stated for leaf in result)
 
 
 def test_only_keys_state_a_name():
-    found = leaves((T, [T, {"a": (T, T)}]))
-    assert [(leaf.name, leaf.stated) for leaf in found] == [
+    result = leaves((T, [T, {"a": (T, T)}]))
+    assert [(leaf.name, leaf.stated) for leaf in result] == [
         ("output_0", False),
         ("output_1.0", False),
         ("output_1.1.a.0", True),
@@ -102,13 +102,13 @@ def test_output_names_are_unique_without_whitespace(returned: Any):
 
 @given(st.dictionaries(st.text("xyz", min_size=1, max_size=3), nested(1), min_size=1, max_size=4))
 def test_leaves_and_call_are_inverse(returned: dict[str, Any]):
-    tensors = {leaf.name: torch.ones(1) * place for place, leaf in enumerate(leaves(returned))}
-    seen = {}
-    model = module(lambda **arguments: seen.update(arguments))
-    taken = {name.partition(".")[0] for name in tensors}
-    model.forward.__signature__ = signature(*taken)
+    tensors = {leaf.name: torch.ones(1) * index for index, leaf in enumerate(leaves(returned))}
+    observed = {}
+    model = module(lambda **arguments: observed.update(arguments))
+    used = {name.partition(".")[0] for name in tensors}
+    model.forward.__signature__ = signature(*used)
     ForwardSignature(model, tuple(tensors))(model, list(tensors.values()))
-    assert {leaf.name: float(leaf.tensor) for leaf in leaves(seen)} == {
+    assert {leaf.name: float(leaf.tensor) for leaf in leaves(observed)} == {
         name: float(tensor) for name, tensor in tensors.items()
     }
 
@@ -225,12 +225,12 @@ class Deep(nn.Module):
 def test_nested_annotations_are_used():
     names = ["boxes.0.mean", "boxes.0.spread", "levels.low.0", "both.0.corners", "both.0.scores",
              "both.1.0"]  # fmt: skip
-    boxes, levels, both = ForwardSignature(Deep(), names)(Deep(), [T] * len(names))
+    boxes, levels, pair = ForwardSignature(Deep(), names)(Deep(), [T] * len(names))
     assert boxes == [Pair(T, T)]
     assert type(levels["low"]) is list
-    assert type(both) is tuple
-    assert isinstance(both[0], Boxes)
-    assert type(both[1]) is list
+    assert type(pair) is tuple
+    assert isinstance(pair[0], Boxes)
+    assert type(pair[1]) is list
 
 
 def test_structured_and_keyword_only_arguments():

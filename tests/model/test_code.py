@@ -97,27 +97,27 @@ def edit(name: str, before: str, after: str) -> None:
 
 
 def test_own_source_files_are_collected(project: Path) -> None:
-    found = code()
-    assert set(found.files) == OWN
-    assert set(found.packages) == {"torch", "numpy"}
-    assert found.packages["torch"] == importlib.metadata.version("torch")
-    assert found.unread == {}
+    result = code()
+    assert set(result.files) == OWN
+    assert set(result.packages) == {"torch", "numpy"}
+    assert result.packages["torch"] == importlib.metadata.version("torch")
+    assert result.unread == {}
 
 
 @pytest.mark.proof
 def test_digest_is_the_same_in_another_folder_and_process(project: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other place"
-    shutil.copytree(project / "mine_", other / "mine_")
+    second = tmp_path / "other place"
+    shutil.copytree(project / "mine_", second / "mine_")
     program = (
         "from gate.model.loading import collect_code as code_of\nfrom gate.model.loading import build_model\n"
         "print(code_of(build_model('mine_.models:build'), factory='mine_.models:build').digest())"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=other, env=environment, capture_output=True, text=True,
+    completed = subprocess.run(
+        [sys.executable, "-c", program], cwd=second, env=environment, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == str(code().digest())
+    assert completed.stdout.strip() == str(code().digest())
 
 
 @pytest.mark.parametrize(
@@ -167,22 +167,22 @@ def test_no_change_is_reported_without_sources(project, tmp_path, monkeypatch) -
 def test_loaded_code_differing_from_its_file_is_reported(project: Path) -> None:
     build_model("mine_.models:build")
     edit("mine_/parts/blocks.py", "relu", "sigmoid")
-    found = code()
-    assert "mine_.parts.blocks" not in found.files
-    assert "restart Python" in found.unread["mine_.parts.blocks"]
-    assert "mine_.scale" in found.files
+    result = code()
+    assert "mine_.parts.blocks" not in result.files
+    assert "restart Python" in result.unread["mine_.parts.blocks"]
+    assert "mine_.scale" in result.files
 
 
 def test_torch_model_has_only_packages() -> None:
-    found = collect_code(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), factory="torch.nn:Sequential")
-    assert (found.files, set(found.packages), found.unread) == ({}, {"torch"}, {})
+    result = collect_code(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), factory="torch.nn:Sequential")
+    assert (result.files, set(result.packages), result.unread) == ({}, {"torch"}, {})
 
 
 def test_distribution_name_differs_from_module_name(project: Path) -> None:
     write({"lone_.py": "from torch import nn\nimport PIL.Image, yaml_that_is_not_there\n"})
-    found = collect_code(nn.ReLU(), factory="lone_:build")
-    assert set(found.files) == {"lone_"}
-    assert {name.lower() for name in found.packages} == {"torch", "pillow"}
+    result = collect_code(nn.ReLU(), factory="lone_:build")
+    assert set(result.files) == {"lone_"}
+    assert {name.lower() for name in result.packages} == {"torch", "pillow"}
 
 
 def test_single_file_in_site_packages_is_user_code(project: Path, monkeypatch) -> None:
@@ -245,8 +245,8 @@ def test_extension_module_is_unread(project: Path) -> None:
     import _ctypes_test as extension
 
     shutil.copy(extension.__file__, Path("lone_" + Path(extension.__file__).name[12:]))
-    found = collect_code(nn.ReLU(), factory="lone_:build")
-    assert "extension module" in found.unread["lone_"]
+    result = collect_code(nn.ReLU(), factory="lone_:build")
+    assert "extension module" in result.unread["lone_"]
 
 
 def test_deleted_file_is_unread(project: Path) -> None:
@@ -271,9 +271,9 @@ def test_zip_archive_is_read(project: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [str(project / "library.zip"), *sys.path])
     import zipped_  # noqa: F401
 
-    found = modules_of(of_module("zipped_"))
-    assert set(found.files) == {"zipped_"}
-    assert found.paths == {}
+    result = modules_of(of_module("zipped_"))
+    assert set(result.files) == {"zipped_"}
+    assert result.paths == {}
 
 
 @pytest.mark.parametrize(

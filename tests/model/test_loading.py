@@ -168,10 +168,10 @@ def test_reproducible_weights_are_accepted(folder: Path, factory: str) -> None:
 def test_checkpoint_replaces_random_weights(folder: Path) -> None:
     save_checkpoint(nn.Linear(2, 2), folder / "weights.safetensors")
     (folder / "factories_of_user.py").write_text(FACTORIES)
-    found = Reference.from_factory(
+    result = Reference.from_factory(
         "factories_of_user:unseeded", checkpoint=folder / "weights.safetensors"
     )
-    assert found.is_reproducible
+    assert result.is_reproducible
 
 
 def test_large_model_is_built_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 def test_openmp_threads_sleep_by_default(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], then: tuple[str | None, ...]
 ) -> None:
-    others = {name: text for name, text in os.environ.items() if name not in NAMES}
-    monkeypatch.setattr(os, "environ", others | given)
+    rest = {name: text for name, text in os.environ.items() if name not in NAMES}
+    monkeypatch.setattr(os, "environ", rest | given)
     limit_openmp_spinning()
     assert tuple(map(os.environ.get, NAMES)) == then
 
@@ -41,8 +41,8 @@ def test_freed_memory_is_kept_by_default(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], trimmed_from: str | None
 ) -> None:
     stated = ("MALLOC_", "GLIBC_TUNABLES", "THP_MEM_")
-    others = {name: text for name, text in os.environ.items() if not name.startswith(stated)}
-    monkeypatch.setattr(os, "environ", others | given)
+    rest = {name: text for name, text in os.environ.items() if not name.startswith(stated)}
+    monkeypatch.setattr(os, "environ", rest | given)
     keep_freed_memory()
     assert os.environ.get("MALLOC_TRIM_THRESHOLD_") == trimmed_from
     assert given.items() <= os.environ.items()

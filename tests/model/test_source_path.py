@@ -23,8 +23,8 @@ def test_path_outside_import_paths_is_the_name(tmp_path: Path, monkeypatch) -> N
 
 
 def test_relative_path_from_a_folder(tmp_path: Path, monkeypatch) -> None:
-    own, installed = tmp_path / "src" / "nets", tmp_path / ".venv" / "site-packages"
-    for folder, name in ((own, "small.py"), (installed, "foreign.py")):
+    custom, installed = tmp_path / "src" / "nets", tmp_path / ".venv" / "site-packages"
+    for folder, name in ((custom, "small.py"), (installed, "foreign.py")):
         folder.mkdir(parents=True)
         (folder / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "src")

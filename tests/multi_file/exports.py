@@ -13,7 +13,7 @@ def export(
     module: nn.Module, path: Path, *given: torch.Tensor, grows: str = "", opset: int = 17
 ) -> None:
     """`grows`: an input whose axis 1 is dynamic, too."""
-    names = [f"in_{place}" for place in range(len(given))]
+    names = [f"in_{index}" for index in range(len(given))]
     axes = {name: {0: "n"} for name in (*names, "out")}
     if grows:
         axes[grows][1] = "steps"

@@ -57,7 +57,7 @@ def exported(folder: Path, *, factor: float = 1.0) -> None:
         model["gru"].head.weight *= factor
         model["graph"].second.weight *= factor
     edges = torch.zeros(2, 14, dtype=torch.int64)
-    for name, given, inputs, outputs, axes in (
+    for name, arguments, inputs, outputs, axes in (
         ("encoder", (torch.zeros(2, 7, 5),), ["x"], ["e"], {"x": B0, "e": B0}),
         ("encoder1", (torch.zeros(9, 5),), ["x"], ["e"], {"x": {0: "nodes"}, "e": {0: "nodes"}}),
         ("gru", (torch.zeros(2, 7, 4), torch.zeros(2, 2, 6)), ["features", "h0"], ["y", "h"],
@@ -68,7 +68,7 @@ def exported(folder: Path, *, factor: float = 1.0) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                model[name.removesuffix("1")], given, str(folder / f"{name}.onnx"), dynamo=False,
+                model[name.removesuffix("1")], arguments, str(folder / f"{name}.onnx"), dynamo=False,
                 input_names=inputs, output_names=outputs, dynamic_axes=axes,
             )  # fmt: skip
     (folder / "release.yaml").write_text(

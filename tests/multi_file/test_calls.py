@@ -24,13 +24,13 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
 
 
 def test_calls_become_samples_in_order() -> None:
-    calls, one = CallRecorder(), nn.Identity()
-    doubled = chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=one)
-    given = batches(4, 4, 2)
-    for batch in given:
+    calls, item = CallRecorder(), nn.Identity()
+    doubled = chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=item)
+    arguments = batches(4, 4, 2)
+    for batch in arguments:
         calls.record(doubled, batch)
     samples = calls.for_part("one").samples(("y",), part="one")
-    rows = np.concatenate([batch["x"] * 2 for batch in given])
+    rows = np.concatenate([batch["x"] * 2 for batch in arguments])
     assert len(samples) == 10
     assert np.array_equal(next(samples.batches(10))["y"], rows)
 
@@ -142,8 +142,11 @@ def test_samples_of_different_sizes_are_not_mixed() -> None:
 
 
 def test_nested_part_has_separate_calls() -> None:
-    whole = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    for parts in ({"whole": whole, "inner": whole[0]}, {"inner": whole[0], "whole": whole}):
+    complete = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    for parts in (
+        {"whole": complete, "inner": complete[0]},
+        {"inner": complete[0], "whole": complete},
+    ):
         calls = CallRecorder()
         apart = ChainModel.from_model(
             nn.ModuleDict(parts), chain=f"{__name__}:runs_whole", references={n: n for n in parts},

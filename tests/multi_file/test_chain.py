@@ -48,19 +48,19 @@ def in_double(chain: ChainModel) -> np.ndarray:
     samples = SampleSet.from_arrays({"input": ROWS})
     binding = bind_inputs(samples.specs, samples.specs, count=4, batch_size=4)
     with torch.no_grad():
-        (found,) = Float64Reference(chain, binding).run({"input": ROWS})
-    return found
+        (result,) = Float64Reference(chain, binding).run({"input": ROWS})
+    return result
 
 
 def test_chain_with_numpy_has_a_float64_reference() -> None:
     """Rounded once, at the seam: far nearer to the truth than float32 is by chance."""
-    found = in_double(chained("scattered"))
-    own = model().double()
+    result = in_double(chained("scattered"))
+    custom = model().double()
     with torch.no_grad():
-        features = own["encoder"](torch.from_numpy(ROWS).double()).float().double().flip(1)
-        wanted = own["head"](features).numpy()
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, wanted, rtol=1e-14)
+        features = custom["encoder"](torch.from_numpy(ROWS).double()).float().double().flip(1)
+        expected = custom["head"](features).numpy()
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, expected, rtol=1e-14)
 
 
 def test_chain_that_casts_to_float32_has_no_float64_reference() -> None:

@@ -62,8 +62,8 @@ def test_parts_run_in_order() -> None:
     session = chained(
         lambda parts, batch: parts["two"](parts["one"](batch["x"]) + 1), part(), part("two")
     )
-    (found,) = session.run({"x": np.ones((2, 3), np.float32)})
-    assert (found == 6).all()
+    (result,) = session.run({"x": np.ones((2, 3), np.float32)})
+    assert (result == 6).all()
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ class Pair(NamedTuple):
 def test_part_returns_the_structure_of_its_module(form: Any, read: Any) -> None:
     two = part(session=Doubles(outputs=2), form=form)
     session = chained(lambda parts, batch: read(parts["one"](batch["x"])), two)
-    (found,) = session.run({"x": np.ones((2, 3), np.float32)})
-    assert (found == 2).all()
+    (result,) = session.run({"x": np.ones((2, 3), np.float32)})
+    assert (result == 2).all()
 
 
 def test_different_outputs_are_refused() -> None:
@@ -113,8 +113,8 @@ def test_provider_fallback_of_a_part_is_in_the_proof() -> None:
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     good = Proof((cuda, cpu), {cuda: 3}, (), {"a": "1"}, {"onnxruntime": "1"}, "gpu", "float32")
     bad = Proof((cpu,), {cpu: 2}, ("Add:n",), {"a": "2"}, {"onnxruntime": "1"}, "cpu", "int8")
-    one, two = part(session=Doubles(good)), part("two", session=Doubles(bad))
-    proof = chained(lambda parts, _: parts, one, two).proof()
+    item, two = part(session=Doubles(good)), part("two", session=Doubles(bad))
+    proof = chained(lambda parts, _: parts, item, two).proof()
     assert proof.providers_active == (cpu,)
     assert proof.nodes_per_provider == {cuda: 3, cpu: 2}
     assert proof.fallback_nodes == ("two: Add:n",)
@@ -123,9 +123,9 @@ def test_provider_fallback_of_a_part_is_in_the_proof() -> None:
 
 
 def test_all_sessions_are_closed() -> None:
-    one, two = Doubles(), Doubles()
-    chained(lambda parts, _: parts, part(session=one), part("two", session=two)).close()
-    assert one.closed
+    item, two = Doubles(), Doubles()
+    chained(lambda parts, _: parts, part(session=item), part("two", session=two)).close()
+    assert item.closed
     assert two.closed
 
 
@@ -144,19 +144,19 @@ class Subtracts(Doubles):
 )
 def test_file_inputs_are_passed_by_name(call: Any) -> None:
     """Whatever the order of its inputs, and of the call."""
-    one = part(session=Subtracts())
+    item = part(session=Subtracts())
     inputs = (X.model_copy(update={"name": "second"}), X.model_copy(update={"name": "first"}))
-    named = dataclasses.replace(one, subject=one.subject.model_copy(update={"inputs": inputs}))
-    (found,) = chained(lambda parts, batch: call(parts["one"], batch["x"]), named).run(
+    named = dataclasses.replace(item, subject=item.subject.model_copy(update={"inputs": inputs}))
+    (result,) = chained(lambda parts, batch: call(parts["one"], batch["x"]), named).run(
         {"x": np.ones((2, 3), np.float32)}
     )
-    assert (found == 2).all()
+    assert (result == 2).all()
 
 
 def test_scalar_has_no_batch_axis() -> None:
     inputs = (X.model_copy(update={"shape": ()}),)
-    one = part()
-    scalar = dataclasses.replace(one, subject=one.subject.model_copy(update={"inputs": inputs}))
+    item = part()
+    scalar = dataclasses.replace(item, subject=item.subject.model_copy(update={"inputs": inputs}))
     session = chained(lambda parts, batch: parts["one"](batch["x"].mean()).sum(), scalar)
-    (found,) = session.run({"x": np.ones((2, 3), np.float32)})
-    assert (found.shape, float(found)) == ((), 2.0)
+    (result,) = session.run({"x": np.ones((2, 3), np.float32)})
+    assert (result.shape, float(result)) == ((), 2.0)

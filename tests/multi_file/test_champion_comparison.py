@@ -31,9 +31,9 @@ POLICY = Policy.model_validate_json(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("parts")
-    tiny.exported(place)
-    return place
+    path = tmp_path_factory.mktemp("parts")
+    tiny.exported(path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ def test_both_chains_compute_all_samples(
     folder: Path, good: EvaluationResult, tmp_path: Path
 ) -> None:
     old = other(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
-    found = beside(folder, good, old)
-    assert (found.state, found.samples) == ("compared", 24)
-    assert found.champion_latency is not None
+    result = beside(folder, good, old)
+    assert (result.state, result.samples) == ("compared", 24)
+    assert result.champion_latency is not None
 
 
 def test_multi_file_release_is_not_compared_with_one_file(
@@ -93,9 +93,9 @@ def test_multi_file_release_is_not_compared_with_one_file(
     single = good.evidence.parts["encoder"].subject.model_copy(
         update={"outputs": good.evidence.subject.outputs, "inputs": good.evidence.subject.inputs}
     )
-    found = beside(folder, good, TestedFile(path, single))
-    assert found.state == "incomparable"
-    assert "one is a release of several files" in str(found.absent)
+    result = beside(folder, good, TestedFile(path, single))
+    assert result.state == "incomparable"
+    assert "one is a release of several files" in str(result.absent)
 
 
 def test_release_with_other_parts_is_incomparable(
@@ -103,9 +103,9 @@ def test_release_with_other_parts_is_incomparable(
 ) -> None:
     old = other(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
     old.path.write_text(old.path.read_text().replace("  head:", "  neck:"))
-    found = beside(folder, good, old)
-    assert found.state == "incomparable"
-    assert "its parts are encoder, neck" in str(found.absent)
+    result = beside(folder, good, old)
+    assert result.state == "incomparable"
+    assert "its parts are encoder, neck" in str(result.absent)
 
 
 def chain_of(function: ChainFunction) -> ChainModel:
@@ -126,10 +126,10 @@ def test_signature_is_taken_from_one_call_per_module(folder: Path, good: Evaluat
     interfaces = Interfaces.from_batches(chain_of(tiny.run), batches())
     assert taken == 1
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    found = interfaces.open_release(TestedFile(path, good.evidence.subject))
+    result = interfaces.open_release(TestedFile(path, good.evidence.subject))
     (batch,) = SampleSet.open(folder / "x.npy").batches(24)
     names = [spec.name for spec in good.evidence.subject.outputs]
-    computed = dict(zip(names, found.run(names, batch), strict=True))
+    computed = dict(zip(names, result.run(names, batch), strict=True))
     assert computed["boxes"].shape == (24, 3)
 
 

@@ -37,15 +37,15 @@ class Takes(nn.Module):
 def test_tensors_follow_the_order_of_forward(
     given: tuple[Any, ...], named: dict[str, Any], names: list[str]
 ) -> None:
-    found = Parameters.from_module(Takes()).tensors(given, named, part="one")
-    assert [leaf.name for leaf in found] == names
+    result = Parameters.from_module(Takes()).tensors(given, named, part="one")
+    assert [leaf.name for leaf in result] == names
 
 
 def test_unreadable_signature() -> None:
     module = nn.Module()
     module.forward = torch.add
-    found = Parameters.from_module(module).tensors((A,), {"other": B}, part="one")
-    assert [leaf.name for leaf in found] == ["input_0", "other"]
+    result = Parameters.from_module(module).tensors((A,), {"other": B}, part="one")
+    assert [leaf.name for leaf in result] == ["input_0", "other"]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ class Fields:
 )
 def test_output_structure_is_kept(form: Any) -> None:
     outputs = [leaf.tensor + 5 for leaf in leaves(form)]
-    made = restore_structure(form, outputs, part="p")
-    assert _shape(made) == _shape(form)
-    assert all(leaf.tensor is output for leaf, output in zip(leaves(made), outputs, strict=True))
+    created = restore_structure(form, outputs, part="p")
+    assert _shape(created) == _shape(form)
+    assert all(leaf.tensor is output for leaf, output in zip(leaves(created), outputs, strict=True))
 
 
 def _shape(form: Any) -> Any:

@@ -80,9 +80,9 @@ def test_golden_vectors_cover_calls(tmp_path: Path) -> None:
 def test_quantized_release_is_calibrated(tmp_path: Path) -> None:
     recurrent.exported(tmp_path)
     (tmp_path / "twin").mkdir()
-    made = ReleaseQuantization(
+    created = ReleaseQuantization(
         model=recurrent.build(),
         samples=SampleSet.from_arrays(recurrent.samples()),
         settings=QuantizeSettings(samples=16),
     ).write(tmp_path / "release.yaml", tmp_path / "twin" / "release.yaml")
-    assert made.records["gru"] is not None
+    assert created.records["gru"] is not None

@@ -33,27 +33,27 @@ TWIN = Policy.model_validate_json(
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("exact")
-    tiny.exported(place)
-    return tiny.release(place, encoder="encoder.onnx", head="head.onnx")
+    folder = tmp_path_factory.mktemp("exact")
+    tiny.exported(folder)
+    return tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
 
 
 def quantized(path: Path, output: Path, **fields: Any) -> QuantizedRelease:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "model": tiny.build(),
         "samples": SampleSet.open(path.with_name("x.npy")),
         "settings": SETTINGS,
     }
-    return ReleaseQuantization(**given | fields).write(path, output)
+    return ReleaseQuantization(**arguments | fields).write(path, output)
 
 
 @pytest.fixture(scope="module")
 def twin(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> QuantizedRelease:
     steps: list[tuple[int, int]] = []
     output = tmp_path_factory.mktemp("twin") / "release.yaml"
-    made = quantized(exact, output, progress=lambda *step: steps.append(step))
+    created = quantized(exact, output, progress=lambda *step: steps.append(step))
     assert steps == [(8, 32), (16, 32), (24, 32), (32, 32)]
-    return made
+    return created
 
 
 def test_each_part_is_quantized_from_the_exact_part(exact: Path, twin: QuantizedRelease) -> None:
@@ -108,8 +108,8 @@ def _input_scale(release: Path) -> float:
 
 
 def test_unselected_parts_are_copied(exact: Path, tmp_path: Path) -> None:
-    made = quantized(exact, tmp_path / "release.yaml", only=("head",))
-    assert set(made.records) == {"head"}
+    created = quantized(exact, tmp_path / "release.yaml", only=("head",))
+    assert set(created.records) == {"head"}
     assert (tmp_path / "encoder.onnx").read_bytes() == exact.with_name("encoder.onnx").read_bytes()
     assert (tmp_path / "head.onnx").read_bytes() != exact.with_name("head.onnx").read_bytes()
 
@@ -138,10 +138,10 @@ def half(exact: Path, tmp_path: Path) -> Path:
 
 
 def test_part_without_quantizable_nodes_is_copied(half: Path, tmp_path: Path) -> None:
-    made = quantized(half, tmp_path / "twin" / "release.yaml")
-    assert set(made.records) == {"head"}
-    assert ReleaseFile.load(made.path).parts["encoder"].file == "below/encoder.onnx"
-    there = made.path.parent / "below" / "encoder.onnx"
+    created = quantized(half, tmp_path / "twin" / "release.yaml")
+    assert set(created.records) == {"head"}
+    assert ReleaseFile.load(created.path).parts["encoder"].file == "below/encoder.onnx"
+    there = created.path.parent / "below" / "encoder.onnx"
     assert there.read_bytes() == (half.parent / "below" / "encoder.onnx").read_bytes()
 
 
@@ -196,12 +196,12 @@ def test_two_parts_of_one_file_get_separate_files(exact: Path, tmp_path: Path) -
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx", again="head.onnx")
     text = path.read_text().replace("tiny:run", "tiny:runs_head_twice")
     path.write_text(text.replace("again: {", "again: {reference: head, "))
-    made = quantized(path, tmp_path / "twin" / "release.yaml")
-    files = {name: part.file for name, part in made.subject.parts.items()}
+    created = quantized(path, tmp_path / "twin" / "release.yaml")
+    files = {name: part.file for name, part in created.subject.parts.items()}
     assert files == {
         "encoder": "encoder.onnx", "head": "head.quantized.onnx", "again": "again.quantized.onnx",
     }  # fmt: skip
-    assert made.subject.parts["head"].sha256 != made.subject.parts["again"].sha256
+    assert created.subject.parts["head"].sha256 != created.subject.parts["again"].sha256
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def test_unquantizable_part_is_named(
     monkeypatch.setattr("gate.multi_file.quantize.quantize", breaks)
     with pytest.raises(
         ExportError, match="the part encoder: no. Or quantize only the other parts"
-    ) as found:
+    ) as result:
         quantized(exact, tmp_path / "release.yaml")
-    assert not isinstance(found.value, NothingQuantized)
+    assert not isinstance(result.value, NothingQuantized)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -252,37 +252,37 @@ def test_argmax_flips_of_features_do_not_fail_a_twin(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("tiny:run", "tiny:runs_two"))
     np.save(folder / "x.npy", rows)
     samples = SampleSet.open(folder / "x.npy")
-    made = quantized(path, tmp_path / "twin" / "release.yaml", model=model)
+    created = quantized(path, tmp_path / "twin" / "release.yaml", model=model)
     policy = Policy.quantized()
-    found = check(
-        made.path,
+    result = check(
+        created.path,
         reference=Reference.from_factory("tests.multi_file.tiny:near_ties"),
         data=EvaluationData(samples, batch_size=50),
         policy=policy.model_copy(
             update={"instruments": policy.instruments.model_copy(update={"probes": False})}
         ),
     )
-    features = found.evidence.parts["encoder"].runtimes[0].outputs[0].classification
+    features = result.evidence.parts["encoder"].runtimes[0].outputs[0].classification
     assert features is not None
     assert features.top1_agreement < 0.9
-    assert found.decision.passed, found.decision.problems
+    assert result.decision.passed, result.decision.problems
 
 
 def test_coarse_part_is_checked_in_the_chain_only(exact: Path, tmp_path: Path) -> None:
     """Its first part takes its input in coarse steps."""
-    made = quantized(exact, tmp_path / "release.yaml").path
-    model = onnx.load(str(made.with_name("encoder.onnx")))
+    created = quantized(exact, tmp_path / "release.yaml").path
+    model = onnx.load(str(created.with_name("encoder.onnx")))
     (first,) = [n for n in model.graph.node if n.input[0] == model.graph.input[0].name]
     (scale,) = [t for t in model.graph.initializer if t.name == first.input[1]]
     coarse = onnx.numpy_helper.to_array(scale) * np.float32(60)
     scale.CopyFrom(onnx.numpy_helper.from_array(coarse, scale.name))
-    onnx.save(model, str(made.with_name("encoder.onnx")))
-    found = check(
-        made,
+    onnx.save(model, str(created.with_name("encoder.onnx")))
+    result = check(
+        created,
         reference=Reference.from_factory("tests.multi_file.tiny:build"),
         data=EvaluationData.open(exact.with_name("x.npy"), batch_size=8),
         policy=TWIN,
     )
-    assert {(problem.part, problem.name) for problem in found.decision.problems} == {
+    assert {(problem.part, problem.name) for problem in result.decision.problems} == {
         (None, "scaled_diff")
     }

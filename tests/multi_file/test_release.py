@@ -43,9 +43,9 @@ QUICK = Policy.model_validate_json(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("parts")
-    tiny.exported(place)
-    return place
+    path = tmp_path_factory.mktemp("parts")
+    tiny.exported(path)
+    return path
 
 
 def check_release(
@@ -125,10 +125,10 @@ def test_outdated_part_is_named(folder: Path, outdated: EvaluationResult) -> Non
     )
     assert headline.blamed == "head: weight"
     assert {c.part for c in outdated.decision.problems} == {None, "head"}
-    found = outdated.explanation.localisation
-    assert found is not None
-    assert found.part == "head"
-    drawn = depth_chart(found)
+    result = outdated.explanation.localisation
+    assert result is not None
+    assert result.part == "head"
+    drawn = depth_chart(result)
     assert drawn is not None
     assert drawn.title.startswith("Error along the depth of the part head (")
     assert "in the part head: " in (
@@ -149,10 +149,10 @@ def test_layout_mismatch_between_parts_is_named(folder: Path) -> None:
     verdicted = checked(folder, encoder="turned.onnx", head="head.onnx")
     assert verdicted.decision.verdict is Verdict.FAIL
     assert "In the part encoder" in summary(verdicted).sentence
-    whole = verdicted.evidence.runtime("ort-cpu")
-    assert whole is not None
+    complete = verdicted.evidence.runtime("ort-cpu")
+    assert complete is not None
     assert "at the seam before the part head: the chain passes float32 1×5 as 'x'" in str(
-        whole.failure
+        complete.failure
     )
     (broken,) = [c for c in verdicted.decision.problems if c.name == "runtime" and c.part is None][
         :1
@@ -162,12 +162,12 @@ def test_layout_mismatch_between_parts_is_named(folder: Path) -> None:
 
 def test_recording_is_refused_for_a_multi_file_release(folder: Path) -> None:
     path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    given = {"phone": folder}
+    arguments = {"phone": folder}
     workload = EvaluationData.open(folder / "x.npy", batch_size=8)
     with pytest.raises(PolicyError, match="a recording is about one file"):
         case_of(
             path, reference=Reference.from_factory("tests.multi_file.tiny:build"),
-            data=replace(workload, recordings=given), policy=Policy.default(),
+            data=replace(workload, recordings=arguments), policy=Policy.default(),
         )  # fmt: skip
 
 
@@ -265,18 +265,18 @@ def test_golden_vectors_cover_each_part_and_the_chain(
 
 
 def test_part_with_data_in_a_subfolder_is_verified(folder: Path, tmp_path: Path) -> None:
-    place = tmp_path / "release"
-    (place / "sub").mkdir(parents=True)
+    path = tmp_path / "release"
+    (path / "sub").mkdir(parents=True)
     for name in ("encoder.onnx", "x.npy"):
-        shutil.copy(folder / name, place)
+        shutil.copy(folder / name, path)
     onnx.save(
-        onnx.load(folder / "head.onnx"), place / "sub/head.onnx", save_as_external_data=True,
+        onnx.load(folder / "head.onnx"), path / "sub/head.onnx", save_as_external_data=True,
         location="head.data", size_threshold=0,
     )  # fmt: skip
-    found = checked(place, encoder="encoder.onnx", head="sub/head.onnx")
-    assert found.evidence.parts["head"].subject.external_data == ("head.data",)
-    write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence)
-    proven = verify_golden(found.job.candidate.path, tmp_path / "golden")
+    result = checked(path, encoder="encoder.onnx", head="sub/head.onnx")
+    assert result.evidence.parts["head"].subject.external_data == ("head.data",)
+    write_golden_of(tmp_path / "golden", result.job, evidence=result.evidence)
+    proven = verify_golden(result.job.candidate.path, tmp_path / "golden")
     assert proven.passed, proven.problems
 
 
@@ -284,10 +284,10 @@ def test_two_parts_of_one_module_have_separate_calls(folder: Path, tmp_path: Pat
     shutil.copy(copied(folder, tmp_path) / "head.onnx", tmp_path / "again.onnx")
     files = "encoder: {file: encoder.onnx}, head: {file: head.onnx}"
     again = "again: {file: again.onnx, reference: head}"
-    found = check_release(written(tmp_path, "runs_head_twice", f"{files}, {again}"))
-    assert found.decision.passed, found.decision.problems
-    samples = found.evidence.dataset.samples
-    assert {part.dataset.samples for part in found.evidence.parts.values()} == {samples}
+    result = check_release(written(tmp_path, "runs_head_twice", f"{files}, {again}"))
+    assert result.decision.passed, result.decision.problems
+    samples = result.evidence.dataset.samples
+    assert {part.dataset.samples for part in result.evidence.parts.values()} == {samples}
 
 
 @pytest.mark.parametrize("names", [("right", "left"), ("a", "b")])
@@ -298,27 +298,27 @@ def test_part_is_called_with_keyword_arguments(tmp_path: Path, names: tuple[str,
     rows = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
     np.save(tmp_path / "x.npy", rows)
     x = torch.from_numpy(rows)
-    for part, given, inputs, outputs in (
+    for part, arguments, inputs, outputs in (
         (tiny.Split(), (x,), ["x"], ["low", "high"]),
         (module, (x, x), list(names), ["fused"]),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                part, given, str(tmp_path / f"{outputs[-1]}.onnx"), dynamo=False,
+                part, arguments, str(tmp_path / f"{outputs[-1]}.onnx"), dynamo=False,
                 input_names=inputs, output_names=outputs,
                 dynamic_axes={name: {0: "n"} for name in (*inputs, *outputs)},
             )  # fmt: skip
     path = written(tmp_path, "run_by_keyword", "split: {file: high.onnx}, fuse: {file: fused.onnx}")
-    found = check_release(path, model="split_and_fuse", batch_size=24)
-    assert found.decision.passed, found.decision.problems
+    result = check_release(path, model="split_and_fuse", batch_size=24)
+    assert result.decision.passed, result.decision.problems
 
 
 def test_part_without_a_sample_axis_has_separate_samples(tmp_path: Path) -> None:
     model, rng = tiny.masked(), np.random.default_rng(0)
     np.save(tmp_path / "x.npy", rng.normal(size=(8, 4)).astype(np.float32))
-    own = {name: rng.normal(size=(8, 4)).astype(np.float32) for name in ("x", "mask")}
-    np.savez(tmp_path / "own.npz", **own)
+    custom = {name: rng.normal(size=(8, 4)).astype(np.float32) for name in ("x", "mask")}
+    np.savez(tmp_path / "own.npz", **custom)
     tiny.export(model.get_submodule("stem"), tmp_path / "stem.onnx", shape=(4,), name="features")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -334,8 +334,8 @@ def test_part_without_a_sample_axis_has_separate_samples(tmp_path: Path) -> None
 
     with pytest.raises(DataError, match="the part masked: they share no batch axis"):
         judged_with("")
-    found = judged_with(f", inputs: {tmp_path / 'own.npz'}")
-    assert found.decision.passed, found.decision.problems
+    result = judged_with(f", inputs: {tmp_path / 'own.npz'}")
+    assert result.decision.passed, result.decision.problems
 
 
 def fixed(path: Path, batch: int) -> None:
@@ -349,20 +349,22 @@ def fixed(path: Path, batch: int) -> None:
 
 def test_fixed_batch_is_used(folder: Path, tmp_path: Path) -> None:
     fixed(copied(folder, tmp_path) / "head.onnx", 4)
-    found = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
-    assert found.decision.passed, found.decision.problems
-    assert found.evidence.subject.inputs[0].shape == (4, 2, 5, 5)
-    assert write_golden_of(tmp_path / "golden", found.job, evidence=found.evidence).parts
+    result = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
+    assert result.decision.passed, result.decision.problems
+    assert result.evidence.subject.inputs[0].shape == (4, 2, 5, 5)
+    assert write_golden_of(tmp_path / "golden", result.job, evidence=result.evidence).parts
 
 
 def test_different_fixed_batches_are_refused(folder: Path, tmp_path: Path) -> None:
     fixed(copied(folder, tmp_path) / "encoder.onnx", 4)
     fixed(tmp_path / "head.onnx", 2)
-    found = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
-    assert not found.decision.passed
-    whole = found.evidence.runtime("ort-cpu")
-    assert whole is not None
-    assert "at the seam before the part encoder: the chain passes float32 8" in str(whole.failure)
+    result = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
+    assert not result.decision.passed
+    complete = result.evidence.runtime("ort-cpu")
+    assert complete is not None
+    assert "at the seam before the part encoder: the chain passes float32 8" in str(
+        complete.failure
+    )
 
 
 class Exchanged(nn.Module):

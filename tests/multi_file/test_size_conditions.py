@@ -16,9 +16,9 @@ from tests.multi_file import tiny
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("parts")
-    tiny.exported(place)
-    return place
+    path = tmp_path_factory.mktemp("parts")
+    tiny.exported(path)
+    return path
 
 
 def branched(source: Path, path: Path, batch: int, *, factor: float) -> None:
@@ -48,11 +48,11 @@ def branched(source: Path, path: Path, batch: int, *, factor: float) -> None:
 def test_branch_of_a_part_is_probed(folder: Path, part: str, batch: int, factor: float) -> None:
     files = {"encoder": "encoder.onnx", "head": "head.onnx"}
     branched(folder / files[part], folder / "branched.onnx", batch, factor=factor)
-    found = check(
+    result = check(
         tiny.release(folder, **{**files, part: "branched.onnx"}),
         reference=Reference.from_factory("tests.multi_file.tiny:build"),
         data=EvaluationData.open(folder / "x.npy", batch_size=8),
     )
-    problems = {(problem.name, problem.part) for problem in found.decision.problems}
-    assert found.decision.passed == (factor == 1.0)
+    problems = {(problem.name, problem.part) for problem in result.decision.problems}
+    assert result.decision.passed == (factor == 1.0)
     assert ((f"probe_batch_{batch}", part) in problems) == (factor != 1.0)

@@ -76,6 +76,6 @@ def test_decoder_with_a_fixed_step_is_refused(steps: Path) -> None:
     files = {"encoder": "encoder.onnx", "decoder": "baked.onnx"}
     verdicted = checked(steps, "translate", "translator", **files)
     assert verdicted.decision.verdict is Verdict.FAIL
-    whole = verdicted.evidence.runtime("ort-cpu")
-    assert whole is not None
-    assert "before the part decoder: the chain passes int64" in str(whole.failure)
+    complete = verdicted.evidence.runtime("ort-cpu")
+    assert complete is not None
+    assert "before the part decoder: the chain passes int64" in str(complete.failure)

@@ -45,16 +45,16 @@ def test_replaced_file_is_refused(tmp_path: Path, changed: str, linked: bool) ->
     if linked:
         (tmp_path / "w.bin").rename(tmp_path / "blob")
         (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
-    taken = candidate(path)
-    other = tmp_path / changed
-    other.write_bytes(other.read_bytes()[:-1] + b"\7")
-    for look in (taken.verified, taken.loadable, taken.verify):
+    used = candidate(path)
+    second = tmp_path / changed
+    second.write_bytes(second.read_bytes()[:-1] + b"\7")
+    for look in (used.verified, used.loadable, used.verify):
         with pytest.raises(DigestMismatch, match="model.onnx"):
             look()
 
 
 def test_missing_file_is_a_storage_error(tmp_path: Path) -> None:
-    taken = candidate(put(adder(), tmp_path / "model.onnx"))
-    taken.path.unlink()
+    used = candidate(put(adder(), tmp_path / "model.onnx"))
+    used.path.unlink()
     with pytest.raises(StorageError, match="cannot read .*model.onnx to measure it"):
-        taken.verified()
+        used.verified()

@@ -20,9 +20,9 @@ def test_note_is_valid_only_for_its_file(tmp_path: Path) -> None:
     assert record is not None
     note = ExportNote.from_record(subject, record)
     note.verify(subject, path=path)
-    other = subject.model_copy(update={"sha256": builders.digest("another")})
+    second = subject.model_copy(update={"sha256": builders.digest("another")})
     with pytest.raises(DigestMismatch, match=r"Use the record .*model\.onnx\.export\.json"):
-        note.verify(other, path=path)
+        note.verify(second, path=path)
 
 
 def test_note_path_is_next_to_the_model() -> None:

@@ -53,8 +53,8 @@ def test_large_weights_are_externalized_at_page_boundaries(tmp_path: Path) -> No
     starts = {e.value for t in outside.values() for e in t.external_data if e.key == "offset"}
     assert starts == {"0", "16384"}
     assert data.stat().st_size == 16384 + 16000
-    whole = onnx.load(path)
-    for tensor in whole.graph.initializer:
+    complete = onnx.load(path)
+    for tensor in complete.graph.initializer:
         assert np.array_equal(numpy_helper.to_array(tensor), WEIGHTS[tensor.name])
 
 
@@ -64,22 +64,22 @@ def test_data_file_is_named_after_its_content(tmp_path: Path) -> None:
     assert first.name == second.name
     assert paths[0].read_bytes() == paths[1].read_bytes()
     third = write_model(tmp_path / "three")
-    made = onnx.load(third)
-    made.graph.initializer[0].raw_data = b"\1" + made.graph.initializer[0].raw_data[1:]
-    onnx.save(made, third)
+    edited = onnx.load(third)
+    edited.graph.initializer[0].raw_data = b"\1" + edited.graph.initializer[0].raw_data[1:]
+    onnx.save(edited, third)
     assert externalize_weights(third, name="model.onnx").name != first.name
 
 
 def test_existing_external_data_is_collected(tmp_path: Path) -> None:
     path = write_model(tmp_path / "one")
-    made = onnx.load(path)
-    onnx.save(made, path, save_as_external_data=True, size_threshold=0, location="exporter.data")
+    edited = onnx.load(path)
+    onnx.save(edited, path, save_as_external_data=True, size_threshold=0, location="exporter.data")
     data = externalize_weights(path, name="model.onnx")
     bare = onnx.load(path, load_external_data=False)
-    places = {
+    indices = {
         e.value for t in bare.graph.initializer for e in t.external_data if e.key == "location"
     }
-    assert places == {data.name}
+    assert indices == {data.name}
 
 
 def test_truncated_external_data_is_an_error(tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ def test_cpu_nodes_are_described_by_graph_and_profile(tmp_path):
     events = [node("/Shape", "Shape", CPU, (1,)), node("/Concat", "Concat", CPU, (2,), index=1)]
     events += [argmax, expand]
     placement = read(tmp_path, events, small_graph)
-    (found,) = placement.cpu_nodes
-    assert found.name == "ArgMax:/ArgMax"
-    assert (found.operator, found.since_version, found.inputs) == ("ArgMax", 13, ("int64",))
+    (result,) = placement.cpu_nodes
+    assert result.name == "ArgMax:/ArgMax"
+    assert (result.operator, result.since_version, result.inputs) == ("ArgMax", 13, ("int64",))
     assert placement.cpu_time_share == 0.25
 
 
@@ -91,8 +91,8 @@ def test_each_cpu_node_counts_without_a_graph(tmp_path):
 
 def test_cpu_node_missing_in_the_graph_counts(tmp_path):
     events = [node("/other/Concat", "Concat", CPU, (2,))]
-    (found,) = read(tmp_path, events, small_graph).cpu_nodes
-    assert (found.name, found.since_version) == ("Concat:/other/Concat", None)
+    (result,) = read(tmp_path, events, small_graph).cpu_nodes
+    assert (result.name, result.since_version) == ("Concat:/other/Concat", None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}', '[{"cat": "Node", "args": 3}]'])

@@ -24,7 +24,7 @@ def test_session_opens_bytes_and_paths(tmp_path: Path) -> None:
     for model in (path, path.read_bytes()):
         session = open_on_cpu(model)
         assert session.get_providers() == [CPU_PROVIDER]
-        (name,) = (one.name for one in session.get_inputs())
+        (name,) = (item.name for item in session.get_inputs())
         assert session.run(None, {name: X})[0].shape == X.shape
 
 
@@ -35,7 +35,7 @@ def test_linked_data_is_passed_in_memory(tmp_path: Path) -> None:
     (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
     loadable = TestedFile(path, read_subject(path)).loadable()
     linked = open_session(loadable, quiet_options(), plain_setup("ort-cpu"))
-    feed = {one.name: X for one in straight.get_inputs()}
+    feed = {item.name: X for item in straight.get_inputs()}
     assert np.array_equal(linked.run(None, feed)[0], straight.run(None, feed)[0])
 
 

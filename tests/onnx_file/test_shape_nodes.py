@@ -38,17 +38,17 @@ def on_cpu(model):
 )
 def test_cpu_nodes_of_cuda_sessions_are_shape_nodes(name, most, rest):
     model = recorded(name)
-    found, placed = shape_nodes(model), on_cpu(model)
+    result, placed = shape_nodes(model), on_cpu(model)
     assert len(placed) == most
-    assert [node for node in placed if not is_shape_node(node, found)] == rest
+    assert [node for node in placed if not is_shape_node(node, result)] == rest
 
 
 @pytest.mark.parametrize("name", ["torchvision-swin-optimized", "clip-text-optimized"])
 def test_compute_nodes_are_not_shape_nodes(name):
     model = recorded(name)
-    found = shape_nodes(model)
+    result = shape_nodes(model)
     work = ("Conv", "MatMul", "Gemm", "LayerNormalization", "Softmax", "SkipLayerNormalization")
-    kinds = {name.partition(":")[0] for name in found}
+    kinds = {name.partition(":")[0] for name in result}
     assert kinds.isdisjoint(work)
     assert kinds & {"Gather", "Concat"}
 
@@ -67,9 +67,9 @@ def model(*nodes, outputs=("y",)):
     ]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", 8])
-    made = [helper.make_empty_tensor_value_info(name) for name in outputs]
+    created = [helper.make_empty_tensor_value_info(name) for name in outputs]
     shape = node("Shape", ["x"], "shape", "shape")
-    graph = helper.make_graph([shape, *nodes], "g", [x, ids], made, weights)
+    graph = helper.make_graph([shape, *nodes], "g", [x, ids], created, weights)
     sets = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
     return helper.make_model(graph, opset_imports=sets)
 
@@ -109,10 +109,10 @@ def test_subgraphs_are_followed(read, excused):
         )
         for side in ("then", "else")
     }  # fmt: skip
-    found = shape_nodes(
+    result = shape_nodes(
         model(node("If", ["true"], "s", "if", **branches), node("Expand", ["x", "s"], "y"))
     )
-    assert ("Add:then/Add" in found) is excused
+    assert ("Add:then/Add" in result) is excused
 
 
 def test_computing_loop_is_not_a_shape_node():
@@ -127,17 +127,17 @@ def test_computing_loop_is_not_a_shape_node():
         [helper.make_empty_tensor_value_info(name) for name in ("go", "next")],
     )
     steps = node("Gather", ["shape", "zero"], "steps", "steps/Gather")
-    found = shape_nodes(model(steps, node("Loop", ["steps", "", "x"], "y", "loop", body=body)))
-    assert "Gather:steps/Gather" in found
-    assert not {"Add:body/Add", "Loop:loop"} & found
+    result = shape_nodes(model(steps, node("Loop", ["steps", "", "x"], "y", "loop", body=body)))
+    assert "Gather:steps/Gather" in result
+    assert not {"Add:body/Add", "Loop:loop"} & result
 
 
 @pytest.mark.parametrize("other", [False, True])
 def test_unnamed_nodes_count_together(other):
     more = [node("Mul", ["x", "x"], "m")] if other else []
     read = "m" if other else "x"
-    found = shape_nodes(
+    result = shape_nodes(
         model(node("Mul", ["shape", "shape"], "s"), *more, node("Expand", [read, "s"], "y"))
     )
-    assert is_shape_node("Mul:Mul_1", found) is not other
-    assert not is_shape_node("Add:Add_1", found)
+    assert is_shape_node("Mul:Mul_1", result) is not other
+    assert not is_shape_node("Add:Add_1", result)

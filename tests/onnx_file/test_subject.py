@@ -264,15 +264,15 @@ def test_error_of_the_checker_is_described(
     path: Path, spoil: Callable[[onnx.ModelProto], None]
 ) -> None:
     model = adder()
-    whole = read_subject(put(model, path))
+    complete = read_subject(put(model, path))
     spoil(model)
     described = read_subject(put(model, path))
     assert [(spec.name, spec.dtype, len(spec.shape)) for spec in described.outputs] == [
-        (spec.name, spec.dtype, len(spec.shape)) for spec in whole.outputs
+        (spec.name, spec.dtype, len(spec.shape)) for spec in complete.outputs
     ]
-    assert described.inputs == whole.inputs
+    assert described.inputs == complete.inputs
     assert described.checker
-    assert whole.checker is None
+    assert complete.checker is None
 
 
 def test_dimension_minus_one_is_dynamic(path: Path) -> None:

@@ -14,8 +14,8 @@ def tensor(name: str) -> TensorProto:
 
 
 def sparse(name: str) -> onnx.SparseTensorProto:
-    places = numpy_helper.from_array(np.array([0, 3]), f"{name}.indices")
-    return helper.make_sparse_tensor(tensor(name), places, [4])
+    indices = numpy_helper.from_array(np.array([0, 3]), f"{name}.indices")
+    return helper.make_sparse_tensor(tensor(name), indices, [4])
 
 
 def constant(name: str) -> onnx.NodeProto:
@@ -48,7 +48,7 @@ def test_all_nodes() -> None:
 
 
 def test_all_tensors() -> None:
-    assert {one.name for one in tensors_of(model())} == {
+    assert {item.name for item in tensors_of(model())} == {
         "initializer of main", "initializer of then", "initializer of else",
         "initializer of inner", "in deep", "in in function", "of main", "of main.indices",
         "in attribute", "in attribute.indices",
@@ -57,5 +57,5 @@ def test_all_tensors() -> None:
 
 def test_subgraphs_of_one_node() -> None:
     branch = model().graph.node[0]
-    assert {one.name for one in subgraphs(branch)} == {"then", "else"}
+    assert {item.name for item in subgraphs(branch)} == {"then", "else"}
     assert not list(subgraphs(constant("x")))

@@ -106,10 +106,10 @@ def test_a_transformed_file_passes(old: Path, how: str) -> None:
         new = another_producer(old) if how == "same" else refolded(old)
     else:
         new = converted(old) if how == "opset" else optimized(old, how)
-    found = gate.check(new, old, SAMPLES)
-    assert found.decision.verdict.value == "PASS", found.decision.problems
-    assert found.evidence.source.onnx_sha256 == Digest.from_file(old)
-    assert found.evidence.noise_unmeasured is None
+    result = gate.check(new, old, SAMPLES)
+    assert result.decision.verdict.value == "PASS", result.decision.problems
+    assert result.evidence.source.onnx_sha256 == Digest.from_file(old)
+    assert result.evidence.noise_unmeasured is None
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_a_changed_tensor_is_refused_where_it_is_used(old: Path, tensor: str, no
     changed = TENSORS[tensor] * np.float32(1.001)
     new = old.with_name("new.onnx")
     onnx.save(network(**{tensor: changed}), new)
-    found = gate.check(new, old, SAMPLES)
-    assert found.decision.verdict.value == "FAIL"
-    located = found.explanation.localisation
+    result = gate.check(new, old, SAMPLES)
+    assert result.decision.verdict.value == "FAIL"
+    located = result.explanation.localisation
     assert located is not None
     assert located.first_divergence is not None
     assert located.first_divergence == node
@@ -138,10 +138,10 @@ def test_a_file_for_any_batch_is_compared_with_one_for_a_fixed_batch(old: Path, 
     onnx.save(network(), new)
     assert gate.check(new, old, SAMPLES).decision.verdict.value == "PASS"
     onnx.save(network(s=TENSORS["s"] * np.float32(1.001)), new)
-    found = gate.check(new, old, SAMPLES)
-    assert found.decision.verdict.value == "FAIL"
-    assert found.explanation.localisation is not None
-    assert found.explanation.localisation.first_divergence == "norm"
+    result = gate.check(new, old, SAMPLES)
+    assert result.decision.verdict.value == "FAIL"
+    assert result.explanation.localisation is not None
+    assert result.explanation.localisation.first_divergence == "norm"
 
 
 @pytest.mark.parametrize("index", [1, 2])
@@ -165,9 +165,9 @@ def test_a_fused_node_is_resolved_to_the_nodes_that_it_replaces(old: Path) -> No
     activation = next(each for each in fused.attribute if each.name == "activation")
     activation.s = b"Sigmoid"
     onnx.save(model, new)
-    found = gate.check(new, old, SAMPLES)
-    assert found.decision.verdict.value == "FAIL"
-    located = found.explanation.localisation
+    result = gate.check(new, old, SAMPLES)
+    assert result.decision.verdict.value == "FAIL"
+    located = result.explanation.localisation
     assert located is not None
     assert located.first_divergence == "relu"
     (detail,) = located.fault_params["details"]
@@ -274,8 +274,8 @@ def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
         return path
 
     data = {name: RANDOM.standard_normal((16, 4)).astype(np.float32) for name in "ab"}
-    found = gate.check(two("b", "a"), two("a", "b"), data)
-    assert found.decision.verdict.value == "PASS", found.decision.problems
+    result = gate.check(two("b", "a"), two("a", "b"), data)
+    assert result.decision.verdict.value == "PASS", result.decision.problems
 
 
 def test_an_onnx_file_takes_no_checkpoint(old: Path) -> None:
@@ -288,9 +288,9 @@ def test_the_command_line_takes_a_file_as_the_reference(
 ) -> None:
     samples, new = old.with_name("x.npy"), another_producer(old)
     np.save(samples, SAMPLES)
-    code, found = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
+    code, result = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
     assert code == 0
-    assert found["evidence"]["source"]["onnx_sha256"] == str(Digest.from_file(old))
+    assert result["evidence"]["source"]["onnx_sha256"] == str(Digest.from_file(old))
 
 
 def test_each_surface_has_remedies_for_a_file_as_the_reference(
@@ -299,15 +299,15 @@ def test_each_surface_has_remedies_for_a_file_as_the_reference(
     samples, new = old.with_name("x.npy"), old.with_name("new.onnx")
     np.save(samples, SAMPLES)
     onnx.save(network(w2=TENSORS["w2"] * np.float32(1.001)), new)
-    code, found = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
+    code, result = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
     assert code == 1
-    failed = [check for check in found["decision"]["checks"] if check["verdict"] == "FAIL"]
-    shown = [check for finding in found["story"]["findings"] for check in finding["checks"]]
+    failed = [check for check in result["decision"]["checks"] if check["verdict"] == "FAIL"]
+    shown = [check for finding in result["story"]["findings"] for check in finding["checks"]]
     remedies = {check["name"]: check["remedy"] for check in (*failed, *shown)}
     assert remedies["noise_ratio"] == CONVERT_AGAIN
     assert not any("Export" in remedy or "forward" in remedy for remedy in remedies.values())
 
-    evidence = Evidence.from_json(json.dumps(found["evidence"]))
+    evidence = Evidence.from_json(json.dumps(result["evidence"]))
     decision = decide(Policy.default(), evidence, decided_at="now")
     summary = summarize(decision, evidence)
     junit = junit_xml(CiResult(command="check", exit_code=1, summary=summary))
@@ -320,25 +320,25 @@ def test_a_reference_that_is_not_there_is_named(
 ) -> None:
     samples, missing = old.with_name("x.npy"), old.with_name("gone.onnx")
     np.save(samples, SAMPLES)
-    code, found = check_json(
+    code, result = check_json(
         capsys, str(old), "--reference", str(missing), "--inputs", str(samples)
     )
     assert code == 2
-    assert "gone.onnx" in found["error"]["message"]
+    assert "gone.onnx" in result["error"]["message"]
 
 
 def two_of_each(path: Path, nodes: list[tuple[str, str, str]], **more: Any) -> Path:
     """One node for each output: operator, input, output."""
     graph = helper.make_graph(
-        [helper.make_node(kind, [taken], [made], made) for kind, taken, made in nodes],
+        [helper.make_node(kind, [used], [created], created) for kind, used, created in nodes],
         "g",
         [
             helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4])
-            for n in more.get("inputs", dict.fromkeys(taken for _, taken, _ in nodes))
+            for n in more.get("inputs", dict.fromkeys(used for _, used, _ in nodes))
         ],
         [
             helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4])
-            for n in more.get("outputs", [made for _, _, made in nodes])
+            for n in more.get("outputs", [created for _, _, created in nodes])
         ],
     )
     proto = helper.make_model(
@@ -364,7 +364,7 @@ def test_names_that_are_shared_in_part_are_refused(
 ) -> None:
     old, new = two_of_each(tmp_path / "old.onnx", REFERENCE), tmp_path / "new.onnx"
     two_of_each(new, nodes)
-    data = {taken: RANDOM.standard_normal((16, 4)).astype(np.float32) for _, taken, _ in nodes}
+    data = {used: RANDOM.standard_normal((16, 4)).astype(np.float32) for _, used, _ in nodes}
     with pytest.raises(ModelError) as refused:
         gate.check(new, old, data)
     assert all(name in str(refused.value) for name in shared)
@@ -391,8 +391,8 @@ def test_files_without_a_common_name_are_matched_by_position(tmp_path: Path) -> 
 def test_an_output_that_the_new_file_lacks_is_no_pass(tmp_path: Path) -> None:
     old = two_of_each(tmp_path / "old.onnx", [("Relu", "a", "h"), ("Neg", "a", "c")])
     new = two_of_each(tmp_path / "new.onnx", [("Neg", "a", "c")])
-    found = gate.check(new, old, RANDOM.standard_normal((16, 4)).astype(np.float32))
-    assert found.decision.verdict.value != "PASS"
+    result = gate.check(new, old, RANDOM.standard_normal((16, 4)).astype(np.float32))
+    assert result.decision.verdict.value != "PASS"
 
 
 @pytest.mark.parametrize("data", [False, True])
@@ -409,9 +409,9 @@ def test_a_file_is_not_judged_against_itself(
         new = old.with_name("copy.onnx")
         shutil.copy(old, new)
     np.save(samples, SAMPLES)
-    code, found = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
-    assert (code, found["error"]["type"]) == (2, "ModelError")
-    assert str(old) in found["error"]["message"]
+    code, result = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
+    assert (code, result["error"]["type"]) == (2, "ModelError")
+    assert str(old) in result["error"]["message"]
 
 
 def test_files_that_differ_in_external_data_alone_are_compared(old: Path) -> None:
@@ -426,8 +426,8 @@ def test_files_that_differ_in_external_data_alone_are_compared(old: Path) -> Non
 def test_steps_and_remedies_need_no_model_of_pytorch(old: Path) -> None:
     new = old.with_name("new.onnx")
     onnx.save(network(w2=np.full_like(TENSORS["w2"], np.nan)), new)
-    found = gate.check(new, old, SAMPLES)
-    summary = summarize(found.decision, found.evidence, explanation=found.explanation)
+    result = gate.check(new, old, SAMPLES)
+    summary = summarize(result.decision, result.evidence, explanation=result.explanation)
     commands = [step.command for step in summary.steps]
     assert commands
     assert not [c for c in commands if c.startswith(("gate export", "gate lint"))]
@@ -444,11 +444,11 @@ def test_a_reference_that_draws_is_not_called_a_forward(tmp_path: Path) -> None:
         proto.producer_name = name
         onnx.save(proto, tmp_path / f"{name}.onnx")
     samples = RANDOM.standard_normal((16, 4)).astype(np.float32)
-    found = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples)
-    assert found.decision.verdict.value != "PASS"
-    assert found.evidence.noise_unmeasured
-    assert "Dropout" in found.evidence.noise_unmeasured
-    assert "forward" not in found.evidence.noise_unmeasured
+    result = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples)
+    assert result.decision.verdict.value != "PASS"
+    assert result.evidence.noise_unmeasured
+    assert "Dropout" in result.evidence.noise_unmeasured
+    assert "forward" not in result.evidence.noise_unmeasured
 
 
 def in_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
@@ -465,18 +465,18 @@ def in_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
 def test_a_reference_in_16_bits_is_computed_without_their_rounding(old: Path) -> None:
     reference = in_float16(old, "half.onnx")
     reduced = Policy.built_in("reduced")
-    found = gate.check(in_float16(old, "same.onnx"), reference, SAMPLES, reduced)
-    assert found.decision.verdict.value == "PASS", found.decision.problems
-    assert found.evidence.source.onnx_sha256 == Digest.from_file(reference)
+    result = gate.check(in_float16(old, "same.onnx"), reference, SAMPLES, reduced)
+    assert result.decision.verdict.value == "PASS", result.decision.problems
+    assert result.evidence.source.onnx_sha256 == Digest.from_file(reference)
 
     changed = TENSORS["w2"] * np.float32(1.1)
-    found = gate.check(in_float16(old, "other.onnx", w2=changed), reference, SAMPLES, reduced)
-    assert found.decision.verdict.value == "FAIL"
+    result = gate.check(in_float16(old, "other.onnx", w2=changed), reference, SAMPLES, reduced)
+    assert result.decision.verdict.value == "FAIL"
 
     wide = {k: a.astype(np.float16).astype(np.float32) for k, a in TENSORS.items()}
     onnx.save(network(**wide), old)
-    found = gate.check(old, reference, SAMPLES)
-    assert found.decision.verdict.value == "PASS", found.decision.problems
+    result = gate.check(old, reference, SAMPLES)
+    assert result.decision.verdict.value == "PASS", result.decision.problems
 
 
 def test_subgraphs_and_casts_of_16_bits_become_float32(old: Path) -> None:
@@ -493,8 +493,8 @@ def test_subgraphs_and_casts_of_16_bits_become_float32(old: Path) -> None:
     x = SAMPLES[:, 0, 0, :4].astype(np.float64) + 1 / 3
     with torch.no_grad():
         for take, right in ((True, 2 * x), (False, np.exp(x))):
-            made = module(torch.from_numpy(x), torch.tensor(take))
-            assert np.allclose(made.numpy(), right, rtol=1e-6)  # float16: 1e-3
+            created = module(torch.from_numpy(x), torch.tensor(take))
+            assert np.allclose(created.numpy(), right, rtol=1e-6)  # float16: 1e-3
 
 
 def test_an_element_type_that_a_function_takes_becomes_float32(old: Path) -> None:
@@ -506,8 +506,8 @@ def test_an_element_type_that_a_function_takes_becomes_float32(old: Path) -> Non
     onnx.save(proto, old)
     x = SAMPLES[:, 0, 0, :4].astype(np.float64) + 1 / 3
     with torch.no_grad():
-        made = Reference.from_model(old).module(torch.from_numpy(x))
-    assert np.allclose(made.numpy(), np.exp(x), rtol=1e-6)  # float16: 1e-3
+        created = Reference.from_model(old).module(torch.from_numpy(x))
+    assert np.allclose(created.numpy(), np.exp(x), rtol=1e-6)  # float16: 1e-3
 
 
 def in_integers(path: Path, name: str, *, scale: float = 0.01) -> Path:
@@ -533,11 +533,11 @@ def in_integers(path: Path, name: str, *, scale: float = 0.01) -> Path:
 @pytest.mark.further
 def test_quantized_files_are_compared_exactly(old: Path) -> None:
     reference = in_integers(old, "int8.onnx")
-    found = gate.check(in_integers(old, "same.onnx"), reference, SAMPLES)
-    assert found.decision.verdict.value == "PASS", found.decision.problems
-    found = gate.check(in_integers(old, "other.onnx", scale=0.0103), reference, SAMPLES)
-    assert found.decision.verdict.value == "FAIL"
-    located = found.explanation.localisation
+    result = gate.check(in_integers(old, "same.onnx"), reference, SAMPLES)
+    assert result.decision.verdict.value == "PASS", result.decision.problems
+    result = gate.check(in_integers(old, "other.onnx", scale=0.0103), reference, SAMPLES)
+    assert result.decision.verdict.value == "FAIL"
+    located = result.explanation.localisation
     assert located is not None
     assert located.first_divergence == "second"
 
@@ -576,11 +576,11 @@ def test_outputs_of_text_are_compared(
     tmp_path: Path, labels: tuple[str, ...], verdict: str, policy: Policy | None
 ) -> None:
     old, new = classifier(tmp_path / "old.onnx"), classifier(tmp_path / "new.onnx", labels)
-    found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy(), policy)
-    assert found.decision.verdict.value == verdict, found.decision.problems
-    assert {problem.output for problem in found.decision.problems} <= {"label", None}
-    assert found.explanation.failure is None
-    located = found.explanation.localisation
+    result = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy(), policy)
+    assert result.decision.verdict.value == verdict, result.decision.problems
+    assert {problem.output for problem in result.decision.problems} <= {"label", None}
+    assert result.explanation.failure is None
+    located = result.explanation.localisation
     assert (located and located.first_divergence) == (None if verdict == "PASS" else "linear")
 
 
@@ -622,14 +622,14 @@ def test_text_and_missing_numbers_are_traced_to_their_node(
     changed = ENCODED.replace(text, other)
     changed = changed if "[fill]" in changed else changed.replace("full", "x")
     for name, model in (("old", ENCODED), ("new", changed)):
-        made = parser.parse_model(model)
-        made.producer_name = name
-        onnx.save(made, tmp_path / f"{name}.onnx")
+        created = parser.parse_model(model)
+        created.producer_name = name
+        onnx.save(created, tmp_path / f"{name}.onnx")
     policy = Policy.default().model_copy(update={"nonfinite": "same_places"})
-    found = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples, policy)
-    assert found.decision.verdict.value == ("PASS" if None in nodes else "FAIL")
-    located = found.explanation.localisation
-    assert (located and located.first_divergence) in nodes, found.explanation
+    result = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples, policy)
+    assert result.decision.verdict.value == ("PASS" if None in nodes else "FAIL")
+    located = result.explanation.localisation
+    assert (located and located.first_divergence) in nodes, result.explanation
 
 
 def zipped(path: Path, labels: tuple[str, ...] | tuple[int, ...], *, weight: float = 0.0) -> Path:
@@ -679,10 +679,10 @@ def test_maps_of_a_file_of_trees_alone_are_compared(
     right = LABELS if isinstance(labels[0], str) else labels
     old = zipped(tmp_path / "old.onnx", right)
     new = zipped(tmp_path / "new.onnx", labels, weight=weight)
-    found = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy())
-    assert found.decision.verdict.value == ("FAIL" if wrong else "PASS"), found.decision.problems
-    assert {problem.output for problem in found.decision.problems} - {None} == wrong
-    assert [spec.name for spec in found.evidence.subject.outputs] == [
+    result = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy())
+    assert result.decision.verdict.value == ("FAIL" if wrong else "PASS"), result.decision.problems
+    assert {problem.output for problem in result.decision.problems} - {None} == wrong
+    assert [spec.name for spec in result.evidence.subject.outputs] == [
         "label", "scores", "scores keys",
     ]  # fmt: skip
 
@@ -693,7 +693,7 @@ def test_maps_count_as_values_and_keys_beside_a_model_without_keys(tmp_path: Pat
             scores = torch.softmax(x[:, :3], 1)
             return scores.argmax(1), scores
 
-    found = gate.check(zipped(tmp_path / "new.onnx", (0, 1, 2)), Scores(), SAMPLES[:, 0, 0, :4])
-    assert found.decision.verdict.value == "FAIL"
-    failures = [each.failure_params for each in found.evidence.runtimes if each.failure]
+    result = gate.check(zipped(tmp_path / "new.onnx", (0, 1, 2)), Scores(), SAMPLES[:, 0, 0, :4])
+    assert result.decision.verdict.value == "FAIL"
+    failures = [each.failure_params for each in result.evidence.runtimes if each.failure]
     assert [(each["mismatch"], each["maps"]) for each in failures] == [("maps", ["scores"])] * 2

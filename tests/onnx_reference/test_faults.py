@@ -273,9 +273,9 @@ def test_a_fault_is_refused_at_its_node(name: str, tmp_path: Path) -> None:
     same = gate.check(right, old, samples, fault.policy)
     assert same.decision.verdict.value == "PASS", same.decision.problems
     new = fault.file(tmp_path / "new.onnx", is_new=True, is_faulty=True)
-    found = gate.check(new, old, samples, fault.policy)
-    assert found.decision.verdict.value == "FAIL"
-    located = found.explanation.localisation
+    result = gate.check(new, old, samples, fault.policy)
+    assert result.decision.verdict.value == "FAIL"
+    located = result.explanation.localisation
     assert located is not None
     assert located.first_divergence in (fault.at, *fault.also)
     assert located.fault_code == CAUSES.get(name, "settings"), located.fault_params

@@ -36,8 +36,8 @@ def both(proto: onnx.ModelProto, *inputs: np.ndarray[Any, Any]) -> tuple[list[An
     )
     reference = OnnxReference(proto)
     with torch.no_grad():
-        made = reference.compute([from_numpy(each) for each in inputs])
-    return [to_numpy(each) for each in made], expected
+        created = reference.compute([from_numpy(each) for each in inputs])
+    return [to_numpy(each) for each in created], expected
 
 
 X = "(float[2,3,4] x) => (float[?,?,?] y)"
@@ -117,11 +117,11 @@ def test_operators_mean_what_they_mean_at_their_opset(name: str) -> None:
     opset, body, shape = TABLE[name]
     try:
         proto = model(body, opset=opset)
-        made, expected = both(proto, floats(*shape), *(floats(3) for _ in proto.graph.input[1:]))
+        created, expected = both(proto, floats(*shape), *(floats(3) for _ in proto.graph.input[1:]))
     except RuntimeError as error:
         pytest.skip(f"this ONNX Runtime has no such opset: {error}")
-    assert [each.shape for each in made] == [each.shape for each in expected]
-    np.testing.assert_allclose(made[0], expected[0], rtol=0, atol=2e-6)
+    assert [each.shape for each in created] == [each.shape for each in expected]
+    np.testing.assert_allclose(created[0], expected[0], rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
@@ -133,17 +133,17 @@ def test_operators_mean_what_they_mean_at_their_opset(name: str) -> None:
 def test_resize_has_the_coordinates_of_its_attributes(mode: str, how: str, scale: float) -> None:
     body = f"""{IMAGE} {{ s = Constant <value = float[4] {{1, 1, {scale}, {scale}}}> ()
         y = Resize <mode = "{mode}", coordinate_transformation_mode = "{how}"> (x, , s) }}"""
-    made, expected = both(model(body, opset=19), floats(1, 2, 5, 6))
-    assert made[0].shape == expected[0].shape
-    np.testing.assert_allclose(made[0], expected[0], rtol=0, atol=5e-6)
+    created, expected = both(model(body, opset=19), floats(1, 2, 5, 6))
+    assert created[0].shape == expected[0].shape
+    np.testing.assert_allclose(created[0], expected[0], rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("antialias", [0, 1])
 def test_resize_to_a_smaller_size_may_be_antialiased(antialias: int) -> None:
     body = f"""{IMAGE} {{ s = Constant <value = int64[4] {{1, 2, 3, 4}}> ()
         y = Resize <mode = "linear", antialias = {antialias}> (x, , , s) }}"""
-    made, expected = both(model(body, opset=18), floats(1, 2, 5, 6))
-    np.testing.assert_allclose(made[0], expected[0], rtol=0, atol=5e-6)
+    created, expected = both(model(body, opset=18), floats(1, 2, 5, 6))
+    np.testing.assert_allclose(created[0], expected[0], rtol=0, atol=5e-6)
 
 
 def test_subgraphs_take_values_of_the_graph_around() -> None:
@@ -156,21 +156,23 @@ def test_subgraphs_take_values_of_the_graph_around() -> None:
                 one = Constant <value_float = 1.0> () a = Add (x, one) },
             else_branch = e () => (float[?] b) { b = Neg (start) }> }"""
     for sign in (1.0, -1.0):
-        made, expected = both(model(body, opset=13), np.full(3, sign, np.float32))
-        np.testing.assert_array_equal(made[0], expected[0])
+        created, expected = both(model(body, opset=13), np.full(3, sign, np.float32))
+        np.testing.assert_array_equal(created[0], expected[0])
 
 
 def test_integers_are_divided_toward_zero() -> None:
     body = "(int64[4] x, int64[4] z) => (int64[4] y) { y = Div (x, z) }"
-    made, expected = both(model(body, opset=13), np.array([-7, 7, -8, 8]), np.array([2, -2, 3, 3]))
-    np.testing.assert_array_equal(made[0], expected[0])
+    created, expected = both(
+        model(body, opset=13), np.array([-7, 7, -8, 8]), np.array([2, -2, 3, 3])
+    )
+    np.testing.assert_array_equal(created[0], expected[0])
 
 
 def test_equal_elements_keep_their_order_in_top_k() -> None:
     body = """(float[5] x) => (float[3] v, int64[3] y) {
         k = Constant <value_ints = [3]> () v, y = TopK (x, k) }"""
-    made, expected = both(model(body, opset=11), np.array([1, 2, 2, 2, 0], np.float32))
-    np.testing.assert_array_equal(made[1], expected[1])
+    created, expected = both(model(body, opset=11), np.array([1, 2, 2, 2, 0], np.float32))
+    np.testing.assert_array_equal(created[1], expected[1])
 
 
 def test_unsorted_top_k_has_the_order_of_onnx_runtime() -> None:
@@ -178,12 +180,12 @@ def test_unsorted_top_k_has_the_order_of_onnx_runtime() -> None:
         g (float[4,20] x) => (float[4,12] most, int64[4,12] at) {
             k = Constant <value_ints = [12]> () most, at = TopK <sorted = 0> (x, k) }""")
     x = floats(4, 20)
-    made, expected = both(proto, x)
+    created, expected = both(proto, x)
     with torch.no_grad():
         wide = OnnxReference(proto).double().compute([torch.from_numpy(x).double()])
-    for one, double, other in zip(made, wide, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(double.numpy(), other)
+    for item, double, second in zip(created, wide, expected, strict=True):
+        np.testing.assert_array_equal(item, second)
+        np.testing.assert_array_equal(double.numpy(), second)
 
 
 @pytest.mark.parametrize("operator", ["Div", "Mod", "Max", "BitShift", "Less"])
@@ -192,8 +194,8 @@ def test_integers_beyond_int64_are_computed(operator: str) -> None:
     kind = "bool" if operator == "Less" else "uint64"
     body = f"(uint64[3] x, uint64[3] z) => ({kind}[3] y) {{ y = {operator}{how} (x, z) }}"
     x, z = np.array([[2**64 - 1, 2**63 + 5, 7], [3, 2**63, 2]], np.uint64)
-    made, expected = both(model(body, opset=13), x, z)
-    np.testing.assert_array_equal(made[0], expected[0])
+    created, expected = both(model(body, opset=13), x, z)
+    np.testing.assert_array_equal(created[0], expected[0])
 
 
 @pytest.mark.parametrize("mask", ["bool", "float"])
@@ -206,18 +208,18 @@ def test_masked_scores_of_attention_are_those_of_onnx_runtime(mask: str, how: st
             y, past_k, past_v, scores =
                 Attention <{how}, qk_matmul_output_mode = 2> (q, k, v, m) }}""")
     allowed = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], bool)
-    given = allowed if mask == "bool" else np.where(allowed, 0, -np.inf).astype(np.float32)
-    made, expected = both(proto, *(floats(1, 2, 3, 4) for _ in "qkv"), given)
-    for one, other in zip(made, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    arguments = allowed if mask == "bool" else np.where(allowed, 0, -np.inf).astype(np.float32)
+    created, expected = both(proto, *(floats(1, 2, 3, 4) for _ in "qkv"), arguments)
+    for item, second in zip(created, expected, strict=True):
+        np.testing.assert_allclose(item, second, rtol=1e-5, atol=1e-6)
 
 
 def test_a_function_of_the_file_is_computed() -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[3] x) => (float[3] y) { y = own.twice (x) }
         <domain: "own", opset_import: ["" : 17]> twice (a) => (b) { b = Add (a, a) }""")
-    made, expected = both(proto, floats(3))
-    np.testing.assert_array_equal(made[0], expected[0])
+    created, expected = both(proto, floats(3))
+    np.testing.assert_array_equal(created[0], expected[0])
 
 
 def test_attributes_of_functions_have_their_defaults() -> None:
@@ -228,8 +230,8 @@ def test_attributes_of_functions_have_their_defaults() -> None:
         <domain: "own", opset_import: ["" : 17, "own" : 1]>
         outer <slope> (a) => (b) { c = own.inner <slope : float = @slope> (a) b = own.inner (c) }
         """)
-    made, expected = both(proto, np.array([-16.0, 0.0, 4.0], np.float32))
-    assert made[0].tolist() == expected[0].tolist() == [-0.5, 0.0, 4.0]
+    created, expected = both(proto, np.array([-16.0, 0.0, 4.0], np.float32))
+    assert created[0].tolist() == expected[0].tolist() == [-0.5, 0.0, 4.0]
 
 
 def test_functions_of_another_opset_are_computed_by_that_of_the_model() -> None:
@@ -237,9 +239,9 @@ def test_functions_of_another_opset_are_computed_by_that_of_the_model() -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[2,3,4] x) => (float[2,3,4] y) { y = own.soft (x) }
         <domain: "own", opset_import: ["" : 12]> soft (a) => (b) { b = Softmax <axis = 1> (a) }""")
-    made, expected = both(proto, floats(2, 3, 4))
-    np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
-    np.testing.assert_allclose(made[0].sum(axis=1), 1.0, rtol=1e-6)
+    created, expected = both(proto, floats(2, 3, 4))
+    np.testing.assert_allclose(created[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(created[0].sum(axis=1), 1.0, rtol=1e-6)
 
 
 def test_bits_of_float64_are_those_of_the_stated_type() -> None:
@@ -247,8 +249,8 @@ def test_bits_of_float64_are_those_of_the_stated_type() -> None:
         g (float[3] x) => (int32[3] y) { y = BitCast <to = 6> (x) }""")
     x = floats(3)
     with torch.no_grad():
-        made = OnnxReference(proto).double()(torch.from_numpy(x).double())
-    assert made.tolist() == x.view(np.int32).tolist()
+        created = OnnxReference(proto).double()(torch.from_numpy(x).double())
+    assert created.tolist() == x.view(np.int32).tolist()
 
 
 def test_float64_is_nearer_to_the_truth_than_float32() -> None:
@@ -257,10 +259,10 @@ def test_float64_is_nearer_to_the_truth_than_float32() -> None:
     x = 10 * floats(1, 64)
     wide = double_copy(OnnxReference(proto))
     with torch.no_grad(), in_double():
-        made = to_numpy(wide(torch.from_numpy(x).double()))
+        created = to_numpy(wide(torch.from_numpy(x).double()))
     shifted = np.exp(x.astype(np.float64) - x.max())
-    assert made.dtype == np.float64
-    np.testing.assert_allclose(made, shifted / shifted.sum(), rtol=1e-14)
+    assert created.dtype == np.float64
+    np.testing.assert_allclose(created, shifted / shifted.sum(), rtol=1e-14)
 
 
 def test_constants_keep_their_float32_values_in_float64() -> None:
@@ -274,8 +276,8 @@ def test_constants_keep_their_float32_values_in_float64() -> None:
     )  # fmt: skip
     wide = double_copy(OnnxReference(helper.make_model(graph)))
     with torch.no_grad(), in_double():
-        made = wide(torch.ones(1, dtype=torch.float64))
-    assert made.item() == float(scale)
+        created = wide(torch.ones(1, dtype=torch.float64))
+    assert created.item() == float(scale)
 
 
 def test_nodes_are_modules_with_their_weights() -> None:
@@ -291,8 +293,8 @@ def test_nodes_are_modules_with_their_weights() -> None:
 def test_nodes_may_have_any_name(name: str) -> None:
     proto = model(X + "{ z = Neg (x) y = Exp (z) }", opset=13)
     proto.graph.node[0].name = name
-    made, expected = both(proto, floats(2, 3, 4))
-    np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
+    created, expected = both(proto, floats(2, 3, 4))
+    np.testing.assert_allclose(created[0], expected[0], rtol=1e-6)
 
 
 def test_an_operator_that_the_table_lacks_must_agree_with_onnx_runtime(
@@ -300,7 +302,7 @@ def test_an_operator_that_the_table_lacks_must_agree_with_onnx_runtime(
 ) -> None:
     monkeypatch.delitem(onnx_operators.TABLE, ("", "Softmax"))
     proto = model(X + "{ y = Softmax <axis = 1> (x) }", opset=13)
-    made, expected = both(proto, floats(2, 3, 4))
-    np.testing.assert_allclose(made[0], expected[0], atol=1e-6)
+    created, expected = both(proto, floats(2, 3, 4))
+    np.testing.assert_allclose(created[0], expected[0], atol=1e-6)
     with pytest.raises(ModelError, match="Softmax at opset 12"):
         both(model(X + "{ y = Softmax <axis = 1> (x) }", opset=12), floats(2, 3, 4))

@@ -242,25 +242,25 @@ def test_operators_compute_what_onnx_runtime_computes() -> None:
 def check(name: str) -> None:
     domain, op, drawn, attributes, count = ROWS[name]
     arrays = drawn(Inputs())
-    feed = {f"i{place}": array for place, array in enumerate(arrays) if array is not None}
+    feed = {f"i{index}": array for index, array in enumerate(arrays) if array is not None}
     infos = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
         for n, a in feed.items()
     ]
-    outputs = [f"o{place}" for place in range(count)]
-    taken = ["" if array is None else f"i{place}" for place, array in enumerate(arrays)]
-    node = helper.make_node(op, taken, outputs, "node", domain=domain, **attributes)
+    outputs = [f"o{index}" for index in range(count)]
+    used = ["" if array is None else f"i{index}" for index, array in enumerate(arrays)]
+    node = helper.make_node(op, used, outputs, "node", domain=domain, **attributes)
     graph = helper.make_graph([node], "g", infos, [onnx.ValueInfoProto(name=o) for o in outputs])
     imports = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 3 if domain == ML else 1)]
     proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
     expected = open_plain(proto.SerializeToString()).run(None, feed)
     with torch.no_grad():
-        made = OnnxReference(proto).compute([from_numpy(array) for array in feed.values()])
-    for one, other in zip(made, expected, strict=True):
-        array = to_numpy(one)
-        assert array.shape == other.shape
-        if other.dtype.kind == "f":
-            size = float(np.abs(other).max())
-            np.testing.assert_allclose(array, other, rtol=0, atol=4e-6 * size)
+        created = OnnxReference(proto).compute([from_numpy(array) for array in feed.values()])
+    for item, second in zip(created, expected, strict=True):
+        array = to_numpy(item)
+        assert array.shape == second.shape
+        if second.dtype.kind == "f":
+            size = float(np.abs(second).max())
+            np.testing.assert_allclose(array, second, rtol=0, atol=4e-6 * size)
         else:
-            assert array.tolist() == other.tolist()
+            assert array.tolist() == second.tolist()

@@ -30,15 +30,15 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRegistry:
     onnx.save(network(opset=14), "new.onnx")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = MlflowClient(uri)
-    made = MlflowRegistry(uri)
-    made.ensure_model("net")
+    created = MlflowRegistry(uri)
+    created.ensure_model("net")
     experiment = client.create_experiment("e", artifact_location=(tmp_path / "store").as_uri())
     run = client.create_run(experiment).info.run_id
     subject = read_subject(Path("old.onnx"))
     tags = {Tag.SHA256: subject.sha256.hex}
-    number = made.create_version("net", Draft(Path("old.onnx"), subject, run, tags, ""))
-    made.set_alias("net", "champion", number)
-    return made
+    number = created.create_version("net", Draft(Path("old.onnx"), subject, run, tags, ""))
+    created.set_alias("net", "champion", number)
+    return created
 
 
 @pytest.mark.slow
@@ -49,17 +49,17 @@ def test_a_registered_version_is_the_reference(
     def check(reference: str) -> tuple[int, dict[str, object]]:
         return check_json(capsys, "new.onnx", "--reference", reference, "--inputs", "x.npy")
 
-    code, found = check("models:/net@champion")
+    code, result = check("models:/net@champion")
     assert code == 0
-    source = found["evidence"]["source"]
+    source = result["evidence"]["source"]
     assert source["factory"] == "models:/net/1"
     assert source["onnx_sha256"] == str(Digest.from_file(Path("old.onnx")))
 
     for reference, kind in (("models:/net@none", "ModelError"), ("models:/net", "ModelError")):
-        code, found = check(reference)
-        assert (code, found["error"]["type"]) == (2, kind)
-        assert reference in found["error"]["message"]
+        code, result = check(reference)
+        assert (code, result["error"]["type"]) == (2, kind)
+        assert reference in result["error"]["message"]
 
     registry.set_tag("net", "1", key=Tag.SHA256, value="0" * 64)
-    code, found = check("models:/net/1")
-    assert (code, found["error"]["type"]) == (2, "DigestMismatch")
+    code, result = check("models:/net/1")
+    assert (code, result["error"]["type"]) == (2, "DigestMismatch")

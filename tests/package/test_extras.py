@@ -81,16 +81,16 @@ def test_core_commands_need_no_extra() -> None:
 
 @pytest.mark.proof
 def test_core_verifies_and_reports(tmp_path: Path) -> None:
-    made = release(tmp_path / "released")
+    created = release(tmp_path / "released")
     page = tmp_path / "page.html"
     help_, verdict, again, report, deployed, runtimes = run_without(
         OPTIONAL,
         [
             ["--help"],
-            ["verify-verdict", str(made.statement), "--model", str(made.model), "--trust", str(made.trust)],
-            ["verify-verdict", str(made.statement), "--model", str(made.model), "--trust", str(made.trust),
-             "--evidence", str(made.folder / "evidence.json"), "--policy", str(made.folder / "policy.json")],
-            ["report", str(made.folder), "--policy", str(made.folder / "policy.json"), "--output", str(page)],
+            ["verify-verdict", str(created.statement), "--model", str(created.model), "--trust", str(created.trust)],
+            ["verify-verdict", str(created.statement), "--model", str(created.model), "--trust", str(created.trust),
+             "--evidence", str(created.folder / "evidence.json"), "--policy", str(created.folder / "policy.json")],
+            ["report", str(created.folder), "--policy", str(created.folder / "policy.json"), "--output", str(page)],
             ["deployed", "--store", str(tmp_path / "store")],
             ["runtimes"],
         ],
@@ -142,8 +142,8 @@ def test_missing_third_party_module_is_not_an_extra() -> None:
     assert installation.extra_of(error) is None
     assert installation.missing(error) is None
     assert installation.missing(ImportError("sqlalchemy")) is None
-    found = installation.missing(ModuleNotFoundError(name="sqlalchemy.orm"))
-    assert str(found) == "needs parity-gate[registry]: pip install 'parity-gate[registry]'"
+    result = installation.missing(ModuleNotFoundError(name="sqlalchemy.orm"))
+    assert str(result) == "needs parity-gate[registry]: pip install 'parity-gate[registry]'"
 
 
 def test_empty_folder_is_not_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_only_two_extras_install_onnx_runtime() -> None:
         extra: {name for name in _names(extra, linux=True) if runtimes.match(name)}
         for extra in PROJECT["optional-dependencies"]
     }
-    assert {extra for extra, found in brings.items() if found} == {"cpu", "cuda", "dev"}
+    assert {extra for extra, result in brings.items() if result} == {"cpu", "cuda", "dev"}
     assert brings["cpu"] == {"onnxruntime"}
     assert brings["cuda"] == brings["dev"] == {"onnxruntime-gpu"}
 
@@ -196,16 +196,16 @@ def test_extra_all_contains_every_other_extra() -> None:
 
 def _names(extra: str, *, linux: bool = False) -> set[str]:
     """Packages that an extra brings, those of extras that it names among them."""
-    found: set[str] = set()
+    matches: set[str] = set()
     for line in PROJECT["optional-dependencies"][extra]:
         if linux and "sys_platform == 'darwin'" in line:
             continue
         inner = re.match(r"parity-gate\[([a-z,]+)\]", line)
         if inner is None:
-            found |= _names_of([line])
+            matches |= _names_of([line])
         else:
-            found = found.union(*(_names(name, linux=linux) for name in inner[1].split(",")))
-    return found
+            matches = matches.union(*(_names(name, linux=linux) for name in inner[1].split(",")))
+    return matches
 
 
 def _names_of(lines: list[str]) -> set[str]:

@@ -33,14 +33,14 @@ def _fake(folder: Path, package: str, text: str) -> None:
 
 def _answers(folder: Path, lines: list[list[str]]) -> list[tuple[int, str, str]]:
     """Of command lines in a process that finds the packages of `folder` first."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_", "COV_"))}
-    own["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), str(ROOT)))
-    done = subprocess.run(
+    custom = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_", "COV_"))}
+    custom["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), str(ROOT)))
+    completed = subprocess.run(
         [sys.executable, "-c", CALLS, json.dumps(lines)],
-        cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=120,
+        cwd=folder, env=custom, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])[0]]
+    assert completed.returncode == 0, completed.stderr
+    return [tuple(each) for each in json.loads(completed.stdout.splitlines()[-1])[0]]
 
 
 @pytest.mark.further

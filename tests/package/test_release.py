@@ -21,9 +21,9 @@ TAG = f"v{gate.__version__}"
 def clone(tmp_path: Path) -> Path:
     folder = tmp_path / "clone"
     command = ["git", "clone", "-q", "--no-tags", str(ROOT), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"this is no checkout that git can clone: {done.stderr.strip()}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode != 0:
+        pytest.skip(f"this is no checkout that git can clone: {completed.stderr.strip()}")
     for name, value in WHO.items():
         git(folder, "config", f"user.{name.lower()}", value)
     return folder
@@ -45,11 +45,11 @@ def release(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_unready_checkout_is_not_released(clone: Path) -> None:
     (clone / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
     for commit in (False, True):
-        done = release(clone)
-        assert done.returncode == 2
+        result = release(clone)
+        assert result.returncode == 2
         if not commit:
             git(clone, "commit", "-qam", "Change")
-    assert "[Unreleased]" in done.stderr
+    assert "[Unreleased]" in result.stderr
     git(clone, "tag", TAG)
     assert release(clone).returncode == 2
     assert not (clone / "dist").exists()
@@ -59,8 +59,8 @@ def test_unready_checkout_is_not_released(clone: Path) -> None:
 @exhaustive
 @pytest.mark.proof
 def test_release_is_built_checked_installed_and_tagged(clone: Path) -> None:
-    done = release(clone)
-    assert done.returncode == 0, done.stderr
+    result = release(clone)
+    assert result.returncode == 0, result.stderr
     assert git(clone, "rev-parse", f"{TAG}^{{commit}}") == git(clone, "rev-parse", "HEAD")
     names = {path.name for path in (clone / "dist").iterdir()}
     version = gate.__version__

@@ -50,12 +50,12 @@ def test_folder_without_git_has_no_commit(tmp_path: Path) -> None:
 
 
 def test_commit_matches_git() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    if done.returncode != 0:
+    if completed.returncode != 0:
         pytest.skip("no checkout")
-    assert installation.commit_of(ROOT) == done.stdout.strip()
+    assert installation.commit_of(ROOT) == completed.stdout.strip()
 
 
 def test_wheel_records_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,8 @@ def stated() -> dict[str, str]:
     project = tomllib.loads(PROJECT.read_text())["project"]
     extras = project["optional-dependencies"].values()
     lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
-    found = (re.match(r"([a-z-]+)(?:\[.*\])?>=([\d.]+)", line) for line in lines)
-    return {match[1]: match[2] for match in found if match}
+    result = (re.match(r"([a-z-]+)(?:\[.*\])?>=([\d.]+)", line) for line in lines)
+    return {match[1]: match[2] for match in result if match}
 
 
 def test_minimum_versions_match_pyproject() -> None:
@@ -56,7 +56,7 @@ def test_older_version_is_refused(
     with pytest.raises(PackageMissing, match=re.escape(version)) as error:
         installation.require("check")
     assert installation.OLDEST[module] in str(error.value)
-    symptoms = {one.name: one for one in doctor._modules({})}
+    symptoms = {item.name: item for item in doctor._modules({})}
     assert symptoms[module].state == "missing"
 
 

@@ -193,6 +193,9 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without what would lead a stage elsewhere."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_", "COV_"))}
+    custom = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_", "COV_"))}
     here = str(Path(sys.executable).parent)
-    return own | {"PATH": f"{here}{os.pathsep}{own['PATH']}", "VIRTUAL_ENV": str(Path(here).parent)}
+    return custom | {
+        "PATH": f"{here}{os.pathsep}{custom['PATH']}",
+        "VIRTUAL_ENV": str(Path(here).parent),
+    }

@@ -73,9 +73,9 @@ def stack(*, ignores_sigterm: bool = False) -> Iterator[tuple[subprocess.Popen[s
             yield process, first_line
         finally:
             process.kill()
-            for one in marked():
+            for item in marked():
                 with suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    item.kill()
             until(lambda: not marked())  # one that is killed is there for a while
 
 
@@ -134,19 +134,19 @@ def test_workers_end_with_their_server() -> None:
 def test_next_start_ends_processes_of_a_killed_stack() -> None:
     with stack() as (process, first_line):
         assert first_line == "left: 0"
-        for one in marked():
-            if "pipelines.supervisor" in one.cmdline():
-                one.suspend()  # it would do its work between the two kills
+        for item in marked():
+            if "pipelines.supervisor" in item.cmdline():
+                item.suspend()  # it would do its work between the two kills
                 process.kill()
                 process.wait()
-                one.kill()
+                item.kill()
         until(lambda: len(marked()) == 3)
-        left = {one.pid for one in marked()}
+        left = {item.pid for item in marked()}
         bystander = subprocess.Popen(["sleep", "60"], env={children._MARK: "/another/project"})
         try:
             with stack() as (_, then):
                 assert then == "left: 3"
-                assert not left & {one.pid for one in marked()}
+                assert not left & {item.pid for item in marked()}
             assert bystander.poll() is None
         finally:
             bystander.kill()

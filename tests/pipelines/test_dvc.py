@@ -28,14 +28,14 @@ class Project:
         self.client = MlflowClient(f"sqlite:///{folder}/mlflow.db", f"sqlite:///{folder}/mlflow.db")
 
     def repro(self, *arguments: str, code: int = 0, **environment: str) -> str:
-        done = run(self.folder, "pipelines.repro", *arguments, **environment)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        result = run(self.folder, "pipelines.repro", *arguments, **environment)
+        assert result.returncode == code, result.stdout + result.stderr
+        return result.stdout
 
     def dvc(self, *arguments: str) -> str:
-        done = run(self.folder, "dvc", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        result = run(self.folder, "dvc", *arguments)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
 
     def champion(self) -> Any:
         return self.client.get_model_version_by_alias("tiny", "champion")
@@ -49,8 +49,8 @@ class Project:
 
     def running(self) -> list[str]:
         ids = [e.experiment_id for e in self.client.search_experiments()]
-        found = self.client.search_runs(ids, "attributes.status = 'RUNNING'")
-        return [r.info.run_id for r in found]
+        result = self.client.search_runs(ids, "attributes.status = 'RUNNING'")
+        return [r.info.run_id for r in result]
 
 
 @pytest.fixture(scope="module")

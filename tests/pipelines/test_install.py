@@ -31,7 +31,7 @@ def test_indexes_and_certificates_of_pip_are_given_to_uv() -> None:
 def test_pip_is_tried_after_uv_and_its_exit_code_counts(monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "true")  # uv itself is installed
     command = [sys.executable, "pipelines/install.py", "no-such-package"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "Installing with pip, because uv failed" in done.stdout
-    assert "No matching distribution found for no-such-package" in done.stderr
+    completed = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert completed.returncode == 1
+    assert "Installing with pip, because uv failed" in completed.stdout
+    assert "No matching distribution found for no-such-package" in completed.stderr

@@ -25,9 +25,9 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_entries_are_signed_by_the_project_key() -> None:
     ledger = project_ledger(is_written=True)
     ledger.append(entry("one"))
-    own = SigningKey.from_file(paths.state() / "keys" / "local.pem")
+    custom = SigningKey.from_file(paths.state() / "keys" / "local.pem")
     (row,) = rows(paths.database())
-    assert own.public.key_id in (row.signature or "")
+    assert custom.public.key_id in (row.signature or "")
 
 
 def test_untrusted_key_is_reported_before_the_work(

@@ -143,13 +143,13 @@ def test_override_changes_one_scalar_only(key: str, value: Any, newline: str) ->
     old, node[leaf] = node[leaf], value
     assert YAML(typ="safe", pure=True).load(changed) == document
     lines = list(zip(text.split(newline), changed.split(newline), strict=True))
-    differ = [(one, other) for one, other in lines if one != other]
+    differ = [(item, second) for item, second in lines if item != second]
     assert len(differ) == (repr(old) != repr(value))
-    for one, other in differ:
-        name, _, rest = one.partition(": ")
+    for item, second in differ:
+        name, _, rest = item.partition(": ")
         written = rest.partition(" #")[0].rstrip()
-        assert other.startswith(f"{name}: ")
-        assert other.endswith(rest.removeprefix(written))
+        assert second.startswith(f"{name}: ")
+        assert second.endswith(rest.removeprefix(written))
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ def test_two_processes_give_the_same_evidence_as_one(
     assert alone.crew is None
     override(["parity.jobs=2"])
     assert parity.main() == 0
-    both = Evidence.load(paths.EVIDENCE)
-    assert both.crew is not None
-    assert (both.crew.engine, both.crew.workers) == ("processes", 2)
-    assert untimed(both.to_plain()) == untimed(alone.to_plain())
+    pair = Evidence.load(paths.EVIDENCE)
+    assert pair.crew is not None
+    assert (pair.crew.engine, pair.crew.workers) == ("processes", 2)
+    assert untimed(pair.to_plain()) == untimed(alone.to_plain())
 
 
 @pytest.mark.usefixtures("project")

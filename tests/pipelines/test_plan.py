@@ -73,7 +73,7 @@ ANOTHER = {
 @pytest.mark.parametrize(("change", "anew"), ANOTHER.values(), ids=ANOTHER)
 def test_plan_contains_no_bounds(change, anew):
     before = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}}
-    parts = [measured_part(policy(**wanted)) for wanted in (before, before | change)]
+    parts = [measured_part(policy(**expected)) for expected in (before, before | change)]
     assert (parts[0] != parts[1]) is anew
 
 
@@ -98,5 +98,5 @@ def test_order_of_runtimes_does_not_matter():
 )
 def test_other_policy_fields_are_not_in_the_plan(change, anew):
     plain = Policy.default().to_plain()
-    other = Policy.from_json(json.dumps(plain | change))
-    assert (measured_part(other) != measured_part(Policy.default())) is anew
+    second = Policy.from_json(json.dumps(plain | change))
+    assert (measured_part(second) != measured_part(Policy.default())) is anew

@@ -92,8 +92,8 @@ def test_npz_with_pictures_or_tensors(project: Path) -> None:
     tensors = np.random.default_rng(0).normal(size=(12, 1, 5, 7)).astype(np.float32)
     np.savez("data/raw/x.npz", images=tensors, labels=labels)
     assert prepare.main() == 0
-    both = np.concatenate([np.load(paths.TRAIN_IMAGES), np.load(paths.EVAL_IMAGES)])
-    assert sorted(map(bytes, both)) == sorted(map(bytes, tensors))
+    pair = np.concatenate([np.load(paths.TRAIN_IMAGES), np.load(paths.EVAL_IMAGES)])
+    assert sorted(map(bytes, pair)) == sorted(map(bytes, tensors))
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def test_stored_picture_gives_its_sample(project: Path) -> None:
     pictures = pictures_in([paths.PICTURES])
     assert len(pictures) == 64
     for picture in pictures:
-        place = int(Path(picture.name).stem)
-        np.testing.assert_array_equal(pillow_preprocess(picture.read(), spec), samples[place])
+        folder = int(Path(picture.name).stem)
+        np.testing.assert_array_equal(pillow_preprocess(picture.read(), spec), samples[folder])
 
 
 def test_pictures_of_earlier_settings_are_removed(project: Path) -> None:
@@ -48,8 +48,8 @@ def test_tensor_data_has_no_pictures(project: Path) -> None:
     override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
     prepare.main()
     assert list(paths.PICTURES.iterdir()) == []
-    asked = PreprocessingPolicy(consumers=("rust-image",))
-    policy = Policy.default().model_copy(update={"preprocessing": asked})
+    settings = PreprocessingPolicy(consumers=("rust-image",))
+    policy = Policy.default().model_copy(update={"preprocessing": settings})
     assert preprocessing_of(policy, ONNX) is None
 
 
@@ -61,9 +61,9 @@ def test_tensors_do_not_change_with_a_spec() -> None:
         Image.fromarray(grey).convert("RGB").resize((64, 64), Image.Resampling.BILINEAR)
     )
     half = np.array((0.5, 0.5, 0.5), np.float32)
-    wanted = (pixels.astype(np.float32) / np.float32(255.0) - half) / half
-    seen = images.to_tensor(np.repeat(grey[..., None], 3, axis=2), spec)
-    assert seen.tobytes() == np.ascontiguousarray(wanted.transpose(2, 0, 1)).tobytes()
+    expected = (pixels.astype(np.float32) / np.float32(255.0) - half) / half
+    observed = images.to_tensor(np.repeat(grey[..., None], 3, axis=2), spec)
+    assert observed.tobytes() == np.ascontiguousarray(expected.transpose(2, 0, 1)).tobytes()
 
 
 @pytest.mark.parametrize("consumers", [("rust-image", "onnx"), ("opencv",)])
@@ -71,13 +71,13 @@ def test_preprocessing_parity_uses_the_stored_pictures(
     project: Path, consumers: tuple[str, ...]
 ) -> None:
     prepare.main()
-    asked = PreprocessingPolicy(consumers=consumers)
-    policy = Policy.default().model_copy(update={"preprocessing": asked})
-    seen = preprocessing_of(policy, ONNX)
-    assert seen is not None
-    assert (seen.images, seen.spec_sha256) == (64, Digest.from_json(
+    settings = PreprocessingPolicy(consumers=consumers)
+    policy = Policy.default().model_copy(update={"preprocessing": settings})
+    observed = preprocessing_of(policy, ONNX)
+    assert observed is not None
+    assert (observed.images, observed.spec_sha256) == (64, Digest.from_json(
         PreprocessSpec.load(paths.PREPROCESSING).to_plain()
     ))  # fmt: skip
-    assert [consumer.consumer for consumer in seen.consumers] == list(consumers)
-    assert all(consumer.within(1.0) for consumer in seen.consumers)
+    assert [consumer.consumer for consumer in observed.consumers] == list(consumers)
+    assert all(consumer.within(1.0) for consumer in observed.consumers)
     assert preprocessing_of(Policy.default(), ONNX) is None

@@ -88,9 +88,9 @@ def test_release_is_refused_when_the_twin_fails(measured: Path) -> None:
     assert twin.main() == ExitCode.DONE
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     (runtime,) = evidence.runtimes
-    seen = runtime.outputs[0].classification
-    assert seen is not None
-    tampered_file = seen.model_copy(update={"top1_agreement": 0.99, "top1_disagreements": 4})
+    observed = runtime.outputs[0].classification
+    assert observed is not None
+    tampered_file = observed.model_copy(update={"top1_agreement": 0.99, "top1_disagreements": 4})
     outputs = (runtime.outputs[0].model_copy(update={"classification": tampered_file}),)
     runtimes = (runtime.model_copy(update={"outputs": outputs}),)
     edited = evidence.model_copy(update={"runtimes": runtimes})

@@ -134,10 +134,10 @@ def test_earlier_decision_is_not_reported(
 
 def test_due_promotion_removes_the_decision(promoted: PromotionReport, fake_dvc: list[Any]) -> None:
     promoted.model_copy(update={"outcome": "dry_run"}).save(paths.PROMOTION)
-    seen: list[bool] = []
-    fake_dvc[:] = [lambda: seen.append(paths.DECISION.exists()), 0]
+    observed: list[bool] = []
+    fake_dvc[:] = [lambda: observed.append(paths.DECISION.exists()), 0]
     repro.main()
-    assert seen == [False]
+    assert observed == [False]
 
 
 def test_untrusted_measurement_is_repeated(
@@ -199,9 +199,9 @@ def test_sigterm_runs_cleanup() -> None:
         "    return 0\n"
         "stage.run(main)\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
-    assert done.returncode == 143
-    assert done.stdout == "closed\n"
+    assert completed.returncode == 143
+    assert completed.stdout == "closed\n"

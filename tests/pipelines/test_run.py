@@ -92,8 +92,8 @@ def on_another_server(run_id: str) -> None:
 
 
 def in_another_experiment(run_id: str) -> None:
-    other = client().create_experiment("other")
-    change(run_id=client().create_run(other).info.run_id)
+    second = client().create_experiment("other")
+    change(run_id=client().create_run(second).info.run_id)
 
 
 def already_complete(run_id: str) -> None:

@@ -17,11 +17,11 @@ def names(keys: object) -> list[str]:
 
 
 def test_first_use_creates_measurer_and_writer_keys(project: Path) -> None:
-    made = ServiceTrust.from_project()
-    assert stat.S_IMODE(made.key.stat().st_mode) == 0o600
-    trust = Trust.from_file(made.trust)
+    created = ServiceTrust.from_project()
+    assert stat.S_IMODE(created.key.stat().st_mode) == 0o600
+    trust = Trust.from_file(created.trust)
     local = signing.local_keys().signing_key().public.key_id
-    service = SigningKey.from_file(made.key).public.key_id
+    service = SigningKey.from_file(created.key).public.key_id
     assert [key.key_id for key in trust.measurers] == [local]
     assert trust.reviewers == ()
     assert [key.key_id for key in trust.writers] == [local, service]
@@ -29,15 +29,15 @@ def test_first_use_creates_measurer_and_writer_keys(project: Path) -> None:
 
 
 def test_existing_trust_is_kept(project: Path) -> None:
-    made = ServiceTrust.from_project()
-    key = made.key.read_bytes()
-    made.trust.write_text(
-        made.trust.read_text().replace("\n  writers:", "\n  max_age_days: 7\n  writers:")
+    created = ServiceTrust.from_project()
+    key = created.key.read_bytes()
+    created.trust.write_text(
+        created.trust.read_text().replace("\n  writers:", "\n  max_age_days: 7\n  writers:")
     )
-    edited = made.trust.read_text()
-    assert ServiceTrust.from_project() == made
-    assert (made.key.read_bytes(), made.trust.read_text()) == (key, edited)
-    assert Trust.from_file(made.trust).max_age_days == 7
+    edited = created.trust.read_text()
+    assert ServiceTrust.from_project() == created
+    assert (created.key.read_bytes(), created.trust.read_text()) == (key, edited)
+    assert Trust.from_file(created.trust).max_age_days == 7
 
 
 def test_key_and_trust_from_the_environment_are_used(

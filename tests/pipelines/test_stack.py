@@ -59,10 +59,10 @@ def test_encryption_key_is_never_readable_by_others(
 
 
 def test_taken_port_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind((stack.HOST, 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as used:
+        used.bind((stack.HOST, 0))
+        used.listen()
+        port = str(used.getsockname()[1])
         monkeypatch.setattr(
             sys, "argv", ["stack", "--port", str(free_port()), "--service-port", port]
         )

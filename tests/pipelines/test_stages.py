@@ -97,7 +97,7 @@ def test_all_stages_share_one_digest_and_one_run(promoted_project: Path) -> None
     rows = paths.SAMPLES.read_text().splitlines()[1:]
     runtimes = [runtime for runtime in evidence.runtimes if runtime.measured]
     assert len(rows) == evidence.dataset.samples * len(runtimes)
-    worst = {one.sample for runtime in runtimes for one in runtime.outputs[0].worst}
+    worst = {item.sample for runtime in runtimes for item in runtime.outputs[0].worst}
     pictures = {path.name for path in paths.WORST_PICTURES.iterdir()}
     assert pictures == ({f"{sample}.png" for sample in worst} or {"none.txt"})
     assert ExportReport.load(paths.EXPORT_REPORT).subject.sha256 == digest
@@ -162,9 +162,9 @@ def test_gate_promote_records_the_same_as_the_pipeline(promoted_project: Path) -
     assert ours.info.run_id != its.info.run_id
     assert (its.info.run_name, its.info.status) == (ours.info.run_name, ours.info.status)
     assert its.data.params == ours.data.params
-    own = {"gate.train_run", *(tag for tag in ours.data.tags if tag.startswith("gate.stage."))}
+    custom = {"gate.train_run", *(tag for tag in ours.data.tags if tag.startswith("gate.stage."))}
     mlflows = {tag for tag in ours.data.tags if tag.startswith("mlflow.")}
-    assert ours.data.tags.keys() - own - mlflows <= its.data.tags.keys()
+    assert ours.data.tags.keys() - custom - mlflows <= its.data.tags.keys()
     self_check = {name for name in ours.data.metrics if name.startswith("self_check/")}
     assert its.data.metrics.keys() == ours.data.metrics.keys() - self_check
     own_files = {"export.json", "preprocessing.json", "params.yaml", "explanation.json"}
@@ -245,14 +245,14 @@ def test_file_changed_after_parity_is_an_error(measured: Path) -> None:
 def test_both_statements_are_signed_by_the_project_key(measured: Path, capsys) -> None:
     assert promote.main() == ExitCode.DONE
     key = LocalKeys(Path(".gate"), print).signing_key().public
-    both = StatementPair.from_folder(paths.REPORTS)
+    pair = StatementPair.from_folder(paths.REPORTS)
     evidence, decision = Evidence.load(paths.EVIDENCE), Decision.load(paths.DECISION)
     trust = Trust.from_file(Path(".gate/trust.yaml"))
     assert (
-        both.verify(evidence, decision, trust=trust, now=datetime.now(UTC))[0].key_id == key.key_id
+        pair.verify(evidence, decision, trust=trust, now=datetime.now(UTC))[0].key_id == key.key_id
     )
-    assert parse_resource_uri(summary_in(both.decision).resource_uri) == (tracking_uri(), "tiny")
-    measured_then, signed_now = (s.statement for s in (both.evidence, both.decision))
+    assert parse_resource_uri(summary_in(pair.decision).resource_uri) == (tracking_uri(), "tiny")
+    measured_then, signed_now = (s.statement for s in (pair.evidence, pair.decision))
     golden = "golden/golden.json"
     assert measured_then.digest_of(golden) == Digest.from_file(paths.GOLDEN / "golden.json").hex
     assert signed_now.digest_of(golden) == Ledger(paths.database()).entries()[-1].golden_sha256.hex  # fmt: skip

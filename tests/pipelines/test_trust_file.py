@@ -69,8 +69,8 @@ def test_listed_key_is_updated(tmp_path: Path) -> None:
     path = edited(tmp_path / "params.yaml")
     file = EditedTrust(path)
     file.trust(ONE, ["measurers"], KeyTerms(valid_until="2027-01-31T00:00:00Z"))
-    (found,) = file.save().measurers
-    assert (found.name, found.valid_until) == ("cellar", "2027-01-31T00:00:00Z")
+    (result,) = file.save().measurers
+    assert (result.name, result.valid_until) == ("cellar", "2027-01-31T00:00:00Z")
 
 
 def test_file_without_a_section_keeps_its_form(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def test_external_server_only_prints_links(
 
 
 def test_taken_port_is_reported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind((ui.HOST, 0))
-        taken.listen()
-        monkeypatch.setattr(sys, "argv", ["ui", "--port", str(taken.getsockname()[1])])
+    with socket.socket() as used:
+        used.bind((ui.HOST, 0))
+        used.listen()
+        monkeypatch.setattr(sys, "argv", ["ui", "--port", str(used.getsockname()[1])])
         with pytest.raises(RegistryUnavailable, match="make ui PORT="):
             ui.main()
 

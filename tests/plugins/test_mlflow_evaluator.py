@@ -75,7 +75,7 @@ def test_mlflow_evaluates_files_and_registered_models(
 
             def evaluate(rows: int = 4, **config: object) -> dict[str, float]:
                 table = images[:rows].reshape(rows, -1)  # MLflow takes tables only
-                found = mlflow.models.evaluate(
+                result = mlflow.models.evaluate(
                     lambda rows: rows,
                     table,
                     model_type="classifier",
@@ -83,7 +83,7 @@ def test_mlflow_evaluates_files_and_registered_models(
                     evaluators="parity-gate",
                     evaluator_config={"samples": images, **config},
                 )
-                return dict(found.metrics)
+                return dict(result.metrics)
 
             assert evaluate(**models)["parity_gate/passed"] == 1
             wrong = evaluate(file="bad.onnx", reference=small_models.build())

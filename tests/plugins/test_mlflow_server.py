@@ -58,11 +58,11 @@ class GuardedServer:
 
     def promote(self, seed: int) -> str | None:
         path = onnx_file(self.folder / f"{seed}" / "model.onnx", seed=seed)
-        made = release(path, run_id=make_run(self.uri))
+        created = release(path, run_id=make_run(self.uri))
         registry = MlflowRegistry(self.uri)
-        done = promote(registry, made, policy=POLICY, ledger=self.ledger())
-        assert done.outcome == "promoted", done.reason
-        return done.version
+        result = promote(registry, created, policy=POLICY, ledger=self.ledger())
+        assert result.outcome == "promoted", result.reason
+        return result.version
 
     def champion(self) -> str:
         return self.client.get_registered_model(NAME).aliases[CHAMPION]
@@ -89,10 +89,10 @@ def guarded_server(
     environment["MLFLOW_ENABLE_WORKSPACES"] = "true"
     arguments = {"guarded": guarded, "app": app, "options": options, "environment": environment}
     with serving(folder, **arguments) as server:
-        made = GuardedServer(server, folder, state)
-        assert made.promote(1) == "1"
-        assert made.promote(2) == "2"
-        yield made
+        created = GuardedServer(server, folder, state)
+        assert created.promote(1) == "1"
+        assert created.promote(2) == "2"
+        yield created
 
 
 PROMPT = "mlflow.prompt.is_prompt"
@@ -177,81 +177,81 @@ def assert_alias_dialog_shows_the_refusal(place: GuardedServer) -> None:
 def test_unapproved_alias_moves_are_refused(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with guarded_server(tmp_path, mode, monkeypatch) as place:
+    with guarded_server(tmp_path, mode, monkeypatch) as index:
         for name, way in WAYS.items():
-            response = way(place)
+            response = way(index)
             assert response.status_code == 403, (name, response.text)
             assert response.json()["error_code"] == "PERMISSION_DENIED"
             assert f"/#/models/{NAME}/versions/2" in response.json()["message"]
         with pytest.raises(MlflowException) as refused:  # the client
-            place.client.set_registered_model_alias(NAME, CHAMPION, "1")
+            index.client.set_registered_model_alias(NAME, CHAMPION, "1")
         assert refused.value.get_http_status_code() == 403
-        assert_alias_dialog_shows_the_refusal(place)
-        place.client.copy_model_version(f"models:/{NAME}/1", "copied")
+        assert_alias_dialog_shows_the_refusal(index)
+        index.client.copy_model_version(f"models:/{NAME}/1", "copied")
         copied = {"name": "copied", "alias": CHAMPION, "version": "1"}
-        assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
-        assert_prompt_tag_exempts_no_file(place, copied)
-        place.client.create_workspace("team-a")
+        assert index.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
+        assert_prompt_tag_exempts_no_file(index, copied)
+        index.client.create_workspace("team-a")
         with working_in("team-a"):
-            place.client.create_registered_model(NAME)
+            index.client.create_registered_model(NAME)
             with pytest.raises(MlflowException, match="names no version"):
-                place.client.set_registered_model_alias(NAME, CHAMPION, "1")
-        registry = f"{place.uri}#/workspaces/team-a"
+                index.client.set_registered_model_alias(NAME, CHAMPION, "1")
+        registry = f"{index.uri}#/workspaces/team-a"
         about = {"registry": registry, "model": NAME, "version": "1", "reason": "test"}
-        place.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
+        index.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
         for kind in ("CASCADE", "SET_DEFAULT"):
             route = f"api/3.0/mlflow/workspaces/team-a?mode={kind}"
-            assert place.send("DELETE", route).status_code == 403
-        assert place.champion() == "2"
+            assert index.send("DELETE", route).status_code == 403
+        assert index.champion() == "2"
 
         # What is right goes through: other aliases, the version that serves, the gate itself.
-        place.client.set_registered_model_alias(NAME, "shadow", "1")
-        place.client.set_registered_model_alias(NAME, CHAMPION, "2")
-        place.client.delete_registered_model("copied")
-        if place.auth is not None:
-            anonymous = httpx.post(f"{place.uri}/{API}/registered-models/alias", json=copied)
+        index.client.set_registered_model_alias(NAME, "shadow", "1")
+        index.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        index.client.delete_registered_model("copied")
+        if index.auth is not None:
+            anonymous = httpx.post(f"{index.uri}/{API}/registered-models/alias", json=copied)
             assert anonymous.status_code == 401
-        done = rollback(MlflowRegistry(place.uri), NAME, ledger=place.ledger(), reason="wrong")
-        assert done.version == place.champion() == "1"
+        result = rollback(MlflowRegistry(index.uri), NAME, ledger=index.ledger(), reason="wrong")
+        assert result.version == index.champion() == "1"
 
         # An override is a signed entry, and counts until the next one.
-        options = ["--state", str(place.state), "--key", str(tmp_path / "writer.pem")]
-        options += ["--trust", str(tmp_path / "trust.yaml"), "--tracking-uri", place.uri]
+        options = ["--state", str(index.state), "--key", str(tmp_path / "writer.pem")]
+        options += ["--trust", str(tmp_path / "trust.yaml"), "--tracking-uri", index.uri]
         words = ["override", NAME, "--champion", "2", "--reason", "incident 4711", *options]
         assert CliRunner().invoke(cli.gate, words).exit_code == 0
-        assert place.ledger().entries()[-1].action == "overridden"
-        place.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        assert index.ledger().entries()[-1].action == "overridden"
+        index.client.set_registered_model_alias(NAME, CHAMPION, "2")
         with pytest.raises(MlflowException):
-            place.client.delete_registered_model_alias(NAME, CHAMPION)
-        place.client.set_registered_model_alias(NAME, CHAMPION, "1")
+            index.client.delete_registered_model_alias(NAME, CHAMPION)
+        index.client.set_registered_model_alias(NAME, CHAMPION, "1")
 
-        place.state.rename(tmp_path / "elsewhere.db")
-        answer = WAYS["REST"](place)
+        index.state.rename(tmp_path / "elsewhere.db")
+        answer = WAYS["REST"](index)
         assert answer.status_code == 503, answer.text
-        assert WAYS["version deleted"](place).status_code == 503
-        place.client.set_registered_model_alias(NAME, "shadow", "2")
-        assert place.champion() == "1"
+        assert WAYS["version deleted"](index).status_code == 503
+        index.client.set_registered_model_alias(NAME, "shadow", "2")
+        assert index.champion() == "1"
 
 
 @contextmanager
 def service(place: GuardedServer) -> Iterator[Stack]:
     """`gate serve` for the server's model; it looks every second, without a webhook."""
-    made = Stack(place.folder, place.server)
+    created = Stack(place.folder, place.server)
     (place.folder / "policy.yaml").write_text(json.dumps({"gate": POLICY.to_plain()}))
     settings.write_secrets(place.folder / "secrets", ["s" * 40])
     try:
-        made.launch("--key", str(place.folder / "writer.pem"), interval=1)
-        yield made
+        created.launch("--key", str(place.folder / "writer.pem"), interval=1)
+        yield created
     finally:
-        if made.service is not None and made.service.poll() is None:
-            made.stop(signal.SIGKILL)
+        if created.service is not None and created.service.poll() is None:
+            created.stop(signal.SIGKILL)
 
 
 def version_without_entry(place: GuardedServer) -> str:
     """A version that somebody made of the files of version 1, without the gate."""
     source = str(place.client.get_model_version(NAME, "1").source)
-    made = place.client.create_model_version(NAME, source, model_id=source.rpartition("/")[2])
-    return str(made.version)
+    created = place.client.create_model_version(NAME, source, model_id=source.rpartition("/")[2])
+    return str(created.version)
 
 
 @pytest.mark.slow
@@ -264,41 +264,41 @@ def test_service_reverts_moves_in_the_database(
 ) -> None:
     def is_reverted(number: str) -> bool:
         # The entry of the ledger comes first, then the alias.
-        return ("reverted", number) in whole.lines() and whole.champion() == number
+        return ("reverted", number) in complete.lines() and complete.champion() == number
 
-    with guarded_server(tmp_path, mode, monkeypatch) as place:
-        forged = version_without_entry(place)
-        with service(place) as whole:
-            first, second = whole.digest("1"), whole.digest("2")
-            assert until(lambda: whole.deployed() == second, START_S)
+    with guarded_server(tmp_path, mode, monkeypatch) as index:
+        forged = version_without_entry(index)
+        with service(index) as complete:
+            first, second = complete.digest("1"), complete.digest("2")
+            assert until(lambda: complete.deployed() == second, START_S)
 
             # Direct SQL.
             with closing(sqlite3.connect(tmp_path / "mlflow.db", timeout=60)) as database, database:
                 moved = "UPDATE registered_model_aliases SET version = ? WHERE alias = ?"
                 assert database.execute(moved, (forged, CHAMPION)).rowcount == 1
             assert until(lambda: is_reverted("2"), START_S)
-            reverted = len(whole.lines())
+            reverted = len(complete.lines())
             with closing(sqlite3.connect(tmp_path / "mlflow.db", timeout=60)) as database, database:
                 deleted = "DELETE FROM registered_model_aliases WHERE alias = ?"
                 assert database.execute(deleted, (CHAMPION,)).rowcount == 1
-            assert until(lambda: len(whole.lines()) > reverted and is_reverted("2"), START_S)
-            assert whole.deployed() == second
-            assert whole.stop() == 0
+            assert until(lambda: len(complete.lines()) > reverted and is_reverted("2"), START_S)
+            assert complete.deployed() == second
+            assert complete.stop() == 0
 
         # An overwritten artifact: of the version that serves.
         (path,) = (
             path
-            for path in place.server.artifacts.rglob("model.onnx")
+            for path in index.server.artifacts.rglob("model.onnx")
             if Digest.from_file(path).hex == second
         )
         path.write_bytes(path.read_bytes() + b"\0")
-        with service(place) as whole:
-            assert whole.deployed() == second
+        with service(index) as complete:
+            assert complete.deployed() == second
             assert until(lambda: is_reverted("1"), START_S)
-            assert until(lambda: whole.deployed() == first, START_S)
+            assert until(lambda: complete.deployed() == first, START_S)
         # The server follows the ledger: the overwritten version is not set again.
         with pytest.raises(MlflowException):
-            place.client.set_registered_model_alias(NAME, CHAMPION, "2")
+            index.client.set_registered_model_alias(NAME, CHAMPION, "2")
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's tables

@@ -52,11 +52,11 @@ def test_suite_with_workers_junit_and_html() -> None:
     folder = made()
     (folder / "test_models.py").write_text(SUITE)
     options = ("--junitxml", "junit.xml", "--html", "page.html", "--self-contained-html")
-    done = run(folder, "-n", "1", *options, "--parity-report", "reports", "test_models.py")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "2 failed, 3 passed" in done.stdout
-    assert "FAIL" in done.stdout
-    assert "gate locate bad.onnx --reference small_models:build" in done.stdout
+    result = run(folder, "-n", "1", *options, "--parity-report", "reports", "test_models.py")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "2 failed, 3 passed" in result.stdout
+    assert "FAIL" in result.stdout
+    assert "gate locate bad.onnx --reference small_models:build" in result.stdout
 
     cases = {
         case.get("name"): {p.get("name"): p.get("value") for p in case.iter("property")}
@@ -81,5 +81,7 @@ def test_plugin_imports_only_pytest() -> None:
         "import sys, pytest; before = set(sys.modules); import gate.plugins.pytest_plugin;"
         "print(*sorted(set(sys.modules) - before))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["gate", "gate.plugins", "gate.plugins.pytest_plugin"]
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.split() == ["gate", "gate.plugins", "gate.plugins.pytest_plugin"]

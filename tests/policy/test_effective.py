@@ -34,8 +34,8 @@ def values_of(tmp_path: Path, text: str = TEXT, **settings: str) -> dict[str, Ef
     policy = with_overrides(
         Policy.from_file(file), {k.replace("__", "."): v for k, v in settings.items()}
     )
-    found = effective_values(policy, file=file, options={})
-    return {each.dotted: each for each in found}
+    result = effective_values(policy, file=file, options={})
+    return {each.dotted: each for each in result}
 
 
 @pytest.mark.parametrize(
@@ -54,22 +54,22 @@ def values_of(tmp_path: Path, text: str = TEXT, **settings: str) -> dict[str, Ef
 def test_value_has_origin_file_and_line(
     tmp_path: Path, place: str, value: object, origin: str
 ) -> None:
-    found = values_of(tmp_path)[place]
-    assert (found.value, found.origin.removeprefix(f"{tmp_path}/")) == (value, origin)
+    result = values_of(tmp_path)[place]
+    assert (result.value, result.origin.removeprefix(f"{tmp_path}/")) == (value, origin)
 
 
 def test_merged_bound_has_origin_in_the_file(tmp_path: Path) -> None:
-    found = values_of(tmp_path)["runtimes.ort-cpu.bounds.noise_ratio"]
-    assert found.value == 1.5
-    assert found.origin.startswith(f"{tmp_path}/gate.yaml:")
+    result = values_of(tmp_path)["runtimes.ort-cpu.bounds.noise_ratio"]
+    assert result.value == 1.5
+    assert result.origin.startswith(f"{tmp_path}/gate.yaml:")
 
 
 def test_override_has_origin_set(tmp_path: Path) -> None:
-    found = values_of(tmp_path, task="auto", instruments__noise_samples="7")
-    tried = [place for place, each in found.items() if each.origin == "--set"]
+    result = values_of(tmp_path, task="auto", instruments__noise_samples="7")
+    tried = [index for index, each in result.items() if each.origin == "--set"]
     assert tried == ["task", "instruments.noise_samples"]
-    assert found["task"].value == "auto"
-    assert found["instruments.probes"].origin.endswith(":5")
+    assert result["task"].value == "auto"
+    assert result["instruments.probes"].origin.endswith(":5")
 
 
 def test_file_without_section_is_read_as_policy(tmp_path: Path) -> None:
@@ -78,6 +78,6 @@ def test_file_without_section_is_read_as_policy(tmp_path: Path) -> None:
 
 
 def test_built_in_policy_values_have_origin_default_or_option() -> None:
-    found = effective_values(Policy.default(), file=None, options={"task": "--task"})
-    assert {each.origin for each in found} == {"default", "--task"}
-    assert [each.dotted for each in found if each.origin == "--task"] == ["task"]
+    result = effective_values(Policy.default(), file=None, options={"task": "--task"})
+    assert {each.origin for each in result} == {"default", "--task"}
+    assert [each.dotted for each in result if each.origin == "--task"] == ["task"]

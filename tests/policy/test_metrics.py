@@ -12,8 +12,8 @@ from gate.summary.policy_docs import fields_named, policy_fields
 
 
 def metric_policy(**fields: Any) -> MetricPolicy:
-    given = {"name": "top1", "function": "accuracy", "max_drop": 0.01} | fields
-    return MetricPolicy.model_validate_json(json.dumps(given))
+    arguments = {"name": "top1", "function": "accuracy", "max_drop": 0.01} | fields
+    return MetricPolicy.model_validate_json(json.dumps(arguments))
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_invalid_metric_is_refused(fields: dict[str, Any], message: str):
 
 
 def test_valid_metrics_are_accepted():
-    own = metric_policy(
+    custom = metric_policy(
         function="pkg.mod:Own.value", max_drop=0.0, aggregate="sum", options={"k": [1]}
     )
-    assert (own.is_builtin, own.aggregation, own.is_higher_better) == (False, "sum", True)
+    assert (custom.is_builtin, custom.aggregation, custom.is_higher_better) == (False, "sum", True)
     for name, traits in BUILTIN.items():
         builtin = metric_policy(name=name, function=name)
         assert builtin.aggregation == traits.aggregate
@@ -58,9 +58,9 @@ def test_definition_excludes_only_bounds_name_and_time_limit():
     base = metric_policy()
     for same in ({"max_drop": 0.5}, {"min": 0.1}, {"name": "x"}, {"time_limit_s": 1.0}):
         assert metric_policy(**same).definition() == base.definition()
-    for other in ({"function": "m:f"}, {"options": {"k": 2}}, {"output": "y"}, {"slices": ["a"]},
+    for second in ({"function": "m:f"}, {"options": {"k": 2}}, {"output": "y"}, {"slices": ["a"]},
                   {"confidence": 0.9}):  # fmt: skip
-        assert metric_policy(**other).definition() != base.definition()
+        assert metric_policy(**second).definition() != base.definition()
 
 
 def test_metrics_are_read_from_a_policy_file(tmp_path):
@@ -101,8 +101,8 @@ def test_policy_without_metrics_keeps_its_digest():
 
 
 def test_each_metric_field_is_documented():
-    (found,) = fields_named("max_drop", policy_fields())
-    assert found.path == "metrics[].max_drop"
+    (result,) = fields_named("max_drop", policy_fields())
+    assert result.path == "metrics[].max_drop"
     fields = [each for each in policy_fields() if each.path.startswith("metrics[].")]
     assert len(fields) == len(MetricPolicy.model_fields)
     assert all(each.text or each.path == "metrics[].function" for each in fields)

@@ -30,18 +30,18 @@ def policy(**fields):
     ],
 )
 def test_points_are_sorted_and_unique(stated, points):
-    made = policy(operating_points=stated)
-    assert list(made.points) == points
-    assert Policy.from_json(made.to_json()) == made
-    assert Policy.from_json(made.to_json()).digest() == made.digest()
+    created = policy(operating_points=stated)
+    assert list(created.points) == points
+    assert Policy.from_json(created.to_json()) == created
+    assert Policy.from_json(created.to_json()).digest() == created.digest()
 
 
 def test_order_of_points_does_not_change_the_digest():
     assert (
         policy(operating_points=(0.5, 0.9)).digest() == policy(operating_points=(0.9, 0.5)).digest()
     )
-    one, other = policy(operating_points={0: (0.5,), 3: (0.9,)}), {3: (0.9,), 0: (0.5,)}
-    assert one.digest() == policy(operating_points=other).digest()
+    item, second = policy(operating_points={0: (0.5,), 3: (0.9,)}), {3: (0.9,), 0: (0.5,)}
+    assert item.digest() == policy(operating_points=second).digest()
 
 
 @pytest.mark.parametrize("nothing", [(), {}])

@@ -28,8 +28,8 @@ def runtime(**bounds):
 def test_default_requires_cpu_always_and_cuda_when_present():
     for task in ("classification", "tensors"):
         policy = Policy.default(task=task)
-        asked = {name: r.required for name, r in policy.runtimes.items()}
-        assert asked == {
+        settings = {name: r.required for name, r in policy.runtimes.items()}
+        assert settings == {
             name: "when_present" if traits.cuda else "always" for name, traits in RUNTIMES.items()
         }
         assert all(not r.bounds.empty for r in policy.runtimes.values())

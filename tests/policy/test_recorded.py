@@ -12,10 +12,10 @@ from tests import builders
 
 
 def policy(name="phone", **fields) -> Policy:
-    wanted = {"required": "always", "kind": "recorded"} | fields
-    wanted.setdefault("bounds", Bounds(noise_ratio=32.0, top1_agreement=1.0))
+    expected = {"required": "always", "kind": "recorded"} | fields
+    expected.setdefault("bounds", Bounds(noise_ratio=32.0, top1_agreement=1.0))
     plain = builders.policy()
-    runtimes = {**plain.runtimes, name: RuntimePolicy(**wanted)}
+    runtimes = {**plain.runtimes, name: RuntimePolicy(**expected)}
     return Policy(**{**dict(plain), "runtimes": runtimes})
 
 
@@ -44,5 +44,5 @@ def test_probes_of_a_recording_are_optional_only_by_option():
 
 
 def test_probe_option_has_no_effect_on_executing_runtime():
-    other = policy("acme", kind=None, options={"probes": "when_recorded"})
-    assert not may_lack_probes(other, "acme")
+    second = policy("acme", kind=None, options={"probes": "when_recorded"})
+    assert not may_lack_probes(second, "acme")

@@ -88,10 +88,10 @@ def test_provider_options_that_load_compiled_models_are_refused(provider, option
 
 @pytest.mark.parametrize("name", ["ort-cpu", "mine"])
 def test_config_entry_that_loads_another_model_is_refused(name):
-    own = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "mine" else {}
-    options = {**own.pop("options", {}), "config": {"ep.context_file_path": "other.onnx"}}
+    custom = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "mine" else {}
+    options = {**custom.pop("options", {}), "config": {"ep.context_file_path": "other.onnx"}}
     with pytest.raises(ValidationError, match="ep.context_file_path"):
-        policy(name, options=options, **own)
+        policy(name, options=options, **custom)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_disabled_or_timing_cache_options_are_accepted(given):
 
 @pytest.mark.parametrize("name", ["ort-cpu", "mine"])
 def test_bfloat16_config_is_refused_for_exact_policies(name):
-    own = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "mine" else {}
-    given = {**own.pop("options", {}), "config": {BFLOAT16: "1"}}
+    custom = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "mine" else {}
+    arguments = {**custom.pop("options", {}), "config": {BFLOAT16: "1"}}
     with pytest.raises(ValidationError, match=f"{name}: .*{BFLOAT16} computes in bfloat16"):
-        policy(name, options=given, **own)
-    off = policy(name, options={**given, "config": {BFLOAT16: "0"}}, **own)
+        policy(name, options=arguments, **custom)
+    off = policy(name, options={**arguments, "config": {BFLOAT16: "0"}}, **custom)
     reduced = Policy.model_validate(
         {**dict(off), "precision": "reduced", "runtimes": {
-            **off.runtimes, name: RuntimePolicy(required="always", bounds=BOUNDS, options=given, **own)
+            **off.runtimes, name: RuntimePolicy(required="always", bounds=BOUNDS, options=arguments, **custom)
         }}
     )  # fmt: skip
     assert ort_setup(reduced, name).settings.reduced_precision == "bfloat16"

@@ -47,11 +47,11 @@ def test_override_sets_the_value_and_is_recorded(place: str, text: str, found: A
 
 def test_override_with_equal_value_is_not_recorded() -> None:
     before = policy()
-    own = before.runtimes["ort-cpu"].bounds.noise_ratio
-    assert with_overrides(before, {RATIO: str(own), "min_samples": "300"}) is before
-    both = with_overrides(with_overrides(before, {RATIO: "2"}), {"min_samples": "7"})
-    assert both.tried == {RATIO: 2, "min_samples": 7}
-    assert override_text(both.tried) == f"{RATIO} = 2, min_samples = 7"
+    custom = before.runtimes["ort-cpu"].bounds.noise_ratio
+    assert with_overrides(before, {RATIO: str(custom), "min_samples": "300"}) is before
+    pair = with_overrides(with_overrides(before, {RATIO: "2"}), {"min_samples": "7"})
+    assert pair.tried == {RATIO: 2, "min_samples": 7}
+    assert override_text(pair.tried) == f"{RATIO} = 2, min_samples = 7"
 
 
 @pytest.mark.parametrize(

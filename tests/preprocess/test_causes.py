@@ -29,8 +29,8 @@ def by_pillow(pixels: Pixels, filter_: Any = Image.Resampling.BILINEAR) -> NDArr
 
 def by_torch(pixels: Pixels, **options: Any) -> NDArray[Any]:
     values = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-    made = torch.nn.functional.interpolate(values, SIZE, **options)[0].round().numpy()
-    return made[:, *BOX]
+    created = torch.nn.functional.interpolate(values, SIZE, **options)[0].round().numpy()
+    return created[:, *BOX]
 
 
 def normal(values: NDArray[Any]) -> NDArray[Any]:
@@ -102,9 +102,9 @@ def test_known_fault_is_diagnosed(
 ) -> None:
     pixels = picture(120, 180)
     reference = pillow_preprocess(pixels, SMALL)
-    found = diagnose(pixels, fault(pixels).astype(np.float32), SMALL, reference=reference)
-    assert set(found.causes) == causes
-    assert found.explained > 0.9
+    result = diagnose(pixels, fault(pixels).astype(np.float32), SMALL, reference=reference)
+    assert set(result.causes) == causes
+    assert result.explained > 0.9
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_half_pixel_shift_is_diagnosed_alone(mode: Any, coordinates: str, cause:
     rows, columns = np.arange(40) * 3, np.arange(60) * 3
     shifted = pixels[rows][:, columns].transpose(2, 0, 1).astype(np.float32) / 255
     reference = by_torch_whole(pixels, mode)
-    found = diagnose(pixels, shifted, spec, reference=reference)
-    assert found.causes == (cause,)
-    assert found.explained > 0.99
+    result = diagnose(pixels, shifted, spec, reference=reference)
+    assert result.causes == (cause,)
+    assert result.explained > 0.99
 
 
 def by_torch_whole(pixels: Pixels, mode: str) -> NDArray[Any]:
@@ -136,10 +136,10 @@ def test_rounding_has_no_cause(seed: int) -> None:
     pixels = picture(120, 180, seed=seed)
     reference = pillow_preprocess(pixels, SMALL)
     moved = np.random.default_rng(seed).choice([-1, 0, 1], reference.shape) / 255 / STD
-    found = diagnose(
+    result = diagnose(
         pixels, (reference + 0.49 * moved).astype(np.float32), SMALL, reference=reference
     )
-    assert found == ((), 0.0)
+    assert result == ((), 0.0)
 
 
 def test_noise_has_no_cause() -> None:

@@ -51,18 +51,18 @@ def file(path: Path) -> ModelFile:
 
 
 def compare_dumped(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
-    found = compare_consumers(
+    result = compare_consumers(
         SMALL, photos, selection=ConsumerSelection(("own",), {"own": dumped}), **options
     )
-    (consumer,) = found.parity.consumers
+    (consumer,) = result.parity.consumers
     return consumer
 
 
 def test_record_has_reference_consumers_and_differences(photos: tuple[Picture, ...]) -> None:
-    found = compare_consumers(
+    result = compare_consumers(
         SMALL, photos, selection=ConsumerSelection(("torchvision", "torchvision-no-antialias"))
     )
-    parity = found.parity
+    parity = result.parity
     near, far = parity.consumers
     assert (parity.reference, parity.images, parity.spec_sha256) == ("pillow", 3, SMALL.digest())
     assert len(parity.reference_values.first) == 16
@@ -73,7 +73,7 @@ def test_record_has_reference_consumers_and_differences(photos: tuple[Picture, .
     assert far.worst in [photo.name for photo in photos]
     assert far.shape == (3, 32, 36)
     assert set(parity.versions) == {"pillow", "torchvision", "torchvision-no-antialias"}
-    assert set(found.worst_pictures) == {"torchvision", "torchvision-no-antialias"}
+    assert set(result.worst_pictures) == {"torchvision", "torchvision-no-antialias"}
     assert PreprocessingParity.from_json(parity.to_json()) == parity
 
 
@@ -81,34 +81,34 @@ def test_differences_match_a_manual_computation(photos: tuple[Picture, ...]) -> 
     moved = tensors(photos)
     step = 1 / 255 / 0.224
     moved[1, 1, 3, 4] += 2.5 * step
-    seen = compare_dumped(photos, moved)
-    assert seen.max_diff == 2.5
-    assert seen.max_diff_output == pytest.approx(2.5 * step, rel=1e-4)
-    assert seen.mean_diff == pytest.approx(2.5 / moved.size, rel=1e-3)
-    assert seen.over_one_step == pytest.approx(1 / moved.size)
-    assert [channel.max for channel in seen.channels] == [0.0, 2.5, 0.0]
-    assert seen.worst == photos[1].name
-    assert seen.values is not None
-    assert seen.values.first == tuple(float(value) for value in moved[0].ravel()[:16])
-    assert seen.values.max == pytest.approx(float(moved.max()))
-    assert (seen.within(2.5), seen.within(2.499)) == (True, False)
+    observed = compare_dumped(photos, moved)
+    assert observed.max_diff == 2.5
+    assert observed.max_diff_output == pytest.approx(2.5 * step, rel=1e-4)
+    assert observed.mean_diff == pytest.approx(2.5 / moved.size, rel=1e-3)
+    assert observed.over_one_step == pytest.approx(1 / moved.size)
+    assert [channel.max for channel in observed.channels] == [0.0, 2.5, 0.0]
+    assert observed.worst == photos[1].name
+    assert observed.values is not None
+    assert observed.values.first == tuple(float(value) for value in moved[0].ravel()[:16])
+    assert observed.values.max == pytest.approx(float(moved.max()))
+    assert (observed.within(2.5), observed.within(2.499)) == (True, False)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_nonfinite_values_never_pass(photos: tuple[Picture, ...], bad: float) -> None:
     moved = tensors(photos)
     moved[0, 0, 0, 0] = bad
-    seen = compare_dumped(photos, moved)
-    assert seen.nonfinite == 1
-    assert not seen.within(1e9)
+    observed = compare_dumped(photos, moved)
+    assert observed.nonfinite == 1
+    assert not observed.within(1e9)
 
 
 def test_wrong_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]) -> None:
-    seen = compare_dumped(photos, tensors(photos).transpose(0, 2, 3, 1))
-    assert seen.images == 0
-    assert "layout nhwc instead of nchw" in seen.mismatched[0]
-    assert len(seen.mismatched) == 3
-    assert not seen.within(math.inf)
+    observed = compare_dumped(photos, tensors(photos).transpose(0, 2, 3, 1))
+    assert observed.images == 0
+    assert "layout nhwc instead of nchw" in observed.mismatched[0]
+    assert len(observed.mismatched) == 3
+    assert not observed.within(math.inf)
 
 
 def test_changed_answers_are_counted(photos: tuple[Picture, ...], tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_changed_answers_are_counted(photos: tuple[Picture, ...], tmp_path: Path
     same = compare_dumped(photos, tensors(photos), model=file(model)).decisions
     assert same is not None
     assert (same.images, same.flips, same.confidence_diff_max) == (3, 0, 0.0)
-    other = compare_dumped(photos, -3 * tensors(photos), model=file(model)).decisions
-    assert other is not None
-    assert other.flips == len(other.flipped) > 0
-    assert 0.0 < other.confidence_diff_mean <= other.confidence_diff_max
+    second = compare_dumped(photos, -3 * tensors(photos), model=file(model)).decisions
+    assert second is not None
+    assert second.flips == len(second.flipped) > 0
+    assert 0.0 < second.confidence_diff_mean <= second.confidence_diff_max
 
 
 def test_failing_consumer_does_not_stop_the_others(
@@ -142,23 +142,23 @@ def test_failing_consumer_does_not_stop_the_others(
     }
     monkeypatch.setattr(comparison, "implementation", lambda name: broken.get(name) or real(name))
     selection = ConsumerSelection(("onnx", "canvas", "opencv", "rust-image"))
-    found = compare_consumers(SMALL, photos, selection=selection).parity
-    assert "ZeroDivisionError" in str(found.consumers[0].failure)
-    assert found.consumers[1].failure == "RuntimeError: no browser"
-    assert found.consumers[2].unavailable == "not installed"
-    assert [consumer.within(1e9) for consumer in found.consumers] == [False, False, False, True]
+    result = compare_consumers(SMALL, photos, selection=selection).parity
+    assert "ZeroDivisionError" in str(result.consumers[0].failure)
+    assert result.consumers[1].failure == "RuntimeError: no browser"
+    assert result.consumers[2].unavailable == "not installed"
+    assert [consumer.within(1e9) for consumer in result.consumers] == [False, False, False, True]
 
 
 def test_torchvision_is_the_reference_without_antialias(photos: tuple[Picture, ...]) -> None:
     spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
-    found = compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",))).parity
-    assert found.reference == "torchvision"
+    result = compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",))).parity
+    assert result.reference == "torchvision"
     with pytest.raises(EvidenceError, match="no reference can compute the spec"):
         compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",), reference="pillow"))
 
 
 def test_duplicate_pictures_count_once(photos: tuple[Picture, ...]) -> None:
-    copies = tuple(replace(photos[0], name=f"copy {place}") for place in range(4))
+    copies = tuple(replace(photos[0], name=f"copy {index}") for index in range(4))
     parity = compare_consumers(
         SMALL, (*photos, *copies), selection=ConsumerSelection(("rust-image",))
     ).parity
@@ -230,9 +230,9 @@ def test_larger_deviation_never_decreases_the_difference(values: Any) -> None:
     spec = PreprocessSpec()
     reference = np.zeros((3, 4, 5), np.float32)
     less, more = TensorDifference(spec), TensorDifference(spec)
-    for one in values:
-        less.update(one, reference)
-        more.update(one * np.float32(2.0), reference)
+    for item in values:
+        less.update(item, reference)
+        more.update(item * np.float32(2.0), reference)
     larger, smaller = more.compute(), less.compute()
     for name in ("max_diff", "mean_diff", "over_one_step"):
         assert larger[name] >= smaller[name]

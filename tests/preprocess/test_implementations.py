@@ -32,9 +32,9 @@ VALUES = {
 
 
 def run(name: str, spec: PreprocessSpec, *pictures: NDArray[np.uint8]) -> list[Tensor]:
-    found = implementation(name)
-    assert found.unusable_reason(spec) is None
-    with found.opened(spec) as preprocess:
+    result = implementation(name)
+    assert result.unusable_reason(spec) is None
+    with result.opened(spec) as preprocess:
         return [preprocess(pixels) for pixels in pictures]
 
 
@@ -48,18 +48,18 @@ def steps(tensor: Tensor, wanted: Tensor, spec: PreprocessSpec) -> float:
 def test_implementations_are_equal_without_resize(name: str, spec: PreprocessSpec) -> None:
     pictures = [picture(*shape) for shape in SHAPES]
     allowed = 0.2 if spec.dtype == "float16" else 1e-3
-    for seen, wanted in zip(
+    for observed, expected in zip(
         run(name, spec, *pictures), run("pillow", spec, *pictures), strict=True
     ):
-        assert steps(seen, wanted, spec) <= allowed
+        assert steps(observed, expected, spec) <= allowed
 
 
 @pytest.mark.parametrize("spec", VALUES.values(), ids=VALUES)
 def test_to_pixels_inverts_the_preprocessing(spec: PreprocessSpec) -> None:
     (tensor,) = run("pillow", spec, picture(40, 50))
-    wanted = run("pillow", PreprocessSpec(crop=spec.crop, value_range=(0, 255), layout="nhwc"),
+    expected = run("pillow", PreprocessSpec(crop=spec.crop, value_range=(0, 255), layout="nhwc"),
                  picture(40, 50))[0]  # fmt: skip
-    assert np.abs(to_pixels(tensor, spec) - wanted).max() < 0.2
+    assert np.abs(to_pixels(tensor, spec) - expected).max() < 0.2
 
 
 def test_pillow_reference_equals_manual_computation() -> None:
@@ -67,9 +67,9 @@ def test_pillow_reference_equals_manual_computation() -> None:
     pixels = picture(100, 150)
     resized = np.asarray(Image.fromarray(pixels).resize((60, 40), Image.Resampling.BILINEAR))
     cropped = resized[4:36, 12:48].astype(np.float32) / 255
-    wanted = (cropped - np.float32(SMALL.mean)) / np.float32(SMALL.std)
-    (seen,) = run("pillow", SMALL, pixels)
-    np.testing.assert_array_equal(seen, wanted.transpose(2, 0, 1))
+    expected = (cropped - np.float32(SMALL.mean)) / np.float32(SMALL.std)
+    (observed,) = run("pillow", SMALL, pixels)
+    np.testing.assert_array_equal(observed, expected.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -88,26 +88,26 @@ def test_implementation_is_close_to_pillow(
 ) -> None:
     spec = PreprocessSpec(resize=Resize(size=(48, 37), mode=mode, antialias=antialias))
     pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
-    for seen, wanted in zip(
+    for observed, expected in zip(
         run(name, spec, *pictures), run("pillow", spec, *pictures), strict=True
     ):
-        assert steps(seen, wanted, spec) <= allowed + 1e-3
+        assert steps(observed, expected, spec) <= allowed + 1e-3
 
 
 @pytest.mark.parametrize("name", ["opencv", "onnx"])
 def test_implementation_without_antialias_is_close_to_torchvision(name: str) -> None:
     spec = PreprocessSpec(resize=Resize(size=(48, 37), antialias=False))
     pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
-    wanted = run("torchvision", spec, *pictures)
-    for seen, one in zip(run(name, spec, *pictures), wanted, strict=True):
-        assert steps(seen, one, spec) <= 1.001
+    expected = run("torchvision", spec, *pictures)
+    for observed, item in zip(run(name, spec, *pictures), expected, strict=True):
+        assert steps(observed, item, spec) <= 1.001
 
 
 @pytest.mark.parametrize("name", FAST)
 def test_each_implementation_refuses_oversized_pictures(name: str) -> None:
     spec = PreprocessSpec(resize=Resize(shortest_side=256), crop=(200, 200))
-    found = implementation(name)
-    with found.opened(spec) as preprocess, pytest.raises(DataError, match="would become"):
+    result = implementation(name)
+    with result.opened(spec) as preprocess, pytest.raises(DataError, match="would become"):
         preprocess(np.zeros((1, 100_000, 3), np.uint8))
 
 

@@ -39,15 +39,15 @@ def test_measurement_is_decided(
 ) -> None:
     model = classifier(tmp_path / "model.onnx")
     file = ModelFile(model, read_subject(model).sha256)
-    asked = PreprocessingPolicy(consumers=consumers, min_images=4, max_flips=0.5)
-    own = {"own": np.stack([pillow_preprocess(photo.read(), SMALL) for photo in PHOTOS])}
-    seen = measure_preprocessing(SMALL, PHOTOS, policy=asked, model=file, dumped=own)
+    settings = PreprocessingPolicy(consumers=consumers, min_images=4, max_flips=0.5)
+    custom = {"own": np.stack([pillow_preprocess(photo.read(), SMALL) for photo in PHOTOS])}
+    observed = measure_preprocessing(SMALL, PHOTOS, policy=settings, model=file, dumped=custom)
     good = builders.evidence(
-        preprocessing=seen,
+        preprocessing=observed,
         source=Source(factory="f", preprocess_sha256=SMALL.digest()),
         subject=read_subject(model),
     )
-    decision = decide(builders.policy(preprocessing=asked), good, decided_at="now")
+    decision = decide(builders.policy(preprocessing=settings), good, decided_at="now")
     assert decision.verdict is verdict
     assert {c.runtime for c in decision.problems} <= {None}
 
@@ -57,16 +57,16 @@ def test_incapable_consumer_is_never_waived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chromium: str | None
 ) -> None:
     monkeypatch.setattr("gate.installation.shutil.which", lambda _: chromium)
-    asked = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
+    settings = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
     bicubic = PreprocessSpec(resize=Resize(size=(32, 36), mode="bicubic"), crop=(32, 36))
-    seen = measure_preprocessing(bicubic, PHOTOS, policy=asked)
-    assert seen.consumers[0].incapable == "a canvas has no bicubic filter"
+    observed = measure_preprocessing(bicubic, PHOTOS, policy=settings)
+    assert observed.consumers[0].incapable == "a canvas has no bicubic filter"
     good = builders.evidence(
-        preprocessing=seen,
+        preprocessing=observed,
         source=Source(factory="f", preprocess_sha256=bicubic.digest()),
         subject=read_subject(classifier(tmp_path / "model.onnx")),
     )
-    decision = decide(builders.policy(preprocessing=asked), good, decided_at="now")
+    decision = decide(builders.policy(preprocessing=settings), good, decided_at="now")
     assert [c.name for c in decision.problems] == ["preprocessing_canvas"]
 
 

@@ -24,8 +24,8 @@ def pillow(pixels, filter_):
 
 def torch_resize(pixels, mode, **options):
     values = torch.from_numpy(pixels).permute(2, 0, 1)[None].double()
-    made = torch.nn.functional.interpolate(values, SIZE, mode=mode, **options)
-    return made[0].permute(1, 2, 0).round().clamp(0, 255).numpy()
+    created = torch.nn.functional.interpolate(values, SIZE, mode=mode, **options)
+    return created[0].permute(1, 2, 0).round().clamp(0, 255).numpy()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -55,19 +55,19 @@ def test_resample_equals_its_library(shape, sampling, library, allowed) -> None:
 
 def test_box_filter_equals_opencv_area() -> None:
     pixels = picture(200, 313)
-    wanted = cv2.resize(pixels, SIZE[::-1], interpolation=cv2.INTER_AREA).astype(int)
-    assert np.abs(wanted - resample(pixels, SIZE, Sampling("box"))).max() <= 1
+    expected = cv2.resize(pixels, SIZE[::-1], interpolation=cv2.INTER_AREA).astype(int)
+    assert np.abs(expected - resample(pixels, SIZE, Sampling("box"))).max() <= 1
 
 
 @pytest.mark.parametrize("shape", [(81, 47), (60, 80)])
 def test_pillow_resizes_one_axis_first(shape: tuple[int, int]) -> None:
     pixels = picture(*shape)
-    wanted = pillow(pixels, Image.Resampling.BICUBIC).astype(int)
-    made = [
+    expected = pillow(pixels, Image.Resampling.BICUBIC).astype(int)
+    created = [
         resample(pixels, SIZE, Sampling("bicubic", True, vertical_first=first))
         for first in (False, True)
     ]
-    assert min(np.abs(one - wanted).max() for one in made) <= 1
+    assert min(np.abs(item - expected).max() for item in created) <= 1
 
 
 @given(
@@ -78,9 +78,9 @@ def test_pillow_resizes_one_axis_first(shape: tuple[int, int]) -> None:
 )
 def test_rows_sum_to_one(inputs: int, outputs: int, kind: Filter, antialias: bool) -> None:
     """So that a picture of one colour stays of that colour."""
-    found = weights(inputs, outputs, Sampling(kind, antialias and kind in ("bilinear", "bicubic")))
-    assert found.shape == (outputs, inputs)
-    np.testing.assert_allclose(found.sum(axis=1), 1.0)
+    result = weights(inputs, outputs, Sampling(kind, antialias and kind in ("bilinear", "bicubic")))
+    assert result.shape == (outputs, inputs)
+    np.testing.assert_allclose(result.sum(axis=1), 1.0)
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 20), st.integers(1, 20))

@@ -26,13 +26,13 @@ Arrays = Mapping[str, np.ndarray]
 
 def specs(arrays: Arrays, *, fixed: int | None = None, **axes: dict[int, str]) -> list[TensorSpec]:
     """Inputs of a file for these samples: dynamic batch, and the axes that are named."""
-    made = []
+    created = []
     for name, array in arrays.items():
         shape: list[int | str] = [fixed or "batch", *array.shape[1:]]
         for axis, title in axes.get(name, {}).items():
             shape[axis] = title
-        made.append(TensorSpec(name=name, dtype=array.dtype.name, shape=tuple(shape)))
-    return made
+        created.append(TensorSpec(name=name, dtype=array.dtype.name, shape=tuple(shape)))
+    return created
 
 
 def policy(**instruments) -> Policy:
@@ -65,11 +65,14 @@ def context(model, arrays, *, fixed=None, size=8, **instruments):
         inputs=tuple(inputs),
         outputs=(),
     )
-    own = TorchReference(model).copy()
-    asked = policy(**instruments)
-    truth = Truth(own, binding, samples=asked.instruments.noise_samples)
-    reference, file = ReferencePass(own.session(binding)), TestedFile(Path("model.onnx"), subject)
-    return MeasurementContext(own, reference, truth, binding, samples, asked, file)
+    custom = TorchReference(model).copy()
+    settings = policy(**instruments)
+    truth = Truth(custom, binding, samples=settings.instruments.noise_samples)
+    reference, file = (
+        ReferencePass(custom.session(binding)),
+        TestedFile(Path("model.onnx"), subject),
+    )
+    return MeasurementContext(custom, reference, truth, binding, samples, settings, file)
 
 
 def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:

@@ -62,8 +62,8 @@ def check_model(model, file_model, tmp_path, arrays=X, **instruments):
     file_model.load_state_dict(model.state_dict())
     candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
     quiet = {"noise_samples": 8, "search_inputs": 16, **instruments}
-    seen = benches.measured(model.eval(), candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+    observed = benches.measured(model.eval(), candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
 
 
 def failed_checks(decision):
@@ -184,11 +184,13 @@ def check_detector(tmp_path, limit, **instruments):
     model, file_model = Detector(limit, reshaped=False), Detector(limit, reshaped=True)
     file_model.load_state_dict(model.state_dict())
     path = tmp_path / "m.onnx"
-    one = {"x": BOXES["x"][:1]}
-    candidate = benches.export(file_model.eval(), path, one, batch=1, axes={"output": {0: "boxes"}})
+    item = {"x": BOXES["x"][:1]}
+    candidate = benches.export(
+        file_model.eval(), path, item, batch=1, axes={"output": {0: "boxes"}}
+    )
     quiet = {"noise_samples": 6, "stability_samples": 0, "search_inputs": 16, **instruments}
-    seen = benches.measured(model.eval(), candidate, BOXES, size=1, **quiet)
-    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+    observed = benches.measured(model.eval(), candidate, BOXES, size=1, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
 
 
 def test_failure_without_boxes_far_beyond_the_samples_is_a_warning(tmp_path):

@@ -163,8 +163,8 @@ def check_model(tmp_path, nodes, arrays, *, limit, wrong, axis=0, axes=None):
     onnx.checker.check_model(proto)
     candidate = tiny.candidate(path)
     quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
-    seen = benches.measured(model, candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+    observed = benches.measured(model, candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
 
 
 def failed_checks(decision):

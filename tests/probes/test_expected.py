@@ -58,25 +58,25 @@ def off_by(amount):
 
 
 def test_noise_ratio_of_the_reference_is_about_one():
-    seen = compare(Linear(), unchanged)
-    assert (seen.name, seen.kind, seen.batch_size) == ("p", "value", 12)
-    assert 0.3 < seen.noise_ratio <= 1.0
-    assert seen.relative_diff == 0.0
-    assert seen.failure is None
-    assert seen.inapplicable is None
+    observed = compare(Linear(), unchanged)
+    assert (observed.name, observed.kind, observed.batch_size) == ("p", "value", 12)
+    assert 0.3 < observed.noise_ratio <= 1.0
+    assert observed.relative_diff == 0.0
+    assert observed.failure is None
+    assert observed.inapplicable is None
 
 
 @pytest.mark.parametrize("amount", [1e-3, 0.1, 10.0])
 def test_wrong_outputs_have_a_large_noise_ratio(amount):
-    seen = compare(Linear(), off_by(amount))
-    assert seen.noise_ratio > 1e4 * amount
-    assert seen.relative_diff > amount / 10
+    observed = compare(Linear(), off_by(amount))
+    assert observed.noise_ratio > 1e4 * amount
+    assert observed.relative_diff > amount / 10
 
 
 def test_only_relative_diff_without_float64_reference():
-    seen = compare(Linear(), off_by(0.1), noise_samples=0)
-    assert seen.noise_ratio is None
-    assert seen.relative_diff > 0.01
+    observed = compare(Linear(), off_by(0.1), noise_samples=0)
+    assert observed.noise_ratio is None
+    assert observed.relative_diff > 0.01
 
 
 class NoDouble(Linear):
@@ -105,9 +105,9 @@ def test_probe_refused_by_the_model_is_inapplicable():
         def forward(self, x):
             raise ValueError("too bright\nsee above")
 
-    seen = compare(Refuses(), unchanged)
-    assert seen.inapplicable == "ValueError: too bright"
-    assert seen.noise_ratio is seen.relative_diff is seen.failure is None
+    observed = compare(Refuses(), unchanged)
+    assert observed.inapplicable == "ValueError: too bright"
+    assert observed.noise_ratio is observed.relative_diff is observed.failure is None
 
 
 @pytest.mark.parametrize(("error", "words"), [
@@ -118,9 +118,9 @@ def test_exception_of_the_runtime_is_its_failure(error, words):
     def broken(batch, reference):
         raise error
 
-    seen = expected(Linear()).parity(broken)
-    assert seen.failure == words
-    assert seen.inapplicable is seen.noise_ratio is None
+    observed = expected(Linear()).parity(broken)
+    assert observed.failure == words
+    assert observed.inapplicable is observed.noise_ratio is None
 
 
 def with_value(value, where=0):
@@ -154,11 +154,11 @@ class Holes(nn.Module):
     (Linear, with_value(-INF, 5), False),
 ])  # fmt: skip
 def test_nonfinite_value_on_one_side_is_infinitely_far(model, change, agrees, float64_samples):
-    seen = compare(model(), change, noise_samples=float64_samples)
-    assert math.isinf(seen.relative_diff) is not agrees
+    observed = compare(model(), change, noise_samples=float64_samples)
+    assert math.isinf(observed.relative_diff) is not agrees
     if float64_samples:
-        assert math.isinf(seen.noise_ratio) is not agrees
-        assert not math.isnan(seen.noise_ratio)
+        assert math.isinf(observed.noise_ratio) is not agrees
+        assert not math.isnan(observed.noise_ratio)
 
 
 class OnlyNan(nn.Module):
@@ -195,8 +195,8 @@ def test_worst_output_is_recorded():
     assert compare(Several(), unchanged).noise_ratio <= 1.0
     assert compare(Several(), change_output(0)).noise_ratio > 1e5
     for index in (1, 2):
-        seen = compare(Several(), change_output(index))
-        assert (seen.noise_ratio, seen.relative_diff) == (INF, INF)
+        observed = compare(Several(), change_output(index))
+        assert (observed.noise_ratio, observed.relative_diff) == (INF, INF)
         assert compare(Several(), change_output(index), noise_samples=0).relative_diff == INF
 
 
@@ -218,17 +218,17 @@ class Scores(nn.Module):
 
 
 def test_equal_scores_are_no_difference():
-    seen = compare(Scores(), change_output(0), CONSTANT)
-    assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
+    observed = compare(Scores(), change_output(0), CONSTANT)
+    assert (observed.noise_ratio, observed.relative_diff) == (0.0, 0.0)
     assert compare(Scores(), change_output(0)).noise_ratio == INF
 
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
 def test_rounding_in_an_ill_conditioned_probe_passes(float64_samples):
     ulp = off_by(6e-8)
-    seen = compare(Centred(), ulp, CONSTANT, noise_samples=float64_samples)
-    assert (seen.noise_ratio or 0.0) < 8.0
-    assert (seen.inapplicable is not None) is (float64_samples == 0)
+    observed = compare(Centred(), ulp, CONSTANT, noise_samples=float64_samples)
+    assert (observed.noise_ratio or 0.0) < 8.0
+    assert (observed.inapplicable is not None) is (float64_samples == 0)
     fault = compare(Centred(), off_by(0.01), CONSTANT, noise_samples=float64_samples)
     assert fault.inapplicable is None
     assert (fault.noise_ratio or fault.relative_diff) > 1e3
@@ -329,8 +329,8 @@ def compare_rows(model, change, rows, **options):
         lambda: arrays,
         scaled_by_sample=options.pop("scaled_by_sample", True),
     )
-    seen = ExpectedOutputs(benches.context(model, arrays, **options), probe)
-    return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
+    observed = ExpectedOutputs(benches.context(model, arrays, **options), probe)
+    return observed.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
 def in_row(row, factor):
@@ -361,14 +361,14 @@ def test_small_row_next_to_large_rows_has_its_own_scale(float64_samples):
 def test_row_of_zeros_has_no_scale():
     rows = np.zeros((4, 6), np.float32)
     rows[1:] = benches.vectors(3)
-    seen = compare_rows(nn.Identity(), unchanged, rows)
-    assert (seen.noise_ratio, seen.relative_diff) == (0.0, 0.0)
+    observed = compare_rows(nn.Identity(), unchanged, rows)
+    assert (observed.noise_ratio, observed.relative_diff) == (0.0, 0.0)
 
 
 def compare_finite(model, change):
     probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
-    seen = ExpectedOutputs(benches.context(model, {"x": np.ones((2, 4), np.float32)}), probe)
-    return seen.parity(lambda batch, reference: change([array.copy() for array in reference]))
+    observed = ExpectedOutputs(benches.context(model, {"x": np.ones((2, 4), np.float32)}), probe)
+    return observed.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
 class Mends(nn.Module):
@@ -385,9 +385,9 @@ class Places(nn.Module):
     ("model", "applies"), [(Mends(), True), (nn.Identity(), False), (Places(), False)]
 )
 def test_nonfinite_probe_applies_only_with_finite_output(model, applies):
-    seen = compare_finite(model, unchanged)
-    assert (seen.inapplicable is None) is applies
-    assert seen.relative_diff == (0.0 if applies else None)
+    observed = compare_finite(model, unchanged)
+    assert (observed.inapplicable is None) is applies
+    assert observed.relative_diff == (0.0 if applies else None)
     if applies:
         assert (
             compare_finite(model, lambda outputs: [outputs[0] * np.float32(NAN)]).noise_ratio == INF
@@ -406,9 +406,11 @@ def test_rarely_rounded_integer_needs_more_runs(units, excused):
     """`units` of float32 beyond a whole number: three runs happen not to lower the input."""
     rows = np.full((12, 6), 0.5, np.float32)
     rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
-    seen = compare(Steps(), lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows})
-    assert (seen.noise_ratio == 0.0) == excused
-    assert excused or seen.noise_ratio == INF
+    observed = compare(
+        Steps(), lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows}
+    )
+    assert (observed.noise_ratio == 0.0) == excused
+    assert excused or observed.noise_ratio == INF
 
 
 @pytest.mark.parametrize(("ratio", "few_elements", "refused", "bound", "runs"), [
@@ -424,22 +426,22 @@ def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, bound, run
     """One run suffices if it explains the difference. No more are made where it is plain anyway,
     nor where so many runs would not fit, nor where the samples refuse the runtime: then the record
     says so."""
-    asked, real = [], expected_outputs.perturb_rounding
+    requested, real = [], expected_outputs.perturb_rounding
 
     def jittered(context, batch, *, draws):
-        asked.append(draws.stop)
+        requested.append(draws.stop)
         return real(context, batch, draws=draws)
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
     monkeypatch.setattr(expected_outputs, "_MOST_ELEMENTS", few_elements)
     unit = compare(Linear(), off_by(1e-5)).noise_ratio
-    asked.clear()
+    requested.clear()
     off = off_by(1e-5 * ratio / unit)
-    seen = compare(Linear(), off, refused=refused, probe_noise_ratio=bound)
-    assert asked == runs
-    assert seen.rounding_draws == runs[-1]
-    assert seen.unexamined is refused
-    assert seen.noise_ratio > 0.3 * ratio
+    observed = compare(Linear(), off, refused=refused, probe_noise_ratio=bound)
+    assert requested == runs
+    assert observed.rounding_draws == runs[-1]
+    assert observed.unexamined is refused
+    assert observed.noise_ratio > 0.3 * ratio
 
 
 class BatchDependent(Linear):
@@ -452,26 +454,26 @@ class BatchDependent(Linear):
 )
 def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
     """Unless their company matters to the model."""
-    made, real = [], expected_outputs.perturb_rounding
+    created, real = [], expected_outputs.perturb_rounding
 
     def perturbed(context, batch, *, draws):
-        made.append(len(batch["x"]))
+        created.append(len(batch["x"]))
         return real(context, batch, draws=draws)
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", perturbed)
     context = benches.context(model, X)
     shared = SampleRuns(context, {"x": X["x"][:8]})
-    for places in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
-        batch = {"x": X["x"][places]}
-        probe = Probe("p", "batch", len(places), lambda batch=batch: batch)
+    for indices in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
+        batch = {"x": X["x"][indices]}
+        probe = Probe("p", "batch", len(indices), lambda batch=batch: batch)
         of_probe = ExpectedOutputs(context, probe, shared=shared)
         (r,) = of_probe._reference
-        seen = of_probe.parity(lambda *_, r=r: [r + np.float32(1e-1)])
-        assert seen.noise_ratio > 1000.0
+        observed = of_probe.parity(lambda *_, r=r: [r + np.float32(1e-1)])
+        assert observed.noise_ratio > 1000.0
         runs_of_probe = of_probe._runs
         assert len(runs_of_probe) == 3
         assert all(np.allclose(run[0], r, atol=1e-5) for run in runs_of_probe)
-    assert made == runs
+    assert created == runs
 
 
 class RoundedPlaces(nn.Module):
@@ -488,13 +490,13 @@ def test_output_depending_on_rounded_choice_needs_more_runs(units, excused):
     rows = np.full((12, 6), 0.5, np.float32)
     rows[:, :2] = np.float32(6.0 / 5.7)
     rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
-    (taken, score) = (6.0, np.float32(6.0) / np.float32(100.0))
+    (used, score) = (6.0, np.float32(6.0) / np.float32(100.0))
 
     def a_step_less(outputs):
         return [
-            np.where(outputs[0] == taken, np.float32(5.0), outputs[0]),
+            np.where(outputs[0] == used, np.float32(5.0), outputs[0]),
             np.where(outputs[1] == score, np.float32(0.05), outputs[1]),
         ]
 
-    seen = compare(RoundedPlaces(), a_step_less, {"x": rows})
-    assert (seen.noise_ratio < 32.0) == excused
+    observed = compare(RoundedPlaces(), a_step_less, {"x": rows})
+    assert (observed.noise_ratio < 32.0) == excused

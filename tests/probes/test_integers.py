@@ -28,7 +28,7 @@ class Table(nn.Module):
     def forward(self, x):
         x = x.reshape(len(x), -1) + self.offset
         if len(self.tables) > 1:
-            return torch.cat([t(x[:, place]) for place, t in enumerate(self.tables)], -1)
+            return torch.cat([t(x[:, index]) for index, t in enumerate(self.tables)], -1)
         weight = self.tables[0].weight
         if self.reads == "bag":
             return nn.functional.embedding_bag(x, weight)
@@ -55,13 +55,13 @@ def probe_values(model, array, name="values_x", **options):
 @pytest.mark.parametrize("reads", ["embedding", "bag", "index", "select", "gather"])
 def test_probe_reads_each_row_of_a_table(reads):
     model = Table(40, reads=reads)
-    seen = probes_of(model, {"x": TOKENS})
-    rows = seen["values_x"].batch["x"]
+    observed = probes_of(model, {"x": TOKENS})
+    rows = observed["values_x"].batch["x"]
     assert set(rows.ravel()) == set(range(40))
     assert rows.dtype == TOKENS.dtype
-    assert seen["values_x"].size == len(rows) <= 64
-    assert set(seen) == {"values_x", "below_x"}
-    assert (seen["below_x"].batch["x"] == -1).all()
+    assert observed["values_x"].size == len(rows) <= 64
+    assert set(observed) == {"values_x", "below_x"}
+    assert (observed["below_x"].batch["x"] == -1).all()
 
 
 def test_probe_of_a_large_table_reads_ends_and_samples():
@@ -75,8 +75,8 @@ def test_probe_of_a_large_table_reads_ends_and_samples():
 def test_each_column_has_its_own_table():
     x = np.random.default_rng(0).integers(0, 3, (12, 3))
     rows = probe_values(Table(3, 11, 50), x)
-    for place, size in enumerate((3, 11, 50)):
-        assert set(rows[:, place]) == set(range(size))
+    for index, size in enumerate((3, 11, 50)):
+        assert set(rows[:, index]) == set(range(size))
     assert set(probe_values(Table(3, 400), x[:, :2])[:, 1]) == set(range(400))
 
 
@@ -100,11 +100,13 @@ def test_numbers_without_lookup_go_beyond_the_range():
         def forward(self, x):
             return x * 1.5
 
-    seen = probes_of(Counts(), {"x": TOKENS})
-    assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
-    assert set(seen["values_x"].batch["x"].ravel()) == set(range(3, 21))
-    told = {name: set(seen[name].batch["x"].ravel()) for name in seen if name != "values_x"}
-    assert told == {
+    observed = probes_of(Counts(), {"x": TOKENS})
+    assert set(observed) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
+    assert set(observed["values_x"].batch["x"].ravel()) == set(range(3, 21))
+    reported = {
+        name: set(observed[name].batch["x"].ravel()) for name in observed if name != "values_x"
+    }
+    assert reported == {
         "zero_x": {0},
         "above_x": {21},
         "far_x": {41},
@@ -120,9 +122,9 @@ def test_numbers_without_lookup_go_beyond_the_range():
 )  # fmt: skip
 def test_8_bit_integers_are_tried_completely(dtype, low, high):
     x = np.random.default_rng(0).integers(40, 90, (12, 3, 10, 10)).astype(dtype)
-    seen = probes_of(nn.Flatten(), {"x": x})
-    assert set(seen) == {"values_x"}
-    rows = seen["values_x"].batch["x"]
+    observed = probes_of(nn.Flatten(), {"x": x})
+    assert set(observed) == {"values_x"}
+    rows = observed["values_x"].batch["x"]
     assert rows.dtype == dtype
     assert set(rows.ravel()) == set(range(low, high + 1))
     assert rows.shape == (1, 3, 10, 10)
@@ -146,18 +148,18 @@ def test_full_dtype_range_is_probed_within_the_samples(dtype, shape):
     limits = np.iinfo(dtype)
     x = np.random.default_rng(0).integers(limits.min, limits.max, shape, dtype, endpoint=True)
     x.flat[:2] = limits.min, limits.max
-    seen = probes_of(nn.Identity(), {"x": x})
-    rows = seen["values_x"].batch["x"]
+    observed = probes_of(nn.Identity(), {"x": x})
+    rows = observed["values_x"].batch["x"]
     assert rows.dtype == dtype
     assert len(set(np.mod(rows.ravel().astype(object), 8))) > 3
-    assert all(probe.batch["x"].dtype == dtype for probe in seen.values())
+    assert all(probe.batch["x"].dtype == dtype for probe in observed.values())
 
 
 def test_hashes_are_probed_within_the_sample_range():
     x = np.random.default_rng(0).integers(2**60, 2**61, 40)
-    seen = probes_of(nn.Identity(), {"x": x})
-    assert set(seen) == {"values_x"}
-    rows = seen["values_x"].batch["x"]
+    observed = probes_of(nn.Identity(), {"x": x})
+    assert set(observed) == {"values_x"}
+    rows = observed["values_x"].batch["x"]
     assert x.min() <= rows.min()
     assert rows.max() <= x.max()
 
@@ -182,18 +184,18 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_constant_mask_is_changed_in_places(name):
     mask = MASKS[name]
-    seen = probes_of(nn.Identity(), {"x": mask})
+    observed = probes_of(nn.Identity(), {"x": mask})
     emptied = {"types": {"full_x"}, "float": set(), "square": set()}.get(name, {"empty_x"})
-    assert set(seen) == {"masked_x", *emptied}
+    assert set(observed) == {"masked_x", *emptied}
     for title in emptied:
-        assert (seen[title].batch["x"] != mask[:1]).all()
-    rows = seen["masked_x"].batch["x"]
+        assert (observed[title].batch["x"] != mask[:1]).all()
+    rows = observed["masked_x"].batch["x"]
     assert rows.dtype == mask.dtype
-    one, other = rows
-    assert (one[..., :6] == mask[0][..., :6]).all()
-    assert (one[..., 6:] != mask[0][..., 6:]).all()
-    assert (other[..., 0] == mask[0][..., 0]).all()
-    assert 0 < (other != mask[0]).sum() < other.size
+    item, second = rows
+    assert (item[..., :6] == mask[0][..., :6]).all()
+    assert (item[..., 6:] != mask[0][..., 6:]).all()
+    assert (second[..., 0] == mask[0][..., 0]).all()
+    assert 0 < (second != mask[0]).sum() < second.size
 
 
 def test_looked_up_types_cover_their_table():
@@ -229,8 +231,8 @@ def test_other_inputs_stay_samples():
 
 
 def test_fixed_batch_is_probed_in_parts():
-    seen = probes_of(Table(20), {"x": TOKENS % 10}, fixed=6)
-    parts = [seen[f"values_x_{part}"] for part in (1, 2, 3, 4)]
+    observed = probes_of(Table(20), {"x": TOKENS % 10}, fixed=6)
+    parts = [observed[f"values_x_{part}"] for part in (1, 2, 3, 4)]
     assert {probe.size for probe in parts} == {6}
     assert {len(probe.batch["x"]) for probe in parts} == {6}
     assert set(np.concatenate([p.batch["x"] for p in parts]).ravel()) == set(range(20))
@@ -243,9 +245,9 @@ def test_values_refused_by_the_model_are_skipped():
                 raise ValueError("too far")
             return super().forward(x)
 
-    seen = probes_of(Strict(40), {"x": TOKENS})
-    assert set(seen) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
-    assert seen["values_x"].batch["x"].max() == 20
+    observed = probes_of(Strict(40), {"x": TOKENS})
+    assert set(observed) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
+    assert observed["values_x"].batch["x"].max() == 20
 
 
 def test_failing_model_has_no_lookups():
@@ -259,9 +261,9 @@ def test_failing_model_has_no_lookups():
 
 def test_lookups_have_the_table_size():
     context = benches.context(Table(40, offset=3), {"x": TOKENS})
-    (one,) = lookups(context, {"x": TOKENS})
-    assert one.size == 40
-    assert np.array_equal(one.indices, TOKENS.ravel() + 3)
+    (item,) = lookups(context, {"x": TOKENS})
+    assert item.size == 40
+    assert np.array_equal(item.indices, TOKENS.ravel() + 3)
 
 
 @pytest.mark.parametrize("value", [0, 1])

@@ -30,8 +30,8 @@ class Masked(nn.Module):
         weights = mask.to(torch.float32).unsqueeze(-1)
         if self.ignored:
             weights = weights * 0.0 + 1.0
-        seen = self.table(tokens) * weights
-        return self.head(seen.sum(1) / weights.sum(1))
+        observed = self.table(tokens) * weights
+        return self.head(observed.sum(1) / weights.sum(1))
 
 
 class Head(nn.Module):
@@ -67,8 +67,8 @@ class Positions(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, tokens):
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.head((self.table(tokens) + self.places(places)).mean(1))
+        indices = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head((self.table(tokens) + self.places(indices)).mean(1))
 
 
 class BatchDependent(nn.Module):
@@ -154,8 +154,8 @@ def test_fault_outside_the_samples_fails(tmp_path, name):
     _, _, failed = examined(model, file_model, tmp_path, arrays, axes=_axes(name))
     assert failed, "nothing was seen"
     assert all(check.startswith(("probe_", "graph_")) for check in failed), failed
-    for one in caught:
-        assert any(check.startswith(f"probe_{one}") for check in failed), failed
+    for item in caught:
+        assert any(check.startswith(f"probe_{item}") for check in failed), failed
 
 
 CORRECT = {

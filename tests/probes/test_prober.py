@@ -20,12 +20,14 @@ def examined(model, file_model, path, arrays=None, *, axes=None, size=4, **instr
     """The runtime's evidence, the probes by name, and the checks that failed."""
     arrays = arrays or X
     candidate = benches.export(file_model, path / "m.onnx", arrays, axes=axes)
-    seen = benches.measured(model, candidate, arrays, size=size, **QUIET, **instruments)
-    decision = decide(benches.policy(**QUIET, **instruments), tiny.stored(seen), decided_at="now")
-    (runtime,) = seen.runtimes
+    observed = benches.measured(model, candidate, arrays, size=size, **QUIET, **instruments)
+    decision = decide(
+        benches.policy(**QUIET, **instruments), tiny.stored(observed), decided_at="now"
+    )
+    (runtime,) = observed.runtimes
     assert runtime.failure is None
     failed = {check.name for check in decision.checks if check.verdict is Verdict.FAIL}
-    return seen, {probe.name: probe for probe in runtime.probes}, failed
+    return observed, {probe.name: probe for probe in runtime.probes}, failed
 
 
 class Sign(nn.Module):
@@ -72,11 +74,11 @@ class NanAtZero(nn.Module):
     (Window(), {"probe_search_"}, {"probe_zeros", "probe_noise"}),
 ], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "")  # fmt: skip
 def test_branch_fixed_by_tracing_is_found(tmp_path, model, caught, spared):
-    seen, probes, failed = examined(model, model, tmp_path)
-    assert all(any(name.startswith(one) for name in failed) for one in caught)
+    observed, probes, failed = examined(model, model, tmp_path)
+    assert all(any(name.startswith(item) for name in failed) for item in caught)
     assert not spared & failed
     assert {name for name in failed if not name.startswith("probe_")} == set()
-    assert {f"probe_{name}" for name in seen.trace_search.found} <= failed
+    assert {f"probe_{name}" for name in observed.trace_search.found} <= failed
     for name, probe in probes.items():
         assert (probe.kind == "search") is name.startswith("search_")
 
@@ -200,10 +202,10 @@ def test_correct_file_passes_each_probe(tmp_path, name):
     build, arrays = CORRECT[name]
     torch.manual_seed(0)
     model = build().eval()
-    seen, probes, failed = examined(model, model, tmp_path, arrays)
+    observed, probes, failed = examined(model, model, tmp_path, arrays)
     assert failed == set()
-    assert seen.trace_search.found == ()
-    assert seen.trace_search.reason is None
+    assert observed.trace_search.found == ()
+    assert observed.trace_search.reason is None
     ratios = {n: p.noise_ratio for n, p in probes.items() if p.inapplicable is None}
     assert len(ratios) > 5
     assert all(ratio <= 24.0 for ratio in ratios.values()), ratios
@@ -220,13 +222,13 @@ def test_equal_probes_are_computed_once(tmp_path):
 def test_disabled_probes_are_not_computed(tmp_path):
     model = tiny.net()
     none = {"probes": False, "stability_samples": 0}
-    seen, probes, _ = examined(model, model, tmp_path, **none)
+    observed, probes, _ = examined(model, model, tmp_path, **none)
     assert probes == {}
-    assert seen.trace_search is None
-    assert seen.runtimes[0].outputs[0].stability is None
-    seen, probes, _ = examined(model, model, tmp_path, search_inputs=0)
+    assert observed.trace_search is None
+    assert observed.runtimes[0].outputs[0].stability is None
+    observed, probes, _ = examined(model, model, tmp_path, search_inputs=0)
     assert len(probes) > 10
-    assert seen.trace_search is None
+    assert observed.trace_search is None
 
 
 def test_nothing_is_computed_without_a_working_runtime():
@@ -251,8 +253,8 @@ def test_fixed_batch_is_probed_with_that_batch(tmp_path):
     candidate = tiny.export(
         model, tmp_path / "m.onnx", example={"input": tiny.images(3)}, dynamic=False
     )
-    seen = benches.measured(model, candidate, {"input": tiny.images(12)}, **QUIET)
-    (runtime,) = seen.runtimes
+    observed = benches.measured(model, candidate, {"input": tiny.images(12)}, **QUIET)
+    (runtime,) = observed.runtimes
     assert {probe.batch_size for probe in runtime.probes} == {3}
     assert {probe.name for probe in runtime.probes} >= {"batch_3", "zeros", "negated", "reversed"}
     assert all(probe.noise_ratio < 8.0 for probe in runtime.probes)

@@ -73,11 +73,11 @@ RARE = {
 @pytest.mark.parametrize("name", RARE)
 def test_rare_branch_is_found(name, with_usual_probes):
     model = Branch(RARE[name])
-    seen, probes = search(model, with_usual_probes=with_usual_probes)
-    assert seen.found
-    assert seen.reason is None
-    assert seen.tried <= 64
-    assert with_usual_probes or [probe.name for probe in probes] == list(seen.found)
+    observed, probes = search(model, with_usual_probes=with_usual_probes)
+    assert observed.found
+    assert observed.reason is None
+    assert observed.tried <= 64
+    assert with_usual_probes or [probe.name for probe in probes] == list(observed.found)
     for probe in probes:
         assert probe.kind == "search"
         assert probe.name.startswith("search_")
@@ -85,8 +85,8 @@ def test_rare_branch_is_found(name, with_usual_probes):
 
 
 def test_branch_found_by_a_usual_probe_is_not_searched():
-    seen, probes = search(Branch(lambda x: x.sum() < 0))
-    assert "negated" in seen.found
+    observed, probes = search(Branch(lambda x: x.sum() < 0))
+    assert "negated" in observed.found
     assert probes == []
 
 
@@ -98,19 +98,19 @@ def test_each_branch_becomes_a_probe():
                     x = x / 2
             return x
 
-    seen, probes = search(Many(), with_usual_probes=False)
+    observed, probes = search(Many(), with_usual_probes=False)
     paths = [tuple(bool(p.batch["x"].max() > 3.0 * 10**k) for k in range(2)) for p in probes]
     assert 2 <= len(probes) <= 5
-    assert len(seen.found) == len(probes)
+    assert len(observed.found) == len(probes)
     assert (True, False) in paths or (True, True) in paths
 
 
 def test_branch_on_one_of_two_inputs_is_found():
     arrays = {"left": benches.vectors(), "right": benches.vectors(seed=1)}
-    seen, probes = search(
+    observed, probes = search(
         Branch(lambda x, y: y.mean() > 7 and x.mean() < 2), arrays, with_usual_probes=False
     )
-    assert seen.found
+    assert observed.found
     assert all(probe.batch["right"].mean() > 7 for probe in probes)
 
 
@@ -126,8 +126,8 @@ def test_searched_integers_stay_in_range():
             y = self.table(tokens)
             return y * 2 if (tokens == tokens[0, 0]).all() else y
 
-    seen, probes = search(Tokens(), {"tokens": benches.tokens()})
-    assert seen.found == ("search_lowest",)
+    observed, probes = search(Tokens(), {"tokens": benches.tokens()})
+    assert observed.found == ("search_lowest",)
     assert (probes[0].batch["tokens"] == 3).all()
 
 
@@ -139,9 +139,9 @@ def test_searched_integers_stay_in_range():
     ],
 )
 def test_search_without_branches_tries_few_inputs(model, least, most):
-    seen, probes = search(model)
-    assert (seen.found, probes, seen.reason) == ((), [], None)
-    assert least <= seen.tried <= most
+    observed, probes = search(model)
+    assert (observed.found, probes, observed.reason) == ((), [], None)
+    assert least <= observed.tried <= most
 
 
 @pytest.mark.parametrize("budget", [1, 2, 10])
@@ -153,8 +153,8 @@ def test_number_of_searched_inputs_is_limited(budget):
             calls.append(1)
             return super().forward(x)
 
-    seen, _ = search(Counting(lambda x: x.sum() > 1e30), search_inputs=budget)
-    assert seen.tried <= budget
+    observed, _ = search(Counting(lambda x: x.sum() > 1e30), search_inputs=budget)
+    assert observed.tried <= budget
     assert len(calls) <= 5 + 2 * budget
 
 
@@ -163,8 +163,8 @@ def test_fixed_size_is_found():
         def forward(self, x):
             return x / len(x)
 
-    seen, probes = search(Sized())
-    assert seen.found == ("batch_4",)
+    observed, probes = search(Sized())
+    assert observed.found == ("batch_4",)
     assert probes == []
 
 
@@ -196,9 +196,9 @@ class Untraceable(nn.Module):
     (Untraceable, "can't be traced: RuntimeError: not while tracing"),
 ])  # fmt: skip
 def test_unsearchable_model_has_a_reason(model, words):
-    seen, probes = search(model())
-    assert words in seen.reason
-    assert (seen.found, probes) == ((), [])
+    observed, probes = search(model())
+    assert words in observed.reason
+    assert (observed.found, probes) == ((), [])
 
 
 def test_inputs_refused_by_the_model_are_skipped():
@@ -208,8 +208,8 @@ def test_inputs_refused_by_the_model_are_skipped():
                 raise ValueError("too bright")
             return x
 
-    seen, probes = search(Strict())
-    assert (seen.found, probes) == ((), [])
+    observed, probes = search(Strict())
+    assert (observed.found, probes) == ((), [])
 
 
 def test_failing_trace_is_found():
@@ -244,8 +244,8 @@ SIZES = {"x": {1: "length"}}
     (lambda x: x.numel() > 90, "search_size_91"),
 ])  # fmt: skip
 def test_edge_of_a_size_condition_is_found(condition, name):
-    seen, probes = search(Sizes(condition), axes=SIZES)
-    assert name in seen.found
+    observed, probes = search(Sizes(condition), axes=SIZES)
+    assert name in observed.found
     batch = next(probe.batch for probe in probes if probe.name == name)["x"]
     assert condition(torch.from_numpy(batch))
 
@@ -264,16 +264,16 @@ def test_fixed_axis_has_no_edge():
 
 
 def test_search_with_a_fixed_batch():
-    seen, probes = search(Branch(RARE["bright"]), with_usual_probes=False, fixed=6)
-    assert seen.found
+    observed, probes = search(Branch(RARE["bright"]), with_usual_probes=False, fixed=6)
+    assert observed.found
     assert all(len(probe.batch["x"]) == probe.size == 6 for probe in probes)
 
 
 def test_search_is_reproducible():
-    first, one = search(Branch(RARE["a narrow window"]), with_usual_probes=False)
-    second, other = search(Branch(RARE["a narrow window"]), with_usual_probes=False)
+    first, item = search(Branch(RARE["a narrow window"]), with_usual_probes=False)
+    second, another = search(Branch(RARE["a narrow window"]), with_usual_probes=False)
     assert first == second
-    for left, right in zip(one, other, strict=True):
+    for left, right in zip(item, another, strict=True):
         assert np.array_equal(left.batch["x"], right.batch["x"])
 
 
@@ -309,10 +309,10 @@ def test_code_without_reads_is_recorded_once_per_shape(model, often, monkeypatch
         return original(self, batch)
 
     monkeypatch.setattr(TracedReference, "record_reads", counted)
-    found, _ = search(model)
-    assert found.tried >= 6
+    result, _ = search(model)
+    assert result.tried >= 6
     assert (len(shapes) > len(set(shapes))) is often
-    assert often or len(shapes) < found.tried
+    assert often or len(shapes) < result.tried
 
 
 class Refusing(nn.Module):
@@ -323,6 +323,6 @@ class Refusing(nn.Module):
 
 
 def test_refusal_without_a_read_is_skipped():
-    found, probes = search(Refusing(), {"x": np.abs(benches.vectors()) + 1})
-    assert found.tried >= 6
+    result, probes = search(Refusing(), {"x": np.abs(benches.vectors()) + 1})
+    assert result.tried >= 6
     assert probes == []

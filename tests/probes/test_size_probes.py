@@ -22,9 +22,9 @@ ALL = {2: "height", 3: "width"}
 
 def probes_of_sizes(arrays, **axes):
     context = benches.context(nn.Identity(), arrays)
-    seen = benches.observed(nn.Identity(), arrays)
-    found = DynamicAxes.from_inputs(context, seen, benches.specs(arrays, **axes))
-    return {probe.name: probe.batch for probe in size_probes(found)}
+    observed = benches.observed(nn.Identity(), arrays)
+    result = DynamicAxes.from_inputs(context, observed, benches.specs(arrays, **axes))
+    return {probe.name: probe.batch for probe in size_probes(result)}
 
 
 @pytest.mark.parametrize(("options", "names"), [
@@ -35,8 +35,8 @@ def probes_of_sizes(arrays, **axes):
 ])  # fmt: skip
 def test_batch_probes(options, names):
     context = benches.context(nn.Identity(), {"x": X}, **options)
-    seen = benches.observed(nn.Identity(), {"x": X}, **options)
-    probes = list(batch_probes(context, seen, DIGEST))
+    observed = benches.observed(nn.Identity(), {"x": X}, **options)
+    probes = list(batch_probes(context, observed, DIGEST))
     assert [probe.name for probe in probes] == names
     for probe in probes:
         assert len(probe.batch["x"]) == probe.size == int(probe.name.removeprefix("batch_"))
@@ -46,15 +46,15 @@ def test_batch_probes(options, names):
 
 
 def test_drawn_batches_are_reproducible():
-    context, seen = (
+    context, observed = (
         benches.context(nn.Identity(), {"x": X}),
         benches.observed(nn.Identity(), {"x": X}),
     )
-    *_, one = batch_probes(context, seen, DIGEST)
-    *_, other = batch_probes(context, seen, DIGEST)
-    assert np.array_equal(one.batch["x"], other.batch["x"])
-    assert not np.array_equal(one.batch["x"][:8], X[:8])
-    assert len(np.unique(one.batch["x"], axis=0)) > 5
+    *_, item = batch_probes(context, observed, DIGEST)
+    *_, second = batch_probes(context, observed, DIGEST)
+    assert np.array_equal(item.batch["x"], second.batch["x"])
+    assert not np.array_equal(item.batch["x"][:8], X[:8])
+    assert len(np.unique(item.batch["x"], axis=0)) > 5
 
 
 def test_no_size_probe_without_dynamic_axis():
@@ -62,15 +62,15 @@ def test_no_size_probe_without_dynamic_axis():
 
 
 def test_sizes_of_two_dynamic_axes():
-    seen = probes_of_sizes({"x": X}, x=ALL)
-    assert list(seen) == [
+    observed = probes_of_sizes({"x": X}, x=ALL)
+    assert list(observed) == [
         "size_6x6", "size_10x10", "size_9x9", "size_6x10", "size_25x8", "size_8x25",
     ]  # fmt: skip
-    for name, batch in seen.items():
+    for name, batch in observed.items():
         height, width = map(int, name.removeprefix("size_").split("x"))
         assert batch["x"].shape == (1, 3, height, width)
-    assert np.array_equal(seen["size_6x6"]["x"], X[:1, :, :6, :6])
-    assert np.array_equal(seen["size_10x10"]["x"][..., 8:, :8], X[:1, :, :2])
+    assert np.array_equal(observed["size_6x6"]["x"], X[:1, :, :6, :6])
+    assert np.array_equal(observed["size_10x10"]["x"][..., 8:, :8], X[:1, :, :2])
 
 
 @pytest.mark.parametrize(("names", "together"), [
@@ -83,23 +83,24 @@ def test_sizes_of_two_dynamic_axes():
 ])  # fmt: skip
 def test_unnamed_axes_of_equal_length_change_together(names, together):
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
-    seen = probes_of_sizes(arrays, tokens={1: names[0]}, mask={1: names[1]})
+    observed = probes_of_sizes(arrays, tokens={1: names[0]}, mask={1: names[1]})
     assert (
-        all((batch["tokens"].shape == batch["mask"].shape) for batch in seen.values()) == together
+        all((batch["tokens"].shape == batch["mask"].shape) for batch in observed.values())
+        == together
     )
 
 
 def test_unnamed_axes_of_different_length_change_separately():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens()[:, :-1] > 5}
-    seen = probes_of_sizes(arrays, tokens={1: "s27"}, mask={1: "s55"})
-    lengths = {(batch["tokens"].shape[1], batch["mask"].shape[1]) for batch in seen.values()}
-    assert len({one - other for one, other in lengths}) > 1
+    observed = probes_of_sizes(arrays, tokens={1: "s27"}, mask={1: "s55"})
+    lengths = {(batch["tokens"].shape[1], batch["mask"].shape[1]) for batch in observed.values()}
+    assert len({item - second for item, second in lengths}) > 1
 
 
 def test_axes_with_equal_name_change_together():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
-    seen = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
-    assert list(seen) == [
+    observed = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
+    assert list(observed) == [
         "size_3",
         "size_6",
         "size_7",
@@ -109,7 +110,7 @@ def test_axes_with_equal_name_change_together():
         "size_16",
         "size_50",
     ]
-    for batch in seen.values():
+    for batch in observed.values():
         assert batch["tokens"].shape == batch["mask"].shape
 
 
@@ -179,8 +180,8 @@ def test_length_probe_uses_the_number_of_positions(model, names):
 ])  # fmt: skip
 def test_mask_of_another_size_is_constant(mask, usual):
     arrays = {"tokens": benches.tokens()[:2], "mask": mask}
-    seen = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
-    for name, batch in seen.items():
+    observed = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
+    for name, batch in observed.items():
         length = int(name.removeprefix("size_"))
         expected = mask[:1, np.arange(length) % 5] if usual is None else np.full((1, length), usual)
         assert np.array_equal(batch["mask"], expected)
@@ -191,24 +192,24 @@ def test_mask_of_another_size_is_constant(mask, usual):
 def test_range_is_taken_from_256_samples(count):
     x = np.zeros((count, 2), np.float32)
     x[10, 0], x[-1, 0] = -3.0, 100.0
-    seen = benches.observed(nn.Identity(), {"x": x})
-    assert (seen.low["x"], seen.high["x"]) == (-3.0, 100.0)
-    assert seen.low["x"].dtype == np.float32
+    observed = benches.observed(nn.Identity(), {"x": x})
+    assert (observed.low["x"], observed.high["x"]) == (-3.0, 100.0)
+    assert observed.low["x"].dtype == np.float32
 
 
 def test_range_of_more_samples_is_spread():
     x = np.arange(4000, dtype=np.float32).reshape(2000, 2)
-    seen = benches.observed(nn.Identity(), {"x": x})
-    assert (seen.low["x"], seen.high["x"]) == (0.0, 3999.0)
-    assert len(seen.spread["x"]) == len(seen.rows["x"]) == 8
-    assert np.array_equal(seen.spread["x"][[0, -1]], x[[0, -1]])
+    observed = benches.observed(nn.Identity(), {"x": x})
+    assert (observed.low["x"], observed.high["x"]) == (0.0, 3999.0)
+    assert len(observed.spread["x"]) == len(observed.rows["x"]) == 8
+    assert np.array_equal(observed.spread["x"][[0, -1]], x[[0, -1]])
 
 
 def test_of_large_samples_fewer_are_looked_at():
     x = np.zeros((200, 1, 300, 300), np.float16)
     x[1], x[-1] = 1.0, 2.0
-    seen = benches.observed(nn.Identity(), {"x": x})
-    assert (seen.low["x"], seen.high["x"]) == (0.0, 2.0)
+    observed = benches.observed(nn.Identity(), {"x": x})
+    assert (observed.low["x"], observed.high["x"]) == (0.0, 2.0)
 
 
 @pytest.mark.parametrize(("count", "options", "rows", "small"), [
@@ -219,28 +220,28 @@ def test_of_large_samples_fewer_are_looked_at():
 ])  # fmt: skip
 def test_rows_and_smallest_batch_of_the_profile(count, options, rows, small):
     x = benches.vectors(count)
-    seen = benches.observed(nn.Identity(), {"x": x}, **options)
-    assert (len(seen.rows["x"]), seen.small) == (rows, small)
+    observed = benches.observed(nn.Identity(), {"x": x}, **options)
+    assert (len(observed.rows["x"]), observed.small) == (rows, small)
 
 
 def test_batch_repeats_samples_and_is_a_copy():
     x = benches.vectors(3)
-    seen = benches.observed(nn.Identity(), {"x": x})
-    batch = seen.batch(5, start=1)["x"]
+    observed = benches.observed(nn.Identity(), {"x": x})
+    batch = observed.batch(5, start=1)["x"]
     assert np.array_equal(batch, x[[1, 2, 0, 1, 2]])
     batch[:] = 0.0
-    assert np.array_equal(seen.batch(3)["x"], x)
+    assert np.array_equal(observed.batch(3)["x"], x)
 
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**64 - 1])
 def test_any_policy_seed_is_accepted(seed):
-    seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    observed = benches.observed(nn.Identity(), {"x": benches.vectors()})
     accepted = rounding_seed(DeterminismPolicy(seed=seed), 0)
-    assert 0.0 <= replace(seen, seed=accepted).random("a").random() < 1.0
+    assert 0.0 <= replace(observed, seed=accepted).random("a").random() < 1.0
 
 
 def test_random_numbers_depend_on_seed_and_name():
-    seen = benches.observed(nn.Identity(), {"x": benches.vectors()})
-    first = seen.random("a").random()
-    assert seen.random("b").random() != first
-    assert seen.random("a").random() == first
+    observed = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    first = observed.random("a").random()
+    assert observed.random("b").random() != first
+    assert observed.random("a").random() == first

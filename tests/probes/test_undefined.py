@@ -52,9 +52,9 @@ class Lengths(nn.Module):
         self.least, self.head = least, nn.Linear(6, 3)
 
     def forward(self, x, count):
-        places = torch.arange(5) < count.unsqueeze(-1)
+        indices = torch.arange(5) < count.unsqueeze(-1)
         total = count.clamp(min=self.least) if self.least else count
-        return self.head((x * places.unsqueeze(-1)).sum(1) / total.unsqueeze(-1))
+        return self.head((x * indices.unsqueeze(-1)).sum(1) / total.unsqueeze(-1))
 
 
 class Attention(nn.Module):
@@ -64,8 +64,8 @@ class Attention(nn.Module):
 
     def forward(self, x, mask):
         if self.fused:
-            seen = mask.bool().unsqueeze(1).expand(-1, x.shape[1], -1)
-            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=seen)
+            observed = mask.bool().unsqueeze(1).expand(-1, x.shape[1], -1)
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=observed)
         scores = (x @ x.transpose(1, 2)).masked_fill(mask.unsqueeze(1) == 0, -torch.inf)
         return scores.softmax(-1) @ x
 
@@ -75,8 +75,8 @@ def check_model(model, file_model, tmp_path, arrays):
     file_model.load_state_dict(model.state_dict())
     candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
     quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
-    seen = benches.measured(model.eval(), candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+    observed = benches.measured(model.eval(), candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
 
 
 def failed_checks(decision):
@@ -164,9 +164,9 @@ class Pixels(nn.Module):
         self.dtype, self.change, self.factor, self.counted = dtype, change, factor, counted
 
     def forward(self, x):
-        given = self.change(x) if self.change else x
-        whole = given.to(self.dtype)
-        y = whole.to(torch.float32) if self.counted else whole
+        arguments = self.change(x) if self.change else x
+        complete = arguments.to(self.dtype)
+        y = complete.to(torch.float32) if self.counted else complete
         return y, x * self.factor
 
 
@@ -191,8 +191,8 @@ def check_two_outputs(model, file_model, tmp_path, arrays):
         file_model.eval(), tmp_path / "m.onnx", arrays, outputs=["whole", "same"]
     )
     quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
-    seen = benches.measured(model.eval(), candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.stored(seen), decided_at="now")
+    observed = benches.measured(model.eval(), candidate, arrays, **quiet)
+    return decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
 
 
 def probe_record(tmp_path, model, change):
@@ -200,15 +200,15 @@ def probe_record(tmp_path, model, change):
     context = benches.context(model.eval(), PIXELS)
     candidate = benches.export(model, tmp_path / "m.onnx", PIXELS, outputs=["whole", "same"])
     context = dataclasses.replace(context, tested_file=candidate)
-    given = {"x": PIXELS["x"][:1] * np.float32(3.0)}
-    assert (given["x"] >= 256.0).any()
-    assert (given["x"] < 256.0).any()
+    arguments = {"x": PIXELS["x"][:1] * np.float32(3.0)}
+    assert (arguments["x"] >= 256.0).any()
+    assert (arguments["x"] < 256.0).any()
 
     def compute(batch, reference):
-        whole, same = (array.copy() for array in reference)
-        return change(whole, same, batch["x"])
+        complete, same = (array.copy() for array in reference)
+        return change(complete, same, batch["x"])
 
-    return ExpectedOutputs(context, Probe("scaled", "value", 1, lambda: given)).parity(compute)
+    return ExpectedOutputs(context, Probe("scaled", "value", 1, lambda: arguments)).parity(compute)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
@@ -297,9 +297,9 @@ class Counts(nn.Module):
         self.layer = nn.Linear(6, 8)
 
     def forward(self, x):
-        given = self.layer(x) * self.gain
-        whole = (self.change(given) if self.change else given).to(self.dtype)
-        return whole.to(torch.float32) if self.counted else whole, x * 2.0
+        arguments = self.layer(x) * self.gain
+        complete = (self.change(arguments) if self.change else arguments).to(self.dtype)
+        return complete.to(torch.float32) if self.counted else complete, x * 2.0
 
 
 def checks_of(model, file_model, tmp_path, arrays):
@@ -364,8 +364,8 @@ class Steps(nn.Module):
         self.layer, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
 
     def forward(self, x):
-        whole = self.step(self.layer(x) * self.gain).long()
-        return self.out(whole.float() * 0.3), x * 2.0
+        complete = self.step(self.layer(x) * self.gain).long()
+        return self.out(complete.float() * 0.3), x * 2.0
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ X = benches.images()
 
 
 def probes(arrays, **options):
-    seen = benches.observed(nn.Identity(), arrays, **options)
-    return {probe.name: probe.batch for probe in value_probes(seen)}
+    observed = benches.observed(nn.Identity(), arrays, **options)
+    return {probe.name: probe.batch for probe in value_probes(observed)}
 
 
 FACTORS = np.reshape([1, 3, 10, 30, 100, -10, 0.01, 0.1], (8, 1, 1, 1))
@@ -38,9 +38,9 @@ EXPECTED_OF_FLOATS = {
 
 
 def test_float_probes_have_the_expected_values():
-    seen = probes({"x": X})
-    assert list(seen) == list(EXPECTED_OF_FLOATS)
-    for name, batch in seen.items():
+    observed = probes({"x": X})
+    assert list(observed) == list(EXPECTED_OF_FLOATS)
+    for name, batch in observed.items():
         assert EXPECTED_OF_FLOATS[name](batch["x"]), name
         assert batch["x"].dtype == np.float32
         assert batch["x"].shape[1:] == X.shape[1:]
@@ -63,51 +63,51 @@ def test_finite_samples_give_finite_probes(dtype):
     )
 )
 def test_integer_probes_stay_within_the_range_of_the_samples(x):
-    seen = probes({"x": x})
-    assert {"noise", "mirrored"} <= set(seen)
-    assert ({"min", "max"} & set(seen) == {"min", "max"}) == (x.dtype == np.uint8)
-    assert not {"zeros", "negated", "scaled_10", "bright"} & set(seen)
-    for batch in seen.values():
+    observed = probes({"x": x})
+    assert {"noise", "mirrored"} <= set(observed)
+    assert ({"min", "max"} & set(observed) == {"min", "max"}) == (x.dtype == np.uint8)
+    assert not {"zeros", "negated", "scaled_10", "bright"} & set(observed)
+    for batch in observed.values():
         assert batch["x"].dtype == x.dtype
         assert x.min() <= batch["x"].min() <= batch["x"].max() <= x.max()
 
 
 def test_float_masks_are_not_scaled_next_to_other_floats():
     arrays = {"x": X, "mask": np.ones((12, 5), np.float32)}
-    seen = probes(arrays)["magnitudes"]
-    assert (seen["mask"] == 1).all()
-    assert seen["x"].max() > 50
+    observed = probes(arrays)["magnitudes"]
+    assert (observed["mask"] == 1).all()
+    assert observed["x"].max() > 50
     alone = probes({"mask": arrays["mask"]})["magnitudes"]["mask"]
     assert alone.max() == 100
 
 
 def test_bool_probes_stay_bool():
     x = benches.vectors() > 0.5
-    seen = probes({"x": x})
-    assert not seen["zeros"]["x"].any()
-    assert seen["ones"]["x"].all()
-    assert np.array_equal(seen["negated"]["x"], ~x[:1])
-    assert all(batch["x"].dtype == np.bool_ for batch in seen.values())
+    observed = probes({"x": x})
+    assert not observed["zeros"]["x"].any()
+    assert observed["ones"]["x"].all()
+    assert np.array_equal(observed["negated"]["x"], ~x[:1])
+    assert all(batch["x"].dtype == np.bool_ for batch in observed.values())
 
 
 def test_several_inputs_are_probed_together_and_separately():
     arrays = {"image": X, "tokens": benches.tokens(), "mask": benches.vectors() > 0.5}
-    seen = probes(arrays)
-    alone = {name for name in seen if name.endswith(("_image", "_tokens", "_mask"))}
+    observed = probes(arrays)
+    alone = {name for name in observed if name.endswith(("_image", "_tokens", "_mask"))}
     assert alone == {
         "zeros_image", "max_image", "negated_image", "scaled_10_image",
         "zeros_mask", "negated_mask",
     }  # fmt: skip
-    assert not seen["zeros"]["image"].any()
-    assert np.array_equal(seen["zeros"]["tokens"], arrays["tokens"][:1])
-    assert not seen["zeros_image"]["image"].any()
-    assert np.array_equal(seen["zeros_image"]["mask"], arrays["mask"][:1])
+    assert not observed["zeros"]["image"].any()
+    assert np.array_equal(observed["zeros"]["tokens"], arrays["tokens"][:1])
+    assert not observed["zeros_image"]["image"].any()
+    assert np.array_equal(observed["zeros_image"]["mask"], arrays["mask"][:1])
 
 
 def test_fixed_batch_size_is_filled():
-    seen = probes({"x": X}, fixed=6)
-    assert all(len(batch["x"]) == 6 for batch in seen.values())
-    assert np.array_equal(seen["reversed"]["x"], X[5::-1])
+    observed = probes({"x": X}, fixed=6)
+    assert all(len(batch["x"]) == 6 for batch in observed.values())
+    assert np.array_equal(observed["reversed"]["x"], X[5::-1])
 
 
 def test_mirrored_needs_two_dimensions_and_reversed_two_samples():
@@ -116,8 +116,8 @@ def test_mirrored_needs_two_dimensions_and_reversed_two_samples():
 
 
 def test_probes_of_equal_samples_are_equal():
-    for one, other in zip(probes({"x": X}).values(), probes({"x": X}).values(), strict=True):
-        assert np.array_equal(one["x"], other["x"])
+    for item, second in zip(probes({"x": X}).values(), probes({"x": X}).values(), strict=True):
+        assert np.array_equal(item["x"], second["x"])
 
 
 def test_values_beyond_the_dtype_are_clipped_to_its_range():
@@ -216,9 +216,9 @@ def nonfinite_probes_of(model, arrays=None):
     ],
 )
 def test_models_handling_nan_or_infinity_get_nonfinite_probes(function):
-    seen = nonfinite_probes_of(FunctionModel(function))
-    assert list(seen) == NAMES
-    for probe, value in zip(seen.values(), (np.nan, np.inf, -np.inf), strict=True):
+    observed = nonfinite_probes_of(FunctionModel(function))
+    assert list(observed) == NAMES
+    for probe, value in zip(observed.values(), (np.nan, np.inf, -np.inf), strict=True):
         x = probe.batch["x"]
         assert probe.finite
         assert x.shape == (1, 6)
@@ -249,10 +249,10 @@ def test_each_float_input_is_probed_separately():
         def forward(self, one, other, tokens):
             return one.nan_to_num() + other + tokens.sum()
 
-    seen = nonfinite_probes_of(
+    observed = nonfinite_probes_of(
         Both(), {"one": VECTORS, "other": VECTORS + 1, "tokens": benches.tokens()}
     )
-    assert list(seen) == [
+    assert list(observed) == [
         f"{name}_{input_name}" for input_name in ("one", "other") for name in NAMES
     ]
-    assert np.isfinite(seen["nan_one"].batch["other"]).all()
+    assert np.isfinite(observed["nan_one"].batch["other"]).all()

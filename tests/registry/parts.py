@@ -23,8 +23,8 @@ NAMES = ("encoder", "head")
 
 def files(folder: Path, *, seed: int = 0) -> Path:
     """The release file; other bytes of both parts for another seed."""
-    for place, name in enumerate(NAMES):
-        releases.onnx_file(folder / f"{name}.onnx", seed=1000 * (place + 1) + seed)
+    for index, name in enumerate(NAMES):
+        releases.onnx_file(folder / f"{name}.onnx", seed=1000 * (index + 1) + seed)
     path = folder / "release.yaml"
     lines = [f"  {name}: {{file: {name}.onnx}}" for name in NAMES]
     path.write_text("\n".join(["chain: tests.multi_file.tiny:run", "parts:", *lines, ""]))
@@ -33,8 +33,8 @@ def files(folder: Path, *, seed: int = 0) -> Path:
 
 def subject(path: Path) -> Subject:
     """As the chain would take and give it."""
-    one = read_subject(path.parent / "encoder.onnx")
-    return release_within(path, None).subject(inputs=one.inputs, outputs=one.outputs)
+    item = read_subject(path.parent / "encoder.onnx")
+    return release_within(path, None).subject(inputs=item.inputs, outputs=item.outputs)
 
 
 def evidence(path: Path, **overrides: Any) -> Evidence:
@@ -52,15 +52,17 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
 
 def golden(folder: Path, path: Path) -> GoldenManifest:
     """Of each part by numpy, and of a chain that gives what the encoder does."""
-    given, whole = vectors.inputs(), subject(path)
+    arguments, complete = vectors.inputs(), subject(path)
 
     def answers(name: str, model: GoldenModel) -> FileVectors:
-        values = given @ vectors.weights(path.parent / f"{name}.onnx")
+        values = arguments @ vectors.weights(path.parent / f"{name}.onnx")
         return FileVectors(
-            model, {"input": given}, {"logits": ExpectedOutput(values, vectors.TOLERANCE, 1.0)}
+            model, {"input": arguments}, {"logits": ExpectedOutput(values, vectors.TOLERANCE, 1.0)}
         )
 
-    model = GoldenModel(sha256=whole.sha256, file=path.name, external_data=whole.external_data)
+    model = GoldenModel(
+        sha256=complete.sha256, file=path.name, external_data=complete.external_data
+    )
     return write_golden(
         folder,
         answers("encoder", model),
@@ -79,9 +81,9 @@ def release(path: Path, **overrides: Any) -> Release:
 
 def with_golden(of: Release) -> Release:
     folder = of.onnx_path.parent / "vectors"
-    made = golden(folder, of.onnx_path)
-    origin = made.origin.model_copy(update={"policy_sha256": of.decision.policy_sha256})
-    made.model_copy(update={"origin": origin}).save(folder / "golden.json")
+    created = golden(folder, of.onnx_path)
+    origin = created.origin.model_copy(update={"policy_sha256": of.decision.policy_sha256})
+    created.model_copy(update={"origin": origin}).save(folder / "golden.json")
     return replace(of, golden=GoldenFolder.open(folder))
 
 
@@ -89,12 +91,12 @@ def twin_files(folder: Path, *, of: Path, seed: int = 0, exact: tuple[str, ...] 
     """The release file of a twin, whose parts say that they were quantized from those of `of`;
     `exact`: those that travelled byte by byte."""
     folder.mkdir(parents=True, exist_ok=True)
-    for place, name in enumerate(NAMES):
+    for index, name in enumerate(NAMES):
         there = of.with_name(f"{name}.onnx")
         if name in exact:
             (folder / there.name).write_bytes(there.read_bytes())
         else:
-            releases.twin_file(folder / there.name, of=there, seed=5000 + 1000 * place + seed)
+            releases.twin_file(folder / there.name, of=there, seed=5000 + 1000 * index + seed)
     path = folder / of.name
     path.write_bytes(of.read_bytes())
     return path
@@ -112,5 +114,5 @@ def with_twin(
     assert policy.twin is not None
     path = twin_files(of.onnx_path.parent / f"twin-{seed}", of=of.onnx_path, seed=seed, exact=exact)
     decision = decide(policy, of.evidence, decided_at=releases.DECIDED_AT)
-    both = replace(of, decision=decision, twin=twin(path, policy=policy.twin))
-    return both if of.golden is None else with_golden(both)
+    pair = replace(of, decision=decision, twin=twin(path, policy=policy.twin))
+    return pair if of.golden is None else with_golden(pair)

@@ -57,9 +57,9 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
     graph = builders.evidence().graph
     assert graph is not None
     data = {name: str(builders.digest(name)) for name in subject.external_data}
-    seen = graph.model_copy(update={"external_data": data})
+    observed = graph.model_copy(update={"external_data": data})
     return builders.evidence(
-        **{"subject": subject, "graph": seen, "measured_at": MEASURED_AT, **overrides}
+        **{"subject": subject, "graph": observed, "measured_at": MEASURED_AT, **overrides}
     )
 
 

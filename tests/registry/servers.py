@@ -129,12 +129,12 @@ def make_run(uri: str, *, artifacts: Path | None = None) -> str:
         from mlflow import MlflowClient
 
         client = MlflowClient(tracking_uri=uri)
-        found = client.get_experiment_by_name("tests")
-        if found is None:
+        result = client.get_experiment_by_name("tests")
+        if result is None:
             location = artifacts.as_uri() if artifacts else None
             experiment = client.create_experiment("tests", artifact_location=location)
         else:
-            experiment = found.experiment_id
+            experiment = result.experiment_id
         run_id = str(client.create_run(experiment).info.run_id)
         client.set_terminated(run_id)
     return run_id
@@ -148,8 +148,8 @@ def add_user(uri: str, name: str, password: str) -> None:
 def let_edit(uri: str, user: str, *, model: str) -> None:
     """The user may write to the registered model: versions, tags and aliases."""
     about = {"resource_type": "registered_model", "resource_id": model}
-    place = f"{uri}/api/3.0/mlflow/users/permissions/grant"
-    _as_admin(place, username=user, permission="EDIT", **about)
+    folder = f"{uri}/api/3.0/mlflow/users/permissions/grant"
+    _as_admin(folder, username=user, permission="EDIT", **about)
 
 
 def _as_admin(place: str, **fields: str) -> None:

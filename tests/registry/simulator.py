@@ -53,14 +53,14 @@ class Simulator:
 
     def find(self, name: str, sha256: Digest) -> tuple[Version, ...]:
         numbers = range(len(self.versions), 0, -1)
-        found = [self.version(name, str(number)) for number in numbers]
-        return tuple(v for v in found if v.tags.get(Tag.SHA256) == sha256.hex)
+        matches = [self.version(name, str(number)) for number in numbers]
+        return tuple(v for v in matches if v.tags.get(Tag.SHA256) == sha256.hex)
 
     def create_version(self, name: str, draft: Draft) -> str:
         data = self.corrupt(draft.path.read_bytes())
         beside = {
-            f"{place}/{path.relative_to(source).as_posix()}": path.read_bytes()
-            for place, source in draft.folders.items()
+            f"{index}/{path.relative_to(source).as_posix()}": path.read_bytes()
+            for index, source in draft.folders.items()
             for path in source.rglob("*")
             if path.is_file()
         }
@@ -83,9 +83,9 @@ class Simulator:
         stored = self.versions[int(number) - 1]
         path = folder / stored.name
         path.write_bytes(stored.data)
-        for place, data in stored.beside.items():
-            (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            (folder / place).write_bytes(data)
+        for index, data in stored.beside.items():
+            (folder / index).parent.mkdir(parents=True, exist_ok=True)
+            (folder / index).write_bytes(data)
         return path
 
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:

@@ -49,16 +49,16 @@ def test_move_after_a_lost_lock_is_undone(ledger, to):
     """As of a process that was stopped just before it moved the alias, for longer than its lease."""
     registry = Watched(Simulator(aliases={CHAMPION: "1"}))
     model = model_of(ledger, registry)
-    other = RegisteredModel(registry.inner, Ledger(ledger.state), "digits", cause="another host")
+    second = RegisteredModel(registry.inner, Ledger(ledger.state), "digits", cause="another host")
 
     def overtake(call: str, _: int) -> None:
-        if call in ("set_alias champion", "delete_alias") and other.history().serving == to:
+        if call in ("set_alias champion", "delete_alias") and second.history().serving == to:
             with ledger.state.writing() as connection:  # its lease is over
                 connection.execute(sa.update(LOCKS).values(leased_until=0.0))
-            with registry_alias.model_lock(other):
-                assert other.alias(CHAMPION) == to
+            with registry_alias.model_lock(second):
+                assert second.alias(CHAMPION) == to
                 registry_alias.move_alias(
-                    other, other.entry("promoted", "because", version="3", previous=to)
+                    second, second.entry("promoted", "because", version="3", previous=to)
                 )
 
     with pytest.raises(PromotionConflict, match="was lost"), registry_alias.model_lock(model):

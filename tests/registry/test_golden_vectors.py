@@ -90,8 +90,8 @@ def test_new_vectors_of_an_unchanged_file_do_not_replace_the_stored_ones(tmp_pat
 
 
 def test_vectors_of_another_file_or_policy_are_refused(ledger, tmp_path: Path, first) -> None:
-    other = with_golden(onnx_file(tmp_path / "other.onnx", seed=9), tmp_path / "golden")
-    wrong = dataclasses.replace(first, golden=other.golden)
+    second = with_golden(onnx_file(tmp_path / "other.onnx", seed=9), tmp_path / "golden")
+    wrong = dataclasses.replace(first, golden=second.golden)
     with pytest.raises(DigestMismatch, match="the file of the golden vectors"):
         promote(Simulator(), wrong, policy=POLICY, ledger=ledger)
     vectors.golden_of(tmp_path / "loose", first.onnx_path)

@@ -61,15 +61,15 @@ def test_command_waits_for_at_most_three_mismatches_and_service_never():
 
 def test_digest_covers_all_downloaded_files(tmp_path: Path):
     def folder(name: str, **files: bytes) -> Digest:
-        for place, data in files.items():
-            path = tmp_path / name / place / "file"
+        for index, data in files.items():
+            path = tmp_path / name / index / "file"
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
         return digest_of_folder(tmp_path / name)
 
     first = folder("1", a=b"x", b=b"y")
     assert folder("2", b=b"y", a=b"x") == first
-    others = [folder("3", a=b"y", b=b"x"), folder("4", a=b"x"), folder("5", a=b"x", c=b"y")]
+    rest = [folder("3", a=b"y", b=b"x"), folder("4", a=b"x"), folder("5", a=b"x", c=b"y")]
     (tmp_path / "1" / "link").symlink_to("/dev/zero")
-    others.append(digest_of_folder(tmp_path / "1"))
-    assert len({first, *others}) == 5
+    rest.append(digest_of_folder(tmp_path / "1"))
+    assert len({first, *rest}) == 5

@@ -38,8 +38,8 @@ def test_multi_file_release_becomes_one_version(
     release: Release, ledger: Ledger, tmp_path: Path
 ) -> None:
     registry = Simulator()
-    done = run(release, ledger, registry)
-    assert (done.outcome, done.version) == ("promoted", "1")
+    result = run(release, ledger, registry)
+    assert (result.outcome, result.version) == ("promoted", "1")
     (line,) = [entry for entry in ledger.entries() if entry.action == "promoted"]
     assert line.sha256 == release.evidence.subject.sha256
     assert line.golden_sha256 == release.golden_sha256
@@ -48,16 +48,16 @@ def test_multi_file_release_becomes_one_version(
     for name in ("release.yaml", "encoder.onnx", "head.onnx"):
         assert (path.parent / name).read_bytes() == (tmp_path / name).read_bytes()
     assert run(release, ledger, registry).outcome == "unchanged"
-    other = parts.release(parts.files(tmp_path / "other", seed=1))
-    assert run(other, ledger, registry).version == "2"
-    done = rollback(registry, releases.NAME, ledger=ledger, reason="worse boxes")
-    assert registry.aliases[CHAMPION] == done.version == "1"
+    second = parts.release(parts.files(tmp_path / "other", seed=1))
+    assert run(second, ledger, registry).version == "2"
+    result = rollback(registry, releases.NAME, ledger=ledger, reason="worse boxes")
+    assert registry.aliases[CHAMPION] == result.version == "1"
 
 
 def _swapped_parts(release: Release) -> Release:
-    one, two = (release.onnx_path.with_name(f"{name}.onnx") for name in parts.NAMES)
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
+    item, two = (release.onnx_path.with_name(f"{name}.onnx") for name in parts.NAMES)
+    first, second = item.read_bytes(), two.read_bytes()
+    item.write_bytes(second)
     two.write_bytes(first)
     return release
 
@@ -108,9 +108,9 @@ def _changed_shapes(release: Release) -> Release:
 
 def _golden_vectors_of_one_part(release: Release) -> Release:
     assert release.golden is not None
-    made = release.golden.golden
-    kept = {name: part for name, part in made.parts.items() if name != "head"}
-    made.model_copy(update={"parts": kept}).save(release.golden.path / GOLDEN_JSON)
+    created = release.golden.golden
+    kept = {name: part for name, part in created.parts.items() if name != "head"}
+    created.model_copy(update={"parts": kept}).save(release.golden.path / GOLDEN_JSON)
     return dataclasses.replace(release, golden=GoldenFolder.open(release.golden.path))
 
 
@@ -149,7 +149,7 @@ def test_release_is_refused_when_one_part_fails(release: Release, ledger: Ledger
     failing = dataclasses.replace(failing, golden=None)
     assert failing.decision.verdict is Verdict.FAIL
     registry = Simulator()
-    done = run(failing, ledger, registry)
-    assert done.outcome == "refused"
-    assert "in the part head: " in done.reason
+    result = run(failing, ledger, registry)
+    assert result.outcome == "refused"
+    assert "in the part head: " in result.reason
     assert registry.versions == []

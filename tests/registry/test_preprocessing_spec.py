@@ -38,8 +38,8 @@ def with_image_input(path: Path, *sides: int) -> Path:
     mean = helper.make_node("ReduceMean", ["input"], ["means"], axes=[2, 3], keepdims=0)
     model.graph.node.insert(0, mean)
     shape = ["batch", 3, *(sides or (224, 224))]
-    given = helper.make_tensor_value_info("input", onnx.TensorProto.FLOAT, shape)
-    model.graph.input[0].CopyFrom(given)
+    arguments = helper.make_tensor_value_info("input", onnx.TensorProto.FLOAT, shape)
+    model.graph.input[0].CopyFrom(arguments)
     path.write_bytes(model.SerializeToString(deterministic=True))
     return path
 
@@ -78,9 +78,9 @@ def test_spec_is_refused_when_measured_without_one(tmp_path: Path, ledger: Ledge
     of = made(tmp_path)
     bare = of.evidence.source.model_copy(update={"preprocess_sha256": None})
     measured = evidence(of.onnx_path, source=bare)
-    other = release(of.onnx_path, evidence=measured, preprocessing=of.preprocessing)
+    second = release(of.onnx_path, evidence=measured, preprocessing=of.preprocessing)
     with pytest.raises(EvidenceError, match="measured without preprocessing"):
-        promote(Simulator(), other, policy=POLICY, ledger=ledger)
+        promote(Simulator(), second, policy=POLICY, ledger=ledger)
 
 
 @pytest.mark.parametrize("sides", [None, (32, 224)])
@@ -91,9 +91,9 @@ def test_spec_that_does_not_fit_the_input_is_refused(
     measured = evidence(
         with_image_input(path, *sides) if sides else path, source=made(tmp_path).evidence.source
     )
-    other = release(path, evidence=measured, preprocessing=tmp_path / "0.json")
+    second = release(path, evidence=measured, preprocessing=tmp_path / "0.json")
     with pytest.raises(EvidenceError, match=r"spec makes float32 \[batch, 3, 224, 224\], the file"):
-        promote(Simulator(), other, policy=POLICY, ledger=ledger)
+        promote(Simulator(), second, policy=POLICY, ledger=ledger)
 
 
 def test_rollback_refuses_a_version_whose_spec_was_replaced(tmp_path: Path, ledger: Ledger) -> None:
@@ -117,9 +117,9 @@ def test_release_with_a_different_spec_becomes_a_new_version(tmp_path: Path, led
 
 def test_adding_a_spec_deploys_the_new_version(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    place, of = service.setup, made(tmp_path)
+    index, of = service.setup, made(tmp_path)
     for release_ in (replace(of, preprocessing=None), of):
-        promote(place.registry, release_, policy=place.policy, ledger=place.ledger)
+        promote(index.registry, release_, policy=index.policy, ledger=index.ledger)
         assert [outcome for _, outcome, _ in service.reconcile_once()] == ["deployed"]
     live = service.store.live(NAME)
     assert live is not None
@@ -128,17 +128,17 @@ def test_adding_a_spec_deploys_the_new_version(tmp_path: Path) -> None:
 
 def test_deployed_slot_contains_the_preprocessing_spec(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    place = service.setup
+    index = service.setup
 
     def serves_with_spec() -> bool:
         live = service.store.live(NAME)
         return live is not None and live.slots[EXACT].preprocessing == IMAGENET
 
-    promote(place.registry, made(tmp_path, 1), policy=place.policy, ledger=place.ledger)
+    promote(index.registry, made(tmp_path, 1), policy=index.policy, ledger=index.ledger)
     assert service.reconcile_once() == [("deploy", "deployed", "1")]
     assert serves_with_spec()
     assert service.reconcile_once() == []
-    promote(place.registry, made(tmp_path, 2), policy=place.policy, ledger=place.ledger)
-    place.registry.versions[1].beside[f"preprocessing/{SPEC}"] = YAML_BOMB
+    promote(index.registry, made(tmp_path, 2), policy=index.policy, ledger=index.ledger)
+    index.registry.versions[1].beside[f"preprocessing/{SPEC}"] = YAML_BOMB
     assert ("guard", "reverted", "1") in service.reconcile_once()
     assert serves_with_spec()

@@ -153,8 +153,8 @@ def test_next_promotion_finishes_a_crash_at_any_registry_call(
     setattr(registry, moment, crash)
     with pytest.raises(Crash):
         run(registry, second, ledger)
-    done = CALLS_OF_A_PROMOTION.index("set_alias champion")
-    moved = index > done or (index == done and moment == "after")
+    result = CALLS_OF_A_PROMOTION.index("set_alias champion")
+    moved = index > result or (index == result and moment == "after")
     written = index >= CALLS_OF_A_PROMOTION.index("alias previous")
     simulator = registry.inner
     assert simulator.aliases[CHAMPION] == ("2" if moved else "1")
@@ -165,8 +165,8 @@ def test_next_promotion_finishes_a_crash_at_any_registry_call(
     assert simulator.aliases == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
     assert len(simulator.versions) == 2
     assert actions(ledger) == ["promoted", "promoted", *["unchanged"][: int(written)]]
-    told = ledger.entries()[1]
-    assert (told.version, told.previous_version) == ("2", "1")
+    reported = ledger.entries()[1]
+    assert (reported.version, reported.previous_version) == ("2", "1")
     assert [v.description.split(" ")[1:3] for v in simulator.versions] == [
         ["was", "champion"],
         ["champion", "since"],
@@ -292,9 +292,9 @@ def test_promotion_is_refused_when_model_code_changed_after_measurement(
         update={"code": ModelCode(files=files, packages={"torch": "0.1"})}
     )
     of = release(first.onnx_path, evidence=evidence(first.onnx_path, source=source))
-    done = run(Simulator(), of, ledger)
-    assert done.outcome == outcome
-    assert ("code changed since it was measured: their_models." in done.reason) is (
+    result = run(Simulator(), of, ledger)
+    assert result.outcome == outcome
+    assert ("code changed since it was measured: their_models." in result.reason) is (
         outcome == "refused"
     )
     assert actions(ledger) == [outcome]

@@ -117,9 +117,9 @@ def test_twin_of_another_model_factory_is_refused(tmp_path: Path, ledger: Ledger
     assert of.twin is not None
     source = of.evidence.source.model_copy(update={"factory": "another:model"})
     measured = evidence(of.twin.onnx_path, source=source)
-    other = twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured)
+    second = twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured)
     with pytest.raises(EvidenceError, match="another:model"):
-        promote(Simulator(), replace(of, twin=other), policy=POLICY, ledger=ledger)
+        promote(Simulator(), replace(of, twin=second), policy=POLICY, ledger=ledger)
 
 
 @pytest.mark.parametrize(("path", "file", "fits"), [
@@ -140,12 +140,12 @@ def test_twin_must_have_the_same_reference_file(
         of.twin.onnx_path, policy=TWIN,
         evidence=evidence(of.twin.onnx_path, source=source(path, file)),
     )  # fmt: skip
-    both = replace(release(of.onnx_path, policy=POLICY, evidence=measured), twin=twin)
+    pair = replace(release(of.onnx_path, policy=POLICY, evidence=measured), twin=twin)
     if fits:
-        assert promote(Simulator(), both, policy=POLICY, ledger=ledger).outcome == "promoted"
+        assert promote(Simulator(), pair, policy=POLICY, ledger=ledger).outcome == "promoted"
     else:
         with pytest.raises(EvidenceError, match=str(builders.digest(file))):
-            promote(Simulator(), both, policy=POLICY, ledger=ledger)
+            promote(Simulator(), pair, policy=POLICY, ledger=ledger)
 
 
 def test_twin_must_have_the_same_model_code(tmp_path: Path, ledger: Ledger) -> None:
@@ -161,12 +161,12 @@ def test_twin_must_have_the_same_model_code(tmp_path: Path, ledger: Ledger) -> N
     )
     for version, outcome in (("old", None), ("new", "promoted")):
         measured = evidence(of.twin.onnx_path, source=source(version))
-        both = replace(exact, twin=twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured))
+        pair = replace(exact, twin=twin_of(of.twin.onnx_path, policy=TWIN, evidence=measured))
         if outcome is None:
             with pytest.raises(EvidenceError, match=r"different model code: nowhere\.models\."):
-                promote(Simulator(), both, policy=POLICY, ledger=ledger)
+                promote(Simulator(), pair, policy=POLICY, ledger=ledger)
         else:
-            assert promote(Simulator(), both, policy=POLICY, ledger=ledger).outcome == outcome
+            assert promote(Simulator(), pair, policy=POLICY, ledger=ledger).outcome == outcome
 
 
 def test_twin_quantized_from_another_file_is_refused(tmp_path: Path, ledger: Ledger) -> None:
@@ -371,9 +371,9 @@ def _part_of_an_older_file(of: Release) -> Release:
 
 def _swapped_parts(of: Release) -> Release:
     path = _path(of)
-    one, two = (path.with_name(f"{name}.onnx") for name in parts.NAMES)
-    first, second = one.read_bytes(), two.read_bytes()
-    one.write_bytes(second)
+    item, two = (path.with_name(f"{name}.onnx") for name in parts.NAMES)
+    first, second = item.read_bytes(), two.read_bytes()
+    item.write_bytes(second)
     two.write_bytes(first)
     return _evaluated_again(of, path)
 

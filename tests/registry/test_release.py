@@ -17,7 +17,7 @@ def test_manifest_text_with_the_digest_of_a_model_is_not_accepted_as_model(tmp_p
         name: Digest.from_file(path.parent / name).hex for name in (path.name, "weights.data")
     }
     text = tmp_path / "text"
-    for form in (digests, {name: f"sha256:{seen}" for name, seen in digests.items()}):
+    for form in (digests, {name: f"sha256:{observed}" for name, observed in digests.items()}):
         text.write_bytes(canonical_json(form))
         with pytest.raises(DigestMismatch, match="not an ONNX model"):
             digest_of_model(text, external_data=())

@@ -246,9 +246,9 @@ def test_rejection_by_an_untrusted_key_does_not_count(keys: dict[str, SigningKey
 def test_comments_are_sanitized_and_limited(keys: dict[str, SigningKey]) -> None:
     tags = statement_tag(keys["alice"], comment="looked\nat \x1b[31mit")
     assert counter(keys).count(tags, OF).comment == "looked at �[31mit"
-    both = counter(keys).count(tags | statement_tag(keys["bob"], comment="fine"), OF).comment
-    assert both is not None
-    assert set(both.split("; ")) == {"alice: looked at �[31mit", "bob: fine"}
+    pair = counter(keys).count(tags | statement_tag(keys["bob"], comment="fine"), OF).comment
+    assert pair is not None
+    assert set(pair.split("; ")) == {"alice: looked at �[31mit", "bob: fine"}
     long = counter(keys).count(statement_tag(keys["bob"], comment="y" * 2000), OF).comment
     assert long is not None
     assert len(long) == COMMENT_LIMIT

@@ -32,11 +32,11 @@ CALLS_OF_A_ROLLBACK = [
 @pytest.fixture
 def registry(ledger: Ledger, first: Release, second: Release) -> Watched:
     """Version 2 serves, version 1 served before."""
-    made = Watched(Simulator())
+    created = Watched(Simulator())
     for each in (first, second):
-        promote(made, each, policy=POLICY, ledger=ledger)
-    made.calls.clear()
-    return made
+        promote(created, each, policy=POLICY, ledger=ledger)
+    created.calls.clear()
+    return created
 
 
 def history(ledger: Ledger) -> ModelHistory:
@@ -122,9 +122,9 @@ def test_next_rollback_finishes_a_crash_at_any_call(
 
 def assert_pages(simulator: Simulator) -> None:
     """Version 1 came back from 2."""
-    one, two = (version.description for version in simulator.versions)
-    assert one.startswith("Status: champion since")
-    assert "again: version 2 was rolled back" in one
+    item, two = (version.description for version in simulator.versions)
+    assert item.startswith("Status: champion since")
+    assert "again: version 2 was rolled back" in item
     assert two.startswith("Status: rolled back on")
     assert "because sevens read as ones; version 1 serves again." in two
 
@@ -150,8 +150,8 @@ def move_by_hand(registry: Watched, version: str) -> None:
 
 def guard_accepts_first(registry: Watched, ledger: Ledger) -> None:
     """The service's guard saw the move by hand first."""
-    (taken,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
-    assert taken.outcome == "accepted"
+    (used,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    assert used.outcome == "accepted"
 
 
 def guard_not_run(registry: Watched, ledger: Ledger) -> None:

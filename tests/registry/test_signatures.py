@@ -81,17 +81,19 @@ def promoted(
     signed_release: SignedRelease, of: Release, ledger: Ledger, *, trust: Trust | None = None
 ):
     registry = Simulator()
-    found = promote(registry, of, policy=POLICY, ledger=ledger, trust=trust or signed_release.trust)
-    return found, registry
+    result = promote(
+        registry, of, policy=POLICY, ledger=ledger, trust=trust or signed_release.trust
+    )
+    return result, registry
 
 
 def test_release_signed_by_a_trusted_key_is_promoted_with_its_signer(
     signed_release: SignedRelease, ledger: Ledger
 ) -> None:
     of = signed_release.signed()
-    found, registry = promoted(signed_release, of, ledger)
-    assert (found.outcome, found.signers) == ("promoted", (signed_release.key.public.key_id,))
-    assert ledger.entries()[-1].signers == found.signers
+    result, registry = promoted(signed_release, of, ledger)
+    assert (result.outcome, result.signers) == ("promoted", (signed_release.key.public.key_id,))
+    assert ledger.entries()[-1].signers == result.signers
     beside = registry.versions[0].beside
     assert beside["gate/decision.dsse.json"] == of.statements.decision.data
     assert beside["quantized/gate/evidence.dsse.json"] == of.twin.statements.evidence.data
@@ -100,8 +102,8 @@ def test_release_signed_by_a_trusted_key_is_promoted_with_its_signer(
 def test_unsigned_release_is_promoted_without_trust(
     signed_release: SignedRelease, ledger: Ledger
 ) -> None:
-    found = promote(Simulator(), signed_release.release, policy=POLICY, ledger=ledger)
-    assert (found.outcome, found.signers) == ("promoted", ())
+    result = promote(Simulator(), signed_release.release, policy=POLICY, ledger=ledger)
+    assert (result.outcome, result.signers) == ("promoted", ())
     assert ledger.entries()[-1].signers == ()
 
 
@@ -127,14 +129,14 @@ def test_external_data_is_a_subject_of_the_statement(signed_release: SignedRelea
 
 def edited_evidence(signed_release: SignedRelease, *, of_the_twin: bool = False) -> Release:
     """Consistently: the decision is on the edited evidence."""
-    whole = signed_release.signed()
-    of = whole.twin if of_the_twin else whole
+    complete = signed_release.signed()
+    of = complete.twin if of_the_twin else complete
     environment = of.evidence.environment.model_copy(update={"cpu": "a better one"})
     evidence = of.evidence.model_copy(update={"environment": environment})
     policy = test_quantized_twin.TWIN if of_the_twin else POLICY
     decision = decide(policy, evidence, decided_at=of.decision.decided_at)
     edited = replace(of, evidence=evidence, decision=decision)
-    return replace(whole, twin=edited) if of_the_twin else edited
+    return replace(complete, twin=edited) if of_the_twin else edited
 
 
 def edited_decision(signed_release: SignedRelease) -> Release:
@@ -159,8 +161,8 @@ def replaced_twin(signed_release: SignedRelease) -> Release:
 
 
 def of_another_file(signed_release: SignedRelease) -> Release:
-    other = signed(test_quantized_twin.made(signed_release.folder, seed=2), signed_release.key)
-    return replace(signed_release.signed(), statements=other.statements)
+    second = signed(test_quantized_twin.made(signed_release.folder, seed=2), signed_release.key)
+    return replace(signed_release.signed(), statements=second.statements)
 
 
 def for_invalid_registry(signed_release: SignedRelease) -> Release:
@@ -224,11 +226,11 @@ def test_tampered_release_is_refused_and_the_champion_stays(
     assert registry.aliases[CHAMPION] == "1"
 
     of = tamper(signed_release)
-    found = promote(registry, of, policy=POLICY, ledger=ledger, trust=signed_release.trust)
-    assert (found.outcome, found.signers) == ("refused", ())
-    assert reason in found.reason
+    result = promote(registry, of, policy=POLICY, ledger=ledger, trust=signed_release.trust)
+    assert (result.outcome, result.signers) == ("refused", ())
+    assert reason in result.reason
     line = ledger.entries()[-1]
-    assert (line.action, line.reason, line.signers) == ("refused", found.reason, ())
+    assert (line.action, line.reason, line.signers) == ("refused", result.reason, ())
     assert registry.aliases[CHAMPION] == "1"
     assert len(registry.versions) == 1
 
@@ -247,9 +249,9 @@ def test_stricter_trust_refuses_the_release(
     if "revoked" in overrides:
         overrides = {"revoked": (signed_release.key.public.key_id,)}
     trust = trust_in(signed_release.key, signed_release.other, **overrides)
-    found, registry = promoted(signed_release, signed_release.signed(), ledger, trust=trust)
-    assert found.outcome == "refused"
-    assert reason in found.reason
+    result, registry = promoted(signed_release, signed_release.signed(), ledger, trust=trust)
+    assert result.outcome == "refused"
+    assert reason in result.reason
     assert registry.aliases == {}
 
 
@@ -273,22 +275,24 @@ def test_unsigned_preprocessing_spec_is_refused(
 ) -> None:
     of = test_preprocessing_spec.made(signed_release.folder)
     policy = test_preprocessing_spec.POLICY
-    whole = signed(of, signed_release.key, policy)
+    complete = signed(of, signed_release.key, policy)
     bare = signed(replace(of, preprocessing=None), signed_release.key, policy)
     for submitted, reason in (
-        (replace(whole, statements=bare.statements), "names preprocessing with digest none"),
+        (replace(complete, statements=bare.statements), "names preprocessing with digest none"),
         (
-            replace(bare, statements=whole.statements),
+            replace(bare, statements=complete.statements),
             "names preprocessing, which was not submitted",
         ),
     ):
-        found = promote(
+        result = promote(
             Simulator(), submitted, policy=policy, ledger=ledger, trust=signed_release.trust
         )
-        assert found.outcome == "refused"
-        assert reason in found.reason
-    found = promote(Simulator(), whole, policy=policy, ledger=ledger, trust=signed_release.trust)
-    assert found.outcome == "promoted"
+        assert result.outcome == "refused"
+        assert reason in result.reason
+    result = promote(
+        Simulator(), complete, policy=policy, ledger=ledger, trust=signed_release.trust
+    )
+    assert result.outcome == "promoted"
 
 
 class TestSigning:
@@ -370,15 +374,15 @@ def test_signed_rejection_is_refused(signed_release: SignedRelease, ledger: Ledg
     of = signed(bad, signed_release.key, builders.policy())
     write_records(of, signed_release.folder / RECORDS)
     back = StatementPair.from_folder(signed_release.folder / RECORDS)
-    found = promote(
+    result = promote(
         Simulator(),
         replace(of, statements=back),
         policy=builders.policy(),
         ledger=ledger,
         trust=signed_release.trust,
     )
-    assert found.outcome == "refused"
-    assert found.reason.startswith("FAIL: ")
+    assert result.outcome == "refused"
+    assert result.reason.startswith("FAIL: ")
     assert ledger.entries()[-1].signers == (signed_release.key.public.key_id,)
 
 

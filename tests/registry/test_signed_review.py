@@ -54,18 +54,18 @@ class ReviewedModel:
         self.at = datetime.now(UTC).isoformat(timespec="seconds")
         self.ci = SigningKey.make(folder / "ci.pem")
         self.registry = MlflowRegistry(uri)
-        made = promote(self.registry, self.release(sign), policy=SIGNED, ledger=self.ledger)
-        assert made.outcome == "passed"
-        assert made.version is not None
-        self.number = made.version
+        created = promote(self.registry, self.release(sign), policy=SIGNED, ledger=self.ledger)
+        assert created.outcome == "passed"
+        assert created.version is not None
+        self.number = created.version
 
     def release(self, sign: bool) -> Release:
-        made = release(onnx_file(self.folder / "model.onnx"), policy=SIGNED)
-        made = replace(made, model_name=self.name, run_id=self.run_id)
+        created = release(onnx_file(self.folder / "model.onnx"), policy=SIGNED)
+        created = replace(created, model_name=self.name, run_id=self.run_id)
         if not sign:
-            return made
+            return created
         by = Signing(self.ci, registry=plain_(self.uri), model=self.name, at=self.at)
-        return by.signed(made, SIGNED)
+        return by.signed(created, SIGNED)
 
     def command(self, word: str, *options: str) -> tuple[str, ...]:
         return (word, self.name, self.number, "--tracking-uri", self.uri, *options)
@@ -84,7 +84,7 @@ class ReviewedModel:
         )
         rule = ReviewSettings.from_policy(SIGNED)
         model = RegisteredModel(self.registry, self.ledger, self.name, reviews=rule)
-        return [taken.outcome for taken in process_reviews(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
+        return [used.outcome for used in process_reviews(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -132,10 +132,10 @@ def test_signed_approvals_are_shown_and_counted_by_the_service(
     code, out, _ = run(
         capsys, *reviewed_model.command("approve", *key, "--sha256", str(entry.sha256))
     )
-    told = json.loads(out)
-    assert (code, told["word"], told["key_id"]) == (0, "approved", bob.public.key_id)
-    assert (told["digest"], told["decision"]) == (str(entry.sha256), str(decision.digest()))
-    assert told["characters"] == len(reviewed_model.tags[f"{STATEMENT_TAG}{bob.public.short}"])
+    record = json.loads(out)
+    assert (code, record["word"], record["key_id"]) == (0, "approved", bob.public.key_id)
+    assert (record["digest"], record["decision"]) == (str(entry.sha256), str(decision.digest()))
+    assert record["characters"] == len(reviewed_model.tags[f"{STATEMENT_TAG}{bob.public.short}"])
     assert reviewed_model.process_reviews_once(alice, bob, threshold=2) == ["promoted"]
     assert reviewed_model.ledger.entries()[-1].comment == "fine"
 
@@ -201,9 +201,9 @@ def test_approve_reports_whether_the_trust_file_counts_the_key(
 def test_measurer_is_warned_that_the_approval_does_not_count(
     reviewed_model: ReviewedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = json.dumps(reviewed_model.ci.public.to_plain())
+    custom = json.dumps(reviewed_model.ci.public.to_plain())
     trust = tmp_path / "trust.yaml"
-    trust.write_text(f"trust: {{measurers: [{own}], reviewers: [{own}]}}\n")
+    trust.write_text(f"trust: {{measurers: [{custom}], reviewers: [{custom}]}}\n")
     options = ("--key", str(tmp_path / "ci.pem"), "--json", "--trust", str(trust))
     _, out, _ = run(capsys, *reviewed_model.command("approve", *options))
     assert "so it can't approve it" in json.loads(out)["trust"]["why_not"]

@@ -44,9 +44,9 @@ def signed(ci: SigningKey, tmp_path: Path) -> Release:
 def test_submission_creates_a_complete_version_and_sets_only_candidate(
     registry: Simulator, signed: Release
 ) -> None:
-    done = submit(registry, signed, policy=POLICY)
-    assert (done.outcome, done.version, done.previous_version) == ("handed_in", "1", None)
-    assert "the service decides" in done.reason
+    result = submit(registry, signed, policy=POLICY)
+    assert (result.outcome, result.version, result.previous_version) == ("handed_in", "1", None)
+    assert "the service decides" in result.reason
     assert registry.aliases == {CANDIDATE: "1"}
     (stored,) = registry.versions
     assert sorted(stored.beside) == [
@@ -76,8 +76,8 @@ def test_submission_uploads_twin_and_spec_with_their_records(
 def test_resubmission_sets_candidate_back_to_the_same_version(
     registry: Simulator, ci: SigningKey, signed: Release, tmp_path: Path
 ) -> None:
-    other = Signing(ci).signed(release(onnx_file(tmp_path / "other.onnx", seed=1)), POLICY)
-    for of, number in ((signed, "1"), (signed, "1"), (other, "2"), (signed, "1")):
+    second = Signing(ci).signed(release(onnx_file(tmp_path / "other.onnx", seed=1)), POLICY)
+    for of, number in ((signed, "1"), (signed, "1"), (second, "2"), (signed, "1")):
         assert submit(registry, of, policy=POLICY).version == number
         assert registry.aliases[CANDIDATE] == number
     assert len(registry.versions) == 2
@@ -96,10 +96,10 @@ def test_resubmission_with_a_fresh_ecdsa_signature_reuses_the_version(
 ) -> None:
     key = SigningKey.make(tmp_path / "ecdsa.pem", scheme="ecdsa")
     at = signed.decision.decided_at
-    one, other = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
-    assert one.statements != other.statements
+    item, second = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
+    assert item.statements != second.statements
     trust = trust_in(key)
-    assert [submit(registry, of, policy=POLICY, trust=trust).version for of in (one, other)] == [
+    assert [submit(registry, of, policy=POLICY, trust=trust).version for of in (item, second)] == [
         "1", "1",
     ]  # fmt: skip
 
@@ -132,9 +132,9 @@ def test_refused_submission_creates_no_version(
         (Signing(ci, model="letters").signed(signed, POLICY), trust_in(ci), "letters"),
     )
     for of, trust, reason in refusals:
-        done = submit(registry, of, policy=POLICY, trust=trust)
-        assert (done.outcome, done.version) == ("refused", None)
-        assert reason in done.reason
+        result = submit(registry, of, policy=POLICY, trust=trust)
+        assert (result.outcome, result.version) == ("refused", None)
+        assert reason in result.reason
     assert registry.versions == []
 
 

@@ -25,13 +25,13 @@ def key(tmp_path: Path) -> SigningKey:
 
 def test_named_trust_file_takes_precedence_over_the_policy_section(tmp_path, key) -> None:
     policy = save(trust_in(key), tmp_path / "policy.yaml")
-    other = save(trust_in(key, max_age_days=1.0), tmp_path / "trust.yaml")
+    second = save(trust_in(key, max_age_days=1.0), tmp_path / "trust.yaml")
     ages = [
-        found and found.max_age_days
-        for found in (
+        result and result.max_age_days
+        for result in (
             TrustFile.named(None, policy=None)(),
             TrustFile.named(None, policy=policy)(),
-            TrustFile.named(other, policy=policy)(),
+            TrustFile.named(second, policy=policy)(),
         )
     ]
     assert ages == [None, 90.0, 1.0]
@@ -44,15 +44,15 @@ def test_policy_without_trust_section_has_no_trust(tmp_path) -> None:
 
 
 def test_trust_file_is_reloaded_and_damage_is_reported(tmp_path, key) -> None:
-    found = TrustFile(save(trust_in(key), tmp_path / "trust.yaml"))
-    assert (found() is not None, found.problem()) == (True, None)
+    result = TrustFile(save(trust_in(key), tmp_path / "trust.yaml"))
+    assert (result() is not None, result.problem()) == (True, None)
     for text in ("", "trust:", "trust: {measurers: []}", "\0"):
         (tmp_path / "trust.yaml").write_text(text)
         with pytest.raises(PolicyError):
-            found()
-        assert found.problem() == "can't be read"
+            result()
+        assert result.problem() == "can't be read"
     (tmp_path / "trust.yaml").unlink()
-    assert found.problem() == "can't be read"
+    assert result.problem() == "can't be read"
 
 
 def test_damaged_trust_does_not_make_the_service_unready(tmp_path, key) -> None:
@@ -93,9 +93,9 @@ class UnsignedVersions(SigningService):
         self.restart()
 
     def promote(self, seed: int) -> str:
-        place = self.setup
-        made = place.release(seed)
-        return promote(place.registry, made, policy=self.policy, ledger=place.ledger).outcome
+        index = self.setup
+        created = index.release(seed)
+        return promote(index.registry, created, policy=self.policy, ledger=index.ledger).outcome
 
 
 @pytest.mark.parametrize("unsigned", ["refuse", "accept_existing"])
@@ -133,9 +133,9 @@ def test_champion_moved_by_hand_to_an_unsigned_version(
 def test_unsigned_champion_that_was_never_deployed(tmp_path, unsigned: Unsigned, live) -> None:
     """It was promoted before there was a service: who loads it from MLflow keeps it."""
     service = UnsignedVersions(tmp_path, unsigned, is_deployed=False)
-    done = service.reconcile_once()
+    result = service.reconcile_once()
     assert (service.setup.champion, service.live) == ("2", live)
-    assert done == [("deploy", "deployed" if live else "refused", "2")]
+    assert result == [("deploy", "deployed" if live else "refused", "2")]
     assert service.reconcile_once() == []
 
 

@@ -45,9 +45,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, first: Release) -> Counter[str]:
 
     def hashing(make: Any) -> Any:
         def counted_hash(_cls: type[Digest], *arguments: Any) -> Digest:
-            made: Digest = make(*arguments)
-            counts["hashes"] += made == first.evidence.subject.sha256
-            return made
+            created: Digest = make(*arguments)
+            counts["hashes"] += created == first.evidence.subject.sha256
+            return created
 
         return classmethod(counted_hash)
 

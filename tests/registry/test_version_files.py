@@ -41,8 +41,8 @@ class StoredVersions:
 
     def folder(self, number: str) -> Path:
         """Where the artifacts of a version lie, which its editor may change."""
-        (found,) = self.artifacts.rglob(EXTRA_FILES[number])
-        return found.parents[len(Path(EXTRA_FILES[number]).parts) - 1]
+        (result,) = self.artifacts.rglob(EXTRA_FILES[number])
+        return result.parents[len(Path(EXTRA_FILES[number]).parts) - 1]
 
     def prove(self, number: str) -> None:
         line = self.model.history().approving_entry(number)
@@ -67,8 +67,8 @@ def promoted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     )
     for of, policy in releases:
         run_id = make_run(uri, artifacts=folder / "artifacts")
-        done = promote(registry, replace(of, run_id=run_id), policy=policy, ledger=ledger)
-        assert done.outcome == "promoted", done.reason
+        result = promote(registry, replace(of, run_id=run_id), policy=policy, ledger=ledger)
+        assert result.outcome == "promoted", result.reason
     return uri, folder
 
 
@@ -132,8 +132,8 @@ def test_tampered_file_is_a_mismatch_of_its_version_alone(
     with pytest.raises(DigestMismatch):
         versions.prove(number)
     assert [line.version for line in versions.model.ledger.entries()][3:] == []
-    for other in {"1", "2", "3"} - {number}:
-        versions.prove(other)
+    for second in {"1", "2", "3"} - {number}:
+        versions.prove(second)
 
 
 def test_unverified_bytes_are_never_parsed(

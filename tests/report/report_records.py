@@ -51,8 +51,8 @@ CPU = ("ort-cpu", "ort-cpu-optimized")
 
 def passed() -> Report:
     """Within every bound; CUDA is waived."""
-    seen = _evidence(wrong=False)
-    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    observed = _evidence(wrong=False)
+    judged = decide(policy(), observed, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.passed
     headline = Headline(
         verdict=Verdict.PASS,
@@ -62,7 +62,7 @@ def passed() -> Report:
     )
     step = Step(label="Promote it", command="gate promote model.onnx --name resnet-digits")
     return Report(
-        _summary(headline, judged, seen, steps=(step,)), seen, judged, pictures=pictures()
+        _summary(headline, judged, observed, steps=(step,)), observed, judged, pictures=pictures()
     )
 
 
@@ -84,8 +84,8 @@ def waiting() -> Report:
 
 def rejected() -> Report:
     """One layer rounded to float16: 26 checks in three findings."""
-    seen = _evidence(wrong=True)
-    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    observed = _evidence(wrong=True)
+    judged = decide(policy(), observed, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.FAIL
     problems = judged.problems
     noise = tuple(c for c in problems if c.name.startswith("noise_"))
@@ -131,8 +131,8 @@ def rejected() -> Report:
         ),
         Step(label="See each layer", command="gate locate model.onnx --reference torchvision.models:resnet18 --inputs samples.npy"),
     )  # fmt: skip
-    summary = _summary(headline, judged, seen, findings=findings, steps=steps)
-    return Report(summary, seen, judged, Explanation(localisation=_layers()), pictures())
+    summary = _summary(headline, judged, observed, findings=findings, steps=steps)
+    return Report(summary, observed, judged, Explanation(localisation=_layers()), pictures())
 
 
 def everywhere() -> Report:
@@ -140,8 +140,8 @@ def everywhere() -> Report:
     case = rejected()
     measured = case.evidence.runtimes[0]
     runtimes = tuple(measured.model_copy(update={"runtime": name}) for name in RUNTIMES)
-    seen = case.evidence.model_copy(update={"runtimes": runtimes})
-    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    observed = case.evidence.model_copy(update={"runtimes": runtimes})
+    judged = decide(policy(), observed, decided_at="2026-03-04T17:15:00+00:00")
     headline = case.summary.headline.model_copy(
         update={
             "sentence": "backbone.encoder.layers.11.attention.output.dense.weight has other values "
@@ -149,23 +149,23 @@ def everywhere() -> Report:
         }
     )
     summary = _summary(
-        headline, judged, seen, findings=case.summary.findings, steps=case.summary.steps
+        headline, judged, observed, findings=case.summary.findings, steps=case.summary.steps
     )
-    return Report(summary, seen, judged, case.explanation, pictures())
+    return Report(summary, observed, judged, case.explanation, pictures())
 
 
 def unjudged() -> Report:
     """The samples prove nothing."""
-    seen = _evidence(wrong=False)
+    observed = _evidence(wrong=False)
     constant = {"reference_constant": True}
     runtimes = tuple(
         each.model_copy(
-            update={"outputs": tuple(one.model_copy(update=constant) for one in each.outputs)}
+            update={"outputs": tuple(item.model_copy(update=constant) for item in each.outputs)}
         )
-        for each in seen.runtimes
+        for each in observed.runtimes
     )
-    seen = seen.model_copy(update={"runtimes": runtimes})
-    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    observed = observed.model_copy(update={"runtimes": runtimes})
+    judged = decide(policy(), observed, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.ERROR
     finding = Finding(
         cause="samples",
@@ -183,14 +183,14 @@ def unjudged() -> Report:
     )
     step = Step(label="Judge again on varied samples", command="gate check model.onnx --reference torchvision.models:resnet18 --inputs varied.npy")  # fmt: skip
     absent_change = Change(absent="no champion serves under this name yet")
-    summary = _summary(headline, judged, seen, findings=(finding,), steps=(step,))
-    return Report(summary.model_copy(update={"change": absent_change}), seen, judged)
+    summary = _summary(headline, judged, observed, findings=(finding,), steps=(step,))
+    return Report(summary.model_copy(update={"change": absent_change}), observed, judged)
 
 
 def hostile() -> Report:
     """Every text that comes from outside attacks the page."""
     case = rejected()
-    seen = case.evidence
+    observed = case.evidence
     runtimes = tuple(
         r.model_copy(
             update={
@@ -198,18 +198,18 @@ def hostile() -> Report:
                 "absent_reason": r.absent_reason and HOSTILE,
             }
         )
-        for r in seen.runtimes
+        for r in observed.runtimes
     )
-    seen = seen.model_copy(
+    observed = observed.model_copy(
         update={
             "runtimes": runtimes,
-            "source": seen.source.model_copy(update={"factory": HOSTILE}),
-            "environment": seen.environment.model_copy(update={"cpu": HOSTILE}),
-            "subject": seen.subject.model_copy(update={"producer": HOSTILE}),
+            "source": observed.source.model_copy(update={"factory": HOSTILE}),
+            "environment": observed.environment.model_copy(update={"cpu": HOSTILE}),
+            "subject": observed.subject.model_copy(update={"producer": HOSTILE}),
             "preprocessing": _preprocessing(HOSTILE),
         }
     )
-    judged = decide(policy(), seen, decided_at=HOSTILE)
+    judged = decide(policy(), observed, decided_at=HOSTILE)
     headline = Headline(
         verdict=Verdict.FAIL, cause="layer", blamed=HOSTILE, sentence=HOSTILE, remedy=HOSTILE
     )
@@ -218,7 +218,7 @@ def hostile() -> Report:
         checks=judged.problems,
     )  # fmt: skip
     step = Step(label=HOSTILE, command=HOSTILE, address=f"javascript:alert('{HOSTILE}')")
-    summary = _summary(headline, judged, seen, findings=(finding,), steps=(step,))
+    summary = _summary(headline, judged, observed, findings=(finding,), steps=(step,))
     row = ChangeRow(name=HOSTILE, before=HOSTILE, now=HOSTILE, changed=True)
     summary = summary.model_copy(
         update={
@@ -229,18 +229,18 @@ def hostile() -> Report:
             ),
         }
     )  # fmt: skip
-    found = _layers(HOSTILE)
-    return Report(summary, seen, judged, Explanation(localisation=found), pictures())
+    result = _layers(HOSTILE)
+    return Report(summary, observed, judged, Explanation(localisation=result), pictures())
 
 
 def pictures() -> dict[int, bytes]:
     """Thumbnails of the worst samples."""
-    made = {}
-    for place in range(8):
+    created = {}
+    for index in range(8):
         stream = io.BytesIO()
-        Image.linear_gradient("L").rotate(40 * place).resize((64, 64)).save(stream, "PNG")
-        made[17 * place + 3] = stream.getvalue()
-    return made
+        Image.linear_gradient("L").rotate(40 * index).resize((64, 64)).save(stream, "PNG")
+        created[17 * index + 3] = stream.getvalue()
+    return created
 
 
 def _summary(headline, judged, seen, *, findings=(), steps=()):
@@ -278,15 +278,15 @@ def _evidence(*, wrong: bool) -> Evidence:
         )  # fmt: skip
         worst = tuple(
             WorstSample(
-                sample=17 * place + 3,
-                max_abs_diff=(6e-4 if wrong else 1.7e-5) / (place + 1),
-                label=place % 10,
-                reference=SideAnswer(top1=place % 10, probability=0.93 - 0.05 * place, margin=2.1),
-                candidate=SideAnswer(top1=9 if wrong and place == 0 else place % 10, probability=0.92 - 0.05 * place, margin=1.9),
+                sample=17 * index + 3,
+                max_abs_diff=(6e-4 if wrong else 1.7e-5) / (index + 1),
+                label=index % 10,
+                reference=SideAnswer(top1=index % 10, probability=0.93 - 0.05 * index, margin=2.1),
+                candidate=SideAnswer(top1=9 if wrong and index == 0 else index % 10, probability=0.92 - 0.05 * index, margin=1.9),
             )
-            for place in range(8)
+            for index in range(8)
         )  # fmt: skip
-        counts = tuple(round(900 * math.exp(-(((place - 20) / 7) ** 2))) for place in range(40))
+        counts = tuple(round(900 * math.exp(-(((index - 20) / 7) ** 2))) for index in range(40))
         return output_parity(
             noise=noise_parity(**noise),
             classification=class_parity(
@@ -300,25 +300,25 @@ def _evidence(*, wrong: bool) -> Evidence:
     probes = runtime_evidence("ort-cpu").probes
     if wrong:
         probes = tuple(
-            p if p.inapplicable else p.model_copy(update={"noise_ratio": 60.0 + place})
-            for place, p in enumerate(probes)
+            p if p.inapplicable else p.model_copy(update={"noise_ratio": 60.0 + index})
+            for index, p in enumerate(probes)
         )
         probes += tuple(probe_parity(name, noise_ratio=71.0) for name in ("ones", "ramp"))
     return evidence(
         runtimes=tuple(
             runtime_evidence(
                 name,
-                outputs=(output(1.0 + place),),
+                outputs=(output(1.0 + index),),
                 probes=probes,
-                latency=Latency(batch_size=32, batches=13, median_ms=20.0 - 4 * place, p95_ms=25.0 - 3 * place),
-                memory_bytes=90_000_000 - 9_000_000 * place,
+                latency=Latency(batch_size=32, batches=13, median_ms=20.0 - 4 * index, p95_ms=25.0 - 3 * index),
+                memory_bytes=90_000_000 - 9_000_000 * index,
                 cost=Cost(
-                    open_ms=40.0 + 30 * place, first_ms=9.0, first_batch_size=1,
-                    single=Latency(batch_size=1, batches=19, median_ms=1.2 - 0.4 * place, p95_ms=1.5),
+                    open_ms=40.0 + 30 * index, first_ms=9.0, first_batch_size=1,
+                    single=Latency(batch_size=1, batches=19, median_ms=1.2 - 0.4 * index, p95_ms=1.5),
                     peak_bytes=812_000_000,
                 ),
             )
-            for place, name in enumerate(CPU)
+            for index, name in enumerate(CPU)
         )
         + tuple(absent(name) for name in ("torch-cuda", "ort-cuda", "ort-cuda-optimized")),
         reference_latency=Latency(batch_size=32, batches=13, median_ms=31.0, p95_ms=36.0),
@@ -338,18 +338,18 @@ def _layers(module: str = LAYER) -> Localization:
     at = names.index(LAYER)
     rows = tuple(
         LayerRow(
-            module=module if place == at else name,
+            module=module if index == at else name,
             kind="Conv2d",
             tensor=f"/{name}/Conv_output_0",
             max_abs_diff=1e-6,
             mean_abs_diff=1e-7,
-            noise_ratio=(420.0 / (1 + 0.3 * (place - at))) if place >= at else 0.9 + 0.05 * (place % 5),
-            local_ratio=400.0 if place == at else 1.0,
+            noise_ratio=(420.0 / (1 + 0.3 * (index - at))) if index >= at else 0.9 + 0.05 * (index % 5),
+            local_ratio=400.0 if index == at else 1.0,
             amplification=1.0,
-            verdict="source" if place == at else "propagated" if place > at else "ok",
-            detail="4608 weights differ" if place == at else None,
+            verdict="source" if index == at else "propagated" if index > at else "ok",
+            detail="4608 weights differ" if index == at else None,
         )
-        for place, name in enumerate(names)
+        for index, name in enumerate(names)
     )  # fmt: skip
     return Localization(
         subject_sha256=digest("model.onnx"),

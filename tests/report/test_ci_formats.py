@@ -45,12 +45,12 @@ def test_check_is_a_junit_case_of_its_runtime(name):
         (f"parity-gate.{word.check.runtime or 'measurement'}", TAGS.get(word.check.verdict))
         for word in result.summary.words
     ]
-    found = [
+    matches = [
         (suite.get("name"), case[0].tag if len(case) else None)
         for suite in root
         for case in suite.iter("testcase")
     ]
-    assert sorted(map(str, found)) == sorted(map(str, expected))
+    assert sorted(map(str, matches)) == sorted(map(str, expected))
     counts = {"tests": "testcase", "failures": "failure", "errors": "error"}
     for element in (root, *root):
         counted = counts if element is root else counts | {"skipped": "skipped"}
@@ -62,10 +62,10 @@ def test_junit_failure_has_cause_number_and_remedy():
     root = ElementTree.fromstring(junit_xml(RESULTS["rejected"]()))
     suite = root.find("testsuite[@name='parity-gate.ort-cpu']")
     assert suite is not None
-    found = suite.find("testcase[@name='logits / noise_ratio']/failure")
-    assert found is not None
-    assert found.get("message") == "34 × rounding, allowed 3.335"
-    first, *rest = str(found.text).splitlines()
+    result = suite.find("testcase[@name='logits / noise_ratio']/failure")
+    assert result is not None
+    assert result.get("message") == "34 × rounding, allowed 3.335"
+    first, *rest = str(result.text).splitlines()
     assert first.startswith("A layer differs: The weight of layer3.0.conv1")
     assert any(line.startswith("Try: ") for line in rest)
 
@@ -110,22 +110,22 @@ def read_series(text: str) -> dict[Series, float]:
 
 
 def metric_value(result: CiResult, name: str, **labels: str) -> float:
-    given = labels.items()
-    (found,) = (
+    arguments = labels.items()
+    (actual,) = (
         number
         for (title, pairs), number in read_series(openmetrics_text(result)).items()
-        if title == f"parity_gate_{name}" and given <= dict(pairs).items()
+        if title == f"parity_gate_{name}" and arguments <= dict(pairs).items()
     )
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_metrics_are_read_by_prometheus(name):
     text = openmetrics_text(RESULTS[name]())
     assert text.endswith("\n# EOF\n")
-    found = read_series(text)
+    result = read_series(text)
     before = [s for family in older.text_string_to_metric_families(text) for s in family.samples]
-    assert {(s.name, frozenset(s.labels.items())) for s in before} == found.keys()
+    assert {(s.name, frozenset(s.labels.items())) for s in before} == result.keys()
 
 
 @pytest.mark.parametrize("name", RESULTS)
@@ -153,9 +153,9 @@ def test_metrics_have_numbers_of_runtimes_and_checks():
 
 def test_metrics_with_nan_and_malicious_names():
     result = RESULTS["hostile"]()
-    found = read_series(openmetrics_text(result))
-    assert any(math.isnan(number) for number in found.values())
-    models = {dict(pairs)["model"] for _, pairs in found}
+    actual = read_series(openmetrics_text(result))
+    assert any(math.isnan(number) for number in actual.values())
+    models = {dict(pairs)["model"] for _, pairs in actual}
     assert models == {HOSTILE.replace("\x1b", "�").replace("\n", " ")}
 
 

@@ -43,15 +43,15 @@ def localized(tmp_path_factory):
 
 
 def test_layers_are_outputs_with_correct_values(localized, tmp_path):
-    case, found = localized
+    case, result = localized
     path = tmp_path / "marked.onnx"
     path.write_bytes(b"older")
-    marked = write_marked_file(case, found, path)
+    marked = write_marked_file(case, result, path)
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     names = [value.name for value in model.graph.output]
     assert names == ["logits", *marked.outputs]
-    tensors = {row.module: row.tensor for row in found.layers if row.module}
+    tensors = {row.module: row.tensor for row in result.layers if row.module}
     assert {tensors["first"], tensors["act"]} <= set(marked.outputs)
     answers = dict(zip(names, open_on_cpu(path).run(None, {"input": ROWS}), strict=True))
     with torch.no_grad():
@@ -68,31 +68,31 @@ def test_layers_are_outputs_with_correct_values(localized, tmp_path):
 
 
 def test_marked_file_never_replaces_the_model(localized, tmp_path):
-    case, found = localized
+    case, result = localized
     link = tmp_path / "link.onnx"
     link.hardlink_to(case.candidate.path)
     for path in (case.candidate.path, link):
         with pytest.raises(StorageError, match="is a file of the model itself"):
-            write_marked_file(case, found, path)
+            write_marked_file(case, result, path)
     case.candidate.verify()
 
 
 def test_external_weights_are_kept(localized, tmp_path):
-    case, found = localized
+    case, result = localized
     model = onnx.load(case.candidate.path)
     path = tmp_path / "large.onnx"
     onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     large = MeasurementJob(
         case.model, TestedFile(path, read_subject(path)), case.samples, policy=case.policy
     )
-    marked = write_marked_file(large, found, tmp_path / "marked.onnx")
+    marked = write_marked_file(large, result, tmp_path / "marked.onnx")
     assert read_subject(marked.path).external_data == ("w.bin",)
     assert len(open_on_cpu(marked.path).run(None, {"input": ROWS})) == 1 + len(marked.outputs)
     (tmp_path / "other").mkdir()
     with pytest.raises(StorageError, match=r"external data is in .* \(w.bin\).* Name a file in"):
-        write_marked_file(large, found, tmp_path / "other" / "marked.onnx")
+        write_marked_file(large, result, tmp_path / "other" / "marked.onnx")
     with pytest.raises(StorageError, match="is a file of the model"):
-        write_marked_file(large, found, tmp_path / "w.bin")
+        write_marked_file(large, result, tmp_path / "w.bin")
 
 
 def test_unloadable_marked_file_is_not_written(localized, tmp_path, monkeypatch):

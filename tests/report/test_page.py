@@ -131,12 +131,12 @@ def test_each_check_has_its_text_and_remedy(pages):
 def test_sections_are_in_order(pages):
     summary = report_records.rejected().summary
     text = Outline(pages["rejected"]).text.partition("Skip to the details")[2]
-    told = [summary.headline.sentence, "resnet-digits", "version 12", summary.subject.sha256.short,
+    reported = [summary.headline.sentence, "resnet-digits", "version 12", summary.subject.sha256.short,
             "10.2 ×", str(summary.steps[0].command), *(f.title for f in summary.findings),
             summary.notes[0], str(summary.steps[1].command), "0.9711", "Worst samples",
             "Commands to repeat this"]  # fmt: skip
-    places = [text.index(part) for part in told]
-    assert places == sorted(places)
+    indices = [text.index(part) for part in reported]
+    assert indices == sorted(indices)
     assert "6 checks" in text
     assert "16 checks" in text
 
@@ -167,9 +167,9 @@ def test_long_tables_are_truncated_with_a_count():
     case = report_records.rejected()
     checks = case.decision.checks * 20
     many = case.decision.model_copy(update={"checks": checks})
-    found = case.explanation.localisation
-    assert found is not None
-    deep = found.model_copy(update={"layers": found.layers * 40})
+    result = case.explanation.localisation
+    assert result is not None
+    deep = result.model_copy(update={"layers": result.layers * 40})
     explanation = case.explanation.model_copy(update={"localisation": deep})
     summary = case.summary.model_copy(update={"words": case.summary.words * 20})
     report = Report(summary, case.evidence, many, explanation)
@@ -201,8 +201,8 @@ def test_reasons_are_short_and_runtime_names_complete():
     case = report_records.rejected()
     assert ": no CUDA device. " in render_page(case)
     proof = [
-        one.model_copy(update={"reason": one.reason and "no device here: neither a, nor b."})
-        for one in case.summary.proof
+        item.model_copy(update={"reason": item.reason and "no device here: neither a, nor b."})
+        for item in case.summary.proof
     ]
     summary = case.summary.model_copy(update={"proof": tuple(proof)})
     first = render_page(Report(summary, case.evidence, case.decision)).partition("</header>")[0]
@@ -241,10 +241,10 @@ def test_page_of_many_samples_and_classes_is_small():
         r.model_copy(update={"outputs": tuple(map(grown, r.outputs))})
         for r in case.evidence.runtimes
     )
-    seen = case.evidence.model_copy(update={"runtimes": runtimes})
-    judged = decide(policy(), seen, decided_at="2026-03-04T17:15:00+00:00")
+    observed = case.evidence.model_copy(update={"runtimes": runtimes})
+    judged = decide(policy(), observed, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.FAIL
-    page = render_page(Report(case.summary, seen, judged, case.explanation, case.pictures))
+    page = render_page(Report(case.summary, observed, judged, case.explanation, case.pictures))
     title = re.search(r"<title>(.*?)</title>", page)
     assert title is not None
     assert title[1].startswith(f"FAIL resnet-digits: {LAYER}.weight")
@@ -258,7 +258,7 @@ def _summary_and_first_screen(*outputs: OutputParity) -> tuple[Summary, str]:
     (spec,) = good.subject.outputs
     specs = tuple(spec.model_copy(update={"name": output.name}) for output in outputs)
     of = {"ort-cpu": outputs, "ort-cpu-optimized": tuple(map(_slightly_worse, outputs))}
-    seen = good.model_copy(
+    observed = good.model_copy(
         update={
             "subject": good.subject.model_copy(update={"outputs": specs}),
             "runtimes": tuple(
@@ -267,9 +267,9 @@ def _summary_and_first_screen(*outputs: OutputParity) -> tuple[Summary, str]:
             ),
         }
     )
-    decision = decide(policy(), seen, decided_at="2026-01-01T00:00:00+00:00")
-    summary = summarize(decision, seen)
-    return summary, render_page(Report(summary, seen, decision)).partition("</header>")[0]
+    decision = decide(policy(), observed, decided_at="2026-01-01T00:00:00+00:00")
+    summary = summarize(decision, observed)
+    return summary, render_page(Report(summary, observed, decision)).partition("</header>")[0]
 
 
 def _slightly_worse(output: OutputParity) -> OutputParity:

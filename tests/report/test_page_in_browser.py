@@ -104,11 +104,11 @@ def test_verdict_is_on_the_first_screen(browser, pages, name, size):
 def test_axe_finds_no_serious_violation(browser, pages, name, size, scheme):
     page = open_page(browser, pages[name], size, scheme)
     unfold(page)
-    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    result = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     bad = [
-        (one["id"], [node["html"][:200] for node in one["nodes"]][:3])
-        for one in found
-        if one["impact"] in ("serious", "critical")
+        (item["id"], [node["html"][:200] for node in item["nodes"]][:3])
+        for item in result
+        if item["impact"] in ("serious", "critical")
     ]
     assert bad == []
 
@@ -142,8 +142,8 @@ def test_chart_text_is_not_clipped(browser, size):
         for output in runtime["outputs"]:
             confidence = output["classification"]["confidence"]
             confidence["per_class"] = confidence["per_class"][:1]
-    seen = Evidence.from_json(json.dumps(one_class))
-    for shown in (case, replace(case, evidence=seen)):
+    observed = Evidence.from_json(json.dumps(one_class))
+    for shown in (case, replace(case, evidence=observed)):
         page = open_page(browser, render_page(shown), size)
         assert page.locator("#chart-confidence").count() == 1
         assert page.evaluate(CLIPPED) == []

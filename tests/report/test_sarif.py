@@ -40,7 +40,7 @@ VALID = Draft4Validator(_schema())
 
 
 def finding(code: str = "TRC002", **fields: Any) -> LintFinding:
-    given = {
+    arguments = {
         "code": code,
         "level": RULES[code].level,
         "path": "nets/my model.py",
@@ -50,7 +50,7 @@ def finding(code: str = "TRC002", **fields: Any) -> LintFinding:
         "message": RULES[code].message,
         "rewrite": RULES[code].rewrite,
     }
-    return LintFinding(**given | fields)
+    return LintFinding(**arguments | fields)
 
 
 def report(*findings: LintFinding, unread: tuple[UnreadCode, ...] = ()) -> LintReport:
@@ -97,9 +97,9 @@ def test_finding_has_rule_and_location():
     run = sarif_run(report(finding("TRC005", line=8)), file_of=lambda path: f"src/{path}")
     (result,) = run["results"]
     assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "TRC005"
-    place = result["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"] == {"uri": "src/nets/my%20model.py", "uriBaseId": "%SRCROOT%"}
-    assert place["region"]["startLine"] == 8
+    index = result["locations"][0]["physicalLocation"]
+    assert index["artifactLocation"] == {"uri": "src/nets/my%20model.py", "uriBaseId": "%SRCROOT%"}
+    assert index["region"]["startLine"] == 8
     assert result["level"] == "error"
     assert "(in inner.0)" in result["message"]["text"]
     assert RULES["TRC005"].rewrite in result["message"]["text"]
@@ -125,9 +125,9 @@ def test_unread_code_is_a_notification():
     (failed,) = sarif_run(None, exit_code=2, failure="no module nets")["invocations"]
     assert failed["executionSuccessful"] is False
     assert failed["toolExecutionNotifications"][0]["message"]["text"] == "no module nets"
-    (done,) = sarif_run(CASES["unread"], exit_code=0)["invocations"]
-    assert done["executionSuccessful"] is True
-    assert done["toolExecutionNotifications"][0]["message"]["text"] == (
+    (result,) = sarif_run(CASES["unread"], exit_code=0)["invocations"]
+    assert result["executionSuccessful"] is True
+    assert result["toolExecutionNotifications"][0]["message"]["text"] == (
         "not read: nets.script: TorchScript"
     )
 
@@ -164,9 +164,9 @@ def build():
 
 
 def read_log(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    assert [error.message for error in VALID.iter_errors(found)] == []
-    (run,) = found["runs"]
+    record = json.loads(text)
+    assert [error.message for error in VALID.iter_errors(record)] == []
+    (run,) = record["runs"]
     return dict(run)
 
 
@@ -174,13 +174,13 @@ def read_log(text: str) -> dict[str, Any]:
 def test_verdicts_in_sarif(name):
     result = RESULTS[name]()
     run = read_log(check_sarif_log(result, file="my model.onnx", source=("nets/a.py", 7)))
-    places = [
+    indices = [
         (where["artifactLocation"]["uri"], where["region"]["startLine"])
         for each in run["results"]
         for where in (each["locations"][0]["physicalLocation"],)
     ]
-    assert places[:1] == ([] if name == "passed" else [("nets/a.py", 7)])
-    assert set(places[1:]) <= {("my%20model.onnx", 1)}
+    assert indices[:1] == ([] if name == "passed" else [("nets/a.py", 7)])
+    assert set(indices[1:]) <= {("my%20model.onnx", 1)}
     assert run["invocations"][0]["exitCode"] == result.exit_code
 
 
@@ -194,10 +194,10 @@ def test_source_line_of_a_module(tmp_path, monkeypatch):
     lines = MODULE.splitlines()
 
     def line(path: str) -> str:
-        found = module_source(net, path)
-        assert found is not None
-        assert found[0] == Path("sarif_nets.py")
-        return lines[found[1] - 1].strip()
+        result = module_source(net, path)
+        assert result is not None
+        assert result[0] == Path("sarif_nets.py")
+        return lines[result[1] - 1].strip()
 
     assert line("block.convolution").startswith("self.convolution =")
     assert line("block.norm").startswith("self.norm:")
@@ -228,7 +228,7 @@ def test_gate_check_sarif_points_to_the_module_line(tmp_path, monkeypatch):
     words = ["check", "wrong.onnx", "--reference", "sarif_project:build", "--inputs", "images.npy"]
     assert cli.main([*words, "--sarif", "check.sarif", "--json"]) == 1
     first = read_log(Path("check.sarif").read_text())["results"][0]
-    place = first["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"]["uri"] == "sarif_project.py"
+    index = first["locations"][0]["physicalLocation"]
+    assert index["artifactLocation"]["uri"] == "sarif_project.py"
     lines = MODULE.splitlines()
-    assert lines[place["region"]["startLine"] - 1].strip().startswith("self.convolution =")
+    assert lines[index["region"]["startLine"] - 1].strip().startswith("self.convolution =")

@@ -52,8 +52,8 @@ def test_narrow_terminal_wraps_all_but_commands(width):
     assert "gate check 'my model.onnx' --reference" in print_text(summary, width=width)
     for judged, most in ((passed(), 20), (failed(), 30)):
         lines = print_text(summarize(*judged), width=width).splitlines()
-        told = [line for line in lines if not line.startswith("next")]
-        assert max(map(len, told)) <= width
+        reported = [line for line in lines if not line.startswith("next")]
+        assert max(map(len, reported)) <= width
         assert len(lines) <= most if width >= 80 else 2 * most
 
 
@@ -151,8 +151,8 @@ def test_layer_table_is_printed():
 def test_long_details_follow_the_table_of_layers():
     stream, detail = io.StringIO(), "a node that computes something else, and so on " * 5
     record = localization()
-    other = record.layers[2].model_copy(update={"detail": detail})
-    record = record.model_copy(update={"layers": (*record.layers[:2], other)})
+    second = record.layers[2].model_copy(update={"detail": detail})
+    record = record.model_copy(update={"layers": (*record.layers[:2], second)})
     terminal.print_layers(record, Console(file=stream, width=100))
     lines = stream.getvalue().splitlines()
     assert sum("fc#1" in line for line in lines) == 2
@@ -243,11 +243,11 @@ def test_trial_table_has_a_row_per_runtime_and_export():
 
 
 def test_trial_sentences_name_the_failures():
-    told = list(trials_sentences(TRIALS))
-    assert told[0].startswith("2 of 4 exports compute what the model computes")
-    assert any("FAIL" in t or "ERROR" in t for t in told if "not folded" in t)
-    assert any("noise_ratio 1e+04" in t for t in told)
-    assert sum(t.startswith("warned: ") for t in told) == 1
+    reported = list(trials_sentences(TRIALS))
+    assert reported[0].startswith("2 of 4 exports compute what the model computes")
+    assert any("FAIL" in t or "ERROR" in t for t in reported if "not folded" in t)
+    assert any("noise_ratio 1e+04" in t for t in reported)
+    assert sum(t.startswith("warned: ") for t in reported) == 1
 
 
 def test_trial_markdown_keeps_its_columns():

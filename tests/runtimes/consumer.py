@@ -45,8 +45,8 @@ def run(model: Path, sent: Path, outputs: Path, *, batch: int = 5) -> dict[str, 
             parts[part["name"]] = {"failed": str(error)}
             continue
         parts[part["name"]] = {"outputs": []}
-        for place, pieces in enumerate(zip(*runs, strict=True)):
-            array, file = np.concatenate(pieces), f"{number}-{place}.raw"
+        for index, pieces in enumerate(zip(*runs, strict=True)):
+            array, file = np.concatenate(pieces), f"{number}-{index}.raw"
             array.tofile(outputs / file)
             described = {"file": file, "dtype": array.dtype.name, "shape": list(array.shape)}
             parts[part["name"]]["outputs"].append(described)

@@ -77,7 +77,7 @@ def an_input_is_an_output(path):
     nodes = [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Identity", ["y"], ["z"])]
     _save(path, nodes, inputs="xu", outputs="zyx")
     return [
-        {name: np.full((count, 2), count + place, np.float32) for place, name in enumerate("xu")}
+        {name: np.full((count, 2), count + index, np.float32) for index, name in enumerate("xu")}
         for count in (3, 1, 2, 4, 5, 6)
     ]
 
@@ -117,11 +117,11 @@ def assert_as_onnxruntime(session, candidate, batches):
     """All outputs of all batches, in the file's order, with its dtypes."""
     theirs = onnxruntime.InferenceSession(str(candidate.path), providers=["CPUExecutionProvider"])
     for batch in batches:
-        wanted, got = theirs.run(None, batch), session.run(batch)
-        assert [a.dtype for a in got] == [a.dtype for a in wanted]
-        assert [a.shape for a in got] == [a.shape for a in wanted]
-        for one, other in zip(got, wanted, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+        expected, got = theirs.run(None, batch), session.run(batch)
+        assert [a.dtype for a in got] == [a.dtype for a in expected]
+        assert [a.shape for a in got] == [a.shape for a in expected]
+        for item, second in zip(got, expected, strict=True):
+            np.testing.assert_allclose(item, second, rtol=1e-5, atol=1e-5)
 
 
 def _save(path, nodes, *, inputs, outputs, weights=()):

@@ -124,14 +124,14 @@ class GrpcServer:
 
 @contextmanager
 def serving(file: Path, fault: str = "") -> Iterator[GrpcServer]:
-    made = GrpcServer(file, fault)
+    created = GrpcServer(file, fault)
     methods = {
         "ServerMetadata": (
             lambda *_: pb.ServerMetadataResponse(name="little", version="1").SerializeToString(),
             pb.ServerMetadataRequest,
         ),
-        "ModelMetadata": (made.metadata, pb.ModelMetadataRequest),
-        "ModelInfer": (made.infer, pb.ModelInferRequest),
+        "ModelMetadata": (created.metadata, pb.ModelMetadataRequest),
+        "ModelInfer": (created.infer, pb.ModelInferRequest),
     }
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(method, request_deserializer=request.FromString)
@@ -140,10 +140,10 @@ def serving(file: Path, fault: str = "") -> Iterator[GrpcServer]:
     service = "inference.GRPCInferenceService"
     with ThreadPoolExecutor(40) as pool:
         server = grpc.server(pool, [grpc.method_handlers_generic_handler(service, handlers)])
-        made.url = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}/v2/models/net"
+        created.url = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}/v2/models/net"
         server.start()
         try:
-            yield made
+            yield created
         finally:
             server.stop(None).wait()
 

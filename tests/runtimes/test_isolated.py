@@ -28,10 +28,10 @@ def check_with(model, good, tmp_path, monkeypatch):
         acme.install(tmp_path / name, {"acme": f"tests.runtimes.acme:{name}"})
         monkeypatch.syspath_prepend(str(tmp_path / name))
         plain = tiny.policy("ort-cpu")
-        wanted = RuntimePolicy(
+        custom_policy = RuntimePolicy(
             **{"required": "always", "bounds": plain.runtimes["ort-cpu"].bounds, **settings}
         )
-        runtimes = {"acme": wanted, **plain.runtimes}
+        runtimes = {"acme": custom_policy, **plain.runtimes}
         policy = Policy.model_validate({**dict(plain), "runtimes": runtimes})
         before = psutil.Process().children(recursive=True)
         measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))

@@ -54,11 +54,11 @@ def test_each_runtime_is_listed_with_state_and_reason(rows):
 
 
 def test_runtimes_of_a_policy_are_listed_with_options(tmp_path, monkeypatch):
-    wanted = policy("mine", kind="ort", options={"providers": ["RknpuExecutionProvider"]})
-    found = {row.name: row for row in runtime_statuses(wanted)}
-    assert set(found) == {"ort-cpu", "mine"}
-    assert (found["mine"].kind, found["mine"].state) == ("ort", "absent")
-    assert "does not have RknpuExecutionProvider" in found["mine"].reason
+    custom_policy = policy("mine", kind="ort", options={"providers": ["RknpuExecutionProvider"]})
+    matches = {row.name: row for row in runtime_statuses(custom_policy)}
+    assert set(matches) == {"ort-cpu", "mine"}
+    assert (matches["mine"].kind, matches["mine"].state) == ("ort", "absent")
+    assert "does not have RknpuExecutionProvider" in matches["mine"].reason
     none = policy("mine", kind="ort", options={"providers": ["NoSuchExecutionProvider"]})
     assert {row.name: row for row in runtime_statuses(none)}["mine"].state == "broken"
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Acme"})

@@ -16,9 +16,9 @@ from gate.sandbox.worker_process import receive, send
 
 @pytest.fixture
 def ends():
-    both = [Connection(end.detach()) for end in socket.socketpair()]
-    yield both
-    for end in both:
+    pair = [Connection(end.detach()) for end in socket.socketpair()]
+    yield pair
+    for end in pair:
         end.close()
 
 
@@ -36,10 +36,10 @@ def ends():
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
 def test_arrays_survive_transport(ends, array):
-    one, other = ends
-    sender = threading.Thread(target=send, args=(one, {"verb": "run"}, {"x": array}))
+    item, second = ends
+    sender = threading.Thread(target=send, args=(item, {"verb": "run"}, {"x": array}))
     sender.start()
-    header, ((name, got),) = receive(other)
+    header, ((name, got),) = receive(second)
     sender.join()
     assert (header, name) == ({"verb": "run"}, "x")
     assert (got.dtype, got.shape) == (array.dtype, array.shape)
@@ -63,15 +63,15 @@ def test_arrays_survive_transport(ends, array):
     ],
 )
 def test_invalid_message_is_an_evidence_error(ends, parts):
-    one, other = ends
+    item, second = ends
     for part in parts:
-        one.send_bytes(part if isinstance(part, bytes) else json.dumps(part).encode())
+        item.send_bytes(part if isinstance(part, bytes) else json.dumps(part).encode())
     with pytest.raises(EvidenceError, match="sent an invalid message"):
-        receive(other)
+        receive(second)
 
 
 def test_closed_connection_raises_eof(ends):
-    one, other = ends
-    one.close()
+    item, second = ends
+    item.close()
     with pytest.raises(EOFError):
-        receive(other)
+        receive(second)

@@ -223,9 +223,9 @@ def test_fault_of_the_model_class_fails(
 
 
 def test_grpc_client_in_a_separate_environment(with_tritonclient: Path) -> None:
-    done = run([str(with_tritonclient), "-m", "pytest", "-q", "tests/runtimes/test_grpc.py"])
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
+    result = run([str(with_tritonclient), "-m", "pytest", "-q", "tests/runtimes/test_grpc.py"])
+    assert result.returncode == 0, result.stdout
+    assert "skipped" not in result.stdout
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -236,13 +236,13 @@ def test_correct_mlserver_passes_over_grpc(
     np.save(tmp_path / "x.npy", samples)
     with serving(mlserver, tmp_path, kind(), ""):
         port = json.loads((tmp_path / "settings.json").read_text())["grpc_port"]
-        done = run([
+        result = run([
             str(with_tritonclient), "-m", "gate", "check", str(tmp_path / "model.onnx"),
             "--inputs", str(tmp_path / "x.npy"), "--reference", f"{__name__}:{kind.__name__}",
             "--server", f"grpc://127.0.0.1:{port}/v2/models/net", "--json",
         ])  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    runtimes = json.loads(done.stdout)["evidence"]["runtimes"]
+    assert result.returncode == 0, result.stderr
+    runtimes = json.loads(result.stdout)["evidence"]["runtimes"]
     (stated,) = [each["session_options"] for each in runtimes if each["runtime"] == "server"]
     assert (stated["encoding"], stated["file"]) == ("grpc", "sha256 by the metadata")
 

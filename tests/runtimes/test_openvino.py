@@ -35,10 +35,10 @@ def policy(instruments: Instruments | None = None, **options: dict[str, Any]) ->
         name: RuntimePolicy(
             required="always",
             kind="openvino",
-            options=given,
+            options=arguments,
             bounds=exact_bounds("cpu", classes=True),
         )
-        for name, given in options.items()
+        for name, arguments in options.items()
     }
     plain = {**dict(tiny.policy()), "runtimes": runtimes}
     return Policy.model_validate({**plain, "instruments": instruments or Instruments()})
@@ -54,8 +54,8 @@ def check_runtimes(model, candidate, wanted: Policy):
 
 def test_openvino_proves_float32_and_fails_with_lower_precision(model, good):
     half = {"precision_hint": "bf16" if IN_BFLOAT16 else "f32"}
-    wanted = policy(exact={}, best={"precision_hint": "default"}, half=half)
-    records, problems, _ = check_runtimes(model, good, wanted)
+    custom_policy = policy(exact={}, best={"precision_hint": "default"}, half=half)
+    records, problems, _ = check_runtimes(model, good, custom_policy)
     exact = records["exact"]
     assert not {name for runtime, name in problems if runtime == "exact"}
     assert exact.providers_active == ("OpenVINO CPU",)
@@ -71,8 +71,10 @@ def test_openvino_proves_float32_and_fails_with_lower_precision(model, good):
         assert rounds is IN_BFLOAT16
         assert ((name, "precision") in problems) is rounds
         if rounds:
-            said = "reports bfloat16 precision, and the policy's precision 'exact' asks for float32"
-            assert said in problems[name, "precision"]
+            stated = (
+                "reports bfloat16 precision, and the policy's precision 'exact' asks for float32"
+            )
+            assert stated in problems[name, "precision"]
             assert "bf16" in records[name].session_options["node_precisions"]
 
 
@@ -157,10 +159,10 @@ def test_reported_precision_and_device_are_used(good):
 def test_options_without_effect_are_refused(good, options, words):
     compiled = opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})._compiled
     reported = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "INFERENCE_NUM_THREADS": 2}
-    wanted = {"precision_hint": "bf16", "threads": 2}
-    assert session_of(ReportedModel(compiled, **reported), good, **wanted)
+    expected = {"precision_hint": "bf16", "threads": 2}
+    assert session_of(ReportedModel(compiled, **reported), good, **expected)
     with pytest.raises(EvidenceError, match=words):
-        session_of(ReportedModel(compiled, **reported), good, **{**wanted, **options})
+        session_of(ReportedModel(compiled, **reported), good, **{**expected, **options})
     assert session_of(ReportedModel(compiled, **reported), good)  # neither was asked for
 
 
@@ -170,8 +172,8 @@ def test_too_many_threads_are_refused(good):
 
 
 def session_of(compiled, candidate, **options):
-    wanted = module.OpenVinoOptions(**{"precision_hint": "default", **options})
-    return module.OpenVinoSession(compiled, RunnableFile(candidate), device="x", options=wanted)
+    expected = module.OpenVinoOptions(**{"precision_hint": "default", **options})
+    return module.OpenVinoSession(compiled, RunnableFile(candidate), device="x", options=expected)
 
 
 @pytest.mark.skipif(not IN_BFLOAT16, reason="this processor has no bfloat16")

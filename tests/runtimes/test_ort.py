@@ -73,8 +73,8 @@ def test_settings_are_applied_and_recorded(model, good, monkeypatch, name, kind,
         return original(*arguments, **keywords)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    wanted = policy(name, SETTINGS | own, kind=kind)
-    record, checks, verdict = measure_and_decide(model, good, wanted, name)
+    custom_policy = policy(name, SETTINGS | own, kind=kind)
+    record, checks, verdict = measure_and_decide(model, good, custom_policy, name)
     assert verdict is Verdict.PASS
     assert ["MatmulTransposeFusion"] in disabled
     options = record.session_options
@@ -86,7 +86,7 @@ def test_settings_are_applied_and_recorded(model, good, monkeypatch, name, kind,
     assert checks["session"].verdict is checks["provider"].verdict is Verdict.PASS
     again = decide(
         policy(name, {**SETTINGS, **own, "threads": 2}, kind=kind),
-        tiny.stored(measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))),
+        tiny.stored(measure_job(MeasurementJob(model, good, tiny.samples(), policy=custom_policy))),
         decided_at="now",
     )
     (session_check,) = (c for c in again.checks if (c.runtime, c.name) == (name, "session"))
@@ -97,8 +97,8 @@ def test_settings_are_applied_and_recorded(model, good, monkeypatch, name, kind,
 @NO_XNNPACK
 def test_provider_missing_in_the_build_is_absent(model, good):
     options = {"providers": [XNNPACK, CPU_PROVIDER]}
-    wanted = policy("xnn", options, kind="ort", required="when_present")
-    record, checks, verdict = measure_and_decide(model, good, wanted, "xnn")
+    custom_policy = policy("xnn", options, kind="ort", required="when_present")
+    record, checks, verdict = measure_and_decide(model, good, custom_policy, "xnn")
     assert f"does not have {XNNPACK}" in record.absent_reason
     assert checks["runtime"].verdict is Verdict.WAIVED
     assert verdict is Verdict.PASS
@@ -109,9 +109,9 @@ def test_provider_missing_in_the_build_is_absent(model, good):
     "providers", [["TensorRTExecutionProvider"], ["NoSuchExecutionProvider", CPU_PROVIDER]]
 )
 def test_unknown_provider_is_a_policy_error(model, good, providers, required):
-    wanted = policy("trt", {"providers": providers}, kind="ort", required=required)
+    custom_policy = policy("trt", {"providers": providers}, kind="ort", required=required)
     with pytest.raises(PolicyError, match=f"does not support {providers[0]}"):
-        measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
+        measure_job(MeasurementJob(model, good, tiny.samples(), policy=custom_policy))
 
 
 def test_misspelled_provider_has_a_suggestion(monkeypatch):
@@ -143,11 +143,11 @@ def test_build_is_checked_before_the_device(monkeypatch, provider):
 def test_unloadable_provider_is_absent_only_without_device(model, good, monkeypatch):
     if TENSORRT not in onnxruntime.get_available_providers():
         pytest.skip("this build of ONNX Runtime knows no TensorRT")
-    wanted = policy("trt", {"providers": [TENSORRT]}, kind="ort")
-    record, _, _ = measure_and_decide(model, good, wanted, "trt")
+    custom_policy = policy("trt", {"providers": [TENSORRT]}, kind="ort")
+    record, _, _ = measure_and_decide(model, good, custom_policy, "trt")
     assert "no CUDA device" in record.absent_reason
     monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
-    record, _, verdict = measure_and_decide(model, good, wanted, "trt")
+    record, _, verdict = measure_and_decide(model, good, custom_policy, "trt")
     assert f"could not load {TENSORRT} and used {CPU_PROVIDER}" in record.failure
     assert record.unusable
     assert verdict is Verdict.ERROR
@@ -177,8 +177,8 @@ class FakeXnnpackSession:
 def test_silent_fallback_of_nodes_fails(model, good, monkeypatch, providers):
     monkeypatch.setattr(onnxruntime, "InferenceSession", FakeXnnpackSession)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [XNNPACK, CPU_PROVIDER])
-    wanted = policy("xnn", {"providers": providers}, kind="ort")
-    record, checks, _ = measure_and_decide(model, good, wanted, "xnn")
+    custom_policy = policy("xnn", {"providers": providers}, kind="ort")
+    record, checks, _ = measure_and_decide(model, good, custom_policy, "xnn")
     assert record.providers_active[0] == XNNPACK
     assert checks["provider"].verdict is Verdict.FAIL
     assert f"No node is recorded to have run on {XNNPACK}" in render_check(checks["provider"])
@@ -209,13 +209,15 @@ def test_unknown_runtime_kind_is_a_policy_error(model, good, kind, options, word
 
 
 def test_configured_runtime_is_localized(model, good):
-    wanted = policy("plain", {"providers": [CPU_PROVIDER]}, kind="ort")
-    found = locate(MeasurementJob(model, good, tiny.samples(), policy=wanted), runtime="plain")
-    assert found.runtime == "plain"
-    assert found.layers
-    assert not found.diverges
+    custom_policy = policy("plain", {"providers": [CPU_PROVIDER]}, kind="ort")
+    result = locate(
+        MeasurementJob(model, good, tiny.samples(), policy=custom_policy), runtime="plain"
+    )
+    assert result.runtime == "plain"
+    assert result.layers
+    assert not result.diverges
     with pytest.raises(PolicyError, match="the policy names no runtime 'plane'"):
-        locate(MeasurementJob(model, good, tiny.samples(), policy=wanted), runtime="plane")
+        locate(MeasurementJob(model, good, tiny.samples(), policy=custom_policy), runtime="plane")
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
@@ -242,8 +244,8 @@ def test_one_session_proves_placement_and_computes(good, level, monkeypatch):
     )
     for count in (1, 4, 9):
         fed = {"input": tiny.images(count)}
-        for own, other in zip(session.run(fed), plain.run(None, fed), strict=True):
-            assert np.array_equal(own, other)
+        for custom, second in zip(session.run(fed), plain.run(None, fed), strict=True):
+            assert np.array_equal(custom, second)
 
 
 @pytest.fixture
@@ -251,11 +253,11 @@ def no_device(monkeypatch, tmp_path):
     """A machine without any device; returns where its files would be."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    places = {}
+    indices = {}
     for name in ("_DRIVER", "_CONTROL_DEVICE", "_WSL_DEVICE", "_WSL_LIBRARY"):
-        places[name] = tmp_path / name
-        monkeypatch.setattr(ort, name, places[name])
-    return places
+        indices[name] = tmp_path / name
+        monkeypatch.setattr(ort, name, indices[name])
+    return indices
 
 
 def test_absent_cuda_reason_names_the_searched_places(no_device):

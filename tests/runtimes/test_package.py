@@ -50,23 +50,23 @@ def policy(tmp_path):
 
 
 def arguments(model: str, policy: Path | None = None) -> list[str]:
-    given = [] if policy is None else ["--policy", str(policy)]
+    provided = [] if policy is None else ["--policy", str(policy)]
     return [
         "check", model, "--reference", "small_models:build", "--inputs", "images.npy",
-        *given, "--json",
+        *provided, "--json",
     ]  # fmt: skip
 
 
 @pytest.mark.proof
 def test_documented_plugin_passes_a_correct_file(site, policy):
     path = os.pathsep.join([str(site), str(ROOT)])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "gate", *arguments("good.onnx", policy)],
         cwd=small_project.made(), env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["decision"]["runtimes"] == ["ort-cpu", "acme"]
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert json.loads(completed.stdout)["decision"]["runtimes"] == ["ort-cpu", "acme"]
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_documented_plugin_is_added_with_its_bounds():
     assert added.required == "always"
     assert added.bounds == Policy.default().runtimes["ort-cpu"].bounds
     waiting = RuntimePolicy(required="never", bounds=Bounds(memory_mb=100.0))
-    asked = Policy.default()
-    asked = asked.model_copy(update={"runtimes": {**asked.runtimes, "acme": waiting}})
-    merged = with_runtime(asked, "acme").runtimes["acme"].bounds
+    settings = Policy.default()
+    settings = settings.model_copy(update={"runtimes": {**settings.runtimes, "acme": waiting}})
+    merged = with_runtime(settings, "acme").runtimes["acme"].bounds
     assert merged == added.bounds.model_copy(update={"memory_mb": 100.0})
     with pytest.raises(PolicyError, match="no runtime named 'acmee'.*Did you mean 'acme'"):
         with_runtime(Policy.default(), "acmee")

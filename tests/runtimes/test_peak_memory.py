@@ -86,11 +86,11 @@ def test_memory_held_by_the_allocator_is_counted() -> None:
     del held[:-1]
     memory = PeakMemory()
     with memory.watched():
-        taken = [np.ones(100_000, np.uint8) for _ in range(399)]
+        used = [np.ones(100_000, np.uint8) for _ in range(399)]
     assert memory.grown is not None
     assert memory.grown >= 0.8 * 399 * 100_000
     assert last.any()
-    assert taken[0].any()
+    assert used[0].any()
 
 
 def test_repeated_readings_are_one_growth(meter: Meter) -> None:

@@ -19,10 +19,10 @@ def candidate(tmp_path):
 
 def test_copy_is_unaffected_by_changes_and_removed(candidate):
     data = candidate.path.with_name("weights.bin")
-    wanted = data.read_bytes()
+    expected = data.read_bytes()
     with private_copy(RunnableFile(candidate)) as copied:
         data.write_bytes(b"other")
-        assert copied.with_name("weights.bin").read_bytes() == wanted
+        assert copied.with_name("weights.bin").read_bytes() == expected
         assert copied.parent != candidate.path.parent
     assert not copied.exists()
 

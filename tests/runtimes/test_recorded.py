@@ -31,9 +31,9 @@ SOURCE = RecordingSource.model_validate(consumer.META)
 
 
 def policy(probes="required", instruments=INSTRUMENTS, **bounds) -> Policy:
-    own = Bounds(**{"max_abs_diff": 1e-4, "top1_agreement": 1.0} | bounds)
+    custom = Bounds(**{"max_abs_diff": 1e-4, "top1_agreement": 1.0} | bounds)
     phone = RuntimePolicy(
-        required="always", kind="recorded", options={"probes": probes}, bounds=own
+        required="always", kind="recorded", options={"probes": probes}, bounds=custom
     )
     here = tiny.policy(instruments=instruments)
     return Policy(**{**dict(here), "runtimes": {**here.runtimes, "phone": phone}})
@@ -105,9 +105,9 @@ def test_correct_recording_passes(check_recording, recorded_folder):
     assert phone.identity.versions == {"TensorRT": "10.3"}
     assert len(phone.probes) > 10
     assert checks["noise_ratio"].verdict is Verdict.PASS
-    said = render_check(checks["recording"])
-    assert "TensorRT 10.3 computed it on Jetson Orin Nano" in said
-    assert "batch invariance, latency and memory were not measured" in said
+    stated = render_check(checks["recording"])
+    assert "TensorRT 10.3 computed it on Jetson Orin Nano" in stated
+    assert "batch invariance, latency and memory were not measured" in stated
 
 
 def _nan(array):
@@ -233,7 +233,7 @@ def test_recording_of_another_file_is_refused(check_recording, recorded_folder, 
     def rename(proto):
         proto.producer_name = "somebody else"
 
-    other = tiny.edit(
+    second = tiny.edit(
         tiny.candidate(recorded_folder / "model.onnx"), tmp_path / "other.onnx", rename
     )
     outputs = recorded_folder / "outputs"
@@ -242,9 +242,9 @@ def test_recording_of_another_file_is_refused(check_recording, recorded_folder, 
     header = json.loads((outputs / "outputs.json").read_text())["parts"]["samples"]["outputs"][0]
     logits = np.fromfile(outputs / header["file"], np.float32).reshape(header["shape"])
     np.save(tmp_path / "logits.npy", logits)
-    Packing(other.subject, inputs, tmp_path / "logits.npy", SOURCE).write(tmp_path / "other")
+    Packing(second.subject, inputs, tmp_path / "logits.npy", SOURCE).write(tmp_path / "other")
     phone, _, decision = check_recording(tmp_path / "other", by=policy("when_recorded"))
-    assert f"is of the file {other.subject.sha256}" in phone.failure
+    assert f"is of the file {second.subject.sha256}" in phone.failure
     assert decision.verdict is Verdict.FAIL
 
 
@@ -275,11 +275,11 @@ def test_missing_recording_is_an_error(model, recorded_folder):
 
 def test_recordings_get_built_in_bounds_without_stability():
     by = with_recordings(Policy.default(), ["phone"])
-    wanted = by.runtimes["phone"]
-    assert (wanted.kind, wanted.required) == ("recorded", "always")
-    assert wanted.bounds.noise_ratio == exact_bounds("device", classes=True).noise_ratio
-    assert wanted.bounds.repeatability_ratio is None
-    assert wanted.bounds.batch_invariance_ratio is None
+    expected = by.runtimes["phone"]
+    assert (expected.kind, expected.required) == ("recorded", "always")
+    assert expected.bounds.noise_ratio == exact_bounds("device", classes=True).noise_ratio
+    assert expected.bounds.repeatability_ratio is None
+    assert expected.bounds.batch_invariance_ratio is None
     assert with_recordings(by, ["phone"]) == by
     assert "recorded" in with_recordings(by, ["recorded"]).runtimes
 

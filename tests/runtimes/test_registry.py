@@ -33,9 +33,9 @@ def test_built_in_runtimes_do_not_need_metadata(monkeypatch):
     monkeypatch.setattr(selection.metadata, "entry_points", lambda **_: ())
     assert set(RUNTIMES) <= set(selection.entries())
     for name in RUNTIMES:
-        own = selection.load_entry(find_entry(name))
-        assert own.name == name
-        assert not isinstance(own, IsolatedRuntime)
+        custom = selection.load_entry(find_entry(name))
+        assert custom.name == name
+        assert not isinstance(custom, IsolatedRuntime)
 
 
 def test_entry_points_match_the_code():
@@ -87,7 +87,7 @@ def test_runtimes_are_listed_without_heavy_imports():
         "[registry.load_entry(registry.find_runtime(n, installed)) for n in ('ort', 'ort-cpu', 'torch-cuda')];"
         "print(sorted({'torch', 'onnxruntime', 'onnx', 'mlflow'} & set(sys.modules)))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"

@@ -78,9 +78,9 @@ NONE: list[Any] = [None, -1, math.nan, math.inf, -math.inf, "0.1", True, [1], 1j
     ],
 )
 def test_count_of_accepts_whole_numbers(said: Any, expected: int | None) -> None:
-    found = count_of(said)
-    assert found == expected
-    assert found is None or type(found) is int
+    result = count_of(said)
+    assert result == expected
+    assert result is None or type(result) is int
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,6 @@ def test_count_of_accepts_whole_numbers(said: Any, expected: int | None) -> None
     ],
 )
 def test_seconds_of_accepts_positive_numbers(said: Any, expected: float | None) -> None:
-    found = seconds_of(said)
-    assert found == expected
-    assert found is None or type(found) is float
+    result = seconds_of(said)
+    assert result == expected
+    assert result is None or type(result) is float

@@ -86,13 +86,13 @@ def exported(model: nn.Module, path: Path, *, batch: int | None = None) -> Path:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("served")
-    made = {
+    created = {
         name: exported(TwoHeads(seed), folder / f"{name}.onnx")
         for name, seed in (("model", 0), ("other", 1))
     }
-    made["fixed"] = exported(TwoHeads(), folder / "fixed.onnx", batch=8)
-    made["pairs"] = exported(Pairs(), folder / "pairs.onnx")
-    return made
+    created["fixed"] = exported(TwoHeads(), folder / "fixed.onnx", batch=8)
+    created["pairs"] = exported(Pairs(), folder / "pairs.onnx")
+    return created
 
 
 AT = "2026-01-01T00:00:00+00:00"
@@ -319,8 +319,8 @@ def test_batch_is_split_along_its_axis(tmp_path: Path) -> None:
     steps = np.random.default_rng(0).normal(size=(5, 12, 3)).astype(np.float32)
     samples = {"x": steps, "gain": np.float32(0.7)}
     with serving(path) as server:
-        made = policy(server.url, max_batch_size=3, connections=[2])
-        result = check(path, model, samples, made)
+        created = policy(server.url, max_batch_size=3, connections=[2])
+        result = check(path, model, samples, created)
         assert server.largest("x", axis=1) == 3
     assert result.decision.verdict is Verdict.PASS
 
@@ -328,10 +328,10 @@ def test_batch_is_split_along_its_axis(tmp_path: Path) -> None:
 @pytest.mark.further
 def test_latency_bounds_apply_to_each_load(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
-        made = policy(server.url, connections=[2]).to_plain()
-        made["runtimes"][SERVER]["bounds"] |= {"p95_ms": 1e-6, "throughput_min": 1e9}
+        created = policy(server.url, connections=[2]).to_plain()
+        created["runtimes"][SERVER]["bounds"] |= {"p95_ms": 1e-6, "throughput_min": 1e9}
         result = check(
-            files["model"], TwoHeads().eval(), SAMPLES, Policy.from_json(json.dumps(made))
+            files["model"], TwoHeads().eval(), SAMPLES, Policy.from_json(json.dumps(created))
         )
     assert {("p95_ms", "beyond"), ("throughput_min", "beyond")} <= codes(result, Verdict.FAIL)
 
@@ -385,8 +385,8 @@ def test_fixed_batch_is_compared_under_load(files: dict[str, Path], fault: str) 
         result = check(
             files["fixed"], TwoHeads().eval(), SAMPLES, policy(server.url, connections=[4])
         )
-    found = {code for name, code in codes(result, Verdict.FAIL) if name == "concurrency"}
-    assert found == ({"beyond"} if fault else set())
+    matches = {code for name, code in codes(result, Verdict.FAIL) if name == "concurrency"}
+    assert matches == ({"beyond"} if fault else set())
     assert (result.decision.verdict is Verdict.PASS) is (not fault)
     assert [load.requests for load in result.evidence.runtimes[0].concurrency] == [96]
 
@@ -411,9 +411,9 @@ def test_nearly_equal_samples_are_not_reported_as_swapped(files: dict[str, Path]
 def test_unmeasured_load_is_an_error(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
         result = check_server(files, server.url, connections=[1])
-        wanted = policy(server.url, connections=[1, 8])
+        custom_policy = policy(server.url, connections=[1, 8])
     assert result.decision.verdict is Verdict.PASS
-    less = decide(wanted, result.evidence, decided_at=AT)
+    less = decide(custom_policy, result.evidence, decided_at=AT)
     assert "unmeasured" in {c.code for c in less.checks if c.verdict is Verdict.ERROR}
     (runtime,) = result.evidence.runtimes
     (load,) = runtime.concurrency
@@ -429,8 +429,8 @@ def test_unmeasured_load_is_an_error(files: dict[str, Path]) -> None:
 @pytest.mark.further
 def test_each_stated_digest_must_match(files: dict[str, Path]) -> None:
     with serving(files["model"]) as server:
-        other = f"{server.url.partition('/v2')[0]}/other.json"
-        result = check_server(files, server.url, digest_url=other, connections=[])
+        second = f"{server.url.partition('/v2')[0]}/other.json"
+        result = check_server(files, server.url, digest_url=second, connections=[])
     assert ("runtime", "failed") in codes(result, Verdict.FAIL)
 
 

@@ -35,8 +35,8 @@ def opened(monkeypatch):
     def open_with(error):
         session = OnCuda(error)
         file = RunnableFile(None, lambda device: session)
-        found = TorchCudaRuntime().open(file, options=NoOptions(), conditions=None, example=BATCH)
-        return found is session
+        result = TorchCudaRuntime().open(file, options=NoOptions(), conditions=None, example=BATCH)
+        return result is session
 
     return open_with
 

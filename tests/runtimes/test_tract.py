@@ -25,8 +25,10 @@ FEW = Instruments(probes=False, search_inputs=0)
 
 def measure_and_decide(model, candidate, **policy):
     """The record, the failed checks by name, and the verdict."""
-    wanted = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
-    policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": {"tract": wanted}, **policy})
+    custom_policy = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
+    policy = Policy.model_validate(
+        {**dict(tiny.policy()), "runtimes": {"tract": custom_policy}, **policy}
+    )
     measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=policy))
     decision = decide(policy, tiny.stored(measured), decided_at="now")
     return measured.runtimes[0], {c.name for c in decision.problems}, decision.verdict
@@ -87,13 +89,13 @@ def test_number_of_models_per_shape_is_limited(tmp_path):
 def test_failing_symbolic_model_falls_back_to_shapes(good, monkeypatch):
     batch = {"input": tiny.images(2)}
     session = opened(module.TractRuntime(), good, batch)
-    wanted = session.run(batch)[0]
+    expected = session.run(batch)[0]
 
     def broken(_batch):
         raise module._Refusal("tract: symbols")
 
     monkeypatch.setattr(session._symbolic, "run", broken)
-    np.testing.assert_allclose(session.run(batch)[0], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(session.run(batch)[0], expected, rtol=1e-5, atol=1e-5)
     assert session.proof().session_options["sizes"] == "one model a shape: tract: symbols"
 
 

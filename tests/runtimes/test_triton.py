@@ -80,9 +80,9 @@ def pytriton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     packages = ("nvidia-pytriton==0.7.0", "onnxruntime", "numpy<2")
     install = [str(folder / "bin/pip"), "install", "--quiet", *packages]
-    done = subprocess.run(install, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"nvidia-pytriton can't be installed here: {done.stderr[-300:]}")
+    completed = subprocess.run(install, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        pytest.skip(f"nvidia-pytriton can't be installed here: {completed.stderr[-300:]}")
     return folder / "bin" / "python"
 
 

@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.headers.append(dict(self.headers))
-        found = {
+        matches = {
             "/v2": {
                 "name": "\ud800" if self.server.fault == "surrogate" else "little",
                 "version": "1",
@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
             "/manifest.json": {"slots": {"exact": {"sha256": hashlib.sha256(self.server.data).hexdigest()}}},
             "/other.json": {"sha256": "0" * 64},
         }.get(self.path)  # fmt: skip
-        self._answer(200 if found else 404, json.dumps(found or {"error": "unknown"}).encode())
+        self._answer(200 if matches else 404, json.dumps(matches or {"error": "unknown"}).encode())
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -122,8 +122,8 @@ def last_words() -> None:
 def have_child(pid: str, stay: bool) -> str:
     """Start a process that outlives this one."""
     code = "import time; time.sleep(600)"
-    other = subprocess.Popen([sys.executable, "-S", "-c", code])
-    Path(pid).write_text(str(other.pid))
+    process = subprocess.Popen([sys.executable, "-S", "-c", code])
+    Path(pid).write_text(str(process.pid))
     if stay:
         for_ever()
     return "done"

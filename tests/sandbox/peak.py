@@ -12,12 +12,12 @@ import psutil
 @contextlib.contextmanager
 def bounded_growth(most: int) -> Iterator[None]:
     """Assert that this process never takes `most` bytes more, and leaves no child behind."""
-    me, done = psutil.Process(), threading.Event()
+    me, result = psutil.Process(), threading.Event()
     before, children = me.memory_info().rss, set(me.children(recursive=True))
     peaks = [before]
 
     def look() -> None:
-        while not done.wait(0.02):
+        while not result.wait(0.02):
             peaks.append(me.memory_info().rss)
 
     thread = threading.Thread(target=look)
@@ -25,7 +25,7 @@ def bounded_growth(most: int) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        result.set()
         thread.join()
     assert max(peaks) - before < most
     assert set(me.children(recursive=True)) <= children

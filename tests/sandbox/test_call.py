@@ -71,8 +71,8 @@ def test_environment_of_the_child(monkeypatch, tmp_path):
     assert Path(its["temporary"]).parent.name.startswith("parity-gate-")
     assert not Path(its["temporary"]).exists()
     assert Path(its["json"]).parent.parent == Path(json.__file__).parent.parent
-    others = [kind for number, kind in its["files"] if number > 2]
-    assert others == ["pipe"], "only the answer's"
+    rest = [kind for number, kind in its["files"] if number > 2]
+    assert rest == ["pipe"], "only the answer's"
     assert its["core"] == 0
     assert its["cpu"] == 30 * os.cpu_count() + 60
 
@@ -204,8 +204,8 @@ def test_replacing_child_keeps_environment_and_group(monkeypatch):
 
 def test_child_exits_without_destructors(capfd, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which C libraries hear of, too
-    done = run_in_child("tests.sandbox.behavior:part", {}, limits=LONG, task="the work")
-    assert done == "done"
+    result = run_in_child("tests.sandbox.behavior:part", {}, limits=LONG, task="the work")
+    assert result == "done"
     printed = sorted(capfd.readouterr().out.splitlines())
     assert printed == ["Python", "a C library", "exit handler", "thread"]
 

@@ -65,8 +65,8 @@ def test_default_limits_of_commands_and_service(monkeypatch):
 )  # fmt: skip
 def test_memory_limit_of_a_container(monkeypatch, tmp_path, place, text, of_group):
     monkeypatch.setattr(limits, "_CGROUP", tmp_path)
-    whole = limits.usual_memory()
-    assert whole == int(psutil.virtual_memory().total * 0.8)
+    complete = limits.usual_memory()
+    assert complete == int(psutil.virtual_memory().total * 0.8)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text(text)
-    assert limits.usual_memory() == (800_000 if of_group else whole)
+    assert limits.usual_memory() == (800_000 if of_group else complete)

@@ -60,5 +60,5 @@ def set_up_trust(model: Model) -> SigningKey:
 def submit_version(model: Model, key: SigningKey) -> None:
     of = replace(model.setup.release(2), model_name=model.name, run_id=model.run_id)
     signing = Signing(key, registry=plain(model.registry.identity), model=model.name)
-    done = submit(model.registry, signing.signed(of, AUTOMATIC), policy=AUTOMATIC)
-    assert done.outcome == "handed_in"
+    result = submit(model.registry, signing.signed(of, AUTOMATIC), policy=AUTOMATIC)
+    assert result.outcome == "handed_in"

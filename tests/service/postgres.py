@@ -81,7 +81,7 @@ def _unprivileged() -> str | None:
 
 def _run(command: list[str], folder: Path, user: str | None) -> None:
     with (folder / "output").open("ab") as output:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=folder, user=user, stdout=output, stderr=output, check=False, timeout=120
         )
-    assert done.returncode == 0, (folder / "output").read_text()[-2000:]
+    assert completed.returncode == 0, (folder / "output").read_text()[-2000:]

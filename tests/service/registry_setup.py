@@ -53,12 +53,12 @@ class RegistrySetup:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
         at = (self.begun - timedelta(days=days)).isoformat(timespec="seconds")
         policy = policy or self.policy
-        made = release(path, evidence=evidence(path, measured_at=at), policy=policy)
+        created = release(path, evidence=evidence(path, measured_at=at), policy=policy)
         if policy.twin is None:
-            return made
+            return created
         small = twin_file(self.folder / f"twin-{seed}" / "model.onnx", of=path, seed=seed + 1000)
         twin = twin_of(small, policy=policy.twin, evidence=evidence(small, measured_at=at))
-        return replace(made, twin=twin)
+        return replace(created, twin=twin)
 
     def promote(
         self, seed: int, *, days: float = 0.0, policy: Policy | None = None
@@ -114,9 +114,9 @@ class Model:
 
     def submit_version(self, seed: int) -> str:
         of = replace(self.setup.release(seed), model_name=self.name, run_id=self.run_id)
-        made = promote(self.registry, of, policy=self.policy, ledger=self.setup.ledger)
-        assert made.version is not None
-        return made.version
+        created = promote(self.registry, of, policy=self.policy, ledger=self.setup.ledger)
+        assert created.version is not None
+        return created.version
 
     def approve(self, number: str) -> None:
         self.registry.set_tag(self.name, number, key=Tag.REVIEW, value="approved")
@@ -186,10 +186,10 @@ class Service:
 
     def reconcile_once(self, cause: str = "delivery 1") -> list[tuple[str, str, str | None]]:
         return [
-            (one.kind, type(one.error).__name__, None)
-            if isinstance(one, Failed)
-            else (one.kind, one.outcome, one.version)
-            for one in self.reconcile(NAME, cause=cause)
+            (item.kind, type(item.error).__name__, None)
+            if isinstance(item, Failed)
+            else (item.kind, item.outcome, item.version)
+            for item in self.reconcile(NAME, cause=cause)
         ]
 
     @property

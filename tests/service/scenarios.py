@@ -41,13 +41,13 @@ class Scenario:
         """The bytes of versions that were spoiled."""
 
     def play(self, text: str) -> None:
-        for step in filter(None, (one.strip() for one in text.split(";"))):
+        for step in filter(None, (item.strip() for item in text.split(";"))):
             do, checked, expected = step.partition(":")
             what, *words = do.replace("look!", "look_thoroughly").split()
-            done: Callable[..., str | None] = getattr(self, f"_{what}", self._edit)
-            found = done(*([what] if done == self._edit else []), *words)
+            result: Callable[..., str | None] = getattr(self, f"_{what}", self._edit)
+            actual = result(*([what] if result == self._edit else []), *words)
             outcome, _, reason = expected.strip(" ]").partition("[")
-            assert not checked or (found or "") == outcome.strip(), f"{step}: {found}"
+            assert not checked or (actual or "") == outcome.strip(), f"{step}: {actual}"
             assert reason in self.setup.ledger.entries()[-1].reason, step
 
     def _promote(self, number: str) -> str:
@@ -55,11 +55,11 @@ class Scenario:
 
     def _rollback(self) -> str | None:
         try:
-            done = rollback(self.registry, NAME, ledger=self.setup.ledger, reason="worse")
+            result = rollback(self.registry, NAME, ledger=self.setup.ledger, reason="worse")
         except GateError as error:
             return type(error).__name__
-        assert self.setup.champion == done.version
-        return done.version
+        assert self.setup.champion == result.version
+        return result.version
 
     def _make(self, seed: str) -> None:
         """Somebody registers a version without the gate."""
@@ -126,18 +126,18 @@ class Scenario:
     ) -> str:
         setup, before = self.setup, self.setup.lines()
         try:
-            taken = look(POLICIES[policy] if policy else setup.policy)
+            used = look(POLICIES[policy] if policy else setup.policy)
         except GateError as error:
             assert setup.lines() == before
             return type(error).__name__
-        if not taken:
+        if not used:
             assert setup.lines() == before
-        told = []
-        for one in taken:
-            assert isinstance(one, StepResult)
-            assert one.outcome in ("refused", "rejected") or setup.champion == one.version
-            told.append(f"{one.outcome} {one.version or 'none'}")
-        return ", ".join(told)
+        reported = []
+        for item in used:
+            assert isinstance(item, StepResult)
+            assert item.outcome in ("refused", "rejected") or setup.champion == item.version
+            reported.append(f"{item.outcome} {item.version or 'none'}")
+        return ", ".join(reported)
 
     def _answer(self, call: str, error: GateError, numbers: tuple[str, ...]) -> None:
         """The registry answers so about these versions."""

@@ -41,26 +41,26 @@ class SigningService(Service):
     ) -> Release:
         """A release signed by CI by default. `policy`: the policy of CI."""
         policy = policy or self.policy
-        made = self.setup.release(seed, policy=policy, days=days)
-        return Signing(**{"key": self.ci, **signing}).signed(made, policy)
+        created = self.setup.release(seed, policy=policy, days=days)
+        return Signing(**{"key": self.ci, **signing}).signed(created, policy)
 
     def with_golden(self, seed: int) -> Release:
         folder = self.setup.folder / f"golden-{seed}"
-        made = self.setup.release(seed)
+        created = self.setup.release(seed)
         origin = vectors.origin().model_copy(update={"policy_sha256": self.policy.digest()})
-        vectors.golden_of(folder, made.onnx_path, origin=origin)
-        made = replace(made, golden=GoldenFolder.open(folder))
-        return Signing(self.ci).signed(made, self.policy)
+        vectors.golden_of(folder, created.onnx_path, origin=origin)
+        created = replace(created, golden=GoldenFolder.open(folder))
+        return Signing(self.ci).signed(created, self.policy)
 
     def with_spec(self, seed: int) -> Release:
         return Signing(self.ci).signed(pictures.made(self.setup.folder, seed), self.policy)
 
     def submit(self, release: Release, *, policy: Policy | None = None) -> str:
         """As CI does with `gate promote --hand-in`."""
-        done = submit(self.setup.registry, release, policy=policy or self.policy)
-        assert (done.outcome, done.version is None) == ("handed_in", False), done.reason
-        assert done.version is not None
-        return done.version
+        result = submit(self.setup.registry, release, policy=policy or self.policy)
+        assert (result.outcome, result.version is None) == ("handed_in", False), result.reason
+        assert result.version is not None
+        return result.version
 
     def upload_unverified(self, release: Release) -> str:
         """Upload without verification, as anyone with write access to the registry can."""

@@ -95,15 +95,15 @@ def test_request_without_effect_is_answered_and_counted(
     shared: Service, raw: bytes, sent: Callable[[bytes], dict[str, str]], status: int, outcome: str
 ) -> None:
     service, before = shared, counted(shared, outcome)
-    seen = len(service.recorder.causes)
+    observed = len(service.recorder.causes)
     answer = service.post(raw, sent(raw))
     assert (answer.status_code, answer.json()) == (status, {"outcome": outcome})
     assert "server" not in answer.headers
     assert counted(service, outcome) == before + 1
     service.send(body(model="letters"))
-    until(lambda: len(service.recorder.causes) > seen)
+    until(lambda: len(service.recorder.causes) > observed)
     assert service.recorder.calls[-1] == ("letters", "webhook")
-    assert len(service.recorder.causes) == seen + 1
+    assert len(service.recorder.causes) == observed + 1
 
 
 def test_each_subscribed_event_triggers_a_reconcile(shared: Service) -> None:
@@ -291,7 +291,7 @@ def test_idle_connections_are_closed_and_counted(
                 for _ in range(3)
             ]
             connections[0].sendall(b"POST /webhooks/mlflow HTTP/1.1\r\nHost: x\r\n")
-            assert [received(one) for one in connections] == [b"", b"", b""]
+            assert [received(item) for item in connections] == [b"", b"", b""]
         assert service.get("/healthz").status_code == 200
 
 

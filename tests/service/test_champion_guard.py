@@ -31,10 +31,10 @@ from tests.storage.test_untrusted import DEEP
 @pytest.fixture
 def setup(tmp_path) -> RegistrySetup:
     """Versions 1 and 2 were promoted; 2 serves."""
-    made = RegistrySetup(tmp_path)
-    made.promote(1)
-    made.promote(2)
-    return made
+    created = RegistrySetup(tmp_path)
+    created.promote(1)
+    created.promote(2)
+    return created
 
 
 def guard(setup: RegistrySetup, *, policy=AUTOMATIC, thoroughly: bool = False):

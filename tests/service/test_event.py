@@ -28,9 +28,9 @@ def test_mlflow_example_payloads_are_parsed(kind: str) -> None:
 
     payload = get_example_payload_for_event(WebhookEvent.from_str(kind))
     entity, action = kind.split(".")
-    found = read(json.dumps({"entity": entity, "action": action, "data": payload}).encode(), TAG)
-    assert isinstance(found, Event)
-    assert (found.kind, found.model) == (kind, EXAMPLE_MODEL)
+    result = read(json.dumps({"entity": entity, "action": action, "data": payload}).encode(), TAG)
+    assert isinstance(result, Event)
+    assert (result.kind, result.model) == (kind, EXAMPLE_MODEL)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_malformed_event_is_refused(data: bytes) -> None:
     [(None, "digits"), ("default", "digits"), ("team-a", "team-a:digits"), ("", ":digits")],
 )
 def test_event_names_the_model_of_its_workspace(workspace: str | None, model: str) -> None:
-    found = read(raw(workspace=workspace), TAG)
-    assert isinstance(found, Event)
-    assert found.model == model
+    result = read(raw(workspace=workspace), TAG)
+    assert isinstance(result, Event)
+    assert result.model == model
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_unknown_event_is_ignored(entity: str, action: str) -> None:
     ],
 )
 def test_invalid_review_value_gets_a_hint(kind, key, value, is_hinted) -> None:
-    found = read(json.dumps(body(kind, key=key, value=value)).encode(), TAG)
-    assert isinstance(found, Event)
-    assert found == Event(kind, "digits", key)
-    assert (found.hint is not None) == is_hinted
-    if found.hint is not None:
-        assert "approved or rejected" in found.hint
+    result = read(json.dumps(body(kind, key=key, value=value)).encode(), TAG)
+    assert isinstance(result, Event)
+    assert result == Event(kind, "digits", key)
+    assert (result.hint is not None) == is_hinted
+    if result.hint is not None:
+        assert "approved or rejected" in result.hint
 
 
 @given(st.one_of(st.binary(), st.text().map(str.encode), st.recursive(
@@ -144,11 +144,11 @@ def test_only_relevant_events_matter(event: Event, matters: bool) -> None:
 )
 def test_configured_review_tag_matters(kind: str, key: str, matters: bool) -> None:
     tag = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
-    found = read(json.dumps(body(kind, key=key, value="approve")).encode(), tag)
-    assert isinstance(found, Event)
-    assert (ignore_reason(found, aliases=ALIASES, tag=tag) is None) == matters
+    result = read(json.dumps(body(kind, key=key, value="approve")).encode(), tag)
+    assert isinstance(result, Event)
+    assert (ignore_reason(result, aliases=ALIASES, tag=tag) is None) == matters
     hinted = kind.endswith(".set") and tag.may_reject(key)
-    assert (found.hint is not None) == hinted
+    assert (result.hint is not None) == hinted
     if hinted:
-        assert found.hint is not None
-        assert "write Approved or No-Go" in found.hint
+        assert result.hint is not None
+        assert "write Approved or No-Go" in result.hint

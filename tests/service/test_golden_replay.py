@@ -67,11 +67,11 @@ def service(tmp_path: Path) -> Iterator[ServiceWithServer]:
     """Version 1 is deployed, and the server has loaded it."""
     first = onnx_file(tmp_path / "1.onnx", seed=1)
     with serving(first) as server:
-        made = ServiceWithServer(tmp_path, server)
-        made.promote(1)
-        assert made.reconcile_once() == [("deploy", "deployed", "1")]
+        created = ServiceWithServer(tmp_path, server)
+        created.promote(1)
+        assert created.reconcile_once() == [("deploy", "deployed", "1")]
         assert server.requests
-        yield made
+        yield created
 
 
 @pytest.mark.further
@@ -101,9 +101,9 @@ def test_right_answers_are_replayed_once(service: ServiceWithServer) -> None:
     second = service.promote(2)
     service.server.load(second)
     assert service.reconcile_once() == [("deploy", "deployed", "2")]
-    asked = service.server.requests
+    requested = service.server.requests
     assert service.reconcile_once() == []
-    assert service.server.requests == asked
+    assert service.server.requests == requested
     assert service.live == "2"
 
 

@@ -102,6 +102,6 @@ def test_uvicorn_logs_through_the_same_handler(level: int, monkeypatch: pytest.M
             '%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/webhooks/mlflow", "1.1", 202
         )
 
-    said = json.loads(logged("json", then=access))
-    assert said["logger"] == "uvicorn.access"
-    assert said["message"] == '127.0.0.1:1 - "POST /webhooks/mlflow HTTP/1.1" 202'
+    record = json.loads(logged("json", then=access))
+    assert record["logger"] == "uvicorn.access"
+    assert record["message"] == '127.0.0.1:1 - "POST /webhooks/mlflow HTTP/1.1" 202'

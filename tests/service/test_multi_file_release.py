@@ -20,11 +20,11 @@ from tests.service.signed_submissions import SigningService
 
 def promote_release(service: Service, seed: int) -> None:
     path = parts.files(service.setup.folder / f"parts-{seed}", seed=seed)
-    made = parts.with_golden(parts.release(path))
-    done = promote(
-        service.setup.registry, made, policy=service.setup.policy, ledger=service.setup.ledger
+    created = parts.with_golden(parts.release(path))
+    result = promote(
+        service.setup.registry, created, policy=service.setup.policy, ledger=service.setup.ledger
     )
-    assert done.outcome == "promoted", done.reason
+    assert result.outcome == "promoted", result.reason
 
 
 def head_digests(service: Service, seed: int) -> tuple[Digest, Digest]:
@@ -36,16 +36,16 @@ def head_digests(service: Service, seed: int) -> tuple[Digest, Digest]:
 
 
 def serves(service: Service, seed: int) -> bool:
-    live, wanted = head_digests(service, seed)
-    return live == wanted
+    live, expected = head_digests(service, seed)
+    return live == expected
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
-    made = Service(tmp_path)
-    promote_release(made, 1)
-    assert made.reconcile_once() == [("deploy", "deployed", "1")]
-    return made
+    created = Service(tmp_path)
+    promote_release(created, 1)
+    assert created.reconcile_once() == [("deploy", "deployed", "1")]
+    return created
 
 
 @pytest.mark.parametrize("file", ["head.onnx", "encoder.onnx", "golden/golden.json"])
@@ -59,8 +59,8 @@ def test_release_with_a_replaced_file_does_not_serve(service: Service, file: str
 
 def signed_release(service: SigningService, seed: int) -> Release:
     path = parts.files(service.setup.folder / f"parts-{seed}", seed=seed)
-    made = parts.with_golden(parts.release(path))
-    return Signing(service.ci).signed(made, service.policy)
+    created = parts.with_golden(parts.release(path))
+    return Signing(service.ci).signed(created, service.policy)
 
 
 def test_submitted_multi_file_release_is_deployed_as_one(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ TWINNED = builders.policy(twin=twin_policy())
 
 def promote_with_twin(service: Service, seed: int) -> Release:
     path = parts.files(service.setup.folder / f"parts-{seed}", seed=seed)
-    made = parts.with_twin(parts.with_golden(parts.release(path)), policy=TWINNED, seed=seed)
-    done = promote(service.setup.registry, made, policy=TWINNED, ledger=service.setup.ledger)
-    assert done.outcome == "promoted", done.reason
-    return made
+    created = parts.with_twin(parts.with_golden(parts.release(path)), policy=TWINNED, seed=seed)
+    result = promote(service.setup.registry, created, policy=TWINNED, ledger=service.setup.ledger)
+    assert result.outcome == "promoted", result.reason
+    return created
 
 
 def live_slots(service: Service) -> dict[str, Digest]:

@@ -63,21 +63,21 @@ class Receiver:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
+    created = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.got.append((self.headers, body))
-            self.send_response(made.statuses.pop(0) if made.statuses else 200)
-            self.send_header("Location", made.location)
+            created.got.append((self.headers, body))
+            self.send_response(created.statuses.pop(0) if created.statuses else 200)
+            self.send_header("Location", created.location)
             self.send_header("Content-Length", "0")
             self.flush_headers()
             with suppress(OSError):  # the client gave up
-                for _ in range(made.slow_bytes):
+                for _ in range(created.slow_bytes):
                     self.wfile.write(b"x")
                     time.sleep(0.02)
-                self.wfile.write(b": 1\r\n" if made.slow_bytes else b"")
+                self.wfile.write(b": 1\r\n" if created.slow_bytes else b"")
                 self.end_headers()
 
         def do_GET(self) -> None:
@@ -88,8 +88,8 @@ def receiver() -> Iterator[Receiver]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        made.url = f"http://127.0.0.1:{server.server_port}/hook"
-        yield made
+        created.url = f"http://127.0.0.1:{server.server_port}/hook"
+        yield created
         server.shutdown()
 
 
@@ -100,9 +100,9 @@ def write_entry(ledger: Ledger, action: str, version: str = "1", **fields: str) 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    made = Ledger(tmp_path / "state.db")
-    write_entry(made, "promoted", "0")  # before anybody asked to be notified
-    return made
+    created = Ledger(tmp_path / "state.db")
+    write_entry(created, "promoted", "0")  # before anybody asked to be notified
+    return created
 
 
 def notified(receiver: Receiver, folder: Path, **changes: Any) -> ServiceSettings:

@@ -52,9 +52,9 @@ def test_world_readable_address_file_is_refused(tmp_path: Path, capsys) -> None:
     for option in ("--state", "--tracking-uri"):
         arguments = ["serve", "--model", "digits", option, f"@{file}"]
         assert cli.main(arguments) == 2
-        said = capsys.readouterr().err
-        assert "has mode 0644" in said
-        assert "hunter2" not in said
+        stated = capsys.readouterr().err
+        assert "has mode 0644" in stated
+        assert "hunter2" not in stated
 
 
 @pytest.mark.parametrize("given", ["@{file}", "env:NOT_SET_IN_THE_TEST"])
@@ -67,8 +67,8 @@ def test_missing_address_is_refused(tmp_path: Path, given: str, capsys) -> None:
 
 
 def test_plain_address_is_unchanged() -> None:
-    for given in ("sqlite:///a@b.db", "http://host/@x", "", None):
-        assert address(given) == given
+    for arguments in ("sqlite:///a@b.db", "http://host/@x", "", None):
+        assert address(arguments) == arguments
 
 
 class TestPasswordInTheCommandLine:
@@ -93,12 +93,12 @@ class TestPasswordInTheCommandLine:
         settings.write_secrets(tmp_path / "secrets", [SECRET])
         arguments = ["serve", "--model", "digits", "--secret-file", "secrets", "--port", "0"]
         assert cli.main([*arguments, option, value, "--debug", "--json"]) == 2
-        said = capsys.readouterr()
-        assert "Traceback" in said.err
-        assert "hunter2x" not in said.err + said.out
-        assert json.loads(said.out)["error"]["message"]
-        assert said.err.startswith("warning: the command line has a password")
-        assert "@FILE" in said.err.splitlines()[0]
+        stated = capsys.readouterr()
+        assert "Traceback" in stated.err
+        assert "hunter2x" not in stated.err + stated.out
+        assert json.loads(stated.out)["error"]["message"]
+        assert stated.err.startswith("warning: the command line has a password")
+        assert "@FILE" in stated.err.splitlines()[0]
 
     def test_no_warning_without_a_password(self, capsys) -> None:
         for argument in ("postgresql://gate@db/gate", "sqlite:////a:b@c/x.db", "http://h:1/p@th"):

@@ -32,18 +32,16 @@ def expected_slots(service: Service, seed: int) -> dict[str, Digest]:
 
 @pytest.fixture
 def service(tmp_path) -> Service:
-    made = Service(tmp_path, POLICY)
-    made.setup.promote(1)
-    assert made.reconcile_once() == [("deploy", "deployed", "1")]
-    return made
+    created = Service(tmp_path, POLICY)
+    created.setup.promote(1)
+    assert created.reconcile_once() == [("deploy", "deployed", "1")]
+    return created
 
 
 def test_version_is_downloaded_once_for_both_slots(service: Service, tmp_path) -> None:
-    place, store = service.setup, ModelStore(tmp_path / "another")
-    place.registry = watched = Watched(place.registry)
-    assert [taken.outcome for taken in deploy_champion(place.model(), store, POLICY)] == [
-        "deployed"
-    ]
+    index, store = service.setup, ModelStore(tmp_path / "another")
+    index.registry = watched = Watched(index.registry)
+    assert [used.outcome for used in deploy_champion(index.model(), store, POLICY)] == ["deployed"]
     assert watched.calls.count("download") == 1
     live = store.live(NAME)
     assert live is not None
@@ -55,9 +53,9 @@ def test_missing_twin_deploys_neither_file(service: Service) -> None:
     beside = service.setup.stored("2").beside
     for name in [name for name in beside if name.startswith(QUANTIZED)]:
         del beside[name]
-    (taken,) = deploy_champion(service.setup.model(), service.store, POLICY)
-    assert taken.outcome == "refused"
-    assert "expected only" in taken.reason
+    (used,) = deploy_champion(service.setup.model(), service.store, POLICY)
+    assert used.outcome == "refused"
+    assert "expected only" in used.reason
     assert slots(service) == expected_slots(service, 1)
 
 
@@ -80,12 +78,12 @@ def test_release_without_a_twin_removes_the_old_twin(service: Service) -> None:
 
 def test_twin_without_a_ledger_entry_is_reverted(service: Service, tmp_path) -> None:
     """An editor puts a good one beside the file."""
-    other = RegistrySetup(tmp_path / "other", POLICY)
-    other.folder.mkdir()
-    other.promote(2)
+    second = RegistrySetup(tmp_path / "other", POLICY)
+    second.folder.mkdir()
+    second.promote(2)
     service.setup.promote(2, policy=builders.policy())
     service.setup.stored("2").beside |= {
-        name: data for name, data in other.stored("1").beside.items() if name.startswith(QUANTIZED)
+        name: data for name, data in second.stored("1").beside.items() if name.startswith(QUANTIZED)
     }
     assert ("guard", "reverted", "1") in service.reconcile_once()
     assert "no quantized twin" in service.setup.ledger.entries()[-1].reason

@@ -270,7 +270,9 @@ def test_service_converges_after_random_events_and_faults(tmp_path_factory, step
     for _ in range(4 if system.overwritten else 2):
         system.do("look", "")
     ended = system.setup.lines()
-    assert not [one for one in system.reconcile(NAME, cause="timer") if isinstance(one, StepResult)]
+    assert not [
+        item for item in system.reconcile(NAME, cause="timer") if isinstance(item, StepResult)
+    ]
     assert system.setup.lines() == ended
     champion = system.setup.champion
     if champion is None:

@@ -51,10 +51,10 @@ def failing_checks(service: Service) -> dict[str, str]:
     answer = service.get("/readyz")
     states: dict[str, Any] = answer.json()
     good = states.pop("ready")
-    found = {name: state for name, state in states.items() if state != "ok"}
-    assert (answer.status_code, good) == ((503, False) if found else (200, True))
+    matches = {name: state for name, state in states.items() if state != "ok"}
+    assert (answer.status_code, good) == ((503, False) if matches else (200, True))
     assert service.get("/healthz").json() == {"status": "alive"}
-    return found
+    return matches
 
 
 def edit_entry(path: Path) -> None:

@@ -99,8 +99,8 @@ def test_failed_reconcile_is_retried(
     failures = iter([error, error, error])
 
     def effect(_model: str, _cause: str) -> None:
-        if found := next(failures, None):
-            raise found
+        if result := next(failures, None):
+            raise result
 
     recorder = Recorder(effect)
     with working(recorder) as worker:
@@ -200,8 +200,8 @@ def test_internal_error_does_not_end_the_loop(
     look = ReconcileLoop._reconcile_model
 
     def faulty(self: ReconcileLoop, model: str, *, cause: str) -> str | None:
-        if found := next(faults, None):
-            raise found
+        if result := next(faults, None):
+            raise result
         return look(self, model, cause=cause)
 
     monkeypatch.setattr(ReconcileLoop, "_reconcile_model", faulty)

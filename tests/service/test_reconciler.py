@@ -43,10 +43,10 @@ from tests.service.registry_setup import (
 @pytest.fixture
 def service(tmp_path) -> Service:
     """Version 1 serves and is deployed."""
-    made = Service(tmp_path)
-    made.setup.promote(1)
-    assert made.reconcile_once() == [("deploy", "deployed", "1")]
-    return made
+    created = Service(tmp_path)
+    created.setup.promote(1)
+    assert created.reconcile_once() == [("deploy", "deployed", "1")]
+    return created
 
 
 def test_promoted_version_is_deployed_once(service):
@@ -132,19 +132,19 @@ def test_failing_step_does_not_stop_the_other_steps(tmp_path, monkeypatch, faili
     def fail(*_a, **_o):
         raise error
 
-    done = {
+    result = {
         "guard": ("guard", "reverted", "1"),
         "review": ("review", "promoted", "2"),
         "deploy": ("deploy", "deployed", "2"),
     }
     with monkeypatch.context() as broken:
         broken.setattr(f"gate.service.reconciler.{STEP_FUNCTIONS[failing]}", fail)
-        found = service.reconcile_once()
-    expected = [done[kind] for kind in done if kind != failing]
+        actual = service.reconcile_once()
+    expected = [result[kind] for kind in result if kind != failing]
     if failing == "review":
         expected.pop()  # version 1 is deployed already
-    assert [one for one in found if one[1] != type(error).__name__] == expected
-    assert [one[0] for one in found if one[1] == type(error).__name__] == [failing]
+    assert [item for item in actual if item[1] != type(error).__name__] == expected
+    assert [item[0] for item in actual if item[1] == type(error).__name__] == [failing]
     service.reconcile_once()
     assert (setup.champion, service.live) == ("2", "2")
 
@@ -274,12 +274,12 @@ def test_service_policy_decides_whatever_promoters_and_editors_do(tmp_path_facto
         rightful = ModelHistory(before).serving
         reconcile = Reconciler(setup.registry, setup.ledger, policy, store=store)
         failed = [t for t in reconcile(NAME, cause="timer") if isinstance(t, Failed)]
-        assert all(isinstance(one.error, RegistryError) for one in failed)
-        made = setup.ledger.entries()[len(before) :]
-        for number in (e.version for e in made if e.action == "deployed" and e.version):
+        assert all(isinstance(item.error, RegistryError) for item in failed)
+        created = setup.ledger.entries()[len(before) :]
+        for number in (e.version for e in created if e.action == "deployed" and e.version):
             assert _may_be_deployed(setup, number, LedgerSummary(before, number), policy)
         if rightful and LedgerSummary(before, rightful).deployed:
-            assert ("reverted", rightful) not in [(e.action, e.previous_version) for e in made]
+            assert ("reverted", rightful) not in [(e.action, e.previous_version) for e in created]
 
 
 def test_deployment_checks_the_policy_without_the_guard(service):
@@ -305,9 +305,9 @@ def test_version_with_unreadable_evidence_is_not_deployed(service, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr("gate.registry.verify_release.load_records", fail)
-        (taken,) = deploy_champion(setup.model(), service.store, AUTOMATIC)
-    assert (taken.outcome, service.live) == ("refused", "1")
-    assert "MemoryError" in taken.reason
+        (used,) = deploy_champion(setup.model(), service.store, AUTOMATIC)
+    assert (used.outcome, service.live) == ("refused", "1")
+    assert "MemoryError" in used.reason
     assert service.reconcile_once() == [("deploy", "deployed", "2")]
 
 
@@ -316,16 +316,16 @@ def test_damaged_file_in_the_store_is_restored(service, monkeypatch, how):
     manifest = service.store.live(NAME)
     slot = manifest.slots[EXACT]
     path = service.store.file(slot.sha256, slot.model)
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     path.chmod(0o644)
-    path.write_bytes(whole[:-1] + b"x")
+    path.write_bytes(complete[:-1] + b"x")
     assert service.reconcile_once() == []  # not looked at each time
     if how == "after a while":
         monkeypatch.setattr("gate.service.reconciler._RECHECK_S", -1.0)
     else:
         service.reconcile.report_damage(NAME)
     assert service.reconcile_once() == [("deploy", "deployed", "1")]
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == complete
     assert service.reconcile_once() == []
 
 

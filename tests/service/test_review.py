@@ -26,12 +26,12 @@ from tests.service.registry_setup import REVIEWED, RegistrySetup
 @pytest.fixture
 def setup(tmp_path) -> RegistrySetup:
     """Version 1 serves; version 2 passed and waits."""
-    made = RegistrySetup(tmp_path, REVIEWED)
-    made.promote(1)
-    made.tag("1", "approved")
-    review(made)
-    made.promote(2)
-    return made
+    created = RegistrySetup(tmp_path, REVIEWED)
+    created.promote(1)
+    created.tag("1", "approved")
+    review(created)
+    created.promote(2)
+    return created
 
 
 def review(setup: RegistrySetup, policy=REVIEWED):

@@ -27,10 +27,10 @@ def test_light_modules_load_neither_torch_nor_mlflow() -> None:
     modules = ["service.app", "service.settings", "commands.service"]
     code = "import sys\n" + "".join(f"import gate.{name}\n" for name in modules)
     code += "print(sorted({'torch', 'torchvision', 'mlflow', 'onnxruntime'} & set(sys.modules)))"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "[]\n"
+    assert completed.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "webhooks"])
@@ -40,11 +40,11 @@ def test_help_loads_nothing_heavy(command: str) -> None:
         "print(sorted({'pydantic', 'sqlalchemy', 'starlette', 'mlflow', 'torch', 'rich'}"
         " & set(sys.modules)))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "Examples:" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Examples:" in completed.stdout
+    assert completed.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.further
@@ -111,26 +111,26 @@ def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
 def test_environment_variables_are_read(
     tmp_path, monkeypatch, variable, value, field, read
 ) -> None:
-    seen: list[ServiceSettings] = []
+    observed: list[ServiceSettings] = []
     monkeypatch.setattr(preflight, "check_server", lambda _uri: None)
-    made = SimpleNamespace(report_damage=None)
-    monkeypatch.setattr(reconciler, "reconciler", lambda _settings, is_service: made)
-    monkeypatch.setattr(app, "serve", lambda given, *_a, **_o: seen.append(given))
+    created = SimpleNamespace(report_damage=None)
+    monkeypatch.setattr(reconciler, "reconciler", lambda _settings, is_service: created)
+    monkeypatch.setattr(app, "serve", lambda given, *_a, **_o: observed.append(given))
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("STATE_OF_THE_TEST", "postgresql://gate:hunter2@db/gate")
     settings.write_secrets(tmp_path / "secrets", [SECRET])
     arguments = ["serve", "--model", "digits", "--secret-file", str(tmp_path / "secrets")]
     uri = [] if field == "tracking_uri" else ["--tracking-uri", "http://x"]
     assert cli.main([*arguments, "--store", str(tmp_path / "store"), *uri]) == 0
-    assert getattr(seen[0], field) == read
+    assert getattr(observed[0], field) == read
 
 
 class TestRefusesToStart:
     def arguments(self, folder: Path, *more: str) -> list[str]:
         secrets = folder / "secrets"
         settings.write_secrets(secrets, [SECRET])
-        given = ["--model", "digits", "--secret-file", str(secrets), "--port", "0"]
-        return ["serve", *given, "--state", f"sqlite:///{folder}/state.db", *more]
+        arguments = ["--model", "digits", "--secret-file", str(secrets), "--port", "0"]
+        return ["serve", *arguments, "--state", f"sqlite:///{folder}/state.db", *more]
 
     @pytest.mark.parametrize(
         ("more", "said"),
@@ -170,8 +170,8 @@ class TestRefusesToStart:
         self, tmp_path: Path, capsys, monkeypatch, uri: str, said: str
     ) -> None:
         monkeypatch.setattr(app, "serve", lambda *_a, **_o: pytest.fail("it listened"))
-        given = uri.format(folder=tmp_path)
-        assert cli.main(self.arguments(tmp_path, "--tracking-uri", given)) == 2
+        arguments = uri.format(folder=tmp_path)
+        assert cli.main(self.arguments(tmp_path, "--tracking-uri", arguments)) == 2
         assert said in capsys.readouterr().err
         assert not list(tmp_path.rglob("*.db"))
 
@@ -179,9 +179,9 @@ class TestRefusesToStart:
     def test_a_taken_port(self, tmp_path: Path) -> None:
         with process(tmp_path) as first:
             port = first.address.rpartition(":")[2]
-            other = tmp_path / "other"
-            other.mkdir()
-            with process(other, "--port", port) as second:
+            another = tmp_path / "other"
+            another.mkdir()
+            with process(another, "--port", port) as second:
                 assert second.popen.wait(60) == 2
                 assert f"cannot listen on 127.0.0.1:{port}" in second.log.read_text()
             assert first.send(body()).status_code == 202

@@ -84,8 +84,8 @@ class SignedReviewSetup(RegistrySetup):
         self.registry.set_tag(NAME, number, key=f"{STATEMENT_TAG}{key.public.short}", value=text)
 
     def reconcile_once(self, *, trust: Trust | None = None) -> list[Any]:
-        taken = process_reviews(self.model(), self.policy, trust=lambda: trust or self.trust())
-        return [one if isinstance(one, Failed) else (one.outcome, one.version) for one in taken]
+        used = process_reviews(self.model(), self.policy, trust=lambda: trust or self.trust())
+        return [item if isinstance(item, Failed) else (item.outcome, item.version) for item in used]
 
     def result(self, number: str = "1") -> str:
         return self.stored(number).tags.get(Tag.REVIEW_RESULT, "")
@@ -216,7 +216,7 @@ def test_nothing_is_approved_without_trust(setup: SignedReviewSetup) -> None:
     assert "Start it with --trust FILE" in setup.result()
     assert setup.champion is None
     setup.tag("1", "rejected")
-    assert [one.outcome for one in process_reviews(setup.model(), SIGNED)] == ["rejected"]  # type: ignore[union-attr]
+    assert [item.outcome for item in process_reviews(setup.model(), SIGNED)] == ["rejected"]  # type: ignore[union-attr]
 
 
 def test_damaged_trust_blocks_approvals_but_not_rejections(setup: SignedReviewSetup) -> None:
@@ -228,13 +228,13 @@ def test_damaged_trust_blocks_approvals_but_not_rejections(setup: SignedReviewSe
     assert isinstance(failed, Failed)
     assert setup.result() == ""
     setup.tag("1", "rejected")
-    (taken,) = process_reviews(setup.model(), SIGNED, trust=damaged)
-    assert taken.outcome == "rejected"  # type: ignore[union-attr]
+    (used,) = process_reviews(setup.model(), SIGNED, trust=damaged)
+    assert used.outcome == "rejected"  # type: ignore[union-attr]
 
 
 def test_replaced_decision_blocks_approval_until_restored(setup: SignedReviewSetup) -> None:
     beside = setup.stored("1").beside
-    whole = beside[DECISION_FILE]
+    complete = beside[DECISION_FILE]
     setup.promote(2)
     beside[DECISION_FILE] = setup.stored("2").beside[DECISION_FILE]
     setup.registry.aliases[CANDIDATE] = "1"
@@ -243,7 +243,7 @@ def test_replaced_decision_blocks_approval_until_restored(setup: SignedReviewSet
     assert "it was exchanged, and nothing can be approved" in setup.result()
     beside[DECISION_FILE] = b"{}"
     assert setup.reconcile_once() == []
-    beside[DECISION_FILE] = whole
+    beside[DECISION_FILE] = complete
     assert setup.reconcile_once() == []
     assert "it is about file" in setup.result()
     setup.sign("alice")
@@ -325,9 +325,9 @@ def test_champion_moved_by_hand_to_a_waiting_version_is_reverted(setup: SignedRe
     setup.promote(2)
     setup.tag("2", "approved")
     setup.move_champion("2")
-    (taken,) = guard_champion(setup.model(), SIGNED, thoroughly=False)
-    assert (taken.outcome, setup.champion) == ("reverted", "1")
-    assert "no entry with a signed approval" in taken.reason
+    (used,) = guard_champion(setup.model(), SIGNED, thoroughly=False)
+    assert (used.outcome, setup.champion) == ("reverted", "1")
+    assert "no entry with a signed approval" in used.reason
     assert [line.version for line in setup.model().history().waiting] == ["2"]
     assert setup.status("2").startswith("Status: waits for review: gate approve digits 2")
     setup.sign("bob", number="2")
@@ -341,14 +341,14 @@ def test_promotion_without_signed_approval_is_reverted(
     setup = SignedReviewSetup(tmp_path, keys)
     setup.sign("alice")
     setup.reconcile_once()
-    other = {"automatic": AUTOMATIC, "required": REVIEWED}[mode]
-    setup.promote(2, policy=other)
+    second = {"automatic": AUTOMATIC, "required": REVIEWED}[mode]
+    setup.promote(2, policy=second)
     setup.tag("2", "approved")
     if mode == "required":
-        assert [t.outcome for t in process_reviews(setup.model(), other)] == ["promoted"]  # type: ignore[union-attr]
+        assert [t.outcome for t in process_reviews(setup.model(), second)] == ["promoted"]  # type: ignore[union-attr]
     assert setup.champion == "2"
-    (taken,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
-    assert (taken.outcome, setup.champion) == ("reverted", "1")
+    (used,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
+    assert (used.outcome, setup.champion) == ("reverted", "1")
     setup.tag_statement_only(
         "bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2)
     )
@@ -363,8 +363,8 @@ def test_approval_stays_valid_for_versions_that_served(setup: SignedReviewSetup)
     setup.sign("bob", number="2")
     setup.reconcile_once()
     setup.move_champion("1")
-    (taken,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
-    assert taken.outcome == "accepted"
+    (used,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
+    assert used.outcome == "accepted"
     assert guard_champion(setup.model(), SIGNED, thoroughly=True) == []
     assert setup.promote(1).outcome == "unchanged"
     setup.move_champion("2")
@@ -389,7 +389,7 @@ def test_reconciler_counts_approvals_by_its_trust_file(
     ]
     assert reconcilers[0](NAME, cause="timer") == []
     assert "--trust" in setup.result()
-    outcomes = [one.outcome for one in reconcilers[1](NAME, cause="timer")]  # type: ignore[union-attr]
+    outcomes = [item.outcome for item in reconcilers[1](NAME, cause="timer")]  # type: ignore[union-attr]
     assert outcomes == ["promoted", "deployed"]
     assert setup.registry.aliases[CHAMPION] == "1"
     live = store.live(NAME)
@@ -428,12 +428,12 @@ def test_measurer_of_the_evidence_cannot_approve(tmp_path: Path) -> None:
     service = SigningService(tmp_path, SIGNED)
     gpu = service.untrusted_key
     save(trust_in(service.ci, gpu, reviewers=reviewers(gpu)), service.trust)
-    made = service.release(1)
-    measured = Signing(gpu).signed(made, service.policy).statements
+    created = service.release(1)
+    measured = Signing(gpu).signed(created, service.policy).statements
     assert measured is not None
-    assert made.statements is not None
-    both = StatementPair(measured.evidence, made.statements.decision)
-    number = service.submit(replace(made, statements=both))
+    assert created.statements is not None
+    pair = StatementPair(measured.evidence, created.statements.decision)
+    number = service.submit(replace(created, statements=pair))
     assert service.reconcile_once() == [("hand_in", "passed", number)]
     line = service.setup.ledger.entries()[-1]
     assert (line.signers, line.measured_by) == (
@@ -469,8 +469,8 @@ def test_version_approved_by_a_revoked_key_is_not_restored(
 def test_version_approved_too_late_can_be_submitted_again(tmp_path: Path) -> None:
     service = SigningService(tmp_path, REVIEWED)
     first = service.release(1)
-    for made in (first, service.release(2)):
-        service.submit(made)
+    for created in (first, service.release(2)):
+        service.submit(created)
         service.reconcile_once()
     service.setup.tag("1", "approved")
     assert service.reconcile_once() == [("review", "refused", "1")]

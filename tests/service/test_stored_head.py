@@ -50,8 +50,8 @@ class DeployedModel:
 
     def promote(self, seed: int) -> None:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
-        made = release(path, policy=AUTOMATIC, run_id=self.run_id)
-        assert promote(self.registry, made, policy=AUTOMATIC, ledger=self.ledger).version
+        created = release(path, policy=AUTOMATIC, run_id=self.run_id)
+        assert promote(self.registry, created, policy=AUTOMATIC, ledger=self.ledger).version
 
     def reconcile(self) -> list[StepResult | Failed]:
         """As `gate reconcile`, in a process of its own."""
@@ -72,9 +72,9 @@ class DeployedModel:
 
             def ready() -> dict[str, object]:
                 answer = service.get("/readyz")
-                said: dict[str, object] = answer.json()
-                assert answer.status_code == (200 if said["ready"] else 503)
-                return said
+                stated: dict[str, object] = answer.json()
+                assert answer.status_code == (200 if stated["ready"] else 503)
+                return stated
 
             until(lambda: service.parts.worker.registry_silence_s() is not None)
             yield ready
@@ -90,7 +90,7 @@ def with_two_versions(folder: Path) -> DeployedModel:
     deployed = DeployedModel(folder)
     for seed in (1, 2):
         deployed.promote(seed)
-        assert not [one for one in deployed.reconcile() if isinstance(one, Failed)]
+        assert not [item for item in deployed.reconcile() if isinstance(item, Failed)]
     assert deployed.live == deployed.digest(2)
     return deployed
 

@@ -38,10 +38,10 @@ Forgery = Callable[[SigningService], str]
 @pytest.fixture
 def service(tmp_path) -> SigningService:
     """Version 1 was handed in, serves and is deployed."""
-    made = SigningService(tmp_path)
-    made.submit(made.release(1))
-    assert made.reconcile_once() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
-    return made
+    created = SigningService(tmp_path)
+    created.submit(created.release(1))
+    assert created.reconcile_once() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
+    return created
 
 
 def test_submission_by_a_trusted_key_is_promoted_and_deployed_once(service: SigningService) -> None:
@@ -133,11 +133,11 @@ def with_tampered_files(
     def forge(service: SigningService) -> str:
         number = send(service) if send else service.submit(make(service, 2))
         beside = service.setup.stored(number).beside
-        for place in [name for name in beside if name.startswith(places)]:
-            before = beside.pop(place)
+        for index in [name for name in beside if name.startswith(places)]:
+            before = beside.pop(index)
             if by is not None:
-                beside[place] = by(service, before)
-                assert beside[place] != before
+                beside[index] = by(service, before)
+                assert beside[index] != before
         return number
 
     return forge
@@ -153,9 +153,9 @@ def field(key: str, value: Any) -> Callable[[SigningService, bytes], bytes]:
 
 def with_another_payload(service: SigningService, data: bytes) -> bytes:
     """The statement says PASSED of other bytes, under the signature of the right one."""
-    other = service.release(3).statements
-    assert other is not None
-    return field("payload", json.loads(other.decision.data)["payload"])(service, data)
+    second = service.release(3).statements
+    assert second is not None
+    return field("payload", json.loads(second.decision.data)["payload"])(service, data)
 
 
 def signed_twice(as_stranger: bool) -> Callable[[SigningService, bytes], bytes]:
@@ -163,8 +163,8 @@ def signed_twice(as_stranger: bool) -> Callable[[SigningService, bytes], bytes]:
 
     def change(service: SigningService, data: bytes) -> bytes:
         (first,) = json.loads(data)["signatures"]
-        other = first | ({"keyid": service.untrusted_key.public.key_id} if as_stranger else {})
-        return field("signatures", [first, other])(service, data)
+        second = first | ({"keyid": service.untrusted_key.public.key_id} if as_stranger else {})
+        return field("signatures", [first, second])(service, data)
 
     return change
 
@@ -178,8 +178,8 @@ def with_fields_of_another_release(change: Callable[[Release, Release], dict[str
     """Version 2 with something of version 3."""
 
     def forge(service: SigningService) -> str:
-        ours, other = service.release(2), service.release(3)
-        return service.upload_unverified(replace(ours, **change(ours, other)))
+        ours, second = service.release(2), service.release(3)
+        return service.upload_unverified(replace(ours, **change(ours, second)))
 
     return forge
 
@@ -401,22 +401,22 @@ def test_tampered_twin_is_refused(tmp_path, place: str) -> None:
 
 def test_validly_signed_twin_of_another_file_is_refused(tmp_path) -> None:
     service = SigningService(tmp_path, TWINNED)
-    one, other = service.release(1), service.release(2)
-    number = service.upload_unverified(replace(one, twin=other.twin))
+    item, second = service.release(1), service.release(2)
+    number = service.upload_unverified(replace(item, twin=second.twin))
     assert service.reconcile_once() == [("hand_in", "refused", number)]
     assert "does not name the quantized twin" in service.refusal(number)
 
 
 def with_twin_vectors(service: SigningService, torch: str) -> Release:
     """The same exact file and the same twin each time, with golden vectors of their own."""
-    made = service.setup.release(1)
-    assert made.twin is not None
+    created = service.setup.release(1)
+    assert created.twin is not None
     assert service.policy.twin is not None
     folder = service.setup.folder / f"vectors-{torch}"
     origin = Origin(policy_sha256=service.policy.twin.digest(), versions={"torch": torch})
-    vectors.golden_of(folder, made.twin.onnx_path, origin=origin)
-    twin = replace(made.twin, golden=GoldenFolder.open(folder))
-    return Signing(service.ci).signed(replace(made, twin=twin), service.policy)
+    vectors.golden_of(folder, created.twin.onnx_path, origin=origin)
+    twin = replace(created.twin, golden=GoldenFolder.open(folder))
+    return Signing(service.ci).signed(replace(created, twin=twin), service.policy)
 
 
 def unchanged_twin(one: EvaluatedFile, _other: EvaluatedFile) -> EvaluatedFile:
@@ -449,11 +449,11 @@ def test_golden_vectors_of_the_twin_must_match_the_signed_verdict(
     tmp_path, change_twin, problem
 ) -> None:
     service = SigningService(tmp_path, TWINNED)
-    one, other = (with_twin_vectors(service, torch) for torch in ("2", "3"))
-    assert one.twin is not None
-    assert other.twin is not None
-    assert one.twin.golden_sha256 != other.twin.golden_sha256
-    number = service.upload_unverified(replace(one, twin=change_twin(one.twin, other.twin)))
+    item, second = (with_twin_vectors(service, torch) for torch in ("2", "3"))
+    assert item.twin is not None
+    assert second.twin is not None
+    assert item.twin.golden_sha256 != second.twin.golden_sha256
+    number = service.upload_unverified(replace(item, twin=change_twin(item.twin, second.twin)))
     outcome = "promoted" if problem is None else "refused"
     assert service.reconcile_once()[0] == ("hand_in", outcome, number)
     assert problem is None or problem in service.refusal(number)
@@ -621,10 +621,10 @@ def test_submission_without_the_required_comparison_is_refused(tmp_path) -> None
 
 def test_version_promoted_with_the_ledger_is_not_evaluated_again(service: SigningService) -> None:
     release = service.release(2)
-    done = promote(
+    result = promote(
         service.setup.registry, release, policy=service.policy, ledger=service.setup.ledger
     )
-    assert (done.outcome, service.actions_of("2")) == ("promoted", ["promoted"])
+    assert (result.outcome, service.actions_of("2")) == ("promoted", ["promoted"])
     assert service.reconcile_once() == [("deploy", "deployed", "2")]
 
 
@@ -671,7 +671,7 @@ def test_resubmission_of_an_evaluated_version_is_refused_with_the_reason(
     assert service.setup.registry.alias(NAME, CANDIDATE) == candidate
     service.setup.registry.set_alias(NAME, CANDIDATE, "2")
     for _ in range(2):
-        assert not [one for one in service.reconcile_once() if one[0] == "hand_in"]
+        assert not [item for item in service.reconcile_once() if item[0] == "hand_in"]
     (record,) = [each for each in caplog.records if "judged before" in each.message]
     assert CLOSED[close] in record.message
     assert f"gate rollback {NAME}" in record.message

@@ -38,10 +38,10 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def subscriptions(mlflow_server: str) -> Iterator[WebhookSubscription]:
-    found = WebhookSubscription(mlflow_server)
-    yield found
-    for webhook in found.all():
-        with found._using("clean up") as client:
+    result = WebhookSubscription(mlflow_server)
+    yield result
+    for webhook in result.all():
+        with result._using("clean up") as client:
             client.delete_webhook(webhook.webhook_id)
 
 
@@ -69,8 +69,8 @@ def events_at(uri: str, model: str, *, alias: str) -> None:
 
 def outcomes(service: Service) -> dict[str, int]:
     lines = service.get("/metrics").text.splitlines()
-    found = [line for line in lines if line.startswith("parity_gate_deliveries_total{")]
-    return {line.split('"')[1]: int(float(line.split()[-1])) for line in found}
+    matches = [line for line in lines if line.startswith("parity_gate_deliveries_total{")]
+    return {line.split('"')[1]: int(float(line.split()[-1])) for line in matches}
 
 
 @pytest.mark.slow
@@ -78,10 +78,10 @@ def test_registered_webhook_delivers_events(
     service: Service, subscriptions: WebhookSubscription
 ) -> None:
     url = service.address + WEBHOOK_PATH
-    what, made = subscriptions.register(NAME, url, secret=SECRET)
-    assert (what, made.url, made.events, made.active) == ("created", url, tuple(sorted(EVENTS)), True)  # fmt: skip
+    what, created = subscriptions.register(NAME, url, secret=SECRET)
+    assert (what, created.url, created.events, created.active) == ("created", url, tuple(sorted(EVENTS)), True)  # fmt: skip
 
-    trials = subscriptions.test(made)
+    trials = subscriptions.test(created)
     assert [trial.event for trial in trials] == sorted(EVENTS)
     assert {(trial.success, trial.status, trial.answer) for trial in trials} == {
         (True, 200, '{"outcome":"test"}')
@@ -140,10 +140,10 @@ def test_rotation_refuses_no_delivery(
     url = service.address + WEBHOOK_PATH
     webhook = subscriptions.register(NAME, url, secret=before[0])[1]
     time.sleep(1.5)
-    seen: list[tuple[str, ...]] = []
+    observed: list[tuple[str, ...]] = []
 
     def send_events_during_overlap(_seconds: float) -> None:
-        seen.append(WebhookSecrets.from_file(path).secrets)
+        observed.append(WebhookSecrets.from_file(path).secrets)
         events_at(subscriptions._uri, "digits", alias="champion")  # still signed with the old one
         time.sleep(1.5)
         events_at(subscriptions._uri, "digits", alias="champion")  # with the new one
@@ -153,7 +153,7 @@ def test_rotation_refuses_no_delivery(
     after = WebhookSecrets.from_file(path).secrets
     assert len(after) == 1
     assert after[0] not in before
-    assert seen == [(after[0], *before)]
+    assert observed == [(after[0], *before)]
     events_at(subscriptions._uri, "digits", alias="champion")
     until(lambda: outcomes(service).get("accepted", 0) >= 6)
     assert "forged" not in outcomes(service)

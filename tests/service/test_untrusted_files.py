@@ -40,16 +40,16 @@ class Service:
         reconcile = Reconciler(
             setup.registry, setup.ledger, AUTOMATIC, store=self.store, reading=Reading(limits)
         )
-        done = reconcile(NAME, cause="timer")
-        assert all(isinstance(one, StepResult) for one in done), done
-        return [(one.kind, one.outcome) for one in done if isinstance(one, StepResult)]
+        result = reconcile(NAME, cause="timer")
+        assert all(isinstance(item, StepResult) for item in result), result
+        return [(item.kind, item.outcome) for item in result if isinstance(item, StepResult)]
 
     def promote(self, path: Path) -> None:
         """As a promoter who measured the file somewhere else."""
         at = datetime.now(UTC).isoformat(timespec="seconds")
         handed = replace(release(path, evidence=evidence(path, measured_at=at)), run_id="run")
-        done = promote(self.setup.registry, handed, policy=AUTOMATIC, ledger=self.setup.ledger)
-        assert done.outcome == "promoted"
+        result = promote(self.setup.registry, handed, policy=AUTOMATIC, ledger=self.setup.ledger)
+        assert result.outcome == "promoted"
 
     def serves_version_1(self) -> bool:
         live = self.store.live(NAME)
@@ -69,10 +69,12 @@ def service(tmp_path: Path) -> Service:
 
 def test_sandbox_limits_come_from_the_settings(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    settings = ServiceSettings.from_options(**given, time_limit_s=5.0, memory_limit=10**9)
-    made = [reconciler(of)._reading for of in (settings, ServiceSettings.from_options(**given))]
-    assert [reading and reading.limits for reading in made] == [
+    arguments = {"models": ("digits",), "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    settings = ServiceSettings.from_options(**arguments, time_limit_s=5.0, memory_limit=10**9)
+    created = [
+        reconciler(of)._reading for of in (settings, ServiceSettings.from_options(**arguments))
+    ]
+    assert [reading and reading.limits for reading in created] == [
         SandboxLimits(5.0, 10**9), SandboxLimits.for_service(),
     ]  # fmt: skip
 

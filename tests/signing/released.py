@@ -56,8 +56,8 @@ def release(
     model = make(folder / "model.onnx")
     if data:
         single = releases.onnx_file(folder / "single" / "model.onnx")
-        given = vectors.inputs()
-        outputs = {"logits": vectors.ExpectedOutput(given @ vectors.weights(single), 1e-4, 1.0)}
+        arguments = vectors.inputs()
+        outputs = {"logits": vectors.ExpectedOutput(arguments @ vectors.weights(single), 1e-4, 1.0)}
         vectors.golden_of(folder / "golden", model, outputs=outputs)
     else:
         vectors.golden_of(folder / "golden", model)

@@ -64,6 +64,6 @@ def signed_twice(statement: SignedStatement, second: SigningKey) -> SignedStatem
     import json
 
     mine = json.loads(statement.data)
-    other = json.loads(SignedStatement.sign(statement.statement, second).data)
-    mine["signatures"] += other["signatures"]
+    record = json.loads(SignedStatement.sign(statement.statement, second).data)
+    mine["signatures"] += record["signatures"]
     return SignedStatement.from_bytes(json.dumps(mine).encode())

@@ -16,10 +16,10 @@ VERSION = gate.__version__
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    done = subprocess.run(
+    completed = subprocess.run(
         ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
     )
-    return done.stdout.strip()
+    return completed.stdout.strip()
 
 
 @pytest.fixture

@@ -86,13 +86,14 @@ def test_changed_key_id_has_no_signers() -> None:
 
 
 def test_each_key_counts_once() -> None:
-    one, two = signing.key().public, signing.key(1).public
-    both = signing.signed_twice(signed(), signing.key(1))
-    assert both.signers([one, two]) == (one, two)
+    item, two = signing.key().public, signing.key(1).public
+    pair = signing.signed_twice(signed(), signing.key(1))
+    assert pair.signers([item, two]) == (item, two)
     assert (
-        both.signers([one, one, one.model_copy(update={"name": "again"})])[0].key_id == one.key_id
+        pair.signers([item, item, item.model_copy(update={"name": "again"})])[0].key_id
+        == item.key_id
     )
-    assert len(both.signers([one, one, one.model_copy(update={"name": "again"})])) == 1
+    assert len(pair.signers([item, item, item.model_copy(update={"name": "again"})])) == 1
 
 
 def envelope(**fields: Any) -> bytes:

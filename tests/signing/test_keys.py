@@ -37,28 +37,28 @@ def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
 def test_created_key_is_private_and_loads(tmp_path: Path, scheme) -> None:
     old = os.umask(0)
     try:
-        made = SigningKey.make(tmp_path / "keys" / "ci.pem", scheme=scheme)
+        created = SigningKey.make(tmp_path / "keys" / "ci.pem", scheme=scheme)
     finally:
         os.umask(old)
     path = tmp_path / "keys" / "ci.pem"
     assert path.stat().st_mode & 0o777 == 0o600
     assert sorted(os.listdir(path.parent)) == ["ci.pem", "ci.pub"]
     again = SigningKey.load(f"file:{path}")
-    assert again.public == made.public == SigningKey.load(str(path)).public
-    assert made.public.name == "ci"
-    assert made.public.scheme.startswith(scheme)
+    assert again.public == created.public == SigningKey.load(str(path)).public
+    assert created.public.name == "ci"
+    assert created.public.scheme.startswith(scheme)
     signature = again.sign(b"bytes")
-    made.public.verifier.verify_signature(signature, b"bytes")
-    assert read_public(str(path.with_suffix(".pub"))) == made.public == read_public(str(path))
+    created.public.verifier.verify_signature(signature, b"bytes")
+    assert read_public(str(path.with_suffix(".pub"))) == created.public == read_public(str(path))
 
 
 def test_key_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "ci.pem"
     with ThreadPoolExecutor(4) as pool:
         attempts = [pool.submit(SigningKey.make, path) for _ in range(4)]
-    made = [each.result() for each in attempts if each.exception() is None]
-    assert len(made) == 1
-    assert SigningKey.load(str(path)).public == made[0].public
+    created = [each.result() for each in attempts if each.exception() is None]
+    assert len(created) == 1
+    assert SigningKey.load(str(path)).public == created[0].public
     assert all(isinstance(each.exception(), KeyUnusable) for each in attempts if each.exception())
     (tmp_path / "link.pem").symlink_to(tmp_path / "nowhere")
     with pytest.raises(KeyUnusable, match="already exists"):
@@ -121,9 +121,9 @@ def test_key_must_be_a_regular_file_of_the_user(tmp_path: Path, monkeypatch) -> 
 
 
 def test_repr_shows_nothing_private(tmp_path: Path) -> None:
-    made = SigningKey.make(tmp_path / "ci.pem")
+    created = SigningKey.make(tmp_path / "ci.pem")
     private = (tmp_path / "ci.pem").read_text().splitlines()[1]
-    assert private not in repr(made) + str(vars(made)) + repr(made.public)
+    assert private not in repr(created) + str(vars(created)) + repr(created.public)
 
 
 def test_signing_failure_is_reported_without_secrets() -> None:
@@ -154,12 +154,12 @@ def test_invalid_public_key_is_refused(pem) -> None:
 
 
 def test_key_id_matches_securesystemslib_and_openssl_reads_the_file(tmp_path: Path) -> None:
-    made = SigningKey.make(tmp_path / "ci.pem")
-    assert made.public.key_id == made.signer.public_key.keyid
-    done = subprocess.run(
+    created = SigningKey.make(tmp_path / "ci.pem")
+    assert created.public.key_id == created.signer.public_key.keyid
+    completed = subprocess.run(
         ["openssl", "pkey", "-in", tmp_path / "ci.pem", "-pubout"], capture_output=True, check=True
     )
-    assert done.stdout.decode() == made.public.public
+    assert completed.stdout.decode() == created.public.public
 
 
 def test_unwritable_folder_is_reported(tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def test_local_key_is_trusted_in_each_role(local: LocalKeys) -> None:
 
 
 def test_existing_trust_file_is_not_changed(local: LocalKeys, tmp_path: Path) -> None:
-    other = LocalKeys(tmp_path / "other", print)
-    other.trust()
+    second = LocalKeys(tmp_path / "other", print)
+    second.trust()
     local.folder.mkdir()
-    local.trust_path.write_bytes(other.trust_path.read_bytes())
+    local.trust_path.write_bytes(second.trust_path.read_bytes())
     key = local.signing_key()
     assert key.public.key_id not in {each.key_id for each in local.trust().measurers}
 
@@ -80,9 +80,9 @@ def test_no_local_key_is_created_when_a_key_is_named(
     assert local.trust_if_any() is None
     assert local.signing_key(str(tmp_path / "ci.pem")).public == mine.public
     monkeypatch.setenv(KEY_VARIABLE, f"file:{tmp_path / 'ci.pem'}")
-    found = local.signing_key_if_any()
-    assert found is not None
-    assert found.public == mine.public
+    result = local.signing_key_if_any()
+    assert result is not None
+    assert result.public == mine.public
     assert not local.is_local_key(mine.public)
     assert local.trust().by == " by --key alone, without --trust"
     assert not local.folder.exists()
@@ -91,11 +91,11 @@ def test_no_local_key_is_created_when_a_key_is_named(
 def test_named_trust_file_is_used(
     local: LocalKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = LocalKeys(tmp_path / "other", print)
-    theirs = other.trust()
-    assert local.trust(other.trust_path) == theirs
-    monkeypatch.setenv(TRUST_VARIABLE, str(other.trust_path))
-    assert local.trust() == local.trust_if_any() == theirs == Trust.from_file(other.trust_path)
+    second = LocalKeys(tmp_path / "other", print)
+    theirs = second.trust()
+    assert local.trust(second.trust_path) == theirs
+    monkeypatch.setenv(TRUST_VARIABLE, str(second.trust_path))
+    assert local.trust() == local.trust_if_any() == theirs == Trust.from_file(second.trust_path)
     assert not local.folder.exists()
     monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "nowhere.yaml"))
     with pytest.raises(PolicyError, match=r"nowhere\.yaml"):

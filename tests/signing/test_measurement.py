@@ -78,8 +78,8 @@ IDENTITY = RuntimeIdentity(
 
 
 def identified(identity: RuntimeIdentity = IDENTITY) -> Evidence:
-    own = EVIDENCE.runtimes[0].model_copy(update={"runtime": "mine", "identity": identity})
-    return edited(runtimes=(own, *EVIDENCE.runtimes[1:]))
+    custom = EVIDENCE.runtimes[0].model_copy(update={"runtime": "mine", "identity": identity})
+    return edited(runtimes=(custom, *EVIDENCE.runtimes[1:]))
 
 
 def resigned(evidence: Evidence, change: Callable[[list[dict[str, Any]]], object]) -> Any:
@@ -97,9 +97,9 @@ def test_statement_without_runtime_identities_is_accepted() -> None:
     old = resigned(measured, lambda runtimes: runtimes[0].pop("identity"))
     assert "identity" not in json.dumps(old.statement.predicate)
     assert verify_measurement(old, measured, trust=signing.trust(), now=signing.NOW)
-    other = identified(IDENTITY.model_copy(update={"precision": "bfloat16"}))
+    second = identified(IDENTITY.model_copy(update={"precision": "bfloat16"}))
     with pytest.raises(Untrusted, match="The evidence was edited"):
-        verify_measurement(old, other, trust=signing.trust(), now=signing.NOW)
+        verify_measurement(old, second, trust=signing.trust(), now=signing.NOW)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,6 @@ def test_statement_names_the_runtime_behind_an_alias() -> None:
 
 def test_statement_has_the_machine_of_the_evidence() -> None:
     machine = {"cpu_flags": ("avx2",), "cores": 4, "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}
-    own = edited(environment=EVIDENCE.environment.model_copy(update=machine))
-    environment = MeasurementPredicate.from_evidence(own, code=signing.CODE).environment
+    custom = edited(environment=EVIDENCE.environment.model_copy(update=machine))
+    environment = MeasurementPredicate.from_evidence(custom, code=signing.CODE).environment
     assert {name: environment[name] for name in machine} == machine | {"cpu_flags": ["avx2"]}

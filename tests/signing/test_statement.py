@@ -35,7 +35,7 @@ from tests.signing import signing
 def every() -> dict[str, Statement]:
     """One of each kind."""
     evidence, decision = signing.judged()
-    both = signing.statements(evidence, decision)
+    pair = signing.statements(evidence, decision)
     model = decision.subject_sha256
     review = Approval(
         word="approved",
@@ -45,8 +45,8 @@ def every() -> dict[str, Statement]:
         reviewed_at=signing.NOW.isoformat(),
     )
     return {
-        "measurement": both.evidence.statement,
-        "verdict": both.decision.statement,
+        "measurement": pair.evidence.statement,
+        "verdict": pair.decision.statement,
         "review": review.about({"model": model}),
     }
 
@@ -63,13 +63,13 @@ def test_statement_round_trips_through_in_toto(kind: str) -> None:
 
 
 def test_subjects_by_name() -> None:
-    one, two = builders.digest("one"), builders.digest("two")
+    item, two = builders.digest("one"), builders.digest("two")
     statement = Statement(
-        subject=resources({"a": one, "b/c": two}), predicate_type="t", predicate={"x": 1}
+        subject=resources({"a": item, "b/c": two}), predicate_type="t", predicate={"x": 1}
     )
     assert statement.digest_of("b/c") == two.hex
     assert statement.digest_of("c") is None
-    assert statement.names(one)
+    assert statement.names(item)
     assert not statement.names(builders.digest("three"))
 
 
@@ -91,9 +91,9 @@ def test_any_model_name_round_trips_through_the_uri(name: str) -> None:
 
 
 def test_model_name_cannot_change_the_registry() -> None:
-    one = resource_uri("https://a", "b#/models/c")
-    assert parse_resource_uri(one) == ("https://a", "b#/models/c")
-    assert one != resource_uri("https://a#/models/b", "c")
+    item = resource_uri("https://a", "b#/models/c")
+    assert parse_resource_uri(item) == ("https://a", "b#/models/c")
+    assert item != resource_uri("https://a#/models/b", "c")
 
 
 @pytest.mark.parametrize("resource", ["", "urn:sha256:0", "https://mlflow.example.org"])
@@ -210,8 +210,8 @@ def test_summary_has_all_slsa_fields() -> None:
     ],
 )
 def test_verdict_maps_to_slsa_result(which, precision, result, levels) -> None:
-    found = summary(which, precision)
-    assert (found.verification_result, found.verified_levels) == (result, levels)
+    actual = summary(which, precision)
+    assert (actual.verification_result, actual.verified_levels) == (result, levels)
 
 
 def test_summary_round_trips_with_the_champion() -> None:
@@ -221,7 +221,7 @@ def test_summary_round_trips_with_the_champion() -> None:
     decision = decide(policy, evidence, decided_at="2026-01-01T00:00:00+00:00").model_copy(
         update={"incumbent": builders.incumbent()}
     )
-    found = summary((evidence, decision))
-    assert VerificationSummary.from_json(found.to_json()) == found
-    assert found.incumbent == builders.incumbent()
-    assert found.about({"model.onnx": found.model}).predicate_type == SUMMARY_TYPE
+    result = summary((evidence, decision))
+    assert VerificationSummary.from_json(result.to_json()) == result
+    assert result.incumbent == builders.incumbent()
+    assert result.about({"model.onnx": result.model}).predicate_type == SUMMARY_TYPE

@@ -93,8 +93,8 @@ def test_expired_statement_is_refused() -> None:
 
 
 def test_evidence_and_decision_statements_are_not_interchangeable() -> None:
-    both = signing.statements(EVIDENCE, DECISION)
-    swapped = StatementPair(both.decision, both.evidence)
+    pair = signing.statements(EVIDENCE, DECISION)
+    swapped = StatementPair(pair.decision, pair.evidence)
     with pytest.raises(Untrusted, match="is of type"):
         swapped.verify(EVIDENCE, DECISION, trust=signing.trust(), now=NOW)
     review = Approval(
@@ -194,11 +194,11 @@ def test_first_version_statements_verify() -> None:
     evidence = Evidence.load(GOLDEN / "evidence.json")
     decision = Decision.load(GOLDEN / "decision.json")
     Policy.from_json((GOLDEN / "policy.json").read_text())
-    found = StatementPair.from_folder(GOLDEN)
-    (who,) = found.verify(evidence, decision, trust=trust, now=NOW)
+    result = StatementPair.from_folder(GOLDEN)
+    (who,) = result.verify(evidence, decision, trust=trust, now=NOW)
     assert who.name == "key 0"
-    verify_files(found.decision, {"model.onnx": MODEL, "preprocessing": Digest("1" * 64)})
-    assert verify_measurement(found.evidence, evidence, trust=trust, now=NOW)
+    verify_files(result.decision, {"model.onnx": MODEL, "preprocessing": Digest("1" * 64)})
+    assert verify_measurement(result.evidence, evidence, trust=trust, now=NOW)
     review = SignedStatement.from_bytes((GOLDEN / "review.dsse.json").read_bytes())
     assert Approval.model_validate_json(json.dumps(review.statement.predicate)).word == "approved"
     assert trust.signers(review, role="reviewers", timestamp=NOW.isoformat(), now=NOW, label="it")

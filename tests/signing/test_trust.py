@@ -27,9 +27,9 @@ STATEMENT = Statement(
 
 
 def signed(*numbers: int) -> SignedStatement:
-    first, *others = numbers or (0,)
+    first, *rest = numbers or (0,)
     statement = SignedStatement.sign(STATEMENT, key(first))
-    for number in others:
+    for number in rest:
         statement = signing.signed_twice(statement, key(number))
     return statement
 
@@ -127,11 +127,11 @@ def test_key_must_be_valid_at_signing_and_at_verification() -> None:
 
 def test_both_keys_are_valid_during_a_rotation() -> None:
     end = (NOW + timedelta(days=7)).isoformat()
-    both = Trust(measurers=(trusted(key(0), valid_until=end), trusted(key(1), valid_from=BEFORE)))
-    assert signers(both, signed(0))
-    assert signers(both, signed(1))
-    assert [each.name for each in both.keys("measurers", at=NOW)] == ["key 0", "key 1"]
-    assert [each.name for each in both.keys("measurers", at=NOW + timedelta(days=8))] == ["key 1"]
+    pair = Trust(measurers=(trusted(key(0), valid_until=end), trusted(key(1), valid_from=BEFORE)))
+    assert signers(pair, signed(0))
+    assert signers(pair, signed(1))
+    assert [each.name for each in pair.keys("measurers", at=NOW)] == ["key 0", "key 1"]
+    assert [each.name for each in pair.keys("measurers", at=NOW + timedelta(days=8))] == ["key 1"]
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ def test_yaml_timestamps_are_accepted(tmp_path: Path) -> None:
         f"measurers:\n  - name: ci\n    public: |\n      {body}\n"
         "    valid_from: 2026-01-31T12:00:00+02:00\n    valid_until: 2027-01-31\n"
     )
-    (found,) = Trust.from_file(path).measurers
-    assert parse_time(found.valid_from) == datetime(2026, 1, 31, 10, tzinfo=UTC)
-    assert parse_time(found.valid_until) == datetime(2027, 1, 31, tzinfo=UTC)
-    assert found.key_id == key(0).public.key_id
+    (result,) = Trust.from_file(path).measurers
+    assert parse_time(result.valid_from) == datetime(2026, 1, 31, 10, tzinfo=UTC)
+    assert parse_time(result.valid_until) == datetime(2027, 1, 31, tzinfo=UTC)
+    assert result.key_id == key(0).public.key_id
 
 
 def test_refusal_names_the_trust_file(tmp_path: Path) -> None:
@@ -312,10 +312,10 @@ def is_trusted(situation: dict[str, Any]) -> bool:
         max_age_days=float(situation["max_age"]),
     )
     try:
-        found = signers(trust, signed(*situation["signed"]), made=at(situation["made"]))
+        result = signers(trust, signed(*situation["signed"]), made=at(situation["made"]))
     except Untrusted:
         return False
-    assert len({each.key_id for each in found}) >= situation["threshold"]
+    assert len({each.key_id for each in result}) >= situation["threshold"]
     return True
 
 

@@ -36,30 +36,30 @@ def artifacts(made: Released, **fields: Any) -> ComparedArtifacts:
 
 
 def verify(made: Released, artifacts_: ComparedArtifacts | None = None, **spoiled: Any):
-    given: dict[str, Any] = {"trust": Trust.from_file(made.trust), "now": datetime.now(UTC)}
+    arguments: dict[str, Any] = {"trust": Trust.from_file(made.trust), "now": datetime.now(UTC)}
     signed = spoiled.pop("signed", made.statements.decision)
-    return verify_verdict(signed, artifacts_ or artifacts(made), **given | spoiled)
+    return verify_verdict(signed, artifacts_ or artifacts(made), **arguments | spoiled)
 
 
 @pytest.mark.parametrize("data", [False, True])
 def test_valid_verdict_is_trusted(tmp_path: Path, data: bool) -> None:
-    found = verify(release(tmp_path, data=data))
-    assert found.problems == ()
-    assert found.trusted
-    assert [key.name for key in found.signers] == ["key 0"]
-    assert set(found.checked) == {
+    result = verify(release(tmp_path, data=data))
+    assert result.problems == ()
+    assert result.trusted
+    assert [key.name for key in result.signers] == ["key 0"]
+    assert set(result.checked) == {
         "signature", "result", "model", "resource", "evidence", "measurement", "policy",
         "decision", "golden", "preprocessing",
     }  # fmt: skip
-    assert found.unchecked == ()
+    assert result.unchecked == ()
 
 
 def test_missing_artifacts_are_reported_as_unchecked(tmp_path: Path) -> None:
-    made = release(tmp_path)
-    found = verify(made, ComparedArtifacts(made.model))
-    assert found.trusted
-    assert found.checked == ("signature", "result", "model")
-    assert found.unchecked == ("golden/golden.json", "preprocessing")
+    created = release(tmp_path)
+    result = verify(created, ComparedArtifacts(created.model))
+    assert result.trusted
+    assert result.checked == ("signature", "result", "model")
+    assert result.unchecked == ("golden/golden.json", "preprocessing")
 
 
 def weaker() -> Policy:
@@ -124,83 +124,85 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
 
 @pytest.mark.parametrize(("tamper", "why"), TAMPERED.values(), ids=TAMPERED.keys())
 def test_each_tampered_artifact_is_reported(tmp_path: Path, tamper: Tamper, why: str) -> None:
-    made = release(tmp_path)
-    found = verify(made, **tamper(made))
-    assert not found.trusted
-    assert why in "\n".join(found.problems)
+    created = release(tmp_path)
+    result = verify(created, **tamper(created))
+    assert not result.trusted
+    assert why in "\n".join(result.problems)
 
 
 def test_verdict_that_cannot_be_reproduced_is_refused(tmp_path: Path) -> None:
     """Signed by a trusted key, with the digests of this evidence and policy, and still invented."""
-    made = release(tmp_path)
-    forged = decide(weaker(), made.evidence, decided_at=made.decision.decided_at).model_copy(
-        update={"policy_sha256": made.policy.digest()}
+    created = release(tmp_path)
+    forged = decide(weaker(), created.evidence, decided_at=created.decision.decided_at).model_copy(
+        update={"policy_sha256": created.policy.digest()}
     )
     files = {
         each.name: Digest(str(each.sha256))
-        for each in made.statements.decision.statement.subject
+        for each in created.statements.decision.statement.subject
         if each.name
     }
-    signed = signing.statements(made.evidence, forged, files=files).decision
-    found = verify(made, artifacts(made, registered=None), signed=signed)
-    assert [why[:44] for why in found.problems] == ["this evidence and policy lead to the verdict"]
-    assert not found.trusted
-    assert verify(made, artifacts(made, registered=None, evidence=None, measurement=None),
+    signed = signing.statements(created.evidence, forged, files=files).decision
+    result = verify(created, artifacts(created, registered=None), signed=signed)
+    assert [why[:44] for why in result.problems] == ["this evidence and policy lead to the verdict"]
+    assert not result.trusted
+    assert verify(created, artifacts(created, registered=None, evidence=None, measurement=None),
                 signed=signed).trusted  # fmt: skip
 
 
 def test_all_problems_are_reported(tmp_path: Path) -> None:
-    made = release(tmp_path)
-    other_model(made)
-    other_golden(made)
-    found = verify(made, artifacts(made, policy=weaker()), trust=signing.trust(signing.key(1)))
-    assert len(found.problems) == 5  # signature, measurement, model, policy, golden
-    assert set(found.checked) == {"result", "resource", "evidence", "preprocessing"}
+    created = release(tmp_path)
+    other_model(created)
+    other_golden(created)
+    result = verify(
+        created, artifacts(created, policy=weaker()), trust=signing.trust(signing.key(1))
+    )
+    assert len(result.problems) == 5  # signature, measurement, model, policy, golden
+    assert set(result.checked) == {"result", "resource", "evidence", "preprocessing"}
 
 
 def test_signed_rejection_is_not_trusted(tmp_path: Path) -> None:
-    found = verify(release(tmp_path, runtimes=()))
-    assert [why[:24] for why in found.problems] == ["the verdict is FAILED: t"]
-    assert "decision" in found.checked
-    assert not found.trusted
+    result = verify(release(tmp_path, runtimes=()))
+    assert [why[:24] for why in result.problems] == ["the verdict is FAILED: t"]
+    assert "decision" in result.checked
+    assert not result.trusted
 
 
 def test_twin_policy_is_found_in_the_policy(tmp_path: Path) -> None:
     from tests.registry.releases import twin_policy
 
-    made = release(tmp_path)
-    whole = builders.policy(twin=twin_policy())
-    twin = whole.twin
+    created = release(tmp_path)
+    complete = builders.policy(twin=twin_policy())
+    twin = complete.twin
     assert twin is not None
-    decision = decide(twin, made.evidence, decided_at=made.decision.decided_at)
+    decision = decide(twin, created.evidence, decided_at=created.decision.decided_at)
     signed = signing.Signatory(signing.key(), signing.CODE).sign_decision(
         decision,
-        {"model.onnx": Digest.from_file(made.model)},
+        {"model.onnx": Digest.from_file(created.model)},
         precision=twin.precision,
         resource="r",
     )
-    artifacts_ = ComparedArtifacts(made.model, evidence=made.evidence, policy=whole)
-    found = verify(made, artifacts_, signed=signed)
-    assert {"policy", "decision"} <= set(found.checked)
+    artifacts_ = ComparedArtifacts(created.model, evidence=created.evidence, policy=complete)
+    result = verify(created, artifacts_, signed=signed)
+    assert {"policy", "decision"} <= set(result.checked)
 
 
 def test_other_statement_is_not_a_verdict(tmp_path: Path) -> None:
-    made = release(tmp_path)
-    found = verify(made, signed=made.statements.evidence)
-    assert (found.trusted, found.summary) == (False, None)
-    assert "is of type urn:parity-gate:measurement:v1" in found.problems[0]
-    assert found.to_plain()["statement"] is None
+    created = release(tmp_path)
+    result = verify(created, signed=created.statements.evidence)
+    assert (result.trusted, result.summary) == (False, None)
+    assert "is of type urn:parity-gate:measurement:v1" in result.problems[0]
+    assert result.to_plain()["statement"] is None
 
 
 def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
-    made = release(tmp_path)
-    made.model.unlink()
+    created = release(tmp_path)
+    created.model.unlink()
     with pytest.raises(StorageError):
-        verify(made)
+        verify(created)
 
 
 def test_statements_round_trip_through_files(tmp_path: Path) -> None:
-    made = release(tmp_path)
+    created = release(tmp_path)
     again = StatementPair.from_folder(tmp_path)
-    assert verify(made, signed=again.decision).trusted
-    assert verify_model(again.evidence, made.model, model=made.decision.subject_sha256)
+    assert verify(created, signed=again.decision).trusted
+    assert verify_model(again.evidence, created.model, model=created.decision.subject_sha256)

@@ -74,9 +74,9 @@ def test_created_files_are_private(tmp_path: Path) -> None:
     engine = database_module.open_database(f"sqlite:///{folder}/state.db")
     with engine.connect() as connection:  # holds the files beside it
         connection.exec_driver_sql("CREATE TABLE t (n INTEGER)")
-        made = {path.name: mode(path) for path in folder.iterdir() if path.name != ".gitignore"}
+        created = {path.name: mode(path) for path in folder.iterdir() if path.name != ".gitignore"}
     engine.dispose()
-    assert made == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), 0o600)
+    assert created == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), 0o600)
     assert mode(folder) == 0o700
     write(StateDatabase(tmp_path / "some" / "where" / "state.db"))
     assert mode(tmp_path / "some") == mode(tmp_path / "some" / "where") == 0o700
@@ -180,8 +180,8 @@ def test_database_locked_by_another_program(
     monkeypatch.setattr(database_module, "_TIMEOUT_S", 0.1)
     state = StateDatabase(tmp_path / "state.db")
     write(state)
-    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as second:
+        second.execute("BEGIN IMMEDIATE")
         assert read(state) == [1]
         with pytest.raises(StateUnavailable, match="locked.*nothing is damaged"):
             write(state)
@@ -194,9 +194,9 @@ def test_new_file_opened_concurrently(tmp_path: Path) -> None:
     state = StateDatabase(tmp_path / "state.db")
     with closing(
         sqlite3.connect(tmp_path / "state.db", isolation_level=None, check_same_thread=False)
-    ) as other:
-        other.execute("BEGIN IMMEDIATE")
-        leaving = threading.Timer(0.3, other.execute, ["ROLLBACK"])
+    ) as second:
+        second.execute("BEGIN IMMEDIATE")
+        leaving = threading.Timer(0.3, second.execute, ["ROLLBACK"])
         leaving.start()
         write(state)
         leaving.join()
@@ -209,14 +209,14 @@ def test_stopped_transaction_does_not_block_others(
     if database.startswith("sqlite"):
         return  # a file's lock is there as long as the process
     monkeypatch.setattr(database_module, "_IDLE_S", 0.3)
-    stopped, other = StateDatabase(database), StateDatabase(database)
+    stopped, second = StateDatabase(database), StateDatabase(database)
     write(stopped)
     with pytest.raises(StateUnavailable, match="idle-in-transaction"), stopped.writing() as held:
         held.execute(sa.update(TABLE).values(n=2))
-        with other.writing() as connection:
+        with second.writing() as connection:
             connection.execute(sa.update(TABLE).values(n=3))
         held.execute(sa.update(TABLE).values(n=4))
-    assert read(other) == [3]
+    assert read(second) == [3]
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ def test_worst_ratio_divides_each_column_by_its_unit(moved, unit, expected):
 
 
 def moments(*batches, unequal=False):
-    found = ElementMoments()
+    result = ElementMoments()
     for batch in batches:
         array = np.asarray(batch, np.float64)
-        found.update(array, np.full(array.shape, unequal))
-    return found
+        result.update(array, np.full(array.shape, unequal))
+    return result
 
 
 def values(count=20, seed=0):
@@ -89,8 +89,8 @@ def test_all_columns_count_when_all_are_constant():
 
 
 def test_std_of_batches_with_different_widths():
-    first, other = values(), np.ones((3, 2))
-    assert moments(first, other).std == pytest.approx(np.concatenate([first, other], None).std())
+    first, second = values(), np.ones((3, 2))
+    assert moments(first, second).std == pytest.approx(np.concatenate([first, second], None).std())
 
 
 @given(st.integers(1, 19), st.integers(0, 5), st.booleans())
@@ -159,9 +159,9 @@ SIZES = hnp.arrays(
 
 @given(SIZES, SIZES, SIZES)
 def test_merged_histograms_do_not_depend_on_order(a, b, c):
-    one, two, three = map(histogram_of, (a, b, c))
-    whole = histogram_of(np.concatenate([a, b, c])).result()
-    assert one.merge(two).merge(three).result() == whole
-    assert three.merge(one.merge(two)).result() == whole
-    assert two.merge(one).result() == one.merge(two).result()
-    assert whole.zeros + sum(whole.counts) + whole.nonfinite == len(a) + len(b) + len(c)
+    item, two, three = map(histogram_of, (a, b, c))
+    complete = histogram_of(np.concatenate([a, b, c])).result()
+    assert item.merge(two).merge(three).result() == complete
+    assert three.merge(item.merge(two)).result() == complete
+    assert two.merge(item).result() == item.merge(two).result()
+    assert complete.zeros + sum(complete.counts) + complete.nonfinite == len(a) + len(b) + len(c)

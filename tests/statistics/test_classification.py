@@ -66,12 +66,12 @@ def test_class_statistics_match_numpy():
     shares = [np.mean(moved < 0.01), np.mean((moved >= 0.01) & (moved < 0.05)),
               np.mean((moved >= 0.05) & (moved <= 0.1)), np.mean(moved > 0.1)]  # fmt: skip
     assert result.confidence.bands == pytest.approx(tuple(shares))
-    for one in result.confidence.per_class:
-        mine = moved[r.argmax(1) == one.label]
-        assert (one.samples, one.mean, one.max) == (
+    for item in result.confidence.per_class:
+        mine = moved[r.argmax(1) == item.label]
+        assert (item.samples, item.mean, item.max) == (
             len(mine), pytest.approx(mine.mean()), pytest.approx(mine.max())
         )  # fmt: skip
-    assert sum(one.samples for one in result.confidence.per_class) == 200
+    assert sum(item.samples for item in result.confidence.per_class) == 200
     assert result.accuracy.reference == np.mean(r.argmax(1) == labels)
     assert result.accuracy.candidate == np.mean(c.argmax(1) == labels)
     assert result.accuracy.drop == pytest.approx(
@@ -131,7 +131,7 @@ def test_row_with_nan_on_both_sides_is_excluded_and_counted(batch):
     result = functools.reduce(ClassStatistics.merge, parts).result()
     assert result.nan_rows == 1
     assert (result.top1_agreement, result.top1_disagreements) == (0.5, 1)
-    assert [one.sample for one in result.disagreeing] == [2]
+    assert [item.sample for item in result.disagreeing] == [2]
     assert (result.accuracy.reference, result.accuracy.candidate) == (1.0, 0.5)
     assert math.isfinite(result.confidence.max)
 
@@ -209,9 +209,9 @@ def test_merged_class_statistics_equal_one_pass(seed, cut, scale):
             labels=labels[start:stop],
         )
         parts.append(part)
-    whole = class_statistics(r, c, labels).model_dump()
+    complete = class_statistics(r, c, labels).model_dump()
     for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
-        assert_close(merged.result().model_dump(), whole)
+        assert_close(merged.result().model_dump(), complete)
     assert_close(ClassStatistics(8).merge(parts[0]).result().model_dump(),
                  parts[0].result().model_dump())  # fmt: skip
 
@@ -255,11 +255,11 @@ def confidences(r, c):
 def test_signed_mean_is_positive_when_candidate_is_more_confident():
     r = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]])
     c = np.array([[0.8, 0.2], [0.8, 0.2], [0.1, 0.9]])
-    zero, one = confidences(r, c).result().per_class
+    zero, item = confidences(r, c).result().per_class
     assert zero.mean == pytest.approx(0.1)
     assert zero.signed_mean == pytest.approx(0.0, abs=1e-12)
     assert (zero.reference_mean, zero.candidate_mean) == pytest.approx((0.8, 0.8))
-    assert (one.signed_mean, one.mean) == pytest.approx((0.1, 0.1))
+    assert (item.signed_mean, item.mean) == pytest.approx((0.1, 0.1))
     surer = confidences(c[2:], r[2:]).result().per_class[0]
     assert surer.signed_mean == pytest.approx(-0.1)
 
@@ -345,11 +345,11 @@ def test_crossings_do_not_depend_on_batches_and_order(seed, cuts, data):
     right = CrossingStatistics(point)
     for part in parts:
         right = part.merge(right)
-    whole = count_crossings(r, c, point)
+    complete = count_crossings(r, c, point)
     ties = set(data.draw(st.lists(st.integers(0, 39), max_size=5)))
-    for one in (stream, left, right):
-        assert one.result() == whole.result()
-        assert one.result(ties) == whole.result(ties)
+    for item in (stream, left, right):
+        assert item.result() == complete.result()
+        assert item.result(ties) == complete.result(ties)
 
 
 def worst_samples(values, *, start=0, **more):
@@ -359,7 +359,7 @@ def worst_samples(values, *, start=0, **more):
 
 
 def sample_indices(samples):
-    return [one.sample for one in samples.result(classes=False)]
+    return [item.sample for item in samples.result(classes=False)]
 
 
 def test_worst_sample_keeps_both_answers_and_label():
@@ -393,8 +393,8 @@ def test_worst_samples_do_not_depend_on_batches_and_order(values, data):
     right = WorstSamples()
     for part in parts:
         right = part.merge(right)
-    whole = sorted(
-        (place for place, value in enumerate(values) if value != 0),
+    complete = sorted(
+        (index for index, value in enumerate(values) if value != 0),
         key=lambda p: (not math.isnan(values[p]), -np.nan_to_num(values[p]), p),
     )[:KEPT]
-    assert sample_indices(stream) == sample_indices(left) == sample_indices(right) == whole
+    assert sample_indices(stream) == sample_indices(left) == sample_indices(right) == complete

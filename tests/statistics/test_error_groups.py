@@ -22,20 +22,20 @@ def test_from_values_groups_by_column():
 def test_by_label_equals_from_values_for_equal_groups():
     values, sums = random_errors(0)
     labels = np.broadcast_to(np.arange(3), values[0].shape).ravel()
-    other = GroupedErrors.by_label(values.reshape(4, -1), labels, 3)
-    assert other.sums == pytest.approx(sums.sums)
-    assert other.peaks == pytest.approx(sums.peaks)
-    assert other.counts == pytest.approx(sums.counts)
+    second = GroupedErrors.by_label(values.reshape(4, -1), labels, 3)
+    assert second.sums == pytest.approx(sums.sums)
+    assert second.peaks == pytest.approx(sums.peaks)
+    assert second.counts == pytest.approx(sums.counts)
 
 
 def test_merged_groups_equal_one_pass():
     parts = [random_errors(seed) for seed in (1, 2)]
-    whole = GroupedErrors.from_values(
+    complete = GroupedErrors.from_values(
         np.concatenate([values for values, _ in parts], axis=1), np.ones((12, 2, 3), np.bool_)
     )
     merged = parts[0][1].merge(parts[1][1])
     for name in ("counts", "sums", "peaks", "spread", "limit"):
-        assert getattr(merged, name) == pytest.approx(getattr(whole, name))
+        assert getattr(merged, name) == pytest.approx(getattr(complete, name))
 
 
 def test_joined_sums_groups_up_to_each_stop():
@@ -58,7 +58,7 @@ def test_draws_is_small_when_one_sample_dominates(heavy, least, most):
 def test_middle_is_the_median():
     tallies = [random_errors(seed)[1] for seed in range(3)]
     middle = GroupedErrors.median(tallies)
-    assert middle.sums == pytest.approx(np.median([one.sums for one in tallies], axis=0))
+    assert middle.sums == pytest.approx(np.median([item.sums for item in tallies], axis=0))
 
 
 @pytest.mark.parametrize("draws", [2, 8, 32, 320])

@@ -43,9 +43,9 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     dtype, elements = draw(st.sampled_from(DTYPES))
     shape = draw(SHAPES)
     reference = draw(hnp.arrays(dtype, shape, elements=elements))
-    other = draw(hnp.arrays(dtype, shape, elements=elements))
+    second = draw(hnp.arrays(dtype, shape, elements=elements))
     differs = draw(hnp.arrays(np.bool_, shape, fill=st.just(False)))
-    return reference, np.where(differs, other, reference)
+    return reference, np.where(differs, second, reference)
 
 
 def nans(value: Any, place: str = "") -> list[str]:
@@ -102,25 +102,25 @@ def test_noise_statistics_are_never_nan(pair, share):
 
 @given(pair=pairs())
 def test_column_differences_are_never_nan(pair):
-    one, other = pair
-    moved = by_column(one, other)
+    item, second = pair
+    moved = by_column(item, second)
     assert not np.isnan(moved).any()
-    assert not by_column(one, one).any()
+    assert not by_column(item, item).any()
     assert not math.isnan(worst_ratio(moved, np.zeros(1)))
-    assert not math.isnan(worst_ratio(moved, columns(distances(one, np.zeros_like(one)))))
+    assert not math.isnan(worst_ratio(moved, columns(distances(item, np.zeros_like(item)))))
 
 
 @given(pair=pairs(), small=st.floats(0.0, 1.0), times=st.floats(1.0, 1e6))
 def test_statistics_do_not_decrease_with_larger_error(pair, small, times):
-    reference, other = pair
+    reference, second = pair
     base = reference.astype(np.float64)
     with np.errstate(all="ignore"):
-        step = np.where(np.isfinite(other), np.abs(other.astype(np.float64)), 1.0)
+        step = np.where(np.isfinite(second), np.abs(second.astype(np.float64)), 1.0)
         near, far = (base + factor * step for factor in (small, small * times))
-    one, two = output_of(base, near), output_of(base, far)
+    item, two = output_of(base, near), output_of(base, far)
     for name in ERRORS:
-        assert getattr(one, name) <= getattr(two, name) * (1 + 1e-12)
-    assert one.nonfinite_mismatched <= two.nonfinite_mismatched
+        assert getattr(item, name) <= getattr(two, name) * (1 + 1e-12)
+    assert item.nonfinite_mismatched <= two.nonfinite_mismatched
 
 
 @given(
@@ -130,9 +130,9 @@ def test_statistics_do_not_decrease_with_larger_error(pair, small, times):
 def test_noise_does_not_decrease_with_larger_error(truth, times):
     reference = truth.astype(np.float32)
     error = np.maximum(np.abs(truth) * 2.0**-20, 1e-30)
-    one, two = (noise_of(truth, reference, truth + k * error) for k in (1.0, times))
+    item, two = (noise_of(truth, reference, truth + k * error) for k in (1.0, times))
     for name in ("ratio", "peak", "diff"):
-        assert getattr(one, name) <= getattr(two, name) * (1 + 1e-9)
+        assert getattr(item, name) <= getattr(two, name) * (1 + 1e-9)
 
 
 @given(pair=pairs(), spoiled=st.sampled_from([NAN, INF, -INF]))
@@ -153,7 +153,7 @@ def test_nonfinite_value_on_one_side_makes_every_statistic_infinite(pair, spoile
 def test_merged_units_equal_one_pass(pair, size, empty):
     reference, candidate = (np.clip(side, -3e38, 3e38).astype(np.float32) for side in pair)
     rows = np.zeros((0, reference.shape[1]), np.float32)
-    whole = accumulate(reference, candidate, READINGS[2])
+    complete = accumulate(reference, candidate, READINGS[2])
     merged = accumulate(rows, rows, READINGS[2]) if empty else OutputStatistics("y", "float32")
     for start in range(0, max(len(reference), 1), size):
         part = slice(start, start + size)
@@ -162,7 +162,7 @@ def test_merged_units_equal_one_pass(pair, size, empty):
         span = Span(start, count, np.zeros(count, np.int64))
         unit.update(reference[part], candidate[part], span)
         merged = merged.merge(from_plain(to_plain(unit)))
-    got, want = merged.result(), whole.result()
+    got, want = merged.result(), complete.result()
     if empty:  # one sample more, without rows
         left_out = {"samples", "classification", "reference_constant", "worst"}
         assert got.samples == want.samples + 1

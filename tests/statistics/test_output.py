@@ -273,9 +273,9 @@ def test_deviations_of_equal_values_are_exactly_zero():
 
 
 def mismatches(reference, candidate, *, start=0):
-    found = IntegerMismatches()
-    found.update(np.abs(candidate - reference).astype(np.float64), candidate, start=start)
-    return found
+    result = IntegerMismatches()
+    result.update(np.abs(candidate - reference).astype(np.float64), candidate, start=start)
+    return result
 
 
 R = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
@@ -290,15 +290,15 @@ def test_differing_integer_samples_are_listed():
     ([[4, 9, 6]], 1), ([[4, 9, 7]], 2), ([[4, 5, 6]], 0), ([[3, 8, 5]], 0), ([[4]], 0),
 ])  # fmt: skip
 def test_only_elements_that_rounding_produces_are_accepted_as_ties(alternative, excused):
-    found = mismatches(R, C)
-    found.accept_ties(1, np.array(alternative))
-    assert found.excused == excused
+    result = mismatches(R, C)
+    result.accept_ties(1, np.array(alternative))
+    assert result.excused == excused
 
 
 def test_remaining_mismatches_exclude_accepted_ties():
-    found = mismatches(R, C)
-    found.accept_ties(1, np.array([[4, 9, 6]]))
-    worst, total, (norms, largest) = found.remaining()
+    result = mismatches(R, C)
+    result.accept_ties(1, np.array([[4, 9, 6]]))
+    worst, total, (norms, largest) = result.remaining()
     assert (worst.value, worst.sample) == (8.0, 2)
     assert total == 9.0
     assert (norms, largest) == (9.0, 8.0)
@@ -306,10 +306,10 @@ def test_remaining_mismatches_exclude_accepted_ties():
 
 def test_no_tie_is_accepted_when_too_many_elements_differ():
     many = np.zeros((1, MOST + 1), np.int64)
-    found = mismatches(many, many + 1)
-    found.accept_ties(0, many + 1)
-    assert found.doubtful == []
-    assert found.excused == 0
+    result = mismatches(many, many + 1)
+    result.accept_ties(0, many + 1)
+    assert result.doubtful == []
+    assert result.excused == 0
 
 
 def test_merged_integer_mismatches_equal_one_pass():
@@ -323,16 +323,16 @@ def test_merged_integer_mismatches_equal_one_pass():
 
 
 def test_alternatives_of_different_size_are_ignored():
-    found = mismatches(R, C)
-    found.accept_ties(1, np.array([[4, 9]]))
-    found.accept_ties(1, np.array([[4, 9, 7, 7]]))
-    assert found.excused == 0
+    result = mismatches(R, C)
+    result.accept_ties(1, np.array([[4, 9]]))
+    result.accept_ties(1, np.array([[4, 9, 7, 7]]))
+    assert result.excused == 0
 
 
 def test_ties_of_several_runs_accumulate():
-    found = mismatches(R, C)
-    assert found.unexplained(1) == 2
-    found.accept_ties(1, np.array([[4, 9, 6]]))
-    assert found.unexplained(1) == 1
-    found.accept_ties(1, np.array([[4, 5, 7]]))
-    assert (found.unexplained(1), found.excused, found.doubtful) == (0, 2, [2])
+    result = mismatches(R, C)
+    assert result.unexplained(1) == 2
+    result.accept_ties(1, np.array([[4, 9, 6]]))
+    assert result.unexplained(1) == 1
+    result.accept_ties(1, np.array([[4, 5, 7]]))
+    assert (result.unexplained(1), result.excused, result.doubtful) == (0, 2, [2])

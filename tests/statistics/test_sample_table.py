@@ -78,23 +78,23 @@ def test_csv_row_has_both_answers_and_signed_difference(tmp_path):
 
 @pytest.mark.parametrize(("answers", "classes"), [(False, True), (True, False)])
 def test_cells_without_value_are_empty(tmp_path, answers, classes):
-    made = rows(answers=answers, labels=not classes)
-    spooled(made, output="boxes", classes=classes).save(tmp_path / "samples.csv")
-    found = read(tmp_path / "samples.csv")
-    assert len(found) == 3
-    for row in found:
+    created = rows(answers=answers, labels=not classes)
+    spooled(created, output="boxes", classes=classes).save(tmp_path / "samples.csv")
+    result = read(tmp_path / "samples.csv")
+    assert len(result) == 3
+    for row in result:
         filled = {name for name, cell in row.items() if cell}
         assert filled == {"runtime", "output", "index", "max_abs_diff"}
 
 
 def test_merged_rows_are_sorted_by_sample_and_serializable():
-    whole = rows()
+    complete = rows()
     parts = [rows(0, 1), rows(1, 3)]
     for merged in (parts[0].merge(parts[1]), parts[1].merge(parts[0])):
-        assert merged.result().tobytes() == whole.result().tobytes()
-        assert to_plain(merged) == to_plain(whole)
-    assert whole.result()["index"].tolist() == [0, 1, 2]
-    assert from_plain(to_plain(whole)).result().tobytes() == whole.result().tobytes()
+        assert merged.result().tobytes() == complete.result().tobytes()
+        assert to_plain(merged) == to_plain(complete)
+    assert complete.result()["index"].tolist() == [0, 1, 2]
+    assert from_plain(to_plain(complete)).result().tobytes() == complete.result().tobytes()
     assert to_plain(SampleRows().merge(SampleRows())) == to_plain(SampleRows())
 
 
@@ -127,9 +127,9 @@ def test_rows_are_limited_to_the_first_million_samples():
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "a\x1b[31m,\n\"b'"])
 def test_output_name_is_escaped_as_csv_text(tmp_path, name):
     spooled(rows(), output=name).save(tmp_path / "samples.csv")
-    seen = {row["output"] for row in read(tmp_path / "samples.csv")}
-    assert len(seen) == 1
-    assert seen.pop()[0] in "'a"
+    observed = {row["output"] for row in read(tmp_path / "samples.csv")}
+    assert len(observed) == 1
+    assert observed.pop()[0] in "'a"
     assert "\x1b" not in (tmp_path / "samples.csv").read_text()
 
 
@@ -137,10 +137,10 @@ SPOOLED = np.dtype([("index", np.int64), ("size", np.float64)])
 
 
 def spool_rows(start: int, stop: int) -> np.ndarray:
-    made = np.zeros(stop - start, SPOOLED)
-    made["index"] = np.arange(start, stop)
-    made["size"] = np.sqrt(made["index"])
-    return made
+    created = np.zeros(stop - start, SPOOLED)
+    created["index"] = np.arange(start, stop)
+    created["size"] = np.sqrt(created["index"])
+    return created
 
 
 def read_spool(spool: RowSpool, output: str) -> bytes:
@@ -278,15 +278,15 @@ def test_cosine_distance(r, c, distance):
 
 def test_small_cosine_distance_keeps_precision():
     """1 - cos of an angle of 1e-6 is 5e-13."""
-    seen = measured([[1.0, 0.0]], [[math.cos(1e-6), math.sin(1e-6)]])
-    assert seen.cosine_distance == pytest.approx(5e-13, rel=1e-6)
+    observed = measured([[1.0, 0.0]], [[math.cos(1e-6), math.sin(1e-6)]])
+    assert observed.cosine_distance == pytest.approx(5e-13, rel=1e-6)
 
 
 @pytest.mark.parametrize(("r", "c"), [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, -INF), (INF, -INF)])
 def test_nonfinite_row_has_nonfinite_distance(r, c):
-    seen = measured([[1.0, 2.0], [r, 0.0]], [[1.0, 2.0], [c, 0.0]])
-    assert not math.isfinite(seen.cosine_distance)
-    assert not math.isfinite(seen.confidence_diff) or not math.isfinite(seen.sum_diff)
+    observed = measured([[1.0, 2.0], [r, 0.0]], [[1.0, 2.0], [c, 0.0]])
+    assert not math.isfinite(observed.cosine_distance)
+    assert not math.isfinite(observed.confidence_diff) or not math.isfinite(observed.sum_diff)
 
 
 def test_values_next_to_equal_infinities_are_compared():
@@ -297,8 +297,8 @@ def test_values_next_to_equal_infinities_are_compared():
 
 
 def test_rows_with_nan_on_both_sides_are_excluded():
-    seen = measured([[1.0, 2.0], [NAN, 0.0]], [[1.0, 2.0], [NAN, 5.0]])
-    assert (seen.cosine_distance, seen.sum_diff) == (0.0, 0.0)
+    observed = measured([[1.0, 2.0], [NAN, 0.0]], [[1.0, 2.0], [NAN, 5.0]])
+    assert (observed.cosine_distance, observed.sum_diff) == (0.0, 0.0)
     assert measured([[NAN, 0.0]], [[NAN, 5.0]]) is None
     assert RowStatistics().result() is None
 
@@ -315,8 +315,8 @@ def test_merged_row_statistics_equal_one_pass(pair, cut):
     parts = [RowStatistics(), RowStatistics()]
     for part, rows in zip(parts, (slice(None, cut), slice(cut, None)), strict=True):
         part.update(pair[0, rows], pair[1, rows])
-    merged, whole = parts[0].merge(parts[1]).result(), measured(*pair)
-    if whole is None:
+    merged, complete = parts[0].merge(parts[1]).result(), measured(*pair)
+    if complete is None:
         assert merged is None
     else:
-        assert_close(merged.model_dump(), whole.model_dump())
+        assert_close(merged.model_dump(), complete.model_dump())

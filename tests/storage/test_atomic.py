@@ -77,9 +77,9 @@ def test_temporary_files_of_dead_writers_are_removed(tmp_path):
 
 def test_concurrent_writers_each_write_a_complete_file(tmp_path):
     target = tmp_path / "file"
-    with files.replacing(target) as one, files.replacing(target) as other:
-        one.write_text("one")
-        other.write_text("other")
+    with files.replacing(target) as item, files.replacing(target) as second:
+        item.write_text("one")
+        second.write_text("other")
     assert target.read_text() == "one"
     assert os.listdir(tmp_path) == ["file"]
 

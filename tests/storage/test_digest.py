@@ -44,10 +44,10 @@ def test_digest_of_file_and_manifest(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").write_bytes(b"2")
     assert Digest.from_file(tmp_path / "a") == Digest.from_bytes(b"1")
-    both = Digest.from_manifest(tmp_path, ["a", "b"])
-    assert both == Digest.from_manifest(tmp_path, ["b", "a"])
+    pair = Digest.from_manifest(tmp_path, ["a", "b"])
+    assert pair == Digest.from_manifest(tmp_path, ["b", "a"])
     (tmp_path / "b").write_bytes(b"3")
-    assert both != Digest.from_manifest(tmp_path, ["a", "b"])
+    assert pair != Digest.from_manifest(tmp_path, ["a", "b"])
 
 
 def test_missing_file_is_reported(tmp_path):
@@ -56,7 +56,7 @@ def test_missing_file_is_reported(tmp_path):
 
 
 def test_verify_names_both_digests():
-    one, two = Digest.from_bytes(b"1"), Digest.from_bytes(b"2")
-    one.verify(one, label="the file")
-    with pytest.raises(DigestMismatch, match=f"the file has digest {two}, expected {one}"):
-        one.verify(two, label="the file")
+    item, two = Digest.from_bytes(b"1"), Digest.from_bytes(b"2")
+    item.verify(item, label="the file")
+    with pytest.raises(DigestMismatch, match=f"the file has digest {two}, expected {item}"):
+        item.verify(two, label="the file")

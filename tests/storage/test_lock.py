@@ -57,8 +57,8 @@ def test_open_permissions_are_tightened(path: Path) -> None:
     os.geteuid() != 0 or shutil.which("flock") is None, reason="takes root, and flock"
 )
 def test_other_user_cannot_hold_the_lock() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(dir="/tmp") as created:
+        folder = Path(created)
         folder.chmod(0o755)  # as the folder of a ledger is
         (folder / "open.lock").touch(mode=0o644)
         private = folder / "locks" / "one.lock"

@@ -76,11 +76,11 @@ def test_dvc_file_names_its_target(tmp_path: Path) -> None:
 
 def test_folder_tracked_by_dvc(tmp_path: Path) -> None:
     (tmp_path / "data.dvc").write_text(DVC.format("data"))
-    asked = tmp_path / "data" / "held_out" / "x.npy"
+    requested = tmp_path / "data" / "held_out" / "x.npy"
     with pytest.raises(DataError, match=rf"dvc pull {tmp_path / 'data.dvc'}"):
-        open_shards(asked)
+        open_shards(requested)
     with pytest.raises(DataError, match="dvc pull"):
-        open_shards(asked.parent)
+        open_shards(requested.parent)
 
 
 def test_pointer_among_shards(tmp_path: Path) -> None:

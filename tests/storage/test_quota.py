@@ -46,11 +46,11 @@ def test_error_of_the_writer_is_raised(tmp_path: Path) -> None:
 
 
 def test_symlink_targets_are_not_deleted(tmp_path: Path) -> None:
-    other = tmp_path / "precious"
-    other.write_bytes(bytes(5000))
+    second = tmp_path / "precious"
+    second.write_bytes(bytes(5000))
     (tmp_path / "in").mkdir()
     with pytest.raises(TooLarge), limit_folder_size(tmp_path / "in", 1000):
-        (tmp_path / "in" / "link").symlink_to(other)
+        (tmp_path / "in" / "link").symlink_to(second)
         (tmp_path / "in" / "model.onnx").write_bytes(bytes(2000))
         time.sleep(0.1)
-    assert other.read_bytes() == bytes(5000)
+    assert second.read_bytes() == bytes(5000)

@@ -20,9 +20,9 @@ def error_of(path: Path) -> sqlite3.Error:
 
 
 def filled(path: Path) -> Path:
-    with closing(sqlite3.connect(path)) as made, made:
-        made.execute("CREATE TABLE t (x)")
-        made.executemany("INSERT INTO t VALUES (?)", [("x" * 1000,)] * 100)
+    with closing(sqlite3.connect(path)) as created, created:
+        created.execute("CREATE TABLE t (x)")
+        created.executemany("INSERT INTO t VALUES (?)", [("x" * 1000,)] * 100)
     return path
 
 
@@ -53,8 +53,8 @@ def test_other_errors_are_not_translated(tmp_path: Path) -> None:
 
 
 def test_server_errors_and_causes() -> None:
-    said = "500 Server Error: (sqlite3.OperationalError) database is locked [SQL: ...]"
-    assert database_problem(RuntimeError(said)) == "locked"
+    stated = "500 Server Error: (sqlite3.OperationalError) database is locked [SQL: ...]"
+    assert database_problem(RuntimeError(stated)) == "locked"
     assert database_problem(RuntimeError("database disk image is malformed")) == "malformed"
 
 

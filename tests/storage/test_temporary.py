@@ -66,8 +66,8 @@ def test_folder_is_empty_private_and_removed(temporary_root: Path) -> None:
         assert folder.stat().st_mode & 0o077 == 0
         assert folder.parent.stat().st_mode & 0o077 == 0
         (folder / "file").touch()
-        with temporary_folder() as other:
-            assert other != folder
+        with temporary_folder() as second:
+            assert second != folder
         assert (folder / "file").exists()
     assert list(temporary_root.iterdir()) == []
 

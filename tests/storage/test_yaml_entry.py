@@ -33,9 +33,9 @@ def added(text: str) -> str | None:
     ],
 )
 def test_entry_is_added_and_the_rest_is_kept(text: str, expected: str) -> None:
-    found = added(text)
-    assert found == expected
-    assert YAML(typ="safe").load(found)["stages"]["gate"] == {"cmd": "run"}
+    result = added(text)
+    assert result == expected
+    assert YAML(typ="safe").load(result)["stages"]["gate"] == {"cmd": "run"}
     assert added(expected) is None
 
 

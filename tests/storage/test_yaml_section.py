@@ -26,8 +26,8 @@ def test_valid_file_loads(tmp_path):
     policy = load(tmp_path, GOOD)
     assert policy.min_samples == 300
     assert policy.runtimes["ort-cpu"].bounds.max_abs_diff == 1e-4
-    whole = "\n".join(line[2:] for line in GOOD.splitlines()[1:])
-    assert load(tmp_path, whole, section=None) == policy
+    complete = "\n".join(line[2:] for line in GOOD.splitlines()[1:])
+    assert load(tmp_path, complete, section=None) == policy
 
 
 @pytest.mark.parametrize(

@@ -65,19 +65,27 @@ def row(made: Change, name: str) -> ChangeRow:
 
 
 def test_changed_rows_come_first():
-    made = compare(champion())
-    assert (made.version, made.sha256, made.absent) == ("3", builders.digest("champion.onnx"), None)
-    order = [row.changed for row in made.rows]
+    comparison = compare(champion())
+    assert (comparison.version, comparison.sha256, comparison.absent) == (
+        "3",
+        builders.digest("champion.onnx"),
+        None,
+    )
+    order = [row.changed for row in comparison.rows]
     assert order == sorted(order, reverse=True)
-    assert {row.name for row in made.rows if row.changed} == {"accuracy", "same answers", "latency"}
-    assert row(made, "accuracy").model_dump() == {
+    assert {row.name for row in comparison.rows if row.changed} == {
+        "accuracy",
+        "same answers",
+        "latency",
+    }
+    assert row(comparison, "accuracy").model_dump() == {
         "name": "accuracy", "before": "0.97", "now": "0.965", "changed": True, "sense": "worse",
     }  # fmt: skip
-    assert row(made, "same answers").now == "396 of 400"
-    assert row(made, "latency").sense == "worse"
-    assert made.machines is None
-    assert "side by side" in row(made, "latency").now
-    assert [each.sha256 for each in made.trend] == [
+    assert row(comparison, "same answers").now == "396 of 400"
+    assert row(comparison, "latency").sense == "worse"
+    assert comparison.machines is None
+    assert "side by side" in row(comparison, "latency").now
+    assert [each.sha256 for each in comparison.trend] == [
         builders.digest("champion.onnx"), builders.digest("model.onnx"),
     ]  # fmt: skip
 
@@ -103,15 +111,15 @@ def test_metrics_of_different_samples_are_not_compared():
         builders.runtime_evidence(each.runtime, outputs=(output,)) if each.outputs else each
         for each in old.runtimes
     )
-    other = old.model_copy(update={"dataset": dataset, "runtimes": runtimes})
+    second = old.model_copy(update={"dataset": dataset, "runtimes": runtimes})
     for data, sense in ((old.dataset, "worse"), (dataset, None)):
-        before = other.model_copy(update={"dataset": data})
-        made = row(compare(champion(before)), "noise ratio")
-        assert made.sense == sense
-        assert made.changed
-        assert ("not comparable: other samples" in made.before) is (sense is None)
-    made = row(compare(champion(other)), "agreement with its own model")
-    assert (made.changed, made.sense) == (True, None)
+        before = second.model_copy(update={"dataset": data})
+        comparison = row(compare(champion(before)), "noise ratio")
+        assert comparison.sense == sense
+        assert comparison.changed
+        assert ("not comparable: other samples" in comparison.before) is (sense is None)
+    comparison = row(compare(champion(second)), "agreement with its own model")
+    assert (comparison.changed, comparison.sense) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +129,11 @@ def test_small_latency_difference_is_no_change(now, sense):
     beside = builders.incumbent()
     assert beside.latency is not None
     slow = beside.latency.model_copy(update={"median_ms": now})
-    made = compare(champion(incumbent=beside.model_copy(update={"latency": slow})))
-    assert (row(made, "latency").changed, row(made, "latency").sense) == (sense is not None, sense)
+    comparison = compare(champion(incumbent=beside.model_copy(update={"latency": slow})))
+    assert (row(comparison, "latency").changed, row(comparison, "latency").sense) == (
+        sense is not None,
+        sense,
+    )
 
 
 def with_noise(ratio: float) -> Evidence:
@@ -135,8 +146,8 @@ def with_noise(ratio: float) -> Evidence:
     [(1.4, "better", True), (0.9, "worse", True), (1.1, None, False), (math.nan, "better", True)],
 )
 def test_sense_of_a_changed_metric(before, sense, changed):
-    seen = row(compare(champion(with_noise(before))), "noise ratio")
-    assert (seen.sense, seen.changed) == (sense, changed)
+    observed = row(compare(champion(with_noise(before))), "noise ratio")
+    assert (observed.sense, observed.changed) == (sense, changed)
 
 
 def test_export_and_file_differences_are_listed():
@@ -147,7 +158,7 @@ def test_export_and_file_differences_are_listed():
     versions = {"torch": "2.14.0", "onnxruntime": "1.31.1"}
     environment = good.environment.model_copy(update={"versions": versions})
     old = good.model_copy(update={"export": export, "subject": subject, "environment": environment})
-    made = compare(champion(old))
+    comparison = compare(champion(old))
     for name, before, now in (
         ("opset", "12", "13"),
         ("export strategy", "dynamo", "traced"),
@@ -156,9 +167,9 @@ def test_export_and_file_differences_are_listed():
         ("version of torch", "2.14.0", "2.15.0"),
         ("size", "40.00 MB", "44.00 MB"),
     ):
-        seen = row(made, name)
-        assert (seen.before, seen.now, seen.changed) == (before, now, True), name
-    assert not row(made, "version of onnxruntime").changed
+        observed = row(comparison, name)
+        assert (observed.before, observed.now, observed.changed) == (before, now, True), name
+    assert not row(comparison, "version of onnxruntime").changed
 
 
 def test_changed_bounds_are_listed():
@@ -166,13 +177,13 @@ def test_changed_bounds_are_listed():
     cpu = looser.runtimes["ort-cpu"]
     bounds = cpu.bounds.model_copy(update={"max_abs_diff": 9.0, "l2_logits": None})
     runtimes = looser.runtimes | {"ort-cpu": cpu.model_copy(update={"bounds": bounds})}
-    made = compare(champion(), policy=looser.model_copy(update={"runtimes": runtimes}))
-    moved = [each for each in made.rows if each.name.startswith("bound of")]
+    comparison = compare(champion(), policy=looser.model_copy(update={"runtimes": runtimes}))
+    moved = [each for each in comparison.rows if each.name.startswith("bound of")]
     assert [(each.name, each.before, each.now) for each in moved] == [
         ("bound of ort-cpu / logits / max_abs_diff", "≤ 0.0001", "≤ 9"),
         ("bound of ort-cpu / logits / l2_logits", "≤ 0.001", "not asked"),
     ]
-    assert row(made, "policy").changed
+    assert row(comparison, "policy").changed
 
 
 @pytest.mark.parametrize(
@@ -187,42 +198,42 @@ def test_changed_bounds_are_listed():
     ],
 )  # fmt: skip
 def test_missing_champion_has_a_reason(old, reason):
-    made = compare(old)
-    assert old is not None or made == no_comparison()
-    assert reason in str(made.absent)
-    assert made.rows == ()
-    assert reason in made.unmoved
+    comparison = compare(old)
+    assert old is not None or comparison == no_comparison()
+    assert reason in str(comparison.absent)
+    assert comparison.rows == ()
+    assert reason in comparison.unmoved
 
 
 def test_incomparable_champion_is_compared_by_evidence():
     apart = builders.incumbent(state="incomparable", absent="other inputs", latency=None)
-    made = compare(champion(incumbent=apart))
-    assert row(made, "answers to these samples").now == "other inputs"
-    assert "measured apart" in row(made, "latency").now
-    assert row(made, "latency").sense is None
+    comparison = compare(champion(incumbent=apart))
+    assert row(comparison, "answers to these samples").now == "other inputs"
+    assert "measured apart" in row(comparison, "latency").now
+    assert row(comparison, "latency").sense is None
 
 
 def test_rows_are_printable_and_never_none():
     good = old_evidence(export=None)
     hostile = good.subject.model_copy(update={"producer": "\x1b[2Jpytorch\n" + "x" * 1000})
     old = good.model_copy(update={"subject": hostile})
-    made = compare(champion(old, decision=None, incumbent=None))
-    for each in made.rows:
+    comparison = compare(champion(old, decision=None, incumbent=None))
+    for each in comparison.rows:
         for text in (each.name, each.before, each.now):
             assert "None" not in text
             assert text.isprintable()
             assert 0 < len(text) <= 200
-    assert row(made, "policy").before == UNRECORDED
+    assert row(comparison, "policy").before == UNRECORDED
 
 
 def test_different_file_with_equal_metrics_is_stated():
     compared = compare(champion()).rows
     same = tuple(row.model_copy(update={"changed": False}) for row in compared)
-    made = compare(champion()).model_copy(update={"rows": same})
+    comparison = compare(champion()).model_copy(update={"rows": same})
     expected = f"another file, and equal in all {len(same)} things"
-    assert made.unmoved.startswith(expected)
+    assert comparison.unmoved.startswith(expected)
     summary = summarize(decide_now(builders.policy(), builders.evidence()), builders.evidence())
-    summary = summary.model_copy(update={"change": made})
+    summary = summary.model_copy(update={"change": comparison})
     stream = io.StringIO()
     print_summary(summary, Console(file=stream, width=200))
     assert f"champion is version 3: {expected}" in stream.getvalue()
@@ -252,14 +263,14 @@ def environment(**fields: Any) -> Environment:
     ],
 )  # fmt: skip
 def test_machines_sentence_lists_differences(old, new, expected):
-    one, other = environment(**AMD | old), environment(**AMD | new)
-    assert machines_sentence(one, other, baseline="before") == expected
+    item, second = environment(**AMD | old), environment(**AMD | new)
+    assert machines_sentence(item, second, baseline="before") == expected
 
 
 def test_library_missing_on_one_side_is_a_difference():
-    one = environment(versions={"torch": "2.14", "torchvision": "0.29"})
-    found = tuple(differences(one, environment(versions={"torch": "2.15"})))
-    assert {each.name: (each.before, each.now) for each in found} == {
+    item = environment(versions={"torch": "2.14", "torchvision": "0.29"})
+    matches = tuple(differences(item, environment(versions={"torch": "2.15"})))
+    assert {each.name: (each.before, each.now) for each in matches} == {
         "version of torch": ("2.14", "2.15"),
         "version of torchvision": ("0.29", "none"),
     }

@@ -114,8 +114,8 @@ _OPERATORS = {"nodes": "Gemm x", "kind": "Linear", "details": [], "excluded": ["
 ])  # fmt: skip
 def test_fault_names_the_tensor_or_its_module(fields, blamed, sentence):
     codes = {"outcome": ({"code": "source"},)} if "fault_code" in fields else {}
-    found = located(**{"fault": "a", **codes, **fields})
-    explanation = render_explanation(Explanation.from_json(found.to_json()))
+    result = located(**{"fault": "a", **codes, **fields})
+    explanation = render_explanation(Explanation.from_json(result.to_json()))
     (group,) = grouped(check("noise_ratio"), explanation=explanation)
     account = explain_group(group, evidence(), explanation)
     assert account.blamed == blamed
@@ -140,12 +140,12 @@ def test_cause_of_fault_visible_only_in_a_probe(fault, probe, beside, cause, is_
         code="beyond_untraced" if kind == "value" else "beyond",
         params={"kind": kind, "metric": "noise_ratio"},
     )
-    others = [check(name, runtime=None) for name in beside]
+    rest = [check(name, runtime=None) for name in beside]
     code = "code" if fault == CODE else "operators"
-    found = located(fault, probe="zeros", first_divergence="act", fault_code=code)
-    (group,) = grouped(shows, *others, explanation=found)
+    result = located(fault, probe="zeros", first_divergence="act", fault_code=code)
+    (group,) = grouped(shows, *rest, explanation=result)
     assert (group.cause, group.localisation is not None) == (cause, is_located)
-    sentence = explain_group(group, evidence(), found).sentence
+    sentence = explain_group(group, evidence(), result).sentence
     assert ("'zeros' shows it" in sentence) == is_located
     assert ("'zeros' it begins here: code in" in sentence) == (cause == "baked_in")
 
@@ -165,9 +165,9 @@ def blamed(**fields: object) -> Explanation:
 def test_optimizer_that_breaks_a_session_is_named():
     explanation = blamed(raises="Fail: [ONNXRuntimeError] : 1 : FAIL : no float64")
     breaks = check("runtime", runtime="ort-cpu-optimized")
-    others = check("runtime", runtime="ort-cpu")
-    both = grouped(breaks, others, explanation=explanation)
-    group = next(group for group in both if group.cause == "optimiser")
+    rest = check("runtime", runtime="ort-cpu")
+    pair = grouped(breaks, rest, explanation=explanation)
+    group = next(group for group in pair if group.cause == "optimiser")
     assert group.checks == [breaks]
     account = explain_group(group, evidence(), explanation)
     assert account.blamed == "FuseReluClip"
@@ -191,10 +191,10 @@ def test_optimizer_with_wrong_answers_does_not_explain_a_failed_session():
 
 def test_account_without_optimizer_name():
     explanation = blamed(names=(), reason="32 sessions did not tell")
-    found = explanation.localisation.model_copy(  # type: ignore[union-attr]
+    result = explanation.localisation.model_copy(  # type: ignore[union-attr]
         update={"fault": "a.weight computes something else"}
     )
-    explanation = Explanation(localisation=found)
+    explanation = Explanation(localisation=result)
     (group,) = grouped(check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation)
     account = explain_group(group, evidence(), explanation)
     assert account.sentence.endswith("No optimizer is identified: 32 sessions did not tell")

@@ -32,7 +32,7 @@ def summarize_with(**overrides: Any) -> Summary:
     """Of a file that is right, within bounds on its cost or not."""
     bounds = policy().runtimes["ort-cpu"].bounds
     bounds = bounds.model_copy(update={"latency_ratio": 0.5, "memory_mb": 100.0})
-    asked = policy(runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)})
+    settings = policy(runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)})
     batch = Latency(batch_size=32, batches=9, median_ms=20.0, p95_ms=20.0)
     single = batch.model_copy(update={"batch_size": 1, "median_ms": 1.0})
     cost = Cost(single=single)
@@ -42,7 +42,7 @@ def summarize_with(**overrides: Any) -> Summary:
         reference_latency=batch,
         reference_cost=cost,
     )
-    return summarize(decide(asked, measured, decided_at="now"), measured)
+    return summarize(decide(settings, measured, decided_at="now"), measured)
 
 
 def test_latency_and_memory_findings_name_the_runtime():
@@ -71,8 +71,10 @@ def judgment(**given: Any) -> SummaryInputs:
 
 
 def test_unset_inputs_follow_from_the_decision():
-    made = judgment()
-    assert made.summary == summarize(made.decision, made.evidence, confidence=policy().confidence)
+    created = judgment()
+    assert created.summary == summarize(
+        created.decision, created.evidence, confidence=policy().confidence
+    )
 
 
 @pytest.mark.parametrize(("given", "field", "shown"), [
@@ -239,8 +241,8 @@ def test_missing_latency_is_shown_as_missing():
         "ort-cpu", latency=latency(math.nan, 32), cost=Cost(single=latency(1.0))
     )
     reference = Cost(single=latency(2.0))
-    made = evidence(
+    created = evidence(
         runtimes=(runtime,), reference_latency=latency(40.0, 32), reference_cost=reference
     )
-    assert costs_of(made)[1].cells()[5] == "nan ×"
+    assert costs_of(created)[1].cells()[5] == "nan ×"
     assert costs_of(evidence()) == ()

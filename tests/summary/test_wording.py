@@ -63,15 +63,19 @@ def test_observed_number_is_shown_equal_to_bound_only_when_equal(observed, bound
 
 def test_agreement_text_has_samples_confidence_and_lower_bound():
     parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
-    seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
-    decision = decide(policy(), seen, decided_at="now")
-    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
+    observed = evidence(
+        runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),)
+    )
+    decision = decide(policy(), observed, decided_at="now")
+    (sentence,) = agreement_sentences(decision, observed, confidence=0.95)
     assert "392 of 400 samples" in sentence
     assert "95 % confidence" in sentence
     assert "0.9642" in sentence
     parity = class_parity(nan_rows=100)  # which are no samples
-    seen = evidence(runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),))
-    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
+    observed = evidence(
+        runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),)
+    )
+    (sentence,) = agreement_sentences(decision, observed, confidence=0.95)
     assert "300 of 300 samples" in sentence
 
 
@@ -86,22 +90,25 @@ def test_inputs_missing_in_the_file_are_stated():
 
 
 def test_unclaimed_agreement_is_one_line():
-    one = output_parity(classification=class_parity(predicted_classes=1))
+    item = output_parity(classification=class_parity(predicted_classes=1))
     runtimes = tuple(
-        runtime_evidence(r.runtime, outputs=(one,)) if r.outputs else r for r in evidence().runtimes
+        runtime_evidence(r.runtime, outputs=(item,)) if r.outputs else r
+        for r in evidence().runtimes
     )
-    seen = evidence(runtimes=runtimes)
-    decision = decide(Policy.default(), seen, decided_at="now")
-    (sentence,) = agreement_sentences(decision, seen, confidence=0.95)
+    observed = evidence(runtimes=runtimes)
+    decision = decide(Policy.default(), observed, decided_at="now")
+    (sentence,) = agreement_sentences(decision, observed, confidence=0.95)
     assert sentence.startswith(
         "logits: Agreement of answers is not judged: every sample has the same"
     )
     assert (
-        summary_markdown(summarize(decision, seen), {}).count("Agreement of answers is not judged")
+        summary_markdown(summarize(decision, observed), {}).count(
+            "Agreement of answers is not judged"
+        )
         == 1
     )
-    tensors = decide(Policy.default(task="tensors"), seen, decided_at="now")
-    assert not list(agreement_sentences(tensors, seen, confidence=0.95))
+    tensors = decide(Policy.default(task="tensors"), observed, decided_at="now")
+    assert not list(agreement_sentences(tensors, observed, confidence=0.95))
 
 
 def test_code_changed_since_export_is_stated():

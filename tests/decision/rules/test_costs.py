@@ -148,11 +148,11 @@ def test_memory_of_older_evidence_is_an_error():
 
 @given(st.floats(0.1, 100.0), st.floats(1.0, 10.0))
 def test_latency_ratio_does_not_decrease_with_latency(median, factor):
-    one, other = (
+    item, second = (
         max(latency_ratios(measured(runtime), runtime)[0].values())
         for runtime in (timed(latency=latency(ms)) for ms in (median, median * factor))
     )
-    assert other >= one
+    assert second >= item
 
 
 def test_absent_runtime_is_waived_and_slow_runtime_fails():
@@ -172,8 +172,8 @@ def test_absent_runtime_is_waived_and_slow_runtime_fails():
     )
     record = measured(timed(), runtimes=(timed(), fast, absent("ort-cuda")))  # fmt: skip
     decision = decide(bounded, record, decided_at="now")
-    asked = {c.runtime: c.verdict for c in decision.checks if c.name == "latency_ratio"}
-    assert asked == {"ort-cpu": Verdict.FAIL, "ort-cpu-optimized": Verdict.PASS}
+    requested = {c.runtime: c.verdict for c in decision.checks if c.name == "latency_ratio"}
+    assert requested == {"ort-cpu": Verdict.FAIL, "ort-cpu-optimized": Verdict.PASS}
     assert (decision.verdict, decision.runtimes) == (Verdict.FAIL, ("ort-cpu-optimized",))
 
 

@@ -155,11 +155,11 @@ def test_required_torch_cuda_is_an_error_when_absent():
 def test_exceeded_warn_is_refused_for_runtimes_of_the_file(name):
     runtimes = policy_with_stated_bounds().runtimes
     kind = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}} if name == "phone" else {}
-    wanted = RuntimePolicy(
+    custom_policy = RuntimePolicy(
         required="always", bounds=runtimes["ort-cpu"].bounds, exceeded="warn", **kind
     )
     with pytest.raises(ValueError, match="exceeded"):
-        Policy(runtimes={**runtimes, name: wanted})
+        Policy(runtimes={**runtimes, name: custom_policy})
 
 
 def test_operator_bound_without_general_bound_is_refused():
@@ -350,15 +350,15 @@ def evidence_of(diffs: dict[RuntimeName, float], **more: RuntimeEvidence | None)
 
 def device_checks(seen: Evidence, **policy: Any) -> dict[str, CheckResult]:
     """The checks `device`, by runtime."""
-    found = iter_checks(builders.policy(**policy), seen)
-    return {str(check.runtime): check for check in found if check.name == "device"}
+    result = iter_checks(builders.policy(**policy), seen)
+    return {str(check.runtime): check for check in result if check.name == "device"}
 
 
 def test_device_check_states_devices_of_both_sides():
     torch = runtime_with("torch-cuda", session_options={"device": "cuda"})
-    seen = device_checks(evidence_of({}, torch_cuda=torch))
-    assert list(seen) == ["ort-cuda", "ort-cuda-optimized"]
-    for check in seen.values():
+    observed = device_checks(evidence_of({}, torch_cuda=torch))
+    assert list(observed) == ["ort-cuda", "ort-cuda-optimized"]
+    for check in observed.values():
         assert check.verdict is PASS
         assert "PyTorch computed on CUDAExecutionProvider (device cuda)" in render_check(check)
         assert "ONNX Runtime computed on CUDAExecutionProvider" in render_check(check)
@@ -426,14 +426,14 @@ def test_device_check_names_fusions_tf32_and_fallback_nodes():
     check = device_checks(evidence_of({"ort-cuda-optimized": FAR}))["ort-cuda-optimized"]
     assert "ort-cuda is not, which points at a fusion" in render_check(check)
     options = {"use_tf32": "1"}
-    seen = evidence_of({}, ort_cuda=runtime_with("ort-cuda", FAR, session_options=options))
-    determinism = seen.environment.determinism.model_copy(update={"tf32_matmul": True})
-    environment = seen.environment.model_copy(update={"determinism": determinism})
-    seen = seen.model_copy(update={"environment": environment})
-    told = render_check(device_checks(seen)["ort-cuda"])
-    assert "PyTorch with TF32 on for matmul and off for cuDNN" in told
-    assert "use_tf32 1" in told
-    assert "not recorded" in told
+    observed = evidence_of({}, ort_cuda=runtime_with("ort-cuda", FAR, session_options=options))
+    determinism = observed.environment.determinism.model_copy(update={"tf32_matmul": True})
+    environment = observed.environment.model_copy(update={"determinism": determinism})
+    observed = observed.model_copy(update={"environment": environment})
+    reported = render_check(device_checks(observed)["ort-cuda"])
+    assert "PyTorch with TF32 on for matmul and off for cuDNN" in reported
+    assert "use_tf32 1" in reported
+    assert "not recorded" in reported
     record = runtime_with("ort-cuda", FAR, providers_active=(CPU_PROVIDER,))
     assert "no fallback" not in render_check(
         device_checks(evidence_of({}, ort_cuda=record))["ort-cuda"]
@@ -465,8 +465,8 @@ def test_larger_difference_never_passes_device_check(rest, a, b):
 @given(others)
 def test_device_check_fails_only_with_another_check(rest):
     """So it explains, and adds no bound."""
-    found = list(iter_checks(builders.policy(), evidence_of(rest)))
-    for check in found:
+    matches = list(iter_checks(builders.policy(), evidence_of(rest)))
+    for check in matches:
         if check.name == "device" and check.verdict is FAIL:
-            same = [c for c in found if c.runtime == check.runtime and c.name != "device"]
+            same = [c for c in matches if c.runtime == check.runtime and c.name != "device"]
             assert FAIL in {c.verdict for c in same}

@@ -111,8 +111,8 @@ def test_additional_finding_never_turns_fail_into_pass(asked, before, added, sup
         tracer_warnings=("x",) if warned else (),
         hazards=("y",) if warned else (),
     )
-    one, other = (decide(policy, evidence, decided_at=AT) for evidence in (less, more))
-    assert one.passed or not other.passed
+    item, second = (decide(policy, evidence, decided_at=AT) for evidence in (less, more))
+    assert item.passed or not second.passed
 
 
 def test_unset_export_fields_are_not_serialized():
@@ -123,12 +123,12 @@ def test_unset_export_fields_are_not_serialized():
 def test_each_part_needs_its_own_export_record():
     part = builders.evidence(export=None)
     named = {"head": SubjectPart(file="head.onnx", sha256=part.subject.sha256)}
-    whole = part.model_copy(
+    complete = part.model_copy(
         update={
             "subject": part.subject.model_copy(update={"parts": named}),
             "parts": {"head": part},
         }
     )
-    decision = judge(whole, record="required")
+    decision = judge(complete, record="required")
     lacking = [check.part for check in decision.checks if check.name == "export_record"]
     assert lacking == ["head"]

@@ -52,13 +52,13 @@ def test_equal_version_passes_and_is_recorded():
 def test_comparison_is_ignored_without_policy():
     at = "2026-01-01T00:00:00+00:00"
     policy, evidence = builders.policy(), builders.evidence()
-    asked, unasked = (
+    requested, unasked = (
         decide(policy, evidence, incumbent=incumbent, decided_at=at)
         for incumbent in (builders.incumbent(), None)
     )
-    assert asked == unasked
-    assert incumbent_verdicts(asked) == {}
-    assert "incumbent" not in asked.to_plain()
+    assert requested == unasked
+    assert incumbent_verdicts(requested) == {}
+    assert "incumbent" not in requested.to_plain()
 
 
 @pytest.mark.parametrize(("incumbent", "name", "verdict"), [
@@ -170,14 +170,14 @@ def test_second_class_output_must_be_compared():
     policy = builders.policy(incumbent=BOUNDS)
     decision = decide(policy, evidence, incumbent=good, decided_at="")
     assert {c.output for c in decision.problems} == {"more"}
-    whole = good.model_copy(
+    complete = good.model_copy(
         update={
             "outputs": (*good.outputs, ChampionAnswers(
                 name="more", samples=400, disagreements=0, champion_accuracy=0.9, accuracy=0.9
             ))
         }
     )  # fmt: skip
-    assert decide(policy, evidence, incumbent=whole, decided_at="").passed
+    assert decide(policy, evidence, incumbent=complete, decided_at="").passed
 
 
 def test_comparison_is_waived_only_when_the_service_promotes():

@@ -159,10 +159,10 @@ def test_informative_findings_do_not_fail(codes, precision):
 
 
 def test_findings_are_counted_and_three_are_shown():
-    found = tuple(
+    matches = tuple(
         GraphFinding(code="training_mode", place=f"Dropout:{i}", detail="drops") for i in range(5)
     )
-    (check,) = judge(graph(findings=found)).problems
+    (check,) = judge(graph(findings=matches)).problems
     text = render_check(check)
     assert (check.observed, text.count("Dropout:"), "and 2 more" in text) == (5.0, 3, True)
 
@@ -198,9 +198,9 @@ def test_file_without_weights_passes():
 
 def test_problems_contain_the_reason_for_missing_measurements():
     decision = judge(unmeasured(graph=None, graph_unread="it is no model"))
-    told = " ".join(render_check(check) for check in decision.problems)
-    assert "the model can't run in float64" in told
-    assert "it is no model" in told
+    reported = " ".join(render_check(check) for check in decision.problems)
+    assert "the model can't run in float64" in reported
+    assert "it is no model" in reported
     partly = judge(noise(samples=8).model_copy(update={"noise_unmeasured": "out of memory"}))
     assert "8 of 32 samples were computed in float64: out of memory" in " ".join(
         render_check(check) for check in partly.problems
@@ -265,8 +265,8 @@ def test_quantized_policy_waives_only_value_probes(kind, fields, verdict):
     probe = PROBE("zeros", kind=kind, noise_ratio=None, **fields)
     quantized = Policy.quantized()
     checks = decide(quantized, with_probes_and_batches(probe), decided_at=AT).checks
-    (found,) = [c for c in checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
-    assert found.verdict is verdict
+    (result,) = [c for c in checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
+    assert result.verdict is verdict
 
 
 @pytest.mark.parametrize(("of_samples", "of_probe", "verdict"), [
@@ -295,9 +295,9 @@ def test_probe_failing_like_the_samples_has_its_own_code(samples_fail):
         )
         bad = bad.model_copy(update={"runtimes": runtimes})
     decision = judge(bad)
-    (found,) = [c for c in decision.checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
-    assert found.verdict is FAIL
-    assert (found.code == "fails_like_samples") is samples_fail
+    (result,) = [c for c in decision.checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
+    assert result.verdict is FAIL
+    assert (result.code == "fails_like_samples") is samples_fail
 
 
 @pytest.mark.parametrize(
@@ -367,12 +367,12 @@ def test_nan_in_any_number_never_passes():
         reference_latency=builders.runtime_evidence().latency,
     )
     assert judge(good).passed
-    places = list(number_paths(good))
-    assert len(places) > 150
-    for place in places:
+    indices = list(number_paths(good))
+    assert len(indices) > 150
+    for index in indices:
         # How long it took decides nothing.
-        informs = "latency" in place or "reference_latency" in place
-        assert judge(replace_number(good, place, NAN)).passed is informs, place
+        informs = "latency" in index or "reference_latency" in index
+        assert judge(replace_number(good, index, NAN)).passed is informs, index
 
 
 def test_nan_in_unchecked_class_statistics_passes():
@@ -397,8 +397,8 @@ def test_reduced_precision_probe_passes_by_relative_diff_or_noise_ratio(fields, 
     checks = decide(
         Policy.built_in("reduced"), with_probes_and_batches(probe), decided_at=AT
     ).checks
-    (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
-    assert (found.verdict is PASS) is passes
+    (result,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
+    assert (result.verdict is PASS) is passes
 
 
 @pytest.mark.parametrize(
@@ -410,9 +410,9 @@ def test_reduced_precision_probe_shows_the_closest_bound(noise_ratio, shown):
     probe = PROBE("bright", kind="value", relative_diff=0.002, noise_ratio=noise_ratio)
     policy = Policy.built_in("reduced").model_copy(update={"instruments": Instruments()})
     checks = decide(policy, with_probes_and_batches(probe), decided_at=AT).checks
-    (found,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
-    assert (found.verdict is PASS, shown in render_check(found)) == (False, True), render_check(
-        found
+    (result,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
+    assert (result.verdict is PASS, shown in render_check(result)) == (False, True), render_check(
+        result
     )
 
 
@@ -435,8 +435,8 @@ def test_bfloat16_has_wider_noise_bound_than_float16(dtype, ratio, own, passes):
     subject = measured.subject.model_copy(update={"outputs": outputs})
     measured = measured.model_copy(update={"subject": subject})
     checks = decide(policy, measured, decided_at=AT).checks
-    (found,) = [c for c in checks if c.name == "noise_ratio" and c.runtime == "ort-cpu"]
-    assert (found.verdict is PASS) is passes, render_check(found)
+    (result,) = [c for c in checks if c.name == "noise_ratio" and c.runtime == "ort-cpu"]
+    assert (result.verdict is PASS) is passes, render_check(result)
 
 
 @pytest.mark.parametrize(
@@ -460,9 +460,9 @@ def test_choices_decided_by_rounding_are_an_error_instead_of_fail(own_choices, f
         runtimes=(runtime.model_copy(update={"probes": (*runtime.probes, probe, broken)}),),
         validity=ReferenceValidity(own_choices=own_choices),
     )
-    found = {check.name: check.verdict for check in judge(evidence).checks}
-    assert found["noise_ratio"] is found["noise_peak"] is found["probe_far"] is verdict
-    assert found["probe_broken"] is FAIL
+    matches = {check.name: check.verdict for check in judge(evidence).checks}
+    assert matches["noise_ratio"] is matches["noise_peak"] is matches["probe_far"] is verdict
+    assert matches["probe_broken"] is FAIL
 
 
 @pytest.mark.parametrize(
@@ -472,8 +472,8 @@ def test_choices_decided_by_rounding_are_an_error_instead_of_fail(own_choices, f
 )  # fmt: skip
 def test_reference_spread_beyond_rounding_is_an_error(spread, verdict):
     decision = judge(builders.evidence(reference_spread=spread))
-    (found,) = [check for check in decision.checks if check.name == "repeats"]
-    assert found.verdict is verdict
+    (result,) = [check for check in decision.checks if check.name == "repeats"]
+    assert result.verdict is verdict
     assert decision.passed is (verdict is Verdict.PASS)
     names = {check.name for check in judge(builders.evidence()).checks}
     assert "repeats" not in names  # as in evidence of before it was measured

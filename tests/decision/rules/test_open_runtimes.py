@@ -25,9 +25,9 @@ def policy(name: str = "acme", **wanted) -> Policy:
 
 def evidence(name: str = "acme", **fields) -> Evidence:
     good = builders.evidence()
-    own = good.runtime("ort-cpu").model_copy(update={"runtime": name, **fields})
-    others = [runtime for runtime in good.runtimes if runtime.runtime != name]
-    return good.model_copy(update={"runtimes": (*others, own)})
+    custom = good.runtime("ort-cpu").model_copy(update={"runtime": name, **fields})
+    rest = [runtime for runtime in good.runtimes if runtime.runtime != name]
+    return good.model_copy(update={"runtimes": (*rest, custom)})
 
 
 def acme(**fields) -> Evidence:
@@ -77,9 +77,9 @@ def test_mismatched_plugin_record_fails(spoiled, checks):
 
 
 def test_reduced_policy_accepts_any_precision():
-    wanted = policy(**WANTED).model_copy(update={"precision": "reduced"})
-    seen = acme(identity=ACME.model_copy(update={"precision": "bfloat16"}))
-    assert "precision" not in failed(judged(wanted, seen))
+    custom_policy = policy(**WANTED).model_copy(update={"precision": "reduced"})
+    observed = acme(identity=ACME.model_copy(update={"precision": "bfloat16"}))
+    assert "precision" not in failed(judged(custom_policy, observed))
 
 
 FORGED = {
@@ -103,8 +103,10 @@ def test_identity_does_not_change_rules_of_built_in_runtimes(promise):
 
 def test_options_of_built_in_runtime_must_match_the_policy():
     bounds = builders.policy().runtimes["ort-cpu"].bounds
-    wanted = policy("ort-cpu", bounds=bounds, options={"disabled_optimizers": ["GeluFusion"]})
-    decision = judged(wanted, builders.evidence())
+    custom_policy = policy(
+        "ort-cpu", bounds=bounds, options={"disabled_optimizers": ["GeluFusion"]}
+    )
+    decision = judged(custom_policy, builders.evidence())
     assert "session" in failed(decision, "ort-cpu")
     identity = RuntimeIdentity(kind="ort-cpu", options={"disabled_optimizers": ["GeluFusion"]})
     unset = judged(builders.policy(), evidence("ort-cpu", identity=identity))
@@ -117,8 +119,8 @@ def test_registered_provider_overrides_the_identity(monkeypatch):
     chip = acme(providers_active=("CHIP",))
     assert judged(policy(**WANTED), chip).verdict is Verdict.PASS
     mine = {"kind": "acme", **WANTED}
-    seen = evidence("mine", identity=ACME, providers_active=("ACME",), nodes_per_provider={})
-    assert failed(judged(policy("mine", **mine), seen), "mine") == {"provider"}
+    observed = evidence("mine", identity=ACME, providers_active=("ACME",), nodes_per_provider={})
+    assert failed(judged(policy("mine", **mine), observed), "mine") == {"provider"}
 
 
 @pytest.mark.parametrize("name", sorted(PROVIDERS))
@@ -129,8 +131,10 @@ def test_built_in_name_with_another_kind_fails(name, kind):
     identity = RuntimeIdentity(
         kind=kind, options=options, provider=CPU_PROVIDER, precision="float32"
     )
-    wanted = policy(name, kind=kind, options=options)
-    assert "session" in failed(judged(wanted, evidence(name, identity=identity, **NODES)), name)
+    custom_policy = policy(name, kind=kind, options=options)
+    assert "session" in failed(
+        judged(custom_policy, evidence(name, identity=identity, **NODES)), name
+    )
 
 
 XNN = {"providers": ["XnnpackExecutionProvider"]}
@@ -155,6 +159,6 @@ def test_ort_nodes_run_on_listed_providers(options, fields, checks):
     options = {**options, "graph_optimization_level": "ORT_DISABLE_ALL"}
     identity = RuntimeIdentity(kind="ort", options=options, provider=options["providers"][0])
     active = {"providers_active": tuple(options["providers"]), "identity": identity}
-    seen = evidence("xnn", **{**active, **fields})
-    decision = judged(policy("xnn", kind="ort", options=options), seen)
+    observed = evidence("xnn", **{**active, **fields})
+    decision = judged(policy("xnn", kind="ort", options=options), observed)
     assert failed(decision, "xnn") == checks

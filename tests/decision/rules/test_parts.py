@@ -27,11 +27,11 @@ def output(name: str, **fields: Any) -> OutputParity:
 
 def measured(*outputs: OutputParity, **fields: Any) -> Evidence:
     specs = tuple(TensorSpec(name=o.name, dtype="float32", shape=("n", 10)) for o in outputs)
-    seen = builders.evidence()
+    observed = builders.evidence()
     runtime = builders.runtime_evidence("ort-cpu", outputs=outputs, **fields)
-    subject = seen.subject.model_copy(update={"outputs": specs})
-    made = seen.model_copy(update={"subject": subject, "runtimes": (runtime,)})
-    return builders.with_drawn_probes(made)
+    subject = observed.subject.model_copy(update={"outputs": specs})
+    created = observed.model_copy(update={"subject": subject, "runtimes": (runtime,)})
+    return builders.with_drawn_probes(created)
 
 
 def release(part: Evidence, whole: Evidence | None = None) -> Evidence:
@@ -68,15 +68,15 @@ def test_quantized_part_is_checked_in_the_chain():
 
 
 def test_intermediate_features_have_no_agreement_check():
-    one = builders.class_parity(predicted_classes=1)
-    decision = judge(release(measured(output("features", classification=one))))
+    item = builders.class_parity(predicted_classes=1)
+    decision = judge(release(measured(output("features", classification=item))))
     assert decision.passed, problems(decision)
     assert [c.name for c in decision.checks if c.part and c.name == "agreement"] == []
 
 
 def test_chain_outputs_keep_all_bounds():
-    whole = measured(output("logits", classification=FLIPS))
-    decision = judge(release(measured(FEATURES), whole))
+    complete = measured(output("logits", classification=FLIPS))
+    decision = judge(release(measured(FEATURES), complete))
     assert problems(decision) == [("", "top1_agreement", Verdict.FAIL)]
 
 
@@ -85,15 +85,15 @@ def test_chain_output_without_bound_is_an_error():
         task="auto",
         runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=Bounds(unequal_share=0.0))},
     )
-    whole = measured(output("boxes", classification=None))
-    decision = judge(release(measured(FEATURES), whole), policy)
+    complete = measured(output("boxes", classification=None))
+    decision = judge(release(measured(FEATURES), complete), policy)
     assert problems(decision) == [("", "bounds", Verdict.ERROR)]
 
 
 @pytest.mark.parametrize("named", [{"logits": ("features",)}, {"outputs": {"features": "logits"}}])
 def test_output_named_in_policy_is_checked_in_its_part(named):
-    whole = measured(output("features"))
-    decision = judge(release(measured(FEATURES), whole), twin_policy(**named))
+    complete = measured(output("features"))
+    decision = judge(release(measured(FEATURES), complete), twin_policy(**named))
     assert problems(decision) == [("encoder", "top1_agreement", Verdict.FAIL)]
 
 
@@ -103,18 +103,18 @@ def test_numeric_bounds_apply_to_the_chain(role):
     policy = twin_policy(
         task="tensors", runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
     )
-    whole = measured(output("features" if role else "boxes", scaled_diff=0.1))
+    complete = measured(output("features" if role else "boxes", scaled_diff=0.1))
     if role:
         policy = policy.model_copy(update={"outputs": {"features": role}})
-    decision = judge(release(measured(FEATURES), whole), policy)
+    decision = judge(release(measured(FEATURES), complete), policy)
     assert problems(decision) == ([("encoder", "scaled_diff", Verdict.FAIL)] if role else [])
-    whole = measured(output("boxes", scaled_diff=0.4))
-    assert not judge(release(measured(output("features")), whole), policy).passed
+    complete = measured(output("boxes", scaled_diff=0.4))
+    assert not judge(release(measured(output("features")), complete), policy).passed
 
 
 def test_exact_release_is_checked_in_each_part():
-    whole = measured(output("logits"))
-    decision = judge(release(measured(FEATURES), whole), builders.policy())
+    complete = measured(output("logits"))
+    decision = judge(release(measured(FEATURES), complete), builders.policy())
     assert ("encoder", "max_abs_diff", Verdict.FAIL) in problems(decision)
 
 
@@ -134,8 +134,8 @@ def test_failed_replaced_or_missing_part_never_passes():
     broken = broken.model_copy(update={"runtimes": (failed,)})
     assert not judge(release(broken)).passed
     good = release(measured(FEATURES))
-    other = good.parts["encoder"].subject.model_copy(update={"sha256": builders.digest("other")})
-    parts = {"encoder": good.parts["encoder"].model_copy(update={"subject": other})}
+    second = good.parts["encoder"].subject.model_copy(update={"sha256": builders.digest("other")})
+    parts = {"encoder": good.parts["encoder"].model_copy(update={"subject": second})}
     assert ("encoder", "part", Verdict.ERROR) in problems(
         judge(good.model_copy(update={"parts": parts}))
     )
@@ -147,20 +147,22 @@ def test_failed_replaced_or_missing_part_never_passes():
 def test_probe_numbers_of_parts_are_shown_but_failures_fail(kind):
     def probed(**fields: Any) -> Evidence:
         probe = builders.probe_parity("more", kind=kind, **fields)
-        seen = measured(FEATURES)
-        runtime = seen.runtimes[0]
+        observed = measured(FEATURES)
+        runtime = observed.runtimes[0]
         changed = runtime.model_copy(update={"probes": (*runtime.probes, probe)})
-        return seen.model_copy(update={"runtimes": (changed,)})
+        return observed.model_copy(update={"runtimes": (changed,)})
 
     far = {"noise_ratio": None, "relative_diff": 0.95}
     decision = judge(release(probed(**far)))
     assert decision.passed, problems(decision)
     assert part_check(decision, "probe_more").code == "checked_in_chain"
     named = twin_policy(logits=("features",))
-    whole = measured(output("features"))
+    complete = measured(output("features"))
     steady = FEATURES.model_copy(update={"classification": builders.class_parity()})
     runtime = probed(**far).runtimes[0].model_copy(update={"outputs": (steady,)})
     part = probed(**far).model_copy(update={"runtimes": (runtime,)})
-    assert problems(judge(release(part, whole), named)) == [("encoder", "probe_more", Verdict.FAIL)]
+    assert problems(judge(release(part, complete), named)) == [
+        ("encoder", "probe_more", Verdict.FAIL)
+    ]
     bad = probed(noise_ratio=None, relative_diff=None, failure="another shape")
     assert problems(judge(release(bad))) == [("encoder", "probe_more", Verdict.FAIL)]

@@ -154,10 +154,10 @@ def test_preprocessing_is_unchecked_without_policy():
 def test_invalid_preprocessing_never_passes(seen, name, verdict, says):
     decision = judge(measured(seen))
     assert decision.verdict is not PASS
-    found = {check.name: check for check in decision.checks}[name]
-    assert found.verdict is verdict
-    assert says in render_check(found)
-    assert render_check(found, "remedy")
+    matches = {check.name: check for check in decision.checks}[name]
+    assert matches.verdict is verdict
+    assert says in render_check(matches)
+    assert render_check(matches, "remedy")
 
 
 def test_source_without_preprocessing_spec_is_an_error():
@@ -166,12 +166,12 @@ def test_source_without_preprocessing_spec_is_an_error():
 
 
 def test_unavailable_consumer_is_waived_only_when_present_is_stated():
-    seen = parity(
+    observed = parity(
         consumers=(consumer(), ConsumerParity(consumer="phone", unavailable="no browser"))
     )
-    assert judge(measured(seen)).verdict is ERROR
+    assert judge(measured(observed)).verdict is ERROR
     lenient = ASKED.model_copy(update={"required": "when_present"})
-    decision = judge(measured(seen), lenient)
+    decision = judge(measured(observed), lenient)
     assert decision.verdict is PASS
     assert [check.name for check in decision.waived if check.name.startswith("pre")] == [
         "preprocessing_phone"
@@ -196,8 +196,8 @@ def test_spec_shape_must_match_an_input_of_the_file(inputs, verdict):
     specs = tuple(TensorSpec(name="x", dtype="float32", shape=shape) for shape in inputs)
     subject = evidence.subject.model_copy(update={"inputs": specs})
     decision = judge(evidence.model_copy(update={"subject": subject}))
-    found = {check.name: check for check in decision.checks}["preprocessing"]
-    assert found.verdict is verdict
+    matches = {check.name: check for check in decision.checks}["preprocessing"]
+    assert matches.verdict is verdict
 
 
 def test_dynamic_spec_shape_fits_fixed_input():
@@ -205,9 +205,9 @@ def test_dynamic_spec_shape_fits_fixed_input():
 
 
 def test_decisions_are_optional_without_bound_on_flips():
-    asked = PreprocessingPolicy(consumers=("torchvision",))
-    seen = parity(model_sha256=None, consumers=(consumer(decisions=None),))
-    assert judge(measured(seen), asked).verdict is PASS
+    settings = PreprocessingPolicy(consumers=("torchvision",))
+    observed = parity(model_sha256=None, consumers=(consumer(decisions=None),))
+    assert judge(measured(observed), settings).verdict is PASS
 
 
 NUMBERS = st.floats(0.0, 3.0) | st.sampled_from([NAN, INF])

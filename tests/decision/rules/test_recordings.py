@@ -37,8 +37,8 @@ def evidence(wanted: Policy, **fields) -> Evidence:
 
 
 def judged(wanted: Policy, **fields):
-    made = Evidence.from_json(evidence(wanted, **fields).to_json())
-    decision = decide(wanted, made, decided_at="now")
+    created = Evidence.from_json(evidence(wanted, **fields).to_json())
+    decision = decide(wanted, created, decided_at="now")
     return decision, {check.name: check for check in decision.checks if check.runtime == "phone"}
 
 
@@ -89,9 +89,9 @@ def test_differing_probe_is_never_waived():
 def test_executing_runtime_needs_all_probes():
     good = builders.evidence()
     ours = good.runtime("ort-cpu").model_copy(update={"unprobed": ("zeros",)})
-    others = [runtime for runtime in good.runtimes if runtime.runtime != "ort-cpu"]
-    made = good.model_copy(update={"runtimes": (ours, *others)})
-    decision = decide(builders.policy(), made, decided_at="now")
+    rest = [runtime for runtime in good.runtimes if runtime.runtime != "ort-cpu"]
+    created = good.model_copy(update={"runtimes": (ours, *rest)})
+    decision = decide(builders.policy(), created, decided_at="now")
     assert decision.verdict is Verdict.ERROR
 
 
@@ -99,8 +99,8 @@ def test_cost_bounds_on_a_recording_are_an_error():
     bounds = REQUIRED.runtimes["phone"].bounds
     bounded = bounds.model_copy(update={"latency_ratio": 2.0, "memory_mb": 100.0})
     phone = REQUIRED.runtimes["phone"].model_copy(update={"bounds": bounded})
-    asked = REQUIRED.model_copy(update={"runtimes": {**REQUIRED.runtimes, "phone": phone}})
-    decision, checks = judged(asked)
+    requested = REQUIRED.model_copy(update={"runtimes": {**REQUIRED.runtimes, "phone": phone}})
+    decision, checks = judged(requested)
     assert decision.verdict is Verdict.ERROR
     assert checks["latency_ratio"].verdict is checks["memory_mb"].verdict is Verdict.ERROR
     assert checks["latency_ratio"].params["problems"] == [{"code": "not_timed"}]

@@ -59,8 +59,8 @@ def problems(decision: Decision) -> set[str]:
 def test_correct_output_passes_in_its_role(role):
     decision = judge(output_for(role), outputs={"logits": role})
     assert decision.verdict is Verdict.PASS, decision.problems
-    (seen, _) = [c.observed for c in decision.checks if c.name == "role"]
-    assert seen == role
+    (observed, _) = [c.observed for c in decision.checks if c.name == "role"]
+    assert observed == role
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_confidence_bounds_of_probabilities_use_raw_values():
 
 def test_inferred_role_never_causes_an_error():
     """The same record is an ERROR where the policy demands classes."""
-    one = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
-    assert judge(one).verdict is Verdict.PASS
-    assert "agreement" in {check.name for check in judge(one).checks}
-    assert judge(one, task="classification").verdict is not Verdict.PASS
-    assert judge(one, logits=("logits",)).verdict is not Verdict.PASS
-    assert judge(one, task="tensors").verdict is Verdict.PASS
+    item = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
+    assert judge(item).verdict is Verdict.PASS
+    assert "agreement" in {check.name for check in judge(item).checks}
+    assert judge(item, task="classification").verdict is not Verdict.PASS
+    assert judge(item, logits=("logits",)).verdict is not Verdict.PASS
+    assert judge(item, task="tensors").verdict is Verdict.PASS
 
 
 def test_inferred_logits_check_agreement_only():
@@ -270,8 +270,8 @@ def test_decide_never_raises(policy, data):
     for name in ("max_abs_diff", "scaled_diff", "reference_abs_max", "reference_std"):
         fields[name] = draw(ANYTHING)
     decision = judge(output_parity(**fields), **policy)
-    whole = not math.isnan(fields["max_abs_diff"]) and fields["nonfinite_mismatched"] == 0
-    assert decision.verdict is not Verdict.PASS or (whole and fields["elements"] > 0)
+    complete = not math.isnan(fields["max_abs_diff"]) and fields["nonfinite_mismatched"] == 0
+    assert decision.verdict is not Verdict.PASS or (complete and fields["elements"] > 0)
 
 
 TIES = {"top1_ties": 30}

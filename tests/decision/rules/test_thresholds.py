@@ -182,14 +182,14 @@ def test_class_point_needs_an_output_with_that_class():
         r.model_copy(update={"outputs": (*r.outputs, wide)}) if r.outputs else r
         for r in good.runtimes
     )
-    both = good.model_copy(update={"subject": subject, "runtimes": runtimes})
-    decision = judge(both, share=0.1, upper=0.2, **BY_CLASS)
+    pair = good.model_copy(update={"subject": subject, "runtimes": runtimes})
+    decision = judge(pair, share=0.1, upper=0.2, **BY_CLASS)
     assert decision.passed, [render_check(c) for c in decision.problems]
     assert [(c.output, c.point) for c in crossing_checks(decision)[::2]] == [
         ("logits", "0.7 of class 3"), ("wide", "0.7 of class 3"), ("wide", "0.5 of class 12")
     ]  # fmt: skip
     # An output that is no classifier takes no point away from one that is.
-    beside = judge(both, share=0.1, upper=0.2, outputs={"wide": "scores"}, **BY_CLASS)
+    beside = judge(pair, share=0.1, upper=0.2, outputs={"wide": "scores"}, **BY_CLASS)
     assert {c.point for c in beside.problems} == {"0.5 of class 12"}
 
 

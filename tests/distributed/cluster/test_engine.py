@@ -69,14 +69,14 @@ def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
 def of_ray() -> list[psutil.Process]:
     """Actors and servers below this process; Ray's folder is in the path that every other child
     of a process that imported it is given."""
-    found = []
+    matches = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
             ours = "multiprocessing" in line or process.status() == psutil.STATUS_ZOMBIE
             if "ray" in line and not ours:
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
 def workers_of(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -99,12 +99,12 @@ def test_result_equals_one_process_although_a_worker_is_killed(
     mark = folder / "mark"
     mark.touch()
     monkeypatch.setenv(MARK, str(mark))
-    both = evidence(folder, factory="mortal")
+    pair = evidence(folder, factory="mortal")
     assert not mark.exists()
-    assert both.crew is not None
-    assert (both.crew.engine, both.crew.workers) == ("ray", 2)
+    assert pair.crew is not None
+    assert (pair.crew.engine, pair.crew.workers) == ("ray", 2)
     source: dict[str, Any] = {"source": None}
-    assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
+    assert untimed(pair.to_plain()) | source == untimed(alone.to_plain()) | source
     assert_no_process_is_left()
 
 
@@ -113,7 +113,7 @@ def test_remote_workers_get_samples_from_the_driver(folder: Path) -> None:
     """The cluster is the caller's, and goes on; what can't be used is the error of one process."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        both = evidence(folder, theirs=True)
+        pair = evidence(folder, theirs=True)
         with pytest.raises(DataError, match="first in sample 150"):
             evidence(folder, theirs=True, inputs="nan.npy")
         assert ray.is_initialized()
@@ -121,7 +121,7 @@ def test_remote_workers_get_samples_from_the_driver(folder: Path) -> None:
         ray.shutdown()
     source: dict[str, Any] = {"source": None}
     alone = test_processes.evidence(folder)
-    assert untimed(both.to_plain()) | source == untimed(alone.to_plain()) | source
+    assert untimed(pair.to_plain()) | source == untimed(alone.to_plain()) | source
     assert_no_process_is_left()
 
 
@@ -137,7 +137,7 @@ def test_cluster_listens_locally_and_ends_after_an_interrupt(
             time.sleep(0.2)
         processes = of_ray()
         workers = workers_of(processes)
-        places = {
+        indices = {
             connection.laddr.ip
             for process in processes
             for connection in process.net_connections(kind="inet")
@@ -150,6 +150,6 @@ def test_cluster_listens_locally_and_ends_after_an_interrupt(
     assert all(isinstance(future.exception(), WorkerLost) for future in busy)
     assert workers
     assert not waiting, "Ray lets them wait for every other process"
-    assert places
-    assert places <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert indices
+    assert indices <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert_no_process_is_left()

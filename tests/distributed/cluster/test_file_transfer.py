@@ -38,15 +38,15 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def assignment(folder: Path, tmp_path: Path) -> JobSpec:
     """Of a file with external data, and labels."""
-    place = tmp_path / "here" / "model.onnx"
-    place.parent.mkdir()
+    path = tmp_path / "here" / "model.onnx"
+    path.parent.mkdir()
     onnx.save(
-        onnx.load(folder / "model.onnx"), place, save_as_external_data=True,
+        onnx.load(folder / "model.onnx"), path, save_as_external_data=True,
         all_tensors_to_one_file=True, location="weights.bin", size_threshold=0,
     )  # fmt: skip
     reference = Reference.from_factory("tests.distributed.tiny:build")
     workload = EvaluationData.open(folder / "x.npy", labels=folder / "labels.npy", batch_size=8)
-    case = case_of(place, reference=reference, data=workload, policy=Policy.default())
+    case = case_of(path, reference=reference, data=workload, policy=Policy.default())
     return JobSpec.from_job(case, reference, workload)
 
 

@@ -62,20 +62,20 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_remote_samples_equal_the_file(file: Path) -> None:
-    own, there = SampleSet.open(file), SampleSet(fetched(file))
-    assert there.digest() == own.digest()
-    assert there.slice(3, 7).digest() == own.slice(3, 7).digest()
-    assert [spec.name for spec in there.specs] == [spec.name for spec in own.specs]
-    for given, wanted in zip(there.batches(4), own.batches(4), strict=True):
-        assert given.keys() == wanted.keys()
-        assert all((given[name] == wanted[name]).all() for name in wanted)
-        assert all(array.flags.writeable for array in given.values())
+    custom, there = SampleSet.open(file), SampleSet(fetched(file))
+    assert there.digest() == custom.digest()
+    assert there.slice(3, 7).digest() == custom.slice(3, 7).digest()
+    assert [spec.name for spec in there.specs] == [spec.name for spec in custom.specs]
+    for arguments, expected in zip(there.batches(4), custom.batches(4), strict=True):
+        assert arguments.keys() == expected.keys()
+        assert all((arguments[name] == expected[name]).all() for name in expected)
+        assert all(array.flags.writeable for array in arguments.values())
 
 
 def test_next_batch_is_prefetched(file: Path) -> None:
     batches = SampleSet(fetched(file)).batches(4)
     next(batches)
-    assert [list(places) for places in Task.calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [list(indices) for indices in Task.calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_unreadable_source_raises_its_error(tmp_path: Path) -> None:

@@ -18,20 +18,20 @@ from gate.installation import cores
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was asked of a Ray that has no cluster."""
-    made: list[str] = []
+    created: list[str] = []
 
     def init(**_: object) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        made.append("init")
+        created.append("init")
 
     node = {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}}
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "nodes", lambda: [node, node | {"Alive": False}])
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: made.append("shutdown"))
-    monkeypatch.setattr(RayPool, "_call", lambda *_: made.append("call"))
-    return made
+    monkeypatch.setattr(ray, "shutdown", lambda: created.append("shutdown"))
+    monkeypatch.setattr(RayPool, "_call", lambda *_: created.append("call"))
+    return created
 
 
 def test_session_is_left_with_signal_handlers_restored(calls: list[str]) -> None:

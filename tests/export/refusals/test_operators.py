@@ -66,8 +66,8 @@ def test_each_unsupported_operator_has_its_module(strategy):
     assert EIGVALS_LINE in {operator.source for operator in refusal.operators}
     eigenvalues = ("left.0.1", "left.1.1", "right.even.0")
     assert places_of(refusal) == {
-        *(("aten::linalg_eigvals", place) for place in eigenvalues),
-        *(("aten::real", place) for place in eigenvalues),
+        *(("aten::linalg_eigvals", index) for index in eigenvalues),
+        *(("aten::real", index) for index in eigenvalues),
         ("example::shifted_swish", "right.odd"),
         ("aten::grid_sampler", "head"),
     }
@@ -78,10 +78,10 @@ def test_dynamo_failure_has_each_operator_with_its_module():
     refusal = export_failure(failing.Several(), "dynamo", opset=18)
     assert refusal is not None
     assert places_of(refusal) == {
-        *(("aten::linalg_eig", place) for place in ("left.0.1", "left.1.1", "right.even.0")),
+        *(("aten::linalg_eig", index) for index in ("left.0.1", "left.1.1", "right.even.0")),
         ("example::shifted_swish", "right.odd"),
     }
-    assert {one.source for one in refusal.operators if "eig" in one.name} == {EIGVALS_LINE}
+    assert {item.source for item in refusal.operators if "eig" in item.name} == {EIGVALS_LINE}
 
 
 def test_operators_in_scripted_loops_and_branches_are_found():
@@ -92,21 +92,21 @@ def test_operators_in_scripted_loops_and_branches_are_found():
 
 @pytest.mark.further
 def test_operators_in_conditions_are_found():
-    found = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
-    assert [(one.name, one.source) for one in found] == [
+    result = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
+    assert [(item.name, item.source) for item in result] == [
         ("aten::linalg_eig", line_of("return torch.cond"))
     ]
 
 
 def test_modules_with_equal_names_are_distinguished():
-    found = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
-    places = {one.path for one in found if one.name == "aten::linalg_eigvals"}
-    assert places == {"encoder.0.0", "decoder.0.0"}
+    result = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
+    indices = {item.path for item in result if item.name == "aten::linalg_eigvals"}
+    assert indices == {"encoder.0.0", "decoder.0.0"}
 
 
 def test_operators_after_a_stopped_export_are_found():
-    found = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
-    assert [(one.name, one.path) for one in found] == [
+    result = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
+    assert [(item.name, item.path) for item in result] == [
         ("aten::swapaxes", "first"),
         ("aten::swapaxes", "second"),
     ]
@@ -116,8 +116,8 @@ def test_traced_module_has_module_paths():
     with captured():
         model = failing.Several().eval().requires_grad_(False)
         traced = torch.jit.trace(model, X, check_trace=False)
-    found = unsupported(traced, X, strategy="traced", opset=13)
-    assert ("aten::grid_sampler", "head") in {(one.name, one.path) for one in found}
+    result = unsupported(traced, X, strategy="traced", opset=13)
+    assert ("aten::grid_sampler", "head") in {(item.name, item.path) for item in result}
 
 
 @pytest.mark.further
@@ -127,8 +127,8 @@ def test_custom_symbolics_are_not_listed():
         legacy = unsupported(model, X, strategy="direct", opset=18)
         keywords = {"custom_translation_table": symbolics.translations}
         dynamo = unsupported(model, X, strategy="dynamo", opset=18, exporter_keywords=keywords)
-    assert {one.name for one in legacy} == {"aten::linalg_eigvals", "aten::real"}
-    assert {one.name for one in dynamo} == {"aten::linalg_eig"}
+    assert {item.name for item in legacy} == {"aten::linalg_eigvals", "aten::real"}
+    assert {item.name for item in dynamo} == {"aten::linalg_eig"}
 
 
 @pytest.mark.parametrize("strategy", [*LEGACY, "dynamo"])

@@ -87,8 +87,8 @@ def _written(path: Path) -> TestedFile:
         helper.make_node("Pad", ["neg", "pads"], ["padded"], name="pad"),
         helper.make_node("MaxPool", ["padded"], ["logits"], name="pool", kernel_shape=[2, 2]),
     ]
-    taken, given = images
-    graph = helper.make_graph(nodes, "pads", [taken], [given], [pads])
+    used, arguments = images
+    graph = helper.make_graph(nodes, "pads", [used], [arguments], [pads])
     opset = [helper.make_opsetid("", 13)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
     return tiny.candidate(path)

@@ -61,54 +61,54 @@ OPTIMIZED = plain_setup("ort-cpu-optimized")
 def located(request, tmp_path_factory):
     fault = FAULTS[request.param]
     candidate = fault.file(tmp_path_factory.mktemp("fault") / "m.onnx")
-    told = found(fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized")
-    assert told.optimiser, (
+    reported = found(fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized")
+    assert reported.optimiser, (
         f"ONNX Runtime {onnxruntime.__version__} computes '{request.param}' as it should: "
         "the fault is mended. Take another one in its place (tests/localize/optimizers/faults)."
     )
-    return fault, told
+    return fault, reported
 
 
 @pytest.mark.rows(4)
 class TestRealFaults:
     def test_faulty_optimizer_is_named(self, located):
-        fault, told = located
-        assert told.blame.names == fault.names
-        assert told.blame.level == fault.level
-        assert told.blame.reason_code is None
-        assert told.blame.sessions <= 20
+        fault, reported = located
+        assert reported.blame.names == fault.names
+        assert reported.blame.level == fault.level
+        assert reported.blame.reason_code is None
+        assert reported.blame.sessions <= 20
         names = ", ".join(f'"{name}"' for name in fault.names)
-        assert f"Serve with disabled_optimizers=[{names}]" in told.remedy
-        assert render_optimizer(told.blame).text[1:] in told.cause
+        assert f"Serve with disabled_optimizers=[{names}]" in reported.remedy
+        assert render_optimizer(reported.blame).text[1:] in reported.cause
 
     def test_nodes_before_and_after_are_named(self, located):
-        fault, told = located
+        fault, reported = located
         if fault.after:
-            assert [node.partition(" ")[0] for node in told.blame.after] == [fault.after]
-            assert len(told.blame.before) > 1
-            assert f"became {fault.after}" in told.cause
+            assert [node.partition(" ")[0] for node in reported.blame.after] == [fault.after]
+            assert len(reported.blame.before) > 1
+            assert f"became {fault.after}" in reported.cause
         else:
-            assert (told.blame.before, told.blame.after) == ((), ())
-            assert told.blame.nodes_unread is not None
+            assert (reported.blame.before, reported.blame.after) == ((), ())
+            assert reported.blame.nodes_unread is not None
 
     def test_raising_optimizer_is_described(self, located):
-        fault, told = located
+        fault, reported = located
         if fault.raises is None:
-            assert told.blame.raises is None
-            assert "a different result" in render_optimizer(told.blame).text
+            assert reported.blame.raises is None
+            assert "a different result" in render_optimizer(reported.blame).text
         else:
             with pytest.raises(AssertionError, match=fault.raises):
-                raise AssertionError(told.blame.raises)
-            assert "ONNX Runtime fails" in render_optimizer(told.blame).text
-            assert told.outcome[0]["code"] == "session_fails"
+                raise AssertionError(reported.blame.raises)
+            assert "ONNX Runtime fails" in render_optimizer(reported.blame).text
+            assert reported.outcome[0]["code"] == "session_fails"
 
     def test_file_without_the_optimizer_is_correct(self, located, tmp_path):
-        fault, told = located
+        fault, reported = located
         candidate = fault.file(tmp_path / "m.onnx")
         session = onnxruntime.InferenceSession(
             candidate.path,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=list(told.blame.names),
+            disabled_optimizers=list(reported.blame.names),
         )
         (got,) = session.run(None, {"input": fault.inputs})
         want = fault.model().eval()(torch.from_numpy(fault.inputs)).detach().numpy()
@@ -172,16 +172,19 @@ class TestOtherSetups:
 
     @pytest.mark.proof
     def test_configured_runtime_uses_its_optimization_level(self, tmp_path):
-        told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
-        assert (told.blame.names, told.blame.below) == (self.FAULT.names, "ORT_ENABLE_BASIC")
+        reported = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
+        assert (reported.blame.names, reported.blame.below) == (
+            self.FAULT.names,
+            "ORT_ENABLE_BASIC",
+        )
 
     def test_lower_optimization_level_has_no_fault(self, tmp_path):
-        told = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_BASIC")
-        assert (told.diverges, told.blame, told.optimiser) == (False, None, False)
+        reported = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_BASIC")
+        assert (reported.diverges, reported.blame, reported.optimiser) == (False, None, False)
 
     def test_disabled_optimizer_has_no_fault(self, tmp_path):
-        told = self.located(tmp_path, disabled_optimizers=list(self.FAULT.names))
-        assert (told.diverges, told.blame) == (False, None)
+        reported = self.located(tmp_path, disabled_optimizers=list(self.FAULT.names))
+        assert (reported.diverges, reported.blame) == (False, None)
 
 
 def test_no_optimizer_is_named_when_the_plain_session_fails(tmp_path):
@@ -191,10 +194,10 @@ def test_no_optimizer_is_named_when_the_plain_session_fails(tmp_path):
         SampleSet.from_arrays({"input": fault.inputs}),
     )
     case = MeasurementJob(fault.model().eval(), candidate, samples, tiny.policy())
-    told = compare_layers(
+    reported = compare_layers(
         case, runtime="ort-cpu-optimized", refused=["ort-cpu", "ort-cpu-optimized"]
     ).localization
-    assert (told.diverges, told.blame, told.optimiser) == (True, None, False)
+    assert (reported.diverges, reported.blame, reported.optimiser) == (True, None, False)
 
 
 class ScriptedTrials(OptimizerTrials):
@@ -242,69 +245,72 @@ class TestNoFaultyOptimizer:
         ids=["wrong without them", "right with them", "none by name", "none of the last level"],
     )  # fmt: skip
     def test_missing_optimizer_has_a_reason(self, candidate, rule, reason, remedy):
-        told = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1)
-        assert told.names == ()
-        assert told.reason_code == reason
-        text, found = render_optimizer(told)
+        reported = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1)
+        assert reported.names == ()
+        assert reported.reason_code == reason
+        text, result = render_optimizer(reported)
         assert text.startswith("no optimizer is identified: ")
-        assert (found is None) if remedy is None else (remedy in found)
+        assert (result is None) if remedy is None else (remedy in result)
 
     def test_failing_trial_is_a_reason(self, candidate, monkeypatch):
         def broken(*_, **__):
             raise RuntimeError("no room")
 
         monkeypatch.setattr(OptimizerTrials, "outcome", broken)
-        told = find_faulty_optimizer(ScriptedTrials(candidate, lambda *_: True), size_bytes=1)
-        assert told == OptimizerFault(
+        reported = find_faulty_optimizer(ScriptedTrials(candidate, lambda *_: True), size_bytes=1)
+        assert reported == OptimizerFault(
             reason_code="stopped", reason_params={"failure": "RuntimeError: no room"}
         )
 
     def test_log_without_optimizer_names_is_a_reason(self, candidate, monkeypatch):
         monkeypatch.setattr(ort_optimizers, "optimizers_that_changed", lambda lines, at=None: ())
-        told = find_faulty_optimizer(
+        reported = find_faulty_optimizer(
             ScriptedTrials(candidate, lambda level, _: is_unoptimized(level)), size_bytes=1
         )
-        assert told.reason_code == "unlogged"
+        assert reported.reason_code == "unlogged"
 
 
 class TestSearch:
     def test_smallest_set_of_optimizers_is_found(self, candidate):
         pair = {"ConvActivationFusion", "NchwcTransformer"}
         rule = lambda level, without: is_unoptimized(level) or pair <= without  # noqa: E731
-        told = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1)
-        assert (set(told.names), told.reason_code) == (pair, None)
-        assert " and " in render_optimizer(told).text
+        reported = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1)
+        assert (set(reported.names), reported.reason_code) == (pair, None)
+        assert " and " in render_optimizer(reported).text
 
     def test_rule_set_is_named_when_no_single_rule_is_faulty(self, tmp_path):
         candidate = FAULTS["zeros around a pool"].file(tmp_path / "m.onnx")
-        whole = "Level1_RuleBasedTransformer"
-        rule = lambda level, without: is_unoptimized(level) or whole in without  # noqa: E731
+        complete = "Level1_RuleBasedTransformer"
+        rule = lambda level, without: is_unoptimized(level) or complete in without  # noqa: E731
         assert find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1).names == (
-            whole,
+            complete,
         )
 
     @pytest.mark.parametrize(("sessions", "named"), [(3, False), (6, True)])
     def test_number_of_sessions_is_limited(self, candidate, monkeypatch, sessions, named):
         monkeypatch.setattr(ort_optimizers, "SESSIONS", sessions)
         rule = lambda level, without: is_unoptimized(level) or "NchwcTransformer" in without  # noqa: E731
-        told = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1)
-        assert told.sessions == sessions
-        assert bool(told.names) is named
-        assert told.reason_params == {"count": sessions}
-        assert not named or "NchwcTransformer" in told.names
+        reported = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1)
+        assert reported.sessions == sessions
+        assert bool(reported.names) is named
+        assert reported.reason_params == {"count": sessions}
+        assert not named or "NchwcTransformer" in reported.names
 
     def test_search_time_is_limited(self, candidate, monkeypatch):
         monkeypatch.setattr(ort_optimizers, "TRIALS_LIMIT_S", -1.0)
-        told = find_faulty_optimizer(
+        reported = find_faulty_optimizer(
             ScriptedTrials(candidate, lambda level, _: is_unoptimized(level)), size_bytes=1
         )
-        assert (told.names, told.sessions) == ((), 0)
+        assert (reported.names, reported.sessions) == ((), 0)
 
     def test_nodes_of_large_files_are_not_compared(self, candidate):
         rule = lambda level, without: is_unoptimized(level) or "NchwcTransformer" in without  # noqa: E731
-        told = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1 << 40)
-        assert (told.names, told.after) == (("NchwcTransformer",), ())
-        assert (told.nodes_unread_code, told.nodes_unread_params) == ("too_large", {"limit": 512})
+        reported = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1 << 40)
+        assert (reported.names, reported.after) == (("NchwcTransformer",), ())
+        assert (reported.nodes_unread_code, reported.nodes_unread_params) == (
+            "too_large",
+            {"limit": 512},
+        )
 
 
 def test_trial_outcome_is_cached(candidate):
@@ -325,11 +331,11 @@ def test_log_of_a_trial_is_captured(candidate, capfd):
 @pytest.mark.skipif(cuda_absent_reason() is None, reason="CUDA loads here")
 def test_missing_provider_is_a_reason(candidate):
     """What it logs meanwhile is read for why it did not, too."""
-    told = find_faulty_optimizer(
+    reported = find_faulty_optimizer(
         OptimizerTrials(candidate, plain_setup("ort-cuda-optimized"), AlwaysAgrees()), size_bytes=1
     )
-    assert told.names == ()
-    assert "could not load CUDAExecutionProvider" in told.reason_params["failure"]
+    assert reported.names == ()
+    assert "could not load CUDAExecutionProvider" in reported.reason_params["failure"]
 
 
 VECTOR_FAULT = FAULTS["a transposed matrix by a vector"]
@@ -344,12 +350,12 @@ def faulty_file(tmp_path_factory):
 def right():
     """What the model computes in float32 and in float64."""
     model = VECTOR_FAULT.model().eval()
-    wanted = model(torch.from_numpy(VECTOR_FAULT.inputs)).detach().numpy()
+    expected = model(torch.from_numpy(VECTOR_FAULT.inputs)).detach().numpy()
     exact = model.double()(torch.from_numpy(VECTOR_FAULT.inputs).double()).detach().numpy()
     truths = {"logits": exact[:2].astype(np.float64).reshape(-1)}
     return [
-        ReferenceOutput({"input": VECTOR_FAULT.inputs[:2]}, {"logits": wanted[:2]}, True, truths),
-        ReferenceOutput({"input": VECTOR_FAULT.inputs}, {"logits": wanted}, False, None),
+        ReferenceOutput({"input": VECTOR_FAULT.inputs[:2]}, {"logits": expected[:2]}, True, truths),
+        ReferenceOutput({"input": VECTOR_FAULT.inputs}, {"logits": expected}, False, None),
     ]
 
 
@@ -365,8 +371,8 @@ def test_optimizer_is_found_in_another_process(faulty_file, right, monkeypatch):
         raise AssertionError("a session was opened in the process of the verdict")
 
     monkeypatch.setattr(OptimizerTrials, "outcome", never)
-    found = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
-    assert (found.names, found.reason_code) == (VECTOR_FAULT.names, None)
+    result = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
+    assert (result.names, result.reason_code) == (VECTOR_FAULT.names, None)
 
 
 def test_settings_and_arrays_reach_the_other_process(faulty_file, right, monkeypatch):
@@ -381,10 +387,10 @@ def test_settings_and_arrays_reach_the_other_process(faulty_file, right, monkeyp
     monkeypatch.setattr(
         ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: find_in_child(**arguments)
     )
-    given = trial_settings(faulty_file)
-    found = find_optimizer_in_sandbox(dataclasses.replace(given, bound=0.25), right)
-    assert found == OptimizerFault(reason_code="stopped", reason_params={"failure": "far enough"})
-    assert (arrived["limits"], arrived["bound"]) == (given.limits, 0.25)
+    provided = trial_settings(faulty_file)
+    result = find_optimizer_in_sandbox(dataclasses.replace(provided, bound=0.25), right)
+    assert result == OptimizerFault(reason_code="stopped", reason_params={"failure": "far enough"})
+    assert (arrived["limits"], arrived["bound"]) == (provided.limits, 0.25)
     for before, after in zip(right, arrived["right"], strict=True):
         assert before.first == after.first
         for name in ("feed", "outputs", "truths"):
@@ -401,22 +407,22 @@ def test_failure_of_the_other_process_is_a_reason(
     faulty_file, right, monkeypatch, does, limit_s, reason
 ):
     def other(_, arguments, **options):
-        function, given = does
-        return run_in_sandbox(f"tests.sandbox.behavior:{function}", given, **options)
+        function, provided = does
+        return run_in_sandbox(f"tests.sandbox.behavior:{function}", provided, **options)
 
     monkeypatch.setattr(ort_optimizers, "APART_LIMIT_S", limit_s)
     monkeypatch.setattr(ort_optimizers, "run_in_sandbox", other)
-    found = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
-    assert found.names == ()
-    assert reason in found.reason_params["failure"]
-    assert "Nothing was decided" not in found.reason_params["failure"]
+    result = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
+    assert result.names == ()
+    assert reason in result.reason_params["failure"]
+    assert "Nothing was decided" not in result.reason_params["failure"]
 
 
 def test_unserializable_array_is_a_reason(faulty_file, right):
     odd = dataclasses.replace(right[0], feed={"input": np.array([{}], dtype=object)})
-    found = find_optimizer_in_sandbox(trial_settings(faulty_file), [odd])
-    assert (found.names, found.below) == ((), None)
-    assert "ValueError" in found.reason_params["failure"]
+    result = find_optimizer_in_sandbox(trial_settings(faulty_file), [odd])
+    assert (result.names, result.below) == ((), None)
+    assert "ValueError" in result.reason_params["failure"]
 
 
 LOG_PREFIX = "2026-01-01 00:00:00.0 [V:onnxruntime:, graph_transformer_mgr.cc:1 ApplyTransformers]"
@@ -478,10 +484,10 @@ def test_minimal_set_is_exact(needed, names):
 
 @given(st.sampled_from(NAMES), st.sampled_from(NAMES))
 def test_first_sufficient_optimizer_is_chosen(one, other):
-    found = minimal_set(
+    result = minimal_set(
         NAMES, lambda is_unoptimized: one in is_unoptimized or other in is_unoptimized
     )
-    assert found == (min(one, other),)
+    assert result == (min(one, other),)
 
 
 @given(st.sampled_from(NAMES))

@@ -20,9 +20,9 @@ from tests.multi_file import tiny
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("parts")
-    tiny.exported(place)
-    return place
+    path = tmp_path_factory.mktemp("parts")
+    tiny.exported(path)
+    return path
 
 
 def locate_release(folder, *, chain="run", runtime="ort-cpu", **files):
@@ -41,34 +41,34 @@ def locate_release(folder, *, chain="run", runtime="ort-cpu", **files):
 
 
 def test_correct_parts_have_no_divergence(folder):
-    found = locate_release(folder, encoder="encoder.onnx", head="head.onnx")
-    assert not found.diverges
-    assert (found.part, found.seam, found.layers) == (None, None, ())
-    assert [one["code"] for one in found.outcome] == ["no_part", "parts_fit"]
+    result = locate_release(folder, encoder="encoder.onnx", head="head.onnx")
+    assert not result.diverges
+    assert (result.part, result.seam, result.layers) == (None, None, ())
+    assert [item["code"] for item in result.outcome] == ["no_part", "parts_fit"]
 
 
 def test_outdated_part_is_localized(folder):
-    found = locate_release(folder, encoder="encoder.onnx", head="yesterday.onnx")
-    assert found.diverges
-    assert (found.part, found.seam) == ("head", None)
-    assert found.layers
+    result = locate_release(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    assert result.diverges
+    assert (result.part, result.seam) == ("head", None)
+    assert result.layers
 
 
 def test_seam_is_named_when_each_part_is_correct(folder):
     """The module takes any dtype, its file one."""
-    found = locate_release(folder, chain="run_in_double", encoder="encoder.onnx", head="head.onnx")
-    assert found.part is None
-    assert found.diverges
-    assert "at the seam before the part head: the chain passes float64" in str(found.seam)
-    assert "The fault is between the parts: at the seam" in found.cause
+    result = locate_release(folder, chain="run_in_double", encoder="encoder.onnx", head="head.onnx")
+    assert result.part is None
+    assert result.diverges
+    assert "at the seam before the part head: the chain passes float64" in str(result.seam)
+    assert "The fault is between the parts: at the seam" in result.cause
 
 
 def test_failing_chain_code_is_a_seam(folder):
-    found = locate_release(
+    result = locate_release(
         folder, chain="run_with_attributes", encoder="encoder.onnx", head="head.onnx"
     )
-    assert found.part is None
-    assert "the chain fails on the outputs of the files: AttributeError" in str(found.seam)
+    assert result.part is None
+    assert "the chain fails on the outputs of the files: AttributeError" in str(result.seam)
 
 
 def test_unknown_runtime_is_refused(folder):
@@ -96,11 +96,11 @@ QUICK = Policy.model_validate_json(
 
 @pytest.fixture(scope="module")
 def rectified_folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("parts")
-    tiny.exported(place)
+    path = tmp_path_factory.mktemp("parts")
+    tiny.exported(path)
     rectified = tiny.build_rectified()
-    tiny.export(rectified.get_submodule("head"), place / "rectified.onnx", shape=(4,), name="boxes")
-    return place
+    tiny.export(rectified.get_submodule("head"), path / "rectified.onnx", shape=(4,), name="boxes")
+    return path
 
 
 def release(rectified_folder: Path, chain: str) -> Path:
@@ -159,7 +159,7 @@ def test_chain_with_file_dependent_code_is_named(rectified_folder):
 
 
 def test_locate_command_without_part_writes_no_marked_file(rectified_folder, tmp_path, capsys):
-    asked = [
+    requests = [
         "--reference",
         "tests.multi_file.tiny:build_rectified",
         "--inputs",
@@ -167,9 +167,9 @@ def test_locate_command_without_part_writes_no_marked_file(rectified_folder, tmp
     ]
     marked = tmp_path / "marked.onnx"
     path = str(release(rectified_folder, "run_and_keep"))
-    assert cli.main(["locate", path, *asked, "--save", str(marked)]) == 1
+    assert cli.main(["locate", path, *requests, "--save", str(marked)]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "Each part is right by itself. In PyTorch the part head" in printed
     assert "not written: no part diverges" in printed
     assert not marked.exists()
-    assert cli.main(["locate", str(release(rectified_folder, "run_on_a_copy")), *asked]) == 0
+    assert cli.main(["locate", str(release(rectified_folder, "run_on_a_copy")), *requests]) == 0

@@ -37,8 +37,8 @@ def linear(inputs: int = 4, outputs: int = 3, *, scale: float = 1.0) -> nn.Linea
 
 
 def arrays(module: nn.Module, **changed: np.ndarray) -> dict[str, np.ndarray]:
-    own = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
-    return {f"of the file: {name}": array for name, array in {**own, **changed}.items()}
+    custom = {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
+    return {f"of the file: {name}": array for name, array in {**custom, **changed}.items()}
 
 
 def _tf32(weight: torch.Tensor) -> torch.Tensor:
@@ -89,22 +89,22 @@ class TestDifferences:
     def test_constant_with_the_parameter_name_is_preferred(self):
         module = linear()
         weight = module.weight.detach().numpy()
-        found = {"head.weight": weight * 2, "another module's, by chance equal": weight}
-        (folded_texts,) = differences(module, "head", found)
+        matches = {"head.weight": weight * 2, "another module's, by chance equal": weight}
+        (folded_texts,) = differences(module, "head", matches)
         assert "head.weight differs from the model's in 12 of 12" in text_of(folded_texts)
 
     def test_children_are_included_by_default(self):
         module = nn.Sequential(linear())
-        found = arrays(module[0], weight=np.zeros((3, 4), np.float32))
-        (folded_texts,) = differences(module, "", found)
+        result = arrays(module[0], weight=np.zeros((3, 4), np.float32))
+        (folded_texts,) = differences(module, "", result)
         assert (folded_texts.module, text_of(folded_texts)[:10]) == ("0", "0.weight d")
-        assert differences(module, "", found, loose={}) == []
+        assert differences(module, "", result, loose={}) == []
 
     def test_buffers_are_compared_but_not_counters(self):
         module = nn.BatchNorm2d(3)
-        found = arrays(module, running_var=np.full(3, 2, np.float32))
-        del found["of the file: weight"], found["of the file: num_batches_tracked"]
-        assert [one.detail["name"] for one in differences(module, "bn", found)] == [
+        result = arrays(module, running_var=np.full(3, 2, np.float32))
+        del result["of the file: weight"], result["of the file: num_batches_tracked"]
+        assert [item.detail["name"] for item in differences(module, "bn", result)] == [
             "bn.running_var"
         ]
 
@@ -120,8 +120,8 @@ class TestDifferences:
     )
     def test_rounded_dtype_is_named(self, name, rounding, scale):
         module = linear(scale=scale)
-        found = arrays(module, weight=rounding(module.weight.detach()).numpy())
-        (folded_texts,) = differences(module, "head", found)
+        result = arrays(module, weight=rounding(module.weight.detach()).numpy())
+        (folded_texts,) = differences(module, "head", result)
         assert folded_texts.rounded_to == name
         assert text_of(folded_texts) == f"head.weight is rounded to {name} in the file"
 
@@ -175,8 +175,8 @@ class TestTransposed:
         ids=["no product", "no constant", "another weight", "another module"],
     )
     def test_other_weights_are_not_called_transposed(self, module, node, found):
-        made = helper.make_node(node[0], ["x", node[1]], ["y"])
-        assert transposed_weight(module, "head", [made], {"w": found.detach().numpy()}) is None
+        created = helper.make_node(node[0], ["x", node[1]], ["y"])
+        assert transposed_weight(module, "head", [created], {"w": found.detach().numpy()}) is None
 
     def test_transposed_weight_of_the_model_itself(self):
         module = linear(4, 4)
@@ -202,8 +202,8 @@ class Standardised(nn.Module):
 ])  # fmt: skip
 def test_computed_weight_is_not_compared_with_its_parameter(name, change, by_code, said):
     module = Standardised()
-    found = {name: change(module.w.detach()).numpy()}
-    (difference,) = differences(module, "", found, loose={})
+    matches = {name: change(module.w.detach()).numpy()}
+    (difference,) = differences(module, "", matches, loose={})
     assert difference.by_code is by_code
     assert said in text_of(difference)
 
@@ -211,7 +211,7 @@ def test_computed_weight_is_not_compared_with_its_parameter(name, change, by_cod
 def test_swapped_lstm_directions_are_named():
     torch.manual_seed(0)
     module = nn.LSTM(3, 2, bidirectional=True)
-    right = {one.name: one.values for one in match_packed_rnn(module)}
+    right = {item.name: item.values for item in match_packed_rnn(module)}
     assert not [*misplaced_tensors(module, "memory", right)]
     turned = {name: values[::-1].copy() for name, values in right.items()}
     (difference,) = misplaced_tensors(module, "memory", turned)
@@ -227,8 +227,8 @@ BIAS = RNG.normal(size=5)
 
 def add_one_at(array, *places):
     changed = array.copy()
-    for place in places:
-        changed.reshape(-1)[place] += 1.0
+    for index in places:
+        changed.reshape(-1)[index] += 1.0
     return changed
 
 
@@ -301,8 +301,8 @@ def test_precomputed_constant_may_differ_by_rounding():
 
 
 def test_name_decides_the_counterpart():
-    found = float32(bias=add_one_at(BIAS, 1), other=BIAS)
-    (pair,) = counterparts({"bias": MODEL["bias"]}, found).differing
+    result = float32(bias=add_one_at(BIAS, 1), other=BIAS)
+    (pair,) = counterparts({"bias": MODEL["bias"]}, result).differing
     assert (pair.name, pair.changed) == ("bias", 1)
     left = counterparts({"bias": MODEL["bias"]}, float32(gamma=BIAS + 1), excluded={"gamma"})
     assert (left.differing, left.unpaired) == ([], ["bias"])
@@ -350,7 +350,7 @@ def folded(conv: nn.Module, norm: nn.Module, *, eps: float | None = None) -> dic
 class TestFolded:
     def folded_texts(self, pair, found, **settings) -> list[tuple[str, str]]:
         named = folded_differences(pair, ("conv", "bn"), found, **settings)
-        return [(one.module, text_of(one)) for one in named]
+        return [(item.module, text_of(item)) for item in named]
 
     def test_correct_folding_has_no_difference(self, pair):
         assert self.folded_texts(pair, folded(*pair)) == []
@@ -360,8 +360,8 @@ class TestFolded:
         assert self.folded_texts((layer, pair[1]), folded(layer, pair[1])) == []
         norm = nn.BatchNorm2d(4, affine=False).eval()
         norm.weight_, norm.bias_ = torch.ones(4), torch.zeros(4)
-        found = {"w": layer.weight.detach().numpy() / np.sqrt(np.float32(1 + norm.eps))}
-        assert self.folded_texts((layer, norm), found) == []
+        matches = {"w": layer.weight.detach().numpy() / np.sqrt(np.float32(1 + norm.eps))}
+        assert self.folded_texts((layer, norm), matches) == []
 
     @pytest.mark.parametrize("found", [{}, {"w": np.ones((2, 2), np.float32)}])
     def test_missing_folded_constants_have_no_difference(self, pair, found):
@@ -377,51 +377,51 @@ class TestFolded:
         assert (difference.module, text_of(difference), difference.by_code) == ("bn", text, True)
 
     def test_wrong_folded_scale(self, pair):
-        found = folded(*pair)
+        result = folded(*pair)
         with torch.no_grad():
             pair[1].running_var.mul_(torch.tensor([1.2, 0.9, 1.1, 1.0]))
-        assert self.folded_texts(pair, found) == [
+        assert self.folded_texts(pair, result) == [
             ("bn", "the folded scale of bn (weight, running_var, eps) differs from the model's")
         ]
 
     def test_wrong_folded_offset(self, pair):
-        found = folded(*pair)
-        found["b"] = found["b"] + np.float32(0.1)
-        assert self.folded_texts(pair, found) == [
+        result = folded(*pair)
+        result["b"] = result["b"] + np.float32(0.1)
+        assert self.folded_texts(pair, result) == [
             ("bn", "the folded offset of bn (bias, running_mean) differs from the model's")
         ]
 
     def test_wrong_folded_layer_weight(self, pair):
         """The offset is right: it was not the scale."""
-        found = folded(*pair)
-        found["w"] = found["w"] * np.float32(1.5)
-        ((module, text),) = self.folded_texts(pair, found)
+        result = folded(*pair)
+        result["w"] = result["w"] * np.float32(1.5)
+        ((module, text),) = self.folded_texts(pair, result)
         assert (module, "108 of 108 elements" in text) == ("conv", True)
 
     def test_wrong_folded_channel(self, pair):
-        found = folded(*pair)
-        found["w"][2] *= 3
-        ((module, text),) = self.folded_texts(pair, found)
+        result = folded(*pair)
+        result["w"][2] *= 3
+        ((module, text),) = self.folded_texts(pair, result)
         assert (module, "27 of 108 elements" in text) == ("conv", True)
 
     def test_wrong_single_folded_weight(self, pair):
-        found = folded(*pair)
-        found["w"][2, 1, 0, 0] += 1
-        ((module, text),) = self.folded_texts(pair, found)
+        result = folded(*pair)
+        result["w"][2, 1, 0, 0] += 1
+        ((module, text),) = self.folded_texts(pair, result)
         assert (module, "1 of 108 elements" in text) == ("conv", True)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     def test_nonfinite_folded_weight(self, pair, value):
-        found = folded(*pair)
-        found["w"][2, 1, 0, 0] = value
-        ((module, text),) = self.folded_texts(pair, found)
+        result = folded(*pair)
+        result["w"][2, 1, 0, 0] = value
+        ((module, text),) = self.folded_texts(pair, result)
         assert (module, "1 of 108 elements" in text) == ("conv", True)
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     def test_nonfinite_folded_offset(self, pair, value):
-        found = folded(*pair)
-        found["b"][2] = value
-        ((module, text),) = self.folded_texts(pair, found)
+        result = folded(*pair)
+        result["b"][2] = value
+        ((module, text),) = self.folded_texts(pair, result)
         assert (module, "offset of bn" in text) == ("bn", True)
 
     def test_zero_channel_is_no_difference(self, pair):
@@ -464,7 +464,7 @@ class TestFolded:
         with torch.no_grad():
             change(*half)
         ((module, folded_texts),) = self.folded_texts(
-            pair, folded(*(one.half() for one in half)), format_="float16"
+            pair, folded(*(item.half() for item in half)), format_="float16"
         )
         assert (module, text in folded_texts) == (named, True)
 
@@ -490,12 +490,12 @@ def test_norm_in_float16():
     ones = nn.Conv2d(4, 4, 1, bias=False)
     with torch.no_grad():
         ones.weight.fill_(1.0)
-    made = folded(ones.half(), copy.deepcopy(norm).half())
-    found = {"scale": made["w"][:, 0, 0, 0], "offset": made["b"]}
-    assert affine_differences(norm, "bn", found) != []
-    assert affine_differences(norm, "bn", found, format_="float16") == []
+    created = folded(ones.half(), copy.deepcopy(norm).half())
+    matches = {"scale": created["w"][:, 0, 0, 0], "offset": created["b"]}
+    assert affine_differences(norm, "bn", matches) != []
+    assert affine_differences(norm, "bn", matches, format_="float16") == []
     (folded_texts,) = affine_differences(
-        norm, "bn", {**found, "offset": made["b"] * np.float16(1.05)}, format_="float16"
+        norm, "bn", {**matches, "offset": created["b"] * np.float16(1.05)}, format_="float16"
     )
     assert text_of(folded_texts).startswith("the offset of bn")
 
@@ -546,7 +546,7 @@ def test_leftover_tensor_attribute_is_not_a_weight():
     module.last_input = torch.randn(3, 4)
     weight = module.weight.detach().numpy()
     changed = comparison(module, "head", {"w": weight * np.float32(3.0)})
-    assert [one.detail["name"] for one in changed.differences] == ["head.weight"]
+    assert [item.detail["name"] for item in changed.differences] == ["head.weight"]
     same = comparison(module, "head", {"w": weight, "b": module.bias.detach().numpy()})
     assert same.differences == ()
     assert same.same == ("head.weight", "head.bias")

@@ -39,11 +39,11 @@ def test_convolution_equals_pytorch(*, samples, channels, sizes, kernel, steps, 
         (aten.conv2d.default, (x, weight, bias, stride, padding, dilation)),
         (aten.convolution.default, (x, weight, bias, stride, padding, dilation, False, [0, 0], 1)),
     ):
-        found = Convolution.from_call(func, args)
-        assert found is not None
-        made = found.run()
-        assert made.is_contiguous()
-        torch.testing.assert_close(made, expected, rtol=1e-13, atol=1e-13)
+        result = Convolution.from_call(func, args)
+        assert result is not None
+        created = result.run()
+        assert created.is_contiguous()
+        torch.testing.assert_close(created, expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 3), (1, 2))])
@@ -59,8 +59,8 @@ def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, mon
     )
     monkeypatch.setattr("gate.reference.float64._MOST_POSITIONS", 8)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)  # two rows or more
-    whole = Convolution.from_call(aten.conv2d.default, call)
-    assert whole is not None
+    complete = Convolution.from_call(aten.conv2d.default, call)
+    assert complete is not None
     unfolded: list[int] = []
     original = Convolution._unfolded
     monkeypatch.setattr(
@@ -68,16 +68,16 @@ def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, mon
         "_unfolded",
         lambda self, x, rows: unfolded.append(rows) or original(self, x, rows),
     )
-    torch.testing.assert_close(whole.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
-    assert max(unfolded) < whole.sizes[0]
+    torch.testing.assert_close(complete.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
+    assert max(unfolded) < complete.sizes[0]
 
 
 def test_convolution_in_sample_blocks_equals_pytorch(monkeypatch):
     call = (random_tensor(5, 2, 8, 8), random_tensor(3, 2, 3, 3))
-    whole = Convolution.from_call(aten.conv2d.default, call)
+    complete = Convolution.from_call(aten.conv2d.default, call)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 2 * 9 * 36)
-    assert whole is not None
-    torch.testing.assert_close(whole.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
+    assert complete is not None
+    torch.testing.assert_close(complete.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
 
 
 X, W = random_tensor(2, 4, 8, 8), random_tensor(4, 4, 3, 3)
@@ -125,10 +125,10 @@ def test_float64_reference_uses_the_convolution(mode, monkeypatch):
     ran = []
     monkeypatch.setattr(Convolution, "run", lambda self: ran.append(self) or RUN(self))
     with mode(), in_double():
-        made = functional.conv2d(X, W, stride=2, padding=1)
+        created = functional.conv2d(X, W, stride=2, padding=1)
     assert len(ran) == 1
     torch.testing.assert_close(
-        made, functional.conv2d(X, W, stride=2, padding=1), rtol=1e-13, atol=1e-13
+        created, functional.conv2d(X, W, stride=2, padding=1), rtol=1e-13, atol=1e-13
     )
 
 

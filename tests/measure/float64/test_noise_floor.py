@@ -60,8 +60,8 @@ def test_noise_ratio_formula():
     assert result.reference_rms == pytest.approx(rms(reference - truth))
     assert result.candidate_rms == pytest.approx(rms(candidate - truth))
     assert result.group is None
-    whole = rms(candidate - truth) / rms(reference - truth) / result.scatter
-    assert whole <= result.ratio * (1.0 + 1e-9) < 1.1 * whole
+    complete = rms(candidate - truth) / rms(reference - truth) / result.scatter
+    assert complete <= result.ratio * (1.0 + 1e-9) < 1.1 * complete
     floor = np.abs(reference - truth).max()
     assert result.floor_peak == pytest.approx(floor)
     assert result.diff * result.scatter == pytest.approx(
@@ -283,13 +283,14 @@ def test_merged_noise_equals_one_pass(truth, data):
         part = NoiseStatistics(columns=True)
         part.update(truth[rows], reference[rows], candidate[rows], samples=len(truth[rows]))
         parts.append(part)
-    whole = NoiseStatistics(columns=True)
-    whole.update(truth, reference, candidate, samples=len(truth))
-    whole = whole.result().model_dump()
-    assert_close(parts[0].merge(parts[1]).result().model_dump(), whole)
-    assert_close(parts[1].merge(parts[0]).result().model_dump(), whole)
+    complete = NoiseStatistics(columns=True)
+    complete.update(truth, reference, candidate, samples=len(truth))
+    complete = complete.result().model_dump()
+    assert_close(parts[0].merge(parts[1]).result().model_dump(), complete)
+    assert_close(parts[1].merge(parts[0]).result().model_dump(), complete)
     assert_close(
-        NoiseStatistics(columns=True).merge(parts[0]).merge(parts[1]).result().model_dump(), whole
+        NoiseStatistics(columns=True).merge(parts[0]).merge(parts[1]).result().model_dump(),
+        complete,
     )
 
 
@@ -405,8 +406,8 @@ def test_merged_trackers_equal_one_pass(cuts):
     candidate[200:280, 1] *= 1.01
     rng = np.random.default_rng(0)
     floors = first_floors(rng)
-    whole = OutlierTracker(floors)
-    whole.update(reference, candidate, Span(32, 300))
+    complete = OutlierTracker(floors)
+    complete.update(reference, candidate, Span(32, 300))
     parts = []
     for start, stop in itertools.pairwise((0, *cuts, 300)):
         parts.append(OutlierTracker(floors))
@@ -414,10 +415,10 @@ def test_merged_trackers_equal_one_pass(cuts):
             reference[start:stop], candidate[start:stop], Span(32 + start, stop - start)
         )
     merged = functools.reduce(OutlierTracker.merge, parts)
-    assert merged.worst == whole.worst
-    assert merged.doubtful == whole.doubtful
+    assert merged.worst == complete.worst
+    assert merged.doubtful == complete.doubtful
     assert len(merged._scores) == KEPT
-    assert merged._unstored == whole._unstored > 0.0
+    assert merged._unstored == complete._unstored > 0.0
 
 
 X = {"x": benches.vectors(count=20)}
@@ -480,16 +481,16 @@ class Distant(nn.Module):
         self.gain = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x):
-        places = torch.arange(x.shape[1])
-        distances = (places[None] - places[:, None]).abs()
+        indices = torch.arange(x.shape[1])
+        distances = (indices[None] - indices[:, None]).abs()
         far = 1 + (torch.log(distances.float()) / math.log(8) * 6).clamp(min=0).to(torch.long)
         weights = self.bias(torch.where(distances < 1, distances, far))[..., 0]
         return (torch.softmax(weights, -1) @ x[..., None])[..., 0] * self.gain
 
 
 def test_each_float_output_has_a_rounding_floor():
-    product, places, powers = (floor and floor.result() for floor in floors(Several()))
-    assert places is None
+    product, indices, powers = (floor and floor.result() for floor in floors(Several()))
+    assert indices is None
     assert product.samples == powers.samples == 24 - 4
     assert powers.candidate_rms / powers.truth_rms > 2.0 * product.candidate_rms / product.truth_rms
     assert 0.2 * 2.0**-24 < product.candidate_rms / product.truth_rms < 2.0 * 2.0**-24

@@ -114,8 +114,8 @@ class Cancelling(nn.Module):
     def forward(self, x):
         hidden = self.fc(x)
         large = hidden * (1.0 + 1e4 * (x[:, :1] > 3.0))
-        both = torch.cat([large, -large, hidden], 1)
-        return both @ self.head.weight.repeat(1, 3).T
+        pair = torch.cat([large, -large, hidden], 1)
+        return pair @ self.head.weight.repeat(1, 3).T
 
 
 @pytest.mark.further
@@ -170,9 +170,9 @@ def test_classes_decided_by_rounding_are_ties(tmp_path):
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
     model[2].weight.data[1] = model[2].weight.data[0]
     model[2].bias.data[1] = model[2].bias.data[0]
-    other = copy.deepcopy(model)
-    other[2].bias.data[1] = torch.nextafter(model[2].bias.data[1], torch.tensor(9.0))
-    (output,) = measure(model, other, tmp_path, {"x": table(64)}).outputs
+    second = copy.deepcopy(model)
+    second[2].bias.data[1] = torch.nextafter(model[2].bias.data[1], torch.tensor(9.0))
+    (output,) = measure(model, second, tmp_path, {"x": table(64)}).outputs
     assert output.classification.top1_disagreements == 0
     assert output.classification.top1_ties > 0
     far = copy.deepcopy(model)

@@ -60,9 +60,9 @@ def run_in_float64(function) -> np.ndarray:
     lambda y: torch.zeros_like(y).addmm_(y, torch.from_numpy(np.eye(3, dtype=np.float32))),
 ], ids=range(12))  # fmt: skip
 def test_casts_to_float32_stay_float64(function):
-    seen = run_in_float64(function)
-    assert seen.dtype == np.float64
-    np.testing.assert_allclose(seen, truth(function), rtol=1e-14, atol=1e-14)
+    observed = run_in_float64(function)
+    assert observed.dtype == np.float64
+    np.testing.assert_allclose(observed, truth(function), rtol=1e-14, atol=1e-14)
 
 
 def test_default_dtype_and_model_are_restored():

@@ -34,16 +34,16 @@ WITH_PROBES = Instruments(search_inputs=0, graph=False)
 
 
 def policy(instruments=FEW, *, precision="exact", **settings):
-    made = (
+    created = (
         Policy.default(task="tensors") if precision == "exact" else Policy.reduced(task="tensors")
     )
-    bounds = made.runtimes["ort-cpu"].bounds
+    bounds = created.runtimes["ort-cpu"].bounds
     if not instruments.stability_samples:
         bounds = bounds.model_copy(
             update={"repeatability_ratio": None, "batch_invariance_ratio": None}
         )
-    runtime = made.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})
-    return made.model_copy(
+    runtime = created.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})
+    return created.model_copy(
         update={"runtimes": {"ort-cpu": runtime}, "instruments": instruments, **settings}
     )
 
@@ -184,11 +184,11 @@ def test_localization_works_with_an_invalid_float64_reference(tmp_path):
     file = tiny.export(
         wrong, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",), opset=17
     )
-    found = locate(
+    result = locate(
         MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy()), runtime="ort-cpu"
     )
-    assert found.first_divergence is not None
-    assert {row.verdict for row in found.layers[-2:]} == {"propagated"}
+    assert result.first_divergence is not None
+    assert {row.verdict for row in result.layers[-2:]} == {"propagated"}
 
 
 def test_other_processes_use_the_same_validity(tmp_path):
@@ -200,11 +200,11 @@ def test_other_processes_use_the_same_validity(tmp_path):
         first.measure_first(lambda _count: None)
         lead = FirstUnitState.from_json(first.first_unit_state().to_json())
     assert lead.validity.float64_differs == (0,)
-    with MeasurementRun.open(case, noise=False) as other:
-        other.open_runtimes()
-        other.use_first_unit(lead)
-        assert other.truth.validity.record == lead.validity
-        (floor,) = other.runtimes[0].comparison.floor.now("y")[:1]
+    with MeasurementRun.open(case, noise=False) as second:
+        second.open_runtimes()
+        second.use_first_unit(lead)
+        assert second.truth.validity.record == lead.validity
+        (floor,) = second.runtimes[0].comparison.floor.now("y")[:1]
         assert 0.0 < floor.noise_floor(peaks=False)[0] < 1e-3
 
 
@@ -400,8 +400,8 @@ def test_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
     model = Unstable().eval()
     _, decision = check_file(model, model, tmp_path, by=policy(instruments))
     assert decision.verdict == verdict, decision.problems
-    found = [check for check in decision.checks if check.name == "not_measurable"]
-    assert [check.bound for check in found] == ([most] if verdict == "ERROR" else [])
+    matches = [check for check in decision.checks if check.name == "not_measurable"]
+    assert [check.bound for check in matches] == ([most] if verdict == "ERROR" else [])
 
 
 class Tail(Head):
@@ -414,8 +414,8 @@ class Tail(Head):
 
 
 def floor_checks(decision):
-    found = [check for check in decision.checks if check.name == "not_measurable"]
-    return {(check.code, check.bound) for check in found}
+    matches = [check for check in decision.checks if check.name == "not_measurable"]
+    return {(check.code, check.bound) for check in matches}
 
 
 def test_wide_floor_is_measurable_if_the_file_agrees_in_float64(tmp_path):
@@ -424,8 +424,8 @@ def test_wide_floor_is_measurable_if_the_file_agrees_in_float64(tmp_path):
     assert decision.verdict == "PASS", decision.problems
     assert evidence.float64_differences["y"] < 1e-5
     for unmeasured in ({}, {"y": float("nan")}):
-        other = evidence.model_copy(update={"float64_differences": unmeasured})
-        assert decide(policy(), other, decided_at="now").verdict == "ERROR"
+        second = evidence.model_copy(update={"float64_differences": unmeasured})
+        assert decide(policy(), second, decided_at="now").verdict == "ERROR"
 
 
 @pytest.mark.parametrize(("most", "code"), [(0.01, "differs_in_float64"), (0.9, None)])

@@ -57,15 +57,15 @@ def report(made, folder, reference=None, *, batch=None):
 
 def reference_run(reference: nn.Module | None = None, batch: dict[str, np.ndarray] | None = None):
     """The reference is computed as `measure` does."""
-    own = copy_model(reference or nn.Identity(), device="cpu")
+    custom = copy_model(reference or nn.Identity(), device="cpu")
 
     def run(arrays):
         with torch.inference_mode():
-            returned = own(*(torch.from_numpy(array.copy()) for array in arrays.values()))
+            returned = custom(*(torch.from_numpy(array.copy()) for array in arrays.values()))
         outputs = returned if isinstance(returned, tuple) else (returned,)
         return [output.numpy() for output in outputs]
 
-    return ReferenceObserver(own, run, batch or {"x": np.ones((3, 4), np.float32)})
+    return ReferenceObserver(custom, run, batch or {"x": np.ones((3, 4), np.float32)})
 
 
 def found(seen: GraphReport, code: str) -> list[str]:

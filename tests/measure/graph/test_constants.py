@@ -140,16 +140,16 @@ def export(net, samples, mode):
 
 def weights_report(reference, samples, proto, folder):
     """The report on the weights, and the findings about them."""
-    seen = report(proto, folder, reference, batch={"x": samples.numpy()})
-    return seen.weights, [one for one in seen.findings if one.code in CODES]
+    observed = report(proto, folder, reference, batch={"x": samples.numpy()})
+    return observed.weights, [item for item in observed.findings if item.code in CODES]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_each_constant_of_a_correct_export_matches(name, mode, tmp_path):
     reference, samples, data = exported(name, mode)
-    weights, found = weights_report(reference, samples, onnx.load_from_string(data), tmp_path)
-    assert found == []
+    weights, result = weights_report(reference, samples, onnx.load_from_string(data), tmp_path)
+    assert result == []
     assert (weights.unmatched, weights.unmatched_names) == (0, ())
     assert sum(weights.matched.values()) == weights.constants > 0
     if name in ("deep lstm", "gru") and mode != "unfolded":
@@ -172,16 +172,16 @@ def test_one_changed_element_of_any_constant_is_found(name, mode, tmp_path):
             continue
         changed.reshape(-1)[changed.size // 3] += 0.05
         tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
-        _, found = weights_report(reference, samples, proto, tmp_path)
+        _, result = weights_report(reference, samples, proto, tmp_path)
         first = [int(at) for at in np.unravel_index(changed.size // 3, changed.shape)]
         expected = {"wrong": 1, "size": changed.size, "first": first}
-        (one,) = found or (None,)
+        (item,) = result or (None,)
         if (
-            one is None
-            or one.place != tensor.name
-            or not expected.items() <= one.detail_params.items()
+            item is None
+            or item.place != tensor.name
+            or not expected.items() <= item.detail_params.items()
         ):
-            missed.append((tensor.name, found))
+            missed.append((tensor.name, result))
     assert floats
     assert missed == []
 
@@ -202,10 +202,10 @@ def test_rounded_weights_are_found(dtype, tmp_path):
     def through(_, array):
         return torch.from_numpy(array.copy()).to(dtype).float().numpy()
 
-    weights, found = weights_report(reference, samples, changed_weights(data, through), tmp_path)
-    assert {one.code for one in found} == {"rounded_weights"}
-    assert len(found) == weights.constants
-    formats = {one.detail_params["format"] for one in found}
+    weights, result = weights_report(reference, samples, changed_weights(data, through), tmp_path)
+    assert {item.code for item in result} == {"rounded_weights"}
+    assert len(result) == weights.constants
+    formats = {item.detail_params["format"] for item in result}
     assert formats == {str(dtype).removeprefix("torch.")}
 
 
@@ -219,8 +219,8 @@ def in_float16(data):
 @pytest.mark.parametrize("name", CASES)
 def test_weights_of_a_float16_file_match(name, tmp_path):
     reference, samples, data = exported(name, "folded")
-    weights, found = weights_report(reference, samples, in_float16(data), tmp_path)
-    assert {one.code for one in found} <= {"rounded_weights"}, found
+    weights, result = weights_report(reference, samples, in_float16(data), tmp_path)
+    assert {item.code for item in result} <= {"rounded_weights"}, result
     if name == "convolutions":
         assert weights.matched["folded"] > 0
 
@@ -259,8 +259,8 @@ def made_half(name, *, small=1.0, eps=1e-5):
 def test_weights_of_a_model_exported_in_float16_match(name, small, eps, tmp_path):
     """The smaller ones have no bits left in float16, nor has epsilon."""
     reference, samples, proto = made_half(name, small=small, eps=eps)
-    weights, found = weights_report(reference, samples, proto, tmp_path)
-    assert {one.code for one in found} <= {"rounded_weights"}, found
+    weights, result = weights_report(reference, samples, proto, tmp_path)
+    assert {item.code for item in result} <= {"rounded_weights"}, result
     assert weights.unmatched == 0
     if name == "convolutions":
         assert weights.matched["folded"] > 0
@@ -278,36 +278,39 @@ def test_changed_weight_of_a_folded_float16_file_is_found(made, dims, channel, f
     array = numpy_helper.to_array(weight).copy()
     array[channel] *= np.float16(factor)
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
-    _, found = weights_report(reference, samples, proto, tmp_path)
-    (other,) = [one for one in found if one.code == "other_weights"]
-    assert (other.place, other.detail_params["wrong"]) == (weight.name, array[channel].size)
+    _, result = weights_report(reference, samples, proto, tmp_path)
+    (second,) = [item for item in result if item.code == "other_weights"]
+    assert (second.place, second.detail_params["wrong"]) == (weight.name, array[channel].size)
 
 
 def test_wrong_checkpoint_is_one_finding(tmp_path):
     reference, samples, data = exported("encoder", "unfolded")
     rng = np.random.default_rng(0)
     proto = changed_weights(data, lambda _, a: rng.normal(size=a.shape).astype(np.float32))
-    _, (found,) = weights_report(reference, samples, proto, tmp_path)
-    assert found.detail_code == "other_checkpoint"
-    assert (found.detail_params["count"], found.detail_params["total"]) == (14, 14)
+    _, (result,) = weights_report(reference, samples, proto, tmp_path)
+    assert result.detail_code == "other_checkpoint"
+    assert (result.detail_params["count"], result.detail_params["total"]) == (14, 14)
 
 
 def test_swapped_weights_are_found(tmp_path):
     reference, samples, data = exported("encoder", "folded")
-    other = {"layer.norm1.weight": "layer.norm2.weight", "layer.norm2.weight": "layer.norm1.weight"}
+    second = {
+        "layer.norm1.weight": "layer.norm2.weight",
+        "layer.norm2.weight": "layer.norm1.weight",
+    }
     state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
-    proto = changed_weights(data, lambda name, a: state[other[name]] if name in other else a)
-    _, found = weights_report(reference, samples, proto, tmp_path)
-    assert sorted(one.place for one in found) == sorted(other)
+    proto = changed_weights(data, lambda name, a: state[second[name]] if name in second else a)
+    _, result = weights_report(reference, samples, proto, tmp_path)
+    assert sorted(item.place for item in result) == sorted(second)
 
 
 def test_unmatched_constant_is_listed_without_finding(tmp_path):
-    own = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
+    custom = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
     proto = model(
-        [node("MatMul", ["x", "own"], ["y"])], {"own": own}, outputs=[value("y", ("b", 3))]
+        [node("MatMul", ["x", "own"], ["y"])], {"own": custom}, outputs=[value("y", ("b", 3))]
     )
-    weights, found = weights_report(nn.Linear(4, 3), torch.ones(3, 4), proto, tmp_path)
-    assert found == []
+    weights, result = weights_report(nn.Linear(4, 3), torch.ones(3, 4), proto, tmp_path)
+    assert result == []
     assert (weights.unmatched_names, weights.absent_names) == (("own",), ("weight", "bias"))
 
 
@@ -316,8 +319,8 @@ def test_unused_constant_is_ignored(tmp_path):
     wrong = reference.weight.detach().numpy().copy()
     wrong[0, 0] += 1.0
     proto = model([node("Relu", ["x"], ["y"])], {"weight": wrong})
-    weights, found = weights_report(reference, torch.ones(3, 4), proto, tmp_path)
-    assert (found, weights.constants) == ([], 0)
+    weights, result = weights_report(reference, torch.ones(3, 4), proto, tmp_path)
+    assert (result, weights.constants) == ([], 0)
 
 
 class Clamped(nn.Module):
@@ -342,9 +345,9 @@ def test_weight_computed_in_forward_matches(tmp_path):
         proto = model(
             [node("MatMul", ["x", "w"], ["y"])], {"w": used}, inputs=shape[0], outputs=shape[1]
         )
-        weights, found = weights_report(reference, torch.ones(3, 6), proto, tmp_path)
+        weights, result = weights_report(reference, torch.ones(3, 6), proto, tmp_path)
         assert weights.matched == ({} if changed else {"computed": 1})
-        assert len(found) == changed
+        assert len(result) == changed
 
 
 class Unwatchable(Clamped):
@@ -363,8 +366,8 @@ def test_unobservable_forward_compares_by_name_only(tmp_path):
         proto = model(
             [node("MatMul", ["x", name], ["y"])], {name: used}, inputs=shape[0], outputs=shape[1]
         )
-        _, found = weights_report(reference, torch.ones(3, 6), proto, tmp_path)
-        assert len(found) == count
+        _, result = weights_report(reference, torch.ones(3, 6), proto, tmp_path)
+        assert len(result) == count
 
 
 class Beside(nn.Module):
@@ -386,8 +389,8 @@ def test_changed_bias_is_found_only_when_its_weight_is_unfolded(with_weight, tmp
         "dense.bias": np.asarray([3.3, 1.1, 2.2, 4.4], np.float32),
     }
     gemm = node("Gemm", ["x", *constants], ["y"], transB=1)
-    _, found = weights_report(reference, torch.ones(3, 4), model([gemm], constants), tmp_path)
-    assert [one.place for one in found] == (["dense.bias"] if with_weight else [])
+    _, result = weights_report(reference, torch.ones(3, 4), model([gemm], constants), tmp_path)
+    assert [item.place for item in result] == (["dense.bias"] if with_weight else [])
 
 
 class Small(nn.Module):
@@ -417,10 +420,10 @@ def codes_in_float16(change):
 
     def convert(tmp_path):
         torch.manual_seed(0)
-        own = Small().eval()
+        custom = Small().eval()
         weights = {
             name: change(name, array.detach().numpy().copy())
-            for name, array in own.named_parameters()
+            for name, array in custom.named_parameters()
         }
         nodes = [node("Cast", ["x"], ["h"], to=10)]
         source = "h"
@@ -433,9 +436,9 @@ def codes_in_float16(change):
                 source = "r"
         nodes.append(node("Cast", [source], ["y"], to=1))
         sizes = {"inputs": [value("x", ("b", 6))], "outputs": [value("y", ("b", 4))]}
-        made = model(nodes, weights, **sizes)
-        _, found = weights_report(own, torch.ones(2, 6), made, tmp_path)
-        return {one.code for one in found}
+        created = model(nodes, weights, **sizes)
+        _, result = weights_report(custom, torch.ones(2, 6), created, tmp_path)
+        return {item.code for item in result}
 
     return convert
 
@@ -452,11 +455,11 @@ def test_small_float16_weights_may_be_rounded_or_clamped(limits, tmp_path):
 )
 def test_changed_small_float16_weight_is_found(place, altered, tmp_path):
     def change(name, array):
-        made = clamped(array, 1e-7, 1e4)
+        created = clamped(array, 1e-7, 1e4)
         if name == "layer.weight":
             sign = np.sign(array[place])
-            made[place] = np.float16(sign * altered)
-        return made
+            created[place] = np.float16(sign * altered)
+        return created
 
     assert "other_weights" in codes_in_float16(change)(tmp_path)
 

@@ -46,8 +46,8 @@ class Scalar(nn.Module):
 
 def fixed_batch_findings(rows_in, rows_out, *, folder, reference=None, batch=None):
     sizes = {"inputs": [value("x", rows_in)], "outputs": [value("y", rows_out)]}
-    seen = report(model(RELU, **sizes), folder, reference, batch=batch or BATCH)
-    return found(seen, "fixed_batch")
+    observed = report(model(RELU, **sizes), folder, reference, batch=batch or BATCH)
+    return found(observed, "fixed_batch")
 
 
 @pytest.mark.parametrize(
@@ -68,29 +68,35 @@ def test_fixed_batch_axis_is_found(tmp_path, rows_in, rows_out, places):
 def test_output_without_batch_axis_is_not_a_fixed_batch(tmp_path):
     nodes = [*RELU, node("Identity", ["t"], ["table"])]
     outputs = [value("y"), value("table", (4, 4))]
-    made = model(nodes, {"t": np.ones((4, 4), np.float32)}, outputs=outputs)
-    assert found(report(made, tmp_path, Table()), "fixed_batch") == []
+    created = model(nodes, {"t": np.ones((4, 4), np.float32)}, outputs=outputs)
+    assert found(report(created, tmp_path, Table()), "fixed_batch") == []
     sizes = {"inputs": [value("x", (3, 4))], "outputs": [value("y", (3, 4)), outputs[1]]}
-    made = model(nodes, {"t": np.ones((4, 4), np.float32)}, **sizes)
-    assert found(report(made, tmp_path, Table()), "fixed_batch") == ["x", "y"]
-    whole = model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", [])])
-    assert found(report(whole, tmp_path, Scalar()), "fixed_batch") == []
+    created = model(nodes, {"t": np.ones((4, 4), np.float32)}, **sizes)
+    assert found(report(created, tmp_path, Table()), "fixed_batch") == ["x", "y"]
+    complete = model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", [])])
+    assert found(report(complete, tmp_path, Scalar()), "fixed_batch") == []
 
 
 def test_unused_inputs_weights_and_nodes_are_found(tmp_path):
     nodes = [*RELU, node("Neg", ["x"], ["n"], name="neg"), node("Add", ["n", "w"], ["m"])]
     weights = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
-    made = model(nodes, weights, inputs=[value("x"), value("more")])
-    assert found(report(made, tmp_path), "unused_output") == ["more", "w", "v", "Neg:neg", "Add:m"]
+    created = model(nodes, weights, inputs=[value("x"), value("more")])
+    assert found(report(created, tmp_path), "unused_output") == [
+        "more",
+        "w",
+        "v",
+        "Neg:neg",
+        "Add:m",
+    ]
 
 
 def test_weights_used_only_in_a_branch_are_used(tmp_path):
     then = helper.make_graph([node("Add", ["x", "w"], ["t"])], "then", [], [value("t", None)])
-    other = helper.make_graph([node("Sub", ["x", "v"], ["t"])], "else", [], [value("t", None)])
+    second = helper.make_graph([node("Sub", ["x", "v"], ["t"])], "else", [], [value("t", None)])
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=0),
         node("Cast", ["sum"], ["flag"], to=onnx.TensorProto.BOOL),
-        node("If", ["flag"], ["y"], then_branch=then, else_branch=other),
+        node("If", ["flag"], ["y"], then_branch=then, else_branch=second),
     ]
     weights = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
     assert report(model(nodes, weights), tmp_path).findings == ()
@@ -98,10 +104,10 @@ def test_weights_used_only_in_a_branch_are_used(tmp_path):
 
 def test_long_lists_of_findings_are_truncated(tmp_path):
     nodes = [*RELU, *(node("Neg", ["x"], [f"n{i}"]) for i in range(60))]
-    seen = report(model(nodes), tmp_path)
-    assert len(seen.findings) == 50
-    assert seen.findings[-1].detail_params["more"] == 10
-    assert seen.nodes == 61
+    observed = report(model(nodes), tmp_path)
+    assert len(observed.findings) == 50
+    assert observed.findings[-1].detail_params["more"] == 10
+    assert observed.nodes == 61
 
 
 def test_operators_of_other_domains_are_listed(tmp_path):
@@ -112,13 +118,15 @@ def test_operators_of_other_domains_are_listed(tmp_path):
         node("Scaler", ["c"], ["d"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0]),
         node("Relu", ["d"], ["y"]),
     ]
-    made = model(nodes, {"w": np.ones((4, 4), np.float32)}, domains=["com.microsoft", "ai.onnx.ml"])
-    seen = report(made, tmp_path)
-    assert found(seen, "domain") == ["ai.onnx.ml", "com.microsoft"]
-    params = [each.detail_params for each in seen.findings]
+    created = model(
+        nodes, {"w": np.ones((4, 4), np.float32)}, domains=["com.microsoft", "ai.onnx.ml"]
+    )
+    observed = report(created, tmp_path)
+    assert found(observed, "domain") == ["ai.onnx.ml", "com.microsoft"]
+    params = [each.detail_params for each in observed.findings]
     assert {"count": 3, "operators": ["2 Gelu", "1 FusedMatMul"]} in params
-    assert seen.operators["com.microsoft::Gelu"] == 2
-    assert seen.operators["Relu"] == 1
+    assert observed.operators["com.microsoft::Gelu"] == 2
+    assert observed.operators["Relu"] == 1
 
 
 @pytest.mark.parametrize(("version", "codes"), [
@@ -128,20 +136,20 @@ def test_operators_of_other_domains_are_listed(tmp_path):
     (onnx.defs.onnx_opset_version(), ["new_opset"]),
 ])  # fmt: skip
 def test_old_or_too_new_opset_is_found(tmp_path, version, codes):
-    seen = report(model(RELU, opset=version), tmp_path)
-    assert [each.detail_code for each in seen.findings if each.code == "opset"] == codes
-    assert all(each.detail_params["version"] == version for each in seen.findings)
+    observed = report(model(RELU, opset=version), tmp_path)
+    assert [each.detail_code for each in observed.findings if each.code == "opset"] == codes
+    assert all(each.detail_params["version"] == version for each in observed.findings)
 
 
 def test_function_with_different_opset_is_found(tmp_path):
     opsets = [helper.make_opsetid("", 17)]
     inner = helper.make_function("my", "F", ["a"], ["b"], [node("Relu", ["a"], ["b"])], opsets)
     call = node("F", ["x"], ["y"], domain="my")
-    seen = report(model([call], opset=18, functions=[inner], domains=["my"]), tmp_path)
-    assert found(seen, "opset") == ["opset_import"]
-    (finding,) = seen.findings
+    observed = report(model([call], opset=18, functions=[inner], domains=["my"]), tmp_path)
+    assert found(observed, "opset") == ["opset_import"]
+    (finding,) = observed.findings
     assert finding.detail_params == {"versions": [17, 18]}
-    assert seen.operators == {"Relu": 1}
+    assert observed.operators == {"Relu": 1}
 
 
 ZERO = np.zeros((4, 4), np.float32)
@@ -170,8 +178,8 @@ def parameter(*shape, fill=0.0):
 
 
 def zero_initializer_findings(weights, nodes=None, reference=None, *, folder, **settings):
-    made = model(nodes or [node("MatMul", ["x", "w"], ["y"])], weights, **settings)
-    return found(report(made, folder, reference), "zero_initializer")
+    created = model(nodes or [node("MatMul", ["x", "w"], ["y"])], weights, **settings)
+    return found(report(created, folder, reference), "zero_initializer")
 
 
 @pytest.mark.parametrize(("nodes", "told"), [
@@ -186,8 +194,8 @@ def zero_initializer_findings(weights, nodes=None, reference=None, *, folder, **
     ([node("Relu", ["x"], ["y"]), node("MatMul", ["x", "w"], ["unused"])], False),
 ])  # fmt: skip
 def test_all_zero_weight_of_a_product_is_found(tmp_path, nodes, told):
-    places = zero_initializer_findings({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
-    assert places == (["w"] if told else [])
+    folders = zero_initializer_findings({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
+    assert folders == (["w"] if told else [])
 
 
 def test_zero_weights_of_convolutions_lstms_and_constants_are_found(tmp_path):
@@ -210,8 +218,8 @@ def test_zero_weights_of_convolutions_lstms_and_constants_are_found(tmp_path):
 
     constant = node("Constant", [], ["w"], value=numpy_helper.from_array(BIG[:4]))
     nodes = [constant, node("MatMul", ["x", "w"], ["z"]), node("MatMul", ["z", "v"], ["y"])]
-    places = zero_initializer_findings({"v": np.ones((64, 4), np.float32)}, nodes, folder=tmp_path)
-    assert places == ["w"]
+    folders = zero_initializer_findings({"v": np.ones((64, 4), np.float32)}, nodes, folder=tmp_path)
+    assert folders == ["w"]
 
 
 @pytest.mark.parametrize("weight", [
@@ -250,10 +258,10 @@ def test_folded_zero_batch_norm_scale_is_no_finding(tmp_path):
     image = [value("x", ("b", 4, 5, 5))], [value("y", ("b", 4, 3, 3))]
     weights = {"w": np.zeros((4, 4, 3, 3), np.float32)}
     batch = {"x": np.ones((3, 4, 5, 5), np.float32)}
-    made = model([node("Conv", ["x", "w"], ["y"])], weights, inputs=image[0], outputs=image[1])
-    assert found(report(made, tmp_path, block, batch=batch), "zero_initializer") == ["w"]
+    created = model([node("Conv", ["x", "w"], ["y"])], weights, inputs=image[0], outputs=image[1])
+    assert found(report(created, tmp_path, block, batch=batch), "zero_initializer") == ["w"]
     nn.init.zeros_(block[1].weight)
-    assert found(report(made, tmp_path, block, batch=batch), "zero_initializer") == []
+    assert found(report(created, tmp_path, block, batch=batch), "zero_initializer") == []
 
 
 def weight_with(number, *, tensor_at=5):
@@ -275,40 +283,42 @@ def weight_with(number, *, tensor_at=5):
 ])  # fmt: skip
 def test_nonfinite_weights_are_found_but_not_masks(tmp_path, number, nodes, told):
     weights = {"w": weight_with(number), "v": np.ones((4, 4), np.float32), "flag": np.asarray(True)}
-    seen = report(model(nodes, weights), tmp_path)
-    assert found(seen, "nonfinite_initializer") == (["w"] if told else [])
+    observed = report(model(nodes, weights), tmp_path)
+    assert found(observed, "nonfinite_initializer") == (["w"] if told else [])
 
 
 @pytest.mark.parametrize(("number", "told"), [(np.nan, True), (-np.inf, False)])
 def test_nan_in_an_embedding_row_is_found(tmp_path, number, told):
     nodes = [node("Gather", ["w", "i"], ["g"]), node("Add", ["x", "g"], ["y"])]
-    seen = report(model(nodes, {"w": weight_with(number), "i": np.asarray([0])}), tmp_path)
-    assert found(seen, "nonfinite_initializer") == (["w"] if told else [])
+    observed = report(model(nodes, {"w": weight_with(number), "i": np.asarray([0])}), tmp_path)
+    assert found(observed, "nonfinite_initializer") == (["w"] if told else [])
 
 
 @pytest.mark.parametrize("slot", ["scale", "var"])
 def test_nonfinite_batch_norm_statistics_are_found(tmp_path, slot):
     weights = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "var")}
     weights[slot] = np.asarray([1, np.inf, 1, 1], np.float32)
-    seen = report(model([node("BatchNormalization", ["x", *weights], ["y"])], weights), tmp_path)
-    assert found(seen, "nonfinite_initializer") == [slot]
-    params = [each.detail_params for each in seen.findings]
+    observed = report(
+        model([node("BatchNormalization", ["x", *weights], ["y"])], weights), tmp_path
+    )
+    assert found(observed, "nonfinite_initializer") == [slot]
+    params = [each.detail_params for each in observed.findings]
     assert {"size": 4, "nans": 0, "infinities": 1} in params
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
 def test_nonfinite_float16_and_float64_weights_are_found(tmp_path, kind):
     nodes = [node("Cast", ["w"], ["v"], to=1), node("MatMul", ["x", "v"], ["y"])]
-    seen = report(model(nodes, {"w": weight_with(np.nan).astype(kind)}), tmp_path)
-    assert found(seen, "nonfinite_initializer") == ["w"]
+    observed = report(model(nodes, {"w": weight_with(np.nan).astype(kind)}), tmp_path)
+    assert found(observed, "nonfinite_initializer") == ["w"]
 
 
 def test_nonfinite_weight_of_the_reference_is_no_finding(tmp_path):
-    made = model([node("MatMul", ["x", "w"], ["y"])], {"w": NAN})
+    created = model([node("MatMul", ["x", "w"], ["y"])], {"w": NAN})
     same = Holds(w=parameter(4, 4, fill=float("nan")))
     mask = Holds(mask=parameter(3, 3, fill=-float("inf")))
-    assert found(report(made, tmp_path, same), "nonfinite_initializer") == []
-    assert found(report(made, tmp_path, mask), "nonfinite_initializer") == ["w"]
+    assert found(report(created, tmp_path, same), "nonfinite_initializer") == []
+    assert found(report(created, tmp_path, mask), "nonfinite_initializer") == ["w"]
 
 
 def test_large_weight_is_counted_in_chunks(tmp_path):
@@ -316,9 +326,9 @@ def test_large_weight_is_counted_in_chunks(tmp_path):
     big[1099, 999] = np.nan
     nodes = [node("MatMul", ["x", "w"], ["y"])]
     sizes = {"inputs": [value("x", ("b", 1100))], "outputs": [value("y", ("b", 1000))]}
-    seen = report(model(nodes, {"w": big}, **sizes), tmp_path)
-    assert found(seen, "nonfinite_initializer") == ["w"]
-    (finding,) = seen.findings
+    observed = report(model(nodes, {"w": big}, **sizes), tmp_path)
+    assert found(observed, "nonfinite_initializer") == ["w"]
+    (finding,) = observed.findings
     assert finding.detail_params == {"size": 1_100_000, "nans": 1, "infinities": 0}
 
 
@@ -350,9 +360,9 @@ class Casts(nn.Module):
     (DOUBLE, "float64", torch.float64),
 ])  # fmt: skip
 def test_low_precision_island_is_found_unless_the_model_has_it(tmp_path, kind, code, same):
-    seen = report(model(low_precision_island(kind)), tmp_path)
-    assert {finding.code for finding in seen.findings} == {code}
-    (finding,) = seen.findings
+    observed = report(model(low_precision_island(kind)), tmp_path)
+    assert {finding.code for finding in observed.findings} == {code}
+    (finding,) = observed.findings
     assert finding.place == ("Add:add" if code == "float64" else "Cast:to_a")
     assert "1 Add" in finding.detail_params["operators"]
     assert found(report(model(low_precision_island(kind)), tmp_path, Casts(same)), code) == []
@@ -367,14 +377,14 @@ def test_float8_island_is_found(tmp_path):
 
 
 def test_cast_alone_is_an_island_for_float16_only(tmp_path):
-    for kind, places in ((HALF, ["Cast:to_a"]), (DOUBLE, [])):
-        seen = report(model([to("x", "a", kind), to("a", "y", FLOAT)]), tmp_path)
-        assert found(seen, "float16") + found(seen, "float64") == places
+    for kind, indices in ((HALF, ["Cast:to_a"]), (DOUBLE, [])):
+        observed = report(model([to("x", "a", kind), to("a", "y", FLOAT)]), tmp_path)
+        assert found(observed, "float16") + found(observed, "float64") == indices
 
 
 def test_float16_input_cast_to_float32_is_no_finding(tmp_path):
-    made = model([to("x", "y", FLOAT)], inputs=[value("x", kind=HALF)])
-    assert report(made, tmp_path).findings == ()
+    created = model([to("x", "y", FLOAT)], inputs=[value("x", kind=HALF)])
+    assert report(created, tmp_path).findings == ()
 
 
 @pytest.mark.parametrize(("reference", "told"), [
@@ -385,10 +395,10 @@ def test_float16_input_cast_to_float32_is_no_finding(tmp_path):
 ])  # fmt: skip
 def test_float16_weights_are_found_unless_the_model_has_them(tmp_path, reference, told):
     nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
-    seen = report(
+    observed = report(
         model(nodes, {"w": WEIGHT.astype(np.float16)}), tmp_path, holding_weight(reference)
     )
-    assert found(seen, "float16") == (["w"] if told else [])
+    assert found(observed, "float16") == (["w"] if told else [])
 
 
 def test_float16_weight_that_is_only_moved_is_no_finding(tmp_path):
@@ -421,8 +431,8 @@ def test_float64_shape_arithmetic_is_no_finding(tmp_path):
         to("floor", "size", TensorProto.INT64),
         node("Expand", ["x", "size"], ["y"]),
     ]
-    made = model(nodes, {"scale": np.asarray([1.0, 1.0])})
-    assert report(made, tmp_path).findings == ()
+    created = model(nodes, {"scale": np.asarray([1.0, 1.0])})
+    assert report(created, tmp_path).findings == ()
 
 
 def test_float64_weight_is_found(tmp_path):
@@ -430,8 +440,8 @@ def test_float64_weight_is_found(tmp_path):
         node("Mul", ["w", "two"], ["v"], name="mul"), to("v", "f", FLOAT),
         node("MatMul", ["x", "f"], ["y"]),
     ]  # fmt: skip
-    made = model(nodes, {"w": np.ones((4, 4)), "two": np.asarray(2.0)})
-    assert found(report(made, tmp_path), "float64") == ["Mul:mul"]
+    created = model(nodes, {"w": np.ones((4, 4)), "two": np.asarray(2.0)})
+    assert found(report(created, tmp_path), "float64") == ["Mul:mul"]
 
 
 def test_float64_island_in_a_loop_is_found(tmp_path):
@@ -443,8 +453,8 @@ def test_float64_island_in_a_loop_is_found(tmp_path):
         [value("on", [], TensorProto.BOOL), value("out")],
     )  # fmt: skip
     nodes = [node("Loop", ["n", "yes", "x"], ["y"], name="loop", body=body)]
-    made = model(nodes, {"n": np.asarray(2), "yes": np.asarray(True)})
-    assert found(report(made, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
+    created = model(nodes, {"n": np.asarray(2), "yes": np.asarray(True)})
+    assert found(report(created, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
 
 
 def quantized_model():
@@ -487,8 +497,8 @@ def test_int8_weights_are_found(tmp_path, count, told):
         node("Add", ["x", "s"], ["y"], name="add"),
     ]
     weights = {"w": np.ones(count, np.int8), "scale": np.asarray(0.1, np.float32)}
-    seen = report(model(nodes, weights), tmp_path)
-    assert bool([f for f in seen.findings if f.code == "quantized"]) is told
+    observed = report(model(nodes, weights), tmp_path)
+    assert bool([f for f in observed.findings if f.code == "quantized"]) is told
 
 
 class Masked(nn.Module):
@@ -553,8 +563,8 @@ DROPPING = ["Dropout:drop"]
 ])  # fmt: skip
 def test_training_mode_of_batch_norm_and_dropout_is_found(tmp_path, built, opset, places):
     weights = ONES if built.op_type == "BatchNormalization" else DROP
-    seen = report(model([built], weights, opset=opset), tmp_path)
-    assert found(seen, "training_mode") == places
+    observed = report(model([built], weights, opset=opset), tmp_path)
+    assert found(observed, "training_mode") == places
 
 
 def test_used_mask_of_old_dropout_is_training_mode(tmp_path):
@@ -565,8 +575,8 @@ def test_used_mask_of_old_dropout_is_training_mode(tmp_path):
 
 @pytest.mark.parametrize(("old", "places"), [({}, DROPPING), ({"is_test": 1}, [])])
 def test_old_dropout_without_is_test_is_training_mode(tmp_path, old, places):
-    seen = report(model([drop(**old)], opset=6), tmp_path)
-    assert found(seen, "training_mode") == places
+    observed = report(model([drop(**old)], opset=6), tmp_path)
+    assert found(observed, "training_mode") == places
 
 
 @pytest.mark.parametrize(("nodes", "places"), [
@@ -576,28 +586,28 @@ def test_old_dropout_without_is_test_is_training_mode(tmp_path, old, places):
     ([node("Not", ["no"], ["b"])], DROPPING),
 ])  # fmt: skip
 def test_training_flag_is_traced_to_its_constant(tmp_path, nodes, places):
-    seen = report(model([*nodes, drop("half", "b")], DROP), tmp_path)
-    assert found(seen, "training_mode") == places
+    observed = report(model([*nodes, drop("half", "b")], DROP), tmp_path)
+    assert found(observed, "training_mode") == places
 
 
 def test_unused_dropout_is_not_training_mode(tmp_path):
     unused = drop("half", "yes", outputs=("nowhere",))
-    seen = report(model([unused, node("Relu", ["x"], ["y"])], DROP), tmp_path)
-    assert found(seen, "training_mode") == []
-    assert DROPPING[0] in found(seen, "unused_output")
+    observed = report(model([unused, node("Relu", ["x"], ["y"])], DROP), tmp_path)
+    assert found(observed, "training_mode") == []
+    assert DROPPING[0] in found(observed, "unused_output")
 
 
 def test_dropout_in_a_branch_is_training_mode(tmp_path):
     then = helper.make_graph([drop("half", "yes", outputs=("t",))], "then", [], [value("t", None)])
-    other = helper.make_graph([node("Neg", ["x"], ["t"])], "else", [], [value("t", None)])
+    second = helper.make_graph([node("Neg", ["x"], ["t"])], "else", [], [value("t", None)])
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=0),
         node("Cast", ["sum"], ["flag"], to=onnx.TensorProto.BOOL),
-        node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other),
+        node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=second),
     ]
-    seen = report(model(nodes, DROP), tmp_path)
-    assert found(seen, "training_mode") == ["If:if / Dropout:drop"]
-    assert seen.operators == {"Cast": 1, "Dropout": 1, "If": 1, "Neg": 1, "ReduceSum": 1}
+    observed = report(model(nodes, DROP), tmp_path)
+    assert found(observed, "training_mode") == ["If:if / Dropout:drop"]
+    assert observed.operators == {"Cast": 1, "Dropout": 1, "If": 1, "Neg": 1, "ReduceSum": 1}
 
 
 def test_training_mode_passed_to_a_function_is_found(tmp_path):
@@ -610,10 +620,10 @@ def test_training_mode_passed_to_a_function_is_found(tmp_path):
     )
     for training in (0, 1):
         call = node("Norm", ["x"], ["y"], domain="my", training_mode=training)
-        seen = report(model([call], functions=[norms], domains=["my"]), tmp_path)
-        assert len(found(seen, "training_mode")) == training
-        assert found(seen, "domain") == []
-        assert seen.operators == {"BatchNormalization": 1, "Constant": 1}
+        observed = report(model([call], functions=[norms], domains=["my"]), tmp_path)
+        assert len(found(observed, "training_mode")) == training
+        assert found(observed, "domain") == []
+        assert observed.operators == {"BatchNormalization": 1, "Constant": 1}
 
 
 RANDOM = {
@@ -654,8 +664,8 @@ class Lstm(nn.LSTM):
     ("Bernoulli", Drops(), False),
 ])  # fmt: skip
 def test_random_operators_are_found_unless_the_model_has_them(tmp_path, kind, reference, told):
-    seen = report(model([RANDOM[kind], node("Add", ["x", "r"], ["y"])]), tmp_path, reference)
-    assert bool(found(seen, "training_mode")) is told
+    observed = report(model([RANDOM[kind], node("Add", ["x", "r"], ["y"])]), tmp_path, reference)
+    assert bool(found(observed, "training_mode")) is told
 
 
 def test_batch_statistics_of_the_model_are_no_finding(tmp_path):
@@ -686,10 +696,10 @@ def write_external(folder, *tensors: dict[str, str], data=bytes(64), name="w.bin
         last = f"s{number}"
     nodes.append(node("Identity", [last], ["y"]))
     graph = helper.make_graph(nodes, "g", [value("x")], [value("y")], graph_tensors)
-    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
+    edited = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
     (folder / name).write_bytes(data)
     path = folder / "model.onnx"
-    path.write_bytes(made.SerializeToString())
+    path.write_bytes(edited.SerializeToString())
     return path
 
 
@@ -719,25 +729,25 @@ SUM = hashlib.sha1(bytes(64)).hexdigest()
     ],
 )
 def test_overlapping_regions_lengths_and_checksums_are_found(tmp_path, tensors, places):
-    seen = report(write_external(tmp_path, *tensors), tmp_path)
-    assert found(seen, "external_data") == places
-    assert seen.external_data == {"w.bin": str(Digest.from_bytes(bytes(64)))}
+    observed = report(write_external(tmp_path, *tensors), tmp_path)
+    assert found(observed, "external_data") == places
+    assert observed.external_data == {"w.bin": str(Digest.from_bytes(bytes(64)))}
 
 
 def test_region_inside_another_is_no_finding(tmp_path):
     path = write_external(tmp_path, tensor_at(0), tensor_at(4), tensor_at(20))
-    made = onnx.load(path, load_external_data=False)
-    made.graph.initializer[0].dims[:] = [9, 1]  # bytes 0 to 36
-    path.write_bytes(made.SerializeToString())
+    edited = onnx.load(path, load_external_data=False)
+    edited.graph.initializer[0].dims[:] = [9, 1]  # bytes 0 to 36
+    path.write_bytes(edited.SerializeToString())
     assert found(report(path, tmp_path), "external_data") == []
 
 
 def test_overlap_of_a_long_region_behind_a_short_one_is_found(tmp_path):
     path = write_external(tmp_path, tensor_at(0), tensor_at(4), tensor_at(24))
-    made = onnx.load(path, load_external_data=False)
-    made.graph.initializer[0].dims[:] = [9, 1]
-    made.graph.initializer[2].dims[:] = [10, 1]  # bytes 24 to 64
-    path.write_bytes(made.SerializeToString())
+    edited = onnx.load(path, load_external_data=False)
+    edited.graph.initializer[0].dims[:] = [9, 1]
+    edited.graph.initializer[2].dims[:] = [10, 1]  # bytes 24 to 64
+    path.write_bytes(edited.SerializeToString())
     assert found(report(path, tmp_path), "external_data") == ["t2"]
 
 
@@ -759,13 +769,13 @@ def test_external_weights_are_read(tmp_path):
             for n, a in {**weights, "yes": np.asarray(True)}.items()
         ],
     )
-    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
+    edited = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
     path = tmp_path / "model.onnx"
-    onnx.save(made, path, save_as_external_data=True, location="w.bin", size_threshold=0)
-    seen = report(path, tmp_path)
-    assert found(seen, "nonfinite_initializer") == ["big", "small"]
-    assert found(seen, "training_mode") == ["Dropout:y"]
-    assert list(seen.external_data) == ["w.bin"]
+    onnx.save(edited, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    observed = report(path, tmp_path)
+    assert found(observed, "nonfinite_initializer") == ["big", "small"]
+    assert found(observed, "training_mode") == ["Dropout:y"]
+    assert list(observed.external_data) == ["w.bin"]
 
 
 def test_unhashed_external_data_is_not_read(tmp_path):

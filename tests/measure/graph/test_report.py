@@ -119,23 +119,25 @@ def test_correct_export_has_no_forbidden_finding(tmp_path, name, dynamo):
     reference = build().eval()
     with warnings.catch_warnings():
         path = exported(reference, batch, tmp_path / "model.onnx", dynamo=dynamo)
-    seen = report(path, tmp_path, reference, batch={"x": batch})
+    observed = report(path, tmp_path, reference, batch={"x": batch})
     forbidden = Instruments().graph_forbid
-    assert [finding for finding in seen.findings if finding.code in forbidden] == []
-    assert seen.nodes == sum(seen.operators.values()) > 0
-    assert seen.initializers > 0
-    assert bool(seen.external_data) is dynamo
+    assert [finding for finding in observed.findings if finding.code in forbidden] == []
+    assert observed.nodes == sum(observed.operators.values()) > 0
+    assert observed.initializers > 0
+    assert bool(observed.external_data) is dynamo
 
 
 def test_report_of_a_small_export(tmp_path):
     reference = tiny.net()
     candidate = tiny.export(reference, tmp_path / "model.onnx")
-    asked = reference_run(reference, {"input": tiny.images(3)})
-    asked.run = lambda _batch: pytest.fail("nothing in the file gives a reason to run the model")
-    seen = read_graph(candidate, asked)
-    assert seen.operators == {"Conv": 1, "Gemm": 1, "ReduceMax": 1, "Relu": 1}
-    assert (seen.nodes, seen.initializers) == (4, 4)
-    assert (seen.external_data, seen.findings) == ({}, ())
+    requested = reference_run(reference, {"input": tiny.images(3)})
+    requested.run = lambda _batch: pytest.fail(
+        "nothing in the file gives a reason to run the model"
+    )
+    observed = read_graph(candidate, requested)
+    assert observed.operators == {"Conv": 1, "Gemm": 1, "ReduceMax": 1, "Relu": 1}
+    assert (observed.nodes, observed.initializers) == (4, 4)
+    assert (observed.external_data, observed.findings) == ({}, ())
 
 
 def test_graph_with_undefined_tensor_is_refused(tmp_path):

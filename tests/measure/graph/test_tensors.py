@@ -30,9 +30,9 @@ def weights(shape, seed=0):
 
 def test_scalars_are_compared():
     """CLIP's logit_scale has no axis."""
-    one, other = np.array(2.5, np.float32), np.array(2.75, np.float32)
-    assert equal(one, one.copy())
-    assert not equal(one, other)
+    item, second = np.array(2.5, np.float32), np.array(2.75, np.float32)
+    assert equal(item, item.copy())
+    assert not equal(item, second)
 
 
 @given(SHAPES, st.data())
@@ -42,9 +42,9 @@ def test_any_transpose_and_reshape_is_matched(shape, data):
     turned = values.transpose(order)
     again = turned.reshape(-1, turned.shape[-1])
     pool = TensorIndex([stored("other", weights(shape, 1)), stored("own", values)])
-    for one in (turned, again, turned.reshape(-1)):
-        copy = np.ascontiguousarray(one)
-        assert [(found.name, same(copy, values) is not None) for found in pool.alike(copy)] == [
+    for item in (turned, again, turned.reshape(-1)):
+        copy = np.ascontiguousarray(item)
+        assert [(result.name, same(copy, values) is not None) for result in pool.alike(copy)] == [
             ("own", True)
         ]
 
@@ -58,38 +58,38 @@ def test_changed_element_is_found_after_any_transpose(shape, data):
     turned.reshape(-1)[at] += 1.0
     pool = [stored("other", weights(shape, 1)), stored("own", values)]
     assert same(turned, values) is None
-    found = nearest_mismatch("w", turned, pool)
-    assert found is not None
-    assert (found.name, found.wrong, found.size) == ("own", 1, values.size)
-    assert found.first == tuple(int(one) for one in np.unravel_index(at, turned.shape))
+    result = nearest_mismatch("w", turned, pool)
+    assert result is not None
+    assert (result.name, result.wrong, result.size) == ("own", 1, values.size)
+    assert result.first == tuple(int(item) for item in np.unravel_index(at, turned.shape))
 
 
 @given(st.integers(4, 12), st.integers(2, 5), st.data())
 def test_slices_and_concatenations_are_matched(rows, columns, data):
     tables = [weights((rows, columns), seed) for seed in range(3)]
-    lines = Lines([stored(str(at), one) for at, one in enumerate(tables)])
+    lines = Lines([stored(str(at), item) for at, item in enumerate(tables)])
     stop = data.draw(st.integers(3, rows))
     start = data.draw(st.integers(0, stop - 3))
-    for whole, way in ((tables[1][start:stop], "sliced"), (np.concatenate(tables), "joined")):
-        for turned in (whole, np.ascontiguousarray(whole.T)):
-            found = lines.read(turned)
-            assert found is not None
-            assert (found.way, np.array_equal(found.expected, turned)) == (way, True)
+    for complete, way in ((tables[1][start:stop], "sliced"), (np.concatenate(tables), "joined")):
+        for turned in (complete, np.ascontiguousarray(complete.T)):
+            result = lines.read(turned)
+            assert result is not None
+            assert (result.way, np.array_equal(result.expected, turned)) == (way, True)
     spoiled = np.concatenate(tables)
     at = data.draw(st.integers(0, spoiled.size - 1))
     spoiled.reshape(-1)[at] += 1.0
-    found = lines.read(spoiled)
-    assert found is not None
-    wrong = found.expected != spoiled
+    result = lines.read(spoiled)
+    assert result is not None
+    wrong = result.expected != spoiled
     assert np.flatnonzero(wrong).tolist() == [at]
-    assert found.owner(at) == str(at // columns // rows)
-    assert not (wrong & found.uncertain).any()
+    assert result.owner(at) == str(at // columns // rows)
+    assert not (wrong & result.uncertain).any()
 
 
 def test_concatenation_with_unknown_tensor_is_not_matched():
-    table, other = weights((6, 4)), weights((4, 4), 1)
-    found = Lines([stored("table", table)]).read(np.concatenate([table, other]))
-    assert found is None or (found.uncertain & (found.expected != 0)).any()
+    table, second = weights((6, 4)), weights((4, 4), 1)
+    result = Lines([stored("table", table)]).read(np.concatenate([table, second]))
+    assert result is None or (result.uncertain & (result.expected != 0)).any()
 
 
 @pytest.mark.parametrize("way", ["as it is", "transposed", "flipped", None])
@@ -133,16 +133,16 @@ def test_changed_recurrent_weights_are_not_misplaced(memory):
 
 
 def test_swapped_directions_are_named(memory):
-    weight, *others = packed_constants(memory)
+    weight, *rest = packed_constants(memory)
     names = ["weight_ih_l0", "weight_ih_l0_reverse"]
-    assert misplaced(memory, [weight[::-1], *others]) == {"directions": names}
+    assert misplaced(memory, [weight[::-1], *rest]) == {"directions": names}
 
 
 def test_gates_in_wrong_order_are_named(memory):
-    weight, hidden, *others = packed_constants(memory)
+    weight, hidden, *rest = packed_constants(memory)
     hidden[1] = np.roll(hidden[1], 2, axis=0)
-    found = misplaced(memory, [weight, hidden, *others])
-    assert found == {"gates": ["weight_hh_l0_reverse"]}
+    result = misplaced(memory, [weight, hidden, *rest])
+    assert result == {"gates": ["weight_hh_l0_reverse"]}
 
 
 def test_misplaced_names_are_unique(memory):
@@ -181,15 +181,15 @@ def test_batch_norm_folding_matches_pytorch(dtype, affine):
     scale = gamma / torch.sqrt(variance + 1e-6)
     assert norm.path == "0"
     offset = (bias - mean) * scale + beta
-    made = (norm.scale, norm.offset(bias.double().numpy()), norm.folded(rows.float().numpy()))
-    for one, other in zip(made, (scale, offset, rows * scale[:, None]), strict=True):
+    created = (norm.scale, norm.offset(bias.double().numpy()), norm.folded(rows.float().numpy()))
+    for item, second in zip(created, (scale, offset, rows * scale[:, None]), strict=True):
         # In float64 the two differ by a last bit; a product is of float32.
-        assert np.allclose(one, other.double(), rtol=0.0 if dtype else 1e-7, atol=0.0)
+        assert np.allclose(item, second.double(), rtol=0.0 if dtype else 1e-7, atol=0.0)
 
 
 def test_modules_without_running_statistics_are_not_folded():
-    others = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.LayerNorm(3))
-    assert list(norms(others)) == []
+    rest = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.LayerNorm(3))
+    assert list(norms(rest)) == []
 
 
 TABLE = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
@@ -222,9 +222,9 @@ def halved(table: np.ndarray) -> np.ndarray:
     ("a.weight", lambda table: table * np.float32(1.01), "moved", {"name": ""}),
 ])  # fmt: skip
 def test_mismatch_has_code_and_params(place, change, code, params):
-    found = weight_mismatch(place, "a.weight", change(TABLE), TABLE).finding()
-    assert (found.place, found.detail_code) == (place, code)
-    measured = dict(found.detail_params)
+    result = weight_mismatch(place, "a.weight", change(TABLE), TABLE).finding()
+    assert (result.place, result.detail_code) == (place, code)
+    measured = dict(result.detail_params)
     if code == "moved":
         assert measured.pop("share") == pytest.approx(0.01, rel=1e-3)
     if "largest" in params:
@@ -239,10 +239,10 @@ VALUES = st.sampled_from([0.0, -0.0, 1.0, np.nan, np.inf, -np.inf])
 def test_counting_in_chunks_equals_one_pass(array, chunk):
     before, value_graph._CHUNK = value_graph._CHUNK, chunk
     try:
-        seen = Initializers.from_array(array)
+        observed = Initializers.from_array(array)
     finally:
         value_graph._CHUNK = before
-    assert seen == Initializers(
+    assert observed == Initializers(
         array.size, int((array == 0).sum()), int(np.isnan(array).sum()), int(np.isinf(array).sum())
     )
 

@@ -68,10 +68,10 @@ def test_model_adds_its_probes(tmp_path):
     file = tiny.export(model, tmp_path / "words.onnx", example=words)
     samples = SampleSet.from_arrays(words)
     without = Sending(file, samples, POLICY).write(tmp_path / "without")
-    asked = Sending(file, samples, POLICY, model).write(tmp_path / "asked")
-    names = [{part.name for part in header.parts} for header in (without, asked)]
+    requested = Sending(file, samples, POLICY, model).write(tmp_path / "asked")
+    names = [{part.name for part in header.parts} for header in (without, requested)]
     assert names[0] < names[1]
-    more = next(part for part in asked.parts if part.name in names[1] - names[0])
+    more = next(part for part in requested.parts if part.name in names[1] - names[0])
     assert np.load(tmp_path / "asked" / more.inputs[0].npy).max() > 20
 
 
@@ -109,9 +109,9 @@ def test_existing_export_folder_is_refused(good, tmp_path):
 
 
 def test_mismatching_samples_leave_no_files(good, tmp_path):
-    other = SampleSet.from_arrays({"input": torch.zeros(4, 5).numpy()})
+    second = SampleSet.from_arrays({"input": torch.zeros(4, 5).numpy()})
     with pytest.raises(InputMismatch):
-        Sending(good, other, POLICY).write(tmp_path / "sent")
+        Sending(good, second, POLICY).write(tmp_path / "sent")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -149,16 +149,16 @@ def subject(recorded_folder):
 def test_each_form_of_outputs_gives_the_same_recording(
     recorded_folder, subject, tmp_path, inputs, outputs
 ):
-    made = Packing(subject, recorded_folder / inputs, recorded_folder / outputs, SOURCE).write(
+    created = Packing(subject, recorded_folder / inputs, recorded_folder / outputs, SOURCE).write(
         tmp_path / "made"
     )
     recording = Recording(tmp_path / "made")
-    assert recording.manifest == made
+    assert recording.manifest == created
     assert np.array_equal(recording.outputs["samples"][0], np.load(recorded_folder / "logits.npy"))
-    assert made.samples.inputs_sha256 == Digest.parse(
+    assert created.samples.inputs_sha256 == Digest.parse(
         json.loads((recorded_folder / "sent/samples.json").read_text())["parts"][0]["inputs_sha256"]
     )
-    assert (len(made.parts) > 10) == (outputs == "outputs")
+    assert (len(created.parts) > 10) == (outputs == "outputs")
 
 
 @pytest.fixture
@@ -223,10 +223,10 @@ def test_changed_inputs_are_refused(recorded_folder, subject, tmp_path):
 
 @pytest.mark.parametrize("by", ["sent", "meta"])
 def test_recording_of_another_file_is_refused(recorded_folder, subject, tmp_path, by):
-    other = Digest.from_bytes(b"another")
-    whence = SOURCE.model_copy(update={"model_sha256": other if by == "meta" else None})
-    file = subject if by == "meta" else subject.model_copy(update={"sha256": other})
-    with pytest.raises(GateError, match=other.hex):
+    second = Digest.from_bytes(b"another")
+    whence = SOURCE.model_copy(update={"model_sha256": second if by == "meta" else None})
+    file = subject if by == "meta" else subject.model_copy(update={"sha256": second})
+    with pytest.raises(GateError, match=second.hex):
         Packing(file, recorded_folder / "sent", recorded_folder / "outputs", whence).write(
             tmp_path / "made"
         )

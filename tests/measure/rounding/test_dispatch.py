@@ -15,7 +15,7 @@ print("torch._dynamo" in sys.modules)
 
 @pytest.mark.proof
 def test_dispatch_modes_do_not_import_the_compiler():
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    assert told.stdout.strip() == "False"
+    assert completed.stdout.strip() == "False"

@@ -30,9 +30,11 @@ def check_model(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
 
 def noise_of_runtimes(verdicted):
     """The noise floor of the only output, on each runtime that is here."""
-    found = [runtime.outputs[0].noise for runtime in verdicted.evidence.runtimes if runtime.outputs]
-    assert len(found) >= 2
-    return found
+    matches = [
+        runtime.outputs[0].noise for runtime in verdicted.evidence.runtimes if runtime.outputs
+    ]
+    assert len(matches) >= 2
+    return matches
 
 
 def normal(*shape):

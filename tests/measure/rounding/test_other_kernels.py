@@ -54,9 +54,9 @@ def test_recurrent_networks_pass_with_other_kernels(kind, tmp_path):
     run = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
     )
-    seen = json.loads(run.stdout.splitlines()[-1])
-    assert seen["kernels"] in ("DEFAULT", "NO AVX")
-    assert seen["noise"] <= 1.5
-    assert seen["failures"] == []
+    record = json.loads(run.stdout.splitlines()[-1])
+    assert record["kernels"] in ("DEFAULT", "NO AVX")
+    assert record["noise"] <= 1.5
+    assert record["failures"] == []
     # Probes at a thousand times the samples saturate every gate.
-    assert max(ratio for ratio in seen["probes"].values() if ratio is not None) <= 8.0
+    assert max(ratio for ratio in record["probes"].values() if ratio is not None) <= 8.0

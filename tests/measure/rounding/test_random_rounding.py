@@ -237,11 +237,11 @@ def test_masks_of_the_lowest_number_stay_finite():
 
 
 def test_out_argument_is_changed_in_place():
-    x, place = draw(50, 60), torch.empty(50)
+    x, index = draw(50, 60), torch.empty(50)
     with RandomRounding(0):
-        returned = torch.sum(x, 1, out=place)
-    assert returned is place
-    assert not torch.equal(place, x.sum(1))
+        returned = torch.sum(x, 1, out=index)
+    assert returned is index
+    assert not torch.equal(index, x.sum(1))
 
 
 RECURRENT = {
@@ -338,10 +338,10 @@ def test_exact_results_are_unchanged_with_ties():
 def test_order_of_equal_numbers_is_random_unless_stable():
     x = torch.zeros(20, 30)
     with RandomRounding(0):
-        values, places = x.topk(5, dim=1)
+        values, indices = x.topk(5, dim=1)
         stable = x.sort(dim=1, stable=True).indices
     assert torch.equal(values, torch.zeros(20, 5))
-    assert len(set(places[:, 0].tolist())) > 5
+    assert len(set(indices[:, 0].tolist())) > 5
     assert torch.equal(stable, torch.arange(30).expand(20, 30))
 
 
@@ -359,14 +359,14 @@ def test_error_of_fft_depends_on_the_whole_row(compute):
 
 @pytest.mark.parametrize("still", [[], [0.0], [3.0, -7.0], [0.0, 5.0, float(2**19)]])
 def test_zeros_and_small_integers_are_unchanged(still):
-    others = [0.3, -2.5, float(2**20), float(2**20 + 1), -3e7, 1e-30]
+    rest = [0.3, -2.5, float(2**20), float(2**20 + 1), -3e7, 1e-30]
     with RandomRounding(0, scale=8.0):
-        tossed = torch.tensor([*others, *still]) + 0.0
+        tossed = torch.tensor([*rest, *still]) + 0.0
     with RandomRounding(0, scale=8.0):
-        expected = torch.tensor([*others, *[0.7] * len(still)]) + 0.0
-    assert torch.equal(tossed[: len(others)], expected[: len(others)])
-    assert tossed[len(others) :].tolist() == still
-    assert (tossed[: len(others)] != torch.tensor(others)).sum() >= 4
+        expected = torch.tensor([*rest, *[0.7] * len(still)]) + 0.0
+    assert torch.equal(tossed[: len(rest)], expected[: len(rest)])
+    assert tossed[len(rest) :].tolist() == still
+    assert (tossed[: len(rest)] != torch.tensor(rest)).sum() >= 4
 
 
 @pytest.mark.parametrize("compute", [
@@ -396,8 +396,8 @@ def buckets(distances):
 
 def position_buckets():
     """Buckets of the distances between 40 places."""
-    places = torch.arange(40)
-    return buckets((places[None] - places[:, None]).abs())
+    indices = torch.arange(40)
+    return buckets((indices[None] - indices[:, None]).abs())
 
 
 def test_buckets_of_positions_are_unchanged():
@@ -408,12 +408,12 @@ def test_buckets_of_positions_are_unchanged():
 
 
 def test_buckets_of_inputs_may_change():
-    given = torch.full((64,), 16)
-    seen = set()
+    arguments = torch.full((64,), 16)
+    observed = set()
     for seed in SEEDS:
         with RandomRounding(seed):
-            seen.update(buckets(given).tolist())
-    assert seen == {9, 10}
+            observed.update(buckets(arguments).tolist())
+    assert observed == {9, 10}
 
 
 @pytest.mark.parametrize("decide", [
@@ -451,23 +451,23 @@ def test_order_of_constants_is_unchanged():
         first = order()
     for seed in SEEDS:
         with RandomRounding(seed):
-            values, places = order()
+            values, indices = order()
         assert torch.equal(values, first[0])
-        assert torch.equal(places, first[1])
+        assert torch.equal(indices, first[1])
 
 
 def test_tensor_with_written_input_is_not_a_constant():
     """Also by way of a view: the tensor is no more what it was of shapes alone."""
-    given = torch.tensor([0.5, 2.5, 3.5])
+    arguments = torch.tensor([0.5, 2.5, 3.5])
 
     def written():
-        whole = torch.zeros(4)
-        whole[1:].copy_(given)
-        return whole, whole > 1.0, (whole * 1.0).floor()
+        complete = torch.zeros(4)
+        complete[1:].copy_(arguments)
+        return complete, complete > 1.0, (complete * 1.0).floor()
 
     with RandomRounding(0):
-        whole, above, floor = written()
-    assert whole.tolist() == [0.0, 0.5, 2.5, 3.5]
+        complete, above, floor = written()
+    assert complete.tolist() == [0.0, 0.5, 2.5, 3.5]
     assert above.tolist() == [False, False, True, True]
     assert floor.tolist() == [0.0, 0.0, 2.0, 3.0]
 

@@ -44,23 +44,29 @@ def rows(count: int) -> dict[str, np.ndarray]:
 
 
 def context(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
-    made = benches.context(Counting(), rows(4))
+    created = benches.context(Counting(), rows(4))
     if determinism is None:
-        return made
-    policy = made.policy.model_copy(update={"determinism": determinism})
+        return created
+    policy = created.policy.model_copy(update={"determinism": determinism})
     return MeasurementContext(
-        made.model, made.reference, made.truth, made.binding, made.samples, policy, made.tested_file
+        created.model,
+        created.reference,
+        created.truth,
+        created.binding,
+        created.samples,
+        policy,
+        created.tested_file,
     )
 
 
 def test_rounded_runs_are_reproducible_by_draw():
     bench, batch = context(), rows(4)
     (still,) = bench.reference.run(batch)
-    (one,), (again,), (other,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
-    assert np.array_equal(one, again)
-    assert not np.array_equal(one, other)
-    assert not np.array_equal(one, still)
-    assert np.allclose(one, still, rtol=1e-4)
+    (item,), (again,), (second,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
+    assert np.array_equal(item, again)
+    assert not np.array_equal(item, second)
+    assert not np.array_equal(item, still)
+    assert np.allclose(item, still, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +106,13 @@ def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
     bench.truth.part_size = bench.part_size
     batch = rows(6)
     bench.part_size(batch)
-    seen = bench.model.module.sizes
-    seen.clear()
+    observed = bench.model.module.sizes
+    observed.clear()
     null = bench.rounding_run(batch, RoundingRun(scale=0.0))
     assert np.allclose(null[0], bench.answers.reference(batch)[0], rtol=1e-6)
     moved = bench.rounded_run(batch, draw=0)[0] - null[0]
     assert not np.array_equal(moved[0], moved[1])
-    rounded, double = list(seen), bench.truth._float64.model.sizes
+    rounded, double = list(observed), bench.truth._float64.model.sizes
     double.clear()
     assert bench.truth.extra_outputs(batch)[0].shape == null[0].shape
     return rounded, double
@@ -140,11 +146,11 @@ def test_part_sizes_differ_by_at_most_one(count, size):
         return [batch["x"] * 2.0, batch["x"].sum(1)]
 
     x = rows(count)["x"]
-    made = run_in_parts(run, {"x": x}, size=size)
+    created = run_in_parts(run, {"x": x}, size=size)
     assert max(sizes) <= size
     assert max(sizes) - min(sizes) <= 1
-    assert np.array_equal(made[0], x * 2.0)
-    assert np.array_equal(made[1], x.sum(1))
+    assert np.array_equal(created[0], x * 2.0)
+    assert np.array_equal(created[1], x.sum(1))
 
 
 @pytest.mark.parametrize("outputs", [
@@ -153,8 +159,8 @@ def test_part_sizes_differ_by_at_most_one(count, size):
 ], ids=["a number", "other lengths"])  # fmt: skip
 def test_unjoinable_outputs_use_the_whole_batch(outputs):
     x = np.array([[1.0, 2.0], [-1.0, 2.0]], np.float32)
-    made = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
-    assert np.array_equal(made[0], outputs(x)[0])
+    created = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
+    assert np.array_equal(created[0], outputs(x)[0])
 
 
 @pytest.mark.parametrize("own", [-1, 2**63 + 5])

@@ -35,11 +35,13 @@ SWITCHES = Determinism(
 
 
 def test_environment_has_versions_and_cpu():
-    seen = environment.describe_environment(SWITCHES)
-    assert seen.versions["torch"] == torch.__version__
-    assert {"python", "torch", "torchvision", "onnx", "onnxruntime", "numpy"} <= set(seen.versions)
-    assert seen.cpu
-    assert seen.determinism == SWITCHES
+    observed = environment.describe_environment(SWITCHES)
+    assert observed.versions["torch"] == torch.__version__
+    assert {"python", "torch", "torchvision", "onnx", "onnxruntime", "numpy"} <= set(
+        observed.versions
+    )
+    assert observed.cpu
+    assert observed.determinism == SWITCHES
 
 
 def test_environment_without_cuda_device_has_no_gpu(monkeypatch):
@@ -56,13 +58,13 @@ def test_driver_version_is_read(monkeypatch, tmp_path):
 
 
 def test_environment_has_cores_os_and_kernel():
-    found = environment.describe_environment(SWITCHES)
-    assert found.cores is not None
-    assert found.cores >= 1
-    assert found.os
-    assert found.kernel
-    assert platform.release() in found.kernel
-    assert platform.machine() in found.kernel
+    result = environment.describe_environment(SWITCHES)
+    assert result.cores is not None
+    assert result.cores >= 1
+    assert result.os
+    assert result.kernel
+    assert platform.release() in result.kernel
+    assert platform.machine() in result.kernel
 
 
 def test_missing_affinity_and_os_name_are_no_error(monkeypatch):
@@ -74,9 +76,9 @@ def test_missing_affinity_and_os_name_are_no_error(monkeypatch):
 
     monkeypatch.setattr(platform, "freedesktop_os_release", missing)
     monkeypatch.setattr(psutil.Process, "cpu_affinity", unsupported)
-    found = environment.describe_environment(SWITCHES)
-    assert found.os
-    assert found.cores
+    result = environment.describe_environment(SWITCHES)
+    assert result.os
+    assert result.cores
 
 
 def test_version_is_that_of_the_imported_build(monkeypatch):
@@ -105,10 +107,10 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve sve2 i8mm bf
     (None, None),
 ])  # fmt: skip
 def test_relevant_cpu_flags_are_read(text, expected, tmp_path, monkeypatch):
-    place = tmp_path / "cpuinfo"
+    folder = tmp_path / "cpuinfo"
     if text is not None:
-        place.write_text(text)
-    monkeypatch.setattr(environment, "_CPUINFO", place)
+        folder.write_text(text)
+    monkeypatch.setattr(environment, "_CPUINFO", folder)
     model, flags = environment.describe_processor()
     assert flags == expected
     assert model
@@ -230,13 +232,13 @@ def test_tf32_and_cudnn_switches_are_set_and_restored(caller, tf32):
     caller()
     before = state()
     policy = DeterminismPolicy(tf32=tf32, cudnn_benchmark=tf32, seed=7)
-    with deterministic(policy) as seen:
-        assert seen.tf32_matmul is tf32
-        assert seen.tf32_cudnn is tf32
-        assert seen.cudnn_deterministic is True
-        assert seen.cudnn_benchmark is tf32
-        assert (seen.grad, seen.seed, seen.algorithms) == (False, 7, False)
-        assert seen.threads == torch.get_num_threads() == before["threads"]
+    with deterministic(policy) as observed:
+        assert observed.tf32_matmul is tf32
+        assert observed.tf32_cudnn is tf32
+        assert observed.cudnn_deterministic is True
+        assert observed.cudnn_benchmark is tf32
+        assert (observed.grad, observed.seed, observed.algorithms) == (False, 7, False)
+        assert observed.threads == torch.get_num_threads() == before["threads"]
         assert not torch.is_grad_enabled()
         for operation in ("matmul", "conv", "rnn"):
             assert torch._C._get_fp32_precision_getter("mkldnn", operation) == "ieee"
@@ -276,9 +278,9 @@ def test_threads_and_algorithms_are_set_and_restored(caller, threads):
     caller()
     before = state()
     policy = DeterminismPolicy(threads=threads, algorithms=True)
-    with deterministic(policy) as seen:
-        assert (seen.threads, torch.get_num_threads()) == (threads, threads)
-        assert seen.algorithms
+    with deterministic(policy) as observed:
+        assert (observed.threads, torch.get_num_threads()) == (threads, threads)
+        assert observed.algorithms
         assert torch.empty(3).isnan().all()
         with pytest.raises(RuntimeError, match="deterministic"):
             torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
@@ -288,8 +290,8 @@ def test_threads_and_algorithms_are_set_and_restored(caller, threads):
 def test_warn_only_algorithms_are_not_deterministic():
     with deterministic(DeterminismPolicy(algorithms=True)):
         warned()
-        with deterministic(DeterminismPolicy(algorithms=False)) as seen:
-            assert not seen.algorithms
+        with deterministic(DeterminismPolicy(algorithms=False)) as observed:
+            assert not observed.algorithms
 
 
 POLICIES = st.builds(
@@ -319,9 +321,9 @@ def test_any_caller_state_is_restored(callers, policies, raises):
             if raises:
                 raise KeyboardInterrupt
             return
-        with deterministic(rest[0]) as seen:
-            assert seen.algorithms is rest[0].algorithms
-            assert seen.threads == (rest[0].threads or torch.get_num_threads())
+        with deterministic(rest[0]) as observed:
+            assert observed.algorithms is rest[0].algorithms
+            assert observed.threads == (rest[0].threads or torch.get_num_threads())
             inside(rest[1:])
 
     if policies:
@@ -410,12 +412,12 @@ def test_measuring_restores_the_caller_state(exported, callers, raises):
 
 @pytest.mark.parametrize(("threads", "algorithms"), [(1, True), (3, False)])
 def test_both_sides_use_the_determinism_of_the_policy(exported, threads, algorithms):
-    wanted = DeterminismPolicy(threads=threads, algorithms=algorithms)
-    policy = tiny.policy(instruments=Instruments.none(), determinism=wanted)
-    seen = measure_job(MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy))
-    switches = seen.environment.determinism
+    custom_policy = DeterminismPolicy(threads=threads, algorithms=algorithms)
+    policy = tiny.policy(instruments=Instruments.none(), determinism=custom_policy)
+    observed = measure_job(MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy))
+    switches = observed.environment.determinism
     assert (switches.threads, switches.algorithms) == (threads, algorithms)
-    options = seen.runtimes[0].session_options
+    options = observed.runtimes[0].session_options
     assert options["intra_op_num_threads"] == str(threads)
     assert options["use_deterministic_compute"] == str(int(algorithms))
 

@@ -80,8 +80,8 @@ def test_invalid_session_time_is_replaced(said):
 
 
 def test_session_time_is_used():
-    found = run_seconds(np.float32(0.5))
-    assert (found, type(found)) == (0.5, float)
+    result = run_seconds(np.float32(0.5))
+    assert (result, type(result)) == (0.5, float)
 
 
 class Counted(Session):

@@ -208,16 +208,16 @@ def test_forward_can_compute_gradients(function, mode):
 
 
 def test_dispatch_modes_receive_composite_operators():
-    seen = []
+    observed = []
 
     class Seen(DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func._schema.name)
+            observed.append(func._schema.name)
             return func(*args, **(kwargs or {}))
 
     with deterministic(DeterminismPolicy()):
         session = TorchSession(nn.GRU(2, 3), ONE, device="cpu")
         with Seen():
             session.run({"x": X})
-    assert seen.count("aten::gru") == 1
-    assert "aten::tanh" not in seen
+    assert observed.count("aten::gru") == 1
+    assert "aten::tanh" not in observed

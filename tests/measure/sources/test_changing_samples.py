@@ -49,22 +49,22 @@ def test_changed_label_is_refused():
 def test_shuffled_data_set_has_different_digests(monkeypatch):
     orders = iter((range(11), [0, 2, 1, *range(3, 11)]))
     monkeypatch.setattr(factories, "shuffled", lambda: X[list(next(orders))], raising=False)
-    one, other = (SampleSet.open(f"{HERE}:shuffled") for _ in range(2))
-    assert one.slice(1, 2).digest() != other.slice(1, 2).digest()
-    assert one.slice(3, 11).digest() == other.slice(3, 11).digest()
+    item, second = (SampleSet.open(f"{HERE}:shuffled") for _ in range(2))
+    assert item.slice(1, 2).digest() != second.slice(1, 2).digest()
+    assert item.slice(3, 11).digest() == second.slice(3, 11).digest()
 
 
 def test_each_sample_is_read_twice(monkeypatch):
-    asked = []
-    data = Map(lambda place: asked.append(place) or (X[place], 1))
+    requests = []
+    data = Map(lambda place: requests.append(place) or (X[place], 1))
     monkeypatch.setattr(factories, "counted", lambda: data, raising=False)
     samples = SampleSet.open(f"{HERE}:counted")
-    asked.clear()
+    requests.clear()
     samples.digest()
     samples.labels()
     all_batches(samples)
     samples.allow_nan().digest()
-    assert sorted(asked) == sorted([*range(11)] * 2)
+    assert sorted(requests) == sorted([*range(11)] * 2)
 
 
 def touch_later(path):
@@ -117,9 +117,9 @@ def test_file_truncated_while_reading_is_refused(tmp_path):
 def test_replaced_or_deleted_file_is_read_from_the_open_handle(kind, tmp_path):
     samples = SampleSet.open(WRITTEN[kind](tmp_path))
     (path,) = tmp_path.iterdir()
-    other = tmp_path / "other"
-    other.write_bytes(b"other")
-    other.replace(path)
+    second = tmp_path / "other"
+    second.write_bytes(b"other")
+    second.replace(path)
     np.testing.assert_array_equal(np.concatenate(all_batches(samples)), X)
     path.unlink()
     np.testing.assert_array_equal(np.concatenate(all_batches(samples)), X)

@@ -190,8 +190,8 @@ TARS = {
 
 @pytest.mark.parametrize("kind", TARS)
 def test_invalid_tar_is_refused(kind, tmp_path):
-    made, words = TARS[kind]
-    path = tar(tmp_path / "x.tar", made)
+    created, words = TARS[kind]
+    path = tar(tmp_path / "x.tar", created)
     with pytest.raises(DataError, match=words):
         list(SampleSet.open(path, preprocessing=SPEC).batches(4))
     assert [file.name for file in tmp_path.iterdir()] == ["x.tar"]
@@ -245,16 +245,16 @@ COLUMNS = {
 @pytest.mark.parametrize("write", ["parquet", "arrow"])
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_invalid_columns_are_refused(kind, write, tmp_path):
-    made, words = COLUMNS[kind]
-    path = getattr(written, write)(tmp_path / f"x.{write}", made)
+    created, words = COLUMNS[kind]
+    path = getattr(written, write)(tmp_path / f"x.{write}", created)
     with pytest.raises(DataError, match=words):
         list(SampleSet.open(path).batches(4))
 
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_lists_of_different_length_are_refused(size, tmp_path):
-    made = column([[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4, FLOATS)
-    samples = SampleSet.open(written.arrow(tmp_path / "x.arrow", made))
+    created = column([[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4, FLOATS)
+    samples = SampleSet.open(written.arrow(tmp_path / "x.arrow", created))
     with pytest.raises(DataError, match="Give all samples the same shape"):
         list(samples.batches(size))
 

@@ -67,8 +67,8 @@ def test_memory_of_tars(tmp_path, monkeypatch):
         folder = tmp_path / str(count)
         folder.mkdir()
         for number in range(count):
-            made = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(40))
-            written.tar(folder / f"{number:03}.tar", made)
+            created = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(40))
+            written.tar(folder / f"{number:03}.tar", created)
         return folder
 
     few, many = shards(4), shards(20)
@@ -100,5 +100,7 @@ def test_tar_is_read_without_torch(tmp_path):
         f"samples = SampleSet.open({str(path)!r}); samples.digest(); list(samples.batches(4))\n"
         "print({'torch', 'PIL.Image'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.strip() == "set()"

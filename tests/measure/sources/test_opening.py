@@ -131,9 +131,9 @@ def test_array_field_called_label_is_an_input():
 
 
 def test_columns_are_selected_by_name(tmp_path):
-    made = written.table().append_column("digit", written.pa.array(Y[::-1]))
-    made = made.append_column("path", written.pa.array(["x"] * 11))
-    path = written.parquet(tmp_path / "x.parquet", made)
+    created = written.table().append_column("digit", written.pa.array(Y[::-1]))
+    created = created.append_column("path", written.pa.array(["x"] * 11))
+    path = written.parquet(tmp_path / "x.parquet", created)
     samples = SampleSet.open(f"{path}#inputs=input&label=digit")
     np.testing.assert_array_equal(samples.labels(), Y[::-1])
     assert SampleSet.open(f"{path}#inputs=label,input&label=").names == ("label", "input")
@@ -144,22 +144,22 @@ def test_columns_are_selected_by_name(tmp_path):
 
 
 def pictures_parquet(folder):
-    struct = [{"bytes": encoded(place), "path": None} for place in range(5)]
-    made = written.pa.table({"input": struct, "label": range(5)})
-    return written.parquet(folder / "x.parquet", made)
+    struct = [{"bytes": encoded(index), "path": None} for index in range(5)]
+    created = written.pa.table({"input": struct, "label": range(5)})
+    return written.parquet(folder / "x.parquet", created)
 
 
 def pictures_tar(folder):
     return written.tar(
         folder / "x.tar",
-        (written.member(f"{place}.{kind}", data) for place in range(5)
-         for kind, data in (("PNG", encoded(place)), ("cls", b"%d" % place))),
+        (written.member(f"{index}.{kind}", data) for index in range(5)
+         for kind, data in (("PNG", encoded(index)), ("cls", b"%d" % index))),
     )  # fmt: skip
 
 
 def picture_paths(folder):
-    for place in range(5):
-        (folder / f"{place}.png").write_bytes(encoded(place))
+    for index in range(5):
+        (folder / f"{index}.png").write_bytes(encoded(index))
     return f"{HERE}:picture_paths"
 
 
@@ -169,11 +169,11 @@ def picture_paths(folder):
      *(lambda _, name=name: f"{HERE}:{name}" for name in ("pictures", "picture_bytes", "picture_stream"))],
 )  # fmt: skip
 def test_pictures_are_preprocessed(source, tmp_path, monkeypatch):
-    place = source(tmp_path)
+    folder = source(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path.cwd()))
     monkeypatch.chdir(tmp_path)
-    samples = SampleSet.open(place, preprocessing=SPEC)
+    samples = SampleSet.open(folder, preprocessing=SPEC)
     assert samples.digest() == SampleSet.from_arrays({"input": TENSORS}).digest()
     np.testing.assert_array_equal(samples.labels(), range(5))
     with pytest.raises(DataError, match="--preprocessing"):
-        SampleSet.open(place)
+        SampleSet.open(folder)

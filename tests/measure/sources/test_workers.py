@@ -19,16 +19,16 @@ SPEC = PreprocessSpec()
 def test_workers_give_the_same_samples():
     alone = SampleSet.open(f"{HERE}:picture_bytes", preprocessing=SPEC)
     ahead = SampleSet.open(f"{HERE}:picture_bytes", preprocessing=SPEC, decode_workers=2)
-    wanted = [batch["input"] for batch in alone.batches(1)]
+    expected = [batch["input"] for batch in alone.batches(1)]
 
     broken_off = ahead.batches(1)
     next(broken_off), next(broken_off)
     broken_off.close()
     for size in (1, 2):
-        found = np.concatenate([batch["input"] for batch in ahead.batches(size)])
-        np.testing.assert_array_equal(found, np.concatenate(wanted))
+        result = np.concatenate([batch["input"] for batch in ahead.batches(size)])
+        np.testing.assert_array_equal(result, np.concatenate(expected))
     beside = zip(ahead.batches(1), ahead.batches(1), strict=True)
-    assert all((one["input"] == other["input"]).all() for one, other in beside)
+    assert all((item["input"] == second["input"]).all() for item, second in beside)
     assert ahead.digest() == alone.digest()
     np.testing.assert_array_equal(ahead.labels(), alone.labels())
 

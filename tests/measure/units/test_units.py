@@ -32,7 +32,7 @@ def test_units_cover_all_samples_in_whole_batches(samples, batch_size, lead, mos
     assert [unit.index for unit in units] == list(range(len(units)))
     assert units[0].start == 0
     assert units[-1].stop == samples
-    assert all(one.stop == other.start for one, other in itertools.pairwise(units))
+    assert all(item.stop == second.start for item, second in itertools.pairwise(units))
     assert all(len(unit) > 0 and unit.start % batch_size == 0 for unit in units)
     assert len(units) <= most + 1
 
@@ -90,9 +90,9 @@ def test_pairwise_merge_keeps_logarithmically_many_parts(count):
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
 def test_order_and_duplicates_do_not_change_the_result(count, chance):
     values = [chance.uniform(-1, 1) * 10.0 ** chance.randrange(-8, 8) for _ in range(count)]
-    wanted = PairwiseMerge(lambda left, right: left + right)
+    expected = PairwiseMerge(lambda left, right: left + right)
     for value in values:
-        wanted.add(value)
+        expected.add(value)
     came = [*range(count), *(chance.randrange(count) for _ in range(count // 2))]
     chance.shuffle(came)
     fold = PairwiseMerge(lambda left, right: left + right)
@@ -100,18 +100,18 @@ def test_order_and_duplicates_do_not_change_the_result(count, chance):
     for index in came:
         ordered.add(index, values[index])
     assert ordered.next == count
-    assert fold.result().hex() == wanted.result().hex()
+    assert fold.result().hex() == expected.result().hex()
 
 
 def test_missing_part_delays_later_parts():
-    taken: list[str] = []
-    ordered = InOrder(taken.append)
+    used: list[str] = []
+    ordered = InOrder(used.append)
     for index, value in enumerate("abcd"):
         if value != "b":
             ordered.add(index, value)
-    assert (taken, ordered.next) == (["a"], 1)
+    assert (used, ordered.next) == (["a"], 1)
     ordered.add(1, "b")
-    assert (taken, ordered.next) == (list("abcd"), 4)
+    assert (used, ordered.next) == (list("abcd"), 4)
 
 
 PLAIN = st.recursive(
@@ -259,35 +259,35 @@ def picked(output: OutputParity) -> dict[str, object]:
 def test_counts_do_not_depend_on_the_units(sides):
     units = split_into_units(SAMPLES, batch_size=BATCH, lead=LEAD)
     assert len(units) > 8
-    one = compare_in_units(sides, [(0, SAMPLES)])
+    item = compare_in_units(sides, [(0, SAMPLES)])
     many = compare_in_units(sides, [(unit.start, unit.stop) for unit in units])
-    assert many.outliers == one.outliers
+    assert many.outliers == item.outliers
     assert {100, 350, 699} <= set(many.outliers)
-    assert many.mismatched_integers == one.mismatched_integers == [100, 350, 699]
-    for whole, merged in zip(one.result(), many.result(), strict=True):
-        assert picked(merged) == picked(whole)
-        assert merged.mean_abs_diff == pytest.approx(whole.mean_abs_diff, rel=1e-12)
-        assert merged.reference_std == pytest.approx(whole.reference_std, rel=1e-12)
-    whole, merged = one.result()[0], many.result()[0]
-    assert merged.noise == whole.noise
+    assert many.mismatched_integers == item.mismatched_integers == [100, 350, 699]
+    for complete, merged in zip(item.result(), many.result(), strict=True):
+        assert picked(merged) == picked(complete)
+        assert merged.mean_abs_diff == pytest.approx(complete.mean_abs_diff, rel=1e-12)
+        assert merged.reference_std == pytest.approx(complete.reference_std, rel=1e-12)
+    complete, merged = item.result()[0], many.result()[0]
+    assert merged.noise == complete.noise
     assert merged.noise is not None
     assert merged.noise.diff > 1000.0
     assert merged.noise.samples == LEAD
-    classes = [output.classification for output in (whole, merged)]
+    classes = [output.classification for output in (complete, merged)]
     assert classes[0].model_dump(include=OF_CLASSES) == classes[1].model_dump(include=OF_CLASSES)
 
 
 def test_sample_rows_are_complete_and_ordered(sides):
-    whole = compare_in_units(sides, [(0, 64), (64, 128), (128, SAMPLES)])
-    assert whole.drain_rows()["logits"]["index"].tolist() == list(range(SAMPLES))
-    assert not len(whole.drain_rows()["logits"])  # each row is given once
+    complete = compare_in_units(sides, [(0, 64), (64, 128), (128, SAMPLES)])
+    assert complete.drain_rows()["logits"]["index"].tolist() == list(range(SAMPLES))
+    assert not len(complete.drain_rows()["logits"])  # each row is given once
 
 
 def test_empty_unit_changes_nothing(sides):
-    whole = compare_in_units(sides, [(0, SAMPLES)])
-    empty = whole.successor()
-    for merged in (whole.merge(empty), empty.merge(whole)):
-        assert merged.result() == whole.result()
+    complete = compare_in_units(sides, [(0, SAMPLES)])
+    empty = complete.successor()
+    for merged in (complete.merge(empty), empty.merge(complete)):
+        assert merged.result() == complete.result()
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])

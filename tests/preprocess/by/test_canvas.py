@@ -31,11 +31,11 @@ def chromium() -> None:
 def test_canvas_without_resize_equals_the_reference(spec: PreprocessSpec) -> None:
     pixels = picture(60, 47)
     with implementation("canvas").opened(spec) as preprocess:
-        seen = preprocess(pixels)
+        observed = preprocess(pixels)
     with implementation("pillow").opened(spec) as preprocess:
-        wanted = preprocess(pixels)
-    assert (seen.shape, seen.dtype) == (wanted.shape, wanted.dtype)
-    assert np.abs(to_pixels(seen, spec) - to_pixels(wanted, spec)).max() < 1e-3
+        expected = preprocess(pixels)
+    assert (observed.shape, observed.dtype) == (expected.shape, expected.dtype)
+    assert np.abs(to_pixels(observed, spec) - to_pixels(expected, spec)).max() < 1e-3
     assert "hrom" in implementation("canvas").version()
 
 
@@ -60,12 +60,14 @@ def test_canvas_downscales_by_mipmaps() -> None:
     with implementation("canvas").opened(spec) as preprocess:
         for shape in ((200, 300), (161, 95), (103, 107), (300, 500)):
             pixels = picture(*shape)
-            seen = preprocess(pixels).astype(int)
-            off = np.abs(seen - resample(pixels, (60, 50), Sampling("mipmap")))
+            observed = preprocess(pixels).astype(int)
+            off = np.abs(observed - resample(pixels, (60, 50), Sampling("mipmap")))
             assert (off.max() <= 3, off.mean() < 1.5) == (True, True), (
                 shape,
                 off.max(),
                 off.mean(),
             )
-            pillow = np.abs(seen - resample(pixels, (60, 50), Sampling("bilinear", antialias=True)))
+            pillow = np.abs(
+                observed - resample(pixels, (60, 50), Sampling("bilinear", antialias=True))
+            )
             assert pillow.mean() > 2 * off.mean()

@@ -65,14 +65,14 @@ def test_prepended_graph_equals_preprocessing_then_model(
     prepend_graph(spec, model, tmp_path / "whole.onnx")
     pixels = np.stack([picture(90, 70, seed=seed) for seed in range(3)])
     with implementation("onnx").opened(spec) as preprocess:
-        tensors = np.stack([preprocess(one) for one in pixels])
-    whole = onnx.load(tmp_path / "whole.onnx")
-    (given,) = whole.graph.input
-    seen = run(tmp_path / "whole.onnx", **{given.name: pixels})
-    np.testing.assert_allclose(seen, run(model, x=tensors), rtol=1e-6, atol=1e-6)
-    assert given.name == (PICTURES if hidden != PICTURES else f"preprocess/{PICTURES}")
-    assert given.type.tensor_type.elem_type == TensorProto.UINT8
-    assert {entry.key for entry in whole.metadata_props} == {"made.by"}
+        tensors = np.stack([preprocess(item) for item in pixels])
+    complete = onnx.load(tmp_path / "whole.onnx")
+    (arguments,) = complete.graph.input
+    observed = run(tmp_path / "whole.onnx", **{arguments.name: pixels})
+    np.testing.assert_allclose(observed, run(model, x=tensors), rtol=1e-6, atol=1e-6)
+    assert arguments.name == (PICTURES if hidden != PICTURES else f"preprocess/{PICTURES}")
+    assert arguments.type.tensor_type.elem_type == TensorProto.UINT8
+    assert {entry.key for entry in complete.metadata_props} == {"made.by"}
 
 
 @pytest.mark.parametrize(

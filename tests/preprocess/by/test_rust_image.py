@@ -31,6 +31,6 @@ def source(height: int, width: int) -> NDArray[np.uint8]:
     "vector", VECTORS, ids=lambda v: f"{v['mode']}-{v['from']}-{v['to']}".replace(" ", "")
 )
 def test_resize_equals_vectors_of_the_crate(vector: dict[str, Any]) -> None:
-    wanted = np.array(vector["pixels"], np.uint8).reshape(*vector["to"], 3)
-    seen = resample.resize(source(*vector["from"]), tuple(vector["to"]), vector["mode"])
-    np.testing.assert_array_equal(seen, wanted)
+    expected = np.array(vector["pixels"], np.uint8).reshape(*vector["to"], 3)
+    observed = resample.resize(source(*vector["from"]), tuple(vector["to"]), vector["mode"])
+    np.testing.assert_array_equal(observed, expected)

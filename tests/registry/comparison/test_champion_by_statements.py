@@ -22,10 +22,10 @@ from tests.service.test_submissions import days_ago, edited
 @pytest.fixture
 def service(tmp_path: Path) -> SigningService:
     """Version 1 serves, by the ledger of the service."""
-    made = SigningService(tmp_path)
-    made.submit(made.with_golden(1))
-    assert made.reconcile_once()[0] == ("hand_in", "promoted", "1")
-    return made
+    created = SigningService(tmp_path)
+    created.submit(created.with_golden(1))
+    assert created.reconcile_once()[0] == ("hand_in", "promoted", "1")
+    return created
 
 
 def champion_in_ci(service: SigningService, trust: Trust | None) -> Champion:
@@ -37,14 +37,14 @@ def champion_in_ci(service: SigningService, trust: Trust | None) -> Champion:
 
 
 def test_champion_with_trusted_statements_is_proven(service: SigningService) -> None:
-    found = champion_in_ci(service, trust_in(service.ci))
-    assert (found.state, found.version, found.absent) == ("proven", "1", None)
+    result = champion_in_ci(service, trust_in(service.ci))
+    assert (result.state, result.version, result.absent) == ("proven", "1", None)
     by_ledger = load_champion(service.setup.model(), into=service.setup.folder)
-    assert (found.sha256, found.evidence, found.decision) == (
+    assert (result.sha256, result.evidence, result.decision) == (
         by_ledger.sha256, by_ledger.evidence, by_ledger.decision,
     )  # fmt: skip
-    assert found.onnx_path is not None
-    assert found.onnx_path.read_bytes() == service.setup.stored("1").data
+    assert result.onnx_path is not None
+    assert result.onnx_path.read_bytes() == service.setup.stored("1").data
 
 
 def test_champion_with_old_statements_is_proven(tmp_path: Path) -> None:
@@ -105,12 +105,12 @@ UNPROVEN: dict[str, tuple[Callable[[SigningService], Trust | None], str]] = {
 @pytest.mark.parametrize("case", UNPROVEN)
 def test_unproven_champion_is_left_to_the_service(service: SigningService, case: str) -> None:
     tamper, message = UNPROVEN[case]
-    found = champion_in_ci(service, tamper(service))
-    assert found.state == "unvouched"
-    assert (found.onnx_path, found.evidence) == (None, None)
-    assert "has no entry that it passed" in str(found.absent)
-    assert message in str(found.absent)
-    assert found.compared_by(builders.policy(promotion="by_service")) is None
+    result = champion_in_ci(service, tamper(service))
+    assert result.state == "unvouched"
+    assert (result.onnx_path, result.evidence) == (None, None)
+    assert "has no entry that it passed" in str(result.absent)
+    assert message in str(result.absent)
+    assert result.compared_by(builders.policy(promotion="by_service")) is None
 
 
 def test_champion_is_shown_when_the_policy_requires_no_comparison(service: SigningService) -> None:

@@ -35,10 +35,10 @@ def measured(of: Evidence, accuracy: float, *, labels: str | None = "labels") ->
     def changed(runtime: Any) -> Any:
         outputs = []
         for output in runtime.outputs:
-            found = output.classification.accuracy.model_copy(
+            result = output.classification.accuracy.model_copy(
                 update={"reference": accuracy, "candidate": accuracy}
             )
-            classes = output.classification.model_copy(update={"accuracy": found})
+            classes = output.classification.model_copy(update={"accuracy": result})
             outputs.append(output.model_copy(update={"classification": classes}))
         return runtime.model_copy(update={"outputs": tuple(outputs)})
 
@@ -66,9 +66,9 @@ def service_with_submission(folder: Path, policy: Policy = POLICY) -> SigningSer
 @pytest.fixture
 def service(tmp_path: Path) -> SigningService:
     """And serves."""
-    found = service_with_submission(tmp_path)
-    assert found.reconcile_once() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
-    return found
+    result = service_with_submission(tmp_path)
+    assert result.reconcile_once() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
+    return result
 
 
 def test_first_release_is_determined_by_the_ledger(service: SigningService) -> None:
@@ -77,10 +77,10 @@ def test_first_release_is_determined_by_the_ledger(service: SigningService) -> N
     assert line.incumbent is not None
     assert line.incumbent.state == "first"
     refusing = DROP.model_copy(update={"first_release": "refuse"})
-    other = service_with_submission(
+    second = service_with_submission(
         service.setup.folder / "other", POLICY.model_copy(update={"incumbent": refusing})
     )
-    assert other.reconcile_once() == [("hand_in", "refused", "1")]
+    assert second.reconcile_once() == [("hand_in", "refused", "1")]
 
 
 def test_release_that_is_not_worse_is_promoted_and_deployed_once(service: SigningService) -> None:
@@ -140,16 +140,16 @@ def test_service_policy_requires_a_comparison_that_ci_did_not(service: SigningSe
 
 def test_unreadable_champion_evidence_delays_the_submission(service: SigningService) -> None:
     number, beside = service.submit(made(service, 2, 0.97)), service.setup.stored("1").beside
-    place = "gate/evidence.json"
-    whole = beside[place]
-    other = edited("measured_at", "2026-11-22T00:00:00Z")(whole)
-    for spoiled in (other, b"{}", whole + b" " * RECORD_LIMIT, None):
-        del beside[place]
-        beside.update({} if spoiled is None else {place: spoiled})
+    folder = "gate/evidence.json"
+    complete = beside[folder]
+    second = edited("measured_at", "2026-11-22T00:00:00Z")(complete)
+    for spoiled in (second, b"{}", complete + b" " * RECORD_LIMIT, None):
+        del beside[folder]
+        beside.update({} if spoiled is None else {folder: spoiled})
         assert ("hand_in", "MismatchUnconfirmed", None) in service.reconcile_once()
         assert service.actions_of(number) == []
         assert "not judged yet" in service.page(number)
-        beside[place] = whole
+        beside[folder] = complete
     assert ("hand_in", "promoted", number) in service.reconcile_once()
 
 
@@ -208,9 +208,9 @@ def test_repeated_move_by_hand_does_not_skip_the_comparison(tmp_path: Path) -> N
 
 def test_promotion_without_a_comparison_is_refused(service: SigningService) -> None:
     release = made(service, 2, 0.97)
-    done = promote(service.setup.registry, release, policy=POLICY, ledger=service.setup.ledger)
-    assert done.outcome == "refused"
-    assert "made with version none" in done.reason
+    result = promote(service.setup.registry, release, policy=POLICY, ledger=service.setup.ledger)
+    assert result.outcome == "refused"
+    assert "made with version none" in result.reason
 
 
 def test_version_promoted_without_a_comparison_is_not_deployed(service: SigningService) -> None:
@@ -218,8 +218,8 @@ def test_version_promoted_without_a_comparison_is_not_deployed(service: SigningS
     careless = builders.policy()
     release = made(service, 2, 0.97, policy=careless)
     ledger = service.setup.ledger
-    done = promote(service.setup.registry, release, policy=careless, ledger=ledger)
-    assert done.outcome == "promoted"
+    result = promote(service.setup.registry, release, policy=careless, ledger=ledger)
+    assert result.outcome == "promoted"
     service.reconcile_once()
     assert service.live == "1"
     assert any(
@@ -230,11 +230,13 @@ def test_version_promoted_without_a_comparison_is_not_deployed(service: SigningS
 def test_evidence_on_other_samples_is_incomparable() -> None:
     old, new = (measured(builders.evidence(), each) for each in (0.97, 0.97))
     subject = new.subject.model_copy(update={"sha256": builders.digest("another file")})
-    other = new.dataset.model_copy(update={"sha256": builders.digest("others")})
+    second = new.dataset.model_copy(update={"sha256": builders.digest("others")})
     champion = Champion(state="proven", version="1", sha256=old.subject.sha256, evidence=old)
-    found = compare_records(champion, new.model_copy(update={"subject": subject, "dataset": other}))
-    assert found.state == "incomparable"
-    assert "other samples" in str(found.absent)
+    result = compare_records(
+        champion, new.model_copy(update={"subject": subject, "dataset": second})
+    )
+    assert result.state == "incomparable"
+    assert "other samples" in str(result.absent)
     assert compare_records(champion, old).is_same_file
     # Right so often on labels that nobody names is no number to compare.
     old, new = (measured(builders.evidence(), each, labels=None) for each in (0.97, 0.97))

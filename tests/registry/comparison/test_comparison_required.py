@@ -51,9 +51,9 @@ def run(registry, of: Release, ledger: Ledger, policy=POLICY) -> PromotionResult
 @pytest.fixture
 def registry(ledger: Ledger, first: Release) -> Simulator:
     """Version 1 serves, as a first release."""
-    made = Simulator()
-    assert run(made, against(None, None, first), ledger).outcome == "promoted"
-    return made
+    created = Simulator()
+    assert run(created, against(None, None, first), ledger).outcome == "promoted"
+    return created
 
 
 def test_release_compared_with_the_champion_is_promoted(
@@ -96,11 +96,11 @@ def test_comparison_with_another_digest_of_the_champion_is_refused(
 def test_second_of_two_candidates_must_be_compared_again(
     registry: Simulator, ledger: Ledger, first: Release, second: Release, third: Release
 ) -> None:
-    one, other = against("1", first, second), against("1", first, third)
-    assert run(registry, one, ledger).outcome == "promoted"
-    assert "champion is version 2 now" in run(registry, other, ledger).reason
+    item, another = against("1", first, second), against("1", first, third)
+    assert run(registry, item, ledger).outcome == "promoted"
+    assert "champion is version 2 now" in run(registry, another, ledger).reason
     rollback(registry, NAME, ledger=ledger, reason="wrong")
-    assert run(registry, other, ledger).outcome == "promoted"
+    assert run(registry, another, ledger).outcome == "promoted"
 
 
 def test_first_release_is_refused_when_only_the_alias_was_removed(
@@ -158,9 +158,9 @@ def test_approval_is_refused_when_the_champion_changed(
     assert run(registry, against("1", first, third), ledger).version == "3"
     registry.aliases[CANDIDATE] = "2"
     registry.versions[1].tags[Tag.REVIEW] = "approved"
-    (taken,) = process_reviews(model, REVIEWED)
-    assert taken.outcome == "refused"
-    assert "champion is version 3 now, but the comparison was made with version 1" in taken.reason
+    (used,) = process_reviews(model, REVIEWED)
+    assert used.outcome == "refused"
+    assert "champion is version 3 now, but the comparison was made with version 1" in used.reason
     fourth = release(onnx_file(first.onnx_path.with_name("fourth.onnx"), seed=4))
     again = against("3", third, fourth, REVIEWED)
     assert run(registry, again, ledger, REVIEWED).version == "4"
@@ -196,11 +196,11 @@ def test_champion_moved_by_hand_needs_a_comparison_with_the_last_champion(
         model.write("deployed", "it serves", version="3", about=vouched)
     registry.set_tag(NAME, "2", key=Tag.REVIEW, value="approved")
     registry.set_alias(NAME, CHAMPION, "2")
-    (taken,) = guard_champion(model, REVIEWED, thoroughly=False)
+    (used,) = guard_champion(model, REVIEWED, thoroughly=False)
     expected = ("reverted", "3") if meanwhile else ("accepted", "2")
-    assert (taken.outcome, taken.version) == expected
+    assert (used.outcome, used.version) == expected
     assert (
-        "champion is version 3 now, but the comparison was made with" in taken.reason
+        "champion is version 3 now, but the comparison was made with" in used.reason
     ) is meanwhile
 
 
@@ -209,5 +209,5 @@ def test_move_by_hand_to_an_earlier_champion_needs_no_comparison(
 ) -> None:
     run(registry, against("1", first, second), ledger)
     registry.set_alias(NAME, CHAMPION, "1")
-    (taken,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
-    assert (taken.outcome, taken.version) == ("accepted", "1")
+    (used,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    assert (used.outcome, used.version) == ("accepted", "1")

@@ -28,9 +28,9 @@ POLICY = builders.policy()
 @pytest.fixture
 def registry(ledger: Ledger, first: Release) -> Simulator:
     """Version 1 serves."""
-    made = Simulator()
-    assert promote(made, first, policy=POLICY, ledger=ledger).version == "1"
-    return made
+    created = Simulator()
+    assert promote(created, first, policy=POLICY, ledger=ledger).version == "1"
+    return created
 
 
 def registered(registry: Simulator | Watched, ledger: Ledger) -> RegisteredModel:
@@ -85,8 +85,8 @@ def test_champion_without_evidence_is_unrecorded(
 def test_decision_on_another_file_is_ignored(
     registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
 ) -> None:
-    place = f"{RECORDS}/{DECISION}"
-    registry.versions[0].beside[place] = second.decision.to_json().encode()
+    folder = f"{RECORDS}/{DECISION}"
+    registry.versions[0].beside[folder] = second.decision.to_json().encode()
     assert load_champion(registered(registry, ledger), into=tmp_path).decision is None
 
 

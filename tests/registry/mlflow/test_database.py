@@ -79,9 +79,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def plain_database(path: Path) -> Path:
-    with sqlite3.connect(path) as made:
-        made.execute("CREATE TABLE t (x)")
-    made.close()
+    with sqlite3.connect(path) as created:
+        created.execute("CREATE TABLE t (x)")
+    created.close()
     return path
 
 
@@ -170,14 +170,14 @@ class TestServers:
         monkeypatch.setattr(database, "_TIMEOUT_S", 2)  # the least that libpq takes
         monkeypatch.setattr(database, "_SILENCE_S", 0.2)
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            place = f"127.0.0.1:{silent.getsockname()[1]}/x"
+            folder = f"127.0.0.1:{silent.getsockname()[1]}/x"
             with (
                 caplog.at_level(logging.WARNING),
                 pytest.raises(RegistryUnavailable, match="timeout expired") as caught,
             ):
-                check_database(f"postgresql+psycopg://gate:hunter2@{place}")
+                check_database(f"postgresql+psycopg://gate:hunter2@{folder}")
         (message,) = caplog.messages
-        assert message == f"waiting for the database at postgresql+psycopg://{place}"
+        assert message == f"waiting for the database at postgresql+psycopg://{folder}"
         assert "hunter2" not in str(caught.value)
 
     def test_missing_driver_is_named(self) -> None:

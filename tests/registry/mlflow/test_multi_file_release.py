@@ -96,25 +96,27 @@ def reconcile(name: str) -> Slot:
 def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
     place: Path, capsys: Capture
 ) -> None:
-    name, seen = "parts", []
+    name, observed = "parts", []
     for number, opset in enumerate((17, 16), start=1):
         release = exported(place / f"release-{number}", opset)
         assert checked(release) == 0, capsys.readouterr()
-        code, told = promoted(release, name, capsys)
-        assert (code, told["outcome"], told["version"]) == (0, "promoted", str(number)), told
+        code, reported = promoted(release, name, capsys)
+        assert (code, reported["outcome"], reported["version"]) == (0, "promoted", str(number)), (
+            reported
+        )
         slot = reconcile(name)
-        assert str(slot.sha256) == told["digest"]
+        assert str(slot.sha256) == reported["digest"]
         assert len(slot.parts) == 2
         for file in slot.parts.values():
             assert file.sha256 == Digest.from_file(release.parent / file.name)
-        seen.append(slot)
+        observed.append(slot)
         golden = ModelStore(Path("store")).content(slot.golden_sha256)  # type: ignore[arg-type]
         served = (ModelStore(Path("store")).live_link(name) / "exact").resolve() / "release.yaml"
         assert cli.main(["verify-release", str(served), "--golden", str(golden)]) == 0
     lines = [e.action for e in Ledger(Path(".gate/state.db")).entries() if e.model == name]
     assert lines.count("promoted") == 2
     assert cli.main(["rollback", name, "--yes", "--reason", "a test"]) == 0
-    assert reconcile(name) == seen[0]
+    assert reconcile(name) == observed[0]
     registry = MlflowRegistry(f"sqlite:///{place}/mlflow.db")
     assert registry.alias(name, CHAMPION) == "1"
     assert_mlflow_refuses_to_load(f"models:/{name}/1")
@@ -123,9 +125,9 @@ def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
     assert back.name == "release.yaml"
     assert (
         Digest.from_manifest(
-            back.parent, ("release.yaml", *(file.name for file in seen[1].external_data))
+            back.parent, ("release.yaml", *(file.name for file in observed[1].external_data))
         )
-        == seen[1].sha256
+        == observed[1].sha256
     )
 
 

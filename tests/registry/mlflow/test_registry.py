@@ -141,8 +141,8 @@ def test_promoted_version_holds_exactly_the_measured_file(
     assert before.startswith("Status: was champion until ")
     assert "replaced by version 2." in before
     assert ledger.entries()[-1].sha256 == want
-    (found,) = registry_access.registry.find(registry_access.name, want)
-    assert found.number == "2"
+    (result,) = registry_access.registry.find(registry_access.name, want)
+    assert result.number == "2"
     assert registry_access.promote(second, ledger).outcome == "unchanged"
 
     back = rollback(registry_access.registry, registry_access.name, ledger=ledger, reason="test")
@@ -175,14 +175,14 @@ def test_active_run_and_environment_of_the_caller_stay_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trap of `mlflow run`: MLFLOW_RUN_ID of a run, and another tracking URI, are about."""
-    other = f"sqlite:///{tmp_path}/other.db"
-    run_id = make_run(other, artifacts=tmp_path / "other")
+    second = f"sqlite:///{tmp_path}/other.db"
+    run_id = make_run(second, artifacts=tmp_path / "other")
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-    with using_tracking_uri(other), mlflow.start_run(run_id=run_id) as active:
+    with using_tracking_uri(second), mlflow.start_run(run_id=run_id) as active:
         assert sqlite_registry.promote(first, ledger).outcome == "promoted"
         assert mlflow.active_run() is active
-        assert mlflow.get_tracking_uri() == other
-        assert os.environ["MLFLOW_TRACKING_URI"] == other
+        assert mlflow.get_tracking_uri() == second
+        assert os.environ["MLFLOW_TRACKING_URI"] == second
         assert os.environ["MLFLOW_RUN_ID"] == run_id
         run = mlflow.MlflowClient().get_run(run_id)
         assert run.info.status == "RUNNING"
@@ -250,9 +250,11 @@ def _overwritten(registry_access: RegistryAccess, folder: Path) -> None:
 def _deleted(pattern: str) -> Tamper:
     def tamper(registry_access: RegistryAccess, _folder: Path) -> None:
         model_id = _model_id(registry_access)
-        found = [path for path in registry_access.artifacts.rglob(pattern) if model_id in str(path)]
-        assert found
-        for path in found:
+        matches = [
+            path for path in registry_access.artifacts.rglob(pattern) if model_id in str(path)
+        ]
+        assert matches
+        for path in matches:
             if path.is_file():
                 path.unlink()
 
@@ -357,13 +359,13 @@ def _promote_in_process(
     registry.before = meet
     alias.LOCK_TIMEOUT_S = 0.0
     try:
-        made = promote(
+        created = promote(
             registry,
             registry_access.released_here(of),
             policy=POLICY,
             ledger=Ledger(folder / "ledger.db"),
         )
-        queue.put((made.outcome, seed, os.getpid(), ""))
+        queue.put((created.outcome, seed, os.getpid(), ""))
     except PromotionConflict as error:
         barrier.wait(240)
         queue.put(("conflict", seed, os.getpid(), str(error)))
@@ -386,9 +388,9 @@ def test_exactly_one_of_two_concurrent_processes_promotes(
     results = sorted(queue.get(timeout=300) for _ in processes)
     for process in processes:
         process.join(60)
-    (lost, _, _, told), (won, seed, pid, _) = results
+    (lost, _, _, reported), (won, seed, pid, _) = results
     assert (lost, won) == ("conflict", "promoted")
-    assert f"process {pid} on " in told
+    assert f"process {pid} on " in reported
     ledger = Ledger(tmp_path / "ledger.db")
     assert sorted(e.action for e in ledger.entries()) == ["conflict", "promoted"]
     path = sqlite_registry.registry.download(sqlite_registry.name, "1", tmp_path / "back")
@@ -533,15 +535,15 @@ def test_submitter_needs_only_edit_permission_on_the_model(
         run_id = str(guarded.client().create_run(experiment).info.run_id)
     here = dataclasses.replace(first, model_name=name, run_id=run_id)
     signed = Signing(ci, registry=uri, model=name).signed(here, POLICY)
-    done = submit(guarded.registry, signed, policy=POLICY)
-    assert (done.outcome, done.version) == ("handed_in", "1")
+    result = submit(guarded.registry, signed, policy=POLICY)
+    assert (result.outcome, result.version) == ("handed_in", "1")
 
     _become(monkeypatch, *ADMIN)
     trust = TrustFile(save(trust_in(ci), tmp_path / "trust.yaml"))
     ledger = Ledger(tmp_path / "service" / "ledger.jsonl")
     store = ModelStore(tmp_path / "store")
     reconcile = Reconciler(guarded.registry, ledger, POLICY, store=store, trust=trust)
-    outcomes = [getattr(one, "outcome", one) for one in reconcile(name, cause="timer")]
+    outcomes = [getattr(item, "outcome", item) for item in reconcile(name, cause="timer")]
     assert outcomes == ["promoted", "deployed"]
     assert guarded.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
     (line, _) = ledger.entries()

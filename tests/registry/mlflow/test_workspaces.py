@@ -134,9 +134,9 @@ def _server_without_workspaces(answers: dict[str, Any]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = answers.get(self.path.partition("?")[0])
-            data = json.dumps(found or {"error_code": "RESOURCE_DOES_NOT_EXIST"}).encode()
-            self.send_response(200 if found else 404)
+            result = answers.get(self.path.partition("?")[0])
+            data = json.dumps(result or {"error_code": "RESOURCE_DOES_NOT_EXIST"}).encode()
+            self.send_response(200 if result else 404)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -155,8 +155,8 @@ def _server_without_workspaces(answers: dict[str, Any]) -> Iterator[str]:
 
 
 def test_server_without_workspaces_refuses_a_workspace() -> None:
-    place = "/api/2.0/mlflow/registered-models/get"
-    with _server_without_workspaces({place: {"registered_model": {"name": NAME}}}) as uri:
+    folder = "/api/2.0/mlflow/registered-models/get"
+    with _server_without_workspaces({folder: {"registered_model": {"name": NAME}}}) as uri:
         assert MlflowRegistry(uri).has_model(NAME)  # the stores of the client are opened now
         with pytest.raises(RegistryError, match="enable-workspaces"):
             MlflowRegistry(uri, workspace=TEAM).has_model(NAME)
@@ -177,8 +177,8 @@ def test_promotion_in_one_workspace_does_not_affect_another(ledger: Ledger, tmp_
     team = RegisteredModel(Simulator(identity=f"http://a#/workspaces/{TEAM}"), ledger, NAME)
     for model, seeds in ((plain, (1,)), (team, (2, 3))):
         for seed in seeds:
-            made = release(onnx_file(tmp_path / f"{seed}.onnx", seed=seed))
-            assert promote(model.registry, made, policy=POLICY, ledger=ledger).version == (
+            created = release(onnx_file(tmp_path / f"{seed}.onnx", seed=seed))
+            assert promote(model.registry, created, policy=POLICY, ledger=ledger).version == (
                 "1" if seed < 3 else "2"
             )
     assert (plain.history().serving, team.history().serving) == ("1", "2")
@@ -215,11 +215,11 @@ def test_signed_verdict_is_valid_for_its_workspace_only(
     key = SigningKey.make(tmp_path / "ci.pem")
     options: dict[str, Any] = {"policy": POLICY, "trust": trust_in(key)}
     homes = {"": "http://a", **{w: f"http://a#/workspaces/{w}" for w in (TEAM, "team-b")}}
-    for signed_for, other in itertools.product(homes.values(), repeat=2):
+    for signed_for, second in itertools.product(homes.values(), repeat=2):
         signed = Signing(key, registry=signed_for).signed(first, POLICY)
-        done = submit(Simulator(identity=other), signed, **options)
-        assert (done.outcome == "handed_in") is (signed_for == other), done.reason
-        assert "same-registry" not in done.reason
+        result = submit(Simulator(identity=second), signed, **options)
+        assert (result.outcome == "handed_in") is (signed_for == second), result.reason
+        assert "same-registry" not in result.reason
 
 
 def test_each_workspace_has_a_separate_deployment_folder(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_command_runs_in_the_workspace_of_its_model(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv(VARIABLE, variable)
-    done = CliRunner().invoke(command, arguments)
-    assert done.exit_code == (2 if expected is None else 0)
-    assert expected is None or done.output.strip() == expected
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == (2 if expected is None else 0)
+    assert expected is None or result.output.strip() == expected
     assert expected is None or os.environ.get(VARIABLE) == variable
 
 
@@ -334,7 +334,7 @@ def workspace_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
 
 @pytest.fixture
 def two_workspaces(workspace_server: Server) -> tuple[WorkspaceRegistry, WorkspaceRegistry]:
-    made = []
+    created = []
     for workspace in ("default", TEAM):
         with working_in(None if workspace == "default" else workspace):
             run = make_run(workspace_server.uri)
@@ -346,17 +346,17 @@ def two_workspaces(workspace_server: Server) -> tuple[WorkspaceRegistry, Workspa
                     MlflowClient(
                         workspace_server.uri, workspace_server.uri
                     ).delete_registered_model(NAME)
-        made.append(
+        created.append(
             WorkspaceRegistry(
                 workspace, MlflowRegistry(workspace_server.uri, workspace=workspace), run
             )
         )
-    return made[0], made[1]
+    return created[0], created[1]
 
 
 def _outcomes(done: Any) -> list[tuple[str, str, str | None]]:
-    assert all(isinstance(one, StepResult) for one in done), done
-    return [(one.kind, one.outcome, one.version) for one in done]
+    assert all(isinstance(item, StepResult) for item in done), done
+    return [(item.kind, item.outcome, item.version) for item in done]
 
 
 @pytest.mark.slow
@@ -369,9 +369,9 @@ def test_same_model_name_in_two_workspaces_is_two_models(
 ) -> None:
     plain, team = two_workspaces
     first, second, third = (release(onnx_file(tmp_path / f"{n}.onnx", seed=n)) for n in (1, 2, 3))
-    for side, made in ((plain, first), (team, second), (team, third)):
-        done = promote(side.registry, side.with_run(made), policy=POLICY, ledger=ledger)
-        assert done.outcome == "promoted", done.reason
+    for side, created in ((plain, first), (team, second), (team, third)):
+        result = promote(side.registry, side.with_run(created), policy=POLICY, ledger=ledger)
+        assert result.outcome == "promoted", result.reason
     assert (plain.champion, team.champion) == ("1", "2")
 
     store = ModelStore(tmp_path / "store")
@@ -404,7 +404,7 @@ def test_same_model_name_in_two_workspaces_is_two_models(
         arguments = ["history", "--model", name, "--state", str(tmp_path / "gate" / "ledger.db")]
         assert cli.main([*arguments, "--json"]) == 0
         entries = json.loads(capsys.readouterr().out)["entries"]
-        shown[name] = [(one["action"], one["version"]) for one in entries]
+        shown[name] = [(item["action"], item["version"]) for item in entries]
     assert ("promoted", "2") in shown[KEY]
     assert ("promoted", "2") not in shown[NAME]
     assert ("promoted", "1") in shown[NAME]
@@ -423,16 +423,16 @@ def test_webhook_reports_the_workspace_where_it_is_registered(
     with running(chosen) as service:
         with working_in(TEAM):
             url = service.address + WEBHOOK_PATH
-            made = hooks.register("gate", url, secret=SECRET)[1]
+            created = hooks.register("gate", url, secret=SECRET)[1]
             assert [hook.name for hook in hooks.all()] == ["gate"]
-            assert {trial.answer for trial in hooks.test(made)} == {'{"outcome":"test"}'}
+            assert {trial.answer for trial in hooks.test(created)} == {'{"outcome":"test"}'}
         assert hooks.all() == ()
         plain.registry.ensure_model(NAME)
         team.registry.ensure_model(NAME)
         until(lambda: service.recorder.causes)
         time.sleep(1)
-        told = {model for model, cause in service.recorder.calls if cause != "timer"}
-        assert told == {KEY}
+        reported = {model for model, cause in service.recorder.calls if cause != "timer"}
+        assert reported == {KEY}
 
 
 @pytest.mark.slow

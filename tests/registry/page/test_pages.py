@@ -21,10 +21,10 @@ from tests.service.registry_setup import AUTOMATIC, REVIEWED, RegistrySetup
 @pytest.fixture
 def setup(tmp_path) -> RegistrySetup:
     """Version 2 serves, version 1 served before; a service looked at both."""
-    made = RegistrySetup(tmp_path, AUTOMATIC)
+    created = RegistrySetup(tmp_path, AUTOMATIC)
     for seed in (1, 2):
-        made.promote(seed)
-    return made
+        created.promote(seed)
+    return created
 
 
 def status(setup: RegistrySetup, number: str) -> str:

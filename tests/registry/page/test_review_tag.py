@@ -101,8 +101,8 @@ def test_rejection_blocks_promotion_rollback_and_serving(ledger, first, second, 
     promote(registry, new, policy=policy, ledger=ledger)
     assert registry.aliases[PREVIOUS] != "2"
     registry.aliases[CHAMPION] = "2"
-    (taken,) = guard_champion(model, policy, thoroughly=False)
-    assert (taken.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
+    (used,) = guard_champion(model, policy, thoroughly=False)
+    assert (used.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
     assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
     with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
         rollback(

@@ -82,28 +82,28 @@ def test_invalid_numbers_are_drawn(value):
         classification=class_parity(confidence=confidence, top1_disagreements=400),
         differences=spread,
     )
-    seen = evidence_with(output)
-    judged = decide(policy(), seen, decided_at="now")
+    observed = evidence_with(output)
+    judged = decide(policy(), observed, decided_at="now")
     words = tuple(map(report_records.word, judged.checks))
-    drawn = html_page.evidence_charts(seen, judged)
+    drawn = html_page.evidence_charts(observed, judged)
     assert names(drawn) == {"differences", "confidence", "agreement", "latency"}
     ranked = bound_usage_chart(words)
     assert ranked is not None
     for chart in (*drawn, ranked):
-        places = [
+        indices = [
             value
             for element in ElementTree.fromstring(chart.svg).iter()
             for key, value in element.attrib.items()
             if key in ("d", "x", "y", "transform", "width", "height", "points")
         ]
-        assert places
-        assert not re.search("nan|inf", " ".join(places)), chart.name
+        assert indices
+        assert not re.search("nan|inf", " ".join(indices)), chart.name
 
 
 @pytest.mark.parametrize("name", [report_records.HOSTILE, "$\\frac$", "日本語", "x" * 5000])
 def test_names_are_escaped_in_charts(name):
-    found = report_records._layers(name)
-    chart = depth_chart(found)
+    result = report_records._layers(name)
+    chart = depth_chart(result)
     assert chart is not None
     tags = {e.tag.rpartition("}")[2] for e in ElementTree.fromstring(chart.file()).iter()}
     assert tags <= {"svg", "title", "desc", "g", "path", "text", "tspan", "defs", "use", "clipPath",
@@ -125,9 +125,9 @@ def test_failed_checks_have_a_different_color_and_shape():
 
 
 def test_check_is_one_row_with_a_mark_per_runtime():
-    one = next(c for c in report_records.rejected().decision.checks if c.name == "noise_ratio")
+    item = next(c for c in report_records.rejected().decision.checks if c.name == "noise_ratio")
     words = [
-        report_records.word(one.model_copy(update={"runtime": runtime, "output": output}))
+        report_records.word(item.model_copy(update={"runtime": runtime, "output": output}))
         for output in ("boxes", "scores")
         for runtime in ("ort-cpu", "ort-cpu-optimized", "ort-cuda")
     ]
@@ -191,14 +191,14 @@ def test_first_chart_shows_the_cause():
 
 @pytest.mark.parametrize("times", [1, 40])
 def test_depth_chart_names_the_first_source(times):
-    found = report_records._layers()
-    right = tuple(row for row in found.layers if row.verdict == "ok")
-    deep = found.model_copy(update={"layers": right * (times - 1) + found.layers})
+    result = report_records._layers()
+    right = tuple(row for row in result.layers if row.verdict == "ok")
+    deep = result.model_copy(update={"layers": right * (times - 1) + result.layers})
     chart = depth_chart(deep)
     assert chart is not None
     assert report_records.LAYER in texts(chart)
     assert chart.svg.count("<use") < 900
-    assert depth_chart(found.model_copy(update={"layers": ()})) is None
+    assert depth_chart(result.model_copy(update={"layers": ()})) is None
 
 
 def test_confidence_chart_without_recorded_sign():
@@ -253,14 +253,14 @@ def test_trend_needs_two_releases():
 
 def test_chart_without_matplotlib_is_text(monkeypatch):
     monkeypatch.setattr(installation, "is_installed", lambda module: module != "matplotlib")
-    made = drawing.chart(
+    created = drawing.chart(
         "latency",
         lambda _figure: pytest.fail("drawn"),
         title="Latency",
         alternative="ort-cpu: <b>1 ms</b>; " * 20,
         height=90,
     )
-    root = ElementTree.fromstring(made.svg)
+    root = ElementTree.fromstring(created.svg)
     lines = [element.text for element in root.iter() if element.tag.endswith("}text")]
     assert lines[0].startswith("ort-cpu: <b>1 ms</b>;")
     assert lines[-1] == "Drawn with matplotlib: pip install 'parity-gate[charts]'"

@@ -29,5 +29,5 @@ def change_script(monkeypatch, tmp_path, old, new):
 
 def chromium_processes():
     """Below this one."""
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if "chrom" in process.name()]
+    result = psutil.Process().children(recursive=True)
+    return [process for process in result if "chrom" in process.name()]

@@ -17,11 +17,11 @@ from gate.runtimes.browser_page import DTYPES, pack, unpack
 def test_arrays_survive_packing(dtype, shape):
     rng = np.random.default_rng(0)
     array = rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
-    found = unpack(pack({"a": array, "ä 2": array.T, "c": array}))
-    assert list(found) == ["a", "ä 2", "c"]
-    assert all(each.dtype == array.dtype for each in found.values())
-    np.testing.assert_array_equal(found["a"], array)
-    np.testing.assert_array_equal(found["ä 2"], array.T)
+    result = unpack(pack({"a": array, "ä 2": array.T, "c": array}))
+    assert list(result) == ["a", "ä 2", "c"]
+    assert all(each.dtype == array.dtype for each in result.values())
+    np.testing.assert_array_equal(result["a"], array)
+    np.testing.assert_array_equal(result["ä 2"], array.T)
 
 
 def test_arrays_are_aligned():

@@ -42,9 +42,9 @@ def test_only_shape_nodes_may_run_elsewhere():
         helper.make_node("Add", ["s", "s"], ["t"], "/s/Add"),
         helper.make_node("Add", ["x", "x"], ["y"], "/x/Add"),
     ]
-    made = helper.make_model(helper.make_graph(nodes, "g", [rows], [ValueInfoProto(name="y")]))
+    edited = helper.make_model(helper.make_graph(nodes, "g", [rows], [ValueInfoProto(name="y")]))
     names = {"WebGpu": ("Add:/x/Add",), "CPU": ("Add:/s/Add", "Add:/x/Add", "Add:/fused")}
-    assert fallback_nodes(names, "WebGpu", lambda: made) == ("Add:/x/Add", "Add:/fused")
+    assert fallback_nodes(names, "WebGpu", lambda: edited) == ("Add:/x/Add", "Add:/fused")
 
 
 def test_file_is_not_read_without_stray_nodes():
@@ -52,5 +52,5 @@ def test_file_is_not_read_without_stray_nodes():
 
 
 def test_convolution_elsewhere_is_a_stray_node():
-    made = helper.make_model(helper.make_graph([], "g", [], []))
-    assert fallback_nodes({"Y": ("Conv:/x",)}, "X", lambda: made) == ("Conv:/x",)
+    edited = helper.make_model(helper.make_graph([], "g", [], []))
+    assert fallback_nodes({"Y": ("Conv:/x",)}, "X", lambda: edited) == ("Conv:/x",)

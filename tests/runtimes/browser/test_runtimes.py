@@ -32,8 +32,8 @@ WASM = "browser-wasm"
 
 def measure_and_decide(model, file, count=20):
     bounds = exact_bounds("cpu", classes=True)
-    wanted = {WASM: RuntimePolicy(required="always", bounds=bounds)}
-    policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": wanted})
+    custom_policy = {WASM: RuntimePolicy(required="always", bounds=bounds)}
+    policy = Policy.model_validate({**dict(tiny.policy()), "runtimes": custom_policy})
     measured = measure_job(MeasurementJob(model, file, tiny.samples(count), policy=policy))
     decision = decide(policy, tiny.stored(measured), decided_at="now")
     return measured.runtimes[0], decision
@@ -60,11 +60,11 @@ def test_correct_file_passes_with_cpu_bounds(model, good):
 @BROWSER
 @pytest.mark.usefixtures("in_this_process")
 def test_wrong_bytes_for_the_page_never_pass(model, good, tmp_path, monkeypatch):
-    other = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
+    second = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
     put = PageServer.put
     monkeypatch.setattr(
         PageServer, "put",
-        lambda self, place, served: put(self, place, other if place == "file-0" else served),
+        lambda self, place, served: put(self, place, second if place == "file-0" else served),
     )  # fmt: skip
     runtime, decision = measure_and_decide(model, good, 4)
     assert "the file in the page has digest" in runtime.failure
@@ -75,10 +75,10 @@ def test_wrong_bytes_for_the_page_never_pass(model, good, tmp_path, monkeypatch)
 @BROWSER
 @pytest.mark.usefixtures("in_this_process")
 def test_page_with_another_model_fails(model, good, tmp_path, monkeypatch):
-    other = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
+    second = tiny.export(tiny.net(1), tmp_path / "other.onnx").path.read_bytes()
     read = "create(bytes, {"
     change_script(
-        monkeypatch, tmp_path, read, read.replace("bytes", f"Uint8Array.from({list(other)})")
+        monkeypatch, tmp_path, read, read.replace("bytes", f"Uint8Array.from({list(second)})")
     )
     runtime, decision = measure_and_decide(model, good, 4)
     assert runtime.failure is None
@@ -88,8 +88,8 @@ def test_page_with_another_model_fails(model, good, tmp_path, monkeypatch):
 @pytest.mark.proof
 @BROWSER
 def test_chromium_ends_with_a_killed_process(good):
-    wanted = RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1.0))
-    chosen, before = SelectedRuntime(WASM, wanted), psutil.Process().children(recursive=True)
+    custom_policy = RuntimePolicy(required="always", bounds=Bounds(max_abs_diff=1.0))
+    chosen, before = SelectedRuntime(WASM, custom_policy), psutil.Process().children(recursive=True)
     session = chosen.open(
         RunnableFile(good), conditions=Conditions(), example={"input": tiny.images(1)}
     )

@@ -79,10 +79,10 @@ def test_each_dtype_external_data_and_batch_size(many_types):
         }
         batch["long"] += 2**53 + 1  # which no number of JavaScript holds
         batch["rows"] = rng.normal(size=(count, 300)).astype(np.float32)
-        wanted, found = by_ort.run(None, batch), session.run(batch)
-        for one, other in zip(wanted, found, strict=True):
-            assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
+        expected, result = by_ort.run(None, batch), session.run(batch)
+        for item, second in zip(expected, result, strict=True):
+            assert (item.dtype, item.shape) == (second.dtype, second.shape)
+            np.testing.assert_allclose(item, second, rtol=1e-5, atol=1e-4)
         assert session.seconds >= 0
     proof = session.proof()
     assert proof.providers_active == ("wasm",)
