@@ -129,9 +129,9 @@ def _reuse_torchlib() -> None:
 
     def from_torchlib(**opset: int) -> object:
         shared = registry.read_torchlib(**opset)
-        item = copy.copy(shared)  # an export adds the functions of its caller
-        item.functions = {target: [*all_of] for target, all_of in shared.functions.items()}
-        return item
+        first = copy.copy(shared)  # an export adds the functions of its caller
+        first.functions = {target: [*all_of] for target, all_of in shared.functions.items()}
+        return first
 
     registry.from_torchlib = staticmethod(from_torchlib)
 

@@ -497,7 +497,7 @@ class TestCheck:
                     assert int(row["candidate_top1"]) == item.candidate.top1
                     worst[item.sample] = item
         assert {path.name for path in (folder / "pictures").iterdir()} == {
-            f"{index}.png" for index in worst
+            f"{location}.png" for location in worst
         }
 
     @pytest.mark.parametrize(("text", "told"), BAD_POLICIES.items())

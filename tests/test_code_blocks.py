@@ -228,13 +228,13 @@ def check_python(code: str) -> None:
 
 def check_yaml(code: str) -> None:
     shown = YAML(typ="safe").load(code)
-    indices = {field.path.partition(".")[0] for field in FIELDS}
+    locations = {field.path.partition(".")[0] for field in FIELDS}
     sections = YAML(typ="safe").load(ROOT / "params.yaml")
     policy = shown.get("gate", shown)
     is_spec = "resize" in (shown.get("preprocessing") or {})
-    if set(policy) <= indices and not is_spec:
-        for index in _leaves(policy, ()):
-            assert fields_named(".".join(index), FIELDS), f"{'.'.join(index)} is no field"
+    if set(policy) <= locations and not is_spec:
+        for location in _leaves(policy, ()):
+            assert fields_named(".".join(location), FIELDS), f"{'.'.join(location)} is no field"
         _read(Policy.from_file, _within(Policy.default().to_plain(), policy))
         return
     if all(isinstance(value, dict) and "required" in value for value in shown.values()):

@@ -18,12 +18,12 @@ def modules() -> list[tuple[str, ast.Module]]:
 
 
 def test_public_class_names_are_unique():
-    indices = defaultdict(list)
-    for index, tree in modules():
+    locations = defaultdict(list)
+    for location, tree in modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                indices[node.name].append(index)
-    assert {name: where for name, where in indices.items() if len(where) > 1} == {}
+                locations[node.name].append(location)
+    assert {name: where for name, where in locations.items() if len(where) > 1} == {}
 
 
 IDIOMS = {"told", "seen", "known", "said", "asked"}
@@ -53,8 +53,8 @@ def names(tree: ast.Module) -> Iterator[str]:
 
 def test_no_name_uses_a_forbidden_word():
     matches = {
-        (index, name)
-        for index, tree in modules()
+        (location, name)
+        for location, tree in modules()
         for name in names(tree)
         if name.strip("_").lower() in IDIOMS
     }

@@ -348,12 +348,13 @@ def _whole_batches(
     """Return the binding and `limit` samples, rounded up to whole batches for a fixed batch axis of
     the file or of a reference file."""
     binding = case.bind(batch_size=batch_size)
-    rows = getattr(case.reference.module, "rows", None)
+    module = case.reference.module
+    rows = module.rows if isinstance(module, OnnxReference) else None
     if rows is not None:
         binding = replace(binding, batch_size=rows, fixed=True)
     size = binding.batch_size if binding.fixed else 1
-    wanted = -(-limit // size) * size
-    inputs = next(case.inputs.batches(min(wanted, len(case.inputs))))
+    needed = -(-limit // size) * size
+    inputs = next(case.inputs.batches(min(needed, len(case.inputs))))
     count = length(inputs)
     whole = np.minimum(np.arange(-(-count // size) * size), count - 1)  # the last one repeats
     return binding, {name: array[whole] for name, array in inputs.items()}

@@ -105,6 +105,11 @@ class Reference:
         model = build_model(factory)
         code = collect_code(model, factory=factory)
         sha256 = load_checkpoint(model, checkpoint) if checkpoint else None
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            raise ModelError(
+                f"{factory} returned a model on the device 'meta', where tensors have no values. "
+                "Build it on the CPU and load its weights."
+            )
         same = untrained or sha256 is not None or require_same_weights(factory, model)
         spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
         digest = spec.digest() if spec else None

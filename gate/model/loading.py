@@ -106,11 +106,6 @@ def build_model(factory: str) -> nn.Module:
             f"{factory} returned {_describe(model)}, expected an nn.Module. "
             "Return the model itself, not a class, a state dict or a tuple."
         )
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise ModelError(
-            f"{factory} returned a model on the device 'meta', where tensors have no values. Build "
-            "it on the CPU and load its weights."
-        )
     return model
 
 

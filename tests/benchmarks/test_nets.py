@@ -22,17 +22,17 @@ PASSING = (5, 9, 10, 11, 13)
 
 @pytest.mark.parametrize("seed", [0, 3, 14, 17, 25])
 def test_a_seed_is_always_the_same_net_and_samples(seed: int) -> None:
-    item = draw(seed)
+    first = draw(seed)
     torch.rand(5)
     np.random.default_rng(3).random(5)
     second = draw(seed)
 
-    assert item.summary == second.summary
-    assert list(item.samples) == list(second.samples)
-    for name, array in item.samples.items():
+    assert first.summary == second.summary
+    assert list(first.samples) == list(second.samples)
+    for name, array in first.samples.items():
         np.testing.assert_array_equal(array, second.samples[name])
     for (key, value), again in zip(
-        item.model.state_dict().items(), second.model.state_dict().values(), strict=True
+        first.model.state_dict().items(), second.model.state_dict().values(), strict=True
     ):
         assert torch.equal(value, again), key
 

@@ -24,7 +24,7 @@ def test_what_a_unit_costs_is_measured_on_both_sides() -> None:
 
 
 def test_a_number_that_differs_is_told_apart_from_times() -> None:
-    item = {"latency": 1.0, "outputs": [{"max_abs_diff": 1e-7}], "crew": None}
+    first = {"latency": 1.0, "outputs": [{"max_abs_diff": 1e-7}], "crew": None}
     same = {"latency": 2.0, "outputs": [{"max_abs_diff": 1e-7}]}
     second = {"latency": 1.0, "outputs": [{"max_abs_diff": 2e-7}]}
-    assert scale._untimed(item) == scale._untimed(same) != scale._untimed(second)
+    assert scale._untimed(first) == scale._untimed(same) != scale._untimed(second)

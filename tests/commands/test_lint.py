@@ -122,6 +122,6 @@ def test_sarif_for_code_scanning(
     (invocation,) = actual["invocations"]
     assert code == invocation["exitCode"] == expected
     assert invocation["executionSuccessful"] is (expected < 2)
-    indices = [result["locations"][0]["physicalLocation"] for result in actual["results"]]
-    assert len(indices) == (3 if factory == "Wrong" else 0)
-    assert all((tmp_path / index["artifactLocation"]["uri"]).is_file() for index in indices)
+    locations = [result["locations"][0]["physicalLocation"] for result in actual["results"]]
+    assert len(locations) == (3 if factory == "Wrong" else 0)
+    assert all((tmp_path / location["artifactLocation"]["uri"]).is_file() for location in locations)

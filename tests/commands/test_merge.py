@@ -51,8 +51,8 @@ def _measured_parts(model: str, *more: str) -> Path:
     assert cli.main(["plan", model, *ASKED, *more, "-o", str(plan)]) == 0
     for index, part in enumerate(parts):
         lead = ["--lead", str(parts[0])] if index else []
-        item = ["--unit", str(index), *lead, "-o", str(part)]
-        assert cli.main(["measure", str(plan), *item]) == 0
+        first = ["--unit", str(index), *lead, "-o", str(part)]
+        assert cli.main(["measure", str(plan), *first]) == 0
     return folder
 
 
@@ -74,14 +74,14 @@ def test_other_files_are_never_overwritten(
     weights.write_bytes(b"\0" * 2**21 + b"\1")
     record.write_text('{\n  "schema_version": 3\n}\n')
     contents = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    item = ("measure", plan, "--unit", 1, "-o")
+    first = ("measure", plan, "--unit", 1, "-o")
     for command, says in (
         (("plan", model, *ASKED, "-o", model), "is not a plan"),
         (("plan", model, *ASKED, "-o", parts[1]), "is not a plan"),
-        ((*item, plan), "is not a part of a plan"),
-        ((*item, weights), "is not a part of a plan"),
-        ((*item, record), "is not a part of a plan"),
-        ((*item, parts[2]), "is the part of unit 2"),
+        ((*first, plan), "is not a part of a plan"),
+        ((*first, weights), "is not a part of a plan"),
+        ((*first, record), "is not a part of a plan"),
+        ((*first, parts[2]), "is the part of unit 2"),
         (("merge", plan, *parts, "-o", plan), "is not evidence"),
         (("merge", plan, *parts, "-o", parts[2]), "is not evidence"),
         (("merge", plan, plan, *parts), "is a plan. Name it before the parts"),

@@ -176,8 +176,8 @@ def test_unsigned_ledger_continues_until_its_first_signed_entry(
 ) -> None:
     Ledger(DEFAULT).append(entry("unsigned"))
     custom = LocalKeys(in_project / ".gate", print).signing_key()
-    index = {"state": DEFAULT, "key": None, "trust": None}
-    open_writable_ledger(index).append(entry("the first signed one"))  # type: ignore[arg-type]
+    location = {"state": DEFAULT, "key": None, "trust": None}
+    open_writable_ledger(location).append(entry("the first signed one"))  # type: ignore[arg-type]
     assert [row.signature is None for row in rows(DEFAULT)] == [True, False]
     assert read_ledger(DEFAULT).trust is not None
     # From then on a line without a signature is somebody else's.

@@ -41,14 +41,14 @@ def deploy_and_die(
 
     def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def change(*arguments: Any, **options: Any) -> Any:
-            index = _changed_part(root, name, arguments)
-            if index is None:
+            location = _changed_part(root, name, arguments)
+            if location is None:
                 return call(*arguments, **options)
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
             left[0] -= 1
             result = call(*arguments, **options)
-            answers.send(f"{name} {index}")
+            answers.send(f"{name} {location}")
             return result
 
         return change

@@ -125,15 +125,15 @@ def test_parts_in_any_order_give_the_evidence_of_one_process(
 def test_repeated_measurement_gives_the_same_numbers(
     plan: MeasurementPlan, measured: dict[int, Path]
 ) -> None:
-    item, second = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
-    assert untimed(second.part.to_plain()) == untimed(item.part.to_plain())
-    assert second.lead_sha256 == item.lead_sha256
+    first, second = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
+    assert untimed(second.part.to_plain()) == untimed(first.part.to_plain())
+    assert second.lead_sha256 == first.lead_sha256
 
 
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    place = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalpha())
-    data[place] ^= 0x20
+    index = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalpha())
+    data[index] ^= 0x20
     path.write_bytes(data)
 
 

@@ -104,11 +104,11 @@ def test_killed_worker_is_replaced_with_the_same_result(
 @exhaustive
 @pytest.mark.proof
 def test_workers_start_each_run_with_the_same_state(folder: Path) -> None:
-    item, pair = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
+    first, pair = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
     assert pair.crew is not None
-    assert untimed(pair.to_plain()) == untimed(item.to_plain())
-    assert item.state_spread["calls"] > 0.1
-    assert all(r.outputs[0].max_abs_diff < 1e-5 for r in item.runtimes if r.measured)
+    assert untimed(pair.to_plain()) == untimed(first.to_plain())
+    assert first.state_spread["calls"] > 0.1
+    assert all(r.outputs[0].max_abs_diff < 1e-5 for r in first.runtimes if r.measured)
 
 
 @exhaustive

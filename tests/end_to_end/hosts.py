@@ -83,8 +83,8 @@ class Host:
         if self.user is None:
             return []
         spaces = ["unshare", "--mount", "--pid", "--uts", "--fork", "--mount-proc"]
-        indices = [self.name, str(self.user), *_hidden()]
-        return [*spaces, "sh", "-c", _ENTER, "sh", *indices]
+        locations = [self.name, str(self.user), *_hidden()]
+        return [*spaces, "sh", "-c", _ENTER, "sh", *locations]
 
 
 def signalled(process: subprocess.Popen[str], number: int) -> None:
@@ -132,9 +132,9 @@ def _hidden() -> tuple[str, str]:
     """The first folder on the way to Python that others can't enter, and Python's own; empty where
     there is none."""
     python = Path(sys.base_prefix).resolve()
-    for index in reversed(python.parents):
-        if not index.stat().st_mode & stat.S_IXOTH:
-            return str(index), str(python)
+    for location in reversed(python.parents):
+        if not location.stat().st_mode & stat.S_IXOTH:
+            return str(location), str(python)
     return "", ""
 
 

@@ -87,16 +87,16 @@ class Stack:
 
     def promote_release(self, seed: int) -> PromotionResult:
         """Measure, decide, promote: as a pipeline does, with golden vectors."""
-        folder = self.folder / f"release-{self.model}-{seed}"
-        path = onnx_file(folder / "model.onnx", seed=seed)
+        location = self.folder / f"release-{self.model}-{seed}"
+        path = onnx_file(location / "model.onnx", seed=seed)
         origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
-        vectors.golden_of(folder / "golden", path, origin=origin)
+        vectors.golden_of(location / "golden", path, origin=origin)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         of = release(
             path,
             evidence=evidence(path, measured_at=at),
             policy=POLICY,
-            golden=GoldenFolder.open(folder / "golden"),
+            golden=GoldenFolder.open(location / "golden"),
         )
         of = dataclasses.replace(of, model_name=self.model, run_id=make_run(self.server.uri))
         return promote(self.registry, of, policy=POLICY, ledger=self.ledger)

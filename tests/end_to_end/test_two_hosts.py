@@ -253,7 +253,7 @@ KILLED_COMPONENTS = ("promoter", "service", "mlflow", "postgresql", "stopped", "
 def killable(deployment: Deployment) -> Iterator[list[Program]]:
     """A promoter and a replica that are killed, or whose servers are, and a replica that reconciles
     afterwards."""
-    item, two = deployment.replicas
+    first, two = deployment.replicas
     deployment.model(KILLED)
     _let_clock_jump(deployment.database.url)
     created = [
@@ -261,7 +261,7 @@ def killable(deployment: Deployment) -> Iterator[list[Program]]:
             host, "-m", "tests.end_to_end.replica", json.dumps(deployment.settings(host, KILLED)),
             environment=user,
         )
-        for host, user in ((item, deployment.as_ci()), (item, deployment.as_service()), (two, deployment.as_service()))
+        for host, user in ((first, deployment.as_ci()), (first, deployment.as_service()), (two, deployment.as_service()))
     ]  # fmt: skip
     yield created
     for each in created:
@@ -314,7 +314,7 @@ def test_one_reconcile_restores_champion_after_any_kill(
     and PostgreSQL are away then, until the promotion or the look that made the call has ended."""
     promoter, replica, two = killable
     is_promotion = component == "promoter" or (component != "service" and part % 2 == 1)
-    item, number = promoter if is_promotion else replica, None
+    first, number = promoter if is_promotion else replica, None
     if is_promotion:
         order: dict[str, Any] = {"promote": next(SEEDS)}
     else:
@@ -322,12 +322,12 @@ def test_one_reconcile_restores_champion_after_any_kill(
     at = part * calls["promotion" if is_promotion else "look"] // KILL_POINTS
     order["at"] = at
     if component in ("promoter", "service"):
-        assert item.ask(**order, signal=signal.SIGKILL) == {"killed": True}
+        assert first.ask(**order, signal=signal.SIGKILL) == {"killed": True}
     else:
         hours = {"clock": 24 if part % 4 < 2 else -24}.get(component, 0)
         # By its lease the lock is still held after the short time of a jump, and not after a stop.
         lease = {"lease_s": 15.0} if hours else {}
-        assert item.ask(**order, **lease, signal=signal.SIGSTOP) == {"stopped": True}
+        assert first.ask(**order, **lease, signal=signal.SIGSTOP) == {"stopped": True}
         if component == "mlflow":
             deployment.server.kill()
         elif component == "postgresql":
@@ -337,7 +337,7 @@ def test_one_reconcile_restores_champion_after_any_kill(
             two.ask()
         else:
             two.ask()
-        item.ask(**{"continue": True})
+        first.ask(**{"continue": True})
         if component == "mlflow":
             deployment.server.start()
         elif component == "postgresql":
@@ -381,11 +381,11 @@ def test_hosts_cannot_read_each_others_files(deployment: Deployment) -> None:
     why = why_one_user()
     if why is not None:
         pytest.skip(why)
-    item = deployment.replicas[0]
+    first = deployment.replicas[0]
     for host, second in (
-        (deployment.ci, item),
-        (item, deployment.ci),
-        (item, deployment.replicas[1]),
+        (deployment.ci, first),
+        (first, deployment.ci),
+        (first, deployment.replicas[1]),
     ):
         look = f"import os; os.listdir({str(second.folder)!r})"
         assert "PermissionError" in host.run("-c", look).stderr

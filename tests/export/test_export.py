@@ -305,7 +305,7 @@ print(exported.subject.sha256)
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", [nets.Small, nets.Swapped])
 def test_export_is_reproducible_across_processes(tmp_path, kind):
-    item = export(seeded(kind), tmp_path / "one.onnx", strategy="ladder").subject.sha256
+    first = export(seeded(kind), tmp_path / "one.onnx", strategy="ladder").subject.sha256
     export(seeded(nets.TwoOutputs), tmp_path / "other.onnx", output_names=TWO_NAMES)
     again = export(
         seeded(kind), tmp_path / "folder" / "again.onnx", strategy="ladder"
@@ -314,7 +314,7 @@ def test_export_is_reproducible_across_processes(tmp_path, kind):
         [sys.executable, "-W", "ignore", "-c", AGAIN, str(tmp_path / "else.onnx"), kind.__name__],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.strip()  # fmt: skip
-    assert str(item) == str(again) == elsewhere
+    assert str(first) == str(again) == elsewhere
 
 
 @pytest.mark.parametrize("kind", [nets.Swapped, nets.DataBranch])

@@ -84,14 +84,14 @@ def test_quantized_file_agrees_and_has_metadata(exact_file, tmp_path, settings, 
 
 
 def test_quantization_is_reproducible(exact_file, tmp_path):
-    item, two, second = (
+    first, two, second = (
         quantize(exact_file, batches(images(seed=seed)), tmp_path / f"{i}.onnx", settings=SETTINGS)
         for i, seed in enumerate((0, 0, 5))
     )
-    assert item.subject.sha256 == two.subject.sha256 != second.subject.sha256
-    assert item.record == two.record
+    assert first.subject.sha256 == two.subject.sha256 != second.subject.sha256
+    assert first.record == two.record
     assert (
-        item.record.settings["calibration_sha256"] != second.record.settings["calibration_sha256"]
+        first.record.settings["calibration_sha256"] != second.record.settings["calibration_sha256"]
     )
 
 

@@ -66,9 +66,9 @@ def installed(
     request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Installation:
     python, packages = _python(request.param)
-    folder = tmp_path_factory.mktemp("env") / "venv"
-    subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
-    created = Installation(folder, "the wheel", 0.0)
+    path = tmp_path_factory.mktemp("env") / "venv"
+    subprocess.run([python, "-m", "venv", "--without-pip", str(path)], check=True)
+    created = Installation(path, "the wheel", 0.0)
     line = [
         sys.executable,
         "-m",
@@ -78,7 +78,7 @@ def installed(
         str(created.python),
     ]
     subprocess.run([*line, "install", "--quiet", "--no-deps", str(built)], check=True)
-    (site,) = folder.glob("lib/python*/site-packages")
+    (site,) = path.glob("lib/python*/site-packages")
     (site / "packages.pth").write_text(f"{packages}\n")
     return created
 

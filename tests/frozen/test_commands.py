@@ -51,8 +51,8 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
     """
     command._help_option = None
     yield path
-    for name, index in getattr(command, "subcommands", {}).items():
-        yield from commands(pkgutil.resolve_name(index), (*path, name))
+    for name, location in getattr(command, "subcommands", {}).items():
+        yield from commands(pkgutil.resolve_name(location), (*path, name))
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):

@@ -54,7 +54,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
     """Vectors of the pictures 1 and 3, with them."""
-    samples = np.stack([pillow_preprocess(read_picture(photos[index]), SMALL) for index in (1, 3)])
+    samples = np.stack(
+        [pillow_preprocess(read_picture(photos[location]), SMALL) for location in (1, 3)]
+    )
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     logits = session.run(None, {"x": samples})[0]
     write_vectors(
@@ -74,8 +76,8 @@ def test_pictures_are_stored_and_verified(folder: Path, model: Path, photos: lis
     assert reported is not None
     assert (reported.input, reported.spec, reported.max_diff) == ("x", SMALL, 1.0)
     observed = [np.array(Image.open(io.BytesIO(data))) for data in read.pictures]
-    for pixels, index in zip(observed, (1, 3), strict=True):
-        np.testing.assert_array_equal(pixels, read_picture(photos[index]))
+    for pixels, location in zip(observed, (1, 3), strict=True):
+        np.testing.assert_array_equal(pixels, read_picture(photos[location]))
     assert {path.name for path in folder.iterdir()} == set(files_of(read.golden))
     assert verify_golden(model, folder).passed
 

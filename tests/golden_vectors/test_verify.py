@@ -309,10 +309,10 @@ def test_command_verifies_the_digest_of_the_vectors(tmp_path: Path, monkeypatch,
     complete = [*command, "--sha256", digests[0], "--golden-sha256", digests[1]]
     assert cli.main(complete) == 0
     capsys.readouterr()
-    for option, index in (("--sha256", "file"), ("--golden-sha256", "golden vectors")):
+    for option, location in (("--sha256", "file"), ("--golden-sha256", "golden vectors")):
         assert cli.main([*complete, option, "0" * 64]) == 1
         captured = capsys.readouterr().out
-        assert f"the digest of the {index} is" in captured
+        assert f"the digest of the {location} is" in captured
         assert captured.splitlines()[0] == "FAIL"
     assert cli.main([*command, "--sha256", "no digest"]) == 2
 

@@ -92,7 +92,7 @@ def test_every_field_of_the_policy_is_in_its_reference(field) -> None:
 
 def test_every_public_name_is_in_the_reference_of_the_library() -> None:
     named = re.findall(r"^::: (\S+)$", library_page(), re.MULTILINE)
-    assert sorted(index.rpartition(".")[2] for index in named) == sorted(gate.__all__)
+    assert sorted(location.rpartition(".")[2] for location in named) == sorted(gate.__all__)
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -166,5 +166,5 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (built.returncode, built.stdout + built.stderr) == (0, "")
     assert (tmp_path / "index.html").is_file()
-    for index in (*PAGES, "reference/policy.md", "reference/library.md"):
-        assert (tmp_path / index).with_suffix(".html").is_file(), index
+    for path in (*PAGES, "reference/policy.md", "reference/library.md"):
+        assert (tmp_path / path).with_suffix(".html").is_file(), path

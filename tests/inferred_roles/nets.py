@@ -53,9 +53,9 @@ def states(net: Net, x: torch.Tensor) -> object:
 
 def similarities(net: Net, x: torch.Tensor) -> object:
     """As CLIP: matrices whose both axes are the batch."""
-    item, two = nn.functional.normalize(x, dim=1), nn.functional.normalize(x.tanh(), dim=1)
-    per_image = net.scale.exp() * item @ two.t()
-    return per_image, per_image.t(), item
+    first, two = nn.functional.normalize(x, dim=1), nn.functional.normalize(x.tanh(), dim=1)
+    per_image = net.scale.exp() * first @ two.t()
+    return per_image, per_image.t(), first
 
 
 def with_scale(net: Net, x: torch.Tensor) -> object:

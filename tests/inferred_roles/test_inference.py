@@ -244,8 +244,8 @@ class Ranked(nn.Module):
         self.fc = nn.Linear(6, 40, bias=False)
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, indices = torch.relu(self.fc(input)).topk(5, dim=1)
-        return values, indices
+        values, locations = torch.relu(self.fc(input)).topk(5, dim=1)
+        return values, locations
 
 
 def check_same_places(model, exported, path, rows):

@@ -30,20 +30,20 @@ def history(*lines: str) -> ModelHistory:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_meaning_of_each_action(action):
-    item = history(f"{action} 1")
+    first = history(f"{action} 1")
     vouches = action in SERVING | {"passed"}
-    assert (item.approving_entry("1") is not None) is vouches
-    assert item.passed_any is vouches
-    assert item.was_served("1") is (action in SERVING)
-    assert item.serving == ("1" if action in SERVING else None)
-    assert item.served == (("1",) if action in SERVING else ())
+    assert (first.approving_entry("1") is not None) is vouches
+    assert first.passed_any is vouches
+    assert first.was_served("1") is (action in SERVING)
+    assert first.serving == ("1" if action in SERVING else None)
+    assert first.served == (("1",) if action in SERVING else ())
     silent = (
         "reverted", "deployed", "not_deployed", "replay_failed", "violation", "absolved", "conflict", "overridden",
         "ledger_accepted", "ledger_imported", "same_registry",
     )  # fmt: skip
-    assert (item.standing("1") is not None) is (action not in silent)
-    assert [e.version for e in item.waiting] == (["1"] if action == "passed" else [])
-    assert item.since_passed("1") == (action,)
+    assert (first.standing("1") is not None) is (action not in silent)
+    assert [e.version for e in first.waiting] == (["1"] if action == "passed" else [])
+    assert first.since_passed("1") == (action,)
 
 
 @pytest.mark.parametrize(
@@ -172,20 +172,20 @@ def with_previous(*lines: str) -> ModelHistory:
     ],
 )
 def test_rollback_counts_until_the_version_passes_or_serves_again(lines, bad):
-    item = with_previous(*lines)
-    assert {version for version in "123" if item.rollback_of(version)} == bad
+    first = with_previous(*lines)
+    assert {version for version in "123" if first.rollback_of(version)} == bad
     for version in bad:
-        line = item.rollback_of(version)
-        assert item.without(line).rollback_of(version) is None
+        line = first.rollback_of(version)
+        assert first.without(line).rollback_of(version) is None
 
 
 def test_versions_with_the_same_bytes():
     second = entry("promoted", "3", sha256=Digest.from_bytes(b"other"))
     again = entry("promoted", "4", sha256=Digest.from_bytes(b"other"))
-    item = ModelHistory(
+    first = ModelHistory(
         (entry("passed", "2"), entry("promoted", "4"), second, again, entry("refused", "5"))
     )
-    assert item.versions_with_bytes(DIGEST) == ("2",)
+    assert first.versions_with_bytes(DIGEST) == ("2",)
 
 
 def test_last_promotion_of_a_version():
@@ -212,25 +212,25 @@ def test_entries_of_one_version_do_not_affect_another(lines):
 
 @given(LINES)
 def test_champion_is_the_last_version_that_served(lines):
-    item = ModelHistory(tuple(lines))
-    assert item.serving in (None, *item.served[:1])
-    assert set(item.served) == {v for v in ("1", "2", "3") if item.was_served(v)}
-    assert len(set(item.served)) == len(item.served)
+    first = ModelHistory(tuple(lines))
+    assert first.serving in (None, *first.served[:1])
+    assert set(first.served) == {v for v in ("1", "2", "3") if first.was_served(v)}
+    assert len(set(first.served)) == len(first.served)
 
 
 @given(LINES)
 def test_versions_wait_if_their_last_entry_is_passed(lines):
-    item = ModelHistory(tuple(lines))
-    standing = {v: item.standing(v) for v in ("1", "2", "3")}
+    first = ModelHistory(tuple(lines))
+    standing = {v: first.standing(v) for v in ("1", "2", "3")}
     waiting = {v: line for v, line in standing.items() if line and line.action == "passed"}
-    assert {line.version: line for line in item.waiting} == waiting
-    assert len(item.waiting) == len(waiting)
+    assert {line.version: line for line in first.waiting} == waiting
+    assert len(first.waiting) == len(waiting)
 
 
 @given(LINES, st.sampled_from(["conflict", "deployed", "not_deployed"]))
 def test_deployment_and_conflict_entries_change_no_state(lines, action):
-    item, second = ModelHistory(tuple(lines)), ModelHistory((*lines, entry(action)))
-    assert (item.serving, item.served, item.waiting) == (
+    first, second = ModelHistory(tuple(lines)), ModelHistory((*lines, entry(action)))
+    assert (first.serving, first.served, first.waiting) == (
         second.serving,
         second.served,
         second.waiting,
@@ -310,15 +310,15 @@ MADE = "2026-03-01T12:00:00.123+00:00"
     ],
 )
 def test_outcome_counts_only_after_the_version_was_created(action, fields, judged):
-    item = ModelHistory((entry(action, **fields),))
-    assert item.has_outcome("1", created_at=MADE) is judged
-    assert item.has_outcome("2", created_at=MADE) is False
-    assert item.has_outcome("1", created_at=None) is (action not in ("conflict", "deployed"))
+    first = ModelHistory((entry(action, **fields),))
+    assert first.has_outcome("1", created_at=MADE) is judged
+    assert first.has_outcome("2", created_at=MADE) is False
+    assert first.has_outcome("1", created_at=None) is (action not in ("conflict", "deployed"))
 
 
 def test_versions_passed_before_signing_began():
     lines = [entry("promoted", "1"), entry("promoted", "2", signers=("k",)), entry("promoted", "3")]
-    item = ModelHistory(tuple(lines))
-    matches = {number: item.passed_before_signing(number) for number in "1234"}
+    first = ModelHistory(tuple(lines))
+    matches = {number: first.passed_before_signing(number) for number in "1234"}
     assert matches == {"1": True, "2": False, "3": False, "4": False}
     assert ModelHistory((*lines, entry("promoted", "1"))).passed_before_signing("1") is False

@@ -102,8 +102,8 @@ def test_changed_past_is_refused(
     good = rows(recorded_ledger.state)
     change(recorded_ledger.state)
     spoiled = rows(recorded_ledger.state)
-    folder = Path(recorded_ledger.location)
-    ledger = Ledger(folder, stored_head=file) if reopened else recorded_ledger
+    path = Path(recorded_ledger.location)
+    ledger = Ledger(path, stored_head=file) if reopened else recorded_ledger
     uses: list[Callable[[], object]] = [
         ledger.entries, ledger.verify, ledger.entries, lambda: ledger.append(entry("more")),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_changed_past_is_refused(
         assert "the store recorded 3 entries" in str(caught.value)
         assert "gate accept-ledger" in str(caught.value)
     assert rows(recorded_ledger.state) == spoiled
-    put(folder, good)
+    put(path, good)
     assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
 
 
@@ -125,8 +125,8 @@ def test_new_head_is_stored_before_entries_are_used(
     kept = file.head()
     assert kept is not None
     assert kept.lines == 4
-    folder = Path(recorded_ledger.location)
-    folder.rename(moved := folder.with_name("moved"))
+    path = Path(recorded_ledger.location)
+    path.rename(moved := path.with_name("moved"))
     assert len(Ledger(moved, stored_head=file).entries()) == 4
 
 

@@ -45,10 +45,10 @@ class Folded(Pair):
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__(approximate)
-        item, two = self.first.double(), self.second.double()
+        first, two = self.first.double(), self.second.double()
         self.both = nn.Linear(6, 6)
-        self.both.weight.data = (two.weight @ item.weight).float().data
-        self.both.bias.data = (two.weight @ item.bias + two.bias).float().data
+        self.both.weight.data = (two.weight @ first.weight).float().data
+        self.both.bias.data = (two.weight @ first.bias + two.bias).float().data
 
     def joined(self, x):
         return self.both(x)

@@ -144,8 +144,8 @@ class TestBranches:
     def test_branches_depend_on_outer_tensors(self, graph):
         assert graph.segment("chosen", {"m": None})[1] == ["m"]
         assert graph.sources("chosen", {"m"}, steps=1) == {"m"}
-        indices, _ = graph.segment("chosen", {"m": None})
-        assert set(graph.constants(indices)) == {"w2", "zero"}
+        locations, _ = graph.segment("chosen", {"m": None})
+        assert set(graph.constants(locations)) == {"w2", "zero"}
 
     def test_branches_are_cut(self, graph):
         piece = graph.cut(["chosen"], {"m": np.dtype(np.float32)})

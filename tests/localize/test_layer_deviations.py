@@ -25,9 +25,9 @@ PAIRS = st.integers(1, 9).flatmap(
 def deviation(value, tensor, *, dtype=np.float32, truth=None) -> Deviation:
     """Of one batch, which is the first one too."""
     result = Deviation()
-    item, second = np.array(value, dtype), np.array(tensor, dtype)
-    result.update(item, second)
-    result.update_noise(item, second, truth)
+    first, second = np.array(value, dtype), np.array(tensor, dtype)
+    result.update(first, second)
+    result.update_noise(first, second, truth)
     return result
 
 

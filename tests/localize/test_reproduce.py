@@ -421,13 +421,13 @@ def test_model_contains_only_necessary_data():
         return helper.make_function("own", name, ["p", "r"], ["q"], [constant, added], opsets[:1])
 
     values = helper.make_tensor("other", TensorProto.FLOAT, [1], [77.0])
-    indices = helper.make_tensor("other_places", TensorProto.INT64, [1], [0])
+    locations = helper.make_tensor("other_places", TensorProto.INT64, [1], [0])
     graph = helper.make_graph(
         nodes, SECRET,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, None),
          helper.make_tensor_value_info("b", TensorProto.BOOL, [])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        sparse_initializer=[helper.make_sparse_tensor(values, indices, [3])],
+        sparse_initializer=[helper.make_sparse_tensor(values, locations, [3])],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9, domain=SECRET)
     model.functions.extend([function("Mine", 1.0), function("Theirs", 2.0)])

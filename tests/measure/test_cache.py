@@ -72,8 +72,8 @@ def test_outputs_of_different_shapes_are_not_joined(reference, truth):
 
 
 def test_stored_bytes_are_limited():
-    item = 3 * 4 + 8 + 3 * 8 + 8
-    truths = truths_of(room=2 * item)
+    first = 3 * 4 + 8 + 3 * 8 + 8
+    truths = truths_of(room=2 * first)
     assert [truths.holds(DIGESTS[row : row + 1]) for row in range(4)] == [True, True, False, False]
 
 

@@ -223,13 +223,13 @@ def nodes(proto, kind):
 
 def drop_last_box(proto):
     (node,) = nodes(proto, "NonMaxSuppression")
-    name, index = node.output[0], list(proto.graph.node).index(node)
+    name, location = node.output[0], list(proto.graph.node).index(node)
     node.output[0] = "all_boxes"
     ends = {"from": [0], "to": [-1]}
     proto.graph.initializer.extend(
         numpy_helper.from_array(np.array(value), key) for key, value in ends.items()
     )
-    proto.graph.node.insert(index + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
+    proto.graph.node.insert(location + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
 
 
 @pytest.mark.parametrize(

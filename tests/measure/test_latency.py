@@ -125,8 +125,8 @@ def test_timed_single_samples_are_reused(model, good, monkeypatch):
 
         def run(self, batch):
             if len(batch["input"]) == 1:
-                indices = (images == batch["input"]).reshape(12, -1).all(1)
-                alone[side].append(int(indices.argmax()))
+                locations = (images == batch["input"]).reshape(12, -1).all(1)
+                alone[side].append(int(locations.argmax()))
             return original(self, batch)
 
         monkeypatch.setattr(kind, "run", run)

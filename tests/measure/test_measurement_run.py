@@ -171,15 +171,15 @@ def test_first_unit_of_another_machine_is_used(local_run, case):
 
 
 def test_labels_of_samples_are_read_once(local_run, case, monkeypatch):
-    labels, indices = np.arange(120) % 7, []
+    labels, locations = np.arange(120) % 7, []
     shard = Shard({"input": tiny.images(120)})
     rows = MappedRows([shard], origin="the source", labels=labels)
     read = rows.labels
-    monkeypatch.setattr(rows, "labels", lambda span: (indices.append(span), read(span))[1])
+    monkeypatch.setattr(rows, "labels", lambda span: (locations.append(span), read(span))[1])
     labelled = dataclasses.replace(case, samples=SampleSet(rows), source_labels=True)
     for remote_run in open_run(labelled, noise=False):
         remote_run.use_first_unit(local_run.first_unit_state())
         part = remote_run.measure_for(remote_run.units[1])
     unit = part.unit
-    assert indices == [range(unit.start, unit.stop)]
+    assert locations == [range(unit.start, unit.stop)]
     assert part.labels_sha256 == Digest.from_bytes(labels[unit.start : unit.stop].tobytes())

@@ -17,8 +17,8 @@ from tests import builders
 def evidence(*runtimes: tuple[int, ...]) -> Evidence:
     """The worst samples of each runtime's output."""
     measured = []
-    for name, indices in zip(("ort-cpu", "ort-cpu-optimized"), runtimes, strict=False):
-        worst = tuple(WorstSample(sample=index, max_abs_diff=1.0) for index in indices)
+    for name, locations in zip(("ort-cpu", "ort-cpu-optimized"), runtimes, strict=False):
+        worst = tuple(WorstSample(sample=location, max_abs_diff=1.0) for location in locations)
         output = builders.output_parity(worst=worst)
         measured.append(builders.runtime_evidence(name, outputs=(output,)))
     return builders.evidence(runtimes=tuple(measured))
@@ -38,8 +38,8 @@ def test_preprocessing_is_inverted_exactly():
     tensors = np.stack([to_tensor(pixels, SPEC) for pixels in PIXELS])
     pictures = thumbnails(SampleSet.from_arrays({"input": tensors}), evidence((4, 1)), SPEC)
     assert sorted(pictures) == [1, 4]
-    for index, png in pictures.items():
-        assert (decode_png(png) == PIXELS[index]).all()
+    for location, png in pictures.items():
+        assert (decode_png(png) == PIXELS[location]).all()
 
 
 def test_uint8_inputs_are_shown_unchanged():

@@ -202,11 +202,11 @@ def test_the_settings_exclude_layers_and_give_the_same_bytes(exact, tmp_path) ->
         result = CliRunner().invoke(quantize_command, words)
         return result.exit_code, output
 
-    (code, item), (_, again) = made("1.onnx", "matmul_1"), made("2.onnx", "matmul_1")
+    (code, first), (_, again) = made("1.onnx", "matmul_1"), made("2.onnx", "matmul_1")
     assert code == 0
-    assert item.read_bytes() == again.read_bytes()
-    assert "matmul_1" not in quantized_layers(item)
-    assert "matmul_2" in quantized_layers(item)
+    assert first.read_bytes() == again.read_bytes()
+    assert "matmul_1" not in quantized_layers(first)
+    assert "matmul_2" in quantized_layers(first)
     code, missing = made("3.onnx", "matmul_9")
     assert code != 0
     assert not missing.exists()

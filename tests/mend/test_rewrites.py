@@ -137,9 +137,9 @@ def test_a_rewrite_is_as_exact_as_float32_allows(name, tmp_path):
     nodes, right = TABLE[name]
     path = written(tmp_path / "m.onnx", nodes)
     before = Digest.from_file(path)
-    indices = tuple(form.at for form in forms(Graph.load(path), name))
-    assert indices == (str(len(nodes) - 1),)
-    (created,) = edit(path, [GraphEdit(rewrite=name, at=indices)])
+    locations = tuple(form.at for form in forms(Graph.load(path), name))
+    assert locations == (str(len(nodes) - 1),)
+    (created,) = edit(path, [GraphEdit(rewrite=name, at=locations)])
     assert (created.before, created.after) == (before, Digest.from_file(path))
     expected = right(WIDE.astype(np.float64))
     few = 1e-6 * np.abs(expected).max() if name in RELATIVE_TO_ALL else 1e-30

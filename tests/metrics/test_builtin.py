@@ -236,9 +236,9 @@ def test_the_threshold_of_probabilities_is_that_of_their_logits():
 
 def test_another_range_of_scores_is_no_change():
     metric = built_in("f1", {})
-    item, second = (metric.update(LOGIT * factor, BINARY) for factor in (1.0, 5.0))
-    assert item.differs(second).any()
-    assert not metric.differing(item, second).any()
+    first, second = (metric.update(LOGIT * factor, BINARY) for factor in (1.0, 5.0))
+    assert first.differs(second).any()
+    assert not metric.differing(first, second).any()
 
 
 def test_auroc_of_probabilities_is_that_of_their_class():

@@ -94,9 +94,9 @@ def registry_with(place: Path) -> Simulator:
 
 @pytest.fixture(scope="module")
 def initial_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulator, bytes]:
-    folder = tmp_path_factory.mktemp("begun") / "state.db"
-    registry = registry_with(folder)
-    return registry, folder.read_bytes()
+    path = tmp_path_factory.mktemp("begun") / "state.db"
+    registry = registry_with(path)
+    return registry, path.read_bytes()
 
 
 @contextlib.contextmanager
@@ -144,21 +144,21 @@ def test_ledger_and_alias_agree_after_one_reconcile(
     """`lost_at`: the step at which the first promoter is stopped for longer than its lease, and the
     second one runs, until it dies or to its end. The first dies at each later step, or at none."""
     for dies_at in (None, *range(0 if lost_at is None else lost_at, STEPS)):
-        folder = tmp_path / f"{dies_at}.db"
-        folder.write_bytes(initial_state[1])
+        path = tmp_path / f"{dies_at}.db"
+        path.write_bytes(initial_state[1])
         registry = replace(
             initial_state[0],
             versions=[replace(v, tags=dict(v.tags)) for v in initial_state[0].versions],
             aliases=dict(initial_state[0].aliases),
         )
-        first, second = Promoter(registry, folder, "4"), Promoter(registry, folder, "1")
+        first, second = Promoter(registry, path, "4"), Promoter(registry, path, "1")
         second.at = crash_at(second_dies_at)
         first.at = lose_lease_at(lost_at, first, second, then=crash_at(dies_at))
         step_promoters[:] = [first, second]
         with suppress_crash():
             first.run()
         step_promoters.clear()
-        check(registry, folder, first, second, was_lost=lost_at is not None)
+        check(registry, path, first, second, was_lost=lost_at is not None)
         if lost_at is None and dies_at is None:
             assert registry.aliases[CHAMPION] == "4"
             assert first.steps <= STEPS
@@ -205,19 +205,19 @@ def test_conflict_on_previous_keeps_champion(tmp_path: Path) -> None:
 
 def test_deployed_move_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process died before it could clear the id; then somebody pointed `champion` back."""
-    registry, index = registry_with(tmp_path / "state.db"), tmp_path / "state.db"
+    registry, location = registry_with(tmp_path / "state.db"), tmp_path / "state.db"
     with monkeypatch.context() as patched, contextlib.suppress(Crash):
 
         def die(*_: object) -> None:
             raise Crash
 
         patched.setattr(FencingToken, "clear_pending", die)
-        move_champion(registry, index, "4")
-    assert pending_in(index) != ""
-    model = RegisteredModel(registry, Ledger(index), NAME)
+        move_champion(registry, location, "4")
+    assert pending_in(location) != ""
+    model = RegisteredModel(registry, Ledger(location), NAME)
     model.write("deployed", "passed", version="4", about=APPROVED)
     registry.aliases["champion"] = "3"
     with model_lock(model) as finished:
         assert finished is None
     assert registry.aliases["champion"] == "3"
-    assert pending_in(index) == ""
+    assert pending_in(location) == ""

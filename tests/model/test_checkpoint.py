@@ -67,10 +67,10 @@ def test_safetensors_round_trip(tmp_path: Path, kind: type[nn.Module]) -> None:
 
 
 def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
-    item = save_checkpoint(seeded(seed=1), tmp_path / "one.safetensors")
+    first = save_checkpoint(seeded(seed=1), tmp_path / "one.safetensors")
     again = save_checkpoint(seeded(seed=1), tmp_path / "again.safetensors")
     second = save_checkpoint(seeded(seed=2), tmp_path / "other.safetensors")
-    assert item == again != second
+    assert first == again != second
 
 
 def test_omitted_tied_weights_are_restored(tmp_path: Path) -> None:

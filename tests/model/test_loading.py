@@ -38,7 +38,6 @@ def test_factory_builds_the_model(factory: str) -> None:
         (f"{HERE}:Holder.number", "is an object of type int"),
         (f"{HERE}:READY", "is already a model"),
         (f"{HERE}:not_a_module", "type str, expected an nn.Module"),
-        (f"{HERE}:on_meta", "device 'meta'"),
         (f"{HERE}:needs_arguments", "without arguments"),
         (f"{HERE}:leaves", "SystemExit"),
     ],
@@ -46,6 +45,11 @@ def test_factory_builds_the_model(factory: str) -> None:
 def test_invalid_factory_is_refused(factory: str, says: str) -> None:
     with pytest.raises(ModelError, match=says.replace("(", r"\(")):
         build_model(factory)
+
+
+def test_model_without_values_is_refused() -> None:
+    with pytest.raises(ModelError, match="device 'meta'"):
+        Reference.from_factory(f"{HERE}:on_meta")
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
 
 
 def test_calls_become_samples_in_order() -> None:
-    calls, item = CallRecorder(), nn.Identity()
-    doubled = chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=item)
+    calls, first = CallRecorder(), nn.Identity()
+    doubled = chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=first)
     arguments = batches(4, 4, 2)
     for batch in arguments:
         calls.record(doubled, batch)

@@ -113,8 +113,8 @@ def test_provider_fallback_of_a_part_is_in_the_proof() -> None:
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     good = Proof((cuda, cpu), {cuda: 3}, (), {"a": "1"}, {"onnxruntime": "1"}, "gpu", "float32")
     bad = Proof((cpu,), {cpu: 2}, ("Add:n",), {"a": "2"}, {"onnxruntime": "1"}, "cpu", "int8")
-    item, two = part(session=Doubles(good)), part("two", session=Doubles(bad))
-    proof = chained(lambda parts, _: parts, item, two).proof()
+    first, two = part(session=Doubles(good)), part("two", session=Doubles(bad))
+    proof = chained(lambda parts, _: parts, first, two).proof()
     assert proof.providers_active == (cpu,)
     assert proof.nodes_per_provider == {cuda: 3, cpu: 2}
     assert proof.fallback_nodes == ("two: Add:n",)
@@ -123,9 +123,9 @@ def test_provider_fallback_of_a_part_is_in_the_proof() -> None:
 
 
 def test_all_sessions_are_closed() -> None:
-    item, two = Doubles(), Doubles()
-    chained(lambda parts, _: parts, part(session=item), part("two", session=two)).close()
-    assert item.closed
+    first, two = Doubles(), Doubles()
+    chained(lambda parts, _: parts, part(session=first), part("two", session=two)).close()
+    assert first.closed
     assert two.closed
 
 
@@ -144,9 +144,9 @@ class Subtracts(Doubles):
 )
 def test_file_inputs_are_passed_by_name(call: Any) -> None:
     """Whatever the order of its inputs, and of the call."""
-    item = part(session=Subtracts())
+    first = part(session=Subtracts())
     inputs = (X.model_copy(update={"name": "second"}), X.model_copy(update={"name": "first"}))
-    named = dataclasses.replace(item, subject=item.subject.model_copy(update={"inputs": inputs}))
+    named = dataclasses.replace(first, subject=first.subject.model_copy(update={"inputs": inputs}))
     (result,) = chained(lambda parts, batch: call(parts["one"], batch["x"]), named).run(
         {"x": np.ones((2, 3), np.float32)}
     )
@@ -155,8 +155,8 @@ def test_file_inputs_are_passed_by_name(call: Any) -> None:
 
 def test_scalar_has_no_batch_axis() -> None:
     inputs = (X.model_copy(update={"shape": ()}),)
-    item = part()
-    scalar = dataclasses.replace(item, subject=item.subject.model_copy(update={"inputs": inputs}))
+    first = part()
+    scalar = dataclasses.replace(first, subject=first.subject.model_copy(update={"inputs": inputs}))
     session = chained(lambda parts, batch: parts["one"](batch["x"].mean()).sum(), scalar)
     (result,) = session.run({"x": np.ones((2, 3), np.float32)})
     assert (result.shape, float(result)) == ((), 2.0)

@@ -76,10 +76,10 @@ def test_existing_external_data_is_collected(tmp_path: Path) -> None:
     onnx.save(edited, path, save_as_external_data=True, size_threshold=0, location="exporter.data")
     data = externalize_weights(path, name="model.onnx")
     bare = onnx.load(path, load_external_data=False)
-    indices = {
+    locations = {
         e.value for t in bare.graph.initializer for e in t.external_data if e.key == "location"
     }
-    assert indices == {data.name}
+    assert locations == {data.name}
 
 
 def test_truncated_external_data_is_an_error(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def test_stored_picture_gives_its_sample(project: Path) -> None:
     pictures = pictures_in([paths.PICTURES])
     assert len(pictures) == 64
     for picture in pictures:
-        folder = int(Path(picture.name).stem)
-        np.testing.assert_array_equal(pillow_preprocess(picture.read(), spec), samples[folder])
+        path = int(Path(picture.name).stem)
+        np.testing.assert_array_equal(pillow_preprocess(picture.read(), spec), samples[path])
 
 
 def test_pictures_of_earlier_settings_are_removed(project: Path) -> None:

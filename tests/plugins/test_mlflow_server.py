@@ -177,60 +177,62 @@ def assert_alias_dialog_shows_the_refusal(place: GuardedServer) -> None:
 def test_unapproved_alias_moves_are_refused(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with guarded_server(tmp_path, mode, monkeypatch) as index:
+    with guarded_server(tmp_path, mode, monkeypatch) as location:
         for name, way in WAYS.items():
-            response = way(index)
+            response = way(location)
             assert response.status_code == 403, (name, response.text)
             assert response.json()["error_code"] == "PERMISSION_DENIED"
             assert f"/#/models/{NAME}/versions/2" in response.json()["message"]
         with pytest.raises(MlflowException) as refused:  # the client
-            index.client.set_registered_model_alias(NAME, CHAMPION, "1")
+            location.client.set_registered_model_alias(NAME, CHAMPION, "1")
         assert refused.value.get_http_status_code() == 403
-        assert_alias_dialog_shows_the_refusal(index)
-        index.client.copy_model_version(f"models:/{NAME}/1", "copied")
+        assert_alias_dialog_shows_the_refusal(location)
+        location.client.copy_model_version(f"models:/{NAME}/1", "copied")
         copied = {"name": "copied", "alias": CHAMPION, "version": "1"}
-        assert index.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
-        assert_prompt_tag_exempts_no_file(index, copied)
-        index.client.create_workspace("team-a")
+        assert location.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
+        assert_prompt_tag_exempts_no_file(location, copied)
+        location.client.create_workspace("team-a")
         with working_in("team-a"):
-            index.client.create_registered_model(NAME)
+            location.client.create_registered_model(NAME)
             with pytest.raises(MlflowException, match="names no version"):
-                index.client.set_registered_model_alias(NAME, CHAMPION, "1")
-        registry = f"{index.uri}#/workspaces/team-a"
+                location.client.set_registered_model_alias(NAME, CHAMPION, "1")
+        registry = f"{location.uri}#/workspaces/team-a"
         about = {"registry": registry, "model": NAME, "version": "1", "reason": "test"}
-        index.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
+        location.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
         for kind in ("CASCADE", "SET_DEFAULT"):
             route = f"api/3.0/mlflow/workspaces/team-a?mode={kind}"
-            assert index.send("DELETE", route).status_code == 403
-        assert index.champion() == "2"
+            assert location.send("DELETE", route).status_code == 403
+        assert location.champion() == "2"
 
         # What is right goes through: other aliases, the version that serves, the gate itself.
-        index.client.set_registered_model_alias(NAME, "shadow", "1")
-        index.client.set_registered_model_alias(NAME, CHAMPION, "2")
-        index.client.delete_registered_model("copied")
-        if index.auth is not None:
-            anonymous = httpx.post(f"{index.uri}/{API}/registered-models/alias", json=copied)
+        location.client.set_registered_model_alias(NAME, "shadow", "1")
+        location.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        location.client.delete_registered_model("copied")
+        if location.auth is not None:
+            anonymous = httpx.post(f"{location.uri}/{API}/registered-models/alias", json=copied)
             assert anonymous.status_code == 401
-        result = rollback(MlflowRegistry(index.uri), NAME, ledger=index.ledger(), reason="wrong")
-        assert result.version == index.champion() == "1"
+        result = rollback(
+            MlflowRegistry(location.uri), NAME, ledger=location.ledger(), reason="wrong"
+        )
+        assert result.version == location.champion() == "1"
 
         # An override is a signed entry, and counts until the next one.
-        options = ["--state", str(index.state), "--key", str(tmp_path / "writer.pem")]
-        options += ["--trust", str(tmp_path / "trust.yaml"), "--tracking-uri", index.uri]
+        options = ["--state", str(location.state), "--key", str(tmp_path / "writer.pem")]
+        options += ["--trust", str(tmp_path / "trust.yaml"), "--tracking-uri", location.uri]
         words = ["override", NAME, "--champion", "2", "--reason", "incident 4711", *options]
         assert CliRunner().invoke(cli.gate, words).exit_code == 0
-        assert index.ledger().entries()[-1].action == "overridden"
-        index.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        assert location.ledger().entries()[-1].action == "overridden"
+        location.client.set_registered_model_alias(NAME, CHAMPION, "2")
         with pytest.raises(MlflowException):
-            index.client.delete_registered_model_alias(NAME, CHAMPION)
-        index.client.set_registered_model_alias(NAME, CHAMPION, "1")
+            location.client.delete_registered_model_alias(NAME, CHAMPION)
+        location.client.set_registered_model_alias(NAME, CHAMPION, "1")
 
-        index.state.rename(tmp_path / "elsewhere.db")
-        answer = WAYS["REST"](index)
+        location.state.rename(tmp_path / "elsewhere.db")
+        answer = WAYS["REST"](location)
         assert answer.status_code == 503, answer.text
-        assert WAYS["version deleted"](index).status_code == 503
-        index.client.set_registered_model_alias(NAME, "shadow", "2")
-        assert index.champion() == "1"
+        assert WAYS["version deleted"](location).status_code == 503
+        location.client.set_registered_model_alias(NAME, "shadow", "2")
+        assert location.champion() == "1"
 
 
 @contextmanager
@@ -266,9 +268,9 @@ def test_service_reverts_moves_in_the_database(
         # The entry of the ledger comes first, then the alias.
         return ("reverted", number) in complete.lines() and complete.champion() == number
 
-    with guarded_server(tmp_path, mode, monkeypatch) as index:
-        forged = version_without_entry(index)
-        with service(index) as complete:
+    with guarded_server(tmp_path, mode, monkeypatch) as location:
+        forged = version_without_entry(location)
+        with service(location) as complete:
             first, second = complete.digest("1"), complete.digest("2")
             assert until(lambda: complete.deployed() == second, START_S)
 
@@ -288,17 +290,17 @@ def test_service_reverts_moves_in_the_database(
         # An overwritten artifact: of the version that serves.
         (path,) = (
             path
-            for path in index.server.artifacts.rglob("model.onnx")
+            for path in location.server.artifacts.rglob("model.onnx")
             if Digest.from_file(path).hex == second
         )
         path.write_bytes(path.read_bytes() + b"\0")
-        with service(index) as complete:
+        with service(location) as complete:
             assert complete.deployed() == second
             assert until(lambda: is_reverted("1"), START_S)
             assert until(lambda: complete.deployed() == first, START_S)
         # The server follows the ledger: the overwritten version is not set again.
         with pytest.raises(MlflowException):
-            index.client.set_registered_model_alias(NAME, CHAMPION, "2")
+            location.client.set_registered_model_alias(NAME, CHAMPION, "2")
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's tables

@@ -66,7 +66,7 @@ def test_merged_bound_has_origin_in_the_file(tmp_path: Path) -> None:
 
 def test_override_has_origin_set(tmp_path: Path) -> None:
     result = values_of(tmp_path, task="auto", instruments__noise_samples="7")
-    tried = [index for index, each in result.items() if each.origin == "--set"]
+    tried = [location for location, each in result.items() if each.origin == "--set"]
     assert tried == ["task", "instruments.noise_samples"]
     assert result["task"].value == "auto"
     assert result["instruments.probes"].origin.endswith(":5")

@@ -40,8 +40,8 @@ def test_order_of_points_does_not_change_the_digest():
     assert (
         policy(operating_points=(0.5, 0.9)).digest() == policy(operating_points=(0.9, 0.5)).digest()
     )
-    item, second = policy(operating_points={0: (0.5,), 3: (0.9,)}), {3: (0.9,), 0: (0.5,)}
-    assert item.digest() == policy(operating_points=second).digest()
+    first, second = policy(operating_points={0: (0.5,), 3: (0.9,)}), {3: (0.9,), 0: (0.5,)}
+    assert first.digest() == policy(operating_points=second).digest()
 
 
 @pytest.mark.parametrize("nothing", [(), {}])

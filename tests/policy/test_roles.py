@@ -47,19 +47,19 @@ def output(**classes: object) -> OutputParity:
     ],
 )
 def test_inferred_role_is_dropped_when_samples_cannot_prove_it(classes, reason) -> None:
-    item = output(**classes)
-    assert infer_role(AUTO, item)
-    assert unprovable_reason(AUTO, item) == reason
-    assert (class_metrics_for(AUTO, item) is None) == (reason is not None)
+    first = output(**classes)
+    assert infer_role(AUTO, first)
+    assert unprovable_reason(AUTO, first) == reason
+    assert (class_metrics_for(AUTO, first) is None) == (reason is not None)
 
 
 @pytest.mark.parametrize("classes", [{"predicted_classes": 1}, {"top1_ties": 5}])
 def test_stated_task_always_uses_class_metrics(classes) -> None:
     demanded = policy("classification")
-    item = output(**classes)
-    assert not infer_role(demanded, item)
-    assert unprovable_reason(demanded, item) is None
-    assert class_metrics_for(demanded, item) == item.classification
+    first = output(**classes)
+    assert not infer_role(demanded, first)
+    assert unprovable_reason(demanded, first) is None
+    assert class_metrics_for(demanded, first) == first.classification
 
 
 def test_tensor_outputs_have_no_class_metrics() -> None:
@@ -96,7 +96,7 @@ def test_proven_constant_needs_exact_equality(spoiled) -> None:
 
 
 def test_output_without_finite_elements_is_unmeasurable() -> None:
-    item = builders.output_parity()
-    assert unmeasurable(item) is None
-    assert unmeasurable(item.model_copy(update={"elements": 0})) == "empty"
-    assert unmeasurable(item.model_copy(update={"nonfinite_reference": 4000})) == "nonfinite"
+    first = builders.output_parity()
+    assert unmeasurable(first) is None
+    assert unmeasurable(first.model_copy(update={"elements": 0})) == "empty"
+    assert unmeasurable(first.model_copy(update={"nonfinite_reference": 4000})) == "nonfinite"

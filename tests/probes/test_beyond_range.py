@@ -184,9 +184,9 @@ def check_detector(tmp_path, limit, **instruments):
     model, file_model = Detector(limit, reshaped=False), Detector(limit, reshaped=True)
     file_model.load_state_dict(model.state_dict())
     path = tmp_path / "m.onnx"
-    item = {"x": BOXES["x"][:1]}
+    first = {"x": BOXES["x"][:1]}
     candidate = benches.export(
-        file_model.eval(), path, item, batch=1, axes={"output": {0: "boxes"}}
+        file_model.eval(), path, first, batch=1, axes={"output": {0: "boxes"}}
     )
     quiet = {"noise_samples": 6, "stability_samples": 0, "search_inputs": 16, **instruments}
     observed = benches.measured(model.eval(), candidate, BOXES, size=1, **quiet)

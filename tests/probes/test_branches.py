@@ -204,15 +204,15 @@ def test_tracing_leaves_no_references_or_state():
     ([[]], [[]], False),
 ])  # fmt: skip
 def test_disagreement(eager, other, expected):
-    item, two = ([np.array(v, np.float32) for v in values] for values in (eager, other))
-    assert disagree(item, two) is expected
+    first, two = ([np.array(v, np.float32) for v in values] for values in (eager, other))
+    assert disagree(first, two) is expected
 
 
 def test_disagreement_of_integers_and_dtypes():
-    item = [np.array([3])]
-    assert not disagree(item, [np.array([3])])
-    assert disagree(item, [np.array([4])])
-    assert disagree(item, [np.array([3.0])])
+    first = [np.array([3])]
+    assert not disagree(first, [np.array([3])])
+    assert disagree(first, [np.array([4])])
+    assert disagree(first, [np.array([3.0])])
 
 
 MATRIX = torch.tensor([[1.0, 2.0], [3.0, 4.0]])

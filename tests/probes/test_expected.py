@@ -463,9 +463,9 @@ def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
     monkeypatch.setattr(expected_outputs, "perturb_rounding", perturbed)
     context = benches.context(model, X)
     shared = SampleRuns(context, {"x": X["x"][:8]})
-    for indices in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
-        batch = {"x": X["x"][indices]}
-        probe = Probe("p", "batch", len(indices), lambda batch=batch: batch)
+    for locations in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
+        batch = {"x": X["x"][locations]}
+        probe = Probe("p", "batch", len(locations), lambda batch=batch: batch)
         of_probe = ExpectedOutputs(context, probe, shared=shared)
         (r,) = of_probe._reference
         observed = of_probe.parity(lambda *_, r=r: [r + np.float32(1e-1)])

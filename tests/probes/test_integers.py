@@ -191,9 +191,9 @@ def test_constant_mask_is_changed_in_places(name):
         assert (observed[title].batch["x"] != mask[:1]).all()
     rows = observed["masked_x"].batch["x"]
     assert rows.dtype == mask.dtype
-    item, second = rows
-    assert (item[..., :6] == mask[0][..., :6]).all()
-    assert (item[..., 6:] != mask[0][..., 6:]).all()
+    first, second = rows
+    assert (first[..., :6] == mask[0][..., :6]).all()
+    assert (first[..., 6:] != mask[0][..., 6:]).all()
     assert (second[..., 0] == mask[0][..., 0]).all()
     assert 0 < (second != mask[0]).sum() < second.size
 
@@ -261,9 +261,9 @@ def test_failing_model_has_no_lookups():
 
 def test_lookups_have_the_table_size():
     context = benches.context(Table(40, offset=3), {"x": TOKENS})
-    (item,) = lookups(context, {"x": TOKENS})
-    assert item.size == 40
-    assert np.array_equal(item.indices, TOKENS.ravel() + 3)
+    (first,) = lookups(context, {"x": TOKENS})
+    assert first.size == 40
+    assert np.array_equal(first.indices, TOKENS.ravel() + 3)
 
 
 @pytest.mark.parametrize("value", [0, 1])

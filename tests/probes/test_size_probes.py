@@ -50,11 +50,11 @@ def test_drawn_batches_are_reproducible():
         benches.context(nn.Identity(), {"x": X}),
         benches.observed(nn.Identity(), {"x": X}),
     )
-    *_, item = batch_probes(context, observed, DIGEST)
+    *_, first = batch_probes(context, observed, DIGEST)
     *_, second = batch_probes(context, observed, DIGEST)
-    assert np.array_equal(item.batch["x"], second.batch["x"])
-    assert not np.array_equal(item.batch["x"][:8], X[:8])
-    assert len(np.unique(item.batch["x"], axis=0)) > 5
+    assert np.array_equal(first.batch["x"], second.batch["x"])
+    assert not np.array_equal(first.batch["x"][:8], X[:8])
+    assert len(np.unique(first.batch["x"], axis=0)) > 5
 
 
 def test_no_size_probe_without_dynamic_axis():

@@ -33,5 +33,5 @@ class FolderSnapshot:
 
 def _copy_database(source: Path, target: Path) -> None:
     """By SQLite itself, so that connections that are open see it."""
-    with closing(sqlite3.connect(source)) as item, closing(sqlite3.connect(target)) as second:
-        item.backup(second)
+    with closing(sqlite3.connect(source)) as first, closing(sqlite3.connect(target)) as second:
+        first.backup(second)

@@ -33,8 +33,8 @@ def files(folder: Path, *, seed: int = 0) -> Path:
 
 def subject(path: Path) -> Subject:
     """As the chain would take and give it."""
-    item = read_subject(path.parent / "encoder.onnx")
-    return release_within(path, None).subject(inputs=item.inputs, outputs=item.outputs)
+    first = read_subject(path.parent / "encoder.onnx")
+    return release_within(path, None).subject(inputs=first.inputs, outputs=first.outputs)
 
 
 def evidence(path: Path, **overrides: Any) -> Evidence:

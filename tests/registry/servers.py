@@ -148,8 +148,8 @@ def add_user(uri: str, name: str, password: str) -> None:
 def let_edit(uri: str, user: str, *, model: str) -> None:
     """The user may write to the registered model: versions, tags and aliases."""
     about = {"resource_type": "registered_model", "resource_id": model}
-    folder = f"{uri}/api/3.0/mlflow/users/permissions/grant"
-    _as_admin(folder, username=user, permission="EDIT", **about)
+    path = f"{uri}/api/3.0/mlflow/users/permissions/grant"
+    _as_admin(path, username=user, permission="EDIT", **about)
 
 
 def _as_admin(place: str, **fields: str) -> None:

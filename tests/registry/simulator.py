@@ -59,8 +59,8 @@ class Simulator:
     def create_version(self, name: str, draft: Draft) -> str:
         data = self.corrupt(draft.path.read_bytes())
         beside = {
-            f"{index}/{path.relative_to(source).as_posix()}": path.read_bytes()
-            for index, source in draft.folders.items()
+            f"{location}/{path.relative_to(source).as_posix()}": path.read_bytes()
+            for location, source in draft.folders.items()
             for path in source.rglob("*")
             if path.is_file()
         }
@@ -83,9 +83,9 @@ class Simulator:
         stored = self.versions[int(number) - 1]
         path = folder / stored.name
         path.write_bytes(stored.data)
-        for index, data in stored.beside.items():
-            (folder / index).parent.mkdir(parents=True, exist_ok=True)
-            (folder / index).write_bytes(data)
+        for location, data in stored.beside.items():
+            (folder / location).parent.mkdir(parents=True, exist_ok=True)
+            (folder / location).write_bytes(data)
         return path
 
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:

@@ -61,8 +61,8 @@ def test_command_waits_for_at_most_three_mismatches_and_service_never():
 
 def test_digest_covers_all_downloaded_files(tmp_path: Path):
     def folder(name: str, **files: bytes) -> Digest:
-        for index, data in files.items():
-            path = tmp_path / name / index / "file"
+        for location, data in files.items():
+            path = tmp_path / name / location / "file"
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
         return digest_of_folder(tmp_path / name)

@@ -117,9 +117,9 @@ def test_release_with_a_different_spec_becomes_a_new_version(tmp_path: Path, led
 
 def test_adding_a_spec_deploys_the_new_version(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    index, of = service.setup, made(tmp_path)
+    location, of = service.setup, made(tmp_path)
     for release_ in (replace(of, preprocessing=None), of):
-        promote(index.registry, release_, policy=index.policy, ledger=index.ledger)
+        promote(location.registry, release_, policy=location.policy, ledger=location.ledger)
         assert [outcome for _, outcome, _ in service.reconcile_once()] == ["deployed"]
     live = service.store.live(NAME)
     assert live is not None
@@ -128,17 +128,17 @@ def test_adding_a_spec_deploys_the_new_version(tmp_path: Path) -> None:
 
 def test_deployed_slot_contains_the_preprocessing_spec(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    index = service.setup
+    location = service.setup
 
     def serves_with_spec() -> bool:
         live = service.store.live(NAME)
         return live is not None and live.slots[EXACT].preprocessing == IMAGENET
 
-    promote(index.registry, made(tmp_path, 1), policy=index.policy, ledger=index.ledger)
+    promote(location.registry, made(tmp_path, 1), policy=location.policy, ledger=location.ledger)
     assert service.reconcile_once() == [("deploy", "deployed", "1")]
     assert serves_with_spec()
     assert service.reconcile_once() == []
-    promote(index.registry, made(tmp_path, 2), policy=index.policy, ledger=index.ledger)
-    index.registry.versions[1].beside[f"preprocessing/{SPEC}"] = YAML_BOMB
+    promote(location.registry, made(tmp_path, 2), policy=location.policy, ledger=location.ledger)
+    location.registry.versions[1].beside[f"preprocessing/{SPEC}"] = YAML_BOMB
     assert ("guard", "reverted", "1") in service.reconcile_once()
     assert serves_with_spec()

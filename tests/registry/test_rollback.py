@@ -122,9 +122,9 @@ def test_next_rollback_finishes_a_crash_at_any_call(
 
 def assert_pages(simulator: Simulator) -> None:
     """Version 1 came back from 2."""
-    item, two = (version.description for version in simulator.versions)
-    assert item.startswith("Status: champion since")
-    assert "again: version 2 was rolled back" in item
+    first, two = (version.description for version in simulator.versions)
+    assert first.startswith("Status: champion since")
+    assert "again: version 2 was rolled back" in first
     assert two.startswith("Status: rolled back on")
     assert "because sevens read as ones; version 1 serves again." in two
 

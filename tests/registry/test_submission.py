@@ -96,10 +96,10 @@ def test_resubmission_with_a_fresh_ecdsa_signature_reuses_the_version(
 ) -> None:
     key = SigningKey.make(tmp_path / "ecdsa.pem", scheme="ecdsa")
     at = signed.decision.decided_at
-    item, second = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
-    assert item.statements != second.statements
+    first, second = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
+    assert first.statements != second.statements
     trust = trust_in(key)
-    assert [submit(registry, of, policy=POLICY, trust=trust).version for of in (item, second)] == [
+    assert [submit(registry, of, policy=POLICY, trust=trust).version for of in (first, second)] == [
         "1", "1",
     ]  # fmt: skip
 

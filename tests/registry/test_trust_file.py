@@ -93,9 +93,11 @@ class UnsignedVersions(SigningService):
         self.restart()
 
     def promote(self, seed: int) -> str:
-        index = self.setup
-        created = index.release(seed)
-        return promote(index.registry, created, policy=self.policy, ledger=index.ledger).outcome
+        location = self.setup
+        created = location.release(seed)
+        return promote(
+            location.registry, created, policy=self.policy, ledger=location.ledger
+        ).outcome
 
 
 @pytest.mark.parametrize("unsigned", ["refuse", "accept_existing"])

@@ -135,8 +135,8 @@ def test_sections_are_in_order(pages):
             "10.2 ×", str(summary.steps[0].command), *(f.title for f in summary.findings),
             summary.notes[0], str(summary.steps[1].command), "0.9711", "Worst samples",
             "Commands to repeat this"]  # fmt: skip
-    indices = [text.index(part) for part in reported]
-    assert indices == sorted(indices)
+    locations = [text.index(part) for part in reported]
+    assert locations == sorted(locations)
     assert "6 checks" in text
     assert "16 checks" in text
 

@@ -97,9 +97,12 @@ def test_finding_has_rule_and_location():
     run = sarif_run(report(finding("TRC005", line=8)), file_of=lambda path: f"src/{path}")
     (result,) = run["results"]
     assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "TRC005"
-    index = result["locations"][0]["physicalLocation"]
-    assert index["artifactLocation"] == {"uri": "src/nets/my%20model.py", "uriBaseId": "%SRCROOT%"}
-    assert index["region"]["startLine"] == 8
+    location = result["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"] == {
+        "uri": "src/nets/my%20model.py",
+        "uriBaseId": "%SRCROOT%",
+    }
+    assert location["region"]["startLine"] == 8
     assert result["level"] == "error"
     assert "(in inner.0)" in result["message"]["text"]
     assert RULES["TRC005"].rewrite in result["message"]["text"]
@@ -174,13 +177,13 @@ def read_log(text: str) -> dict[str, Any]:
 def test_verdicts_in_sarif(name):
     result = RESULTS[name]()
     run = read_log(check_sarif_log(result, file="my model.onnx", source=("nets/a.py", 7)))
-    indices = [
+    locations = [
         (where["artifactLocation"]["uri"], where["region"]["startLine"])
         for each in run["results"]
         for where in (each["locations"][0]["physicalLocation"],)
     ]
-    assert indices[:1] == ([] if name == "passed" else [("nets/a.py", 7)])
-    assert set(indices[1:]) <= {("my%20model.onnx", 1)}
+    assert locations[:1] == ([] if name == "passed" else [("nets/a.py", 7)])
+    assert set(locations[1:]) <= {("my%20model.onnx", 1)}
     assert run["invocations"][0]["exitCode"] == result.exit_code
 
 
@@ -228,7 +231,7 @@ def test_gate_check_sarif_points_to_the_module_line(tmp_path, monkeypatch):
     words = ["check", "wrong.onnx", "--reference", "sarif_project:build", "--inputs", "images.npy"]
     assert cli.main([*words, "--sarif", "check.sarif", "--json"]) == 1
     first = read_log(Path("check.sarif").read_text())["results"][0]
-    index = first["locations"][0]["physicalLocation"]
-    assert index["artifactLocation"]["uri"] == "sarif_project.py"
+    location = first["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == "sarif_project.py"
     lines = MODULE.splitlines()
-    assert lines[index["region"]["startLine"] - 1].strip().startswith("self.convolution =")
+    assert lines[location["region"]["startLine"] - 1].strip().startswith("self.convolution =")

@@ -197,7 +197,7 @@ def install(folder: Path, points: dict[str, str], *, name: str = "acme-parity") 
     info = folder / f"{name.replace('-', '_')}-1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-    lines = "".join(f"{point} = {index}\n" for point, index in points.items())
+    lines = "".join(f"{point} = {location}\n" for point, location in points.items())
     (info / "entry_points.txt").write_text(f"[parity_gate.runtimes]\n{lines}")
 
 

@@ -36,8 +36,8 @@ def ends():
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
 def test_arrays_survive_transport(ends, array):
-    item, second = ends
-    sender = threading.Thread(target=send, args=(item, {"verb": "run"}, {"x": array}))
+    first, second = ends
+    sender = threading.Thread(target=send, args=(first, {"verb": "run"}, {"x": array}))
     sender.start()
     header, ((name, got),) = receive(second)
     sender.join()
@@ -63,15 +63,15 @@ def test_arrays_survive_transport(ends, array):
     ],
 )
 def test_invalid_message_is_an_evidence_error(ends, parts):
-    item, second = ends
+    first, second = ends
     for part in parts:
-        item.send_bytes(part if isinstance(part, bytes) else json.dumps(part).encode())
+        first.send_bytes(part if isinstance(part, bytes) else json.dumps(part).encode())
     with pytest.raises(EvidenceError, match="sent an invalid message"):
         receive(second)
 
 
 def test_closed_connection_raises_eof(ends):
-    item, second = ends
-    item.close()
+    first, second = ends
+    first.close()
     with pytest.raises(EOFError):
         receive(second)

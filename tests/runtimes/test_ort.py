@@ -253,11 +253,11 @@ def no_device(monkeypatch, tmp_path):
     """A machine without any device; returns where its files would be."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    indices = {}
+    locations = {}
     for name in ("_DRIVER", "_CONTROL_DEVICE", "_WSL_DEVICE", "_WSL_LIBRARY"):
-        indices[name] = tmp_path / name
-        monkeypatch.setattr(ort, name, indices[name])
-    return indices
+        locations[name] = tmp_path / name
+        monkeypatch.setattr(ort, name, locations[name])
+    return locations
 
 
 def test_absent_cuda_reason_names_the_searched_places(no_device):

@@ -39,9 +39,11 @@ def service(tmp_path) -> Service:
 
 
 def test_version_is_downloaded_once_for_both_slots(service: Service, tmp_path) -> None:
-    index, store = service.setup, ModelStore(tmp_path / "another")
-    index.registry = watched = Watched(index.registry)
-    assert [used.outcome for used in deploy_champion(index.model(), store, POLICY)] == ["deployed"]
+    location, store = service.setup, ModelStore(tmp_path / "another")
+    location.registry = watched = Watched(location.registry)
+    assert [used.outcome for used in deploy_champion(location.model(), store, POLICY)] == [
+        "deployed"
+    ]
     assert watched.calls.count("download") == 1
     live = store.live(NAME)
     assert live is not None

@@ -133,11 +133,11 @@ def with_tampered_files(
     def forge(service: SigningService) -> str:
         number = send(service) if send else service.submit(make(service, 2))
         beside = service.setup.stored(number).beside
-        for index in [name for name in beside if name.startswith(places)]:
-            before = beside.pop(index)
+        for location in [name for name in beside if name.startswith(places)]:
+            before = beside.pop(location)
             if by is not None:
-                beside[index] = by(service, before)
-                assert beside[index] != before
+                beside[location] = by(service, before)
+                assert beside[location] != before
         return number
 
     return forge
@@ -401,8 +401,8 @@ def test_tampered_twin_is_refused(tmp_path, place: str) -> None:
 
 def test_validly_signed_twin_of_another_file_is_refused(tmp_path) -> None:
     service = SigningService(tmp_path, TWINNED)
-    item, second = service.release(1), service.release(2)
-    number = service.upload_unverified(replace(item, twin=second.twin))
+    first, second = service.release(1), service.release(2)
+    number = service.upload_unverified(replace(first, twin=second.twin))
     assert service.reconcile_once() == [("hand_in", "refused", number)]
     assert "does not name the quantized twin" in service.refusal(number)
 
@@ -449,11 +449,11 @@ def test_golden_vectors_of_the_twin_must_match_the_signed_verdict(
     tmp_path, change_twin, problem
 ) -> None:
     service = SigningService(tmp_path, TWINNED)
-    item, second = (with_twin_vectors(service, torch) for torch in ("2", "3"))
-    assert item.twin is not None
+    first, second = (with_twin_vectors(service, torch) for torch in ("2", "3"))
+    assert first.twin is not None
     assert second.twin is not None
-    assert item.twin.golden_sha256 != second.twin.golden_sha256
-    number = service.upload_unverified(replace(item, twin=change_twin(item.twin, second.twin)))
+    assert first.twin.golden_sha256 != second.twin.golden_sha256
+    number = service.upload_unverified(replace(first, twin=change_twin(first.twin, second.twin)))
     outcome = "promoted" if problem is None else "refused"
     assert service.reconcile_once()[0] == ("hand_in", outcome, number)
     assert problem is None or problem in service.refusal(number)

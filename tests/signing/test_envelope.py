@@ -86,14 +86,14 @@ def test_changed_key_id_has_no_signers() -> None:
 
 
 def test_each_key_counts_once() -> None:
-    item, two = signing.key().public, signing.key(1).public
+    first, two = signing.key().public, signing.key(1).public
     pair = signing.signed_twice(signed(), signing.key(1))
-    assert pair.signers([item, two]) == (item, two)
+    assert pair.signers([first, two]) == (first, two)
     assert (
-        pair.signers([item, item, item.model_copy(update={"name": "again"})])[0].key_id
-        == item.key_id
+        pair.signers([first, first, first.model_copy(update={"name": "again"})])[0].key_id
+        == first.key_id
     )
-    assert len(pair.signers([item, item, item.model_copy(update={"name": "again"})])) == 1
+    assert len(pair.signers([first, first, first.model_copy(update={"name": "again"})])) == 1
 
 
 def envelope(**fields: Any) -> bytes:

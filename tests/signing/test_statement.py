@@ -63,13 +63,13 @@ def test_statement_round_trips_through_in_toto(kind: str) -> None:
 
 
 def test_subjects_by_name() -> None:
-    item, two = builders.digest("one"), builders.digest("two")
+    first, two = builders.digest("one"), builders.digest("two")
     statement = Statement(
-        subject=resources({"a": item, "b/c": two}), predicate_type="t", predicate={"x": 1}
+        subject=resources({"a": first, "b/c": two}), predicate_type="t", predicate={"x": 1}
     )
     assert statement.digest_of("b/c") == two.hex
     assert statement.digest_of("c") is None
-    assert statement.names(item)
+    assert statement.names(first)
     assert not statement.names(builders.digest("three"))
 
 
@@ -91,9 +91,9 @@ def test_any_model_name_round_trips_through_the_uri(name: str) -> None:
 
 
 def test_model_name_cannot_change_the_registry() -> None:
-    item = resource_uri("https://a", "b#/models/c")
-    assert parse_resource_uri(item) == ("https://a", "b#/models/c")
-    assert item != resource_uri("https://a#/models/b", "c")
+    first = resource_uri("https://a", "b#/models/c")
+    assert parse_resource_uri(first) == ("https://a", "b#/models/c")
+    assert first != resource_uri("https://a#/models/b", "c")
 
 
 @pytest.mark.parametrize("resource", ["", "urn:sha256:0", "https://mlflow.example.org"])

@@ -159,9 +159,9 @@ SIZES = hnp.arrays(
 
 @given(SIZES, SIZES, SIZES)
 def test_merged_histograms_do_not_depend_on_order(a, b, c):
-    item, two, three = map(histogram_of, (a, b, c))
+    first, two, three = map(histogram_of, (a, b, c))
     complete = histogram_of(np.concatenate([a, b, c])).result()
-    assert item.merge(two).merge(three).result() == complete
-    assert three.merge(item.merge(two)).result() == complete
-    assert two.merge(item).result() == item.merge(two).result()
+    assert first.merge(two).merge(three).result() == complete
+    assert three.merge(first.merge(two)).result() == complete
+    assert two.merge(first).result() == first.merge(two).result()
     assert complete.zeros + sum(complete.counts) + complete.nonfinite == len(a) + len(b) + len(c)

@@ -255,11 +255,11 @@ def confidences(r, c):
 def test_signed_mean_is_positive_when_candidate_is_more_confident():
     r = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]])
     c = np.array([[0.8, 0.2], [0.8, 0.2], [0.1, 0.9]])
-    zero, item = confidences(r, c).result().per_class
+    zero, first = confidences(r, c).result().per_class
     assert zero.mean == pytest.approx(0.1)
     assert zero.signed_mean == pytest.approx(0.0, abs=1e-12)
     assert (zero.reference_mean, zero.candidate_mean) == pytest.approx((0.8, 0.8))
-    assert (item.signed_mean, item.mean) == pytest.approx((0.1, 0.1))
+    assert (first.signed_mean, first.mean) == pytest.approx((0.1, 0.1))
     surer = confidences(c[2:], r[2:]).result().per_class[0]
     assert surer.signed_mean == pytest.approx(-0.1)
 

@@ -102,12 +102,12 @@ def test_noise_statistics_are_never_nan(pair, share):
 
 @given(pair=pairs())
 def test_column_differences_are_never_nan(pair):
-    item, second = pair
-    moved = by_column(item, second)
+    first, second = pair
+    moved = by_column(first, second)
     assert not np.isnan(moved).any()
-    assert not by_column(item, item).any()
+    assert not by_column(first, first).any()
     assert not math.isnan(worst_ratio(moved, np.zeros(1)))
-    assert not math.isnan(worst_ratio(moved, columns(distances(item, np.zeros_like(item)))))
+    assert not math.isnan(worst_ratio(moved, columns(distances(first, np.zeros_like(first)))))
 
 
 @given(pair=pairs(), small=st.floats(0.0, 1.0), times=st.floats(1.0, 1e6))
@@ -117,10 +117,10 @@ def test_statistics_do_not_decrease_with_larger_error(pair, small, times):
     with np.errstate(all="ignore"):
         step = np.where(np.isfinite(second), np.abs(second.astype(np.float64)), 1.0)
         near, far = (base + factor * step for factor in (small, small * times))
-    item, two = output_of(base, near), output_of(base, far)
+    first, two = output_of(base, near), output_of(base, far)
     for name in ERRORS:
-        assert getattr(item, name) <= getattr(two, name) * (1 + 1e-12)
-    assert item.nonfinite_mismatched <= two.nonfinite_mismatched
+        assert getattr(first, name) <= getattr(two, name) * (1 + 1e-12)
+    assert first.nonfinite_mismatched <= two.nonfinite_mismatched
 
 
 @given(
@@ -130,9 +130,9 @@ def test_statistics_do_not_decrease_with_larger_error(pair, small, times):
 def test_noise_does_not_decrease_with_larger_error(truth, times):
     reference = truth.astype(np.float32)
     error = np.maximum(np.abs(truth) * 2.0**-20, 1e-30)
-    item, two = (noise_of(truth, reference, truth + k * error) for k in (1.0, times))
+    first, two = (noise_of(truth, reference, truth + k * error) for k in (1.0, times))
     for name in ("ratio", "peak", "diff"):
-        assert getattr(item, name) <= getattr(two, name) * (1 + 1e-9)
+        assert getattr(first, name) <= getattr(two, name) * (1 + 1e-9)
 
 
 @given(pair=pairs(), spoiled=st.sampled_from([NAN, INF, -INF]))

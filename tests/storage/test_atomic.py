@@ -77,8 +77,8 @@ def test_temporary_files_of_dead_writers_are_removed(tmp_path):
 
 def test_concurrent_writers_each_write_a_complete_file(tmp_path):
     target = tmp_path / "file"
-    with files.replacing(target) as item, files.replacing(target) as second:
-        item.write_text("one")
+    with files.replacing(target) as first, files.replacing(target) as second:
+        first.write_text("one")
         second.write_text("other")
     assert target.read_text() == "one"
     assert os.listdir(tmp_path) == ["file"]

@@ -56,7 +56,7 @@ def test_missing_file_is_reported(tmp_path):
 
 
 def test_verify_names_both_digests():
-    item, two = Digest.from_bytes(b"1"), Digest.from_bytes(b"2")
-    item.verify(item, label="the file")
-    with pytest.raises(DigestMismatch, match=f"the file has digest {two}, expected {item}"):
-        item.verify(two, label="the file")
+    first, two = Digest.from_bytes(b"1"), Digest.from_bytes(b"2")
+    first.verify(first, label="the file")
+    with pytest.raises(DigestMismatch, match=f"the file has digest {two}, expected {first}"):
+        first.verify(two, label="the file")

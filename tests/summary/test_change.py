@@ -263,13 +263,13 @@ def environment(**fields: Any) -> Environment:
     ],
 )  # fmt: skip
 def test_machines_sentence_lists_differences(old, new, expected):
-    item, second = environment(**AMD | old), environment(**AMD | new)
-    assert machines_sentence(item, second, baseline="before") == expected
+    first, second = environment(**AMD | old), environment(**AMD | new)
+    assert machines_sentence(first, second, baseline="before") == expected
 
 
 def test_library_missing_on_one_side_is_a_difference():
-    item = environment(versions={"torch": "2.14", "torchvision": "0.29"})
-    matches = tuple(differences(item, environment(versions={"torch": "2.15"})))
+    first = environment(versions={"torch": "2.14", "torchvision": "0.29"})
+    matches = tuple(differences(first, environment(versions={"torch": "2.15"})))
     assert {each.name: (each.before, each.now) for each in matches} == {
         "version of torch": ("2.14", "2.15"),
         "version of torchvision": ("0.29", "none"),

@@ -90,9 +90,9 @@ def test_inputs_missing_in_the_file_are_stated():
 
 
 def test_unclaimed_agreement_is_one_line():
-    item = output_parity(classification=class_parity(predicted_classes=1))
+    first = output_parity(classification=class_parity(predicted_classes=1))
     runtimes = tuple(
-        runtime_evidence(r.runtime, outputs=(item,)) if r.outputs else r
+        runtime_evidence(r.runtime, outputs=(first,)) if r.outputs else r
         for r in evidence().runtimes
     )
     observed = evidence(runtimes=runtimes)

@@ -148,11 +148,11 @@ def test_memory_of_older_evidence_is_an_error():
 
 @given(st.floats(0.1, 100.0), st.floats(1.0, 10.0))
 def test_latency_ratio_does_not_decrease_with_latency(median, factor):
-    item, second = (
+    first, second = (
         max(latency_ratios(measured(runtime), runtime)[0].values())
         for runtime in (timed(latency=latency(ms)) for ms in (median, median * factor))
     )
-    assert second >= item
+    assert second >= first
 
 
 def test_absent_runtime_is_waived_and_slow_runtime_fails():

@@ -111,8 +111,8 @@ def test_additional_finding_never_turns_fail_into_pass(asked, before, added, sup
         tracer_warnings=("x",) if warned else (),
         hazards=("y",) if warned else (),
     )
-    item, second = (decide(policy, evidence, decided_at=AT) for evidence in (less, more))
-    assert item.passed or not second.passed
+    first, second = (decide(policy, evidence, decided_at=AT) for evidence in (less, more))
+    assert first.passed or not second.passed
 
 
 def test_unset_export_fields_are_not_serialized():

@@ -369,10 +369,10 @@ def test_nan_in_any_number_never_passes():
     assert judge(good).passed
     indices = list(number_paths(good))
     assert len(indices) > 150
-    for index in indices:
+    for location in indices:
         # How long it took decides nothing.
-        informs = "latency" in index or "reference_latency" in index
-        assert judge(replace_number(good, index, NAN)).passed is informs, index
+        informs = "latency" in location or "reference_latency" in location
+        assert judge(replace_number(good, location, NAN)).passed is informs, location
 
 
 def test_nan_in_unchecked_class_statistics_passes():

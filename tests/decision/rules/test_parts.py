@@ -68,8 +68,8 @@ def test_quantized_part_is_checked_in_the_chain():
 
 
 def test_intermediate_features_have_no_agreement_check():
-    item = builders.class_parity(predicted_classes=1)
-    decision = judge(release(measured(output("features", classification=item))))
+    first = builders.class_parity(predicted_classes=1)
+    decision = judge(release(measured(output("features", classification=first))))
     assert decision.passed, problems(decision)
     assert [c.name for c in decision.checks if c.part and c.name == "agreement"] == []
 

@@ -142,12 +142,12 @@ def test_confidence_bounds_of_probabilities_use_raw_values():
 
 def test_inferred_role_never_causes_an_error():
     """The same record is an ERROR where the policy demands classes."""
-    item = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
-    assert judge(item).verdict is Verdict.PASS
-    assert "agreement" in {check.name for check in judge(item).checks}
-    assert judge(item, task="classification").verdict is not Verdict.PASS
-    assert judge(item, logits=("logits",)).verdict is not Verdict.PASS
-    assert judge(item, task="tensors").verdict is Verdict.PASS
+    first = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
+    assert judge(first).verdict is Verdict.PASS
+    assert "agreement" in {check.name for check in judge(first).checks}
+    assert judge(first, task="classification").verdict is not Verdict.PASS
+    assert judge(first, logits=("logits",)).verdict is not Verdict.PASS
+    assert judge(first, task="tensors").verdict is Verdict.PASS
 
 
 def test_inferred_logits_check_agreement_only():

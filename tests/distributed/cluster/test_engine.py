@@ -137,7 +137,7 @@ def test_cluster_listens_locally_and_ends_after_an_interrupt(
             time.sleep(0.2)
         processes = of_ray()
         workers = workers_of(processes)
-        indices = {
+        locations = {
             connection.laddr.ip
             for process in processes
             for connection in process.net_connections(kind="inet")
@@ -150,6 +150,6 @@ def test_cluster_listens_locally_and_ends_after_an_interrupt(
     assert all(isinstance(future.exception(), WorkerLost) for future in busy)
     assert workers
     assert not waiting, "Ray lets them wait for every other process"
-    assert indices
-    assert indices <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert locations
+    assert locations <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert_no_process_is_left()

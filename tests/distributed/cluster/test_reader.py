@@ -75,7 +75,7 @@ def test_remote_samples_equal_the_file(file: Path) -> None:
 def test_next_batch_is_prefetched(file: Path) -> None:
     batches = SampleSet(fetched(file)).batches(4)
     next(batches)
-    assert [list(indices) for indices in Task.calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [list(locations) for locations in Task.calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_unreadable_source_raises_its_error(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ def test_each_unsupported_operator_has_its_module(strategy):
     assert EIGVALS_LINE in {operator.source for operator in refusal.operators}
     eigenvalues = ("left.0.1", "left.1.1", "right.even.0")
     assert places_of(refusal) == {
-        *(("aten::linalg_eigvals", index) for index in eigenvalues),
-        *(("aten::real", index) for index in eigenvalues),
+        *(("aten::linalg_eigvals", location) for location in eigenvalues),
+        *(("aten::real", location) for location in eigenvalues),
         ("example::shifted_swish", "right.odd"),
         ("aten::grid_sampler", "head"),
     }
@@ -78,7 +78,7 @@ def test_dynamo_failure_has_each_operator_with_its_module():
     refusal = export_failure(failing.Several(), "dynamo", opset=18)
     assert refusal is not None
     assert places_of(refusal) == {
-        *(("aten::linalg_eig", index) for index in ("left.0.1", "left.1.1", "right.even.0")),
+        *(("aten::linalg_eig", location) for location in ("left.0.1", "left.1.1", "right.even.0")),
         ("example::shifted_swish", "right.odd"),
     }
     assert {item.source for item in refusal.operators if "eig" in item.name} == {EIGVALS_LINE}
@@ -100,8 +100,8 @@ def test_operators_in_conditions_are_found():
 
 def test_modules_with_equal_names_are_distinguished():
     result = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
-    indices = {item.path for item in result if item.name == "aten::linalg_eigvals"}
-    assert indices == {"encoder.0.0", "decoder.0.0"}
+    locations = {item.path for item in result if item.name == "aten::linalg_eigvals"}
+    assert locations == {"encoder.0.0", "decoder.0.0"}
 
 
 def test_operators_after_a_stopped_export_are_found():

@@ -227,8 +227,8 @@ BIAS = RNG.normal(size=5)
 
 def add_one_at(array, *places):
     changed = array.copy()
-    for index in places:
-        changed.reshape(-1)[index] += 1.0
+    for location in places:
+        changed.reshape(-1)[location] += 1.0
     return changed
 
 

@@ -489,8 +489,8 @@ class Distant(nn.Module):
 
 
 def test_each_float_output_has_a_rounding_floor():
-    product, indices, powers = (floor and floor.result() for floor in floors(Several()))
-    assert indices is None
+    product, locations, powers = (floor and floor.result() for floor in floors(Several()))
+    assert locations is None
     assert product.samples == powers.samples == 24 - 4
     assert powers.candidate_rms / powers.truth_rms > 2.0 * product.candidate_rms / product.truth_rms
     assert 0.2 * 2.0**-24 < product.candidate_rms / product.truth_rms < 2.0 * 2.0**-24

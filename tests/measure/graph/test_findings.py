@@ -194,8 +194,8 @@ def zero_initializer_findings(weights, nodes=None, reference=None, *, folder, **
     ([node("Relu", ["x"], ["y"]), node("MatMul", ["x", "w"], ["unused"])], False),
 ])  # fmt: skip
 def test_all_zero_weight_of_a_product_is_found(tmp_path, nodes, told):
-    folders = zero_initializer_findings({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
-    assert folders == (["w"] if told else [])
+    indices = zero_initializer_findings({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
+    assert indices == (["w"] if told else [])
 
 
 def test_zero_weights_of_convolutions_lstms_and_constants_are_found(tmp_path):
@@ -218,8 +218,8 @@ def test_zero_weights_of_convolutions_lstms_and_constants_are_found(tmp_path):
 
     constant = node("Constant", [], ["w"], value=numpy_helper.from_array(BIG[:4]))
     nodes = [constant, node("MatMul", ["x", "w"], ["z"]), node("MatMul", ["z", "v"], ["y"])]
-    folders = zero_initializer_findings({"v": np.ones((64, 4), np.float32)}, nodes, folder=tmp_path)
-    assert folders == ["w"]
+    indices = zero_initializer_findings({"v": np.ones((64, 4), np.float32)}, nodes, folder=tmp_path)
+    assert indices == ["w"]
 
 
 @pytest.mark.parametrize("weight", [
@@ -377,9 +377,9 @@ def test_float8_island_is_found(tmp_path):
 
 
 def test_cast_alone_is_an_island_for_float16_only(tmp_path):
-    for kind, indices in ((HALF, ["Cast:to_a"]), (DOUBLE, [])):
+    for kind, locations in ((HALF, ["Cast:to_a"]), (DOUBLE, [])):
         observed = report(model([to("x", "a", kind), to("a", "y", FLOAT)]), tmp_path)
-        assert found(observed, "float16") + found(observed, "float64") == indices
+        assert found(observed, "float16") + found(observed, "float64") == locations
 
 
 def test_float16_input_cast_to_float32_is_no_finding(tmp_path):

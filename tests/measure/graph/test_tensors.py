@@ -30,9 +30,9 @@ def weights(shape, seed=0):
 
 def test_scalars_are_compared():
     """CLIP's logit_scale has no axis."""
-    item, second = np.array(2.5, np.float32), np.array(2.75, np.float32)
-    assert equal(item, item.copy())
-    assert not equal(item, second)
+    first, second = np.array(2.5, np.float32), np.array(2.75, np.float32)
+    assert equal(first, first.copy())
+    assert not equal(first, second)
 
 
 @given(SHAPES, st.data())

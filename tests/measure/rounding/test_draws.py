@@ -24,16 +24,16 @@ def test_shape_and_dtype(kind, shape):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_depend_only_on_the_seed(kind):
-    item, again, second = (draw_numbers(kind, seed, 1000) for seed in (3, 3, 4))
-    assert torch.equal(item, again)
-    assert not torch.equal(item, second)
+    first, again, second = (draw_numbers(kind, seed, 1000) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_consecutive_draws_differ(kind):
     draws = Draws(0)
-    item, second = (getattr(draws, kind)((1000,)) for _ in range(2))
-    assert not torch.equal(item, second)
+    first, second = (getattr(draws, kind)((1000,)) for _ in range(2))
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("kind", "mean", "deviation", "low", "high"), [

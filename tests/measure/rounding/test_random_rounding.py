@@ -237,11 +237,11 @@ def test_masks_of_the_lowest_number_stay_finite():
 
 
 def test_out_argument_is_changed_in_place():
-    x, index = draw(50, 60), torch.empty(50)
+    x, location = draw(50, 60), torch.empty(50)
     with RandomRounding(0):
-        returned = torch.sum(x, 1, out=index)
-    assert returned is index
-    assert not torch.equal(index, x.sum(1))
+        returned = torch.sum(x, 1, out=location)
+    assert returned is location
+    assert not torch.equal(location, x.sum(1))
 
 
 RECURRENT = {
@@ -338,10 +338,10 @@ def test_exact_results_are_unchanged_with_ties():
 def test_order_of_equal_numbers_is_random_unless_stable():
     x = torch.zeros(20, 30)
     with RandomRounding(0):
-        values, indices = x.topk(5, dim=1)
+        values, locations = x.topk(5, dim=1)
         stable = x.sort(dim=1, stable=True).indices
     assert torch.equal(values, torch.zeros(20, 5))
-    assert len(set(indices[:, 0].tolist())) > 5
+    assert len(set(locations[:, 0].tolist())) > 5
     assert torch.equal(stable, torch.arange(30).expand(20, 30))
 
 
@@ -451,9 +451,9 @@ def test_order_of_constants_is_unchanged():
         first = order()
     for seed in SEEDS:
         with RandomRounding(seed):
-            values, indices = order()
+            values, locations = order()
         assert torch.equal(values, first[0])
-        assert torch.equal(indices, first[1])
+        assert torch.equal(locations, first[1])
 
 
 def test_tensor_with_written_input_is_not_a_constant():

@@ -107,10 +107,10 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve sve2 i8mm bf
     (None, None),
 ])  # fmt: skip
 def test_relevant_cpu_flags_are_read(text, expected, tmp_path, monkeypatch):
-    folder = tmp_path / "cpuinfo"
+    path = tmp_path / "cpuinfo"
     if text is not None:
-        folder.write_text(text)
-    monkeypatch.setattr(environment, "_CPUINFO", folder)
+        path.write_text(text)
+    monkeypatch.setattr(environment, "_CPUINFO", path)
     model, flags = environment.describe_processor()
     assert flags == expected
     assert model

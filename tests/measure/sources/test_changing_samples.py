@@ -49,9 +49,9 @@ def test_changed_label_is_refused():
 def test_shuffled_data_set_has_different_digests(monkeypatch):
     orders = iter((range(11), [0, 2, 1, *range(3, 11)]))
     monkeypatch.setattr(factories, "shuffled", lambda: X[list(next(orders))], raising=False)
-    item, second = (SampleSet.open(f"{HERE}:shuffled") for _ in range(2))
-    assert item.slice(1, 2).digest() != second.slice(1, 2).digest()
-    assert item.slice(3, 11).digest() == second.slice(3, 11).digest()
+    first, second = (SampleSet.open(f"{HERE}:shuffled") for _ in range(2))
+    assert first.slice(1, 2).digest() != second.slice(1, 2).digest()
+    assert first.slice(3, 11).digest() == second.slice(3, 11).digest()
 
 
 def test_each_sample_is_read_twice(monkeypatch):

@@ -169,11 +169,11 @@ def picture_paths(folder):
      *(lambda _, name=name: f"{HERE}:{name}" for name in ("pictures", "picture_bytes", "picture_stream"))],
 )  # fmt: skip
 def test_pictures_are_preprocessed(source, tmp_path, monkeypatch):
-    folder = source(tmp_path)
+    path = source(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path.cwd()))
     monkeypatch.chdir(tmp_path)
-    samples = SampleSet.open(folder, preprocessing=SPEC)
+    samples = SampleSet.open(path, preprocessing=SPEC)
     assert samples.digest() == SampleSet.from_arrays({"input": TENSORS}).digest()
     np.testing.assert_array_equal(samples.labels(), range(5))
     with pytest.raises(DataError, match="--preprocessing"):
-        SampleSet.open(folder)
+        SampleSet.open(path)

@@ -259,16 +259,16 @@ def picked(output: OutputParity) -> dict[str, object]:
 def test_counts_do_not_depend_on_the_units(sides):
     units = split_into_units(SAMPLES, batch_size=BATCH, lead=LEAD)
     assert len(units) > 8
-    item = compare_in_units(sides, [(0, SAMPLES)])
+    first = compare_in_units(sides, [(0, SAMPLES)])
     many = compare_in_units(sides, [(unit.start, unit.stop) for unit in units])
-    assert many.outliers == item.outliers
+    assert many.outliers == first.outliers
     assert {100, 350, 699} <= set(many.outliers)
-    assert many.mismatched_integers == item.mismatched_integers == [100, 350, 699]
-    for complete, merged in zip(item.result(), many.result(), strict=True):
+    assert many.mismatched_integers == first.mismatched_integers == [100, 350, 699]
+    for complete, merged in zip(first.result(), many.result(), strict=True):
         assert picked(merged) == picked(complete)
         assert merged.mean_abs_diff == pytest.approx(complete.mean_abs_diff, rel=1e-12)
         assert merged.reference_std == pytest.approx(complete.reference_std, rel=1e-12)
-    complete, merged = item.result()[0], many.result()[0]
+    complete, merged = first.result()[0], many.result()[0]
     assert merged.noise == complete.noise
     assert merged.noise is not None
     assert merged.noise.diff > 1000.0

@@ -140,16 +140,16 @@ def test_service_policy_requires_a_comparison_that_ci_did_not(service: SigningSe
 
 def test_unreadable_champion_evidence_delays_the_submission(service: SigningService) -> None:
     number, beside = service.submit(made(service, 2, 0.97)), service.setup.stored("1").beside
-    folder = "gate/evidence.json"
-    complete = beside[folder]
+    path = "gate/evidence.json"
+    complete = beside[path]
     second = edited("measured_at", "2026-11-22T00:00:00Z")(complete)
     for spoiled in (second, b"{}", complete + b" " * RECORD_LIMIT, None):
-        del beside[folder]
-        beside.update({} if spoiled is None else {folder: spoiled})
+        del beside[path]
+        beside.update({} if spoiled is None else {path: spoiled})
         assert ("hand_in", "MismatchUnconfirmed", None) in service.reconcile_once()
         assert service.actions_of(number) == []
         assert "not judged yet" in service.page(number)
-        beside[folder] = complete
+        beside[path] = complete
     assert ("hand_in", "promoted", number) in service.reconcile_once()
 
 

@@ -85,8 +85,8 @@ def test_champion_without_evidence_is_unrecorded(
 def test_decision_on_another_file_is_ignored(
     registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
 ) -> None:
-    folder = f"{RECORDS}/{DECISION}"
-    registry.versions[0].beside[folder] = second.decision.to_json().encode()
+    path = f"{RECORDS}/{DECISION}"
+    registry.versions[0].beside[path] = second.decision.to_json().encode()
     assert load_champion(registered(registry, ledger), into=tmp_path).decision is None
 
 

@@ -170,14 +170,14 @@ class TestServers:
         monkeypatch.setattr(database, "_TIMEOUT_S", 2)  # the least that libpq takes
         monkeypatch.setattr(database, "_SILENCE_S", 0.2)
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            folder = f"127.0.0.1:{silent.getsockname()[1]}/x"
+            path = f"127.0.0.1:{silent.getsockname()[1]}/x"
             with (
                 caplog.at_level(logging.WARNING),
                 pytest.raises(RegistryUnavailable, match="timeout expired") as caught,
             ):
-                check_database(f"postgresql+psycopg://gate:hunter2@{folder}")
+                check_database(f"postgresql+psycopg://gate:hunter2@{path}")
         (message,) = caplog.messages
-        assert message == f"waiting for the database at postgresql+psycopg://{folder}"
+        assert message == f"waiting for the database at postgresql+psycopg://{path}"
         assert "hunter2" not in str(caught.value)
 
     def test_missing_driver_is_named(self) -> None:

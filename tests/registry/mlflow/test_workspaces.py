@@ -155,8 +155,8 @@ def _server_without_workspaces(answers: dict[str, Any]) -> Iterator[str]:
 
 
 def test_server_without_workspaces_refuses_a_workspace() -> None:
-    folder = "/api/2.0/mlflow/registered-models/get"
-    with _server_without_workspaces({folder: {"registered_model": {"name": NAME}}}) as uri:
+    path = "/api/2.0/mlflow/registered-models/get"
+    with _server_without_workspaces({path: {"registered_model": {"name": NAME}}}) as uri:
         assert MlflowRegistry(uri).has_model(NAME)  # the stores of the client are opened now
         with pytest.raises(RegistryError, match="enable-workspaces"):
             MlflowRegistry(uri, workspace=TEAM).has_model(NAME)

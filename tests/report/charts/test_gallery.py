@@ -90,14 +90,14 @@ def test_invalid_numbers_are_drawn(value):
     ranked = bound_usage_chart(words)
     assert ranked is not None
     for chart in (*drawn, ranked):
-        indices = [
+        locations = [
             value
             for element in ElementTree.fromstring(chart.svg).iter()
             for key, value in element.attrib.items()
             if key in ("d", "x", "y", "transform", "width", "height", "points")
         ]
-        assert indices
-        assert not re.search("nan|inf", " ".join(indices)), chart.name
+        assert locations
+        assert not re.search("nan|inf", " ".join(locations)), chart.name
 
 
 @pytest.mark.parametrize("name", [report_records.HOSTILE, "$\\frac$", "日本語", "x" * 5000])
@@ -125,9 +125,9 @@ def test_failed_checks_have_a_different_color_and_shape():
 
 
 def test_check_is_one_row_with_a_mark_per_runtime():
-    item = next(c for c in report_records.rejected().decision.checks if c.name == "noise_ratio")
+    first = next(c for c in report_records.rejected().decision.checks if c.name == "noise_ratio")
     words = [
-        report_records.word(item.model_copy(update={"runtime": runtime, "output": output}))
+        report_records.word(first.model_copy(update={"runtime": runtime, "output": output}))
         for output in ("boxes", "scores")
         for runtime in ("ort-cpu", "ort-cpu-optimized", "ort-cuda")
     ]

@@ -199,10 +199,10 @@ def test_zip_with_overlapping_members_is_refused(folder, tmp_path):
     archive = zipfile.ZipFile(path)
     member = archive.getinfo("samples/0.npy")
     data = bytearray(path.read_bytes())
-    place = data.rindex(b"samples/0.npy") - 46  # the entry in the directory at the end
-    assert data[place : place + 4] == b"PK\1\2"
+    location = data.rindex(b"samples/0.npy") - 46  # the entry in the directory at the end
+    assert data[location : location + 4] == b"PK\1\2"
     larger = (member.file_size + len(data)).to_bytes(4, "little")
-    data[place + 20 : place + 28] = larger + larger
+    data[location + 20 : location + 28] = larger + larger
     path.write_bytes(data)
     with pytest.raises(GateError, match="overlap"):
         Recording(path)
