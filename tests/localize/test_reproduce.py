@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import runpy
@@ -334,6 +335,7 @@ class Branching(torch.nn.Module):
         return self.scaled(x) if float(x.sum()) > 0 else x
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.further
 @pytest.mark.parametrize("module", [Scaled, Branching])
 def test_custom_module_becomes_a_class_without_its_source(tmp_path, module):
@@ -352,6 +354,7 @@ def test_custom_module_becomes_a_class_without_its_source(tmp_path, module):
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(tmp_path / "layer.py"), run_name="__main__")
         assert ended.value.code == code
+        gc.collect()  # the script leaves its files to the end of its process
     # A table in the code may be a weight.
     table = tuple(float(number) / 3 for number in range(64))
     assert LayerScript.from_layer(Scaled(table), failure) is None
