@@ -128,7 +128,7 @@ class TestLocalization:
 
 ERRORS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "another model": (("good.onnx", "--reference", "small_models:field", *INPUTS),
-                      "EvidenceError", "Check that this is the exported model"),
+                      "EvidenceError", "Check that it is the model of the judged file"),
     "other samples": (("field.onnx", "--reference", "small_models:field", *INPUTS),
                       "InputMismatch", "image"),
 }  # fmt: skip

@@ -82,7 +82,7 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     complete = f"{name}x" if name.endswith("_") else name
     kind = {"kind": name.removeprefix("probe_")} if name.startswith("probe_") else {}
     check = CheckResult(
-        name=complete, runtime="ort-cpu", output="y", part="head", observed=3.0, bound=2.0,
+        name=complete, runtime="ort-cpu", output="y", part="head", point="a", observed=3.0, bound=2.0,
         relation="<=", samples=8, verdict=Verdict.FAIL, code=code, params=params | kind,
     )  # fmt: skip
     text = render_check(check, part)
