@@ -109,7 +109,7 @@ _OPERATORS = {"nodes": "Gemm x", "kind": "Linear", "details": [], "excluded": ["
     ({"fault": "`a.weight` differs"}, "a.weight", "a.weight differs: 9"),
     ({"fault": "it differs"}, "a", "a: it differs: 9"),
     ({"fault_code": "weights", "fault_params": _TURNED}, "a.weight", "a.weight is transposed"),
-    ({"fault_code": "operators", "fault_params": _OPERATORS}, "a", "a: Gemm x computes"),
+    ({"fault_code": "operators", "fault_params": _OPERATORS}, "a", "a: it computes"),
     ({"fault_code": "weights", "fault_params": {"details": "edited"}}, "a", "a"),
 ])  # fmt: skip
 def test_fault_names_the_tensor_or_its_module(fields, blamed, sentence):
