@@ -1,4 +1,4 @@
-"""A detector into a real MLflow store, by its own metric and slices."""
+"""A text classifier and a detector into a real MLflow store, by their own metrics and slices."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from mlflow import MlflowClient
 
 from gate import cli
 from tests.metrics.detector import Detector, detector
+from tests.metrics.project import Project, project
 from tests.registry.servers import empty_database
 from tests.reused_charts import reused_charts
 
-__all__ = ["detector", "reused_charts"]
+__all__ = ["detector", "project", "reused_charts"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
@@ -36,6 +37,44 @@ def failures(report: str) -> set[tuple[str, str]]:
     return {
         (each["name"], each["point"]) for each in checks_of(report) if each["verdict"] == "FAIL"
     }
+
+
+def test_a_text_classifier_is_refused_for_one_slice(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    empty_database(Path("mlflow.db"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    policy = str(
+        project.policy(
+            "name: hit, function: 'mymetrics:hit', slices: [language], max_drop: 0.3, "
+            "max_drop_from_champion: 0.0",
+            more="incumbent: {first_release: allow}\n",
+        )
+    )
+
+    def promote(file: str, report: str) -> tuple[int, dict]:
+        gate(
+            capsys, "check", file, "--reference", "textnet:build", "--inputs", "ids.npy", "--labels",
+            "labels.jsonl", "--policy", policy, "--report", report, "--track", "--against", "text",
+        )  # fmt: skip
+        return gate(
+            capsys, "promote", file, "--name", "text", "--report", report, "--policy", policy
+        )
+
+    code, answer = promote("model.onnx", "first")
+    assert (code, answer["outcome"]) == (0, "promoted")
+
+    code, answer = promote("worse.onnx", "second")
+    assert (code, answer["outcome"]) == (1, "refused")
+    failed = failures("second")
+    assert ("metric_drop", "hit, language=b") in failed
+    assert ("metric_champion_drop", "hit, language=b") in failed
+    assert ("metric_drop", "hit") not in failed
+    assert ("metric_drop", "hit, language=a") not in failed
+
+    code, answer = gate(capsys, "history", "--model", "text", "--metric", "hit")
+    assert code == 0
+    assert [row["value"] for row in answer["versions"]] == [1.0]
 
 
 def test_a_detector_is_refused_for_one_slice_and_promoted_within_the_bound(
