@@ -78,7 +78,7 @@ class EvaluationResult:
     change: Change = field(default_factory=no_comparison)
     """The changes since the serving version."""
     is_named: bool = True
-    """Whether commands can name the reference: it is not an object of the caller."""
+    """False if the reference is an object of the caller, which commands can't name."""
 
     @property
     def policy(self) -> Policy:

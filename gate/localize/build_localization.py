@@ -362,7 +362,7 @@ def _exchanged_outputs(
             yield name, diagnoser.wrong_output(name, right)
         elif (constant := diagnoser.constant_output(name)) is not None:
             yield name, constant
-        elif unread := findings.trials.inputs_of_model_only():
+        elif unread := findings.trials.inputs_of_model_only:
             yield name, diagnoser.unread_inputs(unread)
 
 

@@ -120,7 +120,7 @@ class Reproducer:
     layer: LayerScript | None = None
     """The layer in PyTorch that computes the expected values; None: it is omitted."""
     is_converted: bool = False
-    """Whether the reference is an ONNX file."""
+    """True if the reference is an ONNX file."""
 
     @classmethod
     def from_comparison(cls, compared: LayerComparison, versions: Mapping[str, str]) -> Reproducer:
@@ -322,14 +322,13 @@ class Reproducer:
         if failure.random_inputs:
             lines.append("- The samples: the inputs are random, of the same distribution.")
             lines.append("- The names of nodes, tensors and modules.")
-        if self.is_converted:
-            return "\n".join(lines) + "\n"
-        lines.append(
-            "- The code of the model in PyTorch, except the layer in layer.py."
-            if self.layer is not None
-            else "- The code of the model in PyTorch: the layer is no single module, "
-            "or the expected values are not of PyTorch."
-        )
+        if not self.is_converted:
+            lines.append(
+                "- The code of the model in PyTorch, except the layer in layer.py."
+                if self.layer is not None
+                else "- The code of the model in PyTorch: the layer is no single module, "
+                "or the expected values are not of PyTorch."
+            )
         return "\n".join(lines) + "\n"
 
 

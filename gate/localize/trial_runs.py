@@ -84,8 +84,9 @@ class TrialRuns:
                     return {name: by for name, by in exchange.items() if name in references}
         return {}
 
+    @cached_property
     def inputs_of_model_only(self) -> list[str]:
-        """Return the inputs that the file lacks and that change an output of the model."""
+        """The inputs that the file lacks and that change an output of the model."""
         runner, survey = self._context.runner, self._survey
         batch, outputs = self._context.batches[0], set(self._survey.outputs)
         changing = []

@@ -325,22 +325,25 @@ class ExpectedOutputs:
 
         None if this floor does not explain the difference.
         """
-        copied = copy.copy(self)
-        copied._runs, copied._more = list(self._first_run), False
-        record = copied._evaluate(outputs, numbers)
+        record = self._limited_to(self._first_run)._evaluate(outputs, numbers)
         ratio = record.noise_ratio
         return record if ratio is not None and ratio <= _SUSPICIOUS_RATIO else None
 
     def _without_further_runs(self) -> ExpectedOutputs:
-        """Return a copy that makes no further runs with random rounding."""
+        """Return a copy for a runtime that has already failed, with the runs so far."""
+        copied = self._limited_to(self._runs)
+        copied._is_refused = True
+        return copied
+
+    def _limited_to(self, runs: list[list[OutputArray]]) -> ExpectedOutputs:
+        """Return a copy that has these runs with random rounding and makes no others."""
         copied = copy.copy(self)
-        copied._runs, copied._more, copied._is_refused = self._runs, False, True
+        copied._runs, copied._more = runs, False
         return copied
 
     def _unexamined_record(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:
         """Return the record without further runs with random rounding."""
-        copied = copy.copy(self)
-        copied._runs, copied._more = (self._runs if self.examined else []), False
+        copied = self._limited_to(self._runs if self.examined else [])
         return copied._evaluate(outputs, numbers).model_copy(update={"unexamined": True})
 
     def _evaluate(self, outputs: list[OutputArray], numbers: _Numbers) -> ProbeResult:

@@ -277,13 +277,13 @@ def test_float16_rounding_is_no_cause_with_a_reduced_policy(
     model, candidate = made(Residual, unfolded=True) if kind == "unfolded" else made(kind)
     policy = nets.POLICY.model_copy(update={"precision": "reduced"})
 
-    def told(spoil: Spoil) -> Localization:
+    def located(spoil: Spoil) -> Localization:
         edited = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
         case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
         return locate(case, runtime="ort-cpu", limit=6)
 
-    assert told(convert_to_float16).first_divergence is None
-    result = told(lambda proto: (spoil(proto), convert_to_float16(proto)))
+    assert located(convert_to_float16).first_divergence is None
+    result = located(lambda proto: (spoil(proto), convert_to_float16(proto)))
     assert (result.first_divergence, cause in result.cause) == (module, True), result.cause
 
 

@@ -189,8 +189,8 @@ def test_class_point_needs_an_output_with_that_class():
         ("logits", "0.7 of class 3"), ("wide", "0.7 of class 3"), ("wide", "0.5 of class 12")
     ]  # fmt: skip
     # An output that is no classifier takes no point away from one that is.
-    beside = judge(pair, share=0.1, upper=0.2, outputs={"wide": "scores"}, **BY_CLASS)
-    assert {c.point for c in beside.problems} == {"0.5 of class 12"}
+    decision = judge(pair, share=0.1, upper=0.2, outputs={"wide": "scores"}, **BY_CLASS)
+    assert {c.point for c in decision.problems} == {"0.5 of class 12"}
 
 
 def test_crossing_samples_exclude_at_most_the_near_ties():

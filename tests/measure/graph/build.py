@@ -68,6 +68,6 @@ def reference_run(reference: nn.Module | None = None, batch: dict[str, np.ndarra
     return ReferenceObserver(custom, run, batch or {"x": np.ones((3, 4), np.float32)})
 
 
-def found(seen: GraphReport, code: str) -> list[str]:
-    """The places of the findings of one kind."""
-    return [finding.place for finding in seen.findings if finding.code == code]
+def finding_places(report: GraphReport, code: str) -> list[str]:
+    """Return the places of the findings of one kind."""
+    return [finding.place for finding in report.findings if finding.code == code]

@@ -20,7 +20,7 @@ from tests.measure.graph.build import (
     DOUBLE,
     FLOAT,
     HALF,
-    found,
+    finding_places,
     model,
     node,
     reference_run,
@@ -47,7 +47,7 @@ class Scalar(nn.Module):
 def fixed_batch_findings(rows_in, rows_out, *, folder, reference=None, batch=None):
     sizes = {"inputs": [value("x", rows_in)], "outputs": [value("y", rows_out)]}
     observed = report(model(RELU, **sizes), folder, reference, batch=batch or BATCH)
-    return found(observed, "fixed_batch")
+    return finding_places(observed, "fixed_batch")
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,19 @@ def test_output_without_batch_axis_is_not_a_fixed_batch(tmp_path):
     nodes = [*RELU, node("Identity", ["t"], ["table"])]
     outputs = [value("y"), value("table", (4, 4))]
     created = model(nodes, {"t": np.ones((4, 4), np.float32)}, outputs=outputs)
-    assert found(report(created, tmp_path, Table()), "fixed_batch") == []
+    assert finding_places(report(created, tmp_path, Table()), "fixed_batch") == []
     sizes = {"inputs": [value("x", (3, 4))], "outputs": [value("y", (3, 4)), outputs[1]]}
     created = model(nodes, {"t": np.ones((4, 4), np.float32)}, **sizes)
-    assert found(report(created, tmp_path, Table()), "fixed_batch") == ["x", "y"]
+    assert finding_places(report(created, tmp_path, Table()), "fixed_batch") == ["x", "y"]
     complete = model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", [])])
-    assert found(report(complete, tmp_path, Scalar()), "fixed_batch") == []
+    assert finding_places(report(complete, tmp_path, Scalar()), "fixed_batch") == []
 
 
 def test_unused_inputs_weights_and_nodes_are_found(tmp_path):
     nodes = [*RELU, node("Neg", ["x"], ["n"], name="neg"), node("Add", ["n", "w"], ["m"])]
     weights = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
     created = model(nodes, weights, inputs=[value("x"), value("more")])
-    assert found(report(created, tmp_path), "unused_output") == [
+    assert finding_places(report(created, tmp_path), "unused_output") == [
         "more",
         "w",
         "v",
@@ -122,7 +122,7 @@ def test_operators_of_other_domains_are_listed(tmp_path):
         nodes, {"w": np.ones((4, 4), np.float32)}, domains=["com.microsoft", "ai.onnx.ml"]
     )
     observed = report(created, tmp_path)
-    assert found(observed, "domain") == ["ai.onnx.ml", "com.microsoft"]
+    assert finding_places(observed, "domain") == ["ai.onnx.ml", "com.microsoft"]
     params = [each.detail_params for each in observed.findings]
     assert {"count": 3, "operators": ["2 Gelu", "1 FusedMatMul"]} in params
     assert observed.operators["com.microsoft::Gelu"] == 2
@@ -146,7 +146,7 @@ def test_function_with_different_opset_is_found(tmp_path):
     inner = helper.make_function("my", "F", ["a"], ["b"], [node("Relu", ["a"], ["b"])], opsets)
     call = node("F", ["x"], ["y"], domain="my")
     observed = report(model([call], opset=18, functions=[inner], domains=["my"]), tmp_path)
-    assert found(observed, "opset") == ["opset_import"]
+    assert finding_places(observed, "opset") == ["opset_import"]
     (finding,) = observed.findings
     assert finding.detail_params == {"versions": [17, 18]}
     assert observed.operators == {"Relu": 1}
@@ -179,10 +179,10 @@ def parameter(*shape, fill=0.0):
 
 def zero_initializer_findings(weights, nodes=None, reference=None, *, folder, **settings):
     created = model(nodes or [node("MatMul", ["x", "w"], ["y"])], weights, **settings)
-    return found(report(created, folder, reference), "zero_initializer")
+    return finding_places(report(created, folder, reference), "zero_initializer")
 
 
-@pytest.mark.parametrize(("nodes", "told"), [
+@pytest.mark.parametrize(("nodes", "is_reported"), [
     ([node("MatMul", ["x", "w"], ["y"])], True),
     ([node("MatMul", ["w", "x"], ["y"])], True),
     ([node("Gemm", ["x", "w"], ["y"], transB=1)], True),
@@ -193,9 +193,9 @@ def zero_initializer_findings(weights, nodes=None, reference=None, *, folder, **
     ([node("Gather", ["w", "i"], ["g"]), node("Add", ["x", "g"], ["y"])], False),
     ([node("Relu", ["x"], ["y"]), node("MatMul", ["x", "w"], ["unused"])], False),
 ])  # fmt: skip
-def test_all_zero_weight_of_a_product_is_found(tmp_path, nodes, told):
+def test_all_zero_weight_of_a_product_is_found(tmp_path, nodes, is_reported):
     indices = zero_initializer_findings({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
-    assert indices == (["w"] if told else [])
+    assert indices == (["w"] if is_reported else [])
 
 
 def test_zero_weights_of_convolutions_lstms_and_constants_are_found(tmp_path):
@@ -230,7 +230,7 @@ def test_weight_with_one_nonzero_element_is_no_finding(tmp_path, weight):
     assert zero_initializer_findings({"w": weight}, folder=tmp_path) == []
 
 
-@pytest.mark.parametrize(("reference", "told"), [
+@pytest.mark.parametrize(("reference", "is_reported"), [
     (Holds(), True),
     (Holds(w=parameter(4, 4)), False),
     (Holds(w=parameter(16)), False),
@@ -246,9 +246,9 @@ def test_weight_with_one_nonzero_element_is_no_finding(tmp_path, weight):
     (nn.Sequential(nn.BatchNorm1d(4)), True),
     (Holds(lora=parameter(4, 2)), False),
 ], ids=str)  # fmt: skip
-def test_zero_weight_of_the_reference_is_no_finding(tmp_path, reference, told):
+def test_zero_weight_of_the_reference_is_no_finding(tmp_path, reference, is_reported):
     assert zero_initializer_findings({"w": ZERO}, reference=reference, folder=tmp_path) == (
-        ["w"] if told else []
+        ["w"] if is_reported else []
     )
 
 
@@ -259,9 +259,11 @@ def test_folded_zero_batch_norm_scale_is_no_finding(tmp_path):
     weights = {"w": np.zeros((4, 4, 3, 3), np.float32)}
     batch = {"x": np.ones((3, 4, 5, 5), np.float32)}
     created = model([node("Conv", ["x", "w"], ["y"])], weights, inputs=image[0], outputs=image[1])
-    assert found(report(created, tmp_path, block, batch=batch), "zero_initializer") == ["w"]
+    assert finding_places(report(created, tmp_path, block, batch=batch), "zero_initializer") == [
+        "w"
+    ]
     nn.init.zeros_(block[1].weight)
-    assert found(report(created, tmp_path, block, batch=batch), "zero_initializer") == []
+    assert finding_places(report(created, tmp_path, block, batch=batch), "zero_initializer") == []
 
 
 def weight_with(number, *, tensor_at=5):
@@ -271,7 +273,7 @@ def weight_with(number, *, tensor_at=5):
 
 
 @pytest.mark.parametrize("number", [np.nan, -np.inf])
-@pytest.mark.parametrize(("nodes", "told"), [
+@pytest.mark.parametrize(("nodes", "is_reported"), [
     ([node("MatMul", ["x", "w"], ["y"])], True),
     ([node("Gemm", ["x", "v", "w"], ["y"])], True),
     ([node("Transpose", ["w"], ["t"]), node("MatMul", ["x", "t"], ["y"])], True),
@@ -281,17 +283,17 @@ def weight_with(number, *, tensor_at=5):
     ([node("Add", ["x", "w"], ["s"]), node("Softmax", ["s"], ["y"])], False),
     ([node("Relu", ["x"], ["y"])], False),
 ])  # fmt: skip
-def test_nonfinite_weights_are_found_but_not_masks(tmp_path, number, nodes, told):
+def test_nonfinite_weights_are_found_but_not_masks(tmp_path, number, nodes, is_reported):
     weights = {"w": weight_with(number), "v": np.ones((4, 4), np.float32), "flag": np.asarray(True)}
     observed = report(model(nodes, weights), tmp_path)
-    assert found(observed, "nonfinite_initializer") == (["w"] if told else [])
+    assert finding_places(observed, "nonfinite_initializer") == (["w"] if is_reported else [])
 
 
-@pytest.mark.parametrize(("number", "told"), [(np.nan, True), (-np.inf, False)])
-def test_nan_in_an_embedding_row_is_found(tmp_path, number, told):
+@pytest.mark.parametrize(("number", "is_reported"), [(np.nan, True), (-np.inf, False)])
+def test_nan_in_an_embedding_row_is_found(tmp_path, number, is_reported):
     nodes = [node("Gather", ["w", "i"], ["g"]), node("Add", ["x", "g"], ["y"])]
     observed = report(model(nodes, {"w": weight_with(number), "i": np.asarray([0])}), tmp_path)
-    assert found(observed, "nonfinite_initializer") == (["w"] if told else [])
+    assert finding_places(observed, "nonfinite_initializer") == (["w"] if is_reported else [])
 
 
 @pytest.mark.parametrize("slot", ["scale", "var"])
@@ -301,7 +303,7 @@ def test_nonfinite_batch_norm_statistics_are_found(tmp_path, slot):
     observed = report(
         model([node("BatchNormalization", ["x", *weights], ["y"])], weights), tmp_path
     )
-    assert found(observed, "nonfinite_initializer") == [slot]
+    assert finding_places(observed, "nonfinite_initializer") == [slot]
     params = [each.detail_params for each in observed.findings]
     assert {"size": 4, "nans": 0, "infinities": 1} in params
 
@@ -310,15 +312,15 @@ def test_nonfinite_batch_norm_statistics_are_found(tmp_path, slot):
 def test_nonfinite_float16_and_float64_weights_are_found(tmp_path, kind):
     nodes = [node("Cast", ["w"], ["v"], to=1), node("MatMul", ["x", "v"], ["y"])]
     observed = report(model(nodes, {"w": weight_with(np.nan).astype(kind)}), tmp_path)
-    assert found(observed, "nonfinite_initializer") == ["w"]
+    assert finding_places(observed, "nonfinite_initializer") == ["w"]
 
 
 def test_nonfinite_weight_of_the_reference_is_no_finding(tmp_path):
     created = model([node("MatMul", ["x", "w"], ["y"])], {"w": NAN})
     same = Holds(w=parameter(4, 4, fill=float("nan")))
     mask = Holds(mask=parameter(3, 3, fill=-float("inf")))
-    assert found(report(created, tmp_path, same), "nonfinite_initializer") == []
-    assert found(report(created, tmp_path, mask), "nonfinite_initializer") == ["w"]
+    assert finding_places(report(created, tmp_path, same), "nonfinite_initializer") == []
+    assert finding_places(report(created, tmp_path, mask), "nonfinite_initializer") == ["w"]
 
 
 def test_large_weight_is_counted_in_chunks(tmp_path):
@@ -327,7 +329,7 @@ def test_large_weight_is_counted_in_chunks(tmp_path):
     nodes = [node("MatMul", ["x", "w"], ["y"])]
     sizes = {"inputs": [value("x", ("b", 1100))], "outputs": [value("y", ("b", 1000))]}
     observed = report(model(nodes, {"w": big}, **sizes), tmp_path)
-    assert found(observed, "nonfinite_initializer") == ["w"]
+    assert finding_places(observed, "nonfinite_initializer") == ["w"]
     (finding,) = observed.findings
     assert finding.detail_params == {"size": 1_100_000, "nans": 1, "infinities": 0}
 
@@ -365,21 +367,28 @@ def test_low_precision_island_is_found_unless_the_model_has_it(tmp_path, kind, c
     (finding,) = observed.findings
     assert finding.place == ("Add:add" if code == "float64" else "Cast:to_a")
     assert "1 Add" in finding.detail_params["operators"]
-    assert found(report(model(low_precision_island(kind)), tmp_path, Casts(same)), code) == []
     assert (
-        found(report(model(low_precision_island(kind)), tmp_path, Casts(torch.float32)), code) != []
+        finding_places(report(model(low_precision_island(kind)), tmp_path, Casts(same)), code) == []
+    )
+    assert (
+        finding_places(
+            report(model(low_precision_island(kind)), tmp_path, Casts(torch.float32)), code
+        )
+        != []
     )
 
 
 def test_float8_island_is_found(tmp_path):
     nodes = [to("x", "a", TensorProto.FLOAT8E5M2), to("a", "y", FLOAT)]
-    assert found(report(model(nodes, opset=19), tmp_path), "float16") == ["Cast:to_a"]
+    assert finding_places(report(model(nodes, opset=19), tmp_path), "float16") == ["Cast:to_a"]
 
 
 def test_cast_alone_is_an_island_for_float16_only(tmp_path):
     for kind, locations in ((HALF, ["Cast:to_a"]), (DOUBLE, [])):
         observed = report(model([to("x", "a", kind), to("a", "y", FLOAT)]), tmp_path)
-        assert found(observed, "float16") + found(observed, "float64") == locations
+        assert (
+            finding_places(observed, "float16") + finding_places(observed, "float64") == locations
+        )
 
 
 def test_float16_input_cast_to_float32_is_no_finding(tmp_path):
@@ -387,18 +396,18 @@ def test_float16_input_cast_to_float32_is_no_finding(tmp_path):
     assert report(created, tmp_path).findings == ()
 
 
-@pytest.mark.parametrize(("reference", "told"), [
+@pytest.mark.parametrize(("reference", "is_reported"), [
     (torch.from_numpy(WEIGHT), True),
     (torch.from_numpy(WEIGHT).half().float(), False),
     (torch.from_numpy(WEIGHT).half(), False),
     (torch.zeros(5), True),
 ])  # fmt: skip
-def test_float16_weights_are_found_unless_the_model_has_them(tmp_path, reference, told):
+def test_float16_weights_are_found_unless_the_model_has_them(tmp_path, reference, is_reported):
     nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
     observed = report(
         model(nodes, {"w": WEIGHT.astype(np.float16)}), tmp_path, holding_weight(reference)
     )
-    assert found(observed, "float16") == (["w"] if told else [])
+    assert finding_places(observed, "float16") == (["w"] if is_reported else [])
 
 
 def test_float16_weight_that_is_only_moved_is_no_finding(tmp_path):
@@ -415,10 +424,10 @@ def test_float16_scalar_is_found_unless_exact(tmp_path):
     scale = {"w": np.asarray([0.1], np.float16)}
     nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
     exact = holding_weight(torch.tensor([0.1]).half())
-    assert found(
+    assert finding_places(
         report(model(nodes, scale), tmp_path, holding_weight(torch.tensor([0.1]))), "float16"
     ) == ["w"]
-    assert found(report(model(nodes, scale), tmp_path, exact), "float16") == []
+    assert finding_places(report(model(nodes, scale), tmp_path, exact), "float16") == []
 
 
 def test_float64_shape_arithmetic_is_no_finding(tmp_path):
@@ -441,7 +450,7 @@ def test_float64_weight_is_found(tmp_path):
         node("MatMul", ["x", "f"], ["y"]),
     ]  # fmt: skip
     created = model(nodes, {"w": np.ones((4, 4)), "two": np.asarray(2.0)})
-    assert found(report(created, tmp_path), "float64") == ["Mul:mul"]
+    assert finding_places(report(created, tmp_path), "float64") == ["Mul:mul"]
 
 
 def test_float64_island_in_a_loop_is_found(tmp_path):
@@ -454,7 +463,7 @@ def test_float64_island_in_a_loop_is_found(tmp_path):
     )  # fmt: skip
     nodes = [node("Loop", ["n", "yes", "x"], ["y"], name="loop", body=body)]
     created = model(nodes, {"n": np.asarray(2), "yes": np.asarray(True)})
-    assert found(report(created, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
+    assert finding_places(report(created, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
 
 
 def quantized_model():
@@ -474,7 +483,7 @@ def test_quantized_operators_are_found(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("operator", "told"),
+    ("operator", "is_reported"),
     [
         ("DynamicQuantizeLinear", True), ("DequantizeLinear", True), ("QLinearConv", True), ("ConvInteger", True),
         ("MatMulInteger", True), ("com.microsoft::QGemm", True), ("com.microsoft::QAttention", True),
@@ -483,12 +492,12 @@ def test_quantized_operators_are_found(tmp_path):
         ("com.microsoft::FusedConv", False), ("com.microsoft::QuickGelu", False),
     ],
 )  # fmt: skip
-def test_names_of_quantized_operators(operator, told):
-    assert bool(QUANTIZED.fullmatch(operator)) is told
+def test_names_of_quantized_operators(operator, is_reported):
+    assert bool(QUANTIZED.fullmatch(operator)) is is_reported
 
 
-@pytest.mark.parametrize(("count", "told"), [(64, True), (4, False)])
-def test_int8_weights_are_found(tmp_path, count, told):
+@pytest.mark.parametrize(("count", "is_reported"), [(64, True), (4, False)])
+def test_int8_weights_are_found(tmp_path, count, is_reported):
     """Stored in int8, cast and scaled: as some quantizers write weights."""
     nodes = [
         to("w", "f", FLOAT),
@@ -498,7 +507,7 @@ def test_int8_weights_are_found(tmp_path, count, told):
     ]
     weights = {"w": np.ones(count, np.int8), "scale": np.asarray(0.1, np.float32)}
     observed = report(model(nodes, weights), tmp_path)
-    assert bool([f for f in observed.findings if f.code == "quantized"]) is told
+    assert bool([f for f in observed.findings if f.code == "quantized"]) is is_reported
 
 
 class Masked(nn.Module):
@@ -519,8 +528,8 @@ def test_uint8_buffer_of_the_model_is_no_finding(tmp_path):
         node("Add", ["x", "s"], ["y"], name="add"),
     ]
     weights = {"w": np.ones(64, np.uint8)}
-    assert found(report(model(nodes, weights), tmp_path, Masked()), "quantized") == []
-    assert found(report(model(nodes, weights), tmp_path), "quantized") != []
+    assert finding_places(report(model(nodes, weights), tmp_path, Masked()), "quantized") == []
+    assert finding_places(report(model(nodes, weights), tmp_path), "quantized") != []
 
 
 ONES = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "var")}
@@ -564,19 +573,19 @@ DROPPING = ["Dropout:drop"]
 def test_training_mode_of_batch_norm_and_dropout_is_found(tmp_path, built, opset, places):
     weights = ONES if built.op_type == "BatchNormalization" else DROP
     observed = report(model([built], weights, opset=opset), tmp_path)
-    assert found(observed, "training_mode") == places
+    assert finding_places(observed, "training_mode") == places
 
 
 def test_used_mask_of_old_dropout_is_training_mode(tmp_path):
     mask = value("mask", kind=onnx.TensorProto.BOOL)
     built = model([drop(outputs=("y", "mask"))], opset=10, outputs=[value("y"), mask])
-    assert found(report(built, tmp_path), "training_mode") == DROPPING
+    assert finding_places(report(built, tmp_path), "training_mode") == DROPPING
 
 
 @pytest.mark.parametrize(("old", "places"), [({}, DROPPING), ({"is_test": 1}, [])])
 def test_old_dropout_without_is_test_is_training_mode(tmp_path, old, places):
     observed = report(model([drop(**old)], opset=6), tmp_path)
-    assert found(observed, "training_mode") == places
+    assert finding_places(observed, "training_mode") == places
 
 
 @pytest.mark.parametrize(("nodes", "places"), [
@@ -587,14 +596,14 @@ def test_old_dropout_without_is_test_is_training_mode(tmp_path, old, places):
 ])  # fmt: skip
 def test_training_flag_is_traced_to_its_constant(tmp_path, nodes, places):
     observed = report(model([*nodes, drop("half", "b")], DROP), tmp_path)
-    assert found(observed, "training_mode") == places
+    assert finding_places(observed, "training_mode") == places
 
 
 def test_unused_dropout_is_not_training_mode(tmp_path):
     unused = drop("half", "yes", outputs=("nowhere",))
     observed = report(model([unused, node("Relu", ["x"], ["y"])], DROP), tmp_path)
-    assert found(observed, "training_mode") == []
-    assert DROPPING[0] in found(observed, "unused_output")
+    assert finding_places(observed, "training_mode") == []
+    assert DROPPING[0] in finding_places(observed, "unused_output")
 
 
 def test_dropout_in_a_branch_is_training_mode(tmp_path):
@@ -606,7 +615,7 @@ def test_dropout_in_a_branch_is_training_mode(tmp_path):
         node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=second),
     ]
     observed = report(model(nodes, DROP), tmp_path)
-    assert found(observed, "training_mode") == ["If:if / Dropout:drop"]
+    assert finding_places(observed, "training_mode") == ["If:if / Dropout:drop"]
     assert observed.operators == {"Cast": 1, "Dropout": 1, "If": 1, "Neg": 1, "ReduceSum": 1}
 
 
@@ -621,8 +630,8 @@ def test_training_mode_passed_to_a_function_is_found(tmp_path):
     for training in (0, 1):
         call = node("Norm", ["x"], ["y"], domain="my", training_mode=training)
         observed = report(model([call], functions=[norms], domains=["my"]), tmp_path)
-        assert len(found(observed, "training_mode")) == training
-        assert found(observed, "domain") == []
+        assert len(finding_places(observed, "training_mode")) == training
+        assert finding_places(observed, "domain") == []
         assert observed.operators == {"BatchNormalization": 1, "Constant": 1}
 
 
@@ -656,16 +665,18 @@ class Lstm(nn.LSTM):
         return super().forward(x)[0]
 
 
-@pytest.mark.parametrize(("kind", "reference", "told"), [
+@pytest.mark.parametrize(("kind", "reference", "is_reported"), [
     *((kind, Plain(), True) for kind in RANDOM),
     ("RandomUniformLike", nn.Dropout(), True),
     ("RandomUniformLike", Lstm(4, 4), True),
     ("RandomUniformLike", Draws(), False),
     ("Bernoulli", Drops(), False),
 ])  # fmt: skip
-def test_random_operators_are_found_unless_the_model_has_them(tmp_path, kind, reference, told):
+def test_random_operators_are_found_unless_the_model_has_them(
+    tmp_path, kind, reference, is_reported
+):
     observed = report(model([RANDOM[kind], node("Add", ["x", "r"], ["y"])]), tmp_path, reference)
-    assert bool(found(observed, "training_mode")) is told
+    assert bool(finding_places(observed, "training_mode")) is is_reported
 
 
 def test_batch_statistics_of_the_model_are_no_finding(tmp_path):
@@ -678,8 +689,8 @@ def test_batch_statistics_of_the_model_are_no_finding(tmp_path):
             return self.norm(x)
 
     built = model([norm("y", "m", "v", training_mode=1)], ONES)
-    assert found(report(built, tmp_path, Norm(True)), "training_mode") == TRAINING
-    assert found(report(built, tmp_path, Norm(False)), "training_mode") == []
+    assert finding_places(report(built, tmp_path, Norm(True)), "training_mode") == TRAINING
+    assert finding_places(report(built, tmp_path, Norm(False)), "training_mode") == []
 
 
 def write_external(folder, *tensors: dict[str, str], data=bytes(64), name="w.bin"):
@@ -730,7 +741,7 @@ SUM = hashlib.sha1(bytes(64)).hexdigest()
 )
 def test_overlapping_regions_lengths_and_checksums_are_found(tmp_path, tensors, places):
     observed = report(write_external(tmp_path, *tensors), tmp_path)
-    assert found(observed, "external_data") == places
+    assert finding_places(observed, "external_data") == places
     assert observed.external_data == {"w.bin": str(Digest.from_bytes(bytes(64)))}
 
 
@@ -739,7 +750,7 @@ def test_region_inside_another_is_no_finding(tmp_path):
     edited = onnx.load(path, load_external_data=False)
     edited.graph.initializer[0].dims[:] = [9, 1]  # bytes 0 to 36
     path.write_bytes(edited.SerializeToString())
-    assert found(report(path, tmp_path), "external_data") == []
+    assert finding_places(report(path, tmp_path), "external_data") == []
 
 
 def test_overlap_of_a_long_region_behind_a_short_one_is_found(tmp_path):
@@ -748,7 +759,7 @@ def test_overlap_of_a_long_region_behind_a_short_one_is_found(tmp_path):
     edited.graph.initializer[0].dims[:] = [9, 1]
     edited.graph.initializer[2].dims[:] = [10, 1]  # bytes 24 to 64
     path.write_bytes(edited.SerializeToString())
-    assert found(report(path, tmp_path), "external_data") == ["t2"]
+    assert finding_places(report(path, tmp_path), "external_data") == ["t2"]
 
 
 def test_external_weights_are_read(tmp_path):
@@ -773,8 +784,8 @@ def test_external_weights_are_read(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(edited, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     observed = report(path, tmp_path)
-    assert found(observed, "nonfinite_initializer") == ["big", "small"]
-    assert found(observed, "training_mode") == ["Dropout:y"]
+    assert finding_places(observed, "nonfinite_initializer") == ["big", "small"]
+    assert finding_places(observed, "training_mode") == ["Dropout:y"]
     assert list(observed.external_data) == ["w.bin"]
 
 
