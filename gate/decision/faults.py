@@ -371,7 +371,7 @@ ACCOUNTS: dict[str, str] = {
     "lint": "{text}. The lint reports {code} at {place} ({expression})",
     "tracer": "{text}. The tracer warned: {warning:short}",
     "overflows": "The samples agree. On the input '{probe}': {failure}",
-    "beyond": "The samples agree. On the input '{probe}', which is outside of their range, {off}. "
+    "beyond": "The samples agree. On the input '{probe}', which was derived from them, {off}. "
     "The model's own trace agrees with the model on every input that was tried, so the file was "
     "made from other code, or its exporter changed operators",
     # of others

@@ -25,6 +25,7 @@ from gate.probes.size_probes import (
     length_probes,
     size_probes,
 )
+from gate.probes.threshold_probes import threshold_probes
 from gate.probes.trace_search import TraceSearcher
 from gate.probes.value_probes import (
     NEARER_SUFFIX,
@@ -113,6 +114,7 @@ class ProbeInstrument:
         for probe in condition_probes(self._context, self._axes):
             if probe.name not in names:
                 yield probe
+        yield from threshold_probes(self._context, self._profile, self.probes)
 
     def _compute_references(self) -> None:
         """Compute the reference of the samples, and of all probes of one sample, in batches.
