@@ -472,7 +472,7 @@ class ModelRunner:
         An exporter may write them into the file, such as the softmax of a parameter.
         """
         observer = ReferenceObserver(self.model, run=self._reference.run, batch=batch)
-        derived = DerivedConstants(tensor for _, tensor in observer.all_tensors())
+        derived = DerivedConstants(observer.all_tensors())
         try:
             with derived:
                 self._reference.run(batch)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from gate.records.instruments import ULP
+from gate.weights.layouts import arrangements
 from gate.weights.model_tensors import (
     Floats,
     FormatTolerance,
     Norm,
+    ReferenceObserver,
     Values,
     format_tolerance,
     rounding,
@@ -227,3 +233,98 @@ def _agreement(factor: Floats, scale: Floats, usable: NDArray[np.bool_], *, near
         return 0.0
     expected = scale[usable]
     return float((np.abs(factor - expected) <= near * np.abs(expected)).mean())
+
+
+_MERGING = 2.0**-20
+"""Relative error of a weight that was merged in float32, and of the sums in forward."""
+
+_ENCLOSING = 3
+"""Number of modules that may compute a merged weight: its layer, and two modules around it."""
+
+
+def merged_weights(
+    observer: ReferenceObserver, weights: Mapping[str, tuple[Values, FormatTolerance]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the weights and biases of the file that have what a module adds to their layer.
+
+    A low-rank adapter that is added in forward can be merged into the weight of its layer. For
+    random inputs, the layer with the weight of the file then computes what the module with the
+    adapter computes (the test of Freivalds, 1977). Such a weight is yielded with the path of the
+    module. weights: values and tolerance of the file's constants by their name in the model.
+    """
+    modules = dict(observer.model.named_modules())
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for name in weights:
+        path = name.rpartition(".")[0]
+        for _ in range(_ENCLOSING):
+            names[path].append(name)
+            path = path.rpartition(".")[0]
+    merged: dict[str, str] = {}
+    hooks: dict[str, RemovableHandle] = {}
+
+    def compare(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        hooks.pop(path).remove()
+        with suppress(Exception):  # the model's code may reject random inputs
+            random = _random_input(args[0])
+            zero = module.forward(torch.zeros_like(random), *args[1:], **kwargs)
+            output = module.forward(random, *args[1:], **kwargs)
+            for name in set(names[path]) - merged.keys():
+                values, tolerance = weights[name]
+                layer = modules[name.rpartition(".")[0]]
+                if _computes(layer, values, (random, zero, output), tolerance):
+                    merged[name] = path
+
+    for path in names.keys() & modules.keys():
+        hook = partial(compare, path)
+        hooks[path] = modules[path].register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        if hooks:
+            observer.run(observer.batch)
+    finally:
+        for handle in hooks.values():
+            handle.remove()
+    yield from merged.items()
+
+
+def _random_input(example: torch.Tensor) -> torch.Tensor:
+    """Return random numbers of the shape of an input, none of them near zero."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = 0.5 + torch.rand(example.shape, generator=generator)
+    signs = torch.randint(0, 2, example.shape, generator=generator) * 2 - 1
+    return (sizes * signs).to(example)
+
+
+def _computes(
+    layer: nn.Module, values: Values, outputs: Sequence[torch.Tensor], tolerance: FormatTolerance
+) -> bool:
+    """Return whether a layer has the outputs of a module with this weight or bias only.
+
+    outputs: a random input of the module, its output for zeros, and its output for that input.
+    """
+    inputs, zero, output = (tensor.detach().to("cpu", torch.float64) for tensor in outputs)
+    name = "weight" if values.ndim > 1 else "bias"
+    weight, original = tensor_of(layer, "weight"), tensor_of(layer, name)
+    if weight is None or original is None or weight.ndim < 2:
+        return False
+    stored = torch.from_numpy(to_float64(original))
+    error = _MERGING + tolerance.relative
+
+    def fits(merged: torch.Tensor) -> bool:
+        spread = (merged.abs() + stored.abs()) * error + tolerance.absolute
+        if name == "bias":
+            shape = (-1, *[1] * (weight.ndim - 2))
+            difference, allowed = zero - merged.reshape(shape), spread.reshape(shape)
+        else:
+            difference = output - zero - _product(layer, inputs, merged)
+            allowed = 4 * _product(layer, inputs**2, spread**2).sqrt() + _MERGING * zero.abs()
+        return bool((difference.abs() <= allowed).all())
+
+    candidates = arrangements(stored.numpy(), values.astype(np.float64))
+    return not fits(stored) and any(fits(torch.from_numpy(way.copy())) for way in candidates)
+
+
+def _product(layer: nn.Module, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the output of a convolution or a linear layer with this weight and no bias."""
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return layer._conv_forward(inputs, weight, None)
+    return inputs @ (weight.T if weight.shape[1] == inputs.shape[-1] else weight)

@@ -24,7 +24,7 @@ from gate.weights.findings import (
     nearest_mismatch,
     rounded_mismatch,
 )
-from gate.weights.folding import WeightLayer, folded_bias, layers, likeliest
+from gate.weights.folding import WeightLayer, folded_bias, layers, likeliest, merged_weights
 from gate.weights.layouts import Lines, arrangements, equal, match_packed_rnn, same
 from gate.weights.model_tensors import (
     CONVERSIONS,
@@ -284,7 +284,7 @@ class WeightMatcher:
             return
         for stored in index.alike(values):
             if same(values, stored.values) is not None:
-                constant.match = Match("computed", ())
+                constant.match = Match("computed", stored.names[1:])
                 return
         for stored in index.with_dims(values):
             for arranged in arrangements(values, stored.values):
@@ -292,7 +292,7 @@ class WeightMatcher:
                 if wrong is None:
                     continue
                 if not wrong.any():
-                    constant.match = Match("computed", ())
+                    constant.match = Match("computed", stored.names[1:])
                     return
                 if is_distinctive(values[~wrong]):
                     name = f"what {stored.name} gives in forward"
@@ -405,6 +405,7 @@ class Constants:
             index = self._observe_computed()
             for constant in unmatched:
                 matcher.match_computed(constant, index)
+            self._match_merged([c for c in unmatched if c.is_open and self._named_tensor(c)])
         named_count = self._set_mismatches(constants)
         mismatches = [c.mismatch for c in constants if c.match is None and c.mismatch]
         return list(_findings(mismatches, named_count)), self._summarize(constants)
@@ -443,14 +444,27 @@ class Constants:
 
     def _observe_computed(self) -> TensorIndex:
         """Return the tensors that forward computes without the inputs, if it can be observed."""
-        self._computed = DerivedConstants(tensor for _, tensor in self._observer.all_tensors())
+        self._computed = DerivedConstants(self._observer.all_tensors())
         try:
             with self._computed:
                 self._observer.run(self._observer.batch)
         except Exception:  # the model's own code, under a mode that it may not know
             self._is_unobserved = True
             return TensorIndex(())
-        return TensorIndex(stored_tensors(self._computed.results()))
+        return TensorIndex(stored_tensors((*self._computed.results(), *self._computed.sources())))
+
+    def _match_merged(self, named: list[Constant]) -> None:
+        """Match weights and biases into which an adapter or a factor of forward was merged."""
+        by_name = {c.name: c for c in named}
+        weights = {
+            name: (c.values, format_tolerance(c.format))
+            for name, c in by_name.items()
+            if c.values is not None
+        }
+        for name, path in merged_weights(self._observer, weights):
+            prefix = f"{path}." if path else ""
+            names = tuple(n for n in self._matcher.index.by_name if n.startswith(prefix))
+            by_name[name].match, by_name[name].mismatch = Match("computed", names), None
 
     def _set_mismatches(self, constants: list[Constant]) -> int:
         """Set the mismatch of each open constant, by its name or by most of its elements.
@@ -471,7 +485,8 @@ class Constants:
                 constant.mismatch = None
                 continue
             if constant.match is not None:
-                if trusted and namesake is not None and not self._has_folded_factor(constant):
+                is_right = _is_named_as_its_match(constant) or self._has_folded_factor(constant)
+                if trusted and namesake is not None and not is_right:
                     constant.match = None
                     constant.mismatch = named_mismatch(constant.name, constant.values, namesake)
                 continue

@@ -173,14 +173,18 @@ class DerivedConstants(DispatchMode):
     fold constants write them into the file. Tensors of unknown origin are inputs or depend on them.
     """
 
-    def __init__(self, model_tensors: Iterable[torch.Tensor]) -> None:
+    def __init__(self, model_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._stored = list(model_tensors)
-        self._constant = {id(tensor): tensor for tensor in self._stored}
+        self._constant: dict[int, torch.Tensor] = {}
         """Constants by `id`. The reference keeps them alive, so that ids are not reused."""
-        self._addresses = {
-            _address(tensor) for tensor in self._stored if is_plain(tensor) and tensor.numel()
-        }
+        self._names: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        """Names of the model's tensors by address."""
+        for name, tensor in model_tensors:
+            self._constant[id(tensor)] = tensor
+            if is_plain(tensor) and tensor.numel():
+                self._names[_address(tensor)][name] = None
+        self._sources: dict[int, dict[str, None]] = {}
+        """Names of the model's tensors from which a constant is computed, by its `id`."""
         self._results: dict[int, tuple[str, torch.Tensor]] = {}
         self._result_addresses: Counter[int] = Counter()
         """Addresses of the results."""
@@ -190,6 +194,11 @@ class DerivedConstants(DispatchMode):
     def results(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the computed tensors of floats, with the names of their operators."""
         return (pair for pair in self._results.values() if pair[1].is_floating_point())
+
+    def sources(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the computed tensors of floats, with the names of the tensors they depend on."""
+        for _, tensor in self.results():
+            yield from ((name, tensor) for name in self._sources[id(tensor)])
 
     def is_written(self, tensor: torch.Tensor) -> bool:
         """Return whether forward itself changes the values of a tensor of the model."""
@@ -204,11 +213,13 @@ class DerivedConstants(DispatchMode):
         constant = not random and (is_fresh or all(self._is_constant(tensor) for tensor in inputs))
         if func._schema.is_mutable:
             self._note_writes(func, args, kwargs or {}, constant=constant)
+        sources = {name: None for tensor in inputs for name in self._sources_of(tensor)}
         for tensor in outputs:
             if not constant:
                 self._forget(tensor)
             elif is_plain(tensor) and self._elements <= _MAX_STORED_ELEMENTS:
                 self._constant[id(tensor)] = tensor
+                self._sources[id(tensor)] = sources
                 if not any(tensor is tensor_read for tensor_read in inputs):
                     self._elements += tensor.numel()
                     self._results[id(tensor)] = (func.name().partition("::")[2], tensor)
@@ -218,7 +229,12 @@ class DerivedConstants(DispatchMode):
     def _is_constant(self, tensor: torch.Tensor) -> bool:
         if id(tensor) in self._constant:
             return True
-        return is_plain(tensor) and _address(tensor) in self._addresses
+        return is_plain(tensor) and _address(tensor) in self._names
+
+    def _sources_of(self, tensor: torch.Tensor) -> Mapping[str, None]:
+        if id(tensor) in self._constant and id(tensor) in self._sources:
+            return self._sources[id(tensor)]
+        return self._names.get(_address(tensor), {}) if is_plain(tensor) else {}
 
     def _note_writes(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, constant: bool

@@ -350,6 +350,59 @@ def test_weight_computed_in_forward_matches(tmp_path):
         assert len(result) == changed
 
 
+class AdaptedLinear(nn.Linear):
+    """A low-rank adapter in the weight, as forward computes it, or beside the layer."""
+
+    def __init__(self, *, in_weight):
+        super().__init__(6, 6)
+        self.up, self.down = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 6))
+        self.in_weight = in_weight
+
+    def merged(self):
+        return self.weight + 0.5 * self.up @ self.down
+
+    def forward(self, x):
+        if self.in_weight:
+            return nn.functional.linear(x, self.merged(), self.bias)
+        return super().forward(x) + 0.5 * (x @ self.down.T @ self.up.T)
+
+
+class AdaptedConv(nn.Conv1d):
+    def __init__(self):
+        super().__init__(6, 6, 3, padding=1)
+        self.down, self.up = nn.Conv1d(6, 2, 3, padding=1, bias=False), nn.Conv1d(2, 6, 1)
+
+    def merged(self):
+        return self.weight + torch.einsum("or,rik->oik", self.up.weight[:, :, 0], self.down.weight)
+
+    def forward(self, x):
+        return super().forward(x) + self.up(self.down(x)) - self.up.bias[:, None]
+
+
+@pytest.mark.parametrize("fault", [None, "one element", "adapter of another layer"])
+@pytest.mark.parametrize("build", [
+    functools.partial(AdaptedLinear, in_weight=True),
+    functools.partial(AdaptedLinear, in_weight=False),
+    AdaptedConv,
+], ids=["in the weight", "beside a Linear", "beside a convolution"])  # fmt: skip
+def test_merged_adapter_under_the_old_name_matches(build, fault, tmp_path):
+    torch.manual_seed(2)
+    reference, samples = nn.Sequential(build(), nn.Tanh(), build(), build()), torch.randn(4, 6, 6)
+    plain = nn.Conv1d(6, 6, 3, padding=1) if build is AdaptedConv else nn.Linear(6, 6)
+    layers = [copy.deepcopy(plain) for _ in range(3)]
+    for layer, adapted in zip(layers, (reference[0], *reference[2:]), strict=True):
+        layer.bias.data, layer.weight.data = adapted.bias.data, adapted.merged().detach()
+    if fault == "one element":
+        layers[1].weight.data.view(-1)[5] += 0.05
+    elif fault is not None:
+        layers[1].weight.data = layers[2].weight.data.clone()
+    net = nn.Sequential(layers[0], nn.Tanh(), *layers[1:])
+    file = onnx.load_from_string(export(net, samples, "unfolded"))
+    weights, result = weights_report(reference, samples, file, tmp_path)
+    assert [item.place for item in result] == ([] if fault is None else ["2.weight"])
+    assert (weights.unmatched, weights.absent == 0) == (0, fault is None)
+
+
 class Unwatchable(Clamped):
     def forward(self, x):
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
@@ -362,9 +415,10 @@ def test_unobservable_forward_compares_by_name_only(tmp_path):
     reference = Unwatchable()
     used = reference.weight.detach().clamp(min=0.0).numpy()
     shape = [value("x", ("b", 6))], [value("y", ("b", 6))]
-    for name, count in (("w", 0), ("weight", 1)):
+    for name, change, count in (("w", 1, 0), ("weight", 0, 0), ("weight", 1, 1)):
+        constants = {name: used + np.float32(change)}
         proto = model(
-            [node("MatMul", ["x", name], ["y"])], {name: used}, inputs=shape[0], outputs=shape[1]
+            [node("MatMul", ["x", name], ["y"])], constants, inputs=shape[0], outputs=shape[1]
         )
         _, result = weights_report(reference, torch.ones(3, 6), proto, tmp_path)
         assert len(result) == count
