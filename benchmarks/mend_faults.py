@@ -30,7 +30,6 @@ from benchmarks.mend_models import MORE_FAULTS
 from gate.api import case_of, check
 from gate.data.samples import SampleSet
 from gate.errors import GateError, first_line
-from gate.localize.locate import compare_rejected
 from gate.localize.reduce import NotReproduced
 from gate.localize.reproducer import DIFFERS, Reproducer
 from gate.measure.job import EvaluationData, Reference
@@ -130,10 +129,9 @@ def reproduce(case: Case, folder: Path, python: str | None) -> tuple[int | None,
     result = check(case.pair.path, case.reference, case.data, policy)
     job = case_of(case.pair.path, reference=case.reference, data=case.data, policy=policy)
     try:
-        compared = compare_rejected(job, result.evidence, result.decision)
-        if compared is None:
+        made = Reproducer.from_rejection(job, result.evidence, result.decision)
+        if made is None:
             return None, f"no difference of outputs ({result.decision.verdict.value})"
-        made = Reproducer.from_comparison(compared, result.evidence.environment.versions)
         made.write(folder / "bug.zip", venv=False)
     except NotReproduced as error:
         return None, first_line(error)

@@ -89,13 +89,14 @@ def command(**request: Any) -> CommandResult:
             lambda console: console.print(f"not reproduced: {reason}"),
         )
     failure, output = reproducer.failure, str(request["output"])
+    located = reproducer.localization
     plain = {
         "schema_version": 1,
         "output": output,
         "kind": failure.kind,
         "nodes": failure.nodes,
         "operators": [node.op_type for node in failure.model.graph.node],
-        "module": reproducer.localization.first_divergence,
+        "module": None if located is None else located.first_divergence,
         "random_weights": failure.random_weights,
         "random_inputs": failure.random_inputs,
     }
@@ -112,7 +113,6 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     from gate.api import case_of
     from gate.data.samples import SampleSet
     from gate.decision.decide import Decision
-    from gate.localize.locate import compare_rejected
     from gate.localize.reduce import NotReproduced
     from gate.localize.reproducer import Reproducer
     from gate.measure.job import EvaluationData, Reference
@@ -145,8 +145,8 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     case = case_of(Path(files.model), reference=reference, data=data, policy=policy)
     _verify(case, reference, evidence)
     with spinner("comparing the layers"):
-        compared = compare_rejected(case, evidence, decision)
-        if compared is None:
+        reproducer = Reproducer.from_rejection(case, evidence, decision)
+        if reproducer is None:
             reasons = {
                 f"{check.label}: {render_check(check, 'headline')}."
                 for check in decision.problems
@@ -156,7 +156,6 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
                 f"the verdict is {decision.verdict.value}, and no output of a single file differs "
                 f"on these samples, so no graph shows a difference. {' '.join(sorted(reasons))}"
             )
-        reproducer = Reproducer.from_comparison(compared, evidence.environment.versions)
     hidden = policy.confidential and not request["include_confidential"]
     return reproducer.stripped(weights=request["strip"] or hidden, inputs=hidden)
 

@@ -469,7 +469,7 @@ def _accepted_batches(
     if runtime.failure_code == "only_batches":
         return tuple(cast("list[int]", runtime.failure_params["batch_sizes"]))
     is_fixed = any(check.name == "graph_fixed_batch" for check in decision.problems)
-    return (case.bind().batch_size,) if is_fixed else ()
+    return (case.bind().batch_size,) if is_fixed and runtime.failure is None else ()
 
 
 def _compare_broken_runtime(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:

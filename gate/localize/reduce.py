@@ -17,15 +17,17 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gate.errors import EvidenceError, GateError, describe_failure, first_line
-from gate.localize.file_graph import Piece, SubgraphSession, reference_name
+from gate.localize.file_graph import FileGraph, Piece, SubgraphSession, reference_name
 from gate.localize.layer_deviations import Deviation, DeviationLimits, LayerDeviations
 from gate.localize.locate import LayerComparison
 from gate.localize.model_runner import Float64Values, ForwardPathChanged
 from gate.localize.standalone import Standalone, fewest_nodes, latest, node_count
 from gate.localize.value_matching import returned_values
+from gate.measure.job import MeasurementJob
 from gate.onnx_file.reading import add_outputs, replace_messages
 from gate.onnx_file.sessions import open_session, session_options
-from gate.policy.runtime_options import OrtSetup
+from gate.policy.runtime_options import OrtSetup, ort_setup
+from gate.records.evidence import Evidence
 from gate.storage.arrays import Batch, OutputArray
 
 Kind = Literal["exporter", "runtime", "optimizer"]
@@ -167,6 +169,73 @@ def reduce_failure(comparison: LayerComparison) -> ReducedFailure:
         "inputs it computes the expected values, up to rounding. Pass the samples of the check, or "
         "examine the layers with gate locate."
     )
+
+
+def reduce_refusal(case: MeasurementJob, evidence: Evidence) -> ReducedFailure | None:
+    """Return the first node that a runtime refuses, or the nodes up to it; else None.
+
+    It is for a file that fails on every batch, so that its layers can't be compared.
+    """
+    graph, binding = FileGraph(case.candidate), case.bind()
+    feed = binding.by_input(next(case.inputs.batches(binding.batch_size)))
+    for runtime in evidence.runtimes:
+        setup = ort_setup(case.policy, runtime.runtime)
+        if runtime.failure is None or setup is None:
+            continue
+        for piece, fed in _refused_pieces(graph, feed, setup):
+            standalone = Standalone.from_piece(piece, fed)
+            model, inputs = standalone.model, standalone.inputs
+            try:
+                run(model, inputs, setup)
+            except Exception as error:  # ONNX Runtime's errors have no common base
+                raises = _kind_of(error)
+            else:
+                continue
+            names = tuple(standalone.outputs.values())
+            expected: dict[str, OutputArray] = {}
+            with contextlib.suppress(Exception), np.errstate(all="ignore"):
+                arrays = ReferenceEvaluator(model).run(names, dict(inputs))
+                expected = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
+            return ReducedFailure(
+                kind="runtime" if expected else "exporter",
+                model=model,
+                inputs=inputs,
+                expected=expected,
+                tolerances={name: RoundingBound(0.0, 0.0) for name in expected},
+                setup=setup,
+                tensors={new: name for name, new in standalone.outputs.items()},
+                raises=raises,
+            )
+    return None
+
+
+def _refused_pieces(
+    graph: FileGraph, feed: Mapping[str, OutputArray], setup: OrtSetup
+) -> Iterator[tuple[Piece, Mapping[str, OutputArray]]]:
+    """Yield the first node that fails, then the nodes up to it, with their inputs."""
+    outputs = [[name for name in node.output if name] for node in graph.nodes]
+
+    def runs(count: int) -> bool:
+        try:
+            piece = graph.cut(itertools.chain.from_iterable(outputs[:count]), {})
+            SubgraphSession(piece, setup)(feed, only=outputs[count - 1])
+        except Exception:  # ONNX Runtime's errors have no common base
+            return False
+        return True
+
+    index = latest(len(outputs) + 1, runs)
+    if index == len(outputs):
+        return
+    _, read = graph.segment(outputs[index][0], {*graph.tensors, *feed})
+    computed = [name for name in read if name in graph.producer]
+    values = dict(feed)
+    if computed:
+        values |= SubgraphSession(graph.cut(computed, {}), setup)(feed)
+    dtypes = {name: array.dtype for name, array in values.items()}
+    alone = graph.part([index], {**dict.fromkeys(outputs[index], np.dtype(np.float32)), **dtypes})
+    if alone is not None:
+        yield alone, {reference_name(name): values[name] for name in alone.cuts}
+    yield graph.cut(outputs[index], {}), feed
 
 
 class _Reducer:

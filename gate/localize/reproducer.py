@@ -19,21 +19,25 @@ import onnxruntime
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from gate.decision.decide import Decision
 from gate.errors import EvidenceError, describe_failure
 from gate.installation import distribution
 from gate.localize.layer_script import AGREES, LayerScript
-from gate.localize.locate import LayerComparison
+from gate.localize.locate import compare_rejected
 from gate.localize.reduce import (
     NotReproduced,
     ReducedFailure,
     RoundingBound,
     deviation_of,
     reduce_failure,
+    reduce_refusal,
     run,
     tolerance_of,
 )
 from gate.localize.standalone import random_like, without_names
+from gate.measure.job import MeasurementJob
 from gate.onnx_file.reading import nodes_of, tensors_of
+from gate.records.evidence import Evidence
 from gate.records.localization import Localization
 from gate.reference.onnx_reference import OnnxReference
 from gate.storage import files
@@ -91,6 +95,7 @@ _TITLES = {
     "converter": "Converted graph computes something else than the original: {nodes}",
     "runtime": "ONNX Runtime computes something else than the ONNX reference: {nodes}",
     "optimizer": "ONNX Runtime computes something else with optimizations: {nodes}",
+    "refused": "ONNX Runtime refuses: {nodes}",
     "batch": "Exported graph refuses a batch size that PyTorch accepts: {nodes}",
 }
 
@@ -114,7 +119,8 @@ class Reproducer:
     """A failure in a few nodes, with the contents of its zip."""
 
     failure: ReducedFailure
-    localization: Localization
+    localization: Localization | None
+    """None: the file was refused before its layers could be compared."""
     versions: Mapping[str, str]
     """Versions of the check's libraries by name."""
     layer: LayerScript | None = None
@@ -123,8 +129,15 @@ class Reproducer:
     """True if the reference is an ONNX file."""
 
     @classmethod
-    def from_comparison(cls, compared: LayerComparison, versions: Mapping[str, str]) -> Reproducer:
-        """Reduce the failure of a comparison of layers. Raises NotReproduced."""
+    def from_rejection(
+        cls, case: MeasurementJob, evidence: Evidence, decision: Decision
+    ) -> Reproducer | None:
+        """Reduce the failure of a check; None if no graph can show it. Raises NotReproduced."""
+        versions = evidence.environment.versions
+        compared = compare_rejected(case, evidence, decision)
+        if compared is None:
+            refusal = reduce_refusal(case, evidence)
+            return None if refusal is None else cls(refusal, None, versions)
         failure = reduce_failure(compared)
         layer = None
         if failure.layer is not None:
@@ -152,7 +165,7 @@ class Reproducer:
         )
         if not ((weights and has_weights) or inputs):
             return self
-        if failure.kind == "exporter":
+        if failure.kind == "exporter" and failure.expected:
             raise NotReproduced(
                 "the expected values come from PyTorch with these weights and samples, so they "
                 "can't be replaced. Nothing was written. To include them, leave --strip out, and "
@@ -275,12 +288,13 @@ class Reproducer:
         )
         converted = self.is_converted and failure.kind == "exporter"
         kind = "converter" if converted else failure.kind
-        blame, title = localization.blame, "batch" if failure.accepted_batches else kind
+        blame = None if localization is None else localization.blame
+        title = "batch" if failure.accepted_batches else kind if localization else "refused"
         lines = [
             f"# {_TITLES[title].format(nodes=shown)}",
             "",
             f"`model.onnx` computes {shown}, opset {opsets}.",
-            f"Expected values: {_EXPECTED[kind]}.",
+            f"Expected values: {_EXPECTED[kind] if failure.expected else 'none'}.",
             f"Session: {', '.join(failure.setup.providers)}, {failure.setup.optimization}.",
             "",
             "## To reproduce",
@@ -300,7 +314,9 @@ class Reproducer:
             "## What was found",
             "",
         ]  # fmt: skip
-        if localization.fault and not failure.random_inputs:  # it names modules and nodes
+        if (
+            localization is not None and localization.fault and not failure.random_inputs
+        ):  # it names modules and nodes
             lines.append(f"- {capital(localization.fault)}.")
         if failure.accepted_batches:
             sizes = ", ".join(map(str, failure.accepted_batches))
@@ -309,9 +325,10 @@ class Reproducer:
             lines.append(f"- With these optimizers disabled it agrees: {', '.join(blame.names)}.")
         lines += ["", "## What was excluded", ""]
         lines += [f"- {_EXCLUDED[code]}" for code in failure.excluded]
-        lines.append(
-            "- Rounding: differences up to the tolerances in reproduce.py are not counted."
-        )
+        if failure.expected:
+            lines.append(
+                "- Rounding: differences up to the tolerances in reproduce.py are not counted."
+            )
         lines += ["", "## What is not in this zip", ""]
         lines.append(
             "- The original weights: random ones of the same distribution take their place. "
@@ -386,6 +403,8 @@ def _may_contain_weights(attribute: onnx.AttributeProto) -> bool:
 
 def _with_new_expected_values(failure: ReducedFailure) -> ReducedFailure:
     """Compute the expected values and tolerances again."""
+    if not failure.expected:
+        return failure
     try:
         if failure.kind == "optimizer":
             expected = run(failure.model, failure.inputs, failure.setup.plain)

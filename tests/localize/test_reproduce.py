@@ -26,7 +26,7 @@ from gate import Localization, MeasurementJob, Policy, SampleSet, cli
 from gate.api import case_of, check
 from gate.localize.file_graph import Piece
 from gate.localize.layer_script import LayerScript
-from gate.localize.locate import compare_layers, compare_rejected
+from gate.localize.locate import compare_layers
 from gate.localize.reduce import (
     Kind,
     NotReproduced,
@@ -118,21 +118,40 @@ def _fixed_to_two(model: onnx.ModelProto) -> None:
         value.type.tensor_type.shape.dim[0].dim_value = 2
 
 
+def _refuses_all(model: onnx.ModelProto) -> None:
+    """Write a shape into Reshape that no batch has."""
+    _in_batches_of_two(model)
+    model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.array([-1, 6, 97]), "shape"))
+
+
+def _without_kernel(model: onnx.ModelProto) -> None:
+    """Insert an operator that ONNX Runtime has no kernel for, and the reference evaluator has."""
+    output = model.graph.output[0].name
+    last = next(node for node in model.graph.node if output in node.output)
+    last.output[0] = "before"
+    nodes = [("Cast", {"to": TensorProto.INT16}), ("ArgMax", {}), ("Cast", {"to": 1})]
+    names = ["before", "narrow", "index", output]
+    for (operator, settings), *ends in zip(nodes, names, names[1:], strict=False):
+        model.graph.node.append(helper.make_node(operator, ends[:1], ends[1:], **settings))
+
+
 def _reversed(model: onnx.ModelProto) -> None:
     model.graph.output.reverse()
 
 
 @pytest.mark.further
 @pytest.mark.parametrize(
-    ("edit", "operators", "accepted"),
+    ("edit", "operator", "kind", "raises", "accepted"),
     [
-        (_in_batches_of_two, {"Reshape"}, (2,)),
-        (_fixed_to_two, {"Reshape"}, (2,)),
-        (_reversed, {"Gemm"}, ()),
+        (_in_batches_of_two, "Reshape", "exporter", True, (2,)),
+        (_fixed_to_two, "Reshape", "exporter", True, (2,)),
+        (_reversed, "Gemm", "exporter", False, ()),
+        (_refuses_all, "Reshape", "exporter", True, ()),
+        (_without_kernel, "ArgMax", "runtime", True, ()),
     ],
-    ids=["batch size", "fixed batch axis", "order of outputs"],
+    ids=["batch size", "fixed batch axis", "order of outputs", "every batch", "no kernel"],
 )
-def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, accepted):
+def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operator, kind, raises, accepted):
     x = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32)
     model, example = Flattened().eval(), {"input": x[:2]}
     right = tiny.export(model, tmp_path / "right.onnx", example=example, outputs=("a", "b"))
@@ -145,16 +164,18 @@ def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operators, acce
         "data": EvaluationData(SampleSet.from_arrays({"input": x})),
     }
     result = check(path, *arguments.values(), policy)
-    compared = compare_rejected(
-        case_of(path, policy=policy, **arguments), result.evidence, result.decision
-    )
-    assert compared is not None
-    comparison = Reproducer.from_comparison(compared, {})
-    comparison.write(tmp_path / "bug.zip", venv=False)
-    failure = comparison.failure
-    assert (failure.kind, failure.accepted_batches) == ("exporter", accepted)
-    assert operators <= {node.op_type for node in failure.model.graph.node}
-    assert (failure.raises is not None) == bool(accepted)
+    job = case_of(path, policy=policy, **arguments)
+    reproducer = Reproducer.from_rejection(job, result.evidence, result.decision)
+    assert reproducer is not None
+    reproducer.write(tmp_path / "bug.zip", venv=False)
+    failure = reproducer.failure
+    operators = [node.op_type for node in failure.model.graph.node]
+    assert (failure.kind, failure.accepted_batches) == (kind, accepted)
+    assert operator in operators
+    assert (failure.raises is not None) == raises
+    if raises and not accepted:
+        assert operators == [operator]
+        assert reproducer.stripped(weights=True, inputs=True).failure.shows()
 
 
 @pytest.mark.further
