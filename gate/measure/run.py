@@ -66,14 +66,16 @@ class MeasurementRun:
     units, which the main process adds with `merge`.
     """
 
-    def __init__(self, job: MeasurementJob, switches: Determinism, *, noise: bool) -> None:
+    def __init__(
+        self, job: MeasurementJob, switches: Determinism, metrics: MetricRun, *, noise: bool
+    ) -> None:
         policy, self.binding = job.policy, job.bind()
         self.job, self.samples = job, job.inputs
         self._labels = (
             None if job.labels is None else check_labels(job.labels, samples=len(self.samples))
         )
         self._names = [spec.name for spec in job.candidate.subject.outputs]
-        self.metrics = MetricRun(policy.metrics, outputs=self._names, annotations=job.annotations)
+        self.metrics = metrics
         self.metric_values = b""
         """Per-sample values of the metrics as safetensors, set by `run`; the evidence has their
         digests."""
@@ -129,15 +131,17 @@ class MeasurementRun:
         Runtimes are opened later and closed at the end of the context. `noise`: use the float64
         reference.
 
-        Raises InputMismatch and DataError for samples and labels that don't fit, ModelError and
-        EvidenceError if the reference can't be run.
+        Raises PolicyError for metrics that can't be used, InputMismatch and DataError for samples
+        and labels that don't fit, ModelError and EvidenceError if the reference can't be run.
         """
-        with deterministic(job.policy.determinism) as switches:
-            run = cls(job, switches, noise=noise)
+        outputs = [spec.name for spec in job.candidate.subject.outputs]
+        metrics = MetricRun(job.policy.metrics, outputs=outputs, annotations=job.annotations)
+        with deterministic(job.policy.determinism) as switches, contextlib.closing(metrics):
+            metrics.open()
+            run = cls(job, switches, metrics, noise=noise)
             try:
                 yield run
             finally:
-                run.metrics.close()
                 for runtime in run.runtimes:
                     runtime.close()
 

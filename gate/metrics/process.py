@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gate.errors import DataError, GateError
+from gate.errors import DataError, GateError, PolicyError
 from gate.metrics.metric import (
     Metric,
     Slice,
@@ -304,6 +304,13 @@ class MetricRun:
         self.sources: dict[str, dict[str, str]] = {}
         self._parts: dict[str, list[tuple[int, dict[str, State]]]] = {m.name: [] for m in metrics}
         """By metric: number of samples and states of each message or unit."""
+
+    def open(self) -> None:
+        """Start the process with all metrics. Raises PolicyError if one can't be opened."""
+        if self._metrics:
+            self._started()
+        for name, failure in self.failures.items():
+            raise PolicyError(f"metric {name} of the policy can't be used: {failure}")
 
     def update(self, sides: Mapping[str, Outputs | None], *, start: int, count: int) -> None:
         """Evaluate one batch, at the latest in `flush`. `sides`: outputs by side, None for a side

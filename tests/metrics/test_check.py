@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gate import cli
 from gate.api import EvaluationResult, check
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.decide import decide
+from gate.errors import PolicyError
 from gate.measure.job import EvaluationData
 from gate.metrics.process import values_digest
 from gate.policy.policy import Policy
@@ -177,6 +179,15 @@ def test_one_broken_metric_does_not_spoil_another(project: Project):
     )
     assert of(result, "metric_drop")["hit"].verdict is Verdict.PASS
     assert [problem.point for problem in result.decision.problems] == ["nan"]
+
+
+def test_metric_that_cannot_be_imported_stops_before_the_first_forward(project: Project):
+    calls: list[Any] = []
+    hook = register_module_forward_pre_hook(lambda *call: calls.append(call))
+    with pytest.raises(PolicyError):
+        checked(project, "name: missing, function: 'mymetrics:missing', max_drop: 0.3")
+    hook.remove()
+    assert calls == []
 
 
 def test_no_labels_is_not_measured(project: Project):
