@@ -41,17 +41,13 @@ if TYPE_CHECKING:
 
 def policy_from_request(request: MeasuringRequest) -> Policy:
     """Return the policy of the file or the built-in one, with the overrides of other options."""
-    if request.server and "://" not in request.server:
-        raise PolicyError(
-            f"--server is {request.server!r}. Expected http(s)://HOST:PORT/v2/models/NAME, or the "
-            "same with grpc(s)."
-        )
     return policy_from_options(
         policy=request.policy,
         precision=request.precision,
         task=request.task,
         roles=request.roles,
-        runtimes=(*request.runtimes, *([request.server] if request.server else [])),
+        runtimes=request.runtimes,
+        server=request.server,
         settings=request.settings,
     )
 
@@ -63,21 +59,22 @@ def policy_from_options(
     task: Task | None,
     roles: Iterable[tuple[str, Role]] = (),
     runtimes: Iterable[str],
+    server: str | None = None,
     settings: Iterable[tuple[str, str]],
 ) -> Policy:
-    """Return the policy for these options. A URL in `runtimes` is the URL of a model server.
-
-    Raises PolicyError.
-    """
+    """Return the policy for these options. Raises PolicyError."""
     result, outputs = load_policy(policy, precision, task=task), dict(roles)
     if outputs or task:
         result = result.with_answers(outputs=outputs, task=task)
     if runtimes:
         from gate.runtimes.selection import with_runtime
-        from gate.runtimes.server import with_server
 
         for name in runtimes:
-            result = with_server(result, name) if "://" in name else with_runtime(result, name)
+            result = with_runtime(result, name)
+    if server:
+        from gate.runtimes.server import with_server
+
+        result = with_server(result, server)
     if values := dict(settings):
         from gate.policy.overrides import with_overrides
 

@@ -29,7 +29,7 @@ DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_BYTES = (1 << 31) - 1
 """Largest size of a response, in bytes; it is also the largest limit that gRPC supports."""
 
-_MODEL_URL = re.compile(r"(.+/v2)/models/([^/]+)(?:/versions/([^/]+))?/?")
+_MODEL_URL = re.compile(r"((?i:https?|grpcs?)://.+/v2)/models/([^/]+)(?:/versions/([^/]+))?/?")
 
 _GRPC = ("grpc", "grpcs")
 
@@ -76,8 +76,8 @@ class ServerOptions(BaseModel):
             raise ValueError(f"encoding '{self.encoding}' is for http; leave it out with grpc")
         for url in filter(None, (self.url, self.digest_url)):
             parts = urlsplit(url)
-            schemes = ("http", "https", *_GRPC) if url == self.url else ("http", "https")
-            if parts.scheme not in schemes or not parts.hostname:
+            is_web = parts.scheme in ("http", "https") or url == self.url
+            if not is_web or not parts.hostname:
                 raise ValueError(f"the URL is '{url}', expected http(s)://HOST/PATH")
             if "@" in parts.netloc or (url == self.url and parts.query):
                 raise ValueError("url: give tokens by headers: {Authorization: env:NAME}")
