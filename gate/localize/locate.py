@@ -50,7 +50,7 @@ from gate.reference.discretization import FakeQuantization
 from gate.reference.environment import deterministic
 from gate.reference.onnx_reference import OnnxReference
 from gate.statistics.accumulators import distances
-from gate.storage.arrays import Batch, OutputArray, text_digests
+from gate.storage.arrays import Batch, OutputArray, text_digests, whole_batches
 from gate.summary.render import with_fault_texts
 
 MATCHED = 2
@@ -355,9 +355,8 @@ def _whole_batches(
     size = binding.batch_size if binding.fixed else 1
     needed = -(-limit // size) * size
     inputs = next(case.inputs.batches(min(needed, len(case.inputs))))
-    count = length(inputs)
-    whole = np.minimum(np.arange(-(-count // size) * size), count - 1)  # the last one repeats
-    return binding, {name: array[whole] for name, array in inputs.items()}
+    rows = whole_batches(length(inputs), size).ravel()
+    return binding, {name: array[rows] for name, array in inputs.items()}
 
 
 def _batch_size_within(survey: ValueSurvey, size: int, budget: int) -> int:

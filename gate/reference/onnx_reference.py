@@ -52,7 +52,7 @@ from gate.reference.onnx_operators import (
     to_numpy,
 )
 from gate.reference.onnx_widening import widened
-from gate.storage.arrays import Batch, OutputArray, text_digests
+from gate.storage.arrays import Batch, OutputArray, text_digests, whole_batches
 
 Env = dict[str, Value]
 """Values by their names in the graph."""
@@ -736,10 +736,8 @@ class OnnxReference(OnnxGraph):
         count = len(values[0]) if values else 0
         if self.rows is None or count in (0, self.rows):
             return run(values)
-        calls = [
-            run([value[[min(start + i, count - 1) for i in range(self.rows)]] for value in values])
-            for start in range(0, count, self.rows)
-        ]
+        batches = whole_batches(count, self.rows).tolist()
+        calls = [run([value[rows] for value in values]) for rows in batches]
         return [join(list(parts))[:count] for parts in zip(*calls, strict=True)]
 
     def forward(self, *values: Value, outer: Env | None = None) -> Any:  # noqa: ARG002

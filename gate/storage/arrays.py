@@ -118,6 +118,12 @@ def resized(array: RuntimeArray, axis: int, size: int) -> RuntimeArray:
     return np.ascontiguousarray(array.take(np.arange(size) % array.shape[axis], axis=axis))
 
 
+def whole_batches(count: int, size: int) -> NDArray[np.int64]:
+    """Return the indices of `count` samples, shape (batches, size). The last sample fills up the
+    last batch."""
+    return np.minimum(np.arange(-(-count // size) * size), count - 1).reshape(-1, size)
+
+
 Batch = Mapping[str, RuntimeArray]
 """Arrays by name, shape (batch, ...)."""
 
