@@ -122,7 +122,7 @@ def _missing_path_hint(path: Path) -> str:
 class Factory(click.ParamType):  # type: ignore[type-arg]
     """`package.module:callable` of an installed package; the package is not imported."""
 
-    name = "factory"
+    name, alternative = "factory", ""
 
     def convert(
         self,
@@ -133,14 +133,14 @@ class Factory(click.ParamType):  # type: ignore[type-arg]
         """Return the text. Raises ModelError."""
         from gate.model.factory import require_package
 
-        require_package(str(value))
+        require_package(str(value), alternative=self.alternative)
         return str(value)
 
 
 class ReferenceType(Factory):
     """`package.module:callable`, an existing ONNX file, or a registered model."""
 
-    name = "reference"
+    name, alternative = "reference", ", or a path that ends in .onnx"
     _FILE = ExistingPath(
         errors.ModelError, "an ONNX file as the reference, or package.module:factory"
     )

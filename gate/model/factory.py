@@ -57,25 +57,28 @@ def parse_registered(reference: str) -> tuple[str, str | None, str | None] | Non
     return match[1], match[2], match[3]
 
 
-def parse_factory(factory: str) -> tuple[str, list[str]]:
-    """Return module and attributes. Raises ModelError if the text is malformed."""
+def parse_factory(factory: str, *, alternative: str = "") -> tuple[str, list[str]]:
+    """Return module and attributes. Raises ModelError if the text is malformed.
+
+    `alternative`: what the message names as also valid."""
     module_name, colon, attribute = factory.partition(":")
     path = attribute.split(".")
     names = [*module_name.split("."), *path]
     if not colon or not all(name.isidentifier() for name in names):
         raise ModelError(
             f"not a factory: {factory!r}. Expected package.module:callable, "
-            "for example torchvision.models:resnet18, or a path that ends in .onnx."
+            f"for example torchvision.models:resnet18{alternative}."
+            + (" gate check judges ONNX files." if is_onnx_file(factory) else "")
         )
     return module_name, path
 
 
-def require_package(factory: str) -> None:
+def require_package(factory: str, *, alternative: str = "") -> None:
     """Raise ModelError if the text is malformed, or if its outermost package does not exist.
 
     Imports nothing: errors inside the package appear when the factory is called.
     """
-    package = parse_factory(factory)[0].partition(".")[0]
+    package = parse_factory(factory, alternative=alternative)[0].partition(".")[0]
     importlib.invalidate_caches()
     try:
         spec = package in sys.modules or importlib.util.find_spec(package)

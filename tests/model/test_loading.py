@@ -31,6 +31,7 @@ def test_factory_builds_the_model(factory: str) -> None:
         (f"{HERE}:Small()", "not a factory"),
         (f"{HERE}:Small:again", "not a factory"),
         ("../nets:Small", "not a factory"),
+        ("model.onnx", "gate check judges ONNX files"),
         ("no_such_package.models:Small", "no module named 'no_such_package'"),
         (f"{HERE}.deeper:Small", "no module named"),
         (f"{HERE}:Smal", "It has: AlwaysDropout"),
