@@ -225,7 +225,7 @@ def serve_command(**options: Any) -> CommandResult:
     from gate.deploy.store import ModelStore
     from gate.mlflow_client.connection import reach
     from gate.service.notifications import notifying
-    from gate.service.reconciler import read_ledger, reconciler
+    from gate.service.reconciler import open_ledger, reconciler
 
     reconcile = reconciler(settings, is_service=True)
     models = store_app(
@@ -233,7 +233,7 @@ def serve_command(**options: Any) -> CommandResult:
         cors_origins=settings.cors_origins,
         damaged=reconcile.report_damage,
     )
-    with notifying(settings, read_ledger(settings)) if settings.notify_url else nullcontext():
+    with notifying(settings, open_ledger(settings)) if settings.notify_url else nullcontext():
         serve(
             settings,
             reconcile,

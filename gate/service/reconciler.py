@@ -183,25 +183,13 @@ def kept_ledger(settings: ServiceSettings) -> Ledger:
     return Ledger(settings.state, stored_head=stored_head(settings.store))
 
 
-def written_ledger(settings: ServiceSettings, trust: Trust | None) -> Ledger:
-    """Return `kept_ledger` for writing. `trust`: None for that of `settings.writers`.
-
-    Raises KeyUnusable, PolicyError, and the exceptions of `require_writable`.
-    """
-    key = SigningKey.load(settings.key) if settings.key is not None else None
-    ledger = _open_ledger(settings, trust, key=key)
-    require_writable(ledger)
-    return ledger
-
-
-def read_ledger(settings: ServiceSettings) -> Ledger:
-    """Return `kept_ledger` with the service's trust, for another thread. Raises PolicyError."""
-    return _open_ledger(settings, TrustFile.named(settings.trust, policy=settings.policy)())
-
-
-def _open_ledger(
-    settings: ServiceSettings, trust: Trust | None, *, key: SigningKey | None = None
+def open_ledger(
+    settings: ServiceSettings, trust: Trust | None = None, *, key: SigningKey | None = None
 ) -> Ledger:
+    """Return `kept_ledger` with a trust and a key. `trust`: None for that of `settings.writers`.
+
+    Raises PolicyError, Untrusted.
+    """
     ledger = kept_ledger(settings)
     ledger.key, ledger.trust = key, trust
     if trust is None and settings.writers is not None:
@@ -364,13 +352,15 @@ def _step(
 
 def reconciler(settings: ServiceSettings, *, is_service: bool = False) -> Reconciler:
     """Return a reconciler. `is_service`: for a service, which remembers mismatches between calls
-    instead of waiting under the lock. Raises PolicyError, and as `written_ledger`."""
+    instead of waiting under the lock. Raises KeyUnusable, PolicyError, Untrusted."""
     policy = settings.policy_in_force()
     # Model keys name the workspace, except for `default`.
     registry = MlflowRegistry(settings.tracking_uri, workspace=DEFAULT)
     trust = TrustFile.named(settings.trust, policy=settings.policy)
     # A service does not start with a trust that can't be read.
-    ledger = written_ledger(settings, trust())
+    key = SigningKey.load(settings.key) if settings.key is not None else None
+    ledger = open_ledger(settings, trust(), key=key)
+    require_writable(ledger)
     if settings.same_registry:
         try:
             declare_addresses(ledger, registry.identity, settings.same_registry)

@@ -29,8 +29,9 @@ from gate.ledger.database import StateDatabase
 from gate.mlflow_client.connection import quiet_process
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.service.monitoring import Failed, StepResult
-from gate.service.reconciler import reconciler, written_ledger
+from gate.service.reconciler import open_ledger, reconciler
 from gate.service.settings import ServiceSettings
+from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust
 from tests.end_to_end.ci import POLICY, signed_release
 from tests.registry.promoting import promote
@@ -100,7 +101,8 @@ def _promotion(settings: ServiceSettings, seed: int) -> Callable[[], list[StepRe
     )
 
     def act() -> list[StepResult]:
-        registry, ledger = MlflowRegistry(uri), written_ledger(settings, trust)
+        key = None if settings.key is None else SigningKey.load(settings.key)
+        registry, ledger = MlflowRegistry(uri), open_ledger(settings, trust, key=key)
         result = promote(registry, created, policy=POLICY, ledger=ledger, trust=trust)
         return [StepResult("hand_in", "promoted", result.version, result.outcome)]
 
