@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gate.errors import RegistryError
 from gate.mlflow_client.connection import calling, quiet_process
+from gate.storage.safe_text import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -58,8 +59,8 @@ class WebhookSubscription:
         quiet_process()
         if not tracking_uri.startswith(("http://", "https://")):
             raise RegistryError(
-                f"{tracking_uri} is not a server, and only an MLflow server sends webhooks. "
-                "Start one (mlflow server) and pass --tracking-uri http://…"
+                f"{redacted(tracking_uri)} is not a server, and only an MLflow server sends "
+                "webhooks. Start one (mlflow server) and pass --tracking-uri http://…"
             )
         self._uri = tracking_uri
 

@@ -173,8 +173,9 @@ def test_refused_rotation_keeps_both_secrets(
 
 
 def test_database_registry_is_refused() -> None:
-    with pytest.raises(RegistryError, match="only an MLflow server sends webhooks"):
-        WebhookSubscription("sqlite:///mlflow.db")
+    with pytest.raises(RegistryError, match="only an MLflow server") as raised:
+        WebhookSubscription("postgresql://gate:secret@db/mlflow")
+    assert "secret" not in str(raised.value)
 
 
 def test_unreachable_server_is_reported() -> None:
