@@ -22,7 +22,7 @@ from scipy import stats
 
 from gate.metrics.builtin import built_in
 from gate.metrics.intervals import MOST_BLOCKS
-from gate.metrics.metric import Metric, OfSums, PerSample, State, drop_between
+from gate.metrics.metric import Metric, OfSums, PerSample, State, drop_between, sides_of
 
 Floats = NDArray[np.float64]
 
@@ -201,9 +201,8 @@ def coverage(name: str, *, sets: int, samples: int, seed: int = 51) -> dict[str,
     ours, peer, peers = 0, 0, 0
     for index in range(sets):
         data = case.draw(rng, samples)
-        drop = drop_between(
-            data.metric, data.reference, data.candidate, sign=case.sign, levels=(LEVEL,)
-        )
+        sides = sides_of(data.metric, {"before": data.reference, "after": data.candidate})
+        drop = drop_between(*sides.values(), sign=case.sign, levels=(LEVEL,))
         ours += drop.bounds[0] >= case.true_drop
         if index % 100 == 0 and case.drop is not None and drop.changed:
             with warnings.catch_warnings():

@@ -346,7 +346,7 @@ class Side:
         return self.distribution.observed
 
 
-def _sides(metric: Metric, states: Mapping[str, State]) -> dict[str, Side]:
+def sides_of(metric: Metric, states: Mapping[str, State]) -> dict[str, Side]:
     """Return the side of each state. States without a differing sample share one bootstrap."""
     sides: dict[str, Side] = {}
     for name, state in states.items():
@@ -356,17 +356,12 @@ def _sides(metric: Metric, states: Mapping[str, State]) -> dict[str, Side]:
 
 
 def drop_between(
-    metric: Metric, reference: State, state: State, *, sign: float, levels: Sequence[float]
+    reference: Side, side: Side, *, sign: float, levels: Sequence[float]
 ) -> MetricDrop:
-    """Return how much worse `state` is than `reference` on the same samples.
+    """Return how much worse `side` is than `reference` on the same samples.
 
     `sign`: 1.0 if higher is better, else -1.0. `levels`: confidence levels of the bounds.
     """
-    before, after = _sides(metric, {"reference": reference, "candidate": state}).values()
-    return _drop(before, after, sign=sign, levels=levels)
-
-
-def _drop(reference: Side, side: Side, *, sign: float, levels: Sequence[float]) -> MetricDrop:
     samples = side.state.samples
     drop = sign * (reference.value - side.value)
     differing = side.metric.differing(
@@ -450,7 +445,7 @@ def compute_groups(
     metric.check_reference(states[reference])
     groups = []
     for part in (all_samples, *slices):
-        sides = _sides(metric, {name: state.take(part.mask) for name, state in states.items()})
+        sides = sides_of(metric, {name: state.take(part.mask) for name, state in states.items()})
         levels = family if part.column is not None else (policy.confidence,)
         runtimes = {}
         values = {name: _value(side, level=policy.confidence) for name, side in sides.items()}
@@ -458,7 +453,7 @@ def compute_groups(
         for side, value in values.items():
             if side == reference:
                 continue
-            change = _drop(sides[reference], sides[side], sign=sign, levels=levels)
+            change = drop_between(sides[reference], sides[side], sign=sign, levels=levels)
             runtimes[side] = MetricSide(**value.model_dump(), change=change)
         groups.append(
             MetricGroup(

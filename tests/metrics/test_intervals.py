@@ -19,7 +19,7 @@ from gate.metrics.intervals import (
     share_limits,
     unpaired_bounds,
 )
-from gate.metrics.metric import PerSample, State, drop_between
+from gate.metrics.metric import Metric, PerSample, State, drop_between, sides_of
 from gate.records.metrics import MetricDrop
 
 
@@ -137,12 +137,16 @@ def test_the_needed_number_of_samples_is_enough():
         assert samples_to_prove(400, change, bound=bound, limit=0.3, alpha=0.05) is None
 
 
+def drop(metric: Metric, before: State, after: State) -> MetricDrop:
+    sides = sides_of(metric, {"before": before, "after": after})
+    return drop_between(*sides.values(), sign=1.0, levels=[0.95])
+
+
 def test_rounding_is_no_change():
     """A file that rounds differently proves as little about rare drops as an equal one."""
     values = np.random.default_rng(8).normal(size=500)
     drops = [
-        drop_between(PerSample(abs), State(values[:, None]), State((values - change)[:, None]),
-                     sign=1.0, levels=[0.95])
+        drop(PerSample(abs), State(values[:, None]), State((values - change)[:, None]))
         for change in (0.0, 1e-8 * values, 0.25 + 1e-8 * values, 0.25 * (np.arange(500) < 12))
     ]  # fmt: skip
     assert [(each.method, each.changed) for each in drops] == [
@@ -159,10 +163,10 @@ def test_a_few_improvements_do_not_exclude_drops(better: int):
     before = np.where(np.cumsum(labels) * labels > labels.sum() - better, False, after)
     metric = built_in("f1", {"average": "binary"})
     states = [metric.update(side.astype(int), labels.astype(int)) for side in (before, after)]
-    drop = drop_between(metric, *states, sign=1.0, levels=[0.95])
-    assert drop.changed == better
-    assert drop.drop < 0.0
-    assert drop.bounds[0] - drop.drop >= 0.99 * 3 / 500 * (drop.scale - drop.drop)
+    change = drop(metric, *states)
+    assert change.changed == better
+    assert change.drop < 0.0
+    assert change.bounds[0] - change.drop >= 0.99 * 3 / 500 * (change.scale - change.drop)
 
 
 @pytest.mark.parametrize("samples", [500, 2000])
@@ -177,9 +181,9 @@ def test_changed_scores_in_the_same_order_are_no_evidence(samples: int):
     before[[worst, best]] = before[[best, worst]]
     metric = built_in("auroc", {})
     states = [metric.update(side, labels.astype(int)) for side in (before, after)]
-    drop = drop_between(metric, *states, sign=1.0, levels=[0.95])
-    assert drop.changed > 0.9 * samples
-    assert drop.drop < 0.0 < drop.bounds[0]
+    change = drop(metric, *states)
+    assert change.changed > 0.9 * samples
+    assert change.drop < 0.0 < change.bounds[0]
 
 
 def test_unpaired_bounds_widen_with_both_sides():
