@@ -235,15 +235,12 @@ _LONG = 5000
 """Characters of a tag or param: databases other than SQLite refuse more."""
 
 
-def log_evaluation(
-    run: RunLogger, judgment: SummaryInputs, *, folder: Path, inputs: Path | str | None = None
-) -> None:
+def log_evaluation(run: RunLogger, judgment: SummaryInputs, *, folder: Path) -> None:
     """Log an evaluation to a new MLflow run.
 
-    folder: the result of `gate.report.folder.write_report`. inputs: address of the samples, if
-    known.
+    folder: the result of `gate.report.folder.write_report`.
     """
-    log_numbers(run, judgment, inputs=inputs)
+    log_numbers(run, judgment, inputs=None)
     log_files(run, judgment, folder=folder)
 
 

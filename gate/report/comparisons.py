@@ -75,14 +75,8 @@ def side_by_side(worst_pictures: Mapping[str, WorstPicture], spec: PreprocessSpe
     figure = Figure(figsize=(13, 2.9 * len(shown) + 0.3), dpi=90, layout="constrained")
     grid: NDArray[Any] = np.atleast_2d(figure.subplots(len(shown), 5))
     for axes, (name, worst_picture) in zip(grid, shown, strict=True):
-        _draw_row(axes, _literal(make_printable(name)), worst_picture, spec)
+        _draw_row(axes, literal(name, 72), worst_picture, spec)
     return _png(figure)
-
-
-def _literal(text: str) -> str:
-    """Return `text` truncated to what fits, without dollar signs, which would start a formula."""
-    fits = text if len(text) <= 72 else f"{text[:40]}…{text[-31:]}"
-    return fits.replace("$", r"\$")
 
 
 def _png(figure: Figure) -> bytes:
@@ -115,10 +109,11 @@ def _draw_row(axes: NDArray[Any], name: str, worst: WorstPicture, spec: Preproce
     for panel, title, picture in zip(axes, titles, pictures, strict=True):
         clipped = np.clip(np.nan_to_num(picture), 0.0, 255.0)
         panel.imshow(np.rint(clipped).astype(np.uint8), interpolation="nearest")
-        panel.set_title(title, fontsize=9)
+        panel.set_title(title, fontsize=9, parse_math=False)
         panel.set_xticks([])
         panel.set_yticks([])
-    axes[0].set_ylabel(_literal(make_printable(worst.picture.rpartition("/")[2])), fontsize=8)
+    picture = literal(worst.picture.rpartition("/")[2], 72)
+    axes[0].set_ylabel(picture, fontsize=8, parse_math=False)
     axes[2].set_xlabel(f"largest {format_number(float(difference.max()))} of 255", fontsize=8)
 
 

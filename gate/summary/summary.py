@@ -189,7 +189,6 @@ class SummarySubject(Record):
 
     name: str | None = None
     """Name of the registered model."""
-    version: str | None = None
     sha256: Sha256
     size_bytes: int
     opset: int
@@ -248,9 +247,9 @@ class Summary(Record):
         """Return whether names of checks must include their output."""
         return has_several_outputs(row.check for row in self.words)
 
-    def about(self, *, name: str | None, version: str | None = None) -> Self:
-        """Return a copy for a registered model and its version."""
-        subject = self.subject.model_copy(update={"name": name, "version": version})
+    def about(self, *, name: str | None) -> Self:
+        """Return a copy for a registered model."""
+        subject = self.subject.model_copy(update={"name": name})
         return self.model_copy(update={"subject": subject})
 
     def signed(self, signed_by: str | None) -> Self:

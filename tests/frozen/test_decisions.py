@@ -91,7 +91,7 @@ class Records(NamedTuple):
             decision, self.evidence, explanation=self.explanation, change=self.change,
             confidence=self.policy.confidence,
         )  # fmt: skip
-        return result.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
+        return result.about(name="digits").with_files({"MODEL.onnx": "digits.onnx"})
 
 
 @pytest.mark.parametrize("name", NAMES)

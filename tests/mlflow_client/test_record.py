@@ -11,7 +11,7 @@ import pytest
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision, decide
 from gate.mlflow_client import log_evaluation as numbers
-from gate.mlflow_client.log_evaluation import log_evaluation, write_promotion, write_twin
+from gate.mlflow_client.log_evaluation import log_files, log_numbers, write_promotion, write_twin
 from gate.mlflow_client.runs import RunLogger, Runs, run_name, unjudged_name
 from gate.records.evidence import Cost, Evidence, Latency
 from gate.records.outputs import Crossing
@@ -40,7 +40,8 @@ def check_result(records: tuple[Decision, Evidence]) -> SummaryInputs:
 
 def recorded(runs: Runs, judged: SummaryInputs, folder: Path) -> RunLogger:
     with runs.new("gate") as page:
-        log_evaluation(page, judged, folder=folder, inputs=Path("samples.npy"))
+        log_numbers(page, judged, inputs=Path("samples.npy"))
+        log_files(page, judged, folder=folder)
     return page
 
 

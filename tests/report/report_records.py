@@ -253,7 +253,7 @@ def _summary(headline, judged, seen, *, findings=(), steps=()):
         ChangeRow(name="policy", before="sha256:1234", now="sha256:1234", changed=False),
     )  # fmt: skip
     change = Change(version="11", sha256=digest("before"), rows=rows)
-    summary = summarize(judged, seen, change=change).about(name="resnet-digits", version="12")
+    summary = summarize(judged, seen, change=change).about(name="resnet-digits")
     update = {"headline": headline, "findings": findings, "steps": steps}
     return summary.signed("release-2026 (ed25519 4f1c…)").model_copy(update=update)
 

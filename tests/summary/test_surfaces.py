@@ -20,7 +20,7 @@ __all__ = ["reused_charts"]
 def test_all_output_formats_show_the_same_findings(make):
     case = make()
     summary = summarize(case.decision, case.evidence, explanation=case.explanation)
-    summary = summary.about(name="digits", version="7").with_files({"MODEL.onnx": "digits.onnx"})
+    summary = summary.about(name="digits").with_files({"MODEL.onnx": "digits.onnx"})
     texts = {
         "terminal": terminal(summary),
         "markdown": summary_markdown(summary, {"MLflow run": "#/experiments/1/runs/2"}),
