@@ -24,7 +24,7 @@ CASES = {
     "unjudged": report_records.unjudged,
     "everywhere": report_records.everywhere,
 }
-FIRST = ("verdict", "sentence", "name", "version", "digest", "when", "where", "signed", "matrix",
+FIRST = ("verdict", "sentence", "name", "digest", "when", "where", "signed", "matrix",
          "chart-cause", "next", "step-0")  # fmt: skip
 FRAME = """html => new Promise(done => {
   const frame = document.createElement("iframe");
