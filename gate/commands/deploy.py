@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gate.commands.click_types import GOLDEN_FOLDER, ONNX_FILE, SPEC_FILE
-from gate.commands.options import KEEP, STORE, parse_digest
+from gate.commands.click_types import GOLDEN_FOLDER, ONNX_FILE
+from gate.commands.options import KEEP, STORE, golden_option, parse_digest, spec_option
 from gate.commands.progress import spinner
 from gate.commands.result import (
     CommandResult,
@@ -31,14 +31,8 @@ if TYPE_CHECKING:
 @click.argument("name")
 @STORE
 @click.option("--file", type=ONNX_FILE, metavar="MODEL.onnx", help="The file to deploy.")
-@click.option(
-    "--golden", type=GOLDEN_FOLDER, metavar="FOLDER",
-    help="Golden vectors of the file. Without them the file is only loaded.",
-)  # fmt: skip
-@click.option(
-    "--preprocessing", type=SPEC_FILE, metavar="SPEC",
-    help="Preprocessing spec of the file; stored in the manifest.",
-)  # fmt: skip
+@golden_option("Golden vectors of the file. Without them the file is only loaded.")
+@spec_option("Preprocessing spec of the file; stored in the manifest.")
 @click.option("--sha256", metavar="HEX", help="The digest that the file must have.")
 @click.option(
     "--twin", type=ONNX_FILE, metavar="MODEL.onnx",

@@ -101,7 +101,7 @@ def _is_measured(output: Path, plan: MeasurementPlan, unit: int) -> bool:
     "--name", type=ModelName(), help="The registered model that the verdict is for. Default: none."
 )
 @options.TRACKING_URI
-@click.option("-v", "--verbose", is_flag=True, help="Print every check with its meaning.")
+@options.VERBOSE
 @within_limits
 def merge_command(
     plan: Path, parts: tuple[Path, ...], output: Path | None, **options: Any

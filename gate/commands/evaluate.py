@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from gate.commands.loaders import Against, Signing, downloaded_reference
+from gate.commands.loaders import Against, Signing, open_reference
 from gate.commands.options import CLUSTER_DEFAULTS, CheckRequest, MeasuringRequest, tracking_uri
 from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
@@ -519,7 +519,6 @@ def _evaluate(
         with loading():  # after all checks that do not need PyTorch
             from gate.api import check
             from gate.distributed.worker_pool import CheckedFile
-            from gate.measure.job import Reference
             from gate.summary.summarize import SummaryInputs
 
             data = replace(
@@ -528,15 +527,13 @@ def _evaluate(
                 dumped=dumped,
                 recordings=_recordings(request),
             )
-            source, name = click.get_current_context().with_resource(
-                downloaded_reference(request.reference, uri=request.tracking_uri)
-            )
-            reference = Reference.from_factory(
-                source,
+            reference = open_reference(
+                request.reference,
+                uri=request.tracking_uri,
                 checkpoint=request.checkpoint,
                 preprocessing=request.preprocessing,
                 export_record=request.export_record,
-            ).named(name)
+            )
             if not reference.is_reproducible:
                 click.echo(_UNVERIFIED_WEIGHTS, err=True)
         with temporary_folder() as champion_folder:

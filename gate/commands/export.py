@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from gate.commands import click_types as types
 from gate.commands import options
+from gate.commands.loaders import open_reference
 from gate.commands.progress import loading, progress_bar, spinner
 from gate.commands.result import CommandResult, Dispatch, ExitCode, Parsed, machine_options
 from gate.errors import ExportRefused, PolicyError
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
 
 _AXIS = re.compile(r"(?P<name>\S+):(?P<axis>\d+)=(?P<label>[^\s=]+)")
 
-_DOMAIN = re.compile(r"(?P<domain>\S+)=(?P<version>\d+)")
-
-_PLAIN = ("strategy", "opset", "autograd_inlining", "operator_export_type")
-
-_SWITCHES = ("keep_initializers_as_inputs", "verbose")
-
-_TYPES = ("ONNX", "ONNX_ATEN", "ONNX_ATEN_FALLBACK", "ONNX_FALLTHROUGH")
-
 
 def _parse_opset(text: str) -> int | str:
     if text != "auto" and not text.isdecimal():
@@ -50,13 +43,6 @@ def _split_axis(text: str) -> tuple[str, tuple[int, str]]:
     if parsed is None:
         raise ValueError
     return parsed["name"], (int(parsed["axis"]), parsed["label"])
-
-
-def _split_domain(text: str) -> tuple[str, int]:
-    parsed = _DOMAIN.fullmatch(text)
-    if parsed is None:
-        raise ValueError
-    return parsed["domain"], int(parsed["version"])
 
 
 _OPTIONS = (
@@ -87,38 +73,12 @@ _OPTIONS = (
     ),
     click.option(
         "--settings", type=types.SETTINGS_FILE, metavar="FILE.yaml",
-        help="YAML with an 'export:' section, such as params.yaml; options override it.",
+        help="YAML with an 'export:' section, such as params.yaml, for these and further settings "
+        "(docs/export.md); options override it.",
     ),
     click.option(
         "--lint/--no-lint", default=True, show_default=True,
         help="Skip strategies for which gate lint finds errors in the model's source.",
-    ),
-    click.option(
-        "--keep-initializers-as-inputs", is_flag=True,
-        help="Also list the weights as inputs, so that callers may replace them.",
-    ),
-    click.option(
-        "--custom-opset", multiple=True, metavar="DOMAIN=VERSION",
-        type=types.Named("domain", "DOMAIN=VERSION, such as com.microsoft=1", _split_domain),
-        help="Opset version of a custom domain; not with dynamo. Repeatable.",
-    ),
-    click.option(
-        "--autograd-inlining/--no-autograd-inlining", default=None,
-        help="Inline an autograd.Function (default), or leave it to a symbolic function for "
-        "prim::PythonOp; not with dynamo.",
-    ),
-    click.option(
-        "--export-modules-as-functions", multiple=True, metavar="all|CLASS",
-        help="Export modules of this class as ONNX functions; with --strategy direct. Repeatable.",
-    ),
-    click.option(
-        "--operator-export-type", type=click.Choice(_TYPES),
-        help="ONNX (default), or keep operators that ONNX lacks; no runtime of the gate runs such "
-        "a file. Not with dynamo or ladder.",
-    ),
-    click.option(
-        "--verbose", is_flag=True,
-        help="Write the exporter's output to MODEL.onnx.export.log.",
     ),
 )  # fmt: skip
 
@@ -139,8 +99,7 @@ def settings_of(options: Mapping[str, Any]) -> ExportSettings:
 
 
 def _changes(options: Mapping[str, Any], base: ExportSettings) -> Iterator[tuple[str, Any]]:
-    yield from ((name, options[name]) for name in _PLAIN if options[name] is not None)
-    yield from ((name, True) for name in _SWITCHES if options[name])
+    yield from ((name, options[name]) for name in ("strategy", "opset") if options[name])
     if not options["lint"]:
         yield "lint", "off"
     if (names := options["output_names"]) is not None:
@@ -152,10 +111,6 @@ def _changes(options: Mapping[str, Any], base: ExportSettings) -> Iterator[tuple
         yield "dynamic_axes", axes
     if options["batch_axes"]:
         yield "batch_axes", {**base.batch_axes, **dict(options["batch_axes"])}
-    if options["custom_opset"]:
-        yield "custom_opsets", {**base.custom_opsets, **dict(options["custom_opset"])}
-    if classes := options["export_modules_as_functions"]:
-        yield "export_modules_as_functions", True if "all" in classes else classes
 
 
 SUBCOMMANDS = {"compare": "gate.commands.export_compare:command"}
@@ -188,10 +143,7 @@ SUBCOMMANDS = {"compare": "gate.commands.export_compare:command"}
     "--example-input has its inputs.",
 )  # fmt: skip
 @options.with_options(_OPTIONS)
-@click.option(
-    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
-    help="Preprocessing spec (gate preprocess); its digest is stored in the file.",
-)  # fmt: skip
+@options.spec_option("Preprocessing spec (gate preprocess); its digest is stored in the file.")
 @machine_options
 def command(**request: Any) -> CommandResult:
     """Export the model of FACTORY to an ONNX file, and record every setting.
@@ -401,21 +353,9 @@ def _spec(spec: TensorSpec) -> str:
     help="Calibrate on the first N samples.",
 )  # fmt: skip
 @click.option(
-    "--method", type=click.Choice(["minmax", "entropy", "percentile"]), default="minmax",
-    show_default=True, help="Calibration method.",
-)  # fmt: skip
-@click.option(
-    "--per-channel/--per-tensor", default=True, show_default=True,
-    help="One scale per output channel of a weight, or one per tensor.",
-)  # fmt: skip
-@click.option(
-    "--reduce-range/--full-range", default=True, show_default=True,
-    help="7-bit weights: the same results on processors with and without VNNI.",
-)  # fmt: skip
-@click.option(
     "--settings", type=types.QUANTIZE_SETTINGS_FILE,
     help="Read all settings from YAML with a 'quantize:' section, for example params.yaml or "
-    "settings.yaml of gate mend. Such a file can also exclude layers from quantization.",
+    "settings.yaml of gate mend: method, per_channel, reduce_range, layers to exclude.",
 )  # fmt: skip
 @machine_options
 def quantize_command(
@@ -427,9 +367,6 @@ def quantize_command(
     checkpoint: Path | None,
     parts: tuple[str, ...],
     samples: int,
-    method: Literal["minmax", "entropy", "percentile"],
-    per_channel: bool,
-    reduce_range: bool,
     settings: Path | None,
 ) -> CommandResult:
     """Quantize MODEL.onnx to int8 with ONNX Runtime's static quantizer. For a release of several
@@ -461,23 +398,13 @@ def quantize_command(
             f"{', '.join(named)} is for a release (release.yaml), but {model} is a single file. "
             "Remove it."
         )
-    if settings is not None:
-        source = click.get_current_context().get_parameter_source
-        stated = [
-            f"--{name.replace('_', '-')}"
-            for name in ("samples", "method", "per_channel", "reduce_range")
-            if source(name) is ParameterSource.COMMANDLINE
-        ]
-        if stated:
-            raise click.UsageError(
-                f"{', '.join(stated)} and --settings {settings} both set the quantizer. "
-                "Write all settings into the file."
-            )
-        chosen = QuantizeSettings.load(settings)
-    else:
-        chosen = QuantizeSettings(
-            samples=samples, method=method, per_channel=per_channel, reduce_range=reduce_range
+    source = click.get_current_context().get_parameter_source("samples")
+    if settings is not None and source is ParameterSource.COMMANDLINE:
+        raise click.UsageError(
+            f"--samples and --settings {settings} both set the quantizer. Write all settings into "
+            "the file."
         )
+    chosen = QuantizeSettings.load(settings) if settings else QuantizeSettings(samples=samples)
     axes = dict(batch_axes)
     if not is_release_file(model):
         return _quantize_file(model, calibration, axes, output, chosen)
@@ -488,18 +415,14 @@ def quantize_command(
         )
     with loading():
         from gate.data.samples import SampleSet
-        from gate.model.checkpoint import load_checkpoint
-        from gate.model.loading import build_model
         from gate.multi_file.quantize import ReleaseQuantization
 
         release = ReleaseQuantization(
             samples=SampleSet.open(calibration).with_batch_axes(axes),
-            model=build_model(reference),
+            model=open_reference(reference, checkpoint=checkpoint).module,
             settings=chosen,
             only=parts,
         )
-        if checkpoint is not None:
-            load_checkpoint(release.model, checkpoint)
     with progress_bar("calibrating") as progress:
         quantized = replace(release, progress=progress).write(model, output)
     plain = {

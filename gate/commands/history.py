@@ -19,6 +19,7 @@ from gate.commands.result import (
     CommandResult,
     Dispatch,
     ExitCode,
+    Parsed,
     machine_options,
     print_lines,
 )
@@ -38,8 +39,24 @@ if TYPE_CHECKING:
     from gate.signing.trust import Trust
 
 
+def _parse_reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError("state the reason")
+    return text
+
+
+_REASON = click.option(
+    "--reason", required=True, metavar="TEXT", type=Parsed("text", _parse_reason),
+    help="Recorded in the ledger with your name.",
+)  # fmt: skip
+
+_OUTPUT = click.option(
+    "-o", "--output", type=OutputPath("file"), metavar="FILE", help="Default: the standard output."
+)
+
+
 @click.command("accept-ledger", short_help="Accept a shorter or replaced ledger.")
-@click.option("--reason", required=True, help="Recorded in the ledger with your name.")
+@_REASON
 @click.option(
     "--store", type=FILE, default=Path(".gate/store"), show_default=True,
     envvar="GATE_STORE", show_envvar=True, help="The service's store.",
@@ -65,8 +82,6 @@ def accept_ledger_command(
     from gate.ledger.maintenance import accept_rewrite
     from gate.service.reconciler import stored_head
 
-    if not reason.strip():
-        raise click.BadParameter("state the reason.", param_hint="--reason")
     with spinner("reading the position of the ledger's end"):
         stored = stored_head(store)
         lost = accept_rewrite(loaders.open_writable_ledger(ledger_options), stored, reason=reason)
@@ -93,7 +108,7 @@ def _show_accepted(lost: Sequence[str], location: str, console: Console) -> None
     help="The version that 'champion' may be set to; none: the alias, the model and its versions "
     "may be deleted.",
 )  # fmt: skip
-@click.option("--reason", required=True, help="Recorded in the ledger with your name.")
+@_REASON
 @loaders.with_writing
 @TRACKING_URI
 @machine_options
@@ -122,8 +137,6 @@ def override_command(
         raise click.BadParameter(
             f"expected a version number or none (seen: {champion!r}).", param_hint="--champion"
         )
-    if not reason.strip():
-        raise click.BadParameter("state the reason.", param_hint="--reason")
     registry = MlflowRegistry(uri_of(tracking_uri))
     registered = RegisteredModel(registry, loaders.open_writable_ledger(ledger_options), model)
     registered.write("overridden", reason, version=version and str(int(version)))
@@ -138,9 +151,7 @@ def override_command(
 
 
 @click.command("checkpoint")
-@click.option(
-    "-o", "--output", type=OutputPath("file"), metavar="FILE", help="Default: the standard output."
-)
+@_OUTPUT
 @loaders.WRITER_KEY
 @with_state
 @machine_options
@@ -188,9 +199,7 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
 
 
 @click.command("export")
-@click.option(
-    "-o", "--output", type=OutputPath("file"), metavar="FILE", help="Default: the standard output."
-)
+@_OUTPUT
 @with_state
 @machine_options
 def history_export_command(output: Path | None, state: str) -> CommandResult:

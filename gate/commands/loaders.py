@@ -25,12 +25,14 @@ from gate.storage.safe_text import redacted
 from gate.storage.workspace import current_workspace, in_workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gate.commands.options import CheckRequest, _Command
+    from gate.data.samples import SampleSet
     from gate.decision.champion import Champion
     from gate.decision.decide import Decision
     from gate.ledger.ledger import Ledger
+    from gate.measure.job import Reference
     from gate.policy.policy import Policy, Task
     from gate.records.evidence import Evidence
     from gate.registry.interface import Alias
@@ -441,6 +443,39 @@ def downloaded_reference(reference: str, *, uri: str | None) -> Iterator[tuple[s
                 f"{sha256.hex}, but {promoted} was promoted. It was replaced: promote it again."
             )
         yield str(path), f"models:/{name}/{number}"
+
+
+def open_reference(
+    reference: str,
+    *,
+    checkpoint: Path | None,
+    uri: str | None = None,
+    preprocessing: Path | None = None,
+    export_record: Path | None = None,
+) -> Reference:
+    """Build the reference, or read its file, which is kept until the command ends.
+
+    Raises ModelError, CheckpointError, and the exceptions of `downloaded_reference`.
+    """
+    from gate.measure.job import Reference
+
+    context = click.get_current_context()
+    source, name = context.with_resource(downloaded_reference(reference, uri=uri))
+    return Reference.from_factory(
+        source, checkpoint=checkpoint, preprocessing=preprocessing, export_record=export_record
+    ).named(name)
+
+
+def open_samples(
+    inputs: str, *, preprocessing: Path | str | None, batch_axes: Iterable[tuple[str, int | None]]
+) -> SampleSet:
+    """Open samples; a preprocessing spec turns pictures into inputs. Raises DataError,
+    PolicyError, StorageError."""
+    from gate.data.samples import SampleSet
+    from gate.preprocess.spec import PreprocessSpec
+
+    spec = PreprocessSpec.from_file(Path(preprocessing)) if preprocessing else None
+    return SampleSet.open(inputs, preprocessing=spec).with_batch_axes(dict(batch_axes))
 
 
 def load_champion_records(model: RegisteredModel, trust: Trust | None = None) -> Champion:

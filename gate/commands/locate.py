@@ -9,7 +9,7 @@ import click
 
 from gate.commands import options
 from gate.commands.click_types import NEW_FILE
-from gate.commands.loaders import downloaded_reference
+from gate.commands.loaders import open_reference, open_samples
 from gate.commands.progress import loading, spinner
 from gate.commands.result import CommandResult, ExitCode, within_limits
 from gate.storage import files
@@ -79,24 +79,18 @@ def command(
     judging_policy = load_policy(policy, precision, task="tensors")
     with loading():
         from gate.api import case_of
-        from gate.data.samples import SampleSet
         from gate.localize.locate import locate
         from gate.localize.locate_part import locate_part
         from gate.localize.marked_file import write_marked_file
-        from gate.measure.job import EvaluationData, Reference
+        from gate.measure.job import EvaluationData
         from gate.multi_file.release import MultiFileRelease
-        from gate.preprocess.spec import PreprocessSpec
         from gate.records.layout import LOCALISATION, PLOTS
         from gate.report.model_charts import depth_chart
         from gate.report.terminal import print_layers
         from gate.summary.render import remedy_for
 
-        spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
-        data = SampleSet.open(inputs, preprocessing=spec).with_batch_axes(dict(batch_axes))
-        source, name = click.get_current_context().with_resource(
-            downloaded_reference(reference, uri=None)
-        )
-        loaded = Reference.from_factory(source, checkpoint=checkpoint).named(name)
+        data = open_samples(inputs, preprocessing=preprocessing, batch_axes=batch_axes)
+        loaded = open_reference(reference, checkpoint=checkpoint)
     with spinner("comparing layers"):
         case = case_of(model, reference=loaded, data=EvaluationData(data), policy=judging_policy)
         release = case.chained

@@ -107,11 +107,6 @@ BATCH_SIZE = click.option(
     help="Maximum batch size.",
 )  # fmt: skip
 
-PICTURE_SPEC = click.option(
-    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
-    help="Preprocessing spec that turns pictures into inputs (gate preprocess).",
-)  # fmt: skip
-
 PRECISIONS = click.Choice(("exact", "reduced", "quantized"))
 
 PRECISION = click.option(
@@ -127,10 +122,36 @@ def policy_option(text: str, **more: Any) -> Callable[[_Command], _Command]:
     return click.option("--policy", type=types.POLICY_FILE, help=text, **more)
 
 
+def golden_option(text: str, **more: Any) -> Callable[[_Command], _Command]:
+    """Return the option `--golden`, the folder of the golden vectors of a file."""
+    return click.option("--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER", help=text, **more)
+
+
+def spec_option(text: str) -> Callable[[_Command], _Command]:
+    """Return the option `--preprocessing`, a preprocessing spec."""
+    return click.option("--preprocessing", type=types.SPEC_FILE, metavar="SPEC", help=text)
+
+
 def report_option(text: str) -> Callable[[_Command], _Command]:
     """Return the option `--report`, a new folder that the command writes into."""
     return click.option("--report", type=types.NEW_FOLDER, metavar="DIR", help=text)
 
+
+PICTURE_SPEC = spec_option("Preprocessing spec that turns pictures into inputs (gate preprocess).")
+
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print every check with its meaning.")
+
+TASK = click.option(
+    "--task", type=click.Choice(("auto", "classification", "tensors")),
+    help="classification: at least one output has class scores; tensors: compare numbers only; "
+    "auto: judge top-1 agreement if the samples are sufficient. Default: the policy's, or auto.",
+)  # fmt: skip
+
+RUNTIMES = click.option(
+    "--runtime", "runtimes", multiple=True, metavar="NAME",
+    help="Also measure this runtime, with built-in bounds if the policy does not name it. "
+    "gate runtimes lists the runtimes. Repeatable.",
+)  # fmt: skip
 
 OVERWRITE = click.option(
     "--overwrite", is_flag=True, help="Replace an existing report in --report DIR."
@@ -367,27 +388,17 @@ MEASURING = (
         "CUDA if available."
     ),
     PRECISION,
-    click.option(
-        "--task", type=click.Choice(("auto", "classification", "tensors")),
-        help="classification: at least one output has class scores; tensors: compare numbers only; "
-        "auto: judge top-1 agreement if the samples are sufficient. Default: the policy's, or "
-        "auto.",
-    ),
+    TASK,
     click.option(
         "--role", "roles", type=types.NAMED_ROLE, multiple=True, metavar="NAME=ROLE",
         help=f"Role of the output NAME: {', '.join(types.ROLES)} (docs/roles.md). Overrides the "
         "policy's outputs:. Repeatable.",
     ),
     types.SETTINGS,
-    click.option(
-        "--runtime", "runtimes", multiple=True, metavar="NAME",
-        help="Also measure this runtime, with built-in bounds if the policy does not name it. "
-        "gate runtimes lists the runtimes. Repeatable.",
-    ),
-    click.option(
-        "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
-        help="Preprocessing spec (gate preprocess). It turns pictures of --inputs into inputs; its "
-        "digest becomes part of the evidence.",
+    RUNTIMES,
+    spec_option(
+        "Preprocessing spec (gate preprocess). It turns pictures of --inputs into inputs; its "
+        "digest becomes part of the evidence."
     ),
     BATCH_SIZE,
 )  # fmt: skip
@@ -446,7 +457,7 @@ CHECK_OPTIONS = (
         help="Record that gate export wrote: lint findings and exporter warnings, for the policy's "
         "export_findings.",
     ),
-    click.option("-v", "--verbose", is_flag=True, help="Print every check with its meaning."),
+    VERBOSE,
     AGAINST,
     SIGNING_TRUST,
     with_state,

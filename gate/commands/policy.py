@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.commands.click_types import POLICY_FILE, SETTINGS
-from gate.commands.options import PRECISION, policy_option
+from gate.commands.options import PRECISION, RUNTIMES, TASK, policy_option
 from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.errors import PolicyError
 
@@ -134,14 +134,8 @@ def command() -> None:
 @command.command("show", short_help="Print every effective value with its origin.")
 @policy_option("YAML policy, or YAML with a 'gate:' section. Default: the built-in policy.")
 @PRECISION
-@click.option(
-    "--task", type=click.Choice(("auto", "classification", "tensors")),
-    help="As gate check --task: overrides the policy's task.",
-)  # fmt: skip
-@click.option(
-    "--runtime", "runtimes", multiple=True, metavar="NAME",
-    help="As gate check --runtime: also measure this runtime. Repeatable.",
-)  # fmt: skip
+@TASK
+@RUNTIMES
 @SETTINGS
 @machine_options
 def _show(

@@ -130,17 +130,15 @@ def _show(
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePage:
-    """The MLflow run of a release: the named one, or a new one with all records."""
+    """The MLflow run of a release: that of `gate check --track`, or a new one with all records."""
 
     runs: Runs
-    run_id: str | None
-    """The named run; None: create one, or continue that of `gate check --track`."""
     model: str
     report: Path
 
     @contextmanager
     def open(self, judgment: SummaryInputs, twin: EvaluatedFile | None) -> Iterator[RunLogger]:
-        """Open the run for writing: the named run, that of `gate check --track`, or a new one.
+        """Open the run for writing.
 
         The pages of a new run are rendered again from the records. Raises RegistryError,
         StorageError.
@@ -149,9 +147,6 @@ class ReleasePage:
         from gate.report.folder import rewrite_report
         from gate.summary.summarize import SummaryInputs
 
-        if self.run_id is not None:
-            yield self.runs.page(self.run_id)
-            return
         decision, evidence, policy = judgment.decision, judgment.evidence, judgment.policy.twin
         tracked = self.runs.recorded(self.report, decision)
         with self.runs.new("gate promote") if tracked is None else self.runs.again(tracked) as page:
@@ -176,15 +171,14 @@ class ReleasePage:
     def description(
         self, judgment: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
     ) -> str:
-        """Return Markdown with links to the run, its report (if the gate's), and the version."""
+        """Return Markdown with links to the run, its report and the version."""
         from gate.mlflow_client.log_evaluation import links
         from gate.mlflow_client.runs import cut
         from gate.registry.version_page import BODY_LIMIT
         from gate.report.markdown import summary_markdown
 
-        is_named = self.run_id is not None
-        targets = {"MLflow run": page.address} if is_named else links(page, version=version)
-        return cut(summary_markdown(judgment.summary, targets), BODY_LIMIT)
+        text = summary_markdown(judgment.summary, links(page, version=version))
+        return cut(text, BODY_LIMIT)
 
     def write_outcome(
         self, page: RunLogger, promotion: PromotionResult, judgment: SummaryInputs
@@ -194,8 +188,7 @@ class ReleasePage:
 
         version = None if promotion.version is None else (self.model, promotion.version)
         note = self.description(judgment, page, version=version)
-        is_named = self.run_id is not None
-        closing = None if is_named else f"{note}\n{promotion.outcome}: {promotion.reason}\n"
+        closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n"
         write_promotion(page, promotion, model_name=self.model, note=closing)
 
 
@@ -213,14 +206,8 @@ class ReleasePage:
 @options.policy_option(
     "The policy that was applied. Default: policy.json of --report, else the built-in one."
 )
-@click.option(
-    "--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER",
-    help="Golden vectors for consumers. Default: DIR/golden of --report, if there.",
-)  # fmt: skip
-@click.option(
-    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC",
-    help="The preprocessing spec that gate check used, stored with the file.",
-)  # fmt: skip
+@options.golden_option("Golden vectors for consumers. Default: DIR/golden of --report, if there.")
+@options.spec_option("The preprocessing spec that gate check used, stored with the file.")
 @click.option("--twin", type=types.ONNX_FILE, help="The quantized twin that the policy names.")
 @click.option(
     "--twin-report", type=types.REPORT_FOLDER, metavar="DIR",
@@ -229,8 +216,6 @@ class ReleasePage:
 @options.KEY
 @options.SIGNING_TRUST
 @_SUBMIT
-@click.option("--run-id", help="The MLflow run of the version. Default: that of gate check "
-              "--track, else a new one with all records.")  # fmt: skip
 @options.with_state
 @options.TRACKING_URI
 @options.EXPERIMENT
@@ -245,7 +230,6 @@ def command(
     twin: Path | None,
     twin_report: Path | None,
     hand_in: bool | None,
-    run_id: str | None,
     tracking_uri: str | None,
     experiment: str | None,
     **ledger_options: Unpack[loaders.LedgerOptions],
@@ -345,9 +329,7 @@ def command(
         steps=() if submits or not repeated.passed else _steps(name, applied_policy),
         signed_by=labels(signers),
     )
-    pages = ReleasePage(
-        runs=open_runs(uri, experiment), run_id=run_id, model=release.model_name, report=report
-    )
+    pages = ReleasePage(runs=open_runs(uri, experiment), model=release.model_name, report=report)
     promotion: PromotionResult | None = None
     try:
         with spinner("promoting"), pages.open(judgment, shown_release.twin) as page:

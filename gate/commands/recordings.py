@@ -9,6 +9,7 @@ import click
 
 from gate.commands import click_types as types
 from gate.commands import options
+from gate.commands.loaders import open_reference, open_samples
 from gate.commands.progress import progress_bar
 from gate.commands.result import CommandResult, ExitCode, machine_options
 from gate.storage.safe_text import make_printable
@@ -141,25 +142,17 @@ def _export(
       gate samples export model.onnx --inputs samples.npz --policy params.yaml \\
           --reference mypackage.models:build --checkpoint model.safetensors -o for-the-phone
     """
-    from gate.data.samples import SampleSet
     from gate.distributed.external_runtime import Sending
     from gate.onnx_file.reading import read_subject
     from gate.onnx_file.tested_file import TestedFile
     from gate.policy.policy import Policy
-    from gate.preprocess.spec import PreprocessSpec
 
-    spec = PreprocessSpec.from_file(preprocessing) if preprocessing else None
     torch_model = None
     if reference is not None:
-        from gate.model.checkpoint import load_checkpoint
-        from gate.model.loading import build_model
-
-        torch_model = build_model(reference)
-        if checkpoint:
-            load_checkpoint(torch_model, checkpoint)
+        torch_model = open_reference(reference, checkpoint=checkpoint).module
     sending = Sending(
         TestedFile(model, read_subject(model)),
-        SampleSet.open(inputs, preprocessing=spec).with_batch_axes(dict(batch_axes)),
+        open_samples(inputs, preprocessing=preprocessing, batch_axes=batch_axes),
         Policy.from_file(policy) if policy else Policy.default(),
         torch_model,
         batch_size,

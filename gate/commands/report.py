@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,16 +27,8 @@ _COMPARED = "comparison.html"
 @click.argument("records", type=RECORDS)
 @click.argument("other", type=RECORDS, required=False)
 @click.option(
-    "--decision", type=FILE, metavar="FILE", help="Default: decision.json next to the evidence."
-)
-@click.option(
     "--policy", type=POLICY_FILE,
     help="Repeat the decision with this policy instead of reading it (for both of two records).",
-)  # fmt: skip
-@click.option(
-    "--explanation", type=FILE, metavar="FILE",
-    help="Result of gate locate. Default: localisation.json or explanation.json next to the "
-    "evidence.",
 )  # fmt: skip
 @click.option(
     "--output", type=FILE, metavar="FILE.html",
@@ -46,9 +39,7 @@ _COMPARED = "comparison.html"
 def command(
     records: Path,
     other: Path | None,
-    decision: Path | None,
     policy: Path | None,
-    explanation: Path | None,
     output: Path | None,
     trust: Path | None,
 ) -> CommandResult:
@@ -69,18 +60,18 @@ def command(
     from gate.ledger.entry import now
     from gate.policy.policy import Policy
     from gate.records.layout import PAGE
-    from gate.report.folder import RecordFiles, read_report
+    from gate.report.folder import read_report
     from gate.report.html_page import render_page
     from gate.summary.render import with_texts
 
     new_policy = Policy.from_file(policy) if policy is not None else None
     trusted_keys = local_keys().trust_if_any(trust)
-    sources = RecordFiles(decision, explanation, new_policy, now(), trusted_keys)
+    read = partial(read_report, policy=new_policy, now=now())
     if other is None:
-        source, name, report = records, PAGE, read_report(records, sources)
+        source, name, report = records, PAGE, read(records, trust=trusted_keys)
     else:
-        before = read_report(records, RecordFiles(policy=new_policy, now=sources.now))
-        source, name, report = other, _COMPARED, read_report(other, sources, before=before)
+        source, name = other, _COMPARED
+        report = read(other, trust=trusted_keys, before=read(records))
     path = output or (source if source.is_dir() else source.parent) / name
     files.write_text(path, render_page(report))
     return CommandResult(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gate.commands import click_types as types
-from gate.commands.loaders import ReportLocation, downloaded_reference
+from gate.commands.loaders import ReportLocation, open_reference, open_samples
 from gate.commands.options import BATCH_AXIS, CHECKPOINT, PICTURE_SPEC, policy_option
 from gate.commands.progress import loading, spinner
 from gate.commands.result import CommandResult, ExitCode, within_limits
@@ -111,13 +111,11 @@ def command(**request: Any) -> CommandResult:
 def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     """Find the smallest graph. Raises NotReproduced, DigestMismatch and what gate check raises."""
     from gate.api import case_of
-    from gate.data.samples import SampleSet
     from gate.decision.decide import Decision
     from gate.localize.reduce import NotReproduced
     from gate.localize.reproducer import Reproducer
-    from gate.measure.job import EvaluationData, Reference
+    from gate.measure.job import EvaluationData
     from gate.policy.policy import Policy
-    from gate.preprocess.spec import PreprocessSpec
     from gate.records.evidence import Evidence
     from gate.records.layout import DECISION, EVIDENCE
     from gate.summary.render import render_check
@@ -135,12 +133,11 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
             f"--policy has the digest {policy.digest()}, but the decision was made by "
             f"{decision.policy_sha256}. Name the policy of the check or omit --policy."
         )
-    spec = PreprocessSpec.from_file(Path(files.preprocessing)) if files.preprocessing else None
-    samples = SampleSet.open(files.inputs, preprocessing=spec).with_batch_axes(files.batch_axes)
-    named = request["reference"] or evidence.source.factory
-    source, name = click.get_current_context().with_resource(downloaded_reference(named, uri=None))
+    samples = open_samples(
+        files.inputs, preprocessing=files.preprocessing, batch_axes=files.batch_axes.items()
+    )
     weights = Path(files.checkpoint) if files.checkpoint else None
-    reference = Reference.from_factory(source, checkpoint=weights).named(name)
+    reference = open_reference(request["reference"] or evidence.source.factory, checkpoint=weights)
     data = EvaluationData(samples)
     case = case_of(Path(files.model), reference=reference, data=data, policy=policy)
     _verify(case, reference, evidence)

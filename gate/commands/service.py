@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import click
 
 from gate.commands import options
-from gate.commands.click_types import POLICY_FILE, ModelName
+from gate.commands.click_types import ModelName
 from gate.commands.loaders import local_keys, parse_state
 from gate.commands.options import tracking_uri
 from gate.commands.progress import spinner
@@ -39,19 +39,32 @@ if TYPE_CHECKING:
     from gate.service.settings import ServiceSettings
 
 
-@click.command("reconcile", short_help="Do once what gate serve does after an event.")
-@click.argument("models", type=ModelName(several=True), nargs=-1, required=True, metavar="MODEL...")
-@options.policy_option("The policy that decides. Default: the built-in policy.")
-@options.TRUST
-@options.SERVICE_KEY
-@click.option(
-    "--store", type=options.FILE, default=Path(".gate/store"), show_default=True,
-    envvar="GATE_STORE", show_envvar=True, help="The folder of deployed files.",
+def _environment(name: str) -> dict[str, Any]:
+    return {"envvar": f"GATE_{name}", "show_envvar": True}
+
+
+_POLICY = options.policy_option(
+    "The policy that decides. Default: the built-in policy.", **_environment("POLICY")
+)
+
+_STORE = click.option(
+    "--store", type=options.FILE, **_environment("STORE"),
+    help="The folder of deployed files. Default: .gate/store.",
 )  # fmt: skip
-@click.option(
-    "--same-registry", metavar="URI", multiple=True,
+
+_SAME_REGISTRY = click.option(
+    "--same-registry", metavar="URI", multiple=True, **_environment("SAME_REGISTRY"),
     help="Another address under which versions were promoted in this registry. Repeatable.",
 )  # fmt: skip
+
+
+@click.command("reconcile", short_help="Do once what gate serve does after an event.")
+@click.argument("models", type=ModelName(several=True), nargs=-1, required=True, metavar="MODEL...")
+@_POLICY
+@options.TRUST
+@options.SERVICE_KEY
+@_STORE
+@_SAME_REGISTRY
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
 @options.with_state
@@ -130,10 +143,6 @@ def _show_steps(models: dict[str, list[dict[str, Any]]], console: Console) -> No
             print_lines(console, line, style="bold red" if bad else "green")
 
 
-def _environment(name: str) -> dict[str, Any]:
-    return {"envvar": f"GATE_{name}", "show_envvar": True}
-
-
 @click.command("serve", short_help="Run the service that guards and deploys models.")
 @click.option(
     "--model", "models", type=ModelName(several=True), multiple=True, **_environment("MODELS"),
@@ -147,20 +156,14 @@ def _environment(name: str) -> dict[str, Any]:
 @click.option("--host", **_environment("HOST"), help="Default: 127.0.0.1.")
 @click.option("--port", type=int, **_environment("PORT"), help="Default: 8400. 0: any free port.")
 @options.SECRET_FILE
-@click.option(
-    "--same-registry", metavar="URI", multiple=True, **_environment("SAME_REGISTRY"),
-    help="Another address under which versions were promoted in this registry. Repeatable.",
-)  # fmt: skip
-@click.option("--store", type=options.FILE, **_environment("STORE"), help="Default: .gate/store.")
+@_SAME_REGISTRY
+@_STORE
 @click.option(
     "--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
     **_environment("CORS_ORIGINS"),
     help="Let pages of this origin load deployed models. Repeatable. Default: none.",
 )  # fmt: skip
-@click.option(
-    "--policy", type=POLICY_FILE, **_environment("POLICY"),
-    help="The policy that decides. Default: the built-in policy.",
-)  # fmt: skip
+@_POLICY
 @options.TRUST
 @options.SERVICE_KEY
 @click.option(

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gate.commands import click_types as types
-from gate.commands.options import MODEL, address, parse_digest, policy_option
+from gate.commands.options import (
+    MODEL,
+    address,
+    golden_option,
+    parse_digest,
+    policy_option,
+    spec_option,
+)
 from gate.commands.progress import spinner
 from gate.commands.result import (
     CommandResult,
@@ -123,10 +130,7 @@ def show_statement(verification: VerdictVerification, console: Console) -> None:
 
 @click.command("verify-release", short_help="Recompute the golden vectors of a release here.")
 @MODEL
-@click.option(
-    "--golden", type=types.GOLDEN_FOLDER, required=True, metavar="FOLDER",
-    help="Golden vectors of the file: golden.json and its arrays.",
-)  # fmt: skip
+@golden_option("Golden vectors of the file: golden.json and its arrays.", required=True)
 @click.option("--sha256", metavar="HEX", help="Expected digest of the file.")
 @click.option("--golden-sha256", metavar="HEX", help="Expected digest of golden.json.")
 @click.option(
@@ -264,13 +268,8 @@ def _cells(output: OutputResult) -> tuple[str, ...]:
     metavar="URI",
     help="The MLflow registry that it must be for. It is not contacted.",
 )
-@click.option(
-    "--golden", type=types.GOLDEN_FOLDER, metavar="FOLDER",
-    help="Golden vectors of the file.",
-)  # fmt: skip
-@click.option(
-    "--preprocessing", type=types.SPEC_FILE, metavar="SPEC", help="Preprocessing spec of the file."
-)
+@golden_option("Golden vectors of the file.")
+@spec_option("Preprocessing spec of the file.")
 @machine_options
 def verify_verdict_command(
     statement: Path,

@@ -400,12 +400,9 @@ def write_twin(run: RunLogger, twin: SummaryInputs, *, exact: Decision) -> None:
 
 
 def write_promotion(
-    run: RunLogger, promotion: PromotionResult, *, model_name: str, note: str | None
+    run: RunLogger, promotion: PromotionResult, *, model_name: str, note: str
 ) -> None:
-    """Write the outcome of the promotion and the note, with a link to the version, to the run.
-
-    `note`: None for a note that was not written by the gate and stays unchanged.
-    """
+    """Write the outcome of the promotion and the note, with a link to the version, to the run."""
     run.tags(
         {
             "gate.promotion": promotion.outcome,
@@ -413,8 +410,7 @@ def write_promotion(
             "gate.model_version": f"{model_name}/{promotion.version or 'none'}",
         }
     )
-    if note is not None:
-        run.note(note)
+    run.note(note)
 
 
 def links(run: RunLogger, *, version: tuple[str, str] | None = None) -> dict[str, str]:

@@ -338,14 +338,6 @@ class Runs:
         if page.ends != status:
             self._end(page, page.ends)
 
-    def page(self, run_id: str) -> RunLogger:
-        """Return the page of an existing run, of any experiment. Raises the RegistryErrors."""
-        with calling(self._uri, f"read the run {run_id}"):
-            info = self._client.get_run(run_id).info
-        page = self._page(run_id, info.experiment_id)
-        page.ends = info.status if info.status in ("FAILED", "KILLED") else "FINISHED"
-        return page
-
     def recorded(self, report: Path, decision: Decision) -> RunLogger | None:
         """Return the run that the folder of a report names, if it has the complete record of this
         decision and no promotion yet; else None. Raises RegistryUnavailable, RegistryDenied.

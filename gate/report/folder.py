@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from gate.decision.decide import Decision, decide
@@ -144,41 +143,32 @@ def pictures(folder: Path) -> dict[int, bytes]:
     return thumbnails
 
 
-@dataclass(frozen=True)
-class RecordFiles:
-    """Files that replace those next to the evidence, and a replacement policy."""
-
-    decision: Path | None = None
-    explanation: Path | None = None
-    policy: Policy | None = None
-    """A policy to judge by again, at `now`."""
-    now: str = ""
-    """UTC, ISO 8601."""
-    trust: Trust | None = None
-    """The trusted keys. None: no signature is trusted."""
-
-
 def read_report(
-    path: Path, sources: RecordFiles | None = None, *, before: Report | None = None
+    path: Path,
+    *,
+    policy: Policy | None = None,
+    now: str = "",
+    trust: Trust | None = None,
+    before: Report | None = None,
 ) -> Report:
     """Read an evidence file, or the folder that contains one, with the records next to it.
 
-    `before`: an earlier report to compare with. Otherwise the changes are those from the champion,
-    if it was compared. Raises EvidenceError if a record is missing or incomplete, DigestMismatch if
-    the decision belongs to other evidence.
+    `policy`: judge again by it at `now` (UTC, ISO 8601). `trust`: the trusted keys; None: no
+    signature is trusted. `before`: an earlier report to compare with. Otherwise the changes are
+    those from the champion, if it was compared. Raises EvidenceError if a record is missing or
+    incomplete, DigestMismatch if the decision belongs to other evidence.
     """
-    sources = sources or RecordFiles()
     file = path / layout.EVIDENCE if path.is_dir() else path
     folder, evidence = file.parent, Evidence.load(file)
-    decision_path, policy = sources.decision or folder / layout.DECISION, sources.policy
+    decision_path = folder / layout.DECISION
     if policy is not None:
         compared = None
         with suppress(GateError):  # a replacement policy judges the same comparison
             compared = _decision(decision_path, evidence).incumbent
-        decision = decide(policy, evidence, incumbent=compared, decided_at=sources.now)
+        decision = decide(policy, evidence, incumbent=compared, decided_at=now)
     else:
         decision = _decision(decision_path, evidence)
-    explanation = _explanation(folder, sources.explanation, evidence)
+    explanation = load_explanation(folder, evidence)
     if before is None:
         change = load_change(folder, evidence)
     else:
@@ -190,8 +180,8 @@ def read_report(
     with suppress(GateError):
         names = layout.CheckArguments.load(folder / layout.ARGUMENTS).names | {"DIR": str(folder)}
         summary = summary.with_files({word: make_printable(name) for word, name in names.items()})
-    if sources.trust is not None:
-        summary = summary.signed(_signed_by(folder, evidence, decision, sources.trust))
+    if trust is not None:
+        summary = summary.signed(_signed_by(folder, evidence, decision, trust))
     return Report(summary, evidence, decision, explanation, pictures(folder))
 
 
@@ -234,34 +224,16 @@ def _signed_by(folder: Path, evidence: Evidence, decision: Decision, trust: Trus
 def _decision(path: Path, evidence: Evidence) -> Decision:
     if not path.is_file():
         raise EvidenceError(
-            f"{path} does not exist, so there is no verdict on this evidence. Pass the decision "
-            "(--decision), or judge again by a policy (--policy)."
+            f"{path} does not exist, so there is no verdict on this evidence. Judge "
+            "again by a policy (--policy)."
         )
     decision = Decision.load(path)
     if decision.evidence_sha256 != evidence.digest():
         raise DigestMismatch(
             f"{path} decides on the evidence {decision.evidence_sha256}, this one is "
-            f"{evidence.digest()}. Give the decision that belongs to it (--decision), or judge "
-            "again by a policy (--policy)."
+            f"{evidence.digest()}. Judge again by a policy (--policy)."
         )
     return decision
-
-
-def _explanation(folder: Path, path: Path | None, evidence: Evidence) -> Explanation:
-    """Return the localization of this file: the specified one, else the one next to the evidence.
-
-    An unreadable one next to the evidence, or one of another file, counts as empty. Raises
-    DigestMismatch if the specified one belongs to another file.
-    """
-    if path is not None:
-        explanation = _read(path)
-        if not _explains(explanation, evidence):
-            raise DigestMismatch(
-                f"{path} does not explain {evidence.subject.sha256}. Pass the localization of "
-                "this file, or omit --explanation."
-            )
-        return explanation
-    return load_explanation(folder, evidence)
 
 
 def _read(path: Path) -> Explanation:

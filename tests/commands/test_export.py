@@ -162,15 +162,20 @@ def test_dynamic_axes(capsys, tmp_path: Path) -> None:
     assert list(plain["self_check"])[2:] == ["max_abs_diff_other_height"]
 
 
-def test_exporter_switches_are_options(capsys, tmp_path: Path) -> None:
-    file = tmp_path / "params.yaml"
-    file.write_text("export:\n  opset: auto\n  strategy: direct\n  autograd_inlining: false\n")
+def _settings(folder: Path, text: str) -> tuple[str, str]:
+    (folder / "params.yaml").write_text(f"export: {{{text}}}")
+    return "--settings", str(folder / "params.yaml")
+
+
+def test_exporter_switches_are_settings(capsys, tmp_path: Path) -> None:
+    settings = _settings(
+        tmp_path,
+        "opset: auto, strategy: direct, autograd_inlining: false, verbose: true, "
+        "keep_initializers_as_inputs: true, export_modules_as_functions: [Conv2d], "
+        "custom_opsets: {torch.nn.modules.conv: 7}",
+    )
     output = tmp_path / "s.onnx"
-    code, plain = _json(
-        capsys, *BUILD, "--output", str(output), "--settings", str(file), "--verbose",
-        "--keep-initializers-as-inputs", "--export-modules-as-functions", "Conv2d",
-        "--custom-opset", "torch.nn.modules.conv=7",
-    )  # fmt: skip
+    code, plain = _json(capsys, *BUILD, "--output", str(output), *settings)
     assert code == 0, plain
     used = {key: plain["export"]["settings"][key] for key in SWITCHES}
     assert used == SWITCHES
@@ -195,8 +200,8 @@ SWITCHES = {
 
 
 def test_file_that_no_runtime_runs_is_reported(capsys, tmp_path: Path) -> None:
-    arguments = ("--output", str(tmp_path / "a.onnx"), "--strategy", "direct")
-    code, out, _ = _run(capsys, *BUILD, *arguments, "--operator-export-type", "ONNX_ATEN")
+    settings = _settings(tmp_path, "strategy: direct, operator_export_type: ONNX_ATEN")
+    code, out, _ = _run(capsys, *BUILD, "--output", str(tmp_path / "a.onnx"), *settings)
     assert code == 0
     assert "self-check  not possible: no runtime of the gate runs this file" in out
     assert "see         the file has operators outside of ONNX" in out
@@ -216,14 +221,6 @@ def test_file_that_no_runtime_runs_is_reported(capsys, tmp_path: Path) -> None:
         ((*BUILD, "--output-names", "a,b"), "returns 1 tensor"),
         ((*BUILD, "--output-names", "two words"), "output_names"),
         ((*BUILD, "--settings", "absent.yaml"), "absent.yaml"),
-        ((*BUILD, "--custom-opset", "mine"), "expected DOMAIN=VERSION"),
-        ((*BUILD, "--custom-opset", "mine=2"), "silently ignores it"),
-        ((*BUILD, "--export-modules-as-functions", "all"), "works only with strategy direct"),
-        (
-            (*BUILD, "--export-modules-as-functions", "Conv3d", "--strategy", "direct"),
-            "no module of the model is one. It has: torch.nn.modules.activation.ReLU, ",
-        ),
-        ((*BUILD, "--operator-export-type", "ONNX_ATEN"), "set strategy: direct"),
     ],
 )
 def test_invalid_export_exits_with_2_and_writes_nothing(
@@ -233,6 +230,26 @@ def test_invalid_export_exits_with_2_and_writes_nothing(
     assert (code, out) == (2, "")
     assert says in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("custom_opsets: {mine: 2}", "silently ignores it"),
+        ("export_modules_as_functions: true", "works only with strategy direct"),
+        (
+            "export_modules_as_functions: [Conv3d], strategy: direct, opset: auto",
+            "no module of the model is one. It has: torch.nn.modules.activation.ReLU, ",
+        ),
+        ("operator_export_type: ONNX_ATEN", "set strategy: direct"),
+    ],
+)
+def test_invalid_settings_exit_with_2(capsys, tmp_path: Path, settings: str, says: str) -> None:
+    target = ("--output", str(tmp_path / "x.onnx"))
+    code, _, err = _run(capsys, *BUILD, *target, *_settings(tmp_path, settings))
+    assert code == 2
+    assert says in err
+    assert not (tmp_path / "x.onnx").exists()
 
 
 WRONG = """

@@ -180,19 +180,6 @@ def test_uploaded_report_is_rendered_from_the_records(place: Path, capsys, file:
     assert not [path.name for path in uploaded if b"edited by hand" in path.read_bytes()]
 
 
-@pytest.mark.further
-def test_named_run_gets_the_version_and_keeps_its_note(place: Path, capsys) -> None:
-    _report("good.onnx", "report", capsys)
-    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
-    mine = client.create_run("0", run_name="mine", tags={"mlflow.note.content": "mine"}).info.run_id
-    assert as_json(capsys, *_promote("good.onnx", "report", "--run-id", mine))[0] == 0
-    run = client.get_run(mine)
-    assert (run.info.run_name, run.info.status) == ("mine", "RUNNING")
-    assert run.data.tags["mlflow.note.content"] == "mine"
-    assert run.data.tags["gate.model_version"] == "small/1"
-    assert _runs(place) == []
-
-
 class TestPromoteRefuses:
     def test_failing_decision_is_refused(self, place: Path, capsys) -> None:
         _report("bad.onnx", "report", capsys)

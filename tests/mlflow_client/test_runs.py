@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import RegistryUnavailable, ResourceGone
+from gate.errors import RegistryUnavailable
 from gate.mlflow_client.runs import (
     DECIDED_TAG,
     EXPERIMENT,
@@ -42,7 +42,6 @@ def test_rejection_ends_the_run_as_failed(runs: Runs) -> None:
     with runs.new("gate") as page:
         page.ends = "FAILED"
     assert run_of(page).info.status == "FAILED"
-    assert runs.page(page.run_id).ends == "FAILED"
 
 
 def test_artifacts_are_stored_next_to_the_database(
@@ -94,11 +93,6 @@ def test_run_reference_is_verified(
 ) -> None:
     tamper(written(runs, tmp_path), tmp_path)
     assert runs.recorded(tmp_path, passed()[0]) is None
-
-
-def test_missing_run_is_reported(runs: Runs) -> None:
-    with pytest.raises(ResourceGone):
-        runs.page("0" * 32)
 
 
 def test_unreachable_server_is_reported() -> None:
