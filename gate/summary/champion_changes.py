@@ -45,7 +45,7 @@ Sense = Literal["better", "worse"]
 
 UNRECORDED = "not recorded"
 
-_NO_BOUND = "not asked"
+_NO_BOUND = "no bound"
 
 _FILE_CHECKS = ("probe_", "graph_", "near_ties")
 

@@ -181,7 +181,7 @@ def test_changed_bounds_are_listed():
     moved = [each for each in comparison.rows if each.name.startswith("bound of")]
     assert [(each.name, each.before, each.now) for each in moved] == [
         ("bound of ort-cpu / logits / max_abs_diff", "≤ 0.0001", "≤ 9"),
-        ("bound of ort-cpu / logits / l2_logits", "≤ 0.001", "not asked"),
+        ("bound of ort-cpu / logits / l2_logits", "≤ 0.001", "no bound"),
     ]
     assert row(comparison, "policy").changed
 
