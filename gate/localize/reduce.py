@@ -191,7 +191,7 @@ def reduce_refusal(case: MeasurementJob, evidence: Evidence) -> ReducedFailure |
                 raises = _kind_of(error)
             else:
                 continue
-            names = tuple(standalone.outputs.values())
+            names = list(standalone.outputs.values())
             expected: dict[str, OutputArray] = {}
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
                 arrays = ReferenceEvaluator(model).run(names, dict(inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -265,13 +266,15 @@ def merged_weights(
     def compare(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         hooks.pop(path).remove()
         with suppress(Exception):  # the model's code may reject random inputs
-            random = _random_input(args[0])
-            zero = module.forward(torch.zeros_like(random), *args[1:], **kwargs)
-            output = module.forward(random, *args[1:], **kwargs)
+            probe = _probe(args[0], module)
+            output = module.forward(probe, *args[1:], **kwargs)
+            zero = torch.zeros_like(output)
+            if probe.is_floating_point():
+                zero = module.forward(torch.zeros_like(probe), *args[1:], **kwargs)
             for name in set(names[path]) - merged.keys():
                 values, tolerance = weights[name]
                 layer = modules[name.rpartition(".")[0]]
-                if _computes(layer, values, (random, zero, output), tolerance):
+                if _computes(layer, values, (probe, zero, output), tolerance):
                     merged[name] = path
 
     for path in names.keys() & modules.keys():
@@ -286,8 +289,14 @@ def merged_weights(
     yield from merged.items()
 
 
-def _random_input(example: torch.Tensor) -> torch.Tensor:
-    """Return random numbers of the shape of an input, none of them near zero."""
+def _probe(example: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    """Return random numbers of the shape of an input, none of them near zero; or all rows of the
+    module's embedding."""
+    if not example.is_floating_point():
+        (table,) = (m for m in module.modules() if isinstance(m, nn.Embedding))
+        width = math.prod(example.shape[1:])
+        rows = torch.arange(-(-table.num_embeddings // width) * width) % table.num_embeddings
+        return rows.reshape(-1, *example.shape[1:]).to(example)
     generator = torch.Generator().manual_seed(0)
     sizes = 0.5 + torch.rand(example.shape, generator=generator)
     signs = torch.randint(0, 2, example.shape, generator=generator) * 2 - 1
@@ -299,7 +308,7 @@ def _computes(
 ) -> bool:
     """Return whether a layer has the outputs of a module with this weight or bias only.
 
-    outputs: a random input of the module, its output for zeros, and its output for that input.
+    outputs: a probe of the module, its output for zeros, and its output for the probe.
     """
     inputs, zero, output = (tensor.detach().to("cpu", torch.float64) for tensor in outputs)
     name = "weight" if values.ndim > 1 else "bias"
@@ -308,6 +317,7 @@ def _computes(
         return False
     stored = torch.from_numpy(to_float64(original))
     error = _MERGING + tolerance.relative
+    power = 1 if isinstance(layer, nn.Embedding) else 2
 
     def fits(merged: torch.Tensor) -> bool:
         spread = (merged.abs() + stored.abs()) * error + tolerance.absolute
@@ -316,7 +326,7 @@ def _computes(
             difference, allowed = zero - merged.reshape(shape), spread.reshape(shape)
         else:
             difference = output - zero - _product(layer, inputs, merged)
-            allowed = 4 * _product(layer, inputs**2, spread**2).sqrt() + _MERGING * zero.abs()
+            allowed = 4 * _product(layer, inputs**power, spread**2).sqrt() + _MERGING * zero.abs()
         return bool((difference.abs() <= allowed).all())
 
     candidates = arrangements(stored.numpy(), values.astype(np.float64))
@@ -324,7 +334,9 @@ def _computes(
 
 
 def _product(layer: nn.Module, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the output of a convolution or a linear layer with this weight and no bias."""
+    """Return the output of a layer with this weight and no bias."""
+    if isinstance(layer, nn.Embedding):
+        return weight[inputs.long()]
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return layer._conv_forward(inputs, weight, None)
     return inputs @ (weight.T if weight.shape[1] == inputs.shape[-1] else weight)

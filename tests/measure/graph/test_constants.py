@@ -403,6 +403,22 @@ def test_merged_adapter_under_the_old_name_matches(build, fault, tmp_path):
     assert (weights.unmatched, weights.absent == 0) == (0, fault is None)
 
 
+class ScaledEmbedding(nn.Embedding):
+    def forward(self, x):
+        return super().forward(x) * 3.0
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_embedding_with_a_merged_scale_matches(fault, tmp_path):
+    reference, words = nn.Sequential(ScaledEmbedding(11, 4)), torch.arange(6).reshape(2, 3)
+    plain = nn.Sequential(nn.Embedding(11, 4))
+    plain[0].weight.data = 3.0 * reference[0].weight.data
+    plain[0].weight.data[10, 1] += 0.1 * fault
+    file = onnx.load_from_string(export(plain, words, "unfolded"))
+    weights, _ = weights_report(reference, words, file, tmp_path)
+    assert weights.matched == ({} if fault else {"computed": 1})
+
+
 class Unwatchable(Clamped):
     def forward(self, x):
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
