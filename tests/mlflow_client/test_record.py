@@ -210,7 +210,7 @@ def test_rejected_twin_rejects_the_release(runs: Runs, tmp_path: Path) -> None:
 def test_links_to_the_version(runs: Runs, tmp_path: Path) -> None:
     page = recorded(runs, check_result(passed()), tmp_path / "report")
     promotion = PromotionResult("promoted", "3", None, "because")
-    write_promotion(page, promotion, model_name="small", note="")
+    write_promotion(page, promotion, model_name="small", note="PASS: promoted")
     tags = run_of(page).data.tags
     assert (tags["gate.promotion"], tags["gate.model_version"]) == ("promoted", "small/3")
     assert tags["mlflow.note.content"].startswith("PASS: ")
