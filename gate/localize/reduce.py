@@ -205,8 +205,14 @@ def reduce_refusal(case: MeasurementJob, evidence: Evidence) -> ReducedFailure |
                 setup=setup,
                 tensors={new: name for name, new in standalone.outputs.items()},
                 raises=raises,
+                constant_inputs=_constant_inputs(graph, standalone),
             )
     return None
+
+
+def _constant_inputs(graph: FileGraph, standalone: Standalone) -> tuple[str, ...]:
+    """Return the inputs that the file computes only from its weights."""
+    return tuple(n for n, tensor in standalone.sources.items() if graph.is_constant(tensor))
 
 
 def _refused_pieces(
@@ -286,11 +292,6 @@ class _Reducer:
             return None
         return tuple(names[first(n)] for n in layer.inputs)
 
-    def constant_inputs(self, sources: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the inputs that the file computes only from its weights. `sources`: tensors by
-        input."""
-        return tuple(n for n, tensor in sources.items() if self._graph.is_constant(tensor))
-
     def path(self, number: int) -> str:
         """Return the path of the module that computes a value."""
         return self._survey.values[number].path
@@ -369,7 +370,7 @@ class _Reducer:
                     setup=self._limits.setup,
                     tensors={name: tensor},
                     raises=_kind_of(error),
-                    constant_inputs=self.constant_inputs(standalone.sources),
+                    constant_inputs=_constant_inputs(self._graph, standalone),
                     accepted_batches=accepted,
                 )
         return None
@@ -631,7 +632,7 @@ class _Reducer:
             tensors={renamed: name for name, renamed in new.items()},
             raises=raises,
             excluded=("unoptimized",) if kind == "optimizer" else ("exporter",),
-            constant_inputs=self.constant_inputs(standalone.sources),
+            constant_inputs=_constant_inputs(self._graph, standalone),
         )
 
 
@@ -703,7 +704,7 @@ class _MeasuredPiece:
             layer=None if arguments is None else finder.path(self.number),
             arguments=arguments,
             excluded=excluded,
-            constant_inputs=finder.constant_inputs(standalone.sources),
+            constant_inputs=_constant_inputs(finder._graph, standalone),
         )
 
 
