@@ -143,22 +143,17 @@ def _lines_for_long(title: str, stream: TextIO) -> Iterator[Pulse | None]:
     if _is_for_machines():
         yield None
         return
-    late, pulse = _SlowStepNotice(stream), Pulse(title, stream)
-    late.begin(title)
-
-    def begin(text: str) -> None:
-        late.begin(f"{title} ({text})")
-        pulse.begin(text)
-
+    pulse = Pulse(title, stream)
+    pulse.begin()
     try:
-        with _steps_to(begin):
+        with _steps_to(pulse.begin):
             yield pulse
     finally:
-        late.stop()
+        pulse.stop()
 
 
 class Pulse:
-    """Prints the current step and the remaining samples, at most once every 30 s."""
+    """Prints a step after it has run for `LONG_S`, then step and remaining samples every 30 s."""
 
     def __init__(
         self, title: str, stream: TextIO, *, clock: Callable[[], float] = time.monotonic
@@ -167,11 +162,21 @@ class Pulse:
         self._title, self._stream, self._clock = title, stream, clock
         self._last = clock()
         self._step = self._left = ""
+        self._timer: threading.Timer | None = None
 
-    def begin(self, step: str) -> None:
+    def begin(self, step: str = "") -> None:
         """Start a new step."""
-        self._step = f" ({step})"
+        self.stop()
+        self._step = f" ({step})" if step else ""
+        self._timer = threading.Timer(LONG_S, self._print, (f"{self._title}{self._step}",))
+        self._timer.daemon = True
+        self._timer.start()
         self._beat()
+
+    def stop(self) -> None:
+        """Cancel the line of the last step."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def __call__(self, completed: int, total: int) -> None:
         """Report that `completed` of `total` samples are complete."""
@@ -180,31 +185,9 @@ class Pulse:
 
     def _beat(self) -> None:
         now = self._clock()
-        if now - self._last < EVERY_S:
-            return
-        self._last = now
-        with contextlib.suppress(OSError, ValueError):  # the stream is closed
-            print(f"{self._title}{self._step}{self._left} …", file=self._stream, flush=True)
-
-
-class _SlowStepNotice:
-    """Prints the name of a step after it has run for `LONG_S`."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._timer: threading.Timer | None = None
-
-    def begin(self, text: str) -> None:
-        """Start a new step."""
-        self.stop()
-        self._timer = threading.Timer(LONG_S, self._print, (text,))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def stop(self) -> None:
-        """Cancel the notice of the last step."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if now - self._last >= EVERY_S:
+            self._last = now
+            self._print(f"{self._title}{self._step}{self._left}")
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # no reader, or the process is ending
