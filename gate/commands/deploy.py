@@ -16,6 +16,7 @@ from gate.commands.result import (
     limit_options,
     machine_options,
     print_lines,
+    text_result,
 )
 from gate.errors import StorageError
 from gate.sandbox.limits import FILE_S, SandboxLimits
@@ -110,7 +111,7 @@ def _outcome(store: ModelStore, deployment: Deployment) -> CommandResult:
     }
     style = "bold red" if deployment.outcome == "refused" else "green"
     headline = f"{deployment.outcome.replace('_', ' ')}: {deployment.reason}"
-    return CommandResult(status, plain, lambda out: print_lines(out, headline, style=style))
+    return text_result(plain, headline, status=status, style=style)
 
 
 @click.command("deployed", short_help="Show the deployed releases.")

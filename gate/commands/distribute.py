@@ -17,12 +17,10 @@ from gate.commands.click_types import PART_FILE, PLAN_FILE, ModelName
 from gate.commands.evaluate import evaluate, policy_from_request
 from gate.commands.options import CheckRequest
 from gate.commands.progress import spinner
-from gate.commands.result import CommandResult, ExitCode, within_limits
+from gate.commands.result import CommandResult, text_result, within_limits
 from gate.errors import EvidenceError, StorageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gate.distributed.plan import MeasurementPlan
     from gate.distributed.worker_pool import CheckedFile
     from gate.measure.job import EvaluationData
@@ -58,11 +56,8 @@ def measure_command(plan: Path, unit: int, lead: Path | None, output: Path) -> C
 
             measure_unit(planned, unit, lead=lead).save(output)
     outcome = "already measured" if is_complete else "measured"
-    return CommandResult(
-        ExitCode.DONE,
-        {"unit": unit, "part": str(output), "measured": not is_complete},
-        lambda console: console.print(f"unit {unit}  {outcome}: {output}"),
-    )
+    plain = {"unit": unit, "part": str(output), "measured": not is_complete}
+    return text_result(plain, f"unit {unit}  {outcome}: {output}")
 
 
 def _is_measured(output: Path, plan: MeasurementPlan, unit: int) -> bool:
@@ -196,18 +191,11 @@ def plan_command(output: Path, units: int | None, threads: int, **options: Any) 
         case = replace(case, units=MOST if units is None else units - 1)
         plan = MeasurementPlan.from_job(case, reference, data, threads=threads)
     plan.save(output)
-    return CommandResult(
-        ExitCode.DONE,
-        {"plan": str(output), "units": len(plan.units), "sha256": str(plan.digest())},
-        lambda console: _show(plan, output, console),
-    )
-
-
-def _show(plan: MeasurementPlan, output: Path, console: Console) -> None:
     last = len(plan.units) - 1
-    console.print(f"plan    {output}, {plan.digest().short}: {last + 1} units, 0 to {last}")
-    console.print(f"next    gate measure {output} --unit 0 -o part-0.json")
-    if last:
-        console.print(
-            f"        gate measure {output} --unit 1 --lead part-0.json -o part-1.json, …"
-        )
+    lines = [
+        f"plan    {output}, {plan.digest().short}: {last + 1} units, 0 to {last}",
+        f"next    gate measure {output} --unit 0 -o part-0.json",
+        f"        gate measure {output} --unit 1 --lead part-0.json -o part-1.json, …",
+    ]
+    plain = {"plan": str(output), "units": len(plan.units), "sha256": str(plan.digest())}
+    return text_result(plain, *lines[: 3 if last else 2])

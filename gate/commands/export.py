@@ -15,16 +15,20 @@ from gate.commands import click_types as types
 from gate.commands import options
 from gate.commands.loaders import open_reference
 from gate.commands.progress import loading, progress_bar, spinner
-from gate.commands.result import CommandResult, Dispatch, ExitCode, Parsed, machine_options
+from gate.commands.result import (
+    CommandResult,
+    Dispatch,
+    ExitCode,
+    Parsed,
+    machine_options,
+    text_result,
+)
 from gate.errors import ExportRefused, PolicyError
 from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gate.export.export import Exported
     from gate.export.quantize import QuantizeSettings
-    from gate.multi_file.quantize import QuantizedRelease
     from gate.records.evidence import TensorSpec
     from gate.records.export import ExportSettings
 
@@ -211,21 +215,13 @@ def _export_recipe(path: Path, output: Path) -> CommandResult:
         "export": None if note is None else note.record.to_plain(),
     }
 
-    def show(console: Console) -> None:
-        console.print(f"file    {output} {recipe.sha256}, as {path} states")
-        if record is not None:
-            console.print(f"record  {record}")
-
-    return CommandResult(ExitCode.DONE, plain, show)
+    lines = [f"file    {output} {recipe.sha256}, as {path} states"]
+    return text_result(plain, *lines, *([] if record is None else [f"record  {record}"]))
 
 
 def _refusal_result(why: str) -> CommandResult:
     lines = [make_printable(line) for line in why.splitlines()]
-    return CommandResult(
-        ExitCode.REJECTED,
-        {"refused": lines},
-        lambda console: console.print("\n".join(lines), style="bold red", markup=False),
-    )
+    return text_result({"refused": lines}, *lines, status=ExitCode.REJECTED, style="bold red")
 
 
 def _export(request: Mapping[str, Any]) -> CommandResult:
@@ -274,20 +270,19 @@ def _export(request: Mapping[str, Any]) -> CommandResult:
         "self_check": checked,
         "log": str(log_of(request["output"])) if settings.verbose else None,
     }
-    return CommandResult(
-        ExitCode.DONE, plain, lambda out: _show_export(request, exported, checked, out)
-    )
+    rows = _rows(request, exported, checked)
+    return text_result(plain, *(f"{label:<12}{text}" for label, text in rows))
 
 
-def _show_export(
-    request: Mapping[str, Any], exported: Exported, checked: dict[str, float], console: Console
-) -> None:
+def _rows(
+    request: Mapping[str, Any], exported: Exported, checked: dict[str, float]
+) -> list[tuple[str, str]]:
     from gate.export.export import log_of
     from gate.onnx_file.tested_file import note_path
 
     subject, record, output = exported.subject, exported.record, request["output"]
     weights = f" --checkpoint {request['checkpoint']}" if request["checkpoint"] else ""
-    rows = [
+    return [
         ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
         *(("data", str(output.with_name(name))) for name in subject.external_data),
         ("record", str(note_path(output))),
@@ -304,8 +299,6 @@ def _show_export(
           for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
         ("next", _next_command(request, weights)),
     ]  # fmt: skip
-    for label, text in rows:
-        console.print(f"{label:<12}{make_printable(text)}")
 
 
 def _next_command(request: Mapping[str, Any], weights: str) -> str:
@@ -434,7 +427,22 @@ def quantize_command(
         },
         "of": quantized.of.to_plain(),
     }
-    return CommandResult(ExitCode.DONE, plain, lambda console: _show_release(quantized, console))
+    size, lines = quantized.subject.size_bytes, list[str]()
+    for name in quantized.subject.parts:
+        record = quantized.records.get(name)
+        how = (
+            "a copy of the exact file"
+            if record is None
+            else f"quantized, calibrated on {record.settings['calibration_samples']} samples"
+        )
+        lines.append(f"  {name}: {how}")
+    return text_result(
+        plain,
+        f"{quantized.path}: {quantized.subject.sha256}",
+        f"{size} bytes, {size / quantized.of.size_bytes:.0%} of the exact release",
+        *lines,
+        "Check it with a policy with precision: quantized, next to the exact release.",
+    )
 
 
 def _quantize_file(
@@ -471,27 +479,10 @@ def _quantize_file(
     }
     size, count = quantized.subject.size_bytes, quantized.record.settings["calibration_samples"]
 
-    def show(console: Console) -> None:
-        console.print(f"{quantized.path}: {quantized.subject.sha256}")
-        console.print(
-            f"{size} bytes, {size / subject.size_bytes:.0%} of the exact file; calibrated on "
-            f"{count} samples"
-        )
-        console.print("Check it with a policy with precision: quantized, next to the exact file.")
-
-    return CommandResult(ExitCode.DONE, plain, show)
-
-
-def _show_release(quantized: QuantizedRelease, console: Console) -> None:
-    size, before = quantized.subject.size_bytes, quantized.of.size_bytes
-    console.print(f"{quantized.path}: {quantized.subject.sha256}")
-    console.print(f"{size} bytes, {size / before:.0%} of the exact release")
-    for name in quantized.subject.parts:
-        record = quantized.records.get(name)
-        how = (
-            "a copy of the exact file"
-            if record is None
-            else f"quantized, calibrated on {record.settings['calibration_samples']} samples"
-        )
-        console.print(f"  {name}: {how}")
-    console.print("Check it with a policy with precision: quantized, next to the exact release.")
+    return text_result(
+        plain,
+        f"{quantized.path}: {quantized.subject.sha256}",
+        f"{size} bytes, {size / subject.size_bytes:.0%} of the exact file; calibrated on "
+        f"{count} samples",
+        "Check it with a policy with precision: quantized, next to the exact file.",
+    )

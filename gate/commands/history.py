@@ -12,7 +12,7 @@ import click
 
 from gate.commands import loaders
 from gate.commands.click_types import ExistingPath, ModelName, OutputPath
-from gate.commands.options import FILE, SIGNING_TRUST, TRACKING_URI, with_state
+from gate.commands.options import FILE, SIGNING_TRUST, STATE_URL, TRACKING_URI
 from gate.commands.options import tracking_uri as uri_of
 from gate.commands.progress import spinner
 from gate.commands.result import (
@@ -21,7 +21,7 @@ from gate.commands.result import (
     ExitCode,
     Parsed,
     machine_options,
-    print_lines,
+    text_result,
 )
 from gate.errors import DigestMismatch, EvidenceError, KeyUnusable, Untrusted
 from gate.storage.files import write_bytes
@@ -85,20 +85,14 @@ def accept_ledger_command(
     with spinner("reading the position of the ledger's end"):
         stored = stored_head(store)
         lost = accept_rewrite(loaders.open_writable_ledger(ledger_options), stored, reason=reason)
-    return CommandResult(
-        ExitCode.DONE,
-        {"accepted": bool(lost), "lost": list(lost), "asked": [stored.location]},
-        lambda console: _show_accepted(lost, stored.location, console),
+    lines = [f"no longer in the ledger: {line}" for line in lost]
+    lines.append(
+        "the ledger is accepted, and an entry records this"
+        if lost
+        else f"nothing to accept: the ledger matches the position in {stored.location}"
     )
-
-
-def _show_accepted(lost: Sequence[str], location: str, console: Console) -> None:
-    if not lost:
-        console.print(f"nothing to accept: the ledger matches the position in {location}")
-        return
-    for line in lost:
-        console.print(f"no longer in the ledger: {line}")
-    console.print("the ledger is accepted, and an entry records this")
+    plain = {"accepted": bool(lost), "lost": list(lost), "asked": [stored.location]}
+    return text_result(plain, *lines)
 
 
 @click.command("override", short_help="Let MLflow's server accept one move of 'champion'.")
@@ -141,19 +135,16 @@ def override_command(
     registered = RegisteredModel(registry, loaders.open_writable_ledger(ledger_options), model)
     registered.write("overridden", reason, version=version and str(int(version)))
     allowed = "be removed" if version is None else f"be set to version {version}"
-    return CommandResult(
-        ExitCode.DONE,
+    return text_result(
         {"model": registered.key, "champion": version},
-        lambda console: console.print(
-            f"'champion' of {registered.key} may {allowed}, until the next entry about this model"
-        ),
+        f"'champion' of {registered.key} may {allowed}, until the next entry about this model",
     )
 
 
 @click.command("checkpoint")
 @_OUTPUT
 @loaders.WRITER_KEY
-@with_state
+@STATE_URL
 @machine_options
 def history_checkpoint_command(output: Path | None, key: str | None, state: str) -> CommandResult:
     """Sign the number of lines of the ledger and the digest of the last one.
@@ -200,7 +191,7 @@ def history_checkpoint_command(output: Path | None, key: str | None, state: str)
 
 @click.command("export")
 @_OUTPUT
-@with_state
+@STATE_URL
 @machine_options
 def history_export_command(output: Path | None, state: str) -> CommandResult:
     """Verify the ledger and write its lines as JSON lines, for other programs.
@@ -271,11 +262,8 @@ def verify_ledger(state: str, *, trust: Path | None, checkpoint: Path | None) ->
         problem = str(error)
         plain = {"holds": False, "problem": problem, "ledger": ledger.location}
         text = f"the ledger is not valid: {problem}"
-        return CommandResult(
-            ExitCode.REJECTED, plain, lambda console: print_lines(console, text, style="bold red")
-        )
-    return CommandResult(
-        ExitCode.DONE,
+        return text_result(plain, text, status=ExitCode.REJECTED, style="bold red")
+    return text_result(
         {
             "holds": True,
             "problem": None,
@@ -286,7 +274,7 @@ def verify_ledger(state: str, *, trust: Path | None, checkpoint: Path | None) ->
             "accepted": list(proven.accepted),
             "checkpoint": None if verified is None else _checkpoint_plain(verified),
         },
-        lambda console: _show_verified(ledger, proven, verified, console),
+        *_verified_lines(ledger, proven, verified),
     )
 
 
@@ -306,9 +294,9 @@ def _checkpoint_plain(verified: VerifiedCheckpoint) -> dict[str, Any]:
     return {"lines": checkpoint.lines, "at": checkpoint.at, "since": since, "signers": keys}
 
 
-def _show_verified(
-    ledger: Ledger, proven: Audit, verified: VerifiedCheckpoint | None, console: Console
-) -> None:
+def _verified_lines(
+    ledger: Ledger, proven: Audit, verified: VerifiedCheckpoint | None
+) -> list[str]:
     last = "" if proven.head is None else f", the last with digest {proven.head}"
     lines = [f"the ledger {ledger.location} is valid: {proven.lines} lines{last}"]
     writers = () if ledger.trust is None else ledger.trust.writers
@@ -332,7 +320,7 @@ def _show_verified(
             f"the checkpoint of {checkpoint.at}, signed by {names}: all {checkpoint.lines} lines "
             f"exist, {since} were added since"
         )
-    print_lines(console, *lines)
+    return lines
 
 
 _NONE = "The ledger has no such entries."
@@ -377,7 +365,7 @@ class _Line:
     help="With --verify: also verify that no line of this checkpoint was removed.",
 )  # fmt: skip
 @SIGNING_TRUST
-@with_state
+@STATE_URL
 @machine_options
 def command(
     model: str | None,

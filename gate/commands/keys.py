@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.commands.result import CommandResult, machine_options, text_result
 
 if TYPE_CHECKING:
     from gate.signing.keys import PublicKey, Scheme
@@ -50,7 +50,8 @@ def _new(location: str, scheme: str) -> CommandResult:
     path = Path(".gate", "keys", f"{location}.pem") if is_name else Path(location)
     key = SigningKey.make(path, scheme=cast("Scheme", scheme)).public
     public = path.with_suffix(".pub")
-    lines = (
+    return text_result(
+        {"path": str(path), "public_path": str(public), **_plain(key)},
         f"created   {path}",
         f"public    {public}",
         f"key id    {key.key_id}",
@@ -58,8 +59,6 @@ def _new(location: str, scheme: str) -> CommandResult:
         f"trust     gate keys trust {public} prints the entry for a trust file: use "
         "--as measurer if the key signs verdicts, --as reviewer if it approves versions",
     )
-    plain = {"path": str(path), "public_path": str(public), **_plain(key)}
-    return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
 
 
 @command.command("show", short_help="Show a public key with its ID and name.")
@@ -76,11 +75,8 @@ def _show(location: str) -> CommandResult:
     from gate.signing.keys import read_public
 
     key = read_public(location)
-    lines = (f"name      {key.name}", f"key id    {key.key_id}", f"scheme    {key.scheme}",
-             key.public.rstrip())  # fmt: skip
-    return CommandResult(
-        ExitCode.DONE, _plain(key), lambda console: console.print("\n".join(lines))
-    )
+    lines = (f"name      {key.name}", f"key id    {key.key_id}", f"scheme    {key.scheme}")
+    return text_result(_plain(key), *lines, *key.public.splitlines())
 
 
 @command.command("trust", short_help="Print the entry that trusts a key.")
@@ -110,9 +106,7 @@ def _trust(publics: tuple[str, ...], roles: tuple[str, ...]) -> CommandResult:
             lines += [f"    - name: {key.name}", f"      key_id: {key.key_id}", "      public: |"]
             lines += [f"        {line}" for line in key.public.splitlines()]
     plain = {"trusted": [_plain(key) for key in keys], "as": [f"{role}s" for role in roles]}
-    return CommandResult(
-        ExitCode.DONE, plain, lambda console: console.print("\n".join(lines), markup=False)
-    )
+    return text_result(plain, *lines)
 
 
 def _plain(key: PublicKey) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, cast
 
 import click
 
-from gate.commands.options import FILE, address, refuse_removed_variables, tracking_uri, with_state
+from gate.commands.options import FILE, STATE_URL, address, tracking_uri
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -277,19 +277,13 @@ def with_writing(command: _Command) -> _Command:
         "--trust", type=FILE, metavar="FILE", envvar="GATE_TRUST", show_envvar=True,
         help=f"Trusted keys: one of the writers must have signed the last line. {TRUST_HELP}",
     )  # fmt: skip
-    return with_state(WRITER_KEY(trust(command)))
-
-
-def parse_state(state: str) -> str:
-    """Return the URL of the named database. Raises BadParameter, UsageError, StorageError."""
-    refuse_removed_variables()
-    return _url(state)
+    return STATE_URL(WRITER_KEY(trust(command)))
 
 
 def read_ledger(state: str) -> Ledger:
     """Open the ledger in the named database for reading, with the default trust.
 
-    Raises BadParameter, UsageError, PolicyError, StorageError.
+    Raises BadParameter, PolicyError, StorageError.
     """
     from gate.ledger.ledger import Ledger
 
@@ -329,8 +323,7 @@ def open_writable_ledger(options: LedgerOptions) -> Ledger:
     from gate.ledger.ledger import Ledger, require_writable
 
     key = local_keys().signing_key_if_any(options["key"])
-    ledger = _with_trust(Ledger(_url(options["state"]), key=key), options["trust"])
-    refuse_removed_variables()
+    ledger = _with_trust(Ledger(parse_state(options["state"]), key=key), options["trust"])
     require_writable(ledger)
     return ledger
 
@@ -341,7 +334,8 @@ def _with_trust(ledger: Ledger, trust: Path | None = None) -> Ledger:
     return verify_writer(ledger, local_keys(), trust)
 
 
-def _url(state: str) -> str:
+def parse_state(state: str) -> str:
+    """Return the URL of the named database. Raises BadParameter, StorageError."""
     from gate.ledger.database import state_url
 
     text = address(state) or state

@@ -259,40 +259,12 @@ SIGNING_TRUST = click.option(
     ".gate/keys/local.pem.",
 )  # fmt: skip
 
-_REMOVED = {"--ledger": "GATE_LEDGER", "--inbox": "GATE_INBOX"}
-
-_REMEDY = (
-    "the ledger is now a database. Name it with --state or GATE_STATE (sqlite:///FILE, "
-    "postgresql://HOST/NAME; default: sqlite:///.gate/state.db)."
-)
-
-
-def with_state(command: _Command) -> _Command:
-    """Add `--state` to a command, and an error for the options that it replaced."""
-    for name in _REMOVED:
-        command = click.option(
-            name, hidden=True, expose_value=False, callback=_refuse_option, metavar="…"
-        )(command)
-    return click.option(
-        "--state", metavar="URL", default="sqlite:///.gate/state.db", show_default=True,
-        envvar="GATE_STATE", show_envvar=True,
-        help="Database of the ledger: sqlite:///FILE, FILE, or postgresql://USER@HOST/NAME for "
-        f"several hosts. {PASSWORD_HELP}",
-    )(command)  # fmt: skip
-
-
-def refuse_removed_variables() -> None:
-    """Raise UsageError for removed environment variables, which must not be ignored silently."""
-    for variable in _REMOVED.values():
-        if os.environ.get(variable):
-            raise click.UsageError(
-                f"the variable {variable} is no longer supported: {_REMEDY} Then unset {variable}."
-            )
-
-
-def _refuse_option(_context: click.Context, option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(f"{option.opts[0]} is no longer supported: {_REMEDY}")
+STATE_URL = click.option(
+    "--state", metavar="URL", default="sqlite:///.gate/state.db", show_default=True,
+    envvar="GATE_STATE", show_envvar=True,
+    help="Database of the ledger: sqlite:///FILE, FILE, or postgresql://USER@HOST/NAME for several "
+    f"hosts. {PASSWORD_HELP}",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,7 +432,7 @@ CHECK_OPTIONS = (
     VERBOSE,
     AGAINST,
     SIGNING_TRUST,
-    with_state,
+    STATE_URL,
     click.option("--track", is_flag=True, help="Log everything to an MLflow run."),
     TRACKING_URI,
     EXPERIMENT,

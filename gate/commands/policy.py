@@ -12,7 +12,7 @@ import click
 
 from gate.commands.click_types import POLICY_FILE, SETTINGS
 from gate.commands.options import PRECISION, RUNTIMES, TASK, policy_option
-from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.commands.result import CommandResult, ExitCode, machine_options, text_result
 from gate.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def explain(name: str, policy: Path | None) -> CommandResult:
         "values": [_value(each) for each in values],
     }
     lines = [*_lines(fields, values)] if check is None else [name, *_check_lines(check)]
-    return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
+    return text_result(plain, *lines)
 
 
 def _value(value: EffectiveValue) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _check(policy: Path) -> CommandResult:
     """
     from gate.policy.policy import Policy
 
-    valid = Policy.from_file(policy)
+    valid, not_read = Policy.from_file(policy), _settings_without_effect(policy)
     plain = {
         "policy": str(policy),
         "digest": str(valid.digest()),
@@ -204,9 +204,16 @@ def _check(policy: Path) -> CommandResult:
             }
             for name, runtime in valid.runtimes.items()
         ],
-        "not_read": _settings_without_effect(policy),
+        "not_read": not_read,
     }
-    return CommandResult(ExitCode.DONE, plain, lambda console: _print_demands(plain, console))
+    lines = [f"valid policy: {policy}, {valid.digest()}"]
+    for name, runtime in valid.runtimes.items():
+        bounds = ", ".join(bound for bound, value in runtime.bounds if value is not None)
+        lines.append(f"{name} ({runtime.required}): {bounds or 'no bound'}")
+    if not_read:
+        names = ", ".join(not_read)
+        lines.append(f"ignored because they are outside the section 'gate:': {names}")
+    return text_result(plain, *lines)
 
 
 def _settings_without_effect(path: Path) -> list[str]:
@@ -226,16 +233,6 @@ def _print(values: tuple[EffectiveValue, ...], policy: Policy, console: Console)
     console.print(build_table(("what", "from", "value"), rows))
     console.print(f"digest {policy.digest()}")
     console.print("Explain one: gate policy explain NAME")
-
-
-def _print_demands(plain: dict[str, Any], console: Console) -> None:
-    console.print(f"valid policy: {plain['policy']}, {plain['digest']}")
-    for runtime in plain["runtimes"]:
-        names = ", ".join(runtime["bounds"]) or "no bound"
-        console.print(f"{runtime['name']} ({runtime['required']}): {names}")
-    if plain["not_read"]:
-        names = ", ".join(plain["not_read"])
-        console.print(f"ignored because they are outside the section 'gate:': {names}")
 
 
 command.add_command(explain)

@@ -10,7 +10,7 @@ import click
 
 from gate.commands import click_types as types
 from gate.commands.options import MODEL, report_option
-from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.commands.result import CommandResult, ExitCode, machine_options, text_result
 from gate.storage import files
 from gate.storage.digest import Digest
 
@@ -147,15 +147,10 @@ def _prepend(model: Path, spec: Path | None, output: Path) -> CommandResult:
     preprocess_spec = _spec(spec)
     prepend_graph(preprocess_spec, model, output)
     sha256 = str(Digest.from_file(output))
-    return CommandResult(
-        ExitCode.DONE,
-        {
-            "output": str(output),
-            "sha256": sha256,
-            "input": PICTURES,
-            "spec": preprocess_spec.to_plain(),
-        },
-        lambda console: console.print(f"written: {output} ({sha256}), input '{PICTURES}'"),
+    plain = {"output": str(output), "sha256": sha256, "input": PICTURES}
+    return text_result(
+        {**plain, "spec": preprocess_spec.to_plain()},
+        f"written: {output} ({sha256}), input '{PICTURES}'",
     )
 
 

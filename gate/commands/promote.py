@@ -216,7 +216,7 @@ class ReleasePage:
 @options.KEY
 @options.SIGNING_TRUST
 @_SUBMIT
-@options.with_state
+@options.STATE_URL
 @options.TRACKING_URI
 @options.EXPERIMENT
 @machine_options

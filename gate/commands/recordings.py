@@ -11,14 +11,10 @@ from gate.commands import click_types as types
 from gate.commands import options
 from gate.commands.loaders import open_reference, open_samples
 from gate.commands.progress import progress_bar
-from gate.commands.result import CommandResult, ExitCode, machine_options
-from gate.storage.safe_text import make_printable
+from gate.commands.result import CommandResult, machine_options, text_result
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from gate.distributed.external_runtime import SamplesHeader
-    from gate.runtimes.recording_format import RecordingManifest
+    pass
 
 
 @click.group("record", short_help="Pack outputs of another machine.")
@@ -72,24 +68,15 @@ def _pack(model: Path, inputs: Path, outputs: Path, meta: Path, output: Path) ->
 
     packing = Packing(read_subject(model), inputs, outputs, read_recording_source(meta))
     manifest = packing.write(output)
-    return CommandResult(
-        ExitCode.DONE,
-        {"path": str(output), "manifest": manifest.to_plain()},
-        lambda console: _show_recording(output, manifest, console),
-    )
-
-
-def _show_recording(output: Path, manifest: RecordingManifest, console: Console) -> None:
     whence, probes = manifest.whence, len(manifest.parts) - 1
-    console.print(f"{output}: {manifest.samples.size} samples, {probes} probes")
-    console.print(
-        make_printable(
-            f"by {whence.runtime} {whence.version} on {whence.device}, {whence.precision}"
-        )
+    missing = "No probes, although gate check requires them: use gate samples export"
+    return text_result(
+        {"path": str(output), "manifest": manifest.to_plain()},
+        f"{output}: {manifest.samples.size} samples, {probes} probes",
+        f"by {whence.runtime} {whence.version} on {whence.device}, {whence.precision}",
+        *([] if probes else [missing]),
+        f"Next: gate check MODEL.onnx … --recorded NAME={output}",
     )
-    if not probes:
-        console.print("No probes, although gate check requires them: use gate samples export")
-    console.print(f"Next: gate check MODEL.onnx … --recorded NAME={output}")
 
 
 @click.group("samples", short_help="Write samples for another machine.")
@@ -159,20 +146,11 @@ def _export(
     )
     with progress_bar("writing") as progress:
         header = sending.write(output, progress=progress)
-    return CommandResult(
-        ExitCode.DONE,
+    missing = "Probes that depend on the model are not included: add --reference"
+    return text_result(
         {"path": str(output), "header": header.to_plain()},
-        lambda console: _show_samples(output, header, console, with_model=torch_model is not None),
-    )
-
-
-def _show_samples(
-    output: Path, header: SamplesHeader, console: Console, *, with_model: bool
-) -> None:
-    console.print(f"{output}: {header.parts[0].size} samples, {len(header.parts) - 1} probes")
-    if not with_model:
-        console.print("Probes that depend on the model are not included: add --reference")
-    console.print(
+        f"{output}: {header.parts[0].size} samples, {len(header.parts) - 1} probes",
+        *([missing] if torch_model is None else []),
         f"Run them on the other machine, then: gate record pack MODEL.onnx --inputs {output} "
-        "--outputs DIR --meta meta.json -o RECORDING"
+        "--outputs DIR --meta meta.json -o RECORDING",
     )

@@ -13,12 +13,10 @@ from gate.commands import click_types as types
 from gate.commands.loaders import ReportLocation, open_reference, open_samples
 from gate.commands.options import BATCH_AXIS, CHECKPOINT, PICTURE_SPEC, policy_option
 from gate.commands.progress import loading, spinner
-from gate.commands.result import CommandResult, ExitCode, within_limits
+from gate.commands.result import CommandResult, ExitCode, text_result, within_limits
 from gate.errors import DigestMismatch, EvidenceError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gate.localize.reproducer import Reproducer
     from gate.measure.job import MeasurementJob, Reference
     from gate.records.evidence import Evidence
@@ -83,11 +81,8 @@ def command(**request: Any) -> CommandResult:
             reproducer.write(request["output"], venv=request["venv"])
     except NotReproduced as error:
         reason = str(error)
-        return CommandResult(
-            ExitCode.REJECTED,
-            {"schema_version": 1, "output": None, "reason": reason},
-            lambda console: console.print(f"not reproduced: {reason}"),
-        )
+        plain = {"schema_version": 1, "output": None, "reason": reason}
+        return text_result(plain, f"not reproduced: {reason}", status=ExitCode.REJECTED)
     failure, output = reproducer.failure, str(request["output"])
     located = reproducer.localization
     plain = {
@@ -100,12 +95,10 @@ def command(**request: Any) -> CommandResult:
         "random_weights": failure.random_weights,
         "random_inputs": failure.random_inputs,
     }
-
-    def show(console: Console) -> None:
-        nodes = "1 node" if failure.nodes == 1 else f"{failure.nodes} nodes"
-        console.print(f"{output}: {nodes}, {failure.kind}. reproduce.py shows the difference.")
-
-    return CommandResult(ExitCode.DONE, plain, show)
+    nodes = "1 node" if failure.nodes == 1 else f"{failure.nodes} nodes"
+    return text_result(
+        plain, f"{output}: {nodes}, {failure.kind}. reproduce.py shows the difference."
+    )
 
 
 def _reproducer(request: Mapping[str, Any]) -> Reproducer:

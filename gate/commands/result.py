@@ -195,6 +195,16 @@ def print_lines(console: Console, *lines: str, style: str = "") -> None:
         console.print(Text(make_printable(line), style=style))
 
 
+def text_result(
+    plain: Mapping[str, Any],
+    *lines: str,
+    status: ExitCode = ExitCode.DONE,
+    style: str = "",
+) -> CommandResult:
+    """Return a result that is shown as these lines."""
+    return CommandResult(status, plain, lambda console: print_lines(console, *lines, style=style))
+
+
 def as_json(plain: Mapping[str, Any]) -> str:
     """Return `plain` as indented ASCII JSON. Raises ValueError for NaN (a string in records)."""
     return json.dumps(plain, indent=2, allow_nan=False)

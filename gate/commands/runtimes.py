@@ -9,7 +9,7 @@ import click
 
 from gate.commands.options import policy_option
 from gate.commands.progress import spinner
-from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options
+from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options, text_result
 from gate.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -107,8 +107,4 @@ def runtimes_install_command(name: str) -> CommandResult:
     with spinner(f"installing {name}"):
         is_new = runtime.load_runtime(entry.class_path).install()
     words = "installed" if is_new else "was already installed"
-    return CommandResult(
-        ExitCode.DONE,
-        {"runtime": name, "installed": is_new},
-        lambda console: console.print(f"{name} {words}."),
-    )
+    return text_result({"runtime": name, "installed": is_new}, f"{name} {words}.")

@@ -25,6 +25,7 @@ from gate.commands.result import (
     ExitCode,
     machine_options,
     print_lines,
+    text_result,
 )
 from gate.errors import GateError, RegistryUnavailable, ServiceError
 from gate.storage.safe_text import redacted
@@ -67,7 +68,7 @@ _SAME_REGISTRY = click.option(
 @_SAME_REGISTRY
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
-@options.with_state
+@options.STATE_URL
 @options.TRACKING_URI
 @machine_options
 def reconcile_command(**options: Any) -> CommandResult:
@@ -200,7 +201,7 @@ def _show_steps(models: dict[str, list[dict[str, Any]]], console: Console) -> No
 )  # fmt: skip
 @SERVICE_TIME_LIMIT
 @SERVICE_MEMORY_LIMIT
-@options.with_state
+@options.STATE_URL
 @options.TRACKING_URI
 @machine_options
 def serve_command(**options: Any) -> CommandResult:
@@ -244,11 +245,7 @@ def serve_command(**options: Any) -> CommandResult:
             reach=lambda: reach(settings.tracking_uri),
         )
     plain = {"models": list(settings.models), "registry": redacted(settings.tracking_uri)}
-    return CommandResult(
-        ExitCode.DONE,
-        {"stopped": True, **plain},
-        lambda console: console.print("stopped; all running work was finished"),
-    )
+    return text_result({"stopped": True, **plain}, "stopped; all running work was finished")
 
 
 def _refuse_mistyped(uri: str) -> None:
@@ -318,7 +315,7 @@ def _register(
             f"created {secret_file} with a new secret: gate serve --secret-file {secret_file}"
         )
     plain = {"outcome": outcome, "webhook": asdict(webhook), "secret_made": is_new}
-    return CommandResult(ExitCode.DONE, plain, lambda console: console.print("\n".join(lines)))
+    return text_result(plain, *lines)
 
 
 @webhooks_command.command("list")

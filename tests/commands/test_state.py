@@ -48,7 +48,7 @@ COMMANDS = READING | WRITING
 @pytest.fixture
 def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with a registry, a policy, the service's secret and a key."""
-    for name in ("GATE_STATE", "GATE_LEDGER", "GATE_INBOX", "GATE_SIGNING_KEY", "GATE_TRUST"):
+    for name in ("GATE_STATE", "GATE_SIGNING_KEY", "GATE_TRUST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
@@ -57,25 +57,6 @@ def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "policy.yaml").write_text(json.dumps({"gate": AUTOMATIC.to_plain()}))
     (tmp_path / "mlflow.db").touch()
     return tmp_path
-
-
-@pytest.mark.parametrize("moved", ["--ledger", "--inbox", "GATE_LEDGER", "GATE_INBOX"])
-def test_old_options_get_a_hint(
-    in_project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    moved: str,
-) -> None:
-    value = "postgresql://gate:hunter2xyz@db/gate"
-    if not moved.startswith("--"):
-        monkeypatch.setenv(moved, value)
-    for arguments in COMMANDS.values():
-        assert cli.main([*arguments, *([moved, value] if moved.startswith("--") else [])]) == 2
-        printed = capsys.readouterr().err
-        assert moved in printed, arguments
-        assert "--state" in printed
-        assert "hunter2" not in printed
-    assert not (in_project / ".gate").exists()
 
 
 @pytest.mark.parametrize(
@@ -211,6 +192,4 @@ def test_help_of_each_command_explains_state(
         shown = capsys.readouterr().out
         assert "--state URL" in shown
         assert "GATE_STATE" in shown
-        assert "--ledger" not in shown.replace("accept-ledger", "")
-        assert "--inbox " not in shown
         assert (".gate/trust.yaml" in shown) == (name != "export"), name
