@@ -27,7 +27,6 @@ from gate.sandbox.limits import (
     parse_size,
     time_text,
 )
-from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -192,7 +191,9 @@ def print_lines(console: Console, *lines: str, style: str = "") -> None:
     from rich.text import Text
 
     for line in lines:
-        console.print(Text(make_printable(line), style=style))
+        text = " ".join(line.expandtabs(1).splitlines())  # spaces align columns
+        printable = "".join(char if char.isprintable() else "�" for char in text)
+        console.print(Text(printable, style=style))
 
 
 def text_result(
