@@ -538,7 +538,7 @@ def work():
     with bar("measuring") as progress:
         progress(1, 2)
         time.sleep(0.2)
-        progress.note("a note")
+        progress.step("a note")
     return Outcome(Status.DONE, {}, show)
 
 doctor.command = click.Command("doctor", callback=work)

@@ -33,7 +33,7 @@ _STEPS = logging.getLogger("gate.steps")
 
 
 class Bar:
-    """A progress bar that never exceeds its total, with a note."""
+    """A progress bar, updated with absolute counts or step by step; never exceeds its total."""
 
     def __init__(self, progress: Progress, task: TaskID, pulse: Pulse | None = None) -> None:
         self._progress, self._task, self._pulse = progress, task, pulse
@@ -44,14 +44,21 @@ class Bar:
             self._pulse(completed, total)
         self._progress.update(self._task, completed=min(completed, total), total=total)
 
+    def step(self, note: str = "", *, steps: int = 1) -> None:
+        """Advance the bar by `steps` and show `note` after it."""
+        task = self._progress.tasks[self._task]
+        completed = task.completed + steps
+        within = completed if task.total is None else min(completed, task.total)
+        self._progress.update(self._task, completed=within, note=note)
+
     def note(self, text: str) -> None:
         """Show `text` after the bar."""
         self._progress.update(self._task, note=text)
 
 
 @contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Bar]:
-    """Show a progress bar."""
+def progress_bar(title: str, *, total: int | None = None) -> Iterator[Bar]:
+    """Show a progress bar. `total`: the number of steps, if known at the start."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -76,7 +83,7 @@ def progress_bar(title: str) -> Iterator[Bar]:
         with Progress(
             *columns, console=console(stderr), transient=True, disable=not terminal
         ) as progress:
-            task = progress.add_task(title, total=None, note="")
+            task = progress.add_task(title, total=total, note="")
             if terminal:
                 bar = Bar(progress, task)
                 with _steps_to(bar.note):

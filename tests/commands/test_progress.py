@@ -34,12 +34,15 @@ from tests.multi_file import tiny as parts
 STEPS = logging.getLogger("gate.steps")
 
 
-@given(total=st.integers(1, 50), calls=st.lists(st.integers(0, 80)))
-def test_bar_never_exceeds_its_total(total: int, calls: list[int]) -> None:
+@given(total=st.integers(1, 50), calls=st.lists(st.integers(0, 80)), step=st.booleans())
+def test_bar_never_exceeds_its_total(total: int, calls: list[int], step: bool) -> None:
     shown = Progress(disable=True)
     created = Bar(shown, shown.add_task("measuring", total=total, note=""))
     for number in calls:
-        created(number, total)
+        if step:
+            created.step(steps=number)
+        else:
+            created(number, total)
         assert shown.tasks[0].completed <= total
 
 
