@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from torch import nn
@@ -42,6 +43,17 @@ _SETTINGS: dict[str, Mapping[str, tuple[str, Any]]] = {
     "Gelu": {"approximate": ("approximate", "none")},
 }
 """For each operator, its attributes with (attribute of the module, default of the operator)."""
+
+_CONSTANTS = (
+    ("eps", ("Add",), (0, 1)),
+    ("variance_epsilon", ("Add",), (0, 1)),
+    ("min_val", ("Clip",), (1,)),
+    ("max_val", ("Clip",), (2,)),
+    ("scale", STEPPED, (1,)),
+    ("zero_point", STEPPED, (2,)),
+)
+"""Attributes of modules, with the operators that read them as a constant and its input. An Add
+reads an epsilon if a Sqrt follows, and no other Sqrt follows an Add."""
 
 _PADDING_MODES = {
     "zeros": "constant",
@@ -574,28 +586,33 @@ class Diagnoser:
             module = self._model.get_submodule(path)
             differences = [
                 *differing_settings(module, segment.nodes),
-                *self._differing_steps(module, segment.nodes),
+                *self._differing_constants(module, segment.nodes),
             ]
             if differences:
                 return _fault(path, "settings", details=differences)
         return None
 
-    def _differing_steps(
+    def _differing_constants(
         self, module: nn.Module, nodes: Sequence[onnx.NodeProto]
     ) -> Iterator[Detail]:
-        """Yield differences in scale and zero point of a fake quantization."""
-        for index, name in enumerate(("scale", "zero_point"), 1):
+        """Yield the constants that nodes read in which they differ from the module: epsilon of a
+        norm, limits of a Clip, scale and zero point of a fake quantization."""
+        under_roots = {name for node in nodes if node.op_type == "Sqrt" for name in node.input}
+        sums = [node for node in nodes if node.op_type == "Add" and node.output[0] in under_roots]
+        readers = [node for node in nodes if node.op_type != "Add"] + sums * (len(sums) == 1)
+        for name, operators, indices in _CONSTANTS:
             want = getattr(module, name, None)
-            if not isinstance(want, torch.Tensor):
+            if not isinstance(want, torch.Tensor | float | int):
                 continue
-            expected = want.detach().numpy()
-            for node in nodes:
-                if node.op_type not in STEPPED or len(node.input) <= index:
+            expected = np.ravel(torch.as_tensor(want).detach().numpy()).astype(np.float64)
+            for node in readers:
+                if node.op_type not in operators:
                     continue
-                got = self._graph.constant(node.input[index])
+                read = [self._graph.constant(node.input[i]) for i in indices if i < len(node.input)]
+                got = next((array for array in read if array is not None), None)
                 if got is None or got.size != expected.size:
                     continue
-                pairs = zip(got.ravel().tolist(), expected.ravel().tolist(), strict=True)
+                pairs = zip(got.ravel().tolist(), expected.tolist(), strict=True)
                 unequal = [pair for pair in pairs if not math.isclose(*pair, rel_tol=1e-6)]
                 if unequal:
                     actual, required = map(format_value, unequal[0])

@@ -112,7 +112,7 @@ class FileGraph:
                 self.readers.setdefault(name, []).append(i)
         self.tensors = self._find_varying(spec.name for spec in candidate.subject.inputs)
         """Tensors that depend on the inputs, in the order of the nodes."""
-        self._computed = frozenset(self.tensors)
+        self.varying = frozenset(self.tensors)
         self._inputs = tuple(spec.name for spec in candidate.subject.inputs)
 
     @cached_property
@@ -190,7 +190,7 @@ class FileGraph:
             name = pending.pop()
             if name in self.weights:
                 constants[name] = self.weights[name]
-            elif name in self.producer and name not in self._computed:
+            elif name in self.producer and name not in self.varying:
                 node = self.nodes[self.producer[name]]
                 if node.op_type in STEPPED:
                     # Scales and zero points are not weights.

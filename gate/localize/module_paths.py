@@ -133,11 +133,14 @@ _OPERATORS = {
     "batchnorm": ("batchnormalization",),
     "layernorm": ("layernormalization", "skiplayernormalization"),
     "groupnorm": ("groupnormalization", "instancenormalization"),
+    "instancenorm": ("instancenormalization",),
+    "rmsnorm": ("rmsnormalization", "simplifiedlayernormalization"),
     "upsample": ("resize",),
     "embedding": ("gather",),
     "gelu": ("biasgelu", "fastgelu"),
     "silu": ("swish",),
     "relu6": ("clip",),
+    "hardtanh": ("clip",),
 }
 """Operators of modules with another name."""
 

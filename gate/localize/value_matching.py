@@ -12,7 +12,7 @@ import numpy as np
 from gate.errors import GateError
 from gate.localize.file_graph import FileGraph, SubgraphSession
 from gate.localize.model_runner import ComputedValue, LocalizationContext, ValueSurvey, sketch
-from gate.localize.module_paths import EXACT, UNKNOWN, ModulePaths, ModuleScope, NameHints, computes
+from gate.localize.module_paths import EXACT, UNKNOWN, ModulePaths, ModuleScope, NameHints
 from gate.policy.runtime_options import plain_setup
 from gate.storage.arrays import OutputArray
 
@@ -252,6 +252,14 @@ class ValueMatcher:
     def name(self, value: ComputedValue, tensor: Tensor) -> float:
         """Return the score of `NameHints.name` for this tensor."""
         return self._hints.name_score(value, tensor.node_index, tensor.scope)
+
+    def is_named_after(self, value: ComputedValue, nodes: Iterable[int]) -> bool:
+        """Return True if the names of all nodes that depend on the inputs refer to the module."""
+        return all(
+            self._hints.name_score(value, index, self._scopes[index]) >= EXACT
+            for index in nodes
+            if not self._graph.varying.isdisjoint(self._graph.nodes[index].output)
+        )
 
     def tensors(self, arrays: Mapping[str, OutputArray]) -> list[Tensor]:
         """Return the tensors that a run returned, in the order of the nodes."""
@@ -684,17 +692,16 @@ class IterativeMatcher:
         return trial if min(differing, default=math.inf) in trial.matching.equal else layout
 
     def _has_node(self, layout: ValueLayout, value: ComputedValue, stand_in: str) -> bool:
-        """Return True if a node of the module's name and kind computes its tensor from `stand_in`.
+        """Return True if nodes of the module's name, and no others, compute its tensor from
+        `stand_in`.
 
         Otherwise an idempotent layer (ReLU, LayerNorm) would appear to have no node.
         """
         tensor = layout.matching.tensors.get(value.number)
-        return (
-            tensor is not None
-            and computes(tensor.op, value.kind)
-            and self._matcher.name(value, tensor) >= EXACT
-            and stand_in in self._context.graph.nodes[tensor.node_index].input
-        )
+        if tensor is None:
+            return False
+        nodes, read = self._context.graph.segment(tensor.name, layout.value_at_cut)
+        return stand_in in read and self._matcher.is_named_after(value, nodes)
 
     def _match_again(self, layout: ValueLayout) -> ValueLayout:
         """Run the first batch with the file cut, and match again.

@@ -154,6 +154,35 @@ def test_wrong_epsilon_of_a_norm_is_named(tmp_path):
     assert "epsilon" in reported.fault
 
 
+class RootMeanSquare(nn.Module):
+    """A norm of several operators; applied twice it changes nothing."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(32)), eps
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, True) + self.variance_epsilon)
+
+
+def with_layer(layer):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 32), layer, nn.ReLU(), nn.Linear(32, 3)).eval()
+
+
+@pytest.mark.parametrize(("layer", "wrong", "value", "export"), [
+    (RootMeanSquare(1e-6), RootMeanSquare(1e-3), "0.001", {"by": "dynamo"}),
+    (nn.LayerNorm(32), nn.LayerNorm(32, eps=1e-3), "0.001", {"opset_version": 14}),
+    (nn.Hardtanh(), nn.Hardtanh(max_val=0.9), "0.9", {}),
+])  # fmt: skip
+def test_an_idempotent_layer_with_another_constant_has_nodes(tmp_path, layer, wrong, value, export):
+    candidate = nets.export(with_layer(wrong), tmp_path / "m.onnx", VECTORS, **export)
+    reported = found(with_layer(layer), candidate, VECTORS)
+    assert verdicts(reported, "source") == ["1"]
+    row = next(row for row in reported.layers if row.module == "1")
+    assert (row.code, row.params["details"][0]["got"]) == ("settings", value)
+
+
 class Stacked(nn.Module):
     """Two recurrent modules, the first of two layers, and a sum before the head."""
 
