@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gate.data.input_binding import (
     InputBinding,
@@ -37,7 +37,7 @@ def bind_samples(
     samples: SampleSet,
     *,
     batch_size: int,
-    parameters: Collection[str] | None = None,
+    parameters: Sequence[str] | None = None,
     reduced: bool = False,
 ) -> InputBinding:
     """Bind samples that `arrange` returned to the inputs of a file. The other arguments are those
@@ -58,7 +58,7 @@ def arrange(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     *,
-    parameters: Collection[str] | None = None,
+    parameters: Sequence[str] | None = None,
 ) -> SampleSet:
     """Return the samples with the batch axis on axis 0 of every array, and the layout of the calls.
 

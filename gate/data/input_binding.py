@@ -150,7 +150,7 @@ def bind_inputs(  # noqa: PLR0913 - the facts of the file, the samples and the p
     *,
     count: int,
     batch_size: int,
-    parameters: Collection[str] | None = None,
+    parameters: Sequence[str] | None = None,
     layout: BatchAxes | None = None,
     reduced: bool = False,
 ) -> InputBinding:
@@ -203,15 +203,23 @@ def bind_inputs(  # noqa: PLR0913 - the facts of the file, the samples and the p
 def pair_inputs(
     inputs: Sequence[TensorSpec],
     samples: Sequence[TensorSpec],
-    parameters: Collection[str] | None,
+    parameters: Sequence[str] | None,
 ) -> list[tuple[TensorSpec, TensorSpec]]:
-    """Return each input of the file with its samples, by name or by position. Raises
-    InputMismatch."""
+    """Return each input of the file with its samples, by name or by position.
+
+    torch.export writes the names of forward's parameters in lower case. If the file has other
+    names, samples that are named after parameters are in the order of the parameters, like the
+    inputs of an exported file. Raises InputMismatch.
+    """
     by_name = {spec.name: spec for spec in samples}
+    lowered = {spec.name.lower(): spec for spec in samples}
+    if len(lowered) == len(samples):
+        by_name = {**lowered, **by_name}
     named = {spec.name for spec in inputs}
     if named <= set(by_name) and (named or not by_name):
         if parameters is not None:
-            _check_parameters(inputs, samples, parameters)
+            bound = {by_name[spec.name].name for spec in inputs}
+            _check_parameters(inputs, samples, parameters, bound)
         return [(spec, by_name[spec.name]) for spec in inputs]
     if len(inputs) != len(samples):
         raise InputMismatch(
@@ -225,6 +233,10 @@ def pair_inputs(
             f"the samples {describe(samples)} share only the names {shared} with the file's "
             f"inputs, {describe(inputs)}. Name all arrays like their inputs, or none."
         )
+    order = {name: position for position, name in enumerate(parameters or ())}
+    heads = [spec.name.partition(".")[0] for spec in samples]
+    if order.keys() >= set(heads):
+        samples = [samples[i] for i in sorted(range(len(heads)), key=lambda i: order[heads[i]])]
     return list(zip(inputs, samples, strict=True))
 
 
@@ -233,9 +245,12 @@ def _unbound_names(samples: Sequence[str], names: Collection[str]) -> tuple[str,
 
 
 def _check_parameters(
-    inputs: Sequence[TensorSpec], samples: Sequence[TensorSpec], parameters: Collection[str]
+    inputs: Sequence[TensorSpec],
+    samples: Sequence[TensorSpec],
+    parameters: Collection[str],
+    bound: Collection[str],
 ) -> None:
-    extra = _unbound_names([spec.name for spec in samples], {spec.name for spec in inputs})
+    extra = _unbound_names([spec.name for spec in samples], bound)
     unknown = [name for name in extra if name.partition(".")[0] not in parameters]
     if unknown:
         raise InputMismatch(

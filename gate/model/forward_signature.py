@@ -119,11 +119,14 @@ def _items(value: Any) -> Sequence[Any]:
     )
 
 
-def parameters(model: nn.Module) -> frozenset[str] | None:
-    """Return the keyword names of forward. None if it accepts any number of arguments (`*inputs`,
-    `**inputs`) or if its signature can't be read."""
+def parameters(model: nn.Module) -> tuple[str, ...] | None:
+    """Return the keyword names of forward, in order.
+
+    None if it accepts any number of arguments (`*inputs`, `**inputs`) or if its signature can't be
+    read.
+    """
     kinds = _kinds(model)
-    return None if kinds is None or kinds & _VARIABLE else frozenset(_signature(model)[0])
+    return None if kinds is None or kinds & _VARIABLE else tuple(_signature(model)[0])
 
 
 _VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}

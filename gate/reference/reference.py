@@ -65,8 +65,8 @@ class ReferenceModel(ABC):
         if the reference is the same file, or if only some of the names match."""
 
     @abstractmethod
-    def parameters(self) -> frozenset[str] | None:
-        """Return the names of the inputs, or None if it accepts any names."""
+    def parameters(self) -> tuple[str, ...] | None:
+        """Return the names of the inputs, in order, or None if it accepts any names."""
 
     @abstractmethod
     def keeps_double(self, subject: Subject) -> bool:

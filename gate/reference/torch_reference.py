@@ -38,8 +38,8 @@ class TorchReference(ReferenceModel):
         del file
         return self
 
-    def parameters(self) -> frozenset[str] | None:
-        """Return the keyword names of forward, or None if it accepts any."""
+    def parameters(self) -> tuple[str, ...] | None:
+        """Return the keyword names of forward, in order, or None if it accepts any."""
         return parameters(self.module)
 
     def keeps_double(self, subject: Subject) -> bool:

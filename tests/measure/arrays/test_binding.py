@@ -23,7 +23,17 @@ def test_inputs_bind_by_equal_names_or_position(samples, pairs):
     assert binding == InputBinding(pairs, 4, fixed=False)
 
 
-@pytest.mark.parametrize("parameters", [None, {"a", "b", "mask"}])
+@pytest.mark.parametrize(("parameters", "samples", "pairs"), [
+    (("A", "B"), (spec("B", "s", 3), spec("A", "s", 3)), (("a", "A"), ("b", "B"))),
+    (("x", "y"), (spec("y", "s", 3), spec("x", "s", 3)), (("a", "x"), ("b", "y"))),
+    (("x", "z"), (spec("y", "s", 3), spec("x", "s", 3)), (("a", "y"), ("b", "x"))),
+])  # fmt: skip
+def test_samples_named_after_parameters_bind_in_their_order(parameters, samples, pairs):
+    inputs = (A, spec("b", "n", 3))
+    assert bind_inputs(inputs, samples, **ARGUMENTS, parameters=parameters).pairs == pairs
+
+
+@pytest.mark.parametrize("parameters", [None, ("a", "b", "mask")])
 def test_model_only_input_is_not_bound_to_the_file(parameters):
     samples = (spec("mask.0", "s"), spec("b", "s", 4), spec("a", "s", 3))
     binding = bind_inputs((A, B), samples, **ARGUMENTS, parameters=parameters)
@@ -37,7 +47,7 @@ def test_unknown_input_name_is_refused():
         InputMismatch,
         match=r"\['labels'\] is neither an input of the file, 'a'.*nor a parameter of",
     ):
-        bind_inputs((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters={"a"})
+        bind_inputs((A,), (A, spec("labels", "s")), **ARGUMENTS, parameters=("a",))
 
 
 @pytest.mark.parametrize(("inputs", "samples", "words"), [
