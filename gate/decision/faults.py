@@ -145,6 +145,11 @@ FAULTS: dict[str, FaultSpec] = {
         "no tensor of the file has its values, and the next tensor, {tensor}, is wrong",
         _WRONG_MODEL,
     ),
+    "missing_value_output": FaultSpec(
+        "output {name} has the values of {layer}; no node of the file computes what the model's "
+        "code makes of them",
+        _WRONG_MODEL,
+    ),
     "operators": FaultSpec(
         "it computes something other than {kind}: {nodes}{details:after}; cause not found, "
         "excluded: {excluded:and}",

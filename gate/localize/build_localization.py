@@ -123,6 +123,16 @@ class LocalizationFindings:
             or value.number in self.survey.inputs
         )
 
+    def returned_early(self, name: str, expected: int | None) -> ComputedValue | None:
+        """Return the layer's value that output `name` has in place of what code computes from it.
+
+        expected: the value that the model returns as this output.
+        """
+        number = self.layout.value_at_cut.get(name)
+        if expected is None or number is None or expected in self.layout.names:
+            return None
+        return self.survey.values[number] if self.survey.values[expected].functional else None
+
     def loose_tensors(self, model: nn.Module) -> Mapping[str, Floats]:
         """Return `loose_tensors` for the values that no tensor of the file has."""
         unmatched = set(range(len(self.survey.values))) - self.layout.names.keys()
@@ -360,6 +370,8 @@ def _exchanged_outputs(
         # Every tensor of zeros equals an output of zeros.
         if right != name and len(np.unique(findings.survey.values[returned[name]].sketch)) > 1:
             yield name, diagnoser.wrong_output(name, right)
+        elif (earlier := findings.returned_early(name, returned.get(name))) is not None:
+            yield name, diagnoser.early_output(name, earlier)
         elif (constant := diagnoser.constant_output(name)) is not None:
             yield name, constant
         elif unread := findings.trials.inputs_of_model_only:

@@ -461,6 +461,12 @@ class Diagnoser:
         variant = "followed" if nodes else "tensor"
         return _fault("", "output_order", variant=variant, name=name, right=right, nodes=nodes)
 
+    def early_output(self, name: str, returned: ComputedValue) -> LayerFault:
+        """Return the fault if an output has the values of a layer, and no node computes what the
+        model's code makes of them."""
+        layer = returned.path or name
+        return _fault("", "missing_value", variant="output", name=name, layer=layer)
+
     def constant_output(self, name: str) -> LayerFault | None:
         """Return the fault if an output that the inputs do not change has wrong values."""
         return _fault("", "constant_output", name=name) if self._graph.is_constant(name) else None

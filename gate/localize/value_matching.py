@@ -684,9 +684,9 @@ class IterativeMatcher:
         if self._has_node(layout, value, stand_in):
             return layout
         trial = self._match_again(_replace_tensor(layout, value, stand_in))
-        # The first value on which they disagree decides: values after it had correct inputs in one
-        # of the two layouts only.
-        differing = trial.matching.equal ^ layout.matching.equal
+        # The first later value on which they disagree decides: values after it had correct inputs
+        # in one of the two layouts only. A copy of `stand_in` equals the value itself in `trial`.
+        differing = (trial.matching.equal ^ layout.matching.equal) - {value.number}
         if not differing and self._is_less_wrong(trial, layout, behind=value.number):
             return trial
         return trial if min(differing, default=math.inf) in trial.matching.equal else layout

@@ -248,6 +248,25 @@ def test_a_constant_output_with_other_values_is_named(tmp_path):
     assert found(Grid().eval(), wrong, A).fault_code == "constant_output"
 
 
+class Sorted(nn.Module):
+    """Returns what code makes of the last layer's values."""
+
+    def __init__(self, finish=lambda y: y.sort(-1).values) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.finish = nn.Linear(6, 4), finish
+
+    def forward(self, x):
+        return self.finish(self.layer(x))
+
+
+def test_missing_code_after_the_last_layer_is_named(tmp_path):
+    bad = nets.export(Sorted(lambda y: y).eval(), tmp_path / "m.onnx", A)
+    reported = found(Sorted().eval(), bad, A)
+    assert (reported.first_divergence, reported.fault_code) == ("", "missing_value")
+    assert reported.fault_params == {"variant": "output", "name": "logits", "layer": "layer"}
+
+
 class Unit(nn.Module):
     """Scaled to length one, except for zeros."""
 

@@ -183,6 +183,30 @@ def test_an_idempotent_layer_with_another_constant_has_nodes(tmp_path, layer, wr
     assert (row.code, row.params["details"][0]["got"]) == ("settings", value)
 
 
+def test_a_layer_behind_a_copy_of_its_input_has_nodes(tmp_path):
+    class Copied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.second(self.first(x).relu()).relu())
+
+    def spoil(proto):
+        nets.change(proto, "second.weight", lambda values: values.T)
+        reader = nets.node(proto, "Gemm", 1)
+        copy = onnx.helper.make_node("Identity", [reader.input[0]], ["copy"], name="/Identity")
+        proto.graph.node.insert(list(proto.graph.node).index(reader), copy)
+        reader.input[0] = "copy"
+
+    model = Copied().eval()
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
+    assert (reported.first_divergence, reported.fault_code) == ("second", "weights")
+
+
 class Stacked(nn.Module):
     """Two recurrent modules, the first of two layers, and a sum before the head."""
 
