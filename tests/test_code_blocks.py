@@ -31,6 +31,7 @@ from gate.preprocess.spec import PreprocessSpec
 from gate.records.export import ExportSettings
 from gate.summary.policy_docs import fields_named, policy_fields
 from handbook.commands import subcommands
+from tests.exhaustive import for_each
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -108,7 +109,7 @@ def test_code_blocks_are_found() -> None:
     assert sum(block.reason is not None for block in ALL) < len(CHECKED)
 
 
-@pytest.mark.parametrize("block", CHECKED, ids=str)
+@for_each(CHECKED)
 def test_each_block_is_run_or_marked(block: Block) -> None:
     test = runner(block)
     assert test is not None, "no test runs it: name one in RUN_BY, or mark it as an excerpt"
@@ -119,7 +120,7 @@ def test_each_block_is_run_or_marked(block: Block) -> None:
         assert (lines[0] if test != BY_README else min(lines)).startswith(TAKEN[test])
 
 
-@pytest.mark.parametrize("block", CHECKED, ids=str)
+@for_each(CHECKED)
 def test_each_block_matches_its_language(block: Block) -> None:
     if block.language in SHELLS:
         assert check_shell(block.code) > 0, "no line of it is checked: mark it as an excerpt"
@@ -135,7 +136,7 @@ def test_each_block_matches_its_language(block: Block) -> None:
         pytest.fail(f"'{block.language}' is checked by nobody: mark it as an excerpt, or as text")
 
 
-@pytest.mark.parametrize("block", [b for b in ALL if b.reason is not None], ids=str)
+@for_each(b for b in ALL if b.reason is not None)
 def test_each_mark_has_a_reason(block: Block) -> None:
     assert len(block.reason or "") > 10
     for test in re.findall(r"tests/[\w/.]+\w", block.reason or ""):
@@ -144,7 +145,7 @@ def test_each_mark_has_a_reason(block: Block) -> None:
         check_shell(block.code)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@for_each(PAGES)
 def test_no_block_is_hidden_by_indentation(page: Path) -> None:
     """Markdown takes four spaces for code, too; nobody would look at it."""
     outside = FENCE.sub("\n", page.read_text(encoding="utf-8"))

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import gate
+from tests.exhaustive import for_each
 
 PACKAGE = Path(gate.__file__).parent
 
 
-@pytest.mark.parametrize("name", gate.__all__)
+@for_each(gate.__all__)
 def test_each_public_name_exists_and_is_documented(name: str) -> None:
     public = getattr(gate, name)
     assert public.__doc__

@@ -28,6 +28,7 @@ from gate.summary.render import (
 from gate.summary.summarize import summarize
 from handbook import checks_page
 from tests.builders import absent, digest, evidence, policy
+from tests.exhaustive import for_each
 
 GATE = Path(__file__).parents[2] / "gate"
 
@@ -65,7 +66,7 @@ def example_params(template: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@for_each(CHECKS)
 def test_each_check_code_has_text_headline_and_remedy(name):
     for code in {**catalog.COMMON, **CHECKS[name].codes}:
         for part in ("text", "headline", "remedy"):
@@ -146,7 +147,7 @@ def _assert_rendered(text: str, code: str) -> None:
     assert "{" not in text, text
 
 
-@pytest.mark.parametrize("key", FAULTS)
+@for_each(FAULTS)
 def test_each_fault_has_a_text(key):
     code = max((c for c in get_args(FaultCode) if f"{key}_".startswith(f"{c}_")), key=len)
     params = _fault_params(FAULTS[key].text, variant=key[len(code) + 1 :] or None)
@@ -164,7 +165,7 @@ def test_each_account_code_has_a_text():
         _assert_rendered(render_account(code, **params), code)
 
 
-@pytest.mark.parametrize("code", DETAILS)
+@for_each(DETAILS)
 def test_each_detail_of_a_fault_has_a_text(code):
     detail = {**_fault_params(DETAILS[code]), "code": code}
     text = render_fault("weights", {"details": [detail]}).text
@@ -174,7 +175,7 @@ def test_each_detail_of_a_fault_has_a_text(code):
     assert shown.detail == text
 
 
-@pytest.mark.parametrize("code", OUTCOMES)
+@for_each(OUTCOMES)
 def test_each_outcome_code_has_a_text(code):
     arguments = {**_fault_params(OUTCOMES[code].text), "code": code}
     result = with_fault_texts(
@@ -184,7 +185,7 @@ def test_each_outcome_code_has_a_text(code):
     assert result.cause.endswith(".")
 
 
-@pytest.mark.parametrize("code", SEAMS)
+@for_each(SEAMS)
 def test_each_seam_code_has_a_text(code):
     seam = {"seam_code": code, "seam_params": {**_fault_params(SEAMS[code].text), "reason": "a"}}
     result = with_fault_texts(_located(outcome=({"code": "seam"},), **seam))
@@ -213,7 +214,7 @@ def test_each_optimizer_reason_has_a_text(code, names, raises):
     assert str(remedy).startswith("Serve with ")
 
 
-@pytest.mark.parametrize("code", FINDINGS)
+@for_each(FINDINGS)
 def test_each_graph_finding_has_a_text(code):
     lists: dict[str, Any] = {"name": "a.weight", "more": 2}
     lists |= {key: ["a", "b"] for key in ("operators", "names", "stated", "versions")}
@@ -231,7 +232,7 @@ def test_each_graph_finding_has_a_text(code):
     assert with_texts(judged)["graph"]["findings"][0]["detail"] == text[3:-1]
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@for_each(CHECKS)
 def test_remedies_for_onnx_references_do_not_mention_the_export(name):
     complete = f"{name}x" if name.endswith("_") else name
     for code in CHECKS[name].codes:
@@ -265,7 +266,7 @@ def test_checks_page_is_up_to_date():
     assert text == checks_page.page(), "run python -m handbook.checks_page"
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@for_each(CHECKS)
 def test_checks_page_has_each_check_with_codes_and_remedies(name):
     text, spec = checks_page.page(), CHECKS[name]
     assert f"`{name}{'…' if name.endswith('_') else ''}`" in text

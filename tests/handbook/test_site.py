@@ -20,6 +20,7 @@ from handbook import hooks
 from handbook.commands import command_pages, subcommands
 from handbook.library import library_page
 from handbook.policy import policy_page
+from tests.exhaustive import for_each
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -52,10 +53,9 @@ def test_every_command_of_the_help_has_its_page_and_its_row(capsys) -> None:
         assert f"[`gate {name}`]({name}.md)" in PAGES["reference/commands/index.md"]
 
 
-@pytest.mark.parametrize(("place", "name", "command"), ALL, ids=[name for _, name, _ in ALL])
-def test_every_option_of_a_command_is_on_its_page(
-    place: str, name: str, command: click.Command
-) -> None:
+@for_each(ALL)
+def test_every_option_of_a_command_is_on_its_page(row: tuple[str, str, click.Command]) -> None:
+    place, name, command = row
     _, _, section = PAGES[place].partition(f"# `{name}`\n")
     section = re.split(r"^#+ `", section, flags=re.MULTILINE)[0]
     assert "\n```bash\n" in section or not command.help or "Examples" not in command.help
@@ -76,7 +76,7 @@ def test_there_are_subcommands_of_groups_and_of_commands_that_do_something() -> 
     } <= names
 
 
-@pytest.mark.parametrize("field", policy_fields(), ids=lambda field: field.path)
+@for_each(policy_fields())
 def test_every_field_of_the_policy_is_in_its_reference(field) -> None:
     section = field.path.rpartition(".")[0].removesuffix(".<runtime>").removesuffix("[]")
     heading = f"\n## `{section}`\n" if section else "\n## The policy itself\n"

@@ -31,6 +31,7 @@ from gate.storage.workspace import working_in
 from tests import builders
 from tests.browser import chromium
 from tests.end_to_end.stack import START_S, Stack, until
+from tests.exhaustive import exhaustive
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import ADMIN, Server, make_run, serving
@@ -256,10 +257,10 @@ def version_without_entry(place: GuardedServer) -> str:
     return str(created.version)
 
 
+@exhaustive
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.timeout(1800)
-@pytest.mark.rows(4)
 @pytest.mark.parametrize("mode", [GUNICORN_AUTH, UVICORN_AUTH, GUNICORN, UVICORN], ids=str)
 def test_service_reverts_moves_in_the_database(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,7 @@ from gate import Policy
 from gate.decision.catalog import row_of
 from gate.policy.sections import Bounds, ReviewTag
 from gate.summary.policy_docs import RUNTIME, fields_named, policy_fields, policy_text
+from tests.exhaustive import for_each
 from tests.test_docs import DOCS
 
 FIELDS = policy_fields()
@@ -40,7 +41,7 @@ def test_policy_fields_lists_each_field_once():
     assert len({each.path for each in FIELDS}) == len(FIELDS)
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.path)
+@for_each(FIELDS)
 def test_each_field_has_text_and_type(field):
     assert field.sentence.endswith((".", "?"))
     assert field.takes
@@ -49,7 +50,7 @@ def test_each_field_has_text_and_type(field):
         assert field.check.formula
 
 
-@pytest.mark.parametrize("name", Bounds.model_fields)
+@for_each(Bounds.model_fields)
 def test_each_bound_has_its_check_and_formula(name):
     (field,) = fields_named(f"{BOUNDS}{name}", FIELDS)
     rows = [row for row in (DOCS / "metrics.md").read_text().splitlines() if f"| `{name}` |" in row]

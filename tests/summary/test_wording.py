@@ -32,6 +32,7 @@ from tests.builders import (
     probe_parity,
     runtime_evidence,
 )
+from tests.exhaustive import for_each
 
 
 @given(st.text())
@@ -142,7 +143,7 @@ def check(name: str, **fields: object) -> CheckResult:
     return CheckResult(name=name, verdict=Verdict.FAIL, code="beyond", **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", sorted(CHECKS))
+@for_each(sorted(CHECKS))
 def test_each_check_has_wording(name):
     meaning = meaning_of(name)
     assert meaning.meaning.endswith("?")

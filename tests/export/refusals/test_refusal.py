@@ -15,6 +15,7 @@ from torch.onnx.errors import OnnxExporterError, UnsupportedOperatorError
 from gate.export import failures
 from gate.export.export_warnings import shorten_message
 from gate.export.failures import FAILURES, MOST_LINES, ExportFailure, UnsupportedOperator, family
+from tests.exhaustive import for_each
 
 OPERATORS = st.builds(
     UnsupportedOperator,
@@ -224,7 +225,7 @@ def test_graph_dump_is_removed():
 EXPORT = Path(failures.__file__).parent
 
 
-@pytest.mark.parametrize("code", FAILURES)
+@for_each(FAILURES)
 def test_each_code_has_a_cause_and_a_remedy(code):
     named = {
         name
