@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,23 +62,43 @@ def _warm() -> None:
         configure_mappers()
 
 
+def once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
+    """Return a folder that one worker fills for all workers of this run."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder, filled = base / name, base / f"{name} is filled"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not filled.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                fill(folder)
+            filled.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's tables, made once: making them takes a second."""
-    path = tmp_path_factory.mktemp("database") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
+    """MLflow's tables: making them takes a second."""
+
+    def fill(folder: Path) -> None:
+        MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+
+    return once(tmp_path_factory, "database", fill) / "mlflow.db"
 
 
 @pytest.fixture(scope="session")
 def tiny_params(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's params.yaml with tiny settings, written once: it takes a second."""
-    folder = tmp_path_factory.mktemp("tiny")
-    shutil.copy(REPOSITORY / "params.yaml", folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    """The project's params.yaml with tiny settings: writing it takes a second."""
+
+    def fill(folder: Path) -> None:
+        shutil.copy(REPOSITORY / "params.yaml", folder)
         override(TINY)
-    return folder / "params.yaml"
+
+    return once(tmp_path_factory, "tiny", fill) / "params.yaml"
 
 
 @pytest.fixture
@@ -97,13 +118,13 @@ def project(
 @pytest.fixture(scope="session")
 def trained_files(tiny_params: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """data/, models/ and reports/ after prepare and train."""
-    folder = tmp_path_factory.mktemp("trained")
-    shutil.copy(tiny_params, folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+
+    def fill(folder: Path) -> None:
+        shutil.copy(tiny_params, folder)
         assert prepare.main() == 0
         assert train.main() == 0
-    return folder
+
+    return once(tmp_path_factory, "trained", fill)
 
 
 @pytest.fixture
@@ -119,14 +140,14 @@ def measured_files(
     trained_files: Path, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """All files after export and parity, with their MLflow."""
-    folder = tmp_path_factory.mktemp("measured")
-    shutil.copytree(trained_files, folder, dirs_exist_ok=True)
-    shutil.copy(empty_database, folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+
+    def fill(folder: Path) -> None:
+        shutil.copytree(trained_files, folder, dirs_exist_ok=True)
+        shutil.copy(empty_database, folder)
         assert export.main() == 0
         assert parity.main() == 0
-    return folder
+
+    return once(tmp_path_factory, "measured", fill)
 
 
 @pytest.fixture
@@ -138,12 +159,12 @@ def measured(project: Path, measured_files: Path) -> Path:
 @pytest.fixture(scope="session")
 def promoted_files(measured_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All files after promote, with the registry, of which only the database moves on."""
-    folder = tmp_path_factory.mktemp("promoted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+
+    def fill(folder: Path) -> None:
         _moved_here(measured_files, folder)
         assert promote.main() == 0
-    return folder
+
+    return once(tmp_path_factory, "promoted", fill)
 
 
 @pytest.fixture
