@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, settings
 
 from benchmarks import install_size
 from tests.exhaustive import EXHAUSTIVE, leave_out, mark_further_rows
+from tests.once import VARIABLE
 
 # Several processes run the tests, so more threads per process would only compete for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -82,13 +83,19 @@ def place() -> Iterator[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw fewer examples of properties in `make test`, and pause garbage collection.
+    """Draw fewer examples of properties in `make test`, pause garbage collection, and create the
+    folder of tests/once.py.
 
     Collecting the tests creates 1 200 000 permanent objects.
     """
     if "not further" in config.option.markexpr:
         settings.load_profile("fewer examples")
     gc.disable()
+    if VARIABLE not in os.environ:  # else this is a worker
+        folder = tempfile.mkdtemp("-tests", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
+        os.environ[VARIABLE] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        config.add_cleanup(lambda: os.environ.pop(VARIABLE))
 
 
 def pytest_collection(session: pytest.Session) -> None:

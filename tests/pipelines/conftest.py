@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from mlflow import MlflowClient
 from pipelines import export, parity, prepare, promote, train
 from pipelines.override import override
 from pipelines.run import RunReference, tracking_uri
+from tests.once import once
 from tests.reused_charts import reused_charts
 
 __all__ = ["reused_charts"]
@@ -62,43 +62,25 @@ def _warm() -> None:
         configure_mappers()
 
 
-def once(factory: pytest.TempPathFactory, name: str, fill: Callable[[Path], object]) -> Path:
-    """Return a folder that one worker fills for all workers of this run."""
-    base = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent
-    folder, filled = base / name, base / f"{name} is filled"
-    with (base / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not filled.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(folder)
-                fill(folder)
-            filled.touch()
-    return folder
-
-
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_database() -> Path:
     """MLflow's tables: making them takes a second."""
 
     def fill(folder: Path) -> None:
         MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
 
-    return once(tmp_path_factory, "database", fill) / "mlflow.db"
+    return once("database", fill) / "mlflow.db"
 
 
 @pytest.fixture(scope="session")
-def tiny_params(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_params() -> Path:
     """The project's params.yaml with tiny settings: writing it takes a second."""
 
     def fill(folder: Path) -> None:
         shutil.copy(REPOSITORY / "params.yaml", folder)
         override(TINY)
 
-    return once(tmp_path_factory, "tiny", fill) / "params.yaml"
+    return once("tiny", fill) / "params.yaml"
 
 
 @pytest.fixture
@@ -116,7 +98,7 @@ def project(
 
 
 @pytest.fixture(scope="session")
-def trained_files(tiny_params: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_files(tiny_params: Path) -> Path:
     """data/, models/ and reports/ after prepare and train."""
 
     def fill(folder: Path) -> None:
@@ -124,7 +106,7 @@ def trained_files(tiny_params: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert prepare.main() == 0
         assert train.main() == 0
 
-    return once(tmp_path_factory, "trained", fill)
+    return once("trained", fill)
 
 
 @pytest.fixture
@@ -136,9 +118,7 @@ def trained(project: Path, trained_files: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def measured_files(
-    trained_files: Path, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def measured_files(trained_files: Path, empty_database: Path) -> Path:
     """All files after export and parity, with their MLflow."""
 
     def fill(folder: Path) -> None:
@@ -147,7 +127,7 @@ def measured_files(
         assert export.main() == 0
         assert parity.main() == 0
 
-    return once(tmp_path_factory, "measured", fill)
+    return once("measured", fill)
 
 
 @pytest.fixture
@@ -157,14 +137,14 @@ def measured(project: Path, measured_files: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def promoted_files(measured_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def promoted_files(measured_files: Path) -> Path:
     """All files after promote, with the registry, of which only the database moves on."""
 
     def fill(folder: Path) -> None:
         _moved_here(measured_files, folder)
         assert promote.main() == 0
 
-    return once(tmp_path_factory, "promoted", fill)
+    return once("promoted", fill)
 
 
 @pytest.fixture

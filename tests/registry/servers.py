@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
-import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +19,7 @@ from pathlib import Path
 from gate.mlflow_client.connection import quiet_process, using_tracking_uri
 from pipelines.ui import NO_JOBS
 from tests.free_ports import free_port
+from tests.once import once
 
 ADMIN = ("admin", "password-of-the-test-admin")
 
@@ -105,18 +103,18 @@ def empty_database(path: Path) -> None:
     shutil.copy(_tables(), path)
 
 
-@functools.cache
 def _tables() -> Path:
     """Made once: it takes seconds."""
-    folder = Path(tempfile.mkdtemp(prefix="tables-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    uri = f"sqlite:///{folder}/mlflow.db"
-    quiet_process()
-    with using_tracking_uri(uri):
-        from mlflow import MlflowClient
 
-        MlflowClient(tracking_uri=uri).search_experiments()
-    return folder / "mlflow.db"
+    def fill(folder: Path) -> None:
+        uri = f"sqlite:///{folder}/mlflow.db"
+        quiet_process()
+        with using_tracking_uri(uri):
+            from mlflow import MlflowClient
+
+            MlflowClient(tracking_uri=uri).search_experiments()
+
+    return once("tables", fill) / "mlflow.db"
 
 
 def make_run(uri: str, *, artifacts: Path | None = None) -> str:
