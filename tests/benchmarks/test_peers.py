@@ -18,6 +18,7 @@ from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.export import export_model
 from gate.records.export import ExportSettings
 
+pytestmark = pytest.mark.further
 JUDGES: dict[str, Judge] = {
     "allclose": loop.allclose,
     "top1": loop.top1,

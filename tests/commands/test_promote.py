@@ -181,6 +181,7 @@ def test_uploaded_report_is_rendered_from_the_records(place: Path, capsys, file:
 
 
 class TestPromoteRefuses:
+    @pytest.mark.further
     def test_failing_decision_is_refused(self, place: Path, capsys) -> None:
         _report("bad.onnx", "report", capsys)
         assert cli.main(_promote("bad.onnx", "report")) == 1
@@ -189,6 +190,7 @@ class TestPromoteRefuses:
         assert run.info.status == "FAILED"
         assert run.info.run_name.startswith("gate FAIL ")
 
+    @pytest.mark.further
     def test_error_decision_exits_with_2(self, place: Path, capsys) -> None:
         """Accuracy is bounded, and there are no labels."""
         (place / "labels.yaml").write_text(

@@ -52,12 +52,14 @@ def test_file_that_exceeds_the_limits_is_refused_unevaluated(tmp_path: Path, mak
     check_tidy(store)
 
 
+@pytest.mark.further
 def test_local_file_is_read_in_the_sandbox(tmp_path: Path) -> None:
     path = hostile.empty_nodes(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded):
         SlotSource.local(path, limits=TIGHT)
 
 
+@pytest.mark.further
 def test_good_file_is_deployed_within_limits(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "srv")
     path, golden = vectors.made(tmp_path)

@@ -57,6 +57,7 @@ def whole_output_verdicts(told: Localization) -> dict[str, str]:
 
 
 class TestOptimizer:
+    @pytest.mark.further
     def test_fusion_prevented_by_marking_is_found(self, tmp_path):
         reported = found(*fused(OpenGelu(), tmp_path), VECTORS, runtime="ort-cpu-optimized")
         assert {row.verdict for row in layers(reported).values()} == {"ok"}

@@ -111,6 +111,7 @@ def test_limits_of_time_and_memory(metric: str, words: str):
     assert "ended with m0" in second
 
 
+@pytest.mark.further
 def test_a_module_that_ends_the_process_fails_all_metrics(folder: Path):
     (folder / "ends.py").write_text("import os\nos._exit(3)\n")
     assert "ended with code 3" in failures("function: 'ends:f'")[0]
@@ -119,6 +120,7 @@ def test_a_module_that_ends_the_process_fails_all_metrics(folder: Path):
     assert ["ended with m1" in each for each in result] == [True, False, True]
 
 
+@pytest.mark.further
 def test_a_data_set_metric_without_a_value_on_some_resamples_has_no_bound(folder: Path):
     """Four positives of 80: many resamples have none."""
     (folder / "rare.py").write_text(
@@ -174,6 +176,7 @@ def test_a_function_sees_single_batches_with_their_labels_and_aligned_sides(fold
         np.testing.assert_array_equal(load(values)[f"m1/rows/{side}"][:, 0], 1.0)
 
 
+@pytest.mark.further
 def test_an_output_that_is_not_per_sample_reaches_a_function_whole(folder: Path):
     (folder / "table.py").write_text(
         "import numpy as np\n"
@@ -194,6 +197,7 @@ def test_an_output_that_is_not_per_sample_reaches_a_function_whole(folder: Path)
     assert (result.failure, result.groups[0].reference.value) == (None, 100.5)
 
 
+@pytest.mark.further
 def test_a_runtime_without_outputs_for_some_samples_has_no_values(folder: Path):
     run = run_of(policies("function: 'mymetrics:hit'", "function: f1"))
     for start in range(0, 80, 20):
@@ -215,11 +219,13 @@ def test_the_limit_of_time_is_that_of_one_batch(folder: Path):
     assert failures(metric) == [""]  # 0.6 s for each of two sides and four batches
 
 
+@pytest.mark.further
 def test_without_the_columns_of_its_slices_nothing_is_measured():
     (result,) = failures("function: 'mymetrics:hit', slices: [camera]")
     assert "no column 'camera'" in result
 
 
+@pytest.mark.further
 def test_a_slice_of_one_class_has_no_auroc_and_is_named():
     columns = {"camera": tuple("a" if label else "b" for label in LABELS)}
     annotations = Annotations(LABELS, columns)
@@ -233,6 +239,7 @@ def test_a_slice_of_one_class_has_no_auroc_and_is_named():
     assert result[1] == ""
 
 
+@pytest.mark.further
 def test_a_reference_that_is_never_right_proves_no_drop():
     wrong = Annotations(OUTPUTS.argmin(axis=1))
     texts = ("function: accuracy", "function: f1, options: {average: micro}", "function: auroc")
@@ -241,6 +248,7 @@ def test_a_reference_that_is_never_right_proves_no_drop():
     assert failures("function: 'mymetrics:hit'", annotations=wrong) == [""]
 
 
+@pytest.mark.further
 def test_without_labels_nothing_is_measured():
     (result,) = failures("function: accuracy", annotations=Annotations())
     assert "Pass --labels" in result
@@ -282,6 +290,7 @@ def test_a_unit_without_values_or_with_another_source_does_not_count(folder: Pat
         assert (result.groups, result.values_sha256, values) == ((), None, b"")
 
 
+@pytest.mark.further
 def test_not_all_samples_is_not_measured():
     ((result,), _) = summary(feed(run_of(policies("function: 'mymetrics:hit'")), 0, 60))
     assert "not all samples" in (result.failure or "")

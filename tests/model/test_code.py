@@ -178,6 +178,7 @@ def test_torch_model_has_only_packages() -> None:
     assert (result.files, set(result.packages), result.unread) == ({}, {"torch"}, {})
 
 
+@pytest.mark.further
 def test_distribution_name_differs_from_module_name(project: Path) -> None:
     write({"lone_.py": "from torch import nn\nimport PIL.Image, yaml_that_is_not_there\n"})
     result = collect_code(nn.ReLU(), factory="lone_:build")

@@ -112,6 +112,7 @@ def test_operators_after_a_stopped_export_are_found():
     ]
 
 
+@pytest.mark.further
 def test_traced_module_has_module_paths():
     with captured():
         model = failing.Several().eval().requires_grad_(False)
@@ -136,6 +137,7 @@ def test_exportable_model_has_no_unsupported_operator(strategy):
     assert unsupported(nn.Linear(4, 2).eval(), X, strategy=strategy, opset=18) == ()
 
 
+@pytest.mark.further
 def test_uncapturable_model_has_no_unsupported_operator(capfd):
     assert unsupported(failing.Sorted(), X, strategy="scripted", opset=13) == ()
     assert unsupported(failing.Branch(), X, strategy="dynamo", opset=18) == ()
