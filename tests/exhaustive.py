@@ -33,9 +33,9 @@ EVERY = 6
 
 SLOW_FOLDERS = {
     "benchmarks", "commands", "data", "deploy", "distributed", "export", "frozen",
-    "golden_vectors", "inferred_roles", "lint", "localize", "measure", "mend", "metrics",
-    "mlflow_client", "multi_file", "onnx_file", "onnx_reference", "pipelines", "preprocess",
-    "probes", "registry", "report", "runtimes", "service",
+    "golden_vectors", "inferred_roles", "ledger", "lint", "localize", "measure", "mend", "metrics",
+    "mlflow_client", "model", "multi_file", "onnx_file", "onnx_reference", "pipelines", "preprocess",
+    "probes", "registry", "report", "runtimes", "sandbox", "service", "state",
 }  # fmt: skip
 """Folders whose rows measure a file, start a process or write to a server. 2 400 such rows took 290 s
 of the suite's 2 480 s of CPU time (2026-11)."""

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.operators.__main__ import cases, main
 from gate.reference import error_models
 
+pytestmark = pytest.mark.further
 FEW = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
 
 
@@ -30,7 +31,6 @@ def measured():
         yield operators
 
 
-@pytest.mark.further
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("name", FEW)
 def test_a_row_is_within_its_bound(name, tmp_path, capsys):
