@@ -77,7 +77,8 @@ class Installation:
 
 def wheel(folder: Path, source: Path = ROOT) -> Path:
     """The wheel of a checkout, by default this one, built into `folder`."""
-    command = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "-w", str(folder), "."]
+    options = ("-qq", "--no-deps", "--no-build-isolation")  # no download: 6 s less
+    command = [sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), "."]
     subprocess.run(command, cwd=source, check=True)
     (built,) = folder.glob("parity_gate-*.whl")
     return built

@@ -138,7 +138,7 @@ def outcome(
 
 
 @pytest.mark.proof
-@pytest.mark.rows(3)
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_final_state_after_each_interruption(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
