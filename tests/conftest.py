@@ -118,7 +118,6 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # the collections at the end of each worker took 4 s
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
 
