@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gate.service.app import SIGNATURE_HEADER, WEBHOOK_PATH
-from tests.service.deliveries import SECRET, body, headers, until
-from tests.service.processes import process
+from tests.service.deliveries import SECRET, event_body, signed_headers, wait_until
+from tests.service.processes import run_process
 
 TIMEOUT_S = 30.0
 P99_S = 1.0
@@ -65,7 +65,7 @@ def measure(
     folder: Path, *, deliveries: int, concurrent: int
 ) -> dict[str, float | int | str | bool]:
     """One run: sends all, waits for a look that began after the last one."""
-    with process(folder, slow=SLOW_S) as service:
+    with run_process(folder, slow=SLOW_S) as service:
         address = service.address
         asyncio.run(_send(address, deliveries=concurrent, concurrent=concurrent))  # warms up
         before = _memory_mib(service.popen.pid)
@@ -74,7 +74,7 @@ def measure(
         seconds = time.perf_counter() - start
         growth = _memory_mib(service.popen.pid) - before
         last = max(each.sent for each in answers if each.is_signed)
-        until(lambda: any(float(begun) >= last for begun in service.lines("begun-at")))
+        wait_until(lambda: any(float(begun) >= last for begun in service.lines("begun-at")))
         looks = len(service.lines("begun-at"))
     times = sorted(each.taken for each in answers)
     accepted = sum(each.status == 202 for each in answers if each.is_signed)
@@ -103,7 +103,7 @@ async def _send(address: str, *, deliveries: int, concurrent: int) -> list[Answe
 
     By hand: a client library's pool costs more with 200 connections than the service does.
     """
-    raw = json.dumps(body()).encode()
+    raw = json.dumps(event_body()).encode()
     host, _, port = address.rpartition("/")[2].partition(":")
     left = iter(range(deliveries + deliveries // FORGED_EVERY))
     answers: list[Answer] = []
@@ -112,7 +112,7 @@ async def _send(address: str, *, deliveries: int, concurrent: int) -> list[Answe
         reader, writer = await asyncio.open_connection(host, int(port))
         for number in left:
             is_signed = number % (FORGED_EVERY + 1) != FORGED_EVERY
-            sent = headers(
+            sent = signed_headers(
                 raw, delivery=str(uuid.uuid4()), secret=SECRET if is_signed else "x" * 40
             )
             if not is_signed and number % 2:

@@ -20,7 +20,12 @@ from PIL import Image
 from benchmarks import install_size
 from gate import installation
 from gate.installation import COMMIT_FILE
-from tests.end_to_end.stack import approved_and_deployed, mlflow_server, stack, until
+from tests.end_to_end.stack import (
+    deploy_approved_version,
+    run_mlflow_server_with_webhooks,
+    run_stack,
+    wait_for,
+)
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
@@ -103,7 +108,7 @@ def test_onnx_runtime_extra_verifies_releases_and_is_small(
     assert created.size_bytes < CORE_MB * 1e6
     assert CORE_LACKS & created.packages.keys() == {"onnxruntime"}
     assert re.fullmatch(r"\| `parity-gate\[cpu\]` \| \d{3} \| \d\d \| \d+ \|", created.row)
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     all_done(created, tmp_path, [("verify-release", "model.onnx", "--golden", "golden")])
 
 
@@ -113,7 +118,7 @@ def test_service_deploys_without_unneeded_packages(
 ) -> None:
     created = install_size.install(place, built, "cpu,service")
     assert not SERVICE_LACKS & created.packages.keys()
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     all_done(created, tmp_path, [
         ("deploy", "m", "--store", "store", "--file", "model.onnx", "--golden", "golden"),
         ("deployed", "--store", "store"),
@@ -124,13 +129,16 @@ def test_service_deploys_without_unneeded_packages(
     folder, registry = tmp_path / "service", tmp_path / "registry"
     folder.mkdir()
     registry.mkdir()
-    with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as complete:
-        good = approved_and_deployed(complete)
+    with (
+        run_mlflow_server_with_webhooks(registry) as server,
+        run_stack(folder, server, "m", gate=gate) as complete,
+    ):
+        good = deploy_approved_version(complete)
         refused = complete.promote_release(2).version
         assert refused is not None
         complete.registry.set_tag("m", refused, key="gate.review", value="rejected")
         complete.move_champion(refused)
-        assert until(lambda: ("reverted", good) in complete.lines())
+        assert wait_for(lambda: ("reverted", good) in complete.lines())
         assert complete.deployed() == complete.digest(good)
         assert complete.service is not None
         loaded = Path(f"/proc/{complete.service.pid}/maps").read_text()

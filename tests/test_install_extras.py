@@ -23,13 +23,13 @@ from benchmarks import install_size
 from benchmarks.install_size import Installation
 from gate import cli
 from gate.signing.keys import SigningKey
-from tests.end_to_end.stack import mlflow_server
+from tests.end_to_end.stack import run_mlflow_server_with_webhooks
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
 from tests.installed import TORCHVISION, all_done, lend_torch, run
 from tests.pipelines.conftest import clone
-from tests.service.postgres import postgres
+from tests.service.postgres import run_postgres
 from tests.signing.released import release
 from tests.small_project import made as small_project
 
@@ -200,7 +200,7 @@ def test_registry_extra_promotes_reviews_and_rolls_back(
         assert cli.main(["check", f"{name}.onnx", *question, "--report", f"of-{name}"]) == 0
     created = installed(place, built, "cpu,registry")
     (tmp_path / "registry").mkdir()
-    with mlflow_server(tmp_path / "registry") as server:
+    with run_mlflow_server_with_webhooks(tmp_path / "registry") as server:
         all_done(created, given, [
             ("promote", "good.onnx", "--name", "m", "--report", "of-good"),
             ("promote", "coloured.onnx", "--name", "m", "--report", "of-coloured"),
@@ -217,7 +217,7 @@ def test_registry_extra_promotes_reviews_and_rolls_back(
 def test_ledger_in_postgresql(built: Path, place: Path, given: Path) -> None:
     created = installed(place, built, "cpu,service,postgresql")
     SigningKey.make(given / "key.pem")
-    with postgres() as server:
+    with run_postgres() as server:
         all_done(
             created,
             given,
@@ -240,7 +240,7 @@ def test_extra_all_contains_every_other_extra(
 ) -> None:
     created = installed(place, built, "cpu,all")
     assert {name for name in created.packages if name.startswith("onnxruntime")} == {"onnxruntime"}
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     for extra, row in ROWS.items():
         if extra not in ("cuda", "docs") and (row.program is None or shutil.which(row.program)):
             run_lines(created, row, given)

@@ -20,7 +20,7 @@ from benchmarks.screens.workbench import lay_out
 from gate.commands.result import ExitCode
 from gate.errors import GateError
 from gate.mlflow_client.connection import quiet_process
-from tests.registry.servers import serving
+from tests.registry.servers import run_mlflow_server
 
 _DARK = ("passed", "rejected by layer")
 
@@ -42,7 +42,7 @@ def main() -> int:
         _say("Training a small network on handwritten digits, exporting and spoiling it")
         lay_out(place / "files")
         _say("Starting MLflow")
-        with serving(place / "server") as server, camera(folder) as taking:
+        with run_mlflow_server(place / "server") as server, camera(folder) as taking:
             _act(ExplanationInputs(place / "files", server.uri), taking)
     sheet = write_sheet(folder, taking.taken)
     if asked.docs:

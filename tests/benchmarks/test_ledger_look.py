@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.ledger_look import Bench
 from tests.exhaustive import exhaustive
-from tests.ledger.rows import parsed_lines
+from tests.ledger.rows import record_parsed_lines
 
 
 @pytest.mark.proof
@@ -16,7 +16,7 @@ from tests.ledger.rows import parsed_lines
 def test_a_look_parses_what_came_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
-    parsed = parsed_lines(monkeypatch)
+    parsed = record_parsed_lines(monkeypatch)
     bench = Bench(tmp_path / "bench", lines)
     end = lines + 2  # it was promoted and deployed
     parsed.clear()

@@ -23,7 +23,12 @@ from pip._internal.models.index import PyPI
 
 from benchmarks.install_size import Installation
 from tests.ci.test_container import ROOT, STAGES
-from tests.end_to_end.stack import approved_and_deployed, mlflow_server, stack, until
+from tests.end_to_end.stack import (
+    deploy_approved_version,
+    run_mlflow_server_with_webhooks,
+    run_stack,
+    wait_for,
+)
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
 from tests.small_project import made as small_project
@@ -149,8 +154,11 @@ def test_service_image_is_small_serves_and_writes_only_its_volumes(
     folder, registry = tmp_path / "service", tmp_path / "registry"
     folder.mkdir()
     registry.mkdir()
-    with mlflow_server(registry) as server, stack(folder, server, "m", gate=gate) as complete:
-        number = approved_and_deployed(complete)
+    with (
+        run_mlflow_server_with_webhooks(registry) as server,
+        run_stack(folder, server, "m", gate=gate) as complete,
+    ):
+        number = deploy_approved_version(complete)
         assert complete.deployed() == complete.digest(number)
         port = int(complete.address.rpartition(":")[2])
         assert healthy(root, "service", port)
@@ -171,7 +179,7 @@ def test_registry_image_starts_and_is_healthy(root: Path, tmp_path: Path) -> Non
     words[0] = str(created.folder / "bin" / words[0])
     with subprocess.Popen(words, cwd=tmp_path, env=custom, start_new_session=True) as server:
         try:
-            assert until(lambda: healthy(root, "registry", port), 90)
+            assert wait_for(lambda: healthy(root, "registry", port), 90)
         finally:
             os.killpg(server.pid, signal.SIGTERM)
 

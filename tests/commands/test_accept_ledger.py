@@ -13,7 +13,7 @@ from gate.ledger.database import DEFAULT
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.service.reconciler import stored_head
-from tests.ledger.rows import put, rows
+from tests.ledger.rows import replace_rows, rows
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     created = Ledger(DEFAULT, stored_head=stored_head(Path(".gate/store")))
     for reason in ("one", "two"):
         created.append(LedgerEntry(action="conflict", registry="here", model="m", reason=reason))
-    put(created.state, rows(created.state)[:1])
+    replace_rows(created.state, rows(created.state)[:1])
     return created
 
 

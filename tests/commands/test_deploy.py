@@ -13,7 +13,7 @@ import pytest
 from gate import cli
 from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
-from tests.deploy.models import check_whole
+from tests.deploy.models import assert_complete
 from tests.golden_vectors import vectors
 from tests.golden_vectors.test_verify import BLOCKER, CALL, REPOSITORY
 from tests.registry.releases import onnx_file
@@ -21,8 +21,8 @@ from tests.registry.releases import onnx_file
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    vectors.made(tmp_path)
-    vectors.made(tmp_path / "next", seed=1)
+    vectors.write_model_and_vectors(tmp_path)
+    vectors.write_model_and_vectors(tmp_path / "next", seed=1)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -56,7 +56,7 @@ def test_deploy_show_and_roll_back(folder: Path, capsys) -> None:
     back = _json(capsys, ["deploy", "digits", *STORE, "--rollback"], 0)
     assert (back["outcome"], back["manifest"]["rolled_back_to"]) == ("rolled_back", 1)
     assert _json(capsys, ["deploy", "digits", *STORE, "--rollback"], 1)["outcome"] == "refused"
-    assert check_whole(ModelStore(folder / "srv")).release == 3
+    assert assert_complete(ModelStore(folder / "srv")).release == 3
     assert cli.main(["deployed", *STORE]) == 0
     assert "digits" in capsys.readouterr().out
 

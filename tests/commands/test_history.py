@@ -21,7 +21,7 @@ from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.ledger import test_signature as forged
 from tests.ledger.keys import Writers
-from tests.ledger.rows import put, rows
+from tests.ledger.rows import replace_rows, rows
 from tests.service.conftest import database as url  # noqa: F401
 from tests.service.conftest import postgres_server  # noqa: F401
 
@@ -182,16 +182,16 @@ def without_its_signature(kept: list[Row]) -> list[Row]:
 def test_forged_entry_is_reported_with_its_number(
     audited: AuditedLedger, forge: Callable[[list[Row]], list[Row]], number: int
 ) -> None:
-    put(audited.url, forge(audited.good))
+    replace_rows(audited.url, forge(audited.good))
     code, plain = audited.verify()
     assert (code, plain["holds"]) == (1, False)
     assert f"{plain['ledger']}:{number}: " in plain["problem"]
-    put(audited.url, audited.good)
+    replace_rows(audited.url, audited.good)
     assert audited.verify()[0] == 0
 
 
 def rewritten_with_the_key(audited: AuditedLedger) -> list[Row]:
-    return forged.chained(forged.rewritten(audited.good), key=audited.writers.key("ci"))
+    return forged.rebuild_chain(forged.rewrite_first_entry(audited.good), key=audited.writers.key("ci"))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def rewritten_with_the_key(audited: AuditedLedger) -> list[Row]:
 def test_checkpoint_detects_removed_entries(
     audited: AuditedLedger, forge: Callable[[AuditedLedger], list[Row]]
 ) -> None:
-    put(audited.url, forge(audited))
+    replace_rows(audited.url, forge(audited))
     assert audited.verify()[0] == 0  # the chain alone can't see it
     code, plain = audited.verify("--checkpoint", "checkpoint.json")
     assert (code, plain["holds"]) == (1, False)
@@ -250,7 +250,7 @@ def test_unreadable_input_is_an_error(audited: AuditedLedger, arguments: list[st
 
 
 def test_lost_signature_can_be_accepted(audited: AuditedLedger) -> None:
-    put(audited.url, without_its_signature(audited.good))
+    replace_rows(audited.url, without_its_signature(audited.good))
     assert audited.verify()[0] == 1
     accept = ["accept-ledger", "--reason", "compared with Monday's copy", "--state", audited.url]
     assert cli.main([*accept, "--trust", "trust.yaml", "--key", "ci.pem"]) == 0

@@ -27,7 +27,7 @@ REFERENCE = ("--reference", "tests.multi_file.tiny:build")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    tiny.exported(tmp_path)
+    tiny.export_files(tmp_path)
     (tmp_path / "policy.yaml").write_text(QUICK)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -96,7 +96,7 @@ def test_submodule_is_exported_as_a_part(place: Path, capsys: pytest.CaptureFixt
 
 
 def test_multi_file_release_is_quantized(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tiny.release(place, encoder="encoder.onnx", head="head.onnx"))
+    path = str(tiny.write_release(place, encoder="encoder.onnx", head="head.onnx"))
     requests = ["quantize", path, "--calibration", "x.npy", "--output", "twin/release.yaml"]
     assert cli.main([*requests, *REFERENCE, "--part", "head", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -124,7 +124,7 @@ def test_multi_file_release_is_quantized(place: Path, capsys: pytest.CaptureFixt
 def test_invalid_quantize_options_are_refused(
     place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
 ) -> None:
-    tiny.release(place, encoder="encoder.onnx", head="head.onnx")
+    tiny.write_release(place, encoder="encoder.onnx", head="head.onnx")
     before = sorted(place.iterdir())
     assert cli.main(["quantize", *arguments, "--calibration", "x.npy"]) == 2
     assert wanted in capsys.readouterr().err

@@ -59,8 +59,8 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )  # fmt: skip
     rows = np.random.default_rng(0).normal(size=(70, 6)).astype(np.float32)
     np.save(folder / "rows.npy", rows)
-    parts.exported(folder)
-    parts.release(folder, encoder="encoder.onnx", head="head.onnx")
+    parts.export_files(folder)
+    parts.write_release(folder, encoder="encoder.onnx", head="head.onnx")
     return folder
 
 

@@ -13,22 +13,22 @@ import pytest
 from tests import builders
 from tests.commands.running import Capture, runner
 from tests.signing import signing
-from tests.signing.released import NAME, REGISTRY, Released, release
+from tests.signing.released import NAME, REGISTRY, ReleaseFolder, release
 
 run, as_json = runner("verify-verdict")
 run_release, release_as_json = runner("verify-release")
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Released:
+def made(tmp_path: Path) -> ReleaseFolder:
     return release(tmp_path)
 
 
-def minimal_arguments(made: Released) -> tuple[str, ...]:
+def minimal_arguments(made: ReleaseFolder) -> tuple[str, ...]:
     return (str(made.statement), "--model", str(made.model), "--trust", str(made.trust))
 
 
-def all_arguments(made: Released) -> tuple[str, ...]:
+def all_arguments(made: ReleaseFolder) -> tuple[str, ...]:
     folder = made.folder
     return (
         *minimal_arguments(made), "--evidence", str(folder / "evidence.json"),
@@ -37,7 +37,7 @@ def all_arguments(made: Released) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def test_verdict_is_trusted_with_minimal_arguments(made: Released, capsys: Capture) -> None:
+def test_verdict_is_trusted_with_minimal_arguments(made: ReleaseFolder, capsys: Capture) -> None:
     code, out, _ = run(capsys, *minimal_arguments(made))
     assert code == 0
     assert out.splitlines()[:2] == ["TRUSTED PASSED", "verdict   PASSED, PARITY_EXACT"]
@@ -45,7 +45,7 @@ def test_verdict_is_trusted_with_minimal_arguments(made: Released, capsys: Captu
     assert "not verified, because no file was given: golden/golden.json, preprocessing" in out
 
 
-def test_all_artifacts_are_checked(made: Released, capsys: Capture) -> None:
+def test_all_artifacts_are_checked(made: ReleaseFolder, capsys: Capture) -> None:
     code, plain = as_json(capsys, *all_arguments(made))
     assert (code, plain["exit_code"], plain["trusted"], plain["problems"]) == (0, 0, True, [])
     assert plain["checked"] == [
@@ -56,7 +56,7 @@ def test_all_artifacts_are_checked(made: Released, capsys: Capture) -> None:
     assert plain["signers"] == [{"name": "key 0", "key_id": signing.key().public.key_id}]
 
 
-def test_evidence_without_its_statement_is_compared(made: Released, capsys: Capture) -> None:
+def test_evidence_without_its_statement_is_compared(made: ReleaseFolder, capsys: Capture) -> None:
     statement = made.folder / "evidence.dsse.json"
     moved = statement.rename(made.folder / "moved.json")
     _, plain = as_json(capsys, *all_arguments(made))
@@ -66,7 +66,7 @@ def test_evidence_without_its_statement_is_compared(made: Released, capsys: Capt
     assert "measurement" in plain["checked"]
 
 
-def test_all_problems_are_printed(made: Released, capsys: Capture) -> None:
+def test_all_problems_are_printed(made: ReleaseFolder, capsys: Capture) -> None:
     made.model.write_bytes(b"another")
     evidence = made.folder / "evidence.json"
     evidence.write_text(evidence.read_text().replace('"samples": 400', '"samples": 401', 1))
@@ -83,14 +83,14 @@ def test_all_problems_are_printed(made: Released, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"payload":"", "payloadType": "x", "signatures": []}'])
-def test_invalid_statement_is_not_trusted(made: Released, capsys: Capture, text) -> None:
+def test_invalid_statement_is_not_trusted(made: ReleaseFolder, capsys: Capture, text) -> None:
     made.statement.write_text(text)
     code, plain = as_json(capsys, *minimal_arguments(made))
     assert (code, plain["trusted"], plain["statement"]) == (1, False, None)
     assert "is not an in-toto statement" in plain["problems"][0]
 
 
-def test_invalid_evidence_is_not_trusted(made: Released, capsys: Capture) -> None:
+def test_invalid_evidence_is_not_trusted(made: ReleaseFolder, capsys: Capture) -> None:
     (made.folder / "evidence.json").write_text("{}")
     code, plain = as_json(capsys, *all_arguments(made))
     assert (code, plain["trusted"]) == (1, False)
@@ -108,13 +108,13 @@ def test_invalid_evidence_is_not_trusted(made: Released, capsys: Capture) -> Non
         (("--trust", "none.yaml"), "none.yaml does not exist"),
     ],
 )
-def test_unreadable_file_is_an_error(made: Released, capsys: Capture, arguments, why) -> None:
+def test_unreadable_file_is_an_error(made: ReleaseFolder, capsys: Capture, arguments, why) -> None:
     code, _, err = run(capsys, *minimal_arguments(made), *arguments)
     assert code == 2
     assert why in err
 
 
-def test_invalid_trust_is_an_error(made: Released, capsys: Capture) -> None:
+def test_invalid_trust_is_an_error(made: ReleaseFolder, capsys: Capture) -> None:
     made.trust.write_text("trust:\n  measurers: []\n")
     code, plain = as_json(capsys, *minimal_arguments(made))
     assert (code, plain["error"]["type"]) == (2, "PolicyError")
@@ -143,7 +143,7 @@ HEAVY = ("torch", "mlflow", "onnxruntime", "onnx", "sqlalchemy", "numpy", "scipy
          "fastapi", "requests", "boto3")  # fmt: skip
 
 
-def test_verification_needs_files_only(made: Released) -> None:
+def test_verification_needs_files_only(made: ReleaseFolder) -> None:
     """Neither what measures nor what serves is imported, and nothing is connected to."""
     script = (
         "import socket, sys\n"
@@ -160,7 +160,7 @@ def test_verification_needs_files_only(made: Released) -> None:
 
 
 @pytest.mark.further
-def test_deciding_again_needs_only_scipy(made: Released) -> None:
+def test_deciding_again_needs_only_scipy(made: ReleaseFolder) -> None:
     script = (
         "import sys\n"
         "from gate import cli\n"
@@ -173,7 +173,7 @@ def test_deciding_again_needs_only_scipy(made: Released) -> None:
     assert completed.stdout.splitlines()[-1] == "0 []"
 
 
-def arguments_with_verdict(made: Released) -> tuple[str, ...]:
+def arguments_with_verdict(made: ReleaseFolder) -> tuple[str, ...]:
     return (
         str(made.model), "--golden", str(made.folder / "golden"),
         "--verdict", str(made.statement), "--trust", str(made.trust),
@@ -181,7 +181,7 @@ def arguments_with_verdict(made: Released) -> tuple[str, ...]:
 
 
 @pytest.mark.further
-def test_trusted_release_is_executed(made: Released, capsys: Capture) -> None:
+def test_trusted_release_is_executed(made: ReleaseFolder, capsys: Capture) -> None:
     code, plain = release_as_json(capsys, *arguments_with_verdict(made))
     assert (code, plain["verdict"], plain["statement"]["trusted"]) == (0, "PASS", True)
     assert plain["trusted"] is True
@@ -192,7 +192,7 @@ def test_trusted_release_is_executed(made: Released, capsys: Capture) -> None:
 
 
 def test_untrusted_release_is_not_executed(
-    made: Released, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    made: ReleaseFolder, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "gate.golden.verify.verify_golden_in_sandbox", lambda *_, **__: pytest.fail("ran")
@@ -222,7 +222,7 @@ def test_golden_vectors_missing_in_the_statement_are_refused(
 
 @pytest.mark.parametrize("option", ["--verdict", "--trust"])
 def test_verdict_and_trust_options_go_together(
-    made: Released, capsys: Capture, option: str
+    made: ReleaseFolder, capsys: Capture, option: str
 ) -> None:
     arguments = arguments_with_verdict(made)
     index = arguments.index(option)
@@ -231,7 +231,7 @@ def test_verdict_and_trust_options_go_together(
     assert "go together" in err
 
 
-def test_preprocessing_spec_is_verified(made: Released, capsys: Capture) -> None:
+def test_preprocessing_spec_is_verified(made: ReleaseFolder, capsys: Capture) -> None:
     from gate.preprocess.spec import PreprocessSpec
 
     spec = made.folder / "spec.json"

@@ -1,4 +1,4 @@
-"""The catalog of check texts: each code has one text, and no verdict depends on it."""
+"""The catalog has one text per check code, and no verdict depends on a text."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ _LIST = (
     "wanted", "measured", "keys",
 )  # fmt: skip
 EXAMPLES: dict[str, Any] = dict.fromkeys(_TEXT, "a") | {name: ["a", "b"] for name in _LIST}
-"""Values of parameters; any other one is the number 3."""
+"""Example values of parameters; all others are the number 3."""
 
 
 def template_fields(template: str) -> Iterator[tuple[str, str]]:
-    """Name and format of each field of a text."""
+    """Yield the name and the format of each field of a template."""
     for _, name, form, _ in string.Formatter().parse(template):
         if name:
             yield name, form or ""
 
 
 def example_params(template: str) -> dict[str, Any]:
-    custom = {
+    check_fields = {
         "label",
         "allowed",
         "usage",
@@ -59,10 +59,10 @@ def example_params(template: str) -> dict[str, Any]:
         "notes",
         *CheckResult.model_fields,
     }
-    named = {name: form for name, form in template_fields(template) if name not in custom}
+    formats = {name: form for name, form in template_fields(template) if name not in check_fields}
     return {
         name: EXAMPLES[name] if name in EXAMPLES and (form or name in _TEXT) else 3
-        for name, form in named.items()
+        for name, form in formats.items()
     }
 
 
@@ -80,10 +80,10 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     }
     for template in (spec.text, spec.headline or "", spec.remedy or CHECKS[name].remedy):
         params |= example_params(template)
-    complete = f"{name}x" if name.endswith("_") else name
+    check_name = f"{name}x" if name.endswith("_") else name
     kind = {"kind": name.removeprefix("probe_")} if name.startswith("probe_") else {}
     check = CheckResult(
-        name=complete, runtime="ort-cpu", output="y", part="head", point="a", observed=3.0, bound=2.0,
+        name=check_name, runtime="ort-cpu", output="y", part="head", point="a", observed=3.0, bound=2.0,
         relation="<=", samples=8, verdict=Verdict.FAIL, code=code, params=params | kind,
     )  # fmt: skip
     text = render_check(check, part)
@@ -97,7 +97,9 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
 
 
 def test_each_check_created_in_rules_is_in_the_catalog():
-    """A check without one would read 'The result is violated.'"""
+    """Find a catalog entry for each check; without one its text would be 'The result is violated.'
+    or similar.
+    """
     for file in sorted((GATE / "decision").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -112,8 +114,8 @@ def test_each_check_created_in_rules_is_in_the_catalog():
 def test_each_problem_and_note_has_a_text(table):
     for code, template in table.items():
         param = "problems" if table is PROBLEMS else "notes"
-        rest = dict.fromkeys((name for name, _ in template_fields(template)), 3)
-        params = {param: [{**rest, **example_params(template), "code": code}]}
+        numbers = dict.fromkeys((name for name, _ in template_fields(template)), 3)
+        params = {param: [{**numbers, **example_params(template), "code": code}]}
         name, result = ("session", "violated") if table is PROBLEMS else ("noise_ratio", "within")
         check = CheckResult(
             name=name, verdict=Verdict.FAIL, observed=1.0, bound=2.0, relation="<=", samples=3,
@@ -122,23 +124,23 @@ def test_each_problem_and_note_has_a_text(table):
         assert "unknown" not in render_check(check), code
 
 
-_OF_FAULTS = {
+_FAULT_PARAMS = {
     "nodes": "Conv /stem/Conv", "names": ["a", "b"], "inputs": ["a"], "modules": ["a"],
     "places": ["2"], "parts": ["a"], "excluded": ["shape"], "before": "", "code_of": "",
     "pairs": [["a", "b"]], "failure": "a", "fault": "a", "seam": "a",
     "details": [{"code": "transposed", "name": "a.weight"}],
 }  # fmt: skip
-"""Values of parameters of faults; any other one is the number 3."""
+"""Example values of the parameters of faults; all others are the number 3."""
 
 
-def _fault_params(template: str, **given: Any) -> dict[str, Any]:
-    values = {name: _OF_FAULTS.get(name, 3) for name, _ in template_fields(template)}
-    return {name: value for name, value in {**values, **given}.items() if value is not None}
+def _fault_params(template: str, **overrides: Any) -> dict[str, Any]:
+    values = {name: _FAULT_PARAMS.get(name, 3) for name, _ in template_fields(template)}
+    return {name: value for name, value in {**values, **overrides}.items() if value is not None}
 
 
-def _located(**template_fields: Any) -> Localization:
-    about = {"subject_sha256": digest("x"), "runtime": "ort-cpu", "samples": 3, "layers": ()}
-    return Localization(**{**about, "first_divergence": "stem", **template_fields})
+def _make_localization(**template_fields: Any) -> Localization:
+    fields = {"subject_sha256": digest("x"), "runtime": "ort-cpu", "samples": 3, "layers": ()}
+    return Localization(**{**fields, "first_divergence": "stem", **template_fields})
 
 
 def _assert_rendered(text: str, code: str) -> None:
@@ -151,7 +153,7 @@ def _assert_rendered(text: str, code: str) -> None:
 def test_each_fault_has_a_text(key):
     code = max((c for c in get_args(FaultCode) if f"{key}_".startswith(f"{c}_")), key=len)
     params = _fault_params(FAULTS[key].text, variant=key[len(code) + 1 :] or None)
-    record = _located(outcome=({"code": "source"},), fault_code=code, fault_params=params)
+    record = _make_localization(outcome=({"code": "source"},), fault_code=code, fault_params=params)
     result = with_fault_texts(Localization.from_json(record.to_json()))
     assert (result.cause, result.remedy) == (
         f"stem is wrong although its inputs are right: {result.fault}.", FAULTS[key].remedy
@@ -161,7 +163,7 @@ def test_each_fault_has_a_text(key):
 
 def test_each_account_code_has_a_text():
     for code, template in ACCOUNTS.items():
-        params = {name: _OF_FAULTS.get(name, "x") for name, _ in template_fields(template)}
+        params = {name: _FAULT_PARAMS.get(name, "x") for name, _ in template_fields(template)}
         _assert_rendered(render_account(code, **params), code)
 
 
@@ -171,15 +173,17 @@ def test_each_detail_of_a_fault_has_a_text(code):
     text = render_fault("weights", {"details": [detail]}).text
     _assert_rendered(text, code)
     row = LayerRow(module="a", kind="Conv2d", verdict="ok", code=code, params=detail)
-    (shown,) = with_fault_texts(_located(outcome=({"code": "agrees"},), layers=(row,))).layers
-    assert shown.detail == text
+    (rendered_row,) = with_fault_texts(
+        _make_localization(outcome=({"code": "agrees"},), layers=(row,))
+    ).layers
+    assert rendered_row.detail == text
 
 
 @for_each(OUTCOMES)
 def test_each_outcome_code_has_a_text(code):
     arguments = {**_fault_params(OUTCOMES[code].text), "code": code}
     result = with_fault_texts(
-        _located(outcome=(arguments,), seam_code="misfit", seam_params={"reason": "a"})
+        _make_localization(outcome=(arguments,), seam_code="misfit", seam_params={"reason": "a"})
     )
     _assert_rendered(result.cause, code)
     assert result.cause.endswith(".")
@@ -188,7 +192,7 @@ def test_each_outcome_code_has_a_text(code):
 @for_each(SEAMS)
 def test_each_seam_code_has_a_text(code):
     seam = {"seam_code": code, "seam_params": {**_fault_params(SEAMS[code].text), "reason": "a"}}
-    result = with_fault_texts(_located(outcome=({"code": "seam"},), **seam))
+    result = with_fault_texts(_make_localization(outcome=({"code": "seam"},), **seam))
     assert result.diverges
     assert result.remedy == SEAMS[code].remedy
     _assert_rendered(result.cause, code)
@@ -220,31 +224,31 @@ def test_each_graph_finding_has_a_text(code):
     lists |= {key: ["a", "b"] for key in ("operators", "names", "stated", "versions")}
     params = {name: lists.get(name, 3) for name, _ in template_fields(FINDINGS[code])}
     result = GraphFinding(code="training_mode", place="a", detail_code=code, detail_params=params)
-    judged = evidence()
-    assert judged.graph is not None
-    graph = judged.graph.model_copy(update={"findings": (result,)})
-    judged = judged.model_copy(update={"graph": graph})
-    decision = decide(Policy.default(), judged, decided_at="now")
+    evidence_with_finding = evidence()
+    assert evidence_with_finding.graph is not None
+    graph = evidence_with_finding.graph.model_copy(update={"findings": (result,)})
+    evidence_with_finding = evidence_with_finding.model_copy(update={"graph": graph})
+    decision = decide(Policy.default(), evidence_with_finding, decided_at="now")
     (check,) = [each for each in decision.checks if each.name == "graph_training_mode"]
     text = render_check(CheckResult.from_json(check.to_json()))
     _assert_rendered(text, code)
     assert text.startswith("a: ")
-    assert with_texts(judged)["graph"]["findings"][0]["detail"] == text[3:-1]
+    assert with_texts(evidence_with_finding)["graph"]["findings"][0]["detail"] == text[3:-1]
 
 
 @for_each(CHECKS)
 def test_remedies_for_onnx_references_do_not_mention_the_export(name):
-    complete = f"{name}x" if name.endswith("_") else name
+    check_name = f"{name}x" if name.endswith("_") else name
     for code in CHECKS[name].codes:
         params = {"problems": [], "notes": [], "advice": "a"}
-        check = CheckResult(name=complete, verdict=Verdict.FAIL, code=code, params=params)
+        check = CheckResult(name=check_name, verdict=Verdict.FAIL, code=code, params=params)
         text = render_check(check, "remedy", onnx_reference=True)
         for word in ("eval mode", "Export again", "Export with", "forward", "model.eval", "TRC"):
             assert word not in text, (name, code)
 
 
 def test_a_localization_of_version_1_0_keeps_its_texts():
-    old = _located(cause="`a` differs.", fault="`a` differs", remedy="Export again.")
+    old = _make_localization(cause="`a` differs.", fault="`a` differs", remedy="Export again.")
     assert with_fault_texts(Localization.from_json(old.to_json())) == old
 
 
@@ -257,7 +261,7 @@ def test_a_localization_of_version_1_0_keeps_its_texts():
     {"seam_code": "no such code"},
 ])  # fmt: skip
 def test_localization_with_invalid_codes_is_rendered(edited):
-    record = _located(**{"outcome": ({"code": "source"},), "cause": "a", **edited})
+    record = _make_localization(**{"outcome": ({"code": "source"},), "cause": "a", **edited})
     assert with_fault_texts(Localization.from_json(record.to_json())).cause
 
 
@@ -289,20 +293,22 @@ def test_wording_does_not_change_the_decision_digest(monkeypatch):
     for name in CHECKS:
         spec = catalog.CheckSpec("?", CHECKS[name].cause, "another remedy", {})
         monkeypatch.setitem(CHECKS, name, spec)
-    again = decide(policy(), evidence(), decided_at="now")
-    assert again.digest() == decision.digest()
-    assert again.conclusion() == decision.conclusion()
+    second_decision = decide(policy(), evidence(), decided_at="now")
+    assert second_decision.digest() == decision.digest()
+    assert second_decision.conclusion() == decision.conclusion()
 
 
 def test_summary_json_has_texts_of_checks():
-    judged = evidence(runtimes=(absent("ort-cpu"),))
-    summary = summarize(decide(policy(), judged, decided_at="now"), judged)
+    evidence_without_runtime = evidence(runtimes=(absent("ort-cpu"),))
+    summary = summarize(
+        decide(policy(), evidence_without_runtime, decided_at="now"), evidence_without_runtime
+    )
     plain = with_texts(summary)
-    shown = [*summary.words, *summary.findings]
+    entries = [*summary.words, *summary.findings]
     rows = [*plain["words"], *plain["findings"]]
     pairs = [
         pair
-        for each, row in zip(shown, rows, strict=True)
+        for each, row in zip(entries, rows, strict=True)
         for pair in zip(
             getattr(each, "checks", ()) or (each.check,),
             row.get("checks") or (row["check"],),
@@ -317,15 +323,17 @@ def test_summary_json_has_texts_of_checks():
 
 def test_decision_without_codes_has_the_same_conclusion():
     decision = decide(policy(), evidence(), decided_at="now")
-    before = decision.model_copy(update={"checks": tuple(map(_without_code, decision.checks))})
-    assert before.digest() != decision.digest()
-    assert before.conclusion() == decision.conclusion()
-    assert render_check(before.checks[0]) == "It is so."
+    without_codes = decision.model_copy(
+        update={"checks": tuple(map(_without_code, decision.checks))}
+    )
+    assert without_codes.digest() != decision.digest()
+    assert without_codes.conclusion() == decision.conclusion()
+    assert render_check(without_codes.checks[0]) == "It is so."
 
 
 def _without_code(check: CheckResult) -> CheckResult:
-    old = {"code": None, "params": {}, "explanation": "It is so.", "remedy": "Do so."}
-    return check.model_copy(update=old)
+    uncoded = {"code": None, "params": {}, "explanation": "It is so.", "remedy": "Do so."}
+    return check.model_copy(update=uncoded)
 
 
 @pytest.mark.parametrize("field", ["verdict", "observed", "bound", "samples", "output"])
@@ -334,9 +342,9 @@ def test_changed_number_or_verdict_changes_the_conclusion(field):
     value = {"verdict": Verdict.WAIVED, "output": "other"}.get(
         field, 7.5 if field != "samples" else 7
     )
-    first, *rest = decision.checks
-    second = first.model_copy(update={field: value})
-    changed = decision.model_copy(update={"checks": (second, *rest)})
+    first_check, *rest = decision.checks
+    changed_check = first_check.model_copy(update={field: value})
+    changed = decision.model_copy(update={"checks": (changed_check, *rest)})
     assert changed.conclusion() != decision.conclusion()
 
 
@@ -350,13 +358,13 @@ def _names_prose(node: ast.expr) -> bool:
 
 @pytest.mark.parametrize("package", ["decision", "summary", "report"])
 def test_no_code_searches_in_texts(package):
-    """No `in`, `startswith`, `split` or `re` on a text, except in the renderer."""
+    """Forbid `in`, `startswith`, `split` and `re` on texts in all modules but the renderer."""
     for file in sorted({*(GATE / package).glob("*.py")} - {GATE / "summary/render.py"}):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Compare) and any(
                 isinstance(op, ast.In | ast.NotIn) for op in node.ops
             ):
-                searched = [*node.comparators]
+                searched_nodes = [*node.comparators]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 searches = node.func.attr in (
                     "startswith",
@@ -365,8 +373,10 @@ def test_no_code_searches_in_texts(package):
                     "partition",
                     "find",
                 )
-                by_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
-                searched = [node.func.value] if searches else list(node.args) if by_re else []
+                uses_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
+                searched_nodes = (
+                    [node.func.value] if searches else list(node.args) if uses_re else []
+                )
             else:
                 continue
-            assert not any(map(_names_prose, searched)), f"{file.name}:{node.lineno}"
+            assert not any(map(_names_prose, searched_nodes)), f"{file.name}:{node.lineno}"

@@ -1,4 +1,4 @@
-"""`decide` on valid evidence and on each kind of invalid evidence."""
+"""`decide` passes valid evidence and rejects each kind of invalid evidence."""
 
 import math
 
@@ -15,19 +15,21 @@ from tests import builders
 from tests.builders import absent, class_parity, output_parity, runtime_evidence
 
 NAN, INF = math.nan, math.inf
-AT = "2026-01-01T00:00:00+00:00"
+DECIDED_AT = "2026-01-01T00:00:00+00:00"
 
 
 def judge(evidence: Evidence, **policy) -> Decision:
-    return decide(builders.policy(**policy), evidence, decided_at=AT)
+    return decide(builders.policy(**policy), evidence, decided_at=DECIDED_AT)
 
 
 def with_runtime(runtime=None, **fields) -> Evidence:
-    """Good evidence but for `ort-cpu`."""
-    spoiled = runtime or runtime_evidence("ort-cpu", **fields)
+    """Return valid evidence in which the record of `ort-cpu` is replaced."""
+    replacement = runtime or runtime_evidence("ort-cpu", **fields)
     good = builders.evidence()
     return good.model_copy(
-        update={"runtimes": tuple(spoiled if r.runtime == "ort-cpu" else r for r in good.runtimes)}
+        update={
+            "runtimes": tuple(replacement if r.runtime == "ort-cpu" else r for r in good.runtimes)
+        }
     )
 
 
@@ -212,7 +214,7 @@ def test_cuda_fallback_fails_even_when_cuda_is_optional():
 
 
 def test_missing_runtime_record_is_an_error():
-    """Without a word on CUDA, nobody knows whether it was there."""
+    """Return an ERROR if a CUDA runtime has no record, not even of its absence."""
     runtimes = tuple(r for r in builders.evidence().runtimes if r.runtime != "ort-cuda")
     decision = judge(builders.evidence(runtimes=runtimes))
     assert decision.verdict is Verdict.ERROR
@@ -237,29 +239,31 @@ def test_policy_logits_select_classified_outputs():
 
 
 def test_nan_in_same_places_passes_only_when_policy_allows():
-    gaps = with_output(nonfinite_same=7, nonfinite_reference=7)
-    assert judge(gaps).verdict is Verdict.FAIL
-    assert judge(gaps, nonfinite="same_places").verdict is Verdict.PASS
+    with_nan = with_output(nonfinite_same=7, nonfinite_reference=7)
+    assert judge(with_nan).verdict is Verdict.FAIL
+    assert judge(with_nan, nonfinite="same_places").verdict is Verdict.PASS
     one_side = with_output(nonfinite_same=7, nonfinite_reference=7, nonfinite_mismatched=1)
     assert judge(one_side, nonfinite="same_places").verdict is Verdict.FAIL
-    nothing_else = with_output(nonfinite_same=4000, nonfinite_reference=4000)
-    assert judge(nothing_else, nonfinite="same_places").verdict is Verdict.ERROR
+    only_nan = with_output(nonfinite_same=4000, nonfinite_reference=4000)
+    assert judge(only_nan, nonfinite="same_places").verdict is Verdict.ERROR
 
 
 def test_nan_rows_are_excluded_from_agreement():
-    """One disagreement among two rows that have an answer, and 398 that have none."""
+    """Compute the agreement without the rows of NaN: one disagreement in two valid rows."""
     classes = class_parity(nan_rows=398, top1_disagreements=1, top1_agreement=0.5)
     decision = judge(with_output(nonfinite_same=3980, classification=classes),
                      nonfinite="same_places")  # fmt: skip
     observed = {c.name: c for c in decision.problems}
     assert observed["top1_agreement"].observed == 0.5
-    none = class_parity(nan_rows=400, top1_agreement=NAN)
-    decision = judge(with_output(nonfinite_same=4000, classification=none), nonfinite="same_places")
+    all_nan = class_parity(nan_rows=400, top1_agreement=NAN)
+    decision = judge(
+        with_output(nonfinite_same=4000, classification=all_nan), nonfinite="same_places"
+    )
     assert {"top1_agreement", "top1_lower_bound"} <= {c.name for c in decision.problems}
 
 
 def test_output_without_bound_is_an_error():
-    """Bounds on classes say nothing about an output that has none."""
+    """Require a bound for an output without classes; bounds on classes do not cover it."""
     bounds = Bounds(top1_agreement=1.0)
     policy = {
         "precision": "reduced",
@@ -272,7 +276,7 @@ def test_output_without_bound_is_an_error():
     assert judge(builders.evidence(), **policy).verdict is Verdict.PASS
 
 
-WORSENED = METRICS | {
+FAULTS = METRICS | {
     "candidate rms": lambda x: with_noise(candidate_rms=x),
     "probe ratio": lambda x: with_probe(noise_ratio=1e4 * x),
     "probe diff": lambda x: with_probe(noise_ratio=None, relative_diff=x),
@@ -281,31 +285,32 @@ WORSENED = METRICS | {
 error_sizes = st.floats(0.0, 1e9) | st.floats(0.0, 1.0) | st.sampled_from([NAN, INF])
 
 
-@given(st.sampled_from(sorted(WORSENED)), error_sizes, error_sizes)
+@given(st.sampled_from(sorted(FAULTS)), error_sizes, error_sizes)
 def test_larger_error_never_turns_fail_into_pass(name, a, b):
-    """NaN and infinity are the worst."""
+    """Treat NaN and infinity as the largest errors."""
     better, worse = sorted((a, b), key=lambda x: x if math.isfinite(x) else INF)
-    if not judge(WORSENED[name](better)).passed:
-        assert not judge(WORSENED[name](worse)).passed
+    if not judge(FAULTS[name](better)).passed:
+        assert not judge(FAULTS[name](worse)).passed
 
 
-@given(
-    st.sampled_from(sorted(WORSENED)), error_sizes, st.sampled_from(sorted(WORSENED)), error_sizes
-)
-def test_two_faults_together_never_pass(one, amount, other, more):
-    """One of `ort-cpu`, one of `ort-cpu-optimized`, and what is in the graph of either."""
-    first, second = WORSENED[one](amount), WORSENED[other](more)
+@given(st.sampled_from(sorted(FAULTS)), error_sizes, st.sampled_from(sorted(FAULTS)), error_sizes)
+def test_two_faults_together_never_pass(fault, amount, other_fault, other_amount):
+    """Combine a fault of each CPU runtime, with the graph findings of both."""
+    first, second = FAULTS[fault](amount), FAULTS[other_fault](other_amount)
     if judge(first).passed and judge(second).passed:
         return
     optimized = runtime_evidence("ort-cpu-optimized")
-    moved = {"runtime": "ort-cpu-optimized", "session_options": optimized.session_options}
+    optimized_fields = {
+        "runtime": "ort-cpu-optimized",
+        "session_options": optimized.session_options,
+    }
     findings = (*first.graph.findings, *second.graph.findings)
     pair = first.model_copy(
         update={
             "graph": builders.graph_report(findings=findings),
             "runtimes": (
                 first.runtime("ort-cpu"),
-                second.runtime("ort-cpu").model_copy(update=moved),
+                second.runtime("ort-cpu").model_copy(update=optimized_fields),
                 *(r for r in first.runtimes if r.absent_reason),
             ),
         }
@@ -314,11 +319,13 @@ def test_two_faults_together_never_pass(one, amount, other, more):
 
 
 def test_runtime_order_in_policy_does_not_change_digests():
-    here = builders.policy()
-    there = here.model_copy(update={"runtimes": dict(reversed(here.runtimes.items()))})
-    assert there.digest() == here.digest()
+    in_order = builders.policy()
+    reversed_order = in_order.model_copy(
+        update={"runtimes": dict(reversed(in_order.runtimes.items()))}
+    )
+    assert reversed_order.digest() == in_order.digest()
     first, second = (
         decide(policy, builders.evidence(), decided_at="2026-01-01T00:00:00+00:00")
-        for policy in (here, there)
+        for policy in (in_order, reversed_order)
     )
     assert first.digest() == second.digest()

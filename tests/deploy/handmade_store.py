@@ -1,4 +1,4 @@
-"""Stores with files of any size, laid out like a deployment."""
+"""Stores with one file of any size, with the layout of a deployment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gate.deploy.store import EXACT, MANIFEST, Manifest, ModelStore, Slot, Store
 from gate.storage.digest import Digest
 
 
-def store_of(root: Path, data: bytes, *, name: str = "digits") -> tuple[ModelStore, Path]:
-    """A store in which `data` serves as a model, and where its file lies."""
+def make_store(root: Path, data: bytes, *, name: str = "digits") -> tuple[ModelStore, Path]:
+    """Return a store that serves `data` as a model, and the path of its file."""
     digest, store = Digest.from_bytes(data), ModelStore(root)
     path = store.content(digest) / "model.onnx"
     path.parent.mkdir(parents=True)

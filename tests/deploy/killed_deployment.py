@@ -1,4 +1,4 @@
-"""Run in a separate process: a deployment that is killed before its n-th change of the disk."""
+"""Run a deployment that is killed before its n-th change of the disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Imported once by the server that forks the dying processes.
+# Imported once by the fork server whose children are killed.
 import onnx
 import onnxruntime
 
@@ -24,37 +24,38 @@ __all__ = ["deploy_and_die", "onnx", "onnxruntime"]
 CHANGES = (
     (os, "rename"), (os, "replace"), (os, "symlink"), (os, "fsync"), (shutil, "rmtree"),
 )  # fmt: skip
-"""Through these everything goes that lasts, or that somebody else sees: the rest is made in a folder
-that the next one empties."""
+"""The calls that change the store. The next deployment empties the staging folder."""
 
 
 def deploy_and_die(
     root: Path, files: Path, seeds: tuple[int, ...], survived: int, answers: Any
 ) -> None:
-    """Deploy the models of these seeds as slots (none: roll back); killed after so many changes.
+    """Deploy the models of these seeds as slots (none: roll back), and kill the process after
+    `survived` changes.
 
-    What was changed goes into `answers`, each before the next: `rename store`, `replace live`, ...
+    Send the name of each change to `answers` before the next one: `rename store`, `replace live`,
+    ...
     """
     labels = ("exact", "quantized")
     slots = {label: models.source(files, seed) for label, seed in zip(labels, seeds, strict=False)}
-    left = [survived]
+    remaining = [survived]
 
-    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def count_changes(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def change(*arguments: Any, **options: Any) -> Any:
-            location = _changed_part(root, name, arguments)
-            if location is None:
+            part = _changed_part(root, name, arguments)
+            if part is None:
                 return call(*arguments, **options)
-            if not left[0]:
+            if not remaining[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
+            remaining[0] -= 1
             result = call(*arguments, **options)
-            answers.send(f"{name} {location}")
+            answers.send(f"{name} {part}")
             return result
 
         return change
 
     for owner, name in CHANGES:
-        setattr(owner, name, wrapped(name, getattr(owner, name)))
+        setattr(owner, name, count_changes(name, getattr(owner, name)))
     always_read_here()
     store = ModelStore(root, keep=1)
     if slots:
@@ -64,9 +65,9 @@ def deploy_and_die(
 
 
 def _changed_part(root: Path, name: str, arguments: tuple[Any, ...]) -> str | None:
-    """The part of the store that is changed; None: it is elsewhere, or a part of what rmtree does.
+    """Return the part of the store that a call changes, or None for paths outside the store.
 
-    Of two paths it is the one that is made.
+    Of two paths it is the target. Calls within rmtree use relative paths and count as None.
     """
     target = arguments[1 if name in ("rename", "replace", "symlink") else 0]
     if isinstance(target, int):

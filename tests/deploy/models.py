@@ -1,4 +1,4 @@
-"""Small releases, and what must hold of a store at every moment."""
+"""Small releases, and assertions on the content of a store."""
 
 from __future__ import annotations
 
@@ -18,50 +18,53 @@ from tests.registry.releases import onnx_file, onnx_file_with_data
 NAME = "digits"
 
 
-OF_PARTS = 100
-"""From this seed on it is a release of two files."""
+MULTI_FILE_SEED = 100
+"""Seeds from here on make a release of two files."""
 
 
 def source(folder: Path, seed: int = 0) -> SlotSource:
-    """A model with its golden vectors, other bytes for another seed."""
-    if seed >= OF_PARTS:
-        return of_parts(folder, seed)
-    path, golden = vectors.made(folder / str(seed), seed=seed)
+    """Return a model with its golden vectors; the weights depend on the seed."""
+    if seed >= MULTI_FILE_SEED:
+        return multi_file_source(folder, seed)
+    path, golden = vectors.write_model_and_vectors(folder / str(seed), seed=seed)
     return SlotSource.local(path, golden=golden)
 
 
-def external(folder: Path) -> SlotSource:
-    """A model with its weights in a file beside it."""
+def external_data_source(folder: Path) -> SlotSource:
+    """Return a model with its weights as external data."""
     weights = vectors.weights(onnx_file(folder / "single.onnx"))
     path = onnx_file_with_data(folder / "external" / "model.onnx")
     outputs = {"logits": ExpectedOutput(vectors.inputs() @ weights, vectors.TOLERANCE, 1.0)}
-    vectors.golden_of(folder / "external" / "golden", path, outputs=outputs)
+    vectors.write_model_vectors(folder / "external" / "golden", path, outputs=outputs)
     return SlotSource.local(path, golden=folder / "external" / "golden")
 
 
-def of_parts(folder: Path, seed: int = 0) -> SlotSource:
-    """A release of two files, with its golden vectors."""
-    path = parts.files(folder / f"parts-{seed}", seed=seed)
+def multi_file_source(folder: Path, seed: int = 0) -> SlotSource:
+    """Return a release of two files with its golden vectors."""
+    path = parts.write_release(folder / f"parts-{seed}", seed=seed)
     golden = folder / f"golden-of-parts-{seed}"
-    parts.golden(golden, path)
+    parts.write_vectors(golden, path)
     return SlotSource.local(path, golden=golden)
 
 
-def tampered(good: SlotSource, tamper: Callable[[Path], None]) -> SlotSource:
-    """A source whose files are changed after they were fetched."""
+def tamper_source(original: SlotSource, tamper: Callable[[Path], None]) -> SlotSource:
+    """Return a source whose files are changed after they were fetched."""
 
     def fetch(folder: Path) -> Path:
-        path = good.fetch(folder)
+        path = original.fetch(folder)
         tamper(path)
         return path
 
     return SlotSource(
-        good.sha256, fetch, golden_sha256=good.golden_sha256, golden_required=good.golden_required
+        original.sha256,
+        fetch,
+        golden_sha256=original.golden_sha256,
+        golden_required=original.golden_required,
     )
 
 
-def check_whole(store: ModelStore, name: str = NAME) -> Manifest:
-    """The name points at a release whose every byte is there."""
+def assert_complete(store: ModelStore, name: str = NAME) -> Manifest:
+    """Assert that the deployed and the earlier releases are complete, and return the live manifest."""
     live = store.live(name)
     assert live is not None
     for label, slot in live.slots.items():
@@ -75,19 +78,19 @@ def check_whole(store: ModelStore, name: str = NAME) -> Manifest:
     return live
 
 
-def check_contents(store: ModelStore) -> None:
-    """Whatever is in the store is whole, and is what its folder is called."""
+def assert_digests_match(store: ModelStore) -> None:
+    """Assert that each folder of the store has the digest in its name."""
     for folder in (store.root / "store").iterdir() if (store.root / "store").exists() else ():
-        model, of_parts = folder / "model.onnx", folder / "release.yaml"
-        if of_parts.exists():
-            observed = release_within(of_parts, None).subject().sha256
+        model, release_path = folder / "model.onnx", folder / "release.yaml"
+        if release_path.exists():
+            observed = release_within(release_path, None).subject().sha256
         else:
             observed = read_subject(model).sha256 if model.exists() else read_golden(folder).sha256
         assert observed.hex == folder.name
 
 
-def check_tidy(store: ModelStore) -> None:
-    """Nothing is left over: no temporary file, no release or bytes that nobody needs."""
+def assert_no_leftovers(store: ModelStore) -> None:
+    """Assert that the store has no temporary files and no unreferenced releases or files."""
     assert list(store.staging_folder.iterdir()) == [] if store.staging_folder.exists() else True
     needed: set[str] = set()
     for name in store.names():

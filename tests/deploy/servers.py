@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 
 @contextlib.contextmanager
-def serving(app: ASGIApp) -> Iterator[str]:
-    """Serve `app` on a free port; gives the address."""
+def serve_app(app: ASGIApp) -> Iterator[str]:
+    """Serve `app` on a free port and yield its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="error", lifespan="off")

@@ -26,7 +26,7 @@ from gate.golden import verify
 from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
 from gate.storage.digest import Digest
 from tests.deploy import models
-from tests.deploy.models import NAME, check_tidy, check_whole
+from tests.deploy.models import NAME, assert_complete, assert_no_leftovers
 from tests.golden_vectors import vectors
 from tests.registry.releases import onnx_file
 
@@ -47,7 +47,7 @@ def test_deployed_model_is_found_under_its_name(store: ModelStore, tmp_path: Pat
     source = models.source(tmp_path)
     result = deploy(store, NAME, {"exact": source})
     assert result.outcome == "deployed"
-    live = check_whole(store)
+    live = assert_complete(store)
     assert live == result.manifest
     assert live.release == 1
     slot = live.slots["exact"]
@@ -57,14 +57,14 @@ def test_deployed_model_is_found_under_its_name(store: ModelStore, tmp_path: Pat
     assert slot.golden.sha256 == source.golden_sha256
     assert read_golden(store.content(slot.golden.sha256)).sha256 == source.golden_sha256
     assert store.names() == (NAME,)
-    check_tidy(store)
+    assert_no_leftovers(store)
     assert not os.access(store.live_link(NAME) / EXACT / "model.onnx", os.W_OK) or os.getuid() == 0
 
 
 def test_external_data_is_deployed(store: ModelStore, tmp_path: Path) -> None:
-    source = models.external(tmp_path)
+    source = models.external_data_source(tmp_path)
     assert deploy(store, NAME, {"exact": source}).outcome == "deployed"
-    slot = check_whole(store).slots["exact"]
+    slot = assert_complete(store).slots["exact"]
     assert [entry.name for entry in slot.files] == ["model.onnx", "weights.data"]
     assert slot.sha256 != slot.model.sha256
     assert (store.live_link(NAME) / EXACT / "weights.data").stat().st_size > 0
@@ -75,9 +75,9 @@ def test_deploying_the_same_file_changes_nothing(store: ModelStore, tmp_path: Pa
     _deploy(store, tmp_path, 1)
 
     def times() -> dict[Path, int]:
-        created = {"locks", "tmp"}
-        result = (p for p in store.root.rglob("*") if not created & set(p.parts))
-        return {p: p.lstat().st_mtime_ns for p in result}
+        ignored = {"locks", "tmp"}
+        paths = (p for p in store.root.rglob("*") if not ignored & set(p.parts))
+        return {p: p.lstat().st_mtime_ns for p in paths}
 
     before = times()
     assert _deploy(store, tmp_path, 1).outcome == "unchanged"
@@ -87,27 +87,27 @@ def test_deploying_the_same_file_changes_nothing(store: ModelStore, tmp_path: Pa
 def test_slots_are_replaced_together(store: ModelStore, tmp_path: Path) -> None:
     first = {"exact": models.source(tmp_path, 1), "quantized": models.source(tmp_path, 2)}
     assert deploy(store, NAME, first).outcome == "deployed"
-    assert set(check_whole(store).slots) == {"exact", "quantized"}
-    # One bad slot keeps the other from going live, too.
-    bad = models.tampered(models.source(tmp_path, 4), lambda path: path.write_bytes(b"x"))
+    assert set(assert_complete(store).slots) == {"exact", "quantized"}
+    # One invalid slot also blocks the other slot.
+    bad = models.tamper_source(models.source(tmp_path, 4), lambda path: path.write_bytes(b"x"))
     refused = deploy(store, NAME, {"exact": models.source(tmp_path, 3), "quantized": bad})
     assert refused.outcome == "refused"
-    live = check_whole(store)
+    live = assert_complete(store)
     assert live.slots["exact"].sha256 == first["exact"].sha256
     assert deploy(store, NAME, {"exact": first["exact"]}).outcome == "deployed"
-    assert set(check_whole(store).slots) == {"exact"}
+    assert set(assert_complete(store).slots) == {"exact"}
     assert rollback_deployment(store, NAME).outcome == "rolled_back"
-    assert set(check_whole(store).slots) == {"exact", "quantized"}
-    check_tidy(store)
+    assert set(assert_complete(store).slots) == {"exact", "quantized"}
+    assert_no_leftovers(store)
 
 
 def test_only_the_configured_number_of_releases_is_kept(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "srv", keep=2)
     _deploy(store, tmp_path, 1, 2, 3, 4, 5)
-    live = check_whole(store)
+    live = assert_complete(store)
     assert [earlier.release for earlier in live.previous] == [4, 3]
     assert list(store.releases(NAME)) == [3, 4, 5]
-    check_tidy(store)
+    assert_no_leftovers(store)
 
 
 def test_repeated_rollback_goes_further_back(tmp_path: Path) -> None:
@@ -117,34 +117,34 @@ def test_repeated_rollback_goes_further_back(tmp_path: Path) -> None:
     for seed, number in ((2, 4), (1, 5)):
         back = rollback_deployment(store, NAME)
         assert back.outcome == "rolled_back"
-        live = check_whole(store)
+        live = assert_complete(store)
         assert (live.slots["exact"].sha256, live.release) == (digests[seed], number)
         assert live.rolled_back_to == seed
     end = rollback_deployment(store, NAME)
     assert end.outcome == "refused"
-    assert check_whole(store).release == 5
-    check_tidy(store)
+    assert assert_complete(store).release == 5
+    assert_no_leftovers(store)
     assert _deploy(store, tmp_path, 3).outcome == "deployed"
     assert rollback_deployment(store, NAME).outcome == "rolled_back"
-    assert check_whole(store).slots["exact"].sha256 == digests[1]
+    assert assert_complete(store).slots["exact"].sha256 == digests[1]
 
 
 def test_rollback_without_an_earlier_release_is_refused(store: ModelStore, tmp_path: Path) -> None:
     assert rollback_deployment(store, NAME).outcome == "refused"
     _deploy(store, tmp_path, 1)
     assert rollback_deployment(store, NAME).outcome == "refused"
-    check_whole(store)
+    assert_complete(store)
 
 
 def test_models_share_content_and_keep_separate_releases(store: ModelStore, tmp_path: Path) -> None:
     _deploy(store, tmp_path, 1)
     assert deploy(store, "other", {"exact": models.source(tmp_path, 1)}).outcome == "deployed"
     _deploy(store, tmp_path, 2, 3, 4, 5, 6)
-    assert check_whole(store, "other").release == 1
-    check_tidy(store)
+    assert assert_complete(store, "other").release == 1
+    assert_no_leftovers(store)
 
 
-# What is refused.
+# Refused deployments.
 
 
 def _append_a_byte(path: Path) -> None:
@@ -155,10 +155,10 @@ def _replace_model(path: Path) -> None:
     onnx_file(path, seed=77)
 
 
-def _wrong_golden_outputs(path: Path) -> None:
-    """Golden vectors, whole, for these bytes, with other answers."""
+def _write_wrong_outputs(path: Path) -> None:
+    """Write valid golden vectors of this file with wrong outputs."""
     logits = vectors.inputs() @ vectors.weights(path) + 1
-    vectors.golden_of(
+    vectors.write_model_vectors(
         path.parent / "golden", path, outputs={"logits": ExpectedOutput(logits, 1e-4)}
     )
 
@@ -178,9 +178,11 @@ def _replace_by_symlink(path: Path) -> None:
 
 
 def _loosen_tolerance(path: Path) -> None:
-    """Whole vectors of these bytes, but not the ones that were promoted."""
+    """Write valid vectors of this file that differ from the promoted ones."""
     logits = vectors.inputs() @ vectors.weights(path)
-    vectors.golden_of(path.parent / "golden", path, outputs={"logits": ExpectedOutput(logits, 1e9)})
+    vectors.write_model_vectors(
+        path.parent / "golden", path, outputs={"logits": ExpectedOutput(logits, 1e9)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,28 +193,28 @@ def _loosen_tolerance(path: Path) -> None:
         (lambda path: path.write_bytes(b""), "is empty"),
         (lambda path: path.unlink(), "is missing"),
         (_replace_by_symlink, "is a link"),
-        (_wrong_golden_outputs, r"golden\.json has digest"),
+        (_write_wrong_outputs, r"golden\.json has digest"),
         (_loosen_tolerance, r"golden\.json has digest"),
         (_zero_golden_array, "not the bytes|has digest"),
         (_remove_golden_vectors, "no golden vectors"),
     ],
 )
 def test_tampered_files_are_refused(store: ModelStore, tmp_path: Path, tamper, reason: str) -> None:
-    spoiled = models.tampered(models.source(tmp_path, 2), tamper)
-    refused = deploy(store, NAME, {"exact": spoiled})
+    source = models.tamper_source(models.source(tmp_path, 2), tamper)
+    refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
     assert refused.manifest is None
     assert store.live(NAME) is None
     _deploy(store, tmp_path, 1)
-    refused = deploy(store, NAME, {"exact": spoiled})
+    refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
     assert re.search(reason, refused.reason), refused.reason
-    assert check_whole(store).release == 1
-    check_tidy(store)
+    assert assert_complete(store).release == 1
+    assert_no_leftovers(store)
 
 
 def test_valid_file_with_another_digest_is_refused(store: ModelStore, tmp_path: Path) -> None:
-    """It loads, and nothing else contradicts it."""
+    """The file loads, and only its digest is wrong."""
     expected = models.source(tmp_path, 1).sha256
     second = SlotSource.local(onnx_file(tmp_path / "other.onnx", seed=2), sha256=expected)
     refused = deploy(store, NAME, {"exact": second})
@@ -221,13 +223,13 @@ def test_valid_file_with_another_digest_is_refused(store: ModelStore, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("tamper", "reason"), [(_wrong_golden_outputs, "max_abs_diff"), (_zero_golden_array, "digest")]
+    ("tamper", "reason"), [(_write_wrong_outputs, "max_abs_diff"), (_zero_golden_array, "digest")]
 )
 def test_golden_vectors_without_a_pinned_digest_are_verified(
     store, tmp_path, tamper, reason
 ) -> None:
     good = models.source(tmp_path)
-    bad = models.tampered(SlotSource(good.sha256, good.fetch), tamper)
+    bad = models.tamper_source(SlotSource(good.sha256, good.fetch), tamper)
     refused = deploy(store, NAME, {"exact": bad})
     assert refused.outcome == "refused"
     assert reason in refused.reason
@@ -235,7 +237,7 @@ def test_golden_vectors_without_a_pinned_digest_are_verified(
 
 def test_golden_vectors_of_another_file_are_refused(store: ModelStore, tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx", seed=5)
-    _, golden = vectors.made(tmp_path / "other", seed=6)
+    _, golden = vectors.write_model_and_vectors(tmp_path / "other", seed=6)
     refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden)})
     assert refused.outcome == "refused"
     assert "has digest" in refused.reason
@@ -277,20 +279,20 @@ def test_model_without_golden_vectors_must_load(store: ModelStore, tmp_path: Pat
     result = deploy(store, NAME, {"exact": SlotSource.local(path)})
     assert result.outcome == "deployed"
     assert "without golden vectors: exact" in result.reason
-    assert check_whole(store).slots["exact"].golden is None
+    assert assert_complete(store).slots["exact"].golden is None
     strict = SlotSource(SlotSource.local(path).sha256, SlotSource.local(path).fetch)
     refused = deploy(store, NAME, {"exact": strict})
     assert refused.outcome == "refused"
     assert "no golden vectors" in refused.reason
     assert deploy(store, NAME, {"exact": models.source(tmp_path)}).outcome == "deployed"
-    assert check_whole(store).slots["exact"].golden is not None
+    assert assert_complete(store).slots["exact"].golden is not None
 
 
 def test_model_that_onnx_runtime_cannot_load_is_refused(store, tmp_path, monkeypatch) -> None:
-    def broken(model: object) -> None:
+    def raise_error(model: object) -> None:
         raise RuntimeError("no kernel for this operator\nand more")
 
-    monkeypatch.setattr(verify, "open_on_cpu", broken)
+    monkeypatch.setattr(verify, "open_on_cpu", raise_error)
     source = SlotSource.local(onnx_file(tmp_path / "model.onnx"))
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
@@ -316,12 +318,12 @@ def test_fetch_failure_is_an_error(store: ModelStore, tmp_path: Path, error) -> 
 
     with pytest.raises((RegistryUnavailable, StorageError)):
         deploy(store, NAME, {"exact": SlotSource(models.source(tmp_path, 2).sha256, fetch)})
-    assert check_whole(store).release == 1
-    check_tidy(store)
+    assert assert_complete(store).release == 1
+    assert_no_leftovers(store)
 
 
 def test_file_outside_the_staging_folder_is_refused(store: ModelStore, tmp_path: Path) -> None:
-    path, _ = vectors.made(tmp_path)
+    path, _ = vectors.write_model_and_vectors(tmp_path)
     source = SlotSource(Digest.from_file(path), lambda folder: path, golden_required=False)
     refused = deploy(store, NAME, {"exact": source})
     assert refused.outcome == "refused"
@@ -361,8 +363,8 @@ def test_redeploying_repairs_a_damaged_model(store: ModelStore, tmp_path: Path) 
     _deploy(store, tmp_path, 1)
     _damage_stored_model(store)
     assert _deploy(store, tmp_path, 1).outcome == "deployed"
-    check_whole(store)
-    check_tidy(store)
+    assert_complete(store)
+    assert_no_leftovers(store)
 
 
 def test_redeploying_repairs_golden_vectors(store: ModelStore, tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_redeploying_repairs_golden_vectors(store: ModelStore, tmp_path: Path) -
     for path in store.content(golden.sha256).glob("*.bin"):
         path.unlink()
     assert _deploy(store, tmp_path, 1).outcome == "deployed"
-    check_whole(store)
+    assert_complete(store)
 
 
 def test_rollback_to_a_damaged_release_is_refused(store: ModelStore, tmp_path: Path) -> None:
@@ -392,12 +394,12 @@ def test_rollback_verifies_golden_vectors_again(
 ) -> None:
     _deploy(store, tmp_path, 1, 2)
 
-    def other(path: Path, golden: Path | None, limits: object) -> None:
+    def refuse(path: Path, golden: Path | None, limits: object) -> None:
         raise staging.NotDeployed("this machine computes something else")
 
-    monkeypatch.setattr(staging, "_run", other)
+    monkeypatch.setattr(staging, "_run", refuse)
     assert rollback_deployment(store, NAME).outcome == "refused"
-    assert check_whole(store).release == 2
+    assert assert_complete(store).release == 2
 
 
 def test_damaged_manifest_is_reported(store: ModelStore, tmp_path: Path) -> None:
@@ -408,37 +410,37 @@ def test_damaged_manifest_is_reported(store: ModelStore, tmp_path: Path) -> None
     with pytest.raises(StorageError, match="is damaged"):
         store.live(NAME)
     assert _deploy(store, tmp_path, 2).outcome == "deployed"
-    assert check_whole(store).release == 2
+    assert assert_complete(store).release == 2
 
 
 def test_full_disk_leaves_the_old_release(store: ModelStore, tmp_path: Path, monkeypatch) -> None:
     _deploy(store, tmp_path, 1)
 
-    def full(folder: Path) -> None:
+    def raise_disk_full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(staging, "fsync_tree", full)
+    monkeypatch.setattr(staging, "fsync_tree", raise_disk_full)
     with pytest.raises(StorageError, match="No space left"):
         _deploy(store, tmp_path, 2)
     monkeypatch.undo()
-    assert check_whole(store).release == 1
+    assert assert_complete(store).release == 1
     assert _deploy(store, tmp_path, 2).outcome == "deployed"
-    check_tidy(store)
+    assert_no_leftovers(store)
 
 
-# Two at once, and a reader meanwhile.
+# Concurrent deployments and readers.
 
 
 def test_concurrent_deployments_are_serialized(store: ModelStore, tmp_path: Path) -> None:
-    inside, most = [0], [0]
+    running, max_running = [0], [0]
 
-    def slow(source: SlotSource) -> SlotSource:
+    def slow_source(source: SlotSource) -> SlotSource:
         def fetch(folder: Path) -> Path:
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
+            running[0] += 1
+            max_running[0] = max(max_running[0], running[0])
             path = source.fetch(folder)
             threading.Event().wait(0.1)
-            inside[0] -= 1
+            running[0] -= 1
             return path
 
         return SlotSource(source.sha256, fetch, source.golden_sha256)
@@ -446,7 +448,7 @@ def test_concurrent_deployments_are_serialized(store: ModelStore, tmp_path: Path
     outcomes: list[str] = []
 
     def run(seed: int) -> None:
-        source = slow(models.source(tmp_path, seed))
+        source = slow_source(models.source(tmp_path, seed))
         outcomes.append(deploy(store, NAME, {"exact": source}).outcome)
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2, 3)]
@@ -455,8 +457,8 @@ def test_concurrent_deployments_are_serialized(store: ModelStore, tmp_path: Path
     for thread in threads:
         thread.join(60)
     assert outcomes == ["deployed"] * 3
-    assert most == [1]
-    assert check_whole(store).release == 3
+    assert max_running == [1]
+    assert assert_complete(store).release == 3
 
 
 def test_waiting_for_the_deployment_lock_times_out(store: ModelStore, tmp_path: Path) -> None:
@@ -490,11 +492,11 @@ def test_copy_stops_at_the_size_limit(tmp_path: Path) -> None:
 
 
 def test_size_limit_covers_all_files_of_a_source(tmp_path: Path) -> None:
-    path, golden = vectors.made(tmp_path)
+    path, golden = vectors.write_model_and_vectors(tmp_path)
     total = path.stat().st_size + sum(file.stat().st_size for file in golden.iterdir())
     store = ModelStore(tmp_path / "srv")
-    small = SlotSource.local(path, golden=golden, max_bytes=total - 1)
-    refused = deploy(store, NAME, {"exact": small})
+    too_small = SlotSource.local(path, golden=golden, max_bytes=total - 1)
+    refused = deploy(store, NAME, {"exact": too_small})
     assert refused.outcome == "refused"
     assert "is larger than the limit" in refused.reason
     enough = SlotSource.local(path, golden=golden, max_bytes=total)
@@ -502,18 +504,18 @@ def test_size_limit_covers_all_files_of_a_source(tmp_path: Path) -> None:
 
 
 def test_fetched_files_are_limited(tmp_path: Path) -> None:
-    def burst(folder: Path) -> Path:
+    def write_large_file(folder: Path) -> Path:
         (folder / "model.onnx").write_bytes(bytes(1001))
         return folder / "model.onnx"
 
-    source = SlotSource(DIGEST, burst, max_bytes=1000)
+    source = SlotSource(DIGEST, write_large_file, max_bytes=1000)
     with pytest.raises(TooLarge):
         fetch_files(source, tmp_path / "in")
     assert deploy(ModelStore(tmp_path / "srv"), NAME, {"exact": source}).outcome == "refused"
 
 
 def test_local_file_must_match_its_digest(tmp_path: Path) -> None:
-    path, golden = vectors.made(tmp_path)
+    path, golden = vectors.write_model_and_vectors(tmp_path)
     store = ModelStore(tmp_path / "srv")
     refused = deploy(store, NAME, {"exact": SlotSource.local(path, golden=golden, sha256=DIGEST)})
     assert refused.outcome == "refused"

@@ -1,4 +1,4 @@
-"""kill -9 before every change of the disk: the name points at a complete release, and deploying again finishes."""
+"""After a kill at any change of the disk the name resolves to a complete release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gate.deploy.deploy import Deployment, deploy, rollback_deployment
 from gate.deploy.store import ModelStore
 from tests.deploy import killed_deployment, models
-from tests.deploy.models import NAME, check_contents, check_tidy, check_whole
+from tests.deploy.models import NAME, assert_complete, assert_digests_match, assert_no_leftovers
 from tests.exhaustive import exhaustive
 
 FIRST, SECOND, THIRD = (1,), (2, 3), (4, 5)
@@ -26,13 +26,13 @@ ROLLBACK_CHANGES = {
     "symlink tmp", "fsync tmp", "rename releases", "fsync releases", "symlink live",
     "replace live", "fsync live", "rmtree tmp",
 }  # fmt: skip
-LIVE = "replace live"
-"""From here on the new release serves."""
+LIVE_CHANGE = "replace live"
+"""The new release serves after this change."""
 
 
 @pytest.fixture(scope="module")
 def context() -> multiprocessing.context.BaseContext:
-    """Processes that are forked from one in which everything is imported."""
+    """A multiprocessing context whose fork server has imported everything."""
     created = multiprocessing.get_context("forkserver")
     created.set_forkserver_preload(["tests.deploy.killed_deployment"])
     return created
@@ -46,7 +46,7 @@ def _slots(files: Path, seeds: tuple[int, ...]):
 def _run_and_kill(
     context, root: Path, files: Path, seeds: tuple[int, ...], survived: int
 ) -> tuple[list[str], bool]:
-    """The changes that were made, and whether it was killed."""
+    """Run the deployment until it is killed; return its changes and whether it was killed."""
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(
         target=killed_deployment.deploy_and_die, args=(root, files, seeds, survived, writer)
@@ -79,46 +79,47 @@ def test_next_deployment_finishes_a_killed_one(context, tmp_path: Path, before) 
     for seeds in before:
         assert deploy(pristine, NAME, _slots(files, seeds)).outcome == "deployed"
     expected = {label: source.sha256 for label, source in _slots(files, THIRD).items()}
-    old = check_whole(pristine) if before else None
+    old = assert_complete(pristine) if before else None
     changes: list[str] = []
     for survived in range(1000):
         store = ModelStore(tmp_path / f"srv-{survived}", keep=1)
         shutil.copytree(pristine.root, store.root, symlinks=True) if before else None
         changes, killed = _run_and_kill(context, store.root, files, THIRD, survived)
-        check_contents(store)
+        assert_digests_match(store)
         live = store.live(NAME)
         if live is None:
             assert not before
-            assert LIVE not in changes
+            assert LIVE_CHANGE not in changes
         else:
-            digests = {label: slot.sha256 for label, slot in check_whole(store).slots.items()}
-            gone_live = LIVE in changes
-            assert (digests == expected) is gone_live, changes
-            assert gone_live or live == old
+            digests = {label: slot.sha256 for label, slot in assert_complete(store).slots.items()}
+            is_live = LIVE_CHANGE in changes
+            assert (digests == expected) is is_live, changes
+            assert is_live or live == old
         redeployed = deploy(store, NAME, _slots(files, THIRD))
-        assert redeployed.outcome == ("unchanged" if LIVE in changes else "deployed"), (
+        assert redeployed.outcome == ("unchanged" if LIVE_CHANGE in changes else "deployed"), (
             redeployed.reason
         )
-        live = check_whole(store)
+        live = assert_complete(store)
         assert {label: slot.sha256 for label, slot in live.slots.items()} == expected
-        if old is not None:  # the way back is as it would have been
+        if old is not None:  # the previous release can still be restored
             assert [earlier.release for earlier in live.previous] == [old.release]
-            check_tidy(store)
-            assert _rolled_back(store).slots == old.slots
+            assert_no_leftovers(store)
+            assert _roll_back(store).slots == old.slots
         shutil.rmtree(store.root)
         if not killed:
             break
     assert set(changes) >= DEPLOYMENT_CHANGES
     assert changes.count("rename store") == 4  # two files and their golden vectors
-    # What is not needed any more gets another place first: a release, its file, its vectors.
-    graves = changes[changes.index(LIVE) :].count("rename tmp")
-    assert graves == (3 if len(before) == 2 else 0)
+    # Files that are no longer referenced are first renamed into the staging folder: a release, its
+    # model file, its vectors.
+    removed = changes[changes.index(LIVE_CHANGE) :].count("rename tmp")
+    assert removed == (3 if len(before) == 2 else 0)
 
 
-def _rolled_back(store: ModelStore):
+def _roll_back(store: ModelStore):
     result: Deployment = rollback_deployment(store, NAME)
     assert result.outcome == "rolled_back", result.reason
-    return check_whole(store)
+    return assert_complete(store)
 
 
 def test_next_rollback_finishes_a_killed_one(context, tmp_path: Path) -> None:
@@ -130,15 +131,15 @@ def test_next_rollback_finishes_a_killed_one(context, tmp_path: Path) -> None:
         store = ModelStore(tmp_path / f"srv-{survived}", keep=1)
         shutil.copytree(pristine.root, store.root, symlinks=True)
         changes, killed = _run_and_kill(context, store.root, files, (), survived)
-        live = check_whole(store)
-        assert live.release == (3 if LIVE in changes else 2)
-        assert len(live.slots) == (1 if LIVE in changes else 2)
-        if LIVE not in changes:
+        live = assert_complete(store)
+        assert live.release == (3 if LIVE_CHANGE in changes else 2)
+        assert len(live.slots) == (1 if LIVE_CHANGE in changes else 2)
+        if LIVE_CHANGE not in changes:
             assert rollback_deployment(store, NAME).outcome == "rolled_back"
-        live = check_whole(store)
+        live = assert_complete(store)
         assert (live.release, live.rolled_back_to) == (3, 1)
         assert deploy(store, NAME, _slots(files, FIRST)).outcome == "unchanged"
-        check_tidy(store)
+        assert_no_leftovers(store)
         shutil.rmtree(store.root)
         if not killed:
             break

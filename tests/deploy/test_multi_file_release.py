@@ -1,4 +1,4 @@
-"""A multi-file release is deployed as one: no reader gets parts of two releases."""
+"""A multi-file release is deployed as one, so that no reader gets parts of two releases."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gate.deploy.store import EXACT, QUANTIZED, Manifest, ModelStore, Slot
 from gate.storage.digest import Digest
 from tests import plain_http
 from tests.deploy import models
-from tests.deploy.models import NAME, check_tidy, check_whole
-from tests.deploy.servers import serving
+from tests.deploy.models import NAME, assert_complete, assert_no_leftovers
+from tests.deploy.servers import serve_app
 from tests.registry import parts
 
 
@@ -30,10 +30,10 @@ def store(tmp_path: Path) -> ModelStore:
 
 
 def test_manifest_lists_all_parts(store: ModelStore, tmp_path: Path) -> None:
-    source = models.of_parts(tmp_path, 1)
+    source = models.multi_file_source(tmp_path, 1)
     result = deploy(store, NAME, {EXACT: source})
     assert result.outcome == "deployed", result.reason
-    slot = check_whole(store).slots[EXACT]
+    slot = assert_complete(store).slots[EXACT]
     assert slot.sha256 == source.sha256
     assert slot.model.name == "release.yaml"
     assert {name: file.name for name, file in slot.parts.items()} == {
@@ -41,102 +41,102 @@ def test_manifest_lists_all_parts(store: ModelStore, tmp_path: Path) -> None:
         "head": "head.onnx",
     }
     for name, file in slot.parts.items():
-        there = tmp_path / "parts-1" / f"{name}.onnx"
-        assert file.sha256 == Digest.from_file(there)
-        assert file.size_bytes == there.stat().st_size
+        path = tmp_path / "parts-1" / f"{name}.onnx"
+        assert file.sha256 == Digest.from_file(path)
+        assert file.size_bytes == path.stat().st_size
         assert file.url == f"sha256/{slot.sha256.hex}/{name}.onnx"
     assert deploy(store, NAME, {EXACT: source}).outcome == "unchanged"
-    check_tidy(store)
+    assert_no_leftovers(store)
 
 
 def test_single_file_and_multi_file_releases_replace_each_other(
     store: ModelStore, tmp_path: Path
 ) -> None:
     single = models.source(tmp_path, 1)
-    for source in (single, models.of_parts(tmp_path, 1), single):
+    for source in (single, models.multi_file_source(tmp_path, 1), single):
         assert deploy(store, NAME, {EXACT: source}).outcome == "deployed"
-        assert check_whole(store).slots[EXACT].sha256 == source.sha256
-    assert not check_whole(store).slots[EXACT].parts
+        assert assert_complete(store).slots[EXACT].sha256 == source.sha256
+    assert not assert_complete(store).slots[EXACT].parts
 
 
-def _missing_part(path: Path) -> None:
+def _remove_part(path: Path) -> None:
     path.with_name("head.onnx").unlink()
 
 
-def _replaced_part(path: Path) -> None:
+def _replace_part(path: Path) -> None:
     path.with_name("head.onnx").write_bytes(path.with_name("encoder.onnx").read_bytes())
 
 
-def _swapped_parts(path: Path) -> None:
+def _swap_parts(path: Path) -> None:
     text = path.read_text().replace("encoder.onnx", "?").replace("head.onnx", "encoder.onnx")
     path.write_text(text.replace("?", "head.onnx"))
 
 
-def _symlinked_part(path: Path) -> None:
+def _symlink_part(path: Path) -> None:
     head = path.with_name("head.onnx")
     head.rename(path.parents[1] / "elsewhere.onnx")
     head.symlink_to(path.parents[1] / "elsewhere.onnx")
 
 
-def _part_above_the_folder(path: Path) -> None:
+def _move_part_above_the_folder(path: Path) -> None:
     path.with_name("head.onnx").rename(path.parents[1] / "head.onnx")
     path.write_text(path.read_text().replace("head.onnx", "../head.onnx"))
 
 
-def _nested_release_file(path: Path) -> None:
+def _nest_release_file(path: Path) -> None:
     path.with_name("inner.yaml").write_text(path.read_text())
     path.write_text(path.read_text().replace("head.onnx", "inner.yaml"))
 
 
-def _invalid_release_file(path: Path) -> None:
+def _invalidate_release_file(path: Path) -> None:
     path.write_bytes(b"\x08\x08")
 
 
 @pytest.mark.parametrize(
     ("tamper", "wanted"),
     [
-        (_missing_part, "the part head is missing"),
-        (_replaced_part, "has digest"),
-        (_swapped_parts, "has digest"),
-        (_symlinked_part, "is a link, expected a file"),
-        (_part_above_the_folder, "expected a file in the folder"),
-        (_nested_release_file, "expected an ONNX file"),
-        (_invalid_release_file, "release.yaml"),
+        (_remove_part, "the part head is missing"),
+        (_replace_part, "has digest"),
+        (_swap_parts, "has digest"),
+        (_symlink_part, "is a link, expected a file"),
+        (_move_part_above_the_folder, "expected a file in the folder"),
+        (_nest_release_file, "expected an ONNX file"),
+        (_invalidate_release_file, "release.yaml"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_tampered_multi_file_release_is_refused(
     store: ModelStore, tmp_path: Path, tamper: Callable[[Path], None], wanted: str
 ) -> None:
-    assert deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)}).outcome == "deployed"
-    bad = models.tampered(models.of_parts(tmp_path, 2), tamper)
+    assert deploy(store, NAME, {EXACT: models.multi_file_source(tmp_path, 1)}).outcome == "deployed"
+    bad = models.tamper_source(models.multi_file_source(tmp_path, 2), tamper)
     result = deploy(store, NAME, {EXACT: bad})
     assert result.outcome == "refused"
     assert wanted in result.reason
-    assert check_whole(store).release == 1
+    assert assert_complete(store).release == 1
 
 
 def test_part_with_wrong_outputs_is_refused(store: ModelStore, tmp_path: Path) -> None:
-    """Whole and of the right digest, but its vectors were of another file."""
-    path = parts.files(tmp_path / "parts")
+    """The file is valid and has the right digest; the golden vectors have wrong outputs."""
+    path = parts.write_release(tmp_path / "parts")
     golden = tmp_path / "golden"
-    parts.golden(golden, path)
+    parts.write_vectors(golden, path)
     record = golden / "golden.json"
     outputs = [file for file in golden.iterdir() if "part-1-output" in file.name]
     data = outputs[0].read_bytes()
-    turned = data[4:] + data[:4]
-    outputs[0].write_bytes(turned)
+    changed = data[4:] + data[:4]
+    outputs[0].write_bytes(changed)
     text = record.read_text()
-    record.write_text(text.replace(Digest.from_bytes(data).hex, Digest.from_bytes(turned).hex))
+    record.write_text(text.replace(Digest.from_bytes(data).hex, Digest.from_bytes(changed).hex))
     result = deploy(store, NAME, {EXACT: SlotSource.local(path, golden=golden)})
     assert result.outcome == "refused"
     assert "part head: output 'logits': max_abs_diff" in result.reason
 
 
 def test_each_part_must_load_without_golden_vectors(store: ModelStore, tmp_path: Path) -> None:
-    path = parts.files(tmp_path / "parts")
+    path = parts.write_release(tmp_path / "parts")
     assert deploy(store, NAME, {EXACT: SlotSource.local(path)}).outcome == "deployed"
-    second = parts.files(tmp_path / "other", seed=1)
+    second = parts.write_release(tmp_path / "other", seed=1)
     model = onnx.load(str(second.with_name("head.onnx")))
     model.graph.node[0].op_type, model.graph.node[0].domain = "Unheard", "of"
     model.opset_import.append(helper.make_opsetid("of", 1))
@@ -146,8 +146,8 @@ def test_each_part_must_load_without_golden_vectors(store: ModelStore, tmp_path:
     assert "can't load the part head" in result.reason
 
 
-def _one_part(folder: Path) -> SlotSource:
-    path = parts.files(folder / "one-part")
+def _source_with_one_part(folder: Path) -> SlotSource:
+    path = parts.write_release(folder / "one-part")
     path.write_text(path.read_text().replace("  head: {file: head.onnx}\n", ""))
     return SlotSource.local(path)
 
@@ -155,9 +155,21 @@ def _one_part(folder: Path) -> SlotSource:
 @pytest.mark.parametrize(
     ("exact", "twin", "wanted"),
     [
-        (models.of_parts, models.source, "slot quantized has one file, the slot exact the parts"),
-        (models.source, models.of_parts, "quantized has the parts encoder, head, .* one file"),
-        (models.of_parts, _one_part, "quantized has the parts encoder, the .* encoder, head"),
+        (
+            models.multi_file_source,
+            models.source,
+            "slot quantized has one file, the slot exact the parts",
+        ),
+        (
+            models.source,
+            models.multi_file_source,
+            "quantized has the parts encoder, head, .* one file",
+        ),
+        (
+            models.multi_file_source,
+            _source_with_one_part,
+            "quantized has the parts encoder, the .* encoder, head",
+        ),
     ],
     ids=["twin of a file", "twin of a release", "other parts"],
 )
@@ -175,11 +187,11 @@ def test_slots_with_different_parts_are_refused(
 
 
 def test_parts_are_served_by_digest_only(store: ModelStore, tmp_path: Path) -> None:
-    """By their names, one after the other, a client could get those of two releases."""
-    twin = models.of_parts(tmp_path / "twin", 2)
-    deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1), QUANTIZED: twin})
+    """Without digests a client could download parts of two releases."""
+    twin = models.multi_file_source(tmp_path / "twin", 2)
+    deploy(store, NAME, {EXACT: models.multi_file_source(tmp_path, 1), QUANTIZED: twin})
     app = Starlette(routes=[Mount("/models", store_app(store))])
-    with serving(app) as address, plain_http.client(base_url=f"{address}/models/") as client:
+    with serve_app(app) as address, plain_http.client(base_url=f"{address}/models/") as client:
         slots = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots
         assert client.get(f"{NAME}/model.onnx").status_code == 404
         for label in (EXACT, QUANTIZED):
@@ -188,26 +200,26 @@ def test_parts_are_served_by_digest_only(store: ModelStore, tmp_path: Path) -> N
             slot = slots[label]
             assert slot.golden is not None
             for entry in (*slot.files, *slot.parts.values(), slot.golden):
-                answer = client.get(f"{NAME}/{entry.url}")
-                assert Digest.from_bytes(answer.content) == entry.sha256
+                response = client.get(f"{NAME}/{entry.url}")
+                assert Digest.from_bytes(response.content) == entry.sha256
 
 
 def test_manifest_must_contain_each_named_part(store: ModelStore, tmp_path: Path) -> None:
-    result = deploy(store, NAME, {EXACT: models.of_parts(tmp_path, 1)})
+    result = deploy(store, NAME, {EXACT: models.multi_file_source(tmp_path, 1)})
     assert result.manifest is not None
     slot = result.manifest.slots[EXACT]
-    lost = slot.model_copy(update={"external_data": slot.external_data[:1]})
+    incomplete = slot.model_copy(update={"external_data": slot.external_data[:1]})
     with pytest.raises(Exception, match="the file of the part head is not in external_data"):
-        Slot.from_json(lost.to_json())
+        Slot.from_json(incomplete.to_json())
 
 
 class Readers:
-    """Threads that take all parts of what serves, again and again."""
+    """Threads that read all parts of the live release in a loop."""
 
-    def __init__(self, *takes: Callable[[], bytes | None]) -> None:
-        self.found: list[bytes] = []
+    def __init__(self, *readers: Callable[[], bytes | None]) -> None:
+        self.results: list[bytes] = []
         self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._read, args=(take,)) for take in takes]
+        self._threads = [threading.Thread(target=self._read, args=(read,)) for read in readers]
 
     def __enter__(self) -> Readers:
         for thread in self._threads:
@@ -219,45 +231,45 @@ class Readers:
         for thread in self._threads:
             thread.join(60)
 
-    def _read(self, take: Callable[[], bytes | None]) -> None:
+    def _read(self, read: Callable[[], bytes | None]) -> None:
         while not self._ended.is_set():
-            data = take()
-            if data is not None:  # else it was swept away meanwhile, and is asked for anew
-                self.found.append(data)
+            data = read()
+            if data is not None:  # None: the release was pruned during the read
+                self.results.append(data)
 
 
 @pytest.mark.proof
 def test_no_reader_gets_parts_of_two_releases(tmp_path: Path) -> None:
-    """On the disk and over HTTP, while releases follow each other."""
+    """Read from the disk and over HTTP while releases replace each other."""
     store = ModelStore(tmp_path / "srv", keep=2)
-    sources = [models.of_parts(tmp_path, seed) for seed in (1, 2)]
+    sources = [models.multi_file_source(tmp_path, seed) for seed in (1, 2)]
     deploy(store, NAME, {EXACT: sources[0]})
 
-    def by_disk() -> bytes | None:
+    def read_from_disk() -> bytes | None:
         folder = (store.live_link(NAME) / EXACT).resolve()
         try:
-            return _all_of(folder)
+            return _read_parts(folder)
         except FileNotFoundError:
             return None
 
-    def by_http() -> bytes | None:
+    def read_over_http() -> bytes | None:
         slot = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots[EXACT]
-        answers = [client.get(f"{NAME}/{slot.parts[name].url}") for name in parts.NAMES]
-        if any(answer.status_code == 404 for answer in answers):
+        responses = [client.get(f"{NAME}/{slot.parts[name].url}") for name in parts.NAMES]
+        if any(response.status_code == 404 for response in responses):
             return None
-        return b"".join(answer.content for answer in answers)
+        return b"".join(response.content for response in responses)
 
     app = Starlette(routes=[Mount("/models", store_app(store))])
     with (
-        serving(app) as address,
+        serve_app(app) as address,
         plain_http.client(base_url=f"{address}/models/") as client,
-        Readers(by_disk, by_http) as readers,
+        Readers(read_from_disk, read_over_http) as readers,
     ):
         for turn in range(12):
             result = deploy(store, NAME, {EXACT: sources[(turn + 1) % 2]})
             assert result.outcome == "deployed", result.reason
-    assert set(readers.found) == {_all_of(tmp_path / f"parts-{seed}") for seed in (1, 2)}
+    assert set(readers.results) == {_read_parts(tmp_path / f"parts-{seed}") for seed in (1, 2)}
 
 
-def _all_of(folder: Path) -> bytes:
+def _read_parts(folder: Path) -> bytes:
     return b"".join((folder / f"{name}.onnx").read_bytes() for name in parts.NAMES)

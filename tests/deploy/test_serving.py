@@ -1,4 +1,4 @@
-"""The model store over HTTP: the right bytes under names and digests, and nothing else."""
+"""The model store over HTTP serves files by name and by digest, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gate.storage.digest import Digest
 from tests import plain_http
 from tests.deploy import models
 from tests.deploy.models import NAME
-from tests.deploy.servers import serving
+from tests.deploy.servers import serve_app
 
 YEAR = "public, max-age=31536000, immutable"
 
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> ModelStore:
 @pytest.fixture
 def client(store: ModelStore) -> Iterator[httpx.Client]:
     with (
-        serving(_app(store)) as address,
+        serve_app(_app(store)) as address,
         plain_http.client(base_url=f"{address}/models/") as opened,
     ):
         yield opened
@@ -51,10 +51,10 @@ def _manifest(client: httpx.Client) -> Manifest:
 def test_stable_names_serve_the_current_release(client: httpx.Client, store: ModelStore) -> None:
     live = store.live(NAME)
     assert live is not None
-    answer = client.get(f"{NAME}/manifest.json")
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["etag"] == f'"sha256-{Digest.from_bytes(answer.content).hex}"'
-    assert Manifest.from_json(answer.content) == live
+    response = client.get(f"{NAME}/manifest.json")
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["etag"] == f'"sha256-{Digest.from_bytes(response.content).hex}"'
+    assert Manifest.from_json(response.content) == live
     for path in (f"{NAME}/model.onnx", f"{NAME}/exact/model.onnx"):
         model = client.get(path)
         assert model.status_code == 200
@@ -71,17 +71,17 @@ def test_stable_names_serve_the_current_release(client: httpx.Client, store: Mod
 def test_digest_urls_are_cacheable_for_a_year(client: httpx.Client, tmp_path: Path) -> None:
     slot = _manifest(client).slots["exact"]
     for entry in (*slot.files, slot.golden):
-        answer = client.get(f"{NAME}/{entry.url}")
-        assert answer.status_code == 200
-        assert answer.headers["cache-control"] == YEAR
-        assert Digest.from_bytes(answer.content) == entry.sha256
-        assert len(answer.content) == entry.size_bytes
+        response = client.get(f"{NAME}/{entry.url}")
+        assert response.status_code == 200
+        assert response.headers["cache-control"] == YEAR
+        assert Digest.from_bytes(response.content) == entry.sha256
+        assert len(response.content) == entry.size_bytes
 
 
 def test_client_verifies_the_download_with_golden_vectors(
     client: httpx.Client, tmp_path: Path
 ) -> None:
-    """By HTTP alone, with the golden vectors from beside the model."""
+    """Download the model and its golden vectors over HTTP only."""
     slot = _manifest(client).slots["exact"]
     folder = tmp_path / "edge"
     (folder / "golden").mkdir(parents=True)
@@ -97,7 +97,7 @@ def test_client_verifies_the_download_with_golden_vectors(
 
 
 def test_external_data_is_served(client: httpx.Client, store: ModelStore, tmp_path: Path) -> None:
-    deploy(store, NAME, {"exact": models.external(tmp_path)})
+    deploy(store, NAME, {"exact": models.external_data_source(tmp_path)})
     slot = _manifest(client).slots["exact"]
     (data,) = slot.external_data
     for path in (f"{NAME}/{data.url}", f"{NAME}/exact/{data.name}"):
@@ -107,17 +107,17 @@ def test_external_data_is_served(client: httpx.Client, store: ModelStore, tmp_pa
 
 def test_matching_etag_gets_304(client: httpx.Client) -> None:
     tag = client.head(f"{NAME}/model.onnx").headers["etag"]
-    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
-        answer = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": known})
-        assert (answer.status_code, answer.content) == (304, b""), known
-        assert answer.headers["etag"] == tag
-        assert answer.headers["cache-control"] == "no-cache"
+    for etags in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        response = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": etags})
+        assert (response.status_code, response.content) == (304, b""), etags
+        assert response.headers["etag"] == tag
+        assert response.headers["cache-control"] == "no-cache"
     second = client.get(f"{NAME}/model.onnx", headers={"If-None-Match": '"sha256-00"'})
     assert second.status_code == 200
 
 
 def test_etag_depends_on_the_bytes_only(client, store: ModelStore, tmp_path: Path) -> None:
-    """Same size, same time: another model all the same."""
+    """The other model has the same size and the same times."""
     before = client.get(f"{NAME}/model.onnx")
     deploy(store, NAME, {"exact": models.source(tmp_path, 2)})
     fresh = {
@@ -144,10 +144,10 @@ def test_digest_url_of_a_kept_release_is_served(client, store: ModelStore, tmp_p
 
 def test_head_returns_headers_without_body(client: httpx.Client) -> None:
     for path in (f"{NAME}/model.onnx", f"{NAME}/manifest.json"):
-        got, head = client.get(path), client.head(path)
+        get, head = client.get(path), client.head(path)
         assert (head.status_code, head.content) == (200, b"")
         for name in ("etag", "content-length", "cache-control", "content-type", "accept-ranges"):
-            assert head.headers[name] == got.headers[name]
+            assert head.headers[name] == get.headers[name]
 
 
 RANGES: dict[str, tuple[int, int | None]] = {
@@ -162,26 +162,26 @@ NO_RANGES = (
 
 
 def test_byte_ranges(client: httpx.Client) -> None:
-    def part(asked: str) -> httpx.Response:
-        return client.get(f"{NAME}/model.onnx", headers={"Range": asked.encode()})
+    def get_range(requested: str) -> httpx.Response:
+        return client.get(f"{NAME}/model.onnx", headers={"Range": requested.encode()})
 
-    complete = client.get(f"{NAME}/model.onnx").content
-    for asked, (start, stop) in RANGES.items():
-        answer, expected = part(asked), complete[start:stop]
-        assert (answer.status_code, answer.content) == (206, expected), asked
-        first = len(complete) + start if start < 0 else start
+    content = client.get(f"{NAME}/model.onnx").content
+    for requested, (start, stop) in RANGES.items():
+        response, expected = get_range(requested), content[start:stop]
+        assert (response.status_code, response.content) == (206, expected), requested
+        first = len(content) + start if start < 0 else start
         last = first + len(expected) - 1
-        assert answer.headers["content-range"] == f"bytes {first}-{last}/{len(complete)}"
-        assert answer.headers["content-length"] == str(len(expected))
-        head = client.head(f"{NAME}/model.onnx", headers={"Range": asked})
+        assert response.headers["content-range"] == f"bytes {first}-{last}/{len(content)}"
+        assert response.headers["content-length"] == str(len(expected))
+        head = client.head(f"{NAME}/model.onnx", headers={"Range": requested})
         assert (head.status_code, head.headers["content-length"]) == (206, str(len(expected)))
-    for asked in OUTSIDE:
-        answer = part(asked)
-        assert answer.status_code == 416, asked
-        assert answer.headers["content-range"] == f"bytes */{len(complete)}"
-    for asked in NO_RANGES:
-        answer = part(asked)
-        assert (answer.status_code, answer.content) == (200, complete), asked
+    for requested in OUTSIDE:
+        response = get_range(requested)
+        assert response.status_code == 416, requested
+        assert response.headers["content-range"] == f"bytes */{len(content)}"
+    for requested in NO_RANGES:
+        response = get_range(requested)
+        assert (response.status_code, response.content) == (200, content), requested
 
 
 def test_if_range_with_an_old_etag_gets_the_whole_file(
@@ -194,8 +194,8 @@ def test_if_range_with_an_old_etag_gets_the_whole_file(
     assert client.get(f"{NAME}/model.onnx", headers=requested).status_code == 200
 
 
-def _raw(client: httpx.Client, target: str) -> bytes:
-    """The address as it is, with no client that would tidy it up."""
+def _get_raw(client: httpx.Client, target: str) -> bytes:
+    """Send the path unchanged; HTTP clients would normalize it."""
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as link:
         link.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         return b"".join(iter(lambda: link.recv(65536), b""))
@@ -214,10 +214,10 @@ INVALID_PATHS = (
 
 def test_other_paths_are_not_found(client: httpx.Client) -> None:
     for path in INVALID_PATHS:
-        answer = _raw(client, f"/models/{path}")
-        assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), (path, answer[:200])
-        assert b"root:" not in answer
-        assert b"Traceback" not in answer
+        response = _get_raw(client, f"/models/{path}")
+        assert response.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ")), (path, response[:200])
+        assert b"root:" not in response
+        assert b"Traceback" not in response
 
 
 def test_digest_of_another_model_is_not_found(client, store: ModelStore, tmp_path: Path) -> None:
@@ -234,20 +234,20 @@ def test_write_methods_are_refused(client: httpx.Client) -> None:
 
 
 def test_empty_store_is_404(tmp_path: Path) -> None:
-    with serving(_app(ModelStore(tmp_path / "nothing"))) as address:
+    with serve_app(_app(ModelStore(tmp_path / "nothing"))) as address:
         assert plain_http.get(f"{address}/models/{NAME}/manifest.json").status_code == 404
 
 
 def test_cors_only_for_configured_origins(store: ModelStore) -> None:
     page = {"Origin": "https://page.example"}
-    with serving(_app(store)) as address:
-        answer = plain_http.get(f"{address}/models/{NAME}/model.onnx", headers=page)
-        assert "access-control-allow-origin" not in answer.headers
-    with serving(_app(store, cors_origins=("https://page.example",))) as address:
+    with serve_app(_app(store)) as address:
+        response = plain_http.get(f"{address}/models/{NAME}/model.onnx", headers=page)
+        assert "access-control-allow-origin" not in response.headers
+    with serve_app(_app(store, cors_origins=("https://page.example",))) as address:
         url = f"{address}/models/{NAME}/model.onnx"
-        answer = plain_http.get(url, headers=page)
-        assert answer.headers["access-control-allow-origin"] == "https://page.example"
-        assert "ETag" in answer.headers["access-control-expose-headers"]
+        response = plain_http.get(url, headers=page)
+        assert response.headers["access-control-allow-origin"] == "https://page.example"
+        assert "ETag" in response.headers["access-control-expose-headers"]
         requested = page | {
             "Access-Control-Request-Method": "GET",
             "Access-Control-Request-Headers": "range",
@@ -258,14 +258,14 @@ def test_cors_only_for_configured_origins(store: ModelStore) -> None:
 
 
 def test_running_download_survives_pruning(store: ModelStore, tmp_path: Path, client) -> None:
-    """Whoever began to read reads to the end, even when the bytes are pruned meanwhile."""
+    """A running download finishes even if its files are pruned meanwhile."""
     live = store.live(NAME)
     assert live is not None
-    with client.stream("GET", f"{NAME}/model.onnx") as answer:
+    with client.stream("GET", f"{NAME}/model.onnx") as response:
         for seed in (2, 3, 4):
             deploy(store, NAME, {"exact": models.source(tmp_path, seed)})
         assert not store.content(live.slots["exact"].sha256).exists()
-        assert Digest.from_bytes(answer.read()) == live.slots["exact"].sha256
+        assert Digest.from_bytes(response.read()) == live.slots["exact"].sha256
 
 
 def test_no_file_stays_open_after_a_request(store: ModelStore, client: httpx.Client) -> None:

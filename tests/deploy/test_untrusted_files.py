@@ -13,14 +13,14 @@ from gate.deploy.store import ModelStore
 from gate.errors import LimitExceeded
 from gate.storage.digest import Digest
 from tests.deploy import models
-from tests.deploy.models import NAME, check_tidy, check_whole
+from tests.deploy.models import NAME, assert_complete, assert_no_leftovers
 from tests.exhaustive import further_as_proofs
 from tests.golden_vectors import vectors
 from tests.onnx_file import hostile
 from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
 from tests.sandbox.peak import bounded_growth
 
-SMALL = ["--time-limit", "3s", "--memory-limit", "300MB"]
+SMALL_LIMITS = ["--time-limit", "3s", "--memory-limit", "300MB"]
 
 
 def _fetch_file(path: Path):
@@ -48,8 +48,8 @@ def test_file_that_exceeds_the_limits_is_refused_unevaluated(tmp_path: Path, mak
         result = deploy(store, NAME, {"exact": source})
     assert (result.outcome, result.judged) == ("refused", False)
     assert "Nothing was decided" in result.reason
-    assert check_whole(store).release == 1
-    check_tidy(store)
+    assert assert_complete(store).release == 1
+    assert_no_leftovers(store)
 
 
 @pytest.mark.further
@@ -62,10 +62,10 @@ def test_local_file_is_read_in_the_sandbox(tmp_path: Path) -> None:
 @pytest.mark.further
 def test_good_file_is_deployed_within_limits(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "srv")
-    path, golden = vectors.made(tmp_path)
+    path, golden = vectors.write_model_and_vectors(tmp_path)
     source = SlotSource.local(path, golden=golden, limits=ROOMY)
     assert deploy(store, NAME, {"exact": source}).outcome == "deployed"
-    check_whole(store)
+    assert_complete(store)
 
 
 @pytest.mark.rows(2)
@@ -76,11 +76,11 @@ def test_commands_exit_with_2_when_limits_are_exceeded(
 ):
     monkeypatch.chdir(tmp_path)
     path = make(tmp_path / "model.onnx")
-    vectors.impossible(tmp_path / "golden", path)
-    arguments = ["verify-release", "model.onnx", "--golden", "golden", *SMALL, "--json"]
+    vectors.write_uncomputable_vectors(tmp_path / "golden", path)
+    arguments = ["verify-release", "model.onnx", "--golden", "golden", *SMALL_LIMITS, "--json"]
     if command == "deploy":
         arguments = ["deploy", "digits", "--store", "srv", "--file", "model.onnx"]
-        arguments += ["--golden", "golden", *SMALL, "--json"]
+        arguments += ["--golden", "golden", *SMALL_LIMITS, "--json"]
     with bounded_growth(PARENT_BYTES):
         assert cli.main(arguments) == 2
     plain = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Only verified bytes are served: changed files and links are not sent, and unchanged files are hashed once."""
+"""Changed files and links are not served, and unchanged files are hashed once."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from gate.deploy.store import ModelStore
 from gate.storage.digest import Digest
 from tests import plain_http
 from tests.deploy import models
-from tests.deploy.handmade_store import store_of
+from tests.deploy.handmade_store import make_store
 from tests.deploy.models import NAME
-from tests.deploy.servers import serving
+from tests.deploy.servers import serve_app
 
 MODEL = f"{NAME}/model.onnx"
 
 
 class ReadCounter:
-    """Counts what is read of files, in a store's own descriptors."""
+    """Counts the hashed files and the positioned reads of the store."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hashed, self.parts = 0, 0
-        self.going = threading.Event()
-        self.going.set()
+        self.may_hash = threading.Event()
+        self.may_hash.set()
         of_stream, pread = Digest.from_stream, os.pread
 
-        def counted(stream) -> Digest:
+        def count_hash(stream) -> Digest:
             self.hashed += 1
-            self.going.wait(20)
+            self.may_hash.wait(20)
             return of_stream(stream)
 
-        def read(descriptor: int, size: int, place: int) -> bytes:
+        def count_read(descriptor: int, size: int, offset: int) -> bytes:
             self.parts += 1
-            return pread(descriptor, size, place)
+            return pread(descriptor, size, offset)
 
-        monkeypatch.setattr(Digest, "from_stream", staticmethod(counted))
-        monkeypatch.setattr(os, "pread", read)
+        monkeypatch.setattr(Digest, "from_stream", staticmethod(count_hash))
+        monkeypatch.setattr(os, "pread", count_read)
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def read_counter(monkeypatch: pytest.MonkeyPatch) -> ReadCounter:
     return ReadCounter(monkeypatch)
 
 
-class Served:
-    """A deployed model behind a socket, and what was found damaged."""
+class ServedModel:
+    """A deployed model behind a server, and the damage that the server reported."""
 
     def __init__(self, store: ModelStore, source) -> None:
         self.store, self.source = store, source
@@ -74,41 +74,41 @@ class Served:
     def get(self, path: str = MODEL, **options) -> httpx.Response:
         return self.client.get(path, **options)
 
-    def is_served_rightly(self) -> bool:
-        answer = self.get()
-        return answer.status_code == 200 and Digest.from_bytes(answer.content) == self.sha256
+    def serves_right_bytes(self) -> bool:
+        response = self.get()
+        return response.status_code == 200 and Digest.from_bytes(response.content) == self.sha256
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tmp_path: Path) -> Iterator[ServedModel]:
     store, source = ModelStore(tmp_path / "srv", keep=1), models.source(tmp_path, 1)
     deploy(store, NAME, {"exact": source})
-    created = Served(store, source)
+    created = ServedModel(store, source)
     app = store_app(store, damaged=lambda name: created.damaged.update([name]))
-    with serving(Starlette(routes=[Mount("/models", app)])) as address:
+    with serve_app(Starlette(routes=[Mount("/models", app)])) as address:
         created.address = address
         with plain_http.client(base_url=f"{address}/models/") as created.client:
             yield created
 
 
-def _flipped(path: Path) -> bytes:
+def _flip_bit(path: Path) -> bytes:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     return bytes(data)
 
 
 def edit_in_place(path: Path) -> None:
-    """The same size, and the times set back."""
-    before, data = path.stat(), _flipped(path)
+    """Flip a bit and restore the times; the size stays the same."""
+    before, data = path.stat(), _flip_bit(path)
     path.chmod(0o644)
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def replace_file(path: Path) -> None:
-    second = path.with_name("other")
-    second.write_bytes(_flipped(path))
-    second.replace(path)
+    replacement = path.with_name("other")
+    replacement.write_bytes(_flip_bit(path))
+    replacement.replace(path)
 
 
 def append_to_file(path: Path) -> None:
@@ -118,17 +118,17 @@ def append_to_file(path: Path) -> None:
 
 
 def replace_by_symlink(path: Path) -> None:
-    """To the very same bytes, which somebody else can exchange."""
-    elsewhere = path.parents[3] / "elsewhere.onnx"
-    elsewhere.write_bytes(path.read_bytes())
+    """Link to the same bytes in a file that others can replace."""
+    target = path.parents[3] / "elsewhere.onnx"
+    target.write_bytes(path.read_bytes())
     path.unlink()
-    path.symlink_to(elsewhere)
+    path.symlink_to(target)
 
 
 def replace_folder_by_symlink(path: Path) -> None:
-    elsewhere = path.parents[3] / "elsewhere"
-    path.parent.rename(elsewhere)
-    path.parent.symlink_to(elsewhere)
+    target = path.parents[3] / "elsewhere"
+    path.parent.rename(target)
+    path.parent.symlink_to(target)
 
 
 def replace_by_pipe(path: Path) -> None:
@@ -150,52 +150,55 @@ CHANGES = [
 @pytest.mark.parametrize("tamper", CHANGES)
 @pytest.mark.parametrize("warm", [True, False])
 def test_changed_file_is_not_served_and_reported_once(
-    served: Served, tamper: Callable[[Path], None], warm: bool, caplog: pytest.LogCaptureFixture
+    served: ServedModel,
+    tamper: Callable[[Path], None],
+    warm: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if warm:
-        assert served.is_served_rightly()
+        assert served.serves_right_bytes()
     tamper(served.path)
     tag = f'"sha256-{served.sha256.hex}"'
     for requested in ({}, {"Range": "bytes=0-3"}, {"If-None-Match": '"another"'}, {}):
-        answer = served.get(headers=requested)
-        assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
-        assert int(answer.headers["retry-after"]) > 0
-        assert answer.headers.get("etag") != tag
+        response = served.get(headers=requested)
+        assert (response.status_code, response.headers["cache-control"]) == (503, "no-store")
+        assert int(response.headers["retry-after"]) > 0
+        assert response.headers.get("etag") != tag
     assert served.damaged == {NAME: 1}
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "not served" in errors[0].getMessage()
-    # What every ten minutes looks thoroughly sees it too, and puts it right.
+    # The periodic thorough check finds the change, and the next deployment repairs it.
     assert verify_slot(served.store, served.store.live(NAME).slots["exact"]) is not None
     assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
-    assert served.is_served_rightly()
+    assert served.serves_right_bytes()
     assert not any(part.is_symlink() for part in (served.path, served.path.parent))
 
 
-def remove_manifest(served: Served) -> None:
+def remove_manifest(served: ServedModel) -> None:
     (served.store.live_link(NAME) / "manifest.json").unlink()
 
 
-def truncate_manifest(served: Served) -> None:
+def truncate_manifest(served: ServedModel) -> None:
     path = served.store.live_link(NAME) / "manifest.json"
     data = path.read_bytes()
     path.unlink()
     path.write_bytes(data[: len(data) // 2])
 
 
-def remove_file(served: Served) -> None:
+def remove_file(served: ServedModel) -> None:
     served.path.unlink()
 
 
-def remove_content_folder(served: Served) -> None:
+def remove_content_folder(served: ServedModel) -> None:
     shutil.rmtree(served.path.parent)
 
 
-def break_live_link(served: Served) -> None:
+def break_live_link(served: ServedModel) -> None:
     shutil.rmtree(served.store.live_link(NAME).resolve())
 
 
-def remove_releases(served: Served) -> None:
+def remove_releases(served: ServedModel) -> None:
     shutil.rmtree(served.store.root / "releases")
 
 
@@ -211,47 +214,49 @@ def remove_releases(served: Served) -> None:
     ],
 )
 def test_missing_content_is_unavailable_until_redeployed(
-    served: Served, tmp_path: Path, tamper: Callable[[Served], None], caplog
+    served: ServedModel, tmp_path: Path, tamper: Callable[[ServedModel], None], caplog
 ) -> None:
     deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
     deploy(served.store, NAME, {"exact": served.source})
     assert served.store.damage(NAME) is None
-    assert served.is_served_rightly()
+    assert served.serves_right_bytes()
     before = served.store.live(NAME)
     tamper(served)
     for _ in range(3):
-        answer = served.get()
-        assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
-        assert int(answer.headers["retry-after"]) > 0
+        response = served.get()
+        assert (response.status_code, response.headers["cache-control"]) == (503, "no-store")
+        assert int(response.headers["retry-after"]) > 0
         assert served.get(f"{NAME}/sha256/{'0' * 64}/model.onnx").status_code in (404, 503)
-    assert served.damaged[NAME] in (1, 2)  # by its name, and by a digest
+    assert served.damaged[NAME] in (1, 2)  # once by name, and once by digest
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == served.damaged[NAME]
     assert served.store.damage(NAME) is not None
     assert not is_serving(served.store, NAME, {"exact": served.source})
     assert deploy(served.store, NAME, {"exact": served.source}).outcome == "deployed"
-    assert served.is_served_rightly()
+    assert served.serves_right_bytes()
     assert served.store.damage(NAME) is None
-    after = models.check_whole(served.store)
+    after = models.assert_complete(served.store)
     assert after.release > before.release
     if tamper is not remove_releases:
         assert rollback_deployment(served.store, NAME).outcome == "rolled_back"
-        assert models.check_whole(served.store)
+        assert models.assert_complete(served.store)
 
 
-def test_copied_live_folder_is_replaced_by_a_link(served: Served, tmp_path: Path) -> None:
+def test_copied_live_folder_is_replaced_by_a_link(served: ServedModel, tmp_path: Path) -> None:
     link = served.store.live_link(NAME)
     copy = tmp_path / "copy"
     shutil.copytree(link, copy)
     link.unlink()
     copy.rename(link)
-    assert served.is_served_rightly()
+    assert served.serves_right_bytes()
     deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
     assert link.is_symlink()
-    assert models.check_whole(served.store).release == 2
+    assert models.assert_complete(served.store).release == 2
 
 
-def test_damaged_earlier_release_does_not_affect_serving(served: Served, tmp_path: Path) -> None:
+def test_damaged_earlier_release_does_not_affect_serving(
+    served: ServedModel, tmp_path: Path
+) -> None:
     deploy(served.store, NAME, {"exact": models.source(tmp_path, 2)})
     (served.store.releases(NAME)[1] / "manifest.json").unlink()
     live = served.store.live(NAME).slots["exact"]
@@ -260,13 +265,13 @@ def test_damaged_earlier_release_does_not_affect_serving(served: Served, tmp_pat
     assert served.damaged == {}
 
 
-def test_file_is_hashed_once_per_change(served: Served, read_counter: ReadCounter) -> None:
+def test_file_is_hashed_once_per_change(served: ServedModel, read_counter: ReadCounter) -> None:
     for _ in range(3):
-        assert served.is_served_rightly()
+        assert served.serves_right_bytes()
     assert read_counter.hashed == 1
-    served.path.chmod(0o644)  # another change time, the same bytes
-    assert served.is_served_rightly()
-    assert served.is_served_rightly()
+    served.path.chmod(0o644)  # the change time differs, the bytes do not
+    assert served.serves_right_bytes()
+    assert served.serves_right_bytes()
     assert read_counter.hashed == 2
     edit_in_place(served.path)
     for _ in range(3):
@@ -274,19 +279,21 @@ def test_file_is_hashed_once_per_change(served: Served, read_counter: ReadCounte
     assert read_counter.hashed == 3
 
 
-def test_concurrent_requests_hash_the_file_once(served: Served, read_counter: ReadCounter) -> None:
-    read_counter.going.clear()
+def test_concurrent_requests_hash_the_file_once(
+    served: ServedModel, read_counter: ReadCounter
+) -> None:
+    read_counter.may_hash.clear()
     with ThreadPoolExecutor(20) as pool:
-        requests = [pool.submit(served.is_served_rightly) for _ in range(20)]
-        # All are there when it goes on; others are answered meanwhile.
-        while _open_of(served.path) < 20:
+        requests = [pool.submit(served.serves_right_bytes) for _ in range(20)]
+        # All 20 requests wait for one hash; other requests are answered meanwhile.
+        while _count_open(served.path) < 20:
             assert served.get(f"{NAME}/manifest.json").status_code == 200
-        read_counter.going.set()
+        read_counter.may_hash.set()
         assert all(item.result() for item in requests)
     assert read_counter.hashed == 1
 
 
-def _open_of(path: Path) -> int:
+def _count_open(path: Path) -> int:
     result = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -296,7 +303,7 @@ def _open_of(path: Path) -> int:
     return result
 
 
-def test_head_and_304_read_no_file(served: Served, read_counter: ReadCounter) -> None:
+def test_head_and_304_read_no_file(served: ServedModel, read_counter: ReadCounter) -> None:
     tag = f'"sha256-{served.sha256.hex}"'
     assert served.client.head(MODEL).headers["etag"] == tag
     assert served.get(headers={"If-None-Match": tag}).status_code == 304
@@ -307,22 +314,22 @@ def test_file_changed_during_download_is_aborted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = os.urandom(32 << 20)
-    store, path = store_of(tmp_path / "srv", data)
+    store, path = make_store(tmp_path / "srv", data)
     with (
-        serving(Starlette(routes=[Mount("/models", store_app(store))])) as address,
+        serve_app(Starlette(routes=[Mount("/models", store_app(store))])) as address,
         plain_http.client() as client,
-        client.stream("GET", f"{address}/models/{MODEL}") as answer,
+        client.stream("GET", f"{address}/models/{MODEL}") as response,
     ):
-        pieces = answer.iter_raw(1 << 16)
-        got = next(pieces)
+        pieces = response.iter_raw(1 << 16)
+        received = next(pieces)
         with path.open("r+b") as stream:
             stream.seek(-1, os.SEEK_END)
             stream.write(bytes([data[-1] ^ 1]))
         with pytest.raises(httpx.RemoteProtocolError):
             for piece in pieces:
-                got += piece
-    assert len(got) < len(data)
-    assert data.startswith(got)
+                received += piece
+    assert len(received) < len(data)
+    assert data.startswith(received)
     assert "was aborted" in caplog.text
     assert "Traceback" not in caplog.text
 
@@ -331,8 +338,8 @@ def test_file_changed_during_download_is_aborted(
 def test_aborted_download_stops_reading(
     tmp_path: Path, read_counter: ReadCounter, how: str
 ) -> None:
-    store, _path = store_of(tmp_path / "srv", bytes(64 << 20))
-    with serving(Starlette(routes=[Mount("/models", store_app(store))])) as address:
+    store, _path = make_store(tmp_path / "srv", bytes(64 << 20))
+    with serve_app(Starlette(routes=[Mount("/models", store_app(store))])) as address:
         url = httpx.URL(address)
         assert (
             plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=0-0"}).content
@@ -349,27 +356,27 @@ def test_aborted_download_stops_reading(
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         requested = plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
         assert requested.content == b"\0"
-    # A whole file has 512 parts. What the kernel takes before anybody reads is some of them.
+    # A complete download needs 512 reads. The socket buffers accept only some of them.
     assert read_counter.parts < 50 * 64
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
 def test_local_read_error_is_not_reported_as_damage(
-    served: Served, monkeypatch: pytest.MonkeyPatch, number: int
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def fails(*_arguments: object, **_options: object) -> None:
+    def raise_error(*_arguments: object, **_options: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    assert served.is_served_rightly()
-    monkeypatch.setattr(served.store, "open", fails)
+    assert served.serves_right_bytes()
+    monkeypatch.setattr(served.store, "open", raise_error)
     assert served.get().status_code == 503
     assert served.damaged == {}
 
 
 def test_verification_error_without_message_fails() -> None:
-    def without_memory(_path: object) -> None:
+    def raise_memory_error(_path: object) -> None:
         raise MemoryError
 
-    store: Any = SimpleNamespace(file=lambda *_: None, open=without_memory)
+    store: Any = SimpleNamespace(file=lambda *_: None, open=raise_memory_error)
     slot: Any = SimpleNamespace(files=[SimpleNamespace()], sha256=None, golden_sha256=None)
     assert verify_slot(store, slot)

@@ -1,8 +1,8 @@
-"""CI on its host: measures (as far as the tests' builders do), signs, and hands in.
+"""CI on a separate host: builds evidence, signs the release, and submits it.
 
     python -m tests.end_to_end.ci REGISTRY KEY
 
-An order: `seed` and `model`; the answer: the `version`.
+Each order is a line of JSON with `seed` and `model`; the answer has the `version`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLICY = Policy.model_validate(
     },
     strict=False,
 )
-"""Of CI and of the service."""
+"""The policy of CI and of the service."""
 
 
 def main() -> None:
@@ -41,17 +41,17 @@ def main() -> None:
     run_id = make_run(uri)
     for line in sys.stdin:
         order = json.loads(line)
-        created = signed_release(
+        created = make_signed_release(
             registry, key, run_id=run_id, seed=order["seed"], model=order["model"]
         )
         result = submit(registry, created, policy=POLICY)
         print(json.dumps({"version": result.version, "reason": result.reason}), flush=True)
 
 
-def signed_release(
+def make_signed_release(
     registry: MlflowRegistry, key: str, *, run_id: str, seed: int, model: str
 ) -> Release:
-    """A release of a file that no other seed gives, in the current folder."""
+    """Return a signed release of a file that only this seed makes, in the current folder."""
     path = onnx_file(Path(f"release-{seed}", "model.onnx"), seed=seed)
     at = datetime.now(UTC).isoformat(timespec="seconds")
     created = release(path, evidence=evidence(path, measured_at=at), policy=POLICY)

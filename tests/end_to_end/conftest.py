@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.stack import Stack, mlflow_server, stack
+from tests.end_to_end.stack import Stack, run_mlflow_server_with_webhooks, run_stack
 from tests.registry.servers import Server
 from tests.reused_charts import reused_charts
 
@@ -14,13 +14,13 @@ __all__ = ["reused_charts"]
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow")) as started:
+    with run_mlflow_server_with_webhooks(tmp_path_factory.mktemp("mlflow")) as started:
         yield started
 
 
 @pytest.fixture
 def system(tmp_path: Path, server: Server, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """A stack for a model of this test's own."""
+    """A running stack for a model that no other test uses."""
     name = "".join(char if char.isalnum() else "-" for char in request.node.name)[:50].strip("-")
-    with stack(tmp_path, server, name) as started:
+    with run_stack(tmp_path, server, name) as started:
         yield started

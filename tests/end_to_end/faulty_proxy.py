@@ -19,27 +19,27 @@ Fault = Literal[
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 PAGE = b"<!doctype html><html><head><title>Sorry</title></head><body>Back soon.</body></html>"
 _FILES = "/mlflow-artifacts/artifacts/"
-_OF_FILES: tuple[Fault, ...] = ("flipped", "truncated", "page")
-"""Of the store's alone: in the server's own records nobody could see through a flipped bit."""
+_FILE_FAULTS: tuple[Fault, ...] = ("flipped", "truncated", "page")
+"""Faults of artifact downloads only: a flipped bit in the server's JSON could not be detected."""
 _HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
 _SLOW_S = 0.1
 
 
 @dataclass
 class Proxy:
-    """`fault` applies to requests from now on; None: no fault."""
+    """A proxy that applies `fault` to new requests; None: no fault."""
 
     upstream: str
     address: str = ""
     fault: Fault | None = None
     spared: int = 0
-    """So many requests that it could strike pass before it begins."""
+    """Number of matching requests that pass before the fault begins."""
     requests: int = 0
-    """That came since then, and that it could strike."""
+    """Number of matching requests since the fault was set."""
     cleared: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def injecting(self, fault: Fault, *, spared: int = 0) -> Iterator[None]:
+    def inject(self, fault: Fault, *, spared: int = 0) -> Iterator[None]:
         """Inject a fault until the block ends."""
         self.cleared.clear()
         self.fault, self.spared, self.requests = fault, spared, 0
@@ -50,19 +50,19 @@ class Proxy:
             self.cleared.set()
 
     def fault_for(self, path: str) -> Fault | None:
-        """What becomes of this request."""
-        if self.fault is None or (self.fault in _OF_FILES and _FILES not in path):
+        """Return the fault of this request, and count the request."""
+        if self.fault is None or (self.fault in _FILE_FAULTS and _FILES not in path):
             return None
         self.requests += 1
         return self.fault if self.requests > self.spared else None
 
 
 class _Handler(BaseHTTPRequestHandler):
-    proxy: Proxy
+    run_proxy: Proxy
     protocol_version = "HTTP/1.1"
 
     def answer(self) -> None:
-        """A request of whatever kind."""
+        """Answer a request of any method."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.proxy.fault_for(self.path)
         self.close_connection = True
@@ -76,11 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "page":
             self._answer(200, {"Content-Type": "text/html"}, PAGE)
         else:
-            self._pass_on(body, fault)
+            self._forward(body, fault)
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer  # noqa: N815
 
-    def _pass_on(self, body: bytes, fault: Fault | None) -> None:
+    def _forward(self, body: bytes, fault: Fault | None) -> None:
         server = urlsplit(self.proxy.upstream)
         assert server.hostname is not None
         connection = http.client.HTTPConnection(server.hostname, server.port, timeout=60)
@@ -95,10 +95,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             self.proxy.cleared.wait(_SLOW_S)
         if fault == "flipped" and data and self.command == "GET":
-            index = 7 * self.proxy.requests % len(data)  # noise is never twice the same
+            index = 7 * self.proxy.requests % len(data)  # each fault flips another position
             data = data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
-        passed = {k: v for k, v in answer.getheaders() if k.lower() not in _HOP_BY_HOP}
-        self._answer(answer.status, passed, data, cut=fault == "truncated")
+        response_headers = {k: v for k, v in answer.getheaders() if k.lower() not in _HOP_BY_HOP}
+        self._answer(answer.status, response_headers, data, cut=fault == "truncated")
 
     def _answer(
         self, status: int, headers: dict[str, str], body: bytes, *, cut: bool = False
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body[: len(body) // 2] if cut else body)
 
     def _reset(self) -> None:
-        """End the connection as a host does on which nobody listens any more."""
+        """Reset the connection, as a host does when no process listens on the port."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 
@@ -126,12 +126,12 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A disconnected client is expected."""
+        """Ignore the error of a disconnected client."""
 
 
 @contextmanager
-def proxy(upstream: str) -> Iterator[Proxy]:
-    """A proxy before the server at `upstream`, on 127.0.0.1, without faults."""
+def run_proxy(upstream: str) -> Iterator[Proxy]:
+    """Run a proxy without faults on 127.0.0.1 in front of the server at `upstream`."""
     created = Proxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": created})
     server = _Server(("127.0.0.1", 0), handler)

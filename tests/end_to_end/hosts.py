@@ -1,5 +1,6 @@
-"""Machines, as far as one can have several: each with a folder and, where we are root, a user, a
-host name and processes of its own. What they share is what answers on 127.0.0.1.
+"""Simulated hosts that share only the servers on 127.0.0.1.
+
+Each host has a folder and, if the tests run as root, a user, a host name and a process namespace.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ exec setpriv --reuid "$user" --regid "$user" --clear-groups --inh-caps=-all --no
 
 @dataclass(frozen=True)
 class Host:
-    """One machine. `user`: None where this process can't be another one, and all are one user."""
+    """A simulated host. `user`: None if the tests cannot start processes of other users."""
 
     name: str
     folder: Path
@@ -50,14 +51,18 @@ class Host:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Nothing of ours but where to find Python and the code."""
-        custom = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
-        return custom | {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
+        """Return a minimal environment with the paths of Python and the code."""
+        host_environment = {"HOME": str(self.folder), "TMPDIR": str(self.folder)}
+        return host_environment | {
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "LC_ALL": "C.UTF-8",
+        }
 
     def start(
         self, *arguments: str, environment: Mapping[str, str], **options: Any
     ) -> subprocess.Popen[str]:
-        """`python arguments…` here."""
+        """Start `python arguments…` on this host."""
         return subprocess.Popen(
             [*self._enter(), sys.executable, *arguments], cwd=self.folder, text=True,
             env=self.environment | dict(environment), start_new_session=True, **options,
@@ -71,7 +76,7 @@ class Host:
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
     def write(self, name: str, text: str) -> Path:
-        """A file that only this machine's user can read."""
+        """Write a file that only this host's user can read."""
         path = self.folder / name
         path.write_text(text)
         path.chmod(0o600)
@@ -83,27 +88,27 @@ class Host:
         if self.user is None:
             return []
         spaces = ["unshare", "--mount", "--pid", "--uts", "--fork", "--mount-proc"]
-        locations = [self.name, str(self.user), *_hidden()]
+        locations = [self.name, str(self.user), *_find_inaccessible_python()]
         return [*spaces, "sh", "-c", _ENTER, "sh", *locations]
 
 
-def signalled(process: subprocess.Popen[str], number: int) -> None:
-    """Send a signal to a program that was started on a host, whose process may have been wrapped."""
+def send_signal(process: subprocess.Popen[str], number: int) -> None:
+    """Send a signal to a program on a host, which may be wrapped by `unshare`."""
     inner = psutil.Process(process.pid).children()
     is_wrapped = bool(inner) and psutil.Process(process.pid).name() == "unshare"
     os.kill(inner[0].pid if is_wrapped else process.pid, number)
 
 
 @contextlib.contextmanager
-def hosts(*names: str) -> Iterator[list[Host]]:
-    """Machines whose folders nobody else can look into."""
+def create_hosts(*names: str) -> Iterator[list[Host]]:
+    """Create hosts whose folders other users cannot read."""
     folder = Path(tempfile.mkdtemp(prefix="gate-hosts-"))
     folder.chmod(0o755)
-    apart = why_one_user() is None
+    has_separate_users = shared_user_reason() is None
     created = []
     try:
         for number, name in enumerate(names):
-            host = Host(name, folder / name, 12001 + number if apart else None)
+            host = Host(name, folder / name, 12001 + number if has_separate_users else None)
             host.folder.mkdir(mode=0o700)
             if host.user is not None:
                 os.chown(host.folder, host.user, host.user)
@@ -114,32 +119,34 @@ def hosts(*names: str) -> Iterator[list[Host]]:
 
 
 @functools.cache
-def why_one_user() -> str | None:
-    """Why all machines are one user here; None: each has its own."""
+def shared_user_reason() -> str | None:
+    """Return why all hosts share one user; None: each host has its own."""
     if os.geteuid() != 0:
         return "only root can start processes of other users"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        nobody = Host("try", Path(folder), 12000)
+        host = Host("try", Path(folder), 12000)
         try:
-            result = nobody.run("-c", "import gate, mlflow, os; assert os.getuid() == 12000")
+            result = host.run("-c", "import gate, mlflow, os; assert os.getuid() == 12000")
         except OSError as error:
             return f"no unshare here: {error}"
     return None if result.returncode == 0 else f"no other user can run Python here: {result.stderr}"
 
 
-def _hidden() -> tuple[str, str]:
-    """The first folder on the way to Python that others can't enter, and Python's own; empty where
-    there is none."""
+def _find_inaccessible_python() -> tuple[str, str]:
+    """Return the first parent folder of Python that other users cannot enter, and Python's folder.
+
+    Both are empty if other users can reach Python.
+    """
     python = Path(sys.base_prefix).resolve()
-    for location in reversed(python.parents):
-        if not location.stat().st_mode & stat.S_IXOTH:
-            return str(location), str(python)
+    for folder in reversed(python.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            return str(folder), str(python)
     return "", ""
 
 
 class Program:
-    """A program on a host that answers each order, a line of JSON, by another."""
+    """A program on a host that reads orders and writes answers, each a line of JSON."""
 
     def __init__(self, host: Host, *arguments: str, environment: Mapping[str, str]) -> None:
         self.host = host

@@ -1,12 +1,15 @@
-"""A replica of the service on one host, look by look, each in a process of its own that is killed
-or stopped before the step that an order names.
+"""A replica of the service that runs single passes in forked processes.
+
+A process can be killed or stopped before a given step.
 
     python -m tests.end_to_end.replica SETTINGS
 
-An order: `at`, the number of a step (none: nothing happens to it), and `signal`; or
-`continue`, of the look that was stopped. `promote`: a seed, of a release that is promoted instead of
-a look; `lease_s`: of the lock. Steps are all calls of the registry and of the database.
-The answer: `steps`, `done` and `failed`, or `killed`, or `stopped`.
+Each order is a line of JSON with `at`, the number of a step (none: no signal), and `signal`; or
+`continue` for the stopped process. `promote`: the seed of a release to promote instead of a
+reconcile pass; `lease_s`: the lease of the lock. Steps are all calls of the registry and the
+database.
+
+The answer has `steps`, `done` and `failed`, or `killed`, or `stopped`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# Imported once by the process that forks.
+# Imported once by the parent of the forked processes.
 import mlflow
 import onnxruntime
 
@@ -33,7 +36,7 @@ from gate.service.reconciler import open_ledger, reconciler
 from gate.service.settings import ServiceSettings
 from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust
-from tests.end_to_end.ci import POLICY, signed_release
+from tests.end_to_end.ci import POLICY, make_signed_release
 from tests.registry.promoting import promote
 from tests.registry.servers import make_run
 from tests.sandbox.in_process import always_read_here
@@ -44,7 +47,7 @@ LEASE_S = 0.6
 CALLS = (
     (MlflowRegistry, "_using"), (StateDatabase, "reading"), (StateDatabase, "writing"),
 )  # fmt: skip
-"""All that any of the registry and of the database is read and written by."""
+"""The methods that every read and write of the registry and the database goes through."""
 
 
 def main() -> None:
@@ -73,8 +76,12 @@ def _child(settings: ServiceSettings, order: dict[str, Any]) -> None:
     gate.ledger.lock.LEASE_S = order.get("lease_s", LEASE_S)
     steps: list[str] = []
     try:
-        act = _promotion(settings, order["promote"]) if "promote" in order else _look(settings)
-        with counted(order.get("at"), order.get("signal", signal.SIGKILL)) as steps:
+        act = (
+            _make_promotion(settings, order["promote"])
+            if "promote" in order
+            else _make_reconcile(settings)
+        )
+        with record_steps(order.get("at"), order.get("signal", signal.SIGKILL)) as steps:
             result = act()
         failed = [
             f"{type(item.error).__name__}: {item.error}"
@@ -88,15 +95,15 @@ def _child(settings: ServiceSettings, order: dict[str, Any]) -> None:
         os._exit(0)
 
 
-def _look(settings: ServiceSettings) -> Callable[[], Sequence[StepResult | Failed]]:
+def _make_reconcile(settings: ServiceSettings) -> Callable[[], Sequence[StepResult | Failed]]:
     return lambda: reconciler(settings)(settings.models[0], cause="delivery 1")
 
 
-def _promotion(settings: ServiceSettings, seed: int) -> Callable[[], list[StepResult]]:
-    """What gate promote does in CI, with the ledger, of a release that was measured and signed."""
+def _make_promotion(settings: ServiceSettings, seed: int) -> Callable[[], list[StepResult]]:
+    """Return a function that promotes a signed release with the ledger, as `gate promote` does."""
     uri, model = settings.tracking_uri, settings.models[0]
     trust = Trust.from_file(settings.trust)
-    created = signed_release(
+    created = make_signed_release(
         MlflowRegistry(uri), "ci.pem", run_id=make_run(uri), seed=seed, model=model
     )
 
@@ -114,16 +121,18 @@ def _answer(**answer: Any) -> None:
 
 
 @contextmanager
-def counted(at: int | None, number: int) -> Iterator[list[str]]:
-    """Keep the names of the steps of this thread, and not of the one that renews the lease;
-    before that one a signal comes."""
-    steps: list[str] = []
-    ours = threading.get_ident()
-    kept = [(owner, name, getattr(owner, name)) for owner, name in CALLS]
+def record_steps(at: int | None, number: int) -> Iterator[list[str]]:
+    """Record the steps of this thread, without those of the thread that renews the lease.
 
-    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    Send the signal `number` before step `at`.
+    """
+    steps: list[str] = []
+    thread = threading.get_ident()
+    originals = [(owner, name, getattr(owner, name)) for owner, name in CALLS]
+
+    def with_recording(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **options: Any) -> Any:
-            if threading.get_ident() == ours:
+            if threading.get_ident() == thread:
                 if at == len(steps):
                     os.kill(os.getpid(), number)
                 steps.append(name)
@@ -131,12 +140,12 @@ def counted(at: int | None, number: int) -> Iterator[list[str]]:
 
         return step
 
-    for owner, name, call in kept:
-        setattr(owner, name, wrapped(name, call))
+    for owner, name, call in originals:
+        setattr(owner, name, with_recording(name, call))
     try:
         yield steps
     finally:
-        for owner, name, call in kept:
+        for owner, name, call in originals:
             setattr(owner, name, call)
 
 

@@ -33,20 +33,20 @@ from tests import builders, plain_http
 from tests.golden_vectors import vectors
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release
-from tests.registry.servers import Server, make_run, serving
+from tests.registry.servers import Server, make_run, run_mlflow_server
 
 ROOT = Path(__file__).parents[2]
-HERE = (sys.executable, "-m", "gate")
+THIS_INSTALLATION = (sys.executable, "-m", "gate")
 POLICY = builders.policy(review="required")
-SOON_S = 120.0
-"""Within which the service must have acted on an event, on a machine that does all else at once; the
-look that no event asks for is at 300 s."""
+TIMEOUT_S = 120.0
+"""Timeout for the effect of an event on a busy machine; the periodic pass comes after 300 s only.
+"""
 START_S = 300.0
-"""For a process to import all that it needs, on a machine that does all else at once."""
+"""Timeout for the imports of a process on a busy machine."""
 
 
-def webhooks_allowed(folder: Path) -> dict[str, str]:
-    """What an MLflow server needs to send webhooks to this machine."""
+def webhook_environment(folder: Path) -> dict[str, str]:
+    """Return the environment that an MLflow server needs to send webhooks to this machine."""
     return {
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
         "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
@@ -57,15 +57,15 @@ def webhooks_allowed(folder: Path) -> dict[str, str]:
 
 @dataclass
 class Stack:
-    """Paths and addresses; `restart` and `kill` are the service's."""
+    """Paths and addresses of an installation, and the process of its service."""
 
     folder: Path
     server: Server
     model: str = NAME
     address: str = ""
     service: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    gate: tuple[str, ...] = HERE
-    """The command that serves; of another installation, say."""
+    gate: tuple[str, ...] = THIS_INSTALLATION
+    """The command that starts gate; another installation may replace it."""
 
     @property
     def ledger(self) -> Ledger:
@@ -86,20 +86,22 @@ class Stack:
         return [entry for entry in self.ledger.entries() if entry.model == self.model]
 
     def promote_release(self, seed: int) -> PromotionResult:
-        """Measure, decide, promote: as a pipeline does, with golden vectors."""
-        location = self.folder / f"release-{self.model}-{seed}"
-        path = onnx_file(location / "model.onnx", seed=seed)
+        """Measure, decide and promote with golden vectors, as a pipeline does."""
+        folder = self.folder / f"release-{self.model}-{seed}"
+        path = onnx_file(folder / "model.onnx", seed=seed)
         origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
-        vectors.golden_of(location / "golden", path, origin=origin)
+        vectors.write_model_vectors(folder / "golden", path, origin=origin)
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        of = release(
+        new_release = release(
             path,
             evidence=evidence(path, measured_at=at),
             policy=POLICY,
-            golden=GoldenFolder.open(location / "golden"),
+            golden=GoldenFolder.open(folder / "golden"),
         )
-        of = dataclasses.replace(of, model_name=self.model, run_id=make_run(self.server.uri))
-        return promote(self.registry, of, policy=POLICY, ledger=self.ledger)
+        new_release = dataclasses.replace(
+            new_release, model_name=self.model, run_id=make_run(self.server.uri)
+        )
+        return promote(self.registry, new_release, policy=POLICY, ledger=self.ledger)
 
     def approve(self, number: str) -> None:
         self.registry.set_tag(self.model, number, key=Tag.REVIEW, value="approved")
@@ -114,21 +116,21 @@ class Stack:
         return self.registry.alias(self.model, CANDIDATE)
 
     def deployed(self) -> str | None:
-        """The digest that the service serves, as a client sees it."""
-        answer = plain_http.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
-        if answer.status_code == 404:
+        """Return the deployed digest from the service's HTTP API."""
+        response = plain_http.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
+        if response.status_code == 404:
             return None
-        slots = answer.raise_for_status().json()["slots"]
+        slots = response.raise_for_status().json()["slots"]
         return str(slots[EXACT]["sha256"]).removeprefix("sha256:")
 
     def digest(self, number: str) -> str:
-        """What the gate measured of a version."""
+        """Return the measured digest of a version."""
         lines = [e for e in self.entries() if e.version == number and e.sha256 is not None]
         assert lines[0].sha256 is not None
         return lines[0].sha256.hex
 
     def launch(self, *options: str, wrapper: Path | None = None, interval: float = 300) -> None:
-        """Start the service; `wrapper`: a program that does it in its own way."""
+        """Start the service; `wrapper`: a Python program that starts it."""
         program = (sys.executable, str(wrapper)) if wrapper else self.gate
         command = [
             *program, "serve", "--model", self.model, "--port", "0",
@@ -138,16 +140,17 @@ class Stack:
             "--log-format", "json", "--confirm-after", "0.5", *options,
         ]  # fmt: skip
         log = self.folder / "service.log"
-        # In its own folder: where make repro has run, the repository trusts that run's key alone.
-        around = dict(os.environ)
-        if self.gate == HERE:
-            around["PYTHONPATH"] = str(ROOT)
+        # In a separate folder, because the policy of `make repro` in the repository trusts one key
+        # only.
+        environment = dict(os.environ)
+        if self.gate == THIS_INSTALLATION:
+            environment["PYTHONPATH"] = str(ROOT)
         with log.open("ab") as stream:
             start = stream.tell()
             self.service = subprocess.Popen(
-                command, cwd=self.folder, env=around, stdout=stream, stderr=stream
+                command, cwd=self.folder, env=environment, stdout=stream, stderr=stream
             )
-        self.address = self._listening(log, start)
+        self.address = self._read_address(log, start)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         assert self.service is not None
@@ -155,7 +158,7 @@ class Stack:
         return self.service.wait(60)
 
     def register(self) -> None:
-        """Have the server send its events to where the service listens now."""
+        """Register the current address of the service as a webhook of the server."""
         code = cli.main(
             ["webhooks", "register", "--tracking-uri", self.server.uri, "--url",
              f"{self.address}/webhooks/mlflow", "--name", self.model, "--secret-file",
@@ -164,7 +167,7 @@ class Stack:
         assert code == 0
 
     def unregister(self) -> None:
-        """Else the server's senders are busy with services that are gone."""
+        """Delete the webhook, so that the server does not retry deliveries to an ended service."""
         with using_tracking_uri(self.server.uri):
             from mlflow import MlflowClient
 
@@ -173,8 +176,8 @@ class Stack:
                 if webhook.name == self.model:
                     client.delete_webhook(webhook.webhook_id)
 
-    def _listening(self, log: Path, start: int) -> str:
-        def found() -> str | None:
+    def _read_address(self, log: Path, start: int) -> str:
+        def read_address() -> str | None:
             assert self.service is not None
             assert self.service.poll() is None, log.read_text()[-3000:]
             for line in log.read_bytes()[start:].decode().splitlines():
@@ -182,36 +185,38 @@ class Stack:
                     return str(json.loads(line)["address"])
             return None
 
-        address = until(found, START_S)
+        address = wait_for(read_address, START_S)
         assert address is not None
         return address
 
 
-def until(look: Callable[[], object], seconds: float = SOON_S) -> object:
-    """What `look` gives as soon as it is true, or at last."""
+def wait_for(condition: Callable[[], object], seconds: float = TIMEOUT_S) -> object:
+    """Return the result of `condition` once it is true, or the last result after the timeout."""
     deadline = time.monotonic() + seconds
     while True:
-        observed = look()
+        observed = condition()
         if observed or time.monotonic() > deadline:
             return observed
-        time.sleep(0.2)  # each look asks the server several times
+        time.sleep(0.2)  # each call sends several requests to the server
 
 
-def approved_and_deployed(system: Stack, seed: int = 1) -> str:
-    """Return the number of a version that was approved and is deployed."""
+def deploy_approved_version(system: Stack, seed: int = 1) -> str:
+    """Approve a version, wait until it is deployed, and return its number."""
     number = system.promote_release(seed).version
     assert number is not None
     system.approve(number)
-    assert until(lambda: system.deployed() == system.digest(number))
+    assert wait_for(lambda: system.deployed() == system.digest(number))
     return number
 
 
 @contextmanager
-def stack(
+def run_stack(
     folder: Path, server: Server, model: str = NAME, *, policy: Policy = POLICY, **given: Any
 ) -> Iterator[Stack]:
-    """A service for one model, with the webhook registered; nothing is promoted. `given`: fields of
-    Stack."""
+    """Run a service for one model with a registered webhook and no version.
+
+    `given`: fields of Stack.
+    """
     created = Stack(folder, server, model, **given)
     YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / "policy.yaml")
     settings.write_secrets(folder / "secrets", ["s" * 40])
@@ -227,7 +232,7 @@ def stack(
 
 
 @contextmanager
-def mlflow_server(folder: Path) -> Iterator[Server]:
-    """A server that may send webhooks to this machine."""
-    with serving(folder, environment=webhooks_allowed(folder)) as server:
+def run_mlflow_server_with_webhooks(folder: Path) -> Iterator[Server]:
+    """Run a server that may send webhooks to this machine."""
+    with run_mlflow_server(folder, environment=webhook_environment(folder)) as server:
         yield server

@@ -9,11 +9,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser import chromium
-from tests.end_to_end.stack import Stack, until
+from tests.end_to_end.stack import Stack, wait_for
 
 pytestmark = pytest.mark.slow
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-"""What people see, for a look after the run."""
+"""Screenshots of the pages, to look at after the run."""
 PAGE_MS = 60_000
 
 
@@ -27,11 +27,11 @@ def page() -> Iterator[Page]:
 
 
 def set_tag_in_ui(page: Page, name: str, value: str) -> None:
-    """As a reviewer does it on the version's page."""
+    """Set a tag in the web interface, as a reviewer does."""
     page.get_by_label("tag name").fill(name)
     page.get_by_label("tag value").fill(value)
     page.get_by_test_id("add-tag-button").click()
-    expect(page.get_by_label("tag name")).to_have_value("", timeout=PAGE_MS)  # it was saved
+    expect(page.get_by_label("tag name")).to_have_value("", timeout=PAGE_MS)  # the tag was saved
 
 
 def review_result(system: Stack, number: str) -> str:
@@ -48,17 +48,17 @@ def test_approval_in_the_mlflow_ui_promotes_and_deploys(system: Stack, page: Pag
     page.get_by_text("Status: waits for review: set the tag gate.review to approved").wait_for()
     page.screenshot(path=SHOTS / "waiting.png")
     set_tag_in_ui(page, "gate.review", "yes")
-    assert until(lambda: "write approved or rejected" in review_result(system, number))
+    assert wait_for(lambda: "write approved or rejected" in review_result(system, number))
     set_tag_in_ui(page, "gate.review_comment", "sevens are <b>sevens</b>")
     row = page.locator("tr", has=page.get_by_text("gate.review", exact=True))
     row.get_by_test_id("editable-table-button-edit").click()
     row.get_by_test_id("editable-table-edited-input").fill("Approved ")
     row.get_by_test_id("editable-table-button-save").click()
-    assert until(lambda: system.deployed() == system.digest(number))
+    assert wait_for(lambda: system.deployed() == system.digest(number))
     assert system.champion() == number
-    # The last is written after it serves.
+    # The last entry is written after the deployment.
     result = [("passed", number), ("promoted", number), ("deployed", number)]
-    assert until(lambda: system.lines() == result), system.lines()
+    assert wait_for(lambda: system.lines() == result), system.lines()
     live = system.store.live_link(system.model) / "exact/model.onnx"
     assert (
         live.read_bytes() == (system.folder / f"release-{system.model}-1/model.onnx").read_bytes()

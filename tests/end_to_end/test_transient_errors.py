@@ -13,7 +13,7 @@ from gate.errors import GateError
 from gate.registry.interface import CHAMPION
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import MismatchMemory, Reading, RegisteredModel
-from tests.end_to_end.faulty_proxy import FAULTS, Fault, Proxy, proxy
+from tests.end_to_end.faulty_proxy import FAULTS, Fault, Proxy, run_proxy
 from tests.exhaustive import some
 from tests.registry.folder_snapshot import FolderSnapshot
 from tests.registry.servers import Server
@@ -25,13 +25,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 @pytest.fixture(scope="module")
 def faulty_proxy(server: Server) -> Iterator[Proxy]:
-    """The weather over the server of these tests; its clients lose patience soon."""
-    with pytest.MonkeyPatch.context() as impatient:
-        impatient.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-        impatient.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-        impatient.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-        impatient.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
-        with proxy(server.uri) as created:
+    """A proxy in front of the server of these tests, whose clients have short timeouts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        patched.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+        patched.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+        patched.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
+        with run_proxy(server.uri) as created:
             yield created
 
 
@@ -39,7 +39,7 @@ def faulty_proxy(server: Server) -> Iterator[Proxy]:
 def initial_state(
     server: Server, faulty_proxy: Proxy, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Model, FolderSnapshot]:
-    """Two versions served; a third waits for its review."""
+    """A model with two former champions and a third version that waits for review."""
     created = Model(tmp_path_factory.mktemp("weather"), faulty_proxy.address, "weather")
     for seed in (1, 2, 3):
         number = created.submit_version(seed)
@@ -51,39 +51,39 @@ def initial_state(
 
 @pytest.fixture
 def model(initial_state: tuple[Model, FolderSnapshot], monkeypatch: pytest.MonkeyPatch) -> Model:
-    """Before a service that was just started, and that is sure of a mismatch at the next look."""
+    """The model in its initial state, for a new service that confirms a mismatch in the next pass."""
     read_in_process(monkeypatch)
-    created, beginning = initial_state
-    beginning.restore()
+    created, snapshot = initial_state
+    snapshot.restore()
     created.reading = Reading(mismatches=MismatchMemory(0.0, wait=None))
     return created
 
 
-def promotion(model: Model) -> Callable[[], object]:
-    """A fourth is handed in, which somebody does again when it did not work."""
+def submit_fourth_version(model: Model) -> Callable[[], object]:
+    """Submit a fourth version; the test repeats a failed submission."""
     return lambda: model.submit_version(4)
 
 
-def review(model: Model) -> Callable[[], object]:
-    """The third was approved."""
+def approve_third_version(model: Model) -> Callable[[], object]:
+    """Approve the third version."""
     model.approve("3")
     return model.reconcile_once
 
 
-def revert(model: Model) -> Callable[[], object]:
-    """Somebody pointed `champion` at the third, which nobody approved."""
+def serve_unapproved_version(model: Model) -> Callable[[], object]:
+    """Move `champion` by hand to the third version, which was not approved."""
     model.registry.set_alias(model.name, CHAMPION, "3")
     return model.reconcile_once
 
 
-def deployment(model: Model) -> Callable[[], object]:
-    """The store was lost."""
+def delete_store(model: Model) -> Callable[[], object]:
+    """Delete the store."""
     shutil.rmtree(model.setup.folder / "store")
     return model.reconcile_once
 
 
-def manual_rollback(model: Model) -> Callable[[], object]:
-    """A rollback, which somebody does again when it did not work."""
+def roll_back_manually(model: Model) -> Callable[[], object]:
+    """Roll back; the test repeats a failed rollback."""
 
     def roll_back() -> None:
         registered = RegisteredModel(model.registry, model.setup.ledger, model.name)
@@ -94,23 +94,23 @@ def manual_rollback(model: Model) -> Callable[[], object]:
 
 
 OPERATIONS = {
-    "promotion": (promotion, "2"),
-    "review": (review, "3"),
-    "revert": (revert, "2"),
-    "deployment": (deployment, "2"),
-    "rollback": (manual_rollback, "1"),
+    "promotion": (submit_fourth_version, "2"),
+    "review": (approve_third_version, "3"),
+    "revert": (serve_unapproved_version, "2"),
+    "deployment": (delete_store, "2"),
+    "rollback": (roll_back_manually, "1"),
 }
-"""What is done, and the champion afterwards."""
+"""The operation, and the champion afterwards."""
 
 
-AT_ONCE: tuple[Fault, ...] = ("503", "hang", "page", "lost")
-"""One of each sort also strikes the very first request."""
+FIRST_REQUEST_FAULTS: tuple[Fault, ...] = ("503", "hang", "page", "lost")
+"""Faults that also apply to the very first request, one of each kind."""
 
 
 CASES = some(
     {
         f"{name}-{fault}-{spared}": (*done, fault, spared)
-        for fault, spared in [*((f, 1) for f in FAULTS), *((f, 0) for f in AT_ONCE)]
+        for fault, spared in [*((f, 1) for f in FAULTS), *((f, 0) for f in FIRST_REQUEST_FAULTS)]
         for name, done in OPERATIONS.items()
     },
     80,
@@ -122,12 +122,12 @@ def test_state_is_right_two_reconciles_after_transient_errors(
     model: Model, faulty_proxy: Proxy, begin: Callable[[Model], Callable[[], object]], champion: str,
     fault: Fault, spared: int,
 ) -> None:  # fmt: skip
-    do = begin(model)
-    with faulty_proxy.injecting(fault, spared=spared):
-        for act in (do, model.reconcile_once):
+    operation = begin(model)
+    with faulty_proxy.inject(fault, spared=spared):
+        for act in (operation, model.reconcile_once):
             with contextlib.suppress(GateError):
                 act()
-    do()
+    operation()
     for _ in range(2):
         model.reconcile_once()
     assert model.reconcile_once() == 0

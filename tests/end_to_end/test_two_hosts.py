@@ -1,5 +1,6 @@
-"""Hosts that share nothing but MLflow and PostgreSQL: CI on one hands in, replicas of the service on
-two others promote and deploy; whatever is killed, stopped or restarted, each line is there once.
+"""CI and two replicas of the service run on hosts that share only MLflow and PostgreSQL.
+
+Each ledger entry is written once, whichever process is killed, stopped or restarted.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust, TrustedKey
 from tests import plain_http, small_project
 from tests.end_to_end.ci import POLICY
-from tests.end_to_end.hosts import Host, Program, hosts, signalled, why_one_user
-from tests.end_to_end.stack import until, webhooks_allowed
+from tests.end_to_end.hosts import Host, Program, create_hosts, send_signal, shared_user_reason
+from tests.end_to_end.stack import wait_for, webhook_environment
 from tests.exhaustive import exhaustive
-from tests.ledger.rows import pending_in
-from tests.registry.servers import ADMIN, Server, add_user, let_edit, serving
-from tests.registry.signed import save, trust_in
-from tests.service.postgres import MISSING, Postgres, postgres, program
+from tests.ledger.rows import pending_moves
+from tests.registry.servers import ADMIN, Server, add_user, grant_edit, run_mlflow_server
+from tests.registry.signed import save_trust, trust_in
+from tests.service.postgres import MISSING, Postgres, find_program, run_postgres
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.proof,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(program("initdb") is None, reason=MISSING),
+    pytest.mark.skipif(find_program("initdb") is None, reason=MISSING),
 ]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
@@ -62,7 +63,7 @@ class Deployment:
     replicas: list[Host]
 
     def settings(self, host: Host, model: str) -> dict[str, Any]:
-        """Of a replica."""
+        """Return the settings of a replica."""
         return {
             "models": [model], "tracking_uri": self.server.uri, "state": self.database.url,
             "store": str(host.folder / "store"), "policy": str(host.folder / "policy.yaml"),
@@ -77,15 +78,14 @@ class Deployment:
         return {"MLFLOW_TRACKING_USERNAME": "ci", "MLFLOW_TRACKING_PASSWORD": "password-of-ci-"}
 
     def model(self, name: str) -> str:
-        """A registered model that CI and the service may edit."""
+        """Create a registered model that CI and the service may edit."""
         MlflowRegistry(self.server.uri).ensure_model(name)
         for user in ("ci", "gate"):
-            let_edit(self.server.uri, user, model=name)
+            grant_edit(self.server.uri, user, model=name)
         return name
 
     def entries(self, model: str) -> list[LedgerEntry]:
-        """What the ledger says of a model, of which a trusted writer signed the end; nothing while
-        nobody can know."""
+        """Return the entries of a model, or an empty list while the database is unavailable."""
         trust = Trust.from_file(self.replicas[0].folder / "trust.yaml")
         with contextlib.suppress(StateUnavailable):
             entries = Ledger(self.database.url, trust=trust).entries()
@@ -96,14 +96,14 @@ class Deployment:
         return [(e.action, e.version, e.actor) for e in self.entries(model)]
 
     def pending(self) -> str:
-        """Ids of moves that are not finished."""
-        return pending_in(self.database.url)
+        """Return the ids of the pending moves."""
+        return pending_moves(self.database.url)
 
     def champion(self, model: str) -> str | None:
         return MlflowRegistry(self.server.uri).alias(model, CHAMPION)
 
     def live(self, host: Host, model: str) -> str | None:
-        """The number of the version whose bytes a replica has deployed."""
+        """Return the number of the version that a replica has deployed."""
         manifest = ModelStore(host.folder / "store").live(model)
         if manifest is None:
             return None
@@ -116,30 +116,30 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     folder = tmp_path_factory.mktemp("mlflow")
     with (
         pytest.MonkeyPatch.context() as patch,
-        postgres() as database,
-        serving(folder, guarded=True, environment=webhooks_allowed(folder)) as server,
-        hosts("ci", "one", "two") as (ci, *replicas),
+        run_postgres() as database,
+        run_mlflow_server(folder, guarded=True, environment=webhook_environment(folder)) as server,
+        create_hosts("ci", "one", "two") as (ci, *replicas),
     ):
         for name, value in zip(("USERNAME", "PASSWORD"), ADMIN, strict=True):
             patch.setenv(f"MLFLOW_TRACKING_{name}", value)
         created = Deployment(server, database, ci, replicas)
         for user in (created.as_ci(), created.as_service()):
             add_user(server.uri, *user.values())
-        _equip(created, folder)
+        _write_host_files(created, folder)
         yield created
 
 
-def _equip(deployment: Deployment, folder: Path) -> None:
-    """Keys, trust, policy and secrets, for the user of each host alone."""
+def _write_host_files(deployment: Deployment, folder: Path) -> None:
+    """Write keys, trust, policy and secrets, readable by the user of each host only."""
     measurer = SigningKey.make(folder / "ci.pem")
     deployment.ci.write("ci.pem", (folder / "ci.pem").read_text())
     deployment.ci.write("ci.pub", (folder / "ci.pub").read_text())
     writers = [SigningKey.make(folder / f"{host.name}.pem") for host in deployment.replicas]
-    known = tuple(TrustedKey(**key.public.to_plain()) for key in writers)
-    trust = save(trust_in(measurer, writers=known), folder / "trust.yaml").read_text()
+    writer_keys = tuple(TrustedKey(**key.public.to_plain()) for key in writers)
+    trust = save_trust(trust_in(measurer, writers=writer_keys), folder / "trust.yaml").read_text()
     YAML(typ="safe").dump({"gate": POLICY.to_plain()}, folder / "policy.yaml")
     for host in deployment.replicas:
-        host.write("ci.pem", (folder / "ci.pem").read_text())  # where gate promote runs, too
+        host.write("ci.pem", (folder / "ci.pem").read_text())  # `gate promote` runs here, too
         host.write("service.pem", (folder / f"{host.name}.pem").read_text())
         host.write("trust.yaml", trust)
         host.write("policy.yaml", (folder / "policy.yaml").read_text())
@@ -156,17 +156,17 @@ def ci(deployment: Deployment) -> Iterator[Program]:
     created.end()
 
 
-def documented_commands(who: str) -> list[list[str]]:
-    """The commands of CI, or of each replica, as the documentation has them."""
+def documented_commands(host: str) -> list[list[str]]:
+    """Return the commands of CI or of each replica from the documentation."""
     section = PAGE.partition("### Several hosts\n")[2].partition("\n### ")[0]
-    (block,) = [b for b in section.split("```bash\n")[1:] if b.startswith(f"# {who}")]
+    (block,) = [b for b in section.split("```bash\n")[1:] if b.startswith(f"# {host}")]
     lines = block.partition("```")[0].replace("\\\n", " ").splitlines()
     return [shlex.split(line) for line in lines if not line.startswith("#")]
 
 
 @dataclass
 class Service:
-    """`gate serve` on a host."""
+    """The process `gate serve` on a host."""
 
     deployment: Deployment
     host: Host
@@ -181,33 +181,35 @@ class Service:
             url if "://" in word else word for word in documented_commands("Each replica")[-1]
         ]
         with log.open("a") as stream:
-            begun = stream.tell()
+            log_start = stream.tell()
             self.process = self.host.start(
                 "-m", *command, "--port", "0", "--interval", "1", "--log-format", "json",
                 environment=self.deployment.as_service() | {"MLFLOW_TRACKING_URI": self.deployment.server.uri},
                 stdout=stream, stderr=stream,
             )  # fmt: skip
 
-        def found() -> str | None:
+        def read_address() -> str | None:
             assert self.process is not None
             assert self.process.poll() is None, log.read_text()[-3000:]
-            lines = log.read_bytes()[begun:].decode().splitlines()
+            lines = log.read_bytes()[log_start:].decode().splitlines()
             return next((json.loads(e)["address"] for e in lines if '"listening"' in e), None)
 
-        self.address = str(until(found, WAIT_S))
+        self.address = str(wait_for(read_address, WAIT_S))
 
     def end(self, number: int = signal.SIGTERM) -> None:
         assert self.process is not None
         if self.process.poll() is None:
-            signalled(self.process, number)
+            send_signal(self.process, number)
         self.process.wait()
 
     @property
     def serves(self) -> str | None:
-        """The digest of what it has deployed, as a client sees it."""
+        """Return the deployed digest from the service's HTTP API."""
         with contextlib.suppress(httpx.HTTPError, KeyError):
-            answer = plain_http.get(f"{self.address}/models/{self.model}/manifest.json", timeout=10)
-            return str(answer.raise_for_status().json()["slots"][EXACT]["sha256"])
+            response = plain_http.get(
+                f"{self.address}/models/{self.model}/manifest.json", timeout=10
+            )
+            return str(response.raise_for_status().json()["slots"][EXACT]["sha256"])
         return None
 
 
@@ -231,29 +233,30 @@ def services(deployment: Deployment) -> Iterator[list[Service]]:
 
 
 def wait_until_all_serve(deployment: Deployment, number: str, *services: Service) -> None:
-    """Until that version is champion, and each of them has deployed it."""
+    """Wait until the version is champion and all services have deployed it."""
 
-    def is_so() -> bool:
+    def all_serve() -> bool:
         lines = [
             e for e in deployment.entries("digits") if (e.action, e.version) == ("promoted", number)
         ]
-        serving = {service.serves for service in services}
-        return deployment.champion("digits") == number and serving == {str(e.sha256) for e in lines}
+        run_mlflow_server = {service.serves for service in services}
+        return deployment.champion("digits") == number and run_mlflow_server == {
+            str(e.sha256) for e in lines
+        }
 
-    assert until(is_so, WAIT_S), deployment.lines("digits")
+    assert wait_for(all_serve, WAIT_S), deployment.lines("digits")
 
 
 KILLED = "killed"
 KILL_POINTS = 15
-"""Of a look or a promotion: a kill at the begin of each."""
+"""Number of steps of a pass or a promotion before which a process is killed."""
 KILLED_COMPONENTS = ("promoter", "service", "mlflow", "postgresql", "stopped", "clock")
 
 
 @pytest.fixture(scope="module")
 def killable(deployment: Deployment) -> Iterator[list[Program]]:
-    """A promoter and a replica that are killed, or whose servers are, and a replica that reconciles
-    afterwards."""
-    first, two = deployment.replicas
+    """A promoter and a replica to interrupt, and a replica that reconciles afterwards."""
+    first, second = deployment.replicas
     deployment.model(KILLED)
     _let_clock_jump(deployment.database.url)
     created = [
@@ -261,7 +264,7 @@ def killable(deployment: Deployment) -> Iterator[list[Program]]:
             host, "-m", "tests.end_to_end.replica", json.dumps(deployment.settings(host, KILLED)),
             environment=user,
         )
-        for host, user in ((first, deployment.as_ci()), (first, deployment.as_service()), (two, deployment.as_service()))
+        for host, user in ((first, deployment.as_ci()), (first, deployment.as_service()), (second, deployment.as_service()))
     ]  # fmt: skip
     yield created
     for each in created:
@@ -269,7 +272,7 @@ def killable(deployment: Deployment) -> Iterator[list[Program]]:
 
 
 def _let_clock_jump(url: str, hours: int = 0) -> None:
-    """Have the database's own clock, by which leases end, be so many hours ahead."""
+    """Set the clock of the database, which ends the leases, ahead by `hours`."""
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in (
             "CREATE SCHEMA IF NOT EXISTS jumping",
@@ -282,22 +285,21 @@ def _let_clock_jump(url: str, hours: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def calls(deployment: Deployment, ci: Program, killable: list[Program]) -> dict[str, int]:
-    """How many calls of the registry and the database a look and a promotion make, that replace a
-    champion."""
+    """Number of calls of a reconcile pass and of a promotion that replace a champion."""
     promoter, *replicas = killable
     counts = {}
     for _ in range(2):
         ci.ask(seed=next(SEEDS), model=KILLED)
-        look = replicas[0].ask()
+        reconciled = replicas[0].ask()
         result = promoter.ask(promote=next(SEEDS))
-        assert look["failed"] == result["failed"] == []
-        counts = {"look": len(look["steps"]), "promotion": len(result["steps"])}
+        assert reconciled["failed"] == result["failed"] == []
+        counts = {"look": len(reconciled["steps"]), "promotion": len(result["steps"])}
         for each in replicas:
             each.ask()
     return counts
 
 
-@pytest.mark.rows(76)  # a killed promoter, and a service that stops until its lease is over
+@pytest.mark.rows(76)  # the service is stopped until its lease has expired
 @pytest.mark.parametrize(
     ("part", "component"),
     [(part, component) for part in range(KILL_POINTS) for component in KILLED_COMPONENTS],
@@ -310,9 +312,11 @@ def test_one_reconcile_restores_champion_after_any_kill(
     part: int,
     component: str,
 ) -> None:
-    """`part`: of all calls of the registry and the database, before one of which it happens. MLflow
-    and PostgreSQL are away then, until the promotion or the look that made the call has ended."""
-    promoter, replica, two = killable
+    """Signal the process before one of its calls; `part` is the position among all calls.
+
+    MLflow or PostgreSQL stay down until the interrupted promotion or pass has ended.
+    """
+    promoter, replica, second = killable
     is_promotion = component == "promoter" or (component != "service" and part % 2 == 1)
     first, number = promoter if is_promotion else replica, None
     if is_promotion:
@@ -325,7 +329,7 @@ def test_one_reconcile_restores_champion_after_any_kill(
         assert first.ask(**order, signal=signal.SIGKILL) == {"killed": True}
     else:
         hours = {"clock": 24 if part % 4 < 2 else -24}.get(component, 0)
-        # By its lease the lock is still held after the short time of a jump, and not after a stop.
+        # The lease outlasts a clock jump but not a stop.
         lease = {"lease_s": 15.0} if hours else {}
         assert first.ask(**order, **lease, signal=signal.SIGSTOP) == {"stopped": True}
         if component == "mlflow":
@@ -334,22 +338,22 @@ def test_one_reconcile_restores_champion_after_any_kill(
             deployment.database.stop()
         elif component == "clock":
             _let_clock_jump(deployment.database.url, hours)
-            two.ask()
+            second.ask()
         else:
-            two.ask()
+            second.ask()
         first.ask(**{"continue": True})
         if component == "mlflow":
             deployment.server.start()
         elif component == "postgresql":
             deployment.database.start()
-    assert two.ask(lease_s=15.0)["failed"] == []
+    assert second.ask(lease_s=15.0)["failed"] == []
     champion = deployment.champion(KILLED)
     moves = [e for e in deployment.entries(KILLED) if e.operation and e.action != "conflict"]
     assert champion == moves[-1].version
     assert deployment.pending() == ""
     assert number is None or champion == number
-    assert deployment.live(two.host, KILLED) == champion
-    assert two.ask()["done"] == 0
+    assert deployment.live(second.host, KILLED) == champion
+    assert second.ask()["done"] == 0
     moved = Counter(e.version for e in moves)
     assert set(moved.values()) == {1}, moved
 
@@ -366,29 +370,29 @@ def test_submission_from_ci_is_deployed_by_both_replicas(
         "MLFLOW_TRACKING_URI": deployment.server.uri, "GATE_SIGNING_KEY": "ci.pem",
         "GATE_TRUST": "ci-trust.yaml",
     }  # fmt: skip
-    for command in documented_commands("CI")[1:]:  # the service has to trust the key already
+    for command in documented_commands("CI")[1:]:  # the service already has to trust the key
         words, _, target = " ".join(command).partition(" > ")
         result = deployment.ci.run("-m", *words.split(), **environment)
         assert result.returncode == 0, result.stdout + result.stderr
         if target:
             deployment.ci.write(target, result.stdout)
     assert "handed in" in result.stdout
-    assert not (deployment.ci.folder / ".gate" / "state.db").exists()  # it has no ledger
+    assert not (deployment.ci.folder / ".gate" / "state.db").exists()  # CI has no ledger
     wait_until_all_serve(deployment, "1", *services)
 
 
 def test_hosts_cannot_read_each_others_files(deployment: Deployment) -> None:
-    why = why_one_user()
-    if why is not None:
-        pytest.skip(why)
+    reason = shared_user_reason()
+    if reason is not None:
+        pytest.skip(reason)
     first = deployment.replicas[0]
     for host, second in (
         (deployment.ci, first),
         (first, deployment.ci),
         (first, deployment.replicas[1]),
     ):
-        look = f"import os; os.listdir({str(second.folder)!r})"
-        assert "PermissionError" in host.run("-c", look).stderr
+        script = f"import os; os.listdir({str(second.folder)!r})"
+        assert "PermissionError" in host.run("-c", script).stderr
 
 
 @exhaustive

@@ -1,6 +1,6 @@
-"""A model of more than 2 GB from export to promotion, in a process of its own, for its memory.
+"""Take a model of more than 2 GB from export to promotion, in a separate process.
 
-`python -m tests.end_to_end.two_gigabytes FOLDER` prints one JSON text.
+`python -m tests.end_to_end.two_gigabytes FOLDER` prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORDS, WIDTH = 540_000, 1024
 
 
 class Words(nn.Module):
-    """The mean of rows of a table of 2.2 GB, then five classes."""
+    """A model that averages rows of a 2.2 GB table and returns five logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,8 +45,7 @@ class Words(nn.Module):
 
 
 def policy() -> Policy:
-    """One pass over the samples: the float64 reference would need 4.4 GB more, and it is not what this
-    is about. External data is allowed."""
+    """Return a policy that allows external data and skips the float64 reference (4.4 GB)."""
     bounds = Bounds(scaled_diff=1e-4, top1_agreement=1.0)
     instruments = Instruments.none().model_copy(update={"graph": True, "graph_forbid": ()})
     runtimes = {"ort-cpu-optimized": RuntimePolicy(required="always", bounds=bounds)}
@@ -60,14 +59,14 @@ def main(folder: Path) -> None:
     exported = export_model(model, {"ids": ids}, settings=settings, output=folder / "model.onnx")
     workload = EvaluationData(SampleSet.from_arrays({"ids": ids}), batch_size=8)
     reference = Reference(model, Source(factory="words"), exported.record)
-    judged = check(exported.path, reference=reference, data=workload, policy=policy())
+    evaluated = check(exported.path, reference=reference, data=workload, policy=policy())
     del model, reference
     uri = f"sqlite:///{folder}/mlflow.db"
     release = Release(
         model_name="words",
         onnx_path=exported.path,
-        evidence=judged.evidence,
-        decision=judged.decision,
+        evidence=evaluated.evidence,
+        decision=evaluated.decision,
         run_id=make_run(uri, artifacts=folder / "artifacts"),
         description="More than two gigabytes.",
     )
@@ -79,7 +78,7 @@ def main(folder: Path) -> None:
         "external_data": exported.subject.external_data,
         "sha256": str(exported.subject.sha256),
         "manifest": str(Digest.from_manifest(folder, names)),
-        "verdict": judged.decision.verdict,
+        "verdict": evaluated.decision.verdict,
         "promotion": promotion.outcome,
         "ledger": str(ledger.entries()[-1].sha256),
     }

@@ -30,18 +30,18 @@ MODEL = GoldenModel(sha256=builders.digest("model"), file="model.onnx")
 @given(data=st.data(), dtype=st.sampled_from(NAMES))
 def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:
     arguments = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)))
-    answers = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, max_side=4)))
+    values = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, max_side=4)))
     finite = arguments.dtype.kind != "f" or np.isfinite(arguments).all()
-    complete = answers.dtype.kind != "f" or not np.isnan(answers).any()
+    comparable = values.dtype.kind != "f" or not np.isnan(values).any()
     folder = tmp_path_factory.mktemp("golden")
 
     def write() -> GoldenManifest:
         return write_vectors(
             folder, model=MODEL, inputs={"x": arguments},
-            outputs={"y": ExpectedOutput(answers, 0.5)}, origin=vectors.origin(),
+            outputs={"y": ExpectedOutput(values, 0.5)}, origin=vectors.origin(),
         )  # fmt: skip
 
-    if not (finite and complete):
+    if not (finite and comparable):
         with pytest.raises(EvidenceError, match="can't be compared"):
             write()
         return
@@ -49,7 +49,7 @@ def test_vectors_round_trip(tmp_path_factory, data, dtype) -> None:
     read = read_golden(folder)
     assert read.golden == golden
     assert read.sha256 == Digest.from_file(folder / GOLDEN_JSON)
-    for got, want in ((read.inputs["x"], arguments), (read.outputs["y"], answers)):
+    for got, want in ((read.inputs["x"], arguments), (read.outputs["y"], values)):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
     assert {path.name for path in folder.iterdir()} == set(files_of(golden))
@@ -66,32 +66,32 @@ def test_arrays_are_raw_little_endian(tmp_path: Path) -> None:
 
 
 def test_writing_is_deterministic_and_leaves_no_other_files(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    vectors.golden_of(folder, path)
+    vectors.write_model_vectors(folder, path)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
-    vectors.golden_of(folder, path, inputs={"input": vectors.inputs() + 1})
+    vectors.write_model_vectors(folder, path, inputs={"input": vectors.inputs() + 1})
     assert {file.name for file in folder.iterdir()} == set(files_of(read_golden(folder).golden))
 
 
 def test_crash_at_any_file_leaves_complete_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, folder = vectors.made(tmp_path)
-    real = files.write_bytes
+    path, folder = vectors.write_model_and_vectors(tmp_path)
+    original = files.write_bytes
     for survived in range(4):
-        left = [survived]
+        remaining = [survived]
 
-        def write(target: Path, data: bytes, left: list[int] = left) -> None:
-            if not left[0]:
+        def write(target: Path, data: bytes, remaining: list[int] = remaining) -> None:
+            if not remaining[0]:
                 raise KeyboardInterrupt
-            left[0] -= 1
-            real(target, data)
+            remaining[0] -= 1
+            original(target, data)
 
         monkeypatch.setattr(files, "write_bytes", write)
         second = {"input": vectors.inputs() + survived + 1}
         try:
-            vectors.golden_of(folder, path, inputs=second)
+            vectors.write_model_vectors(folder, path, inputs=second)
         except KeyboardInterrupt:
             pass
         else:
@@ -121,9 +121,9 @@ def test_crash_at_any_file_leaves_complete_vectors(
     ],
 )  # fmt: skip
 def test_meaningless_vectors_are_not_written(tmp_path: Path, fields, message) -> None:
-    path, _ = vectors.made(tmp_path)
+    path, _ = vectors.write_model_and_vectors(tmp_path)
     with pytest.raises(EvidenceError, match=message):
-        vectors.golden_of(tmp_path / "other", path, **fields)
+        vectors.write_model_vectors(tmp_path / "other", path, **fields)
     assert not (tmp_path / "other" / GOLDEN_JSON).exists()
 
 
@@ -131,12 +131,12 @@ def _first_array(folder: Path) -> Path:
     return folder / read_golden(folder).golden.outputs[0].file
 
 
-def _edited(folder: Path, **changes: object) -> None:
+def _edit_record(folder: Path, **changes: object) -> None:
     plain = json.loads((folder / GOLDEN_JSON).read_text())
     (folder / GOLDEN_JSON).write_text(json.dumps(plain | changes))
 
 
-def _flip(folder: Path) -> None:
+def _flip_bits(folder: Path) -> None:
     path = _first_array(folder)
     path.write_bytes(path.read_bytes()[:-1] + b"\7")
 
@@ -151,7 +151,7 @@ def _lengthen(folder: Path) -> None:
     path.write_bytes(path.read_bytes() + b"more")
 
 
-def _link(folder: Path) -> None:
+def _replace_by_symlink(folder: Path) -> None:
     path = _first_array(folder)
     path.rename(folder / "elsewhere")
     path.symlink_to("elsewhere")
@@ -161,11 +161,11 @@ def _name_outside(folder: Path) -> None:
     path = _first_array(folder)
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
     path.rename(folder.parent / "outside.bin")
-    _edited(folder, outputs=[output | {"file": "../outside.bin"}])
+    _edit_record(folder, outputs=[output | {"file": "../outside.bin"}])
 
 
-def _pipe(folder: Path) -> None:
-    """Whoever opened it would wait for ever."""
+def _replace_by_pipe(folder: Path) -> None:
+    """Replace the array by a pipe, which would block every reader."""
     path = _first_array(folder)
     path.unlink()
     os.mkfifo(path)
@@ -173,68 +173,68 @@ def _pipe(folder: Path) -> None:
 
 def _reshape(folder: Path) -> None:
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
-    _edited(folder, outputs=[output | {"shape": [4, 11]}])
+    _edit_record(folder, outputs=[output | {"shape": [4, 11]}])
 
 
-def _shaped(folder: Path, shape: list[int]) -> None:
+def _set_shape(folder: Path, shape: list[int]) -> None:
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
-    _edited(folder, outputs=[output | {"shape": shape, "top1_agreement": None}])
+    _edit_record(folder, outputs=[output | {"shape": shape, "top1_agreement": None}])
 
 
-def _beside(folder: Path, name: str) -> None:
+def _name_external_data(folder: Path, name: str) -> None:
     model = json.loads((folder / GOLDEN_JSON).read_text())["model"]
-    _edited(folder, model=model | {"external_data": [name]})
+    _edit_record(folder, model=model | {"external_data": [name]})
 
 
-def _of_numpy(folder: Path) -> None:
+def _name_numpy_dtype(folder: Path) -> None:
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
-    _edited(folder, outputs=[output | {"dtype": "object"}])
+    _edit_record(folder, outputs=[output | {"dtype": "object"}])
 
 
 def _share_a_file(folder: Path) -> None:
     plain = json.loads((folder / GOLDEN_JSON).read_text())
-    _edited(folder, outputs=[plain["outputs"][0] | {"file": plain["inputs"][0]["file"]}])
+    _edit_record(folder, outputs=[plain["outputs"][0] | {"file": plain["inputs"][0]["file"]}])
 
 
 @pytest.mark.parametrize(
     ("tamper", "error"),
     [
-        (_flip, DigestMismatch),
+        (_flip_bits, DigestMismatch),
         (_shorten, DigestMismatch),
         (_lengthen, DigestMismatch),
-        (_link, EvidenceError),
-        (_pipe, EvidenceError),
+        (_replace_by_symlink, EvidenceError),
+        (_replace_by_pipe, EvidenceError),
         (_reshape, DigestMismatch),
         (_name_outside, EvidenceError),
-        (_of_numpy, EvidenceError),
+        (_name_numpy_dtype, EvidenceError),
         (_share_a_file, EvidenceError),
         (lambda folder: _first_array(folder).unlink(), EvidenceError),
         (lambda folder: (folder / GOLDEN_JSON).unlink(), EvidenceError),
         (lambda folder: (folder / GOLDEN_JSON).write_text("{}"), EvidenceError),
         (lambda folder: (folder / GOLDEN_JSON).write_text(" " * (1 << 20) + "{}"), DigestMismatch),
-        (lambda folder: _shaped(folder, [4, 2**36]), EvidenceError),
-        (lambda folder: _shaped(folder, [4, 2**61]), EvidenceError),
-        (lambda folder: _shaped(folder, [4] + [1] * 99), EvidenceError),
-        (lambda folder: _shaped(folder, [4, 2**20]), DigestMismatch),
-        (lambda folder: _beside(folder, "/dev/zero"), EvidenceError),
-        (lambda folder: _beside(folder, "../w.bin"), EvidenceError),
-        (lambda folder: _beside(folder, "a/../../w.bin"), EvidenceError),
-        (lambda folder: _beside(folder, "..\\w.bin"), EvidenceError),
-        (lambda folder: _beside(folder, "C:\\w.bin"), EvidenceError),
-        (lambda folder: _beside(folder, "w\0.bin"), EvidenceError),
-        (lambda folder: _beside(folder, "w" * 256), EvidenceError),
-        (lambda folder: _beside(folder, ""), EvidenceError),
+        (lambda folder: _set_shape(folder, [4, 2**36]), EvidenceError),
+        (lambda folder: _set_shape(folder, [4, 2**61]), EvidenceError),
+        (lambda folder: _set_shape(folder, [4] + [1] * 99), EvidenceError),
+        (lambda folder: _set_shape(folder, [4, 2**20]), DigestMismatch),
+        (lambda folder: _name_external_data(folder, "/dev/zero"), EvidenceError),
+        (lambda folder: _name_external_data(folder, "../w.bin"), EvidenceError),
+        (lambda folder: _name_external_data(folder, "a/../../w.bin"), EvidenceError),
+        (lambda folder: _name_external_data(folder, "..\\w.bin"), EvidenceError),
+        (lambda folder: _name_external_data(folder, "C:\\w.bin"), EvidenceError),
+        (lambda folder: _name_external_data(folder, "w\0.bin"), EvidenceError),
+        (lambda folder: _name_external_data(folder, "w" * 256), EvidenceError),
+        (lambda folder: _name_external_data(folder, ""), EvidenceError),
         (lambda folder: (folder / GOLDEN_JSON).write_text("[" * 500_000), EvidenceError),
-        (lambda folder: _edited(folder, outputs=[]), EvidenceError),
-        (lambda folder: _edited(folder, inputs=[]), EvidenceError),
-        (lambda folder: _edited(folder, samples=0), EvidenceError),
-        (lambda folder: _edited(folder, samples=3), EvidenceError),
-        (lambda folder: _edited(folder, schema_version=2), EvidenceError),
-        (lambda folder: _edited(folder, more=1), EvidenceError),
+        (lambda folder: _edit_record(folder, outputs=[]), EvidenceError),
+        (lambda folder: _edit_record(folder, inputs=[]), EvidenceError),
+        (lambda folder: _edit_record(folder, samples=0), EvidenceError),
+        (lambda folder: _edit_record(folder, samples=3), EvidenceError),
+        (lambda folder: _edit_record(folder, schema_version=2), EvidenceError),
+        (lambda folder: _edit_record(folder, more=1), EvidenceError),
     ],
 )
 def test_tampered_vectors_are_refused(tmp_path: Path, tamper, error) -> None:
-    _, folder = vectors.made(tmp_path)
+    _, folder = vectors.write_model_and_vectors(tmp_path)
     tamper(folder)
     with pytest.raises(error):
         read_golden(folder)
@@ -242,7 +242,7 @@ def test_tampered_vectors_are_refused(tmp_path: Path, tamper, error) -> None:
 
 @pytest.mark.parametrize("error", [MemoryError, OverflowError, RecursionError])
 def test_vectors_too_large_for_memory_are_reported(tmp_path: Path, monkeypatch, error) -> None:
-    _, folder = vectors.made(tmp_path)
+    _, folder = vectors.write_model_and_vectors(tmp_path)
 
     def fail(*_arguments: object, **_options: object) -> None:
         raise error
@@ -253,7 +253,7 @@ def test_vectors_too_large_for_memory_are_reported(tmp_path: Path, monkeypatch, 
 
 
 def test_record_with_another_digest_is_not_parsed(tmp_path: Path, monkeypatch) -> None:
-    _, folder = vectors.made(tmp_path)
+    _, folder = vectors.write_model_and_vectors(tmp_path)
     pinned = read_golden(folder).sha256
     assert read_golden(folder, sha256=pinned).sha256 == pinned
     (folder / GOLDEN_JSON).write_text((folder / GOLDEN_JSON).read_text() + " ")
@@ -263,15 +263,15 @@ def test_record_with_another_digest_is_not_parsed(tmp_path: Path, monkeypatch) -
 
 
 def test_sparse_array_files_are_refused(tmp_path: Path) -> None:
-    """Three files of 2 GiB that take no room on the disk."""
-    _, folder = vectors.made(tmp_path)
+    """Name three sparse files of 2 GiB that use no disk space."""
+    _, folder = vectors.write_model_and_vectors(tmp_path)
     output = json.loads((folder / GOLDEN_JSON).read_text())["outputs"][0]
     names = [f"output-{index}-hole.bin" for index in range(3)]
     for name in names:
         (folder / name).touch()
         os.truncate(folder / name, 1 << 31)
-    holes = {"shape": [4, 1 << 27], "top1_agreement": None}
-    _edited(folder, outputs=[output | holes | {"name": name, "file": name} for name in names])
+    sparse = {"shape": [4, 1 << 27], "top1_agreement": None}
+    _edit_record(folder, outputs=[output | sparse | {"name": name, "file": name} for name in names])
     with pytest.raises(EvidenceError, match="the maximum is 4294967296"):
         read_golden(folder)
 
@@ -279,7 +279,7 @@ def test_sparse_array_files_are_refused(tmp_path: Path) -> None:
 def test_vectors_over_the_read_limit_are_not_written(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("gate.golden.folder.SIZE_LIMIT", 100)
     with pytest.raises(EvidenceError, match="the maximum is 100"):
-        vectors.made(tmp_path)
+        vectors.write_model_and_vectors(tmp_path)
 
 
 def test_old_golden_vectors_are_readable() -> None:

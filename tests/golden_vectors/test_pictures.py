@@ -32,7 +32,7 @@ from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.storage.digest import Digest
 from tests import builders
-from tests.golden_vectors.vectors import golden_of, origin, write_vectors
+from tests.golden_vectors.vectors import origin, write_model_vectors, write_vectors
 from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
 from tests.registry.releases import onnx_file
@@ -53,10 +53,8 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, photos: list[Path], model: Path) -> Path:
-    """Vectors of the pictures 1 and 3, with them."""
-    samples = np.stack(
-        [pillow_preprocess(read_picture(photos[location]), SMALL) for location in (1, 3)]
-    )
+    """Golden vectors of the pictures 1 and 3, with these pictures."""
+    samples = np.stack([pillow_preprocess(read_picture(photos[index]), SMALL) for index in (1, 3)])
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     logits = session.run(None, {"x": samples})[0]
     write_vectors(
@@ -76,19 +74,19 @@ def test_pictures_are_stored_and_verified(folder: Path, model: Path, photos: lis
     assert reported is not None
     assert (reported.input, reported.spec, reported.max_diff) == ("x", SMALL, 1.0)
     observed = [np.array(Image.open(io.BytesIO(data))) for data in read.pictures]
-    for pixels, location in zip(observed, (1, 3), strict=True):
-        np.testing.assert_array_equal(pixels, read_picture(photos[location]))
+    for pixels, index in zip(observed, (1, 3), strict=True):
+        np.testing.assert_array_equal(pixels, read_picture(photos[index]))
     assert {path.name for path in folder.iterdir()} == set(files_of(read.golden))
     assert verify_golden(model, folder).passed
 
 
 def test_vectors_without_pictures_keep_their_format(tmp_path: Path) -> None:
-    golden_of(tmp_path / "plain", onnx_file(tmp_path / "plain.onnx"))
+    write_model_vectors(tmp_path / "plain", onnx_file(tmp_path / "plain.onnx"))
     assert "pictures" not in json.loads((tmp_path / "plain" / GOLDEN_JSON).read_text())
 
 
 def test_rewriting_removes_old_pictures(folder: Path, tmp_path: Path) -> None:
-    golden_of(folder, onnx_file(tmp_path / "other.onnx"))
+    write_model_vectors(folder, onnx_file(tmp_path / "other.onnx"))
     assert not list(folder.glob("*.png"))
 
 
@@ -105,19 +103,19 @@ def test_refitting_keeps_the_pictures(
     assert new.golden.pictures.max_diff == (1.0 if asked is None else 0.5)
 
 
-def first(folder: Path) -> Path:
+def first_picture(folder: Path) -> Path:
     return sorted(folder.glob("picture-0-*.png"))[0]
 
 
-def swap(folder: Path) -> None:
-    """Another picture, with the record made to fit."""
-    path = first(folder)
+def swap_picture(folder: Path) -> None:
+    """Replace a picture and make the record match."""
+    path = first_picture(folder)
     Image.fromarray(picture(60, 71, seed=9)).save(path)
     change_picture(folder, sha256=str(Digest.from_file(path)), size_bytes=path.stat().st_size)
 
 
-def not_a_picture(folder: Path) -> None:
-    path = first(folder)
+def write_invalid_picture(folder: Path) -> None:
+    path = first_picture(folder)
     path.write_bytes(b"hello")
     change_picture(folder, sha256=str(Digest.from_file(path)), size_bytes=5)
 
@@ -137,8 +135,8 @@ def change_spec(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("tamper", "says"),
     [
-        (swap, "/255 from its golden input, allowed 1"),
-        (not_a_picture, "is not a complete picture"),
+        (swap_picture, "/255 from its golden input, allowed 1"),
+        (write_invalid_picture, "is not a complete picture"),
         (change_spec, "from its golden input"),
     ],
 )
@@ -151,13 +149,13 @@ def test_changed_picture_does_not_pass(
     assert says in result.problems[0]
 
 
-def put(folder: Path, data: bytes) -> None:
-    """Other bytes for a picture, with the record made to fit."""
-    first(folder).write_bytes(data)
+def replace_picture(folder: Path, data: bytes) -> None:
+    """Replace the bytes of a picture and make the record match."""
+    first_picture(folder).write_bytes(data)
     change_picture(folder, sha256=str(Digest.from_bytes(data)), size_bytes=len(data))
 
 
-def encoded(height: int, width: int, form: str = "PNG") -> bytes:
+def encode_picture(height: int, width: int, form: str = "PNG") -> bytes:
     stream = io.BytesIO()
     Image.new("RGB", (width, height)).save(stream, form)
     return stream.getvalue()
@@ -166,8 +164,8 @@ def encoded(height: int, width: int, form: str = "PNG") -> bytes:
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 60 70\n%%EndComments\n(x) print\n%%EOF\n"
 
 
-def resizes(folder: Path, **resize: Any) -> None:
-    """A spec that makes the picture huge before it crops it."""
+def change_resize(folder: Path, **resize: Any) -> None:
+    """Let the preprocessing spec enlarge the picture before it is cropped."""
     plain = json.loads((folder / GOLDEN_JSON).read_text())
     plain["pictures"]["spec"]["resize"] |= {"size": None, "shortest_side": None} | resize
     (folder / GOLDEN_JSON).write_text(json.dumps(plain))
@@ -177,12 +175,21 @@ def resizes(folder: Path, **resize: Any) -> None:
 @pytest.mark.parametrize(
     ("tamper", "says"),
     [
-        (lambda folder: put(folder, EPS), "is not a complete picture"),
-        (lambda folder: put(folder, encoded(60, 71, "JPEG")), "is not a complete picture"),
-        (lambda folder: put(folder, encoded(60, 71, "TIFF")), "is not a complete picture"),
-        (lambda folder: put(folder, encoded(8192, 8192)), "8192 x 8192 pixels, the maximum"),
-        (lambda folder: resizes(folder, shortest_side=8192), "exceeds the maximum"),
-        (lambda folder: resizes(folder, size=[16_384, 16_384]), "exceeds the maximum"),
+        (lambda folder: replace_picture(folder, EPS), "is not a complete picture"),
+        (
+            lambda folder: replace_picture(folder, encode_picture(60, 71, "JPEG")),
+            "is not a complete picture",
+        ),
+        (
+            lambda folder: replace_picture(folder, encode_picture(60, 71, "TIFF")),
+            "is not a complete picture",
+        ),
+        (
+            lambda folder: replace_picture(folder, encode_picture(8192, 8192)),
+            "8192 x 8192 pixels, the maximum",
+        ),
+        (lambda folder: change_resize(folder, shortest_side=8192), "exceeds the maximum"),
+        (lambda folder: change_resize(folder, size=[16_384, 16_384]), "exceeds the maximum"),
     ],
 )
 def test_picture_decoding_is_limited(
@@ -196,17 +203,17 @@ def test_picture_decoding_is_limited(
     tracemalloc.start()
     try:
         result = verify_golden(model, folder)
-        _, most = tracemalloc.get_traced_memory()
+        _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert says in result.problems[0]
-    assert most < 50e6
+    assert peak_bytes < 50e6
 
 
 def test_pictures_of_another_release_are_not_opened(
     folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(folder, EPS)
+    replace_picture(folder, EPS)
     monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("a picture was opened"))
     result = verify_golden(model, folder, golden_sha256=builders.digest("promoted"))
     assert "the digest of the golden vectors is" in result.problems[0]
@@ -225,9 +232,9 @@ def test_unreadable_picture_is_not_written(
 @pytest.mark.parametrize(
     ("tamper", "error"),
     [
-        (lambda folder: first(folder).write_bytes(b"x" * first(folder).stat().st_size), DigestMismatch),
-        (lambda folder: first(folder).write_bytes(first(folder).read_bytes() + b"x"), DigestMismatch),
-        (lambda folder: first(folder).unlink(), EvidenceError),
+        (lambda folder: first_picture(folder).write_bytes(b"x" * first_picture(folder).stat().st_size), DigestMismatch),
+        (lambda folder: first_picture(folder).write_bytes(first_picture(folder).read_bytes() + b"x"), DigestMismatch),
+        (lambda folder: first_picture(folder).unlink(), EvidenceError),
         (lambda folder: change_picture(folder, file="../../etc.png"), EvidenceError),
         (lambda folder: change_picture(folder, file="golden.json"), EvidenceError),
         (lambda folder: change_picture(folder, size_bytes=1 << 40), EvidenceError),

@@ -1,4 +1,4 @@
-"""An untrusted file runs within limits; exceeding them is not a verdict."""
+"""An untrusted file runs within limits, and exceeding a limit is not a verdict."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.sandbox.peak import bounded_growth
 @pytest.mark.further
 @pytest.mark.parametrize("seed", [0, 1], ids=["good", "of another file"])
 def test_sandboxed_result_equals_the_local_result(tmp_path: Path, seed: int) -> None:
-    path, _ = vectors.made(tmp_path)
-    _, folder = vectors.made(tmp_path / "other", seed=seed)
-    here = verify_golden(path, folder)
+    path, _ = vectors.write_model_and_vectors(tmp_path)
+    _, folder = vectors.write_model_and_vectors(tmp_path / "other", seed=seed)
+    local = verify_golden(path, folder)
     assert (
         verify_golden_in_sandbox(path, folder, ROOMY)
-        == here
+        == local
         == verify_golden_in_sandbox(path, folder, None)
     )
-    assert here.passed == (seed == 0)
-    named = verify_golden_in_sandbox(path, folder, ROOMY, sha256=Digest("0" * 64))
-    assert not named.passed
+    assert local.passed == (seed == 0)
+    other_digest = verify_golden_in_sandbox(path, folder, ROOMY, sha256=Digest("0" * 64))
+    assert not other_digest.passed
 
 
 def test_incomplete_vectors_are_refused(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     (folder / "golden.json").write_text("{}")
     with pytest.raises(EvidenceError, match="not a valid Golden.* record"):
         verify_golden_in_sandbox(path, folder, ROOMY)
@@ -46,7 +46,7 @@ def test_incomplete_vectors_are_refused(tmp_path: Path) -> None:
 )
 def test_endless_run_exceeds_the_limit(tmp_path: Path, make) -> None:
     path = make(tmp_path / "model.onnx")
-    folder = vectors.impossible(tmp_path / "golden", path)
+    folder = vectors.write_uncomputable_vectors(tmp_path / "golden", path)
     with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded, match="^running model.onnx"):
         verify_golden_in_sandbox(path, folder, TIGHT)
 
@@ -61,7 +61,7 @@ def test_endless_load_exceeds_the_limit(tmp_path: Path, make) -> None:
 
 @pytest.mark.further
 def test_load_failure_is_reported(tmp_path: Path) -> None:
-    path, _ = vectors.made(tmp_path)
+    path, _ = vectors.write_model_and_vectors(tmp_path)
     assert loading_problem(path, ROOMY) is None
     path.write_bytes(b"\xff" * 100)
     problem = loading_problem(path, ROOMY)
@@ -72,6 +72,6 @@ def test_load_failure_is_reported(tmp_path: Path) -> None:
 
 def test_memory_error_is_not_a_verdict(tmp_path: Path) -> None:
     path = hostile.large_constant(tmp_path / "model.onnx", exponent=50)
-    folder = vectors.impossible(tmp_path / "golden", path)
+    folder = vectors.write_uncomputable_vectors(tmp_path / "golden", path)
     with pytest.raises(LimitExceeded, match="needs more memory than available"):
         verify_golden(path, folder)

@@ -21,7 +21,7 @@ from tests import builders
 from tests.golden_vectors import vectors
 
 FLOOR = 1.7e-5 / 1.5
-"""max_abs_diff / noise_diff of the builders' good output."""
+"""max_abs_diff / noise_diff of the builders' passing output."""
 
 
 def policy(**bounds: Any) -> Policy:
@@ -32,8 +32,8 @@ def policy(**bounds: Any) -> Policy:
     )
 
 
-def tolerance(seen: Evidence, **bounds: Any) -> float:
-    return tolerances_for(policy(**bounds), seen)["logits"].max_abs_diff
+def tolerance(measured: Evidence, **bounds: Any) -> float:
+    return tolerances_for(policy(**bounds), measured)["logits"].max_abs_diff
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_unmeasured_output_gets_a_small_tolerance(output, bounds, expected) -> N
     assert tolerance(vectors.evidence(**output), **bounds) == pytest.approx(expected)
 
 
-@given(seen=st.floats(), noise=st.floats(), std=st.floats(), biggest=st.floats())
-def test_tolerance_is_finite(seen, noise, std, biggest) -> None:
+@given(difference=st.floats(), noise=st.floats(), std=st.floats(), biggest=st.floats())
+def test_tolerance_is_finite(difference, noise, std, biggest) -> None:
     parity = builders.noise_parity(diff=noise)
-    tampered_file = vectors.evidence(
-        max_abs_diff=seen, noise=parity, reference_std=std, reference_abs_max=biggest
+    measured = vectors.evidence(
+        max_abs_diff=difference, noise=parity, reference_std=std, reference_abs_max=biggest
     )
     for bounds in ({"noise_diff": 32.0}, {"scaled_diff": 1e-3}, {}):
-        assert 0.0 <= tolerance(tampered_file, **bounds) < math.inf
+        assert 0.0 <= tolerance(measured, **bounds) < math.inf
 
 
 def test_output_without_evidence_must_be_equal() -> None:
@@ -94,9 +94,11 @@ def test_output_without_evidence_must_be_equal() -> None:
 
 
 def test_tolerance_of_the_served_runtime() -> None:
-    far = builders.output_parity(max_abs_diff=5e-3)
+    distant = builders.output_parity(max_abs_diff=5e-3)
     runtimes = tuple(
-        runtime.model_copy(update={"outputs": (far,)}) if runtime.runtime == "ort-cpu" else runtime
+        runtime.model_copy(update={"outputs": (distant,)})
+        if runtime.runtime == "ort-cpu"
+        else runtime
         for runtime in builders.evidence().runtimes
     )
     observed = builders.evidence(runtimes=runtimes)
@@ -113,7 +115,7 @@ def test_agreement_applies_to_logits_only() -> None:
 
 
 def test_vectors_are_refitted_to_another_policy(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     subject = builders.evidence().subject.model_copy(
         update={"sha256": vectors.golden_model(path).sha256}
     )

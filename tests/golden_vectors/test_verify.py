@@ -29,7 +29,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_released_file_passes(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     result = verify_golden(path, folder)
     assert result.passed
     assert result.problems == ()
@@ -42,7 +42,7 @@ def test_released_file_passes(tmp_path: Path) -> None:
 
 
 def test_renamed_file_passes(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     assert verify_golden(path.rename(tmp_path / "other.name"), folder).passed
 
 
@@ -50,7 +50,7 @@ def test_renamed_file_passes(tmp_path: Path) -> None:
     "tamper", [lambda data: data + b"\0", lambda data: data[:-1], lambda _: b""]
 )
 def test_other_bytes_are_refused_without_execution(tmp_path: Path, tamper) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     path.write_bytes(tamper(path.read_bytes()))
     result = verify_golden(path, folder)
     assert not result.passed
@@ -64,25 +64,25 @@ def test_external_data_is_verified(tmp_path: Path) -> None:
     arguments = vectors.inputs()
     outputs = {"logits": ExpectedOutput(arguments @ weights, vectors.TOLERANCE, 1.0)}
     folder = tmp_path / "golden"
-    vectors.golden_of(folder, path, outputs=outputs)
+    vectors.write_model_vectors(folder, path, outputs=outputs)
     assert verify_golden(path, folder).passed
     assert verify_golden(path.rename(tmp_path / "renamed.onnx"), folder).passed
     data = tmp_path / "weights.data"
-    complete = data.read_bytes()
-    data.write_bytes(complete[:-1] + bytes([complete[-1] ^ 1]))
+    original = data.read_bytes()
+    data.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
     assert not verify_golden(tmp_path / "renamed.onnx", folder).passed
     data.unlink()
     with pytest.raises(StorageError):
         verify_golden(tmp_path / "renamed.onnx", folder)
 
 
-def _vectors(tmp_path: Path, **fields: Any) -> tuple[Path, Path]:
-    path, _ = vectors.made(tmp_path)
-    vectors.golden_of(tmp_path / "spoiled", path, **fields)
+def _write_vectors(tmp_path: Path, **fields: Any) -> tuple[Path, Path]:
+    path, _ = vectors.write_model_and_vectors(tmp_path)
+    vectors.write_model_vectors(tmp_path / "spoiled", path, **fields)
     return path, tmp_path / "spoiled"
 
 
-def _expected(
+def _expect_logits(
     values: np.ndarray, tolerance: float = vectors.TOLERANCE
 ) -> dict[str, ExpectedOutput]:
     return {"logits": ExpectedOutput(values, tolerance)}
@@ -94,20 +94,26 @@ ONES = np.ones((vectors.SAMPLES, 10), np.float32)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"outputs": _expected(ONES)}, "max_abs_diff"),
-        ({"outputs": _expected(ONES, 0.0)}, "max_abs_diff"),
-        ({"outputs": _expected(ONES[:2])}, r"is float32 \(4, 10\), expected float32 \(2, 10\)"),
-        ({"outputs": _expected(ONES.astype(np.float64))}, "expected float64"),
-        ({"outputs": _expected(np.full_like(ONES, np.inf))}, "infinite on one side"),
+        ({"outputs": _expect_logits(ONES)}, "max_abs_diff"),
+        ({"outputs": _expect_logits(ONES, 0.0)}, "max_abs_diff"),
+        (
+            {"outputs": _expect_logits(ONES[:2])},
+            r"is float32 \(4, 10\), expected float32 \(2, 10\)",
+        ),
+        ({"outputs": _expect_logits(ONES.astype(np.float64))}, "expected float64"),
+        ({"outputs": _expect_logits(np.full_like(ONES, np.inf))}, "infinite on one side"),
         ({"outputs": {"other": ExpectedOutput(ONES, 1.0)}}, r"has the outputs \['logits'\]"),
-        ({"outputs": {**_expected(ONES), "other": ExpectedOutput(ONES, 1.0)}}, "has the outputs"),
+        (
+            {"outputs": {**_expect_logits(ONES), "other": ExpectedOutput(ONES, 1.0)}},
+            "has the outputs",
+        ),
         ({"inputs": {"image": vectors.inputs()}}, r"has the inputs \['input'\]"),
         ({"inputs": {"input": vectors.inputs()[:, :2]}}, "ONNX Runtime can't compute it"),
         ({"inputs": {"input": vectors.inputs().astype(np.float64)}}, "can't compute it"),
     ],
 )
 def test_other_outputs_are_refused(tmp_path: Path, fields, message) -> None:
-    result = verify_golden(*_vectors(tmp_path, **fields))
+    result = verify_golden(*_write_vectors(tmp_path, **fields))
     assert not result.passed
     assert re.search(message, " ".join(result.problems)), result.problems
 
@@ -120,14 +126,14 @@ def test_an_extra_output_is_refused(tmp_path: Path) -> None:
         helper.make_tensor_value_info("more", TensorProto.FLOAT, ["batch", 10])
     )
     onnx.save(model, str(path))
-    vectors.golden_of(tmp_path / "golden", path)
+    vectors.write_model_vectors(tmp_path / "golden", path)
     result = verify_golden(path, tmp_path / "golden")
     assert not result.passed
     assert "'more'" in result.problems[0]
 
 
 def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
-    path, _ = vectors.made(tmp_path)
+    path, _ = vectors.write_model_and_vectors(tmp_path)
     arguments = read_golden(tmp_path / "golden")
     path.write_bytes(b"no model")
     vectors.write_vectors(
@@ -145,14 +151,18 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path) -> None:
 
 
 def test_other_top1_class_within_the_tolerance_is_refused(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     logits = read_golden(folder).outputs["logits"].copy()
     logits[2, logits[2].argmin()] = logits.max() + 1
-    vectors.golden_of(folder, path, outputs={"logits": ExpectedOutput(logits, 100.0, 1.0)})
+    vectors.write_model_vectors(
+        folder, path, outputs={"logits": ExpectedOutput(logits, 100.0, 1.0)}
+    )
     result = verify_golden(path, folder)
     assert not result.passed
     assert "top-1 agreement 0.75 is below 1" in result.problems[0]
-    vectors.golden_of(folder, path, outputs={"logits": ExpectedOutput(logits, 100.0, 0.75)})
+    vectors.write_model_vectors(
+        folder, path, outputs={"logits": ExpectedOutput(logits, 100.0, 0.75)}
+    )
     assert verify_golden(path, folder).passed
 
 
@@ -170,14 +180,14 @@ def test_other_top1_class_within_the_tolerance_is_refused(tmp_path: Path) -> Non
     ],
 )
 def test_special_values_are_compared_strictly(tmp_path: Path, got, message) -> None:
-    _, folder = vectors.made(tmp_path)
+    _, folder = vectors.write_model_and_vectors(tmp_path)
     computed = {} if got is None else {"logits": got}
     (result,) = compare(read_golden(folder), computed)
     assert message in str(result.problem)
 
 
 def test_single_nan_is_refused(tmp_path: Path) -> None:
-    _, folder = vectors.made(tmp_path)
+    _, folder = vectors.write_model_and_vectors(tmp_path)
     read = read_golden(folder)
     logits = read.outputs["logits"].copy()
     assert compare(read, {"logits": logits})[0].problem is None
@@ -197,12 +207,12 @@ def test_single_nan_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_differences_of_all_dtypes(tmp_path: Path, want, got, equal) -> None:
-    path, _ = vectors.made(tmp_path)
+    path, _ = vectors.write_model_and_vectors(tmp_path)
     fields = {
         "inputs": {"input": vectors.inputs()[:1]},
         "outputs": {"y": ExpectedOutput(want, 0.5)},
     }
-    vectors.golden_of(tmp_path / "golden", path, **fields)
+    vectors.write_model_vectors(tmp_path / "golden", path, **fields)
     (result,) = compare(read_golden(tmp_path / "golden"), {"y": got})
     assert (result.problem is None) is equal
 
@@ -217,20 +227,20 @@ def test_differences_of_all_dtypes(tmp_path: Path, want, got, equal) -> None:
     ],
 )
 def test_empty_result_does_not_pass(tmp_path: Path, tamper) -> None:
-    result = verify_golden(*vectors.made(tmp_path))
+    result = verify_golden(*vectors.write_model_and_vectors(tmp_path))
     with pytest.raises(EvidenceError, match="passed without a complete"):
         GoldenResult.from_json(json.dumps(result.to_plain() | tamper))
 
 
 def test_damaged_vectors_are_an_error(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     array = folder / read_golden(folder).golden.inputs[0].file
     array.write_bytes(bytes(array.stat().st_size))
     with pytest.raises(DigestMismatch):
         verify_golden(path, folder)
 
 
-# The command.
+# Tests of the command.
 
 BLOCKER = """
 import sys
@@ -267,16 +277,16 @@ def _without_torch(tmp_path: Path, *arguments: str) -> subprocess.CompletedProce
 def test_import_blocker_works(tmp_path: Path) -> None:
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / "sitecustomize.py").write_text(BLOCKER)
-    answer = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", "import torch"], capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": str(tmp_path / "blocked")},
     )  # fmt: skip
-    assert "torch is not installed here" in answer.stderr
+    assert "torch is not installed here" in completed.stderr
 
 
 @pytest.mark.proof
 def test_command_needs_no_torch(tmp_path: Path) -> None:
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     command = ("verify-release", "model.onnx", "--golden", "golden")
     passed = _without_torch(tmp_path, *command, "--json")
     assert passed.returncode == 0, passed.stderr
@@ -291,7 +301,7 @@ def test_command_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_command_reports_the_comparison(tmp_path: Path, monkeypatch, capsys) -> None:
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify-release", "model.onnx", "--golden", "golden"]) == 0
     captured = capsys.readouterr().out
@@ -302,17 +312,17 @@ def test_command_reports_the_comparison(tmp_path: Path, monkeypatch, capsys) -> 
 
 @pytest.mark.further
 def test_command_verifies_the_digest_of_the_vectors(tmp_path: Path, monkeypatch, capsys) -> None:
-    path, golden = vectors.made(tmp_path)
+    path, golden = vectors.write_model_and_vectors(tmp_path)
     monkeypatch.chdir(tmp_path)
     digests = (Digest.from_file(path).hex, Digest.from_file(golden / "golden.json").hex)
     command = ["verify-release", "model.onnx", "--golden", "golden"]
-    complete = [*command, "--sha256", digests[0], "--golden-sha256", digests[1]]
-    assert cli.main(complete) == 0
+    with_digests = [*command, "--sha256", digests[0], "--golden-sha256", digests[1]]
+    assert cli.main(with_digests) == 0
     capsys.readouterr()
-    for option, location in (("--sha256", "file"), ("--golden-sha256", "golden vectors")):
-        assert cli.main([*complete, option, "0" * 64]) == 1
+    for option, label in (("--sha256", "file"), ("--golden-sha256", "golden vectors")):
+        assert cli.main([*with_digests, option, "0" * 64]) == 1
         captured = capsys.readouterr().out
-        assert f"the digest of the {location} is" in captured
+        assert f"the digest of the {label} is" in captured
         assert captured.splitlines()[0] == "FAIL"
     assert cli.main([*command, "--sha256", "no digest"]) == 2
 
@@ -322,20 +332,18 @@ def test_command_verifies_the_digest_of_the_vectors(tmp_path: Path, monkeypatch,
     [["no.onnx", "--golden", "golden"], ["model.onnx", "--golden", "."], ["model.onnx"]],
 )
 def test_command_exits_with_2_on_unreadable_input(tmp_path, monkeypatch, capsys, arguments) -> None:
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["verify-release", *arguments]) == 2
-    stated = capsys.readouterr().err.splitlines()
-    assert any(
-        line.startswith("error: ") for line in stated
-    )  # after what it does, if that takes long
+    errors = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("error: ") for line in errors)  # possibly after progress lines
 
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("kind", ["/dev/zero", "link out", "link in", "pipe", "loop", "folder"])
 def test_forged_data_paths_are_not_read(tmp_path: Path, kind: str, capsys) -> None:
-    """Whoever hashed /dev/zero or waited for a pipe would never end."""
-    path, folder = vectors.made(tmp_path)
+    """Hashing /dev/zero or reading a pipe would never end."""
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     data = path.parent / "w.bin"
     if kind == "pipe":
         os.mkfifo(data)
@@ -350,14 +358,14 @@ def test_forged_data_paths_are_not_read(tmp_path: Path, kind: str, capsys) -> No
     plain["model"]["external_data"] = ["/dev/zero" if kind == "/dev/zero" else "w.bin"]
     (folder / "golden.json").write_text(json.dumps(plain))
     assert cli.main(["verify-release", str(path), "--golden", str(folder)]) == 2
-    stated = capsys.readouterr().err
-    assert stated.splitlines()[-1].startswith("error: ")  # after what it does, if that takes long
-    assert "unexpected" not in stated
+    errors = capsys.readouterr().err
+    assert errors.splitlines()[-1].startswith("error: ")  # possibly after progress lines
+    assert "unexpected" not in errors
 
 
 @pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
 def test_model_must_be_a_regular_file(tmp_path: Path, kind: str, capsys) -> None:
-    _, folder = vectors.made(tmp_path)
+    _, folder = vectors.write_model_and_vectors(tmp_path)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     arguments = str(pipe) if kind == "pipe" else kind

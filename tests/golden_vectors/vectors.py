@@ -1,4 +1,4 @@
-"""Golden vectors of tiny files, good unless a test spoils them."""
+"""Golden vectors of small files, which pass unless a test changes them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TOLERANCE = 1e-4
 
 
 def weights(path: Path) -> np.ndarray:
-    """Of the model that `onnx_file` makes: logits = input @ w."""
+    """Return the weights of a file of `onnx_file`: logits = input @ w."""
     model = onnx.load(str(path))
     return numpy_helper.to_array(model.graph.initializer[0])
 
 
 def inputs() -> np.ndarray:
-    """Shape (samples, 3)."""
+    """Return inputs of shape (samples, 3)."""
     return np.random.default_rng(7).normal(size=(SAMPLES, 3)).astype(np.float32)
 
 
@@ -42,12 +42,12 @@ def golden_model(path: Path) -> GoldenModel:
 
 
 def write_vectors(folder: Path, *, origin: Origin, **vectors: Any) -> GoldenManifest:
-    """Vectors of one file."""
+    """Write the vectors of one file."""
     return write_golden(folder, FileVectors(**vectors), parts={}, origin=origin)
 
 
-def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
-    """Vectors of a file of `onnx_file`, by numpy as the reference."""
+def write_model_vectors(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
+    """Write vectors of a file of `onnx_file`, with numpy as the reference."""
     arguments = inputs()
     fields: dict[str, Any] = {
         "model": golden_model(path),
@@ -58,23 +58,23 @@ def golden_of(folder: Path, path: Path, **overrides: Any) -> GoldenManifest:
     return write_vectors(folder, **fields | overrides)
 
 
-def impossible(folder: Path, path: Path) -> Path:
-    """Vectors of a file that nobody can compute; it is hashed, not read."""
+def write_uncomputable_vectors(folder: Path, path: Path) -> Path:
+    """Write vectors of a file that cannot be computed; the file is hashed but not read."""
     model = GoldenModel(sha256=Digest.from_file(path), file=path.name)
     outputs = {"logits": ExpectedOutput(np.zeros((SAMPLES, 3), np.float32), TOLERANCE, None)}
     write_vectors(folder, model=model, inputs={"input": inputs()}, outputs=outputs, origin=origin())
     return folder
 
 
-def made(folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
-    """A model and its golden vectors: `model.onnx` and `golden/`."""
+def write_model_and_vectors(folder: Path, *, seed: int = 0) -> tuple[Path, Path]:
+    """Write `model.onnx` and its golden vectors in `golden/`, and return both paths."""
     path = onnx_file(folder / "model.onnx", seed=seed)
-    golden_of(folder / "golden", path)
+    write_model_vectors(folder / "golden", path)
     return path, folder / "golden"
 
 
 def evidence(**output: Any) -> Evidence:
-    """Evidence whose served runtime saw this."""
+    """Return evidence in which all measured runtimes have this output."""
     parity = builders.output_parity(**output)
     base = builders.evidence()
     runtimes = tuple(

@@ -1,4 +1,4 @@
-"""Nets whose outputs look like logits and are none, constants beside what varies, and their files."""
+"""Networks with outputs that resemble logits or are constant, and their exported files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEATURES = 6
 
 
 class Net(nn.Module):
-    """A small body and what `head` makes of it; all weights follow from the seed."""
+    """A small body followed by `head`; the seed determines all weights."""
 
     def __init__(self, head: Callable[[Net, torch.Tensor], object], seed: int = 0) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 def coordinates(net: Net, x: torch.Tensor) -> object:
-    """Latitude around 48, longitude around 11."""
+    """Return a latitude around 48 and a longitude around 11."""
     return x[:, :2] + torch.tensor([48.0, 11.0])
 
 
@@ -46,15 +46,15 @@ def sorted_scores(net: Net, x: torch.Tensor) -> object:
 
 
 def states(net: Net, x: torch.Tensor) -> object:
-    """The batch is axis 1 of the states."""
+    """Return LSTM states, whose batch axis is 1."""
     out, (hidden, cell) = net.lstm(x[:, None].repeat(1, 3, 1))
     return out[:, -1], hidden, cell
 
 
 def similarities(net: Net, x: torch.Tensor) -> object:
-    """As CLIP: matrices whose both axes are the batch."""
-    first, two = nn.functional.normalize(x, dim=1), nn.functional.normalize(x.tanh(), dim=1)
-    per_image = net.scale.exp() * first @ two.t()
+    """Return similarity matrices with two batch axes, as CLIP does."""
+    first, second = nn.functional.normalize(x, dim=1), nn.functional.normalize(x.tanh(), dim=1)
+    per_image = net.scale.exp() * first @ second.t()
     return per_image, per_image.t(), first
 
 
@@ -63,37 +63,37 @@ def with_scale(net: Net, x: torch.Tensor) -> object:
 
 
 def with_constants(net: Net, x: torch.Tensor) -> object:
-    """Anchors, position ids, a mask that is all true, and an auxiliary loss of zero."""
+    """Return anchors, position ids, a mask of true values and an auxiliary loss of zero."""
     indices = torch.arange(5)[None].repeat(x.shape[0], 1)
     return x, net.anchors.exp(), indices, indices >= 0, (x * 0.0).sum()
 
 
-def with_float_places(net: Net, x: torch.Tensor) -> object:
+def with_float_indices(net: Net, x: torch.Tensor) -> object:
     indices = torch.arange(5, dtype=torch.float32)[None] + x[:, :1] * 0.0
     return x, indices
 
 
 HEADS = (coordinates, embedding, sorted_scores, states, similarities, with_scale, with_constants,
-         with_float_places)  # fmt: skip
+         with_float_indices)  # fmt: skip
 
 
 def inputs(samples: int) -> np.ndarray:
-    """Small enough that no largest column changes places by itself."""
+    """Return inputs so small that the largest column does not change by itself."""
     return np.random.default_rng(samples).normal(size=(samples, FEATURES)).astype(np.float32)
 
 
-def exported(model: nn.Module, path: Path) -> Path:
+def export(model: nn.Module, path: Path) -> Path:
     settings = ExportSettings(strategy="direct", batch_size=4, input_names=("input",))
     export_model(model.eval(), {"input": inputs(4)}, settings=settings, output=path)
     return path
 
 
-def quick(task: str = "auto", **fields: object) -> gate.Policy:
-    """The built-in policy without probes."""
+def make_policy(task: str = "auto", **fields: object) -> gate.Policy:
+    """Return the built-in policy without probes."""
     policy = gate.Policy.default(task=task)
-    without = policy.instruments.model_copy(update={"probes": False, "search_inputs": 0})
-    return policy.model_copy(update={"instruments": without, **fields})
+    instruments = policy.instruments.model_copy(update={"probes": False, "search_inputs": 0})
+    return policy.model_copy(update={"instruments": instruments, **fields})
 
 
-def judged(model, onnx, samples, policy=None):
+def check_file(model, onnx, samples, policy=None):
     return gate.check(onnx, model, {"input": inputs(samples)}, policy)

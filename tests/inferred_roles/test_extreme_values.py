@@ -1,4 +1,6 @@
-"""Single samples, empty outputs, masks and extreme values: correct files pass, wrong ones fail."""
+"""Correct files pass and wrong ones fail for single samples, empty outputs, masks and extreme
+values.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import gate
 from gate import Verdict
 from gate.export.export_warnings import captured
 from gate.summary.render import render_check
-from tests.inferred_roles.nets import quick
+from tests.inferred_roles.nets import make_policy
 
 PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
 
@@ -25,7 +27,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 class Net(nn.Module):
-    """A linear layer, and what `head` makes of its input x and of its output y."""
+    """A linear layer, followed by `head` of its input x and its output y."""
 
     def __init__(self, head: Head) -> None:
         super().__init__()
@@ -40,10 +42,10 @@ def normal(samples: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(samples, 6)).astype(np.float32)
 
 
-def pictures(found: slice, samples: int = 24) -> np.ndarray:
-    """One sample a picture: values above 2 are what a detector finds, in these samples only."""
+def pictures(detected: slice, samples: int = 24) -> np.ndarray:
+    """Return samples of which those in `detected` have values above 2, which a detector finds."""
     x = np.random.default_rng(0).uniform(0, 1, size=(samples, 6)).astype(np.float32)
-    x[found, 1:3] += 3
+    x[detected, 1:3] += 3
     return x
 
 
@@ -59,10 +61,13 @@ def judge(tmp_path):
         policy=None,
         batch_size=32,
     ):
-        """`one_by_one`: the file takes one sample, and its outputs have any number of rows."""
+        """Check a file.
+
+        `one_by_one`: the file takes one sample, and its outputs have any number of rows.
+        """
         x = normal(24) if x is None else x
         path = tmp_path / "model.onnx"
-        free: dict[str, dict[int, str]] = {name: {0: "rows"} for name in outputs}
+        dynamic_axes: dict[str, dict[int, str]] = {name: {0: "rows"} for name in outputs}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
@@ -73,31 +78,31 @@ def judge(tmp_path):
                 opset_version=17,
                 input_names=["x"],
                 output_names=list(outputs),
-                dynamic_axes=free if one_by_one else free | {"x": {0: "batch"}},
+                dynamic_axes=dynamic_axes if one_by_one else dynamic_axes | {"x": {0: "batch"}},
             )
         data = gate.EvaluationData(gate.SampleSet.from_arrays({"x": x}), batch_size=batch_size)
-        # Wrong files are wrong on the samples: probes would only take time.
-        policy = policy or (quick() if file else None)
+        # Wrong files differ on the samples, so probes are not needed.
+        policy = policy or (make_policy() if file else None)
         return gate.check(path, Net(reference).eval(), data, policy)
 
     return judge
 
 
-def verdict_of(result: gate.EvaluationResult) -> Verdict:
-    assert not nans(result.evidence.model_dump())
+def require_verdict(result: gate.EvaluationResult) -> Verdict:
+    assert not list_nans(result.evidence.model_dump())
     return result.decision.verdict
 
 
-def nans(value: Any, place: str = "") -> list[str]:
+def list_nans(value: Any, path: str = "") -> list[str]:
     if isinstance(value, dict):
-        return [each for key, item in value.items() for each in nans(item, f"{place}.{key}")]
+        return [each for key, item in value.items() for each in list_nans(item, f"{path}.{key}")]
     if isinstance(value, tuple | list):
-        return [each for item in value for each in nans(item, place)]
-    return [place] if isinstance(value, float) and np.isnan(value) else []
+        return [each for item in value for each in list_nans(item, path)]
+    return [path] if isinstance(value, float) and np.isnan(value) else []
 
 
 def problems(result: gate.EvaluationResult) -> set[tuple[str, Verdict]]:
-    """Without those of probes."""
+    """Return name and verdict of all problems except those of probes."""
     matches = {(each.name, each.verdict) for each in result.decision.problems}
     return {each for each in matches if not each[0].startswith("probe_")}
 
@@ -106,61 +111,61 @@ def check_named(result: gate.EvaluationResult, name: str) -> gate.CheckResult:
     return next(each for each in result.decision.checks if each.name == name)
 
 
-def identity_head(x: torch.Tensor, y: torch.Tensor) -> object:
+def return_linear(x: torch.Tensor, y: torch.Tensor) -> object:
     return y
 
 
-def scaled_head(share: float) -> Head:
+def make_scaled_head(share: float) -> Head:
     return lambda x, y: y * (1 + share)
 
 
 def test_one_sample_passes_with_probes(judge):
-    result = judge(identity_head, x=normal(1))
-    assert verdict_of(result) is PASS
+    result = judge(return_linear, x=normal(1))
+    assert require_verdict(result) is PASS
     stability = result.evidence.runtime("ort-cpu").outputs[0].stability
     assert stability.batch_invariance is stability.batch_invariance_ratio is None
     assert check_named(result, "batch_invariance_ratio").code == "left_to_probes"
 
 
 def test_one_wrong_sample_fails(judge):
-    result = judge(identity_head, scaled_head(1e-3), x=normal(1))
-    assert verdict_of(result) is FAIL
+    result = judge(return_linear, make_scaled_head(1e-3), x=normal(1))
+    assert require_verdict(result) is FAIL
     assert ("noise_ratio", FAIL) in problems(result)
 
 
 def test_one_sample_without_probes_is_an_error(judge):
-    result = judge(identity_head, x=normal(1), policy=quick())
-    assert verdict_of(result) is ERROR
+    result = judge(return_linear, x=normal(1), policy=make_policy())
+    assert require_verdict(result) is ERROR
     assert problems(result) == {("samples", ERROR)}
     assert "probes" in render_check(check_named(result, "samples"))
 
 
-def found_above(limit: float) -> Head:
+def make_detector(limit: float) -> Head:
     return lambda x, y: torch.stack([x[0], x[0] * 2 + 1], 1)[x[0] > limit]
 
 
 @pytest.mark.parametrize(
     ("found", "samples"),
     [
-        (slice(8, None), 24),  # none in the samples of the stability
+        (slice(8, None), 24),  # no rows in the samples for stability
         (slice(0, -1), 24),
-        (slice(40, None), 80),  # none in the samples of the noise floor
+        (slice(40, None), 80),  # no rows in the samples for the noise floor
     ],
 )
 def test_detector_without_rows_in_some_samples_passes(judge, found, samples):
-    result = judge(found_above(2.0), x=pictures(found, samples), one_by_one=True)
-    assert verdict_of(result) is PASS
+    result = judge(make_detector(2.0), x=pictures(found, samples), one_by_one=True)
+    assert require_verdict(result) is PASS
     (output,) = result.evidence.runtime("ort-cpu").outputs
     assert output.elements == 4 * len(range(samples)[found])
     assert output.noise.elements > 0
 
 
 def test_detector_wrong_in_its_only_row_fails(judge):
-    def shifted(x: torch.Tensor, y: torch.Tensor) -> object:
-        return found_above(2.0)(x, y) * 1.001
+    def scaled(x: torch.Tensor, y: torch.Tensor) -> object:
+        return make_detector(2.0)(x, y) * 1.001
 
-    result = judge(found_above(2.0), shifted, x=pictures(slice(50, 51), 80), one_by_one=True)
-    assert verdict_of(result) is FAIL
+    result = judge(make_detector(2.0), scaled, x=pictures(slice(50, 51), 80), one_by_one=True)
+    assert require_verdict(result) is FAIL
     assert {("noise_ratio", FAIL), ("noise_peak", FAIL)} <= problems(result)
 
 
@@ -170,8 +175,8 @@ def test_detector_wrong_in_its_only_row_fails(judge):
     (9.0, 2.0, slice(23, None)),
 ])  # fmt: skip
 def test_rows_on_only_one_side_fail(judge, model, file, found):
-    result = judge(found_above(model), found_above(file), x=pictures(found), one_by_one=True)
-    assert verdict_of(result) is FAIL
+    result = judge(make_detector(model), make_detector(file), x=pictures(found), one_by_one=True)
+    assert require_verdict(result) is FAIL
     assert ("runtime", FAIL) in problems(result)
 
 
@@ -179,33 +184,31 @@ WAIVE_EMPTY = [("empty",), {"y": ("empty",)}, {"y": ("nonfinite", "empty")}]
 
 
 def test_detector_without_any_row_is_an_error(judge):
-    result = judge(found_above(2.0), x=pictures(slice(0, 0)), one_by_one=True)
-    assert verdict_of(result) is ERROR
+    result = judge(make_detector(2.0), x=pictures(slice(0, 0)), one_by_one=True)
+    assert require_verdict(result) is ERROR
     assert problems(result) == {("empty", ERROR)}
-    lacking = check_named(result, "empty")
-    assert lacking.output == "y"
-    assert "'y' has no element in any of 24 samples" in render_check(lacking)
+    empty_check = check_named(result, "empty")
+    assert empty_check.output == "y"
+    assert "'y' has no element in any of 24 samples" in render_check(empty_check)
 
 
 @pytest.mark.parametrize("waive", WAIVE_EMPTY)
 def test_empty_output_passes_when_waived(judge, waive):
     policy = gate.Policy.default().model_copy(update={"waive": waive})
-    result = judge(found_above(2.0), x=pictures(slice(0, 0)), one_by_one=True, policy=policy)
-    assert verdict_of(result) is PASS
+    result = judge(make_detector(2.0), x=pictures(slice(0, 0)), one_by_one=True, policy=policy)
+    assert require_verdict(result) is PASS
     assert {each.name for each in result.decision.waived if each.output} == {"empty"}
 
 
-def with_second_output(head: Head) -> Head:
+def add_output(head: Head) -> Head:
     return lambda x, y: (y, head(x, y))
 
 
 @pytest.mark.parametrize("waive", [("nonfinite",), {"y": ("empty",)}, {"other": ("empty",)}])
 def test_unrelated_waiver_does_not_waive_an_empty_output(judge, waive):
     policy = gate.Policy.default().model_copy(update={"waive": waive})
-    result = judge(
-        with_second_output(lambda x, y: x[x[:, 0] > 9]), outputs=("y", "rows"), policy=policy
-    )
-    assert verdict_of(result) is ERROR
+    result = judge(add_output(lambda x, y: x[x[:, 0] > 9]), outputs=("y", "rows"), policy=policy)
+    assert require_verdict(result) is ERROR
     assert ("empty", ERROR) in problems(result)
     assert (("role", ERROR) in problems(result)) == ("other" in waive)
 
@@ -219,8 +222,8 @@ def test_output_without_finite_elements(judge, head, waived):
     policy = gate.Policy.default()
     if waived:
         policy = policy.model_copy(update={"waive": {"z": ("nonfinite",)}})
-    result = judge(with_second_output(head), outputs=("y", "z"), policy=policy)
-    assert verdict_of(result) is (PASS if waived else ERROR)
+    result = judge(add_output(head), outputs=("y", "z"), policy=policy)
+    assert require_verdict(result) is (PASS if waived else ERROR)
     assert problems(result) == (set() if waived else {("nonfinite", ERROR)})
 
 
@@ -228,18 +231,20 @@ def test_output_without_finite_elements(judge, head, waived):
 def test_finite_instead_of_infinite_values_fail_when_waived(judge):
     policy = gate.Policy.default().model_copy(update={"waive": {"z": ("nonfinite",)}})
     result = judge(
-        with_second_output(lambda x, y: x.abs() / 0),
-        with_second_output(lambda x, y: x.abs() * 1e30),
+        add_output(lambda x, y: x.abs() / 0),
+        add_output(lambda x, y: x.abs() * 1e30),
         outputs=("y", "z"),
         policy=policy,
     )
-    assert verdict_of(result) is FAIL
+    assert require_verdict(result) is FAIL
     assert problems(result) == {("nonfinite", ERROR), ("finite", FAIL)}
 
 
-def masked(fill: float | None, share: float = 0.0) -> Head:
-    """Some logits are masked by the sample; those of one column are off by `share`. None: by the
-    lowest number of the dtype in which the model runs."""
+def make_masked_head(fill: float | None, share: float = 0.0) -> Head:
+    """Return a head that masks some logits of each sample and scales others by 1 + `share`.
+
+    The mask is `fill`, or the lowest number of the model's dtype if `fill` is None.
+    """
 
     def head(x: torch.Tensor, y: torch.Tensor) -> object:
         logits = torch.cat([y[:, :2], y[:, 2:] * (1 + share)], 1)
@@ -249,7 +254,7 @@ def masked(fill: float | None, share: float = 0.0) -> Head:
     return head
 
 
-def always_masked(fill: float | None, share: float = 0.0) -> Head:
+def make_column_masked_head(fill: float | None, share: float = 0.0) -> Head:
     def head(x: torch.Tensor, y: torch.Tensor) -> object:
         lowest = torch.finfo(y.dtype).min if fill is None else fill
         return torch.cat([y[:, :2] * (1 + share), torch.full_like(y[:, :1], lowest)], 1)
@@ -260,13 +265,13 @@ def always_masked(fill: float | None, share: float = 0.0) -> Head:
 @pytest.mark.further
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("mask", "fill"), [
-    *((masked, fill) for fill in (LOWEST, None, -np.inf, np.inf, LOWEST / 3, -1e30)),
-    *((always_masked, fill) for fill in (None, -np.inf)),
+    *((make_masked_head, fill) for fill in (LOWEST, None, -np.inf, np.inf, LOWEST / 3, -1e30)),
+    *((make_column_masked_head, fill) for fill in (None, -np.inf)),
 ])  # fmt: skip
 def test_masked_logits(judge, mask, fill):
-    assert verdict_of(judge(mask(fill))) is PASS
+    assert require_verdict(judge(mask(fill))) is PASS
     wrong = judge(mask(fill), mask(fill, 1e-3))
-    assert verdict_of(wrong) is FAIL
+    assert require_verdict(wrong) is FAIL
     assert ("noise_ratio", FAIL) in problems(wrong)
     assert {"finite", "repeatability_ratio", "batch_invariance_ratio"}.isdisjoint(
         {name for name, _ in problems(wrong)}
@@ -278,16 +283,18 @@ def test_masked_logits(judge, mask, fill):
     ("model", "file"), [(-np.inf, LOWEST), (LOWEST, -np.inf), (np.inf, -np.inf)]
 )
 def test_different_infinite_mask_fails(judge, model, file):
-    result = judge(masked(model), masked(file))
-    assert verdict_of(result) is FAIL
+    result = judge(make_masked_head(model), make_masked_head(file))
+    assert require_verdict(result) is FAIL
     assert ("finite", FAIL) in problems(result)
 
 
-@pytest.mark.parametrize(("mask", "model"), [(masked, LOWEST), (always_masked, None)])
+@pytest.mark.parametrize(
+    ("mask", "model"), [(make_masked_head, LOWEST), (make_column_masked_head, None)]
+)
 def test_different_finite_mask_fails(judge, mask, model):
-    """Although in float64 the lowest number is another one still."""
+    """Fail a different mask, although the lowest number of float64 differs from both."""
     result = judge(mask(model), mask(-1e30))
-    assert verdict_of(result) is FAIL
+    assert require_verdict(result) is FAIL
     assert ("noise_ratio", FAIL) in problems(result)
 
 
@@ -295,30 +302,30 @@ def test_different_finite_mask_fails(judge, mask, model):
     ("task", "fill"), [("auto", np.inf), ("classification", -np.inf), ("classification", np.inf)]
 )
 def test_infinite_logits_are_classified(judge, task, fill):
-    result = judge(always_masked(fill), policy=gate.Policy.default(task=task))
+    result = judge(make_column_masked_head(fill), policy=gate.Policy.default(task=task))
     classes = result.evidence.runtime("ort-cpu").outputs[0].classification
     assert classes.top1_agreement == 1.0
     assert classes.confidence.max < 1e-6
-    assert verdict_of(result) is (ERROR if fill > 0 and task == "classification" else PASS)
+    assert require_verdict(result) is (ERROR if fill > 0 and task == "classification" else PASS)
 
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("scale", [1e20, 1e37, 1e-30])
 def test_values_of_any_size(judge, scale):
-    assert verdict_of(judge(lambda x, y: y * scale)) is PASS
+    assert require_verdict(judge(lambda x, y: y * scale)) is PASS
     wrong = judge(lambda x, y: y * scale, lambda x, y: y * scale * 1.001)
-    assert verdict_of(wrong) is FAIL
+    assert require_verdict(wrong) is FAIL
     assert ("noise_ratio", FAIL) in problems(wrong)
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])
 def test_constant_output(judge, value):
     def head(add: float) -> Head:
-        return with_second_output(lambda x, y: x * 0 + value + add)
+        return add_output(lambda x, y: x * 0 + value + add)
 
-    assert verdict_of(judge(head(0.0), outputs=("y", "z"))) is PASS
+    assert require_verdict(judge(head(0.0), outputs=("y", "z"))) is PASS
     wrong = judge(head(0.0), head(1e-3), outputs=("y", "z"))
-    assert verdict_of(wrong) is FAIL
+    assert require_verdict(wrong) is FAIL
     assert ("noise_ratio", FAIL) in problems(wrong)
 
 
@@ -331,14 +338,14 @@ def test_output_zero_in_the_first_samples_has_a_noise_floor(judge):
 
     result = judge(head, x=x, outputs=("y", "z"))
     assert result.evidence.runtime("ort-cpu").outputs[1].noise.elements > 0
-    assert verdict_of(result) is PASS
+    assert require_verdict(result) is PASS
 
 
 LENGTH = 16
 
 
 class Attention(nn.Module):
-    """PyTorch's attention, with a mask of what is padding, causal or not."""
+    """An attention with a padding mask, optionally causal."""
 
     def __init__(self, *, causal: bool) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from gate.measure.artifacts import write_golden_of
 from gate.summary.render import render_check
 from tests.exhaustive import exhaustive
 from tests.inferred_roles import nets
-from tests.inferred_roles.nets import FEATURES, HEADS, Net, exported, judged, quick
+from tests.inferred_roles.nets import FEATURES, HEADS, Net, check_file, export, make_policy
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +30,16 @@ def files(tmp_path_factory):
     """Models and their files, exported once."""
     folder = tmp_path_factory.mktemp("guesses")
     return {
-        head.__name__: (net, exported(net, folder / f"{head.__name__}.onnx"))
+        head.__name__: (net, export(net, folder / f"{head.__name__}.onnx"))
         for head in HEADS
         for net in [Net(head)]
     }
 
 
-def checks_named(verdicted, name, output=None):
+def checks_named(result, name, output=None):
     return [
         check
-        for check in verdicted.decision.checks
+        for check in result.decision.checks
         if check.name == name and (output is None or check.output == output)
     ]
 
@@ -48,45 +48,45 @@ def checks_named(verdicted, name, output=None):
 @pytest.mark.parametrize("samples", [16, 48])
 @pytest.mark.parametrize("head", [head.__name__ for head in HEADS])
 def test_correct_file_passes_with_any_outputs(files, head, samples):
-    policy = None if samples == 48 and head != "states" else quick()
-    verdicted = judged(*files[head], samples, policy)
-    assert verdicted.decision.verdict is Verdict.PASS, verdicted.decision.problems
-    assert verdicted.policy.task == "auto"
+    policy = None if samples == 48 and head != "states" else make_policy()
+    result = check_file(*files[head], samples, policy)
+    assert result.decision.verdict is Verdict.PASS, result.decision.problems
+    assert result.policy.task == "auto"
 
 
 @pytest.mark.parametrize("head", ["coordinates", "embedding", "sorted_scores"])
 def test_unclaimed_agreement_is_stated(files, head):
-    verdicted = judged(*files[head], 16, quick())
-    assert not checks_named(verdicted, "top1_agreement")
-    for check in checks_named(verdicted, "agreement"):
+    result = check_file(*files[head], 16, make_policy())
+    assert not checks_named(result, "top1_agreement")
+    for check in checks_named(result, "agreement"):
         assert (check.verdict, check.code) == (Verdict.PASS, "not_claimed")
         assert "--role output=logits" in render_check(check)
 
 
 def test_agreement_is_checked_when_samples_prove_it(files):
-    verdicted = judged(*files["with_scale"], 16, quick())
-    (check, _) = checks_named(verdicted, "top1_agreement")
+    result = check_file(*files["with_scale"], 16, make_policy())
+    (check, _) = checks_named(result, "top1_agreement")
     assert (check.output, check.observed) == ("output_0", 1.0)
-    assert not checks_named(verdicted, "agreement")
+    assert not checks_named(result, "agreement")
 
 
 def test_batch_dependent_axis_is_not_a_class_axis(files):
-    """Also where all samples are one batch, and nothing changes between batches."""
-    verdicted = judged(*files["similarities"], 16, quick())
-    (outputs, _) = (r.outputs for r in verdicted.evidence.runtimes if r.outputs)
+    """Recognize a second batch axis also if all samples are one batch."""
+    result = check_file(*files["similarities"], 16, make_policy())
+    (outputs, _) = (r.outputs for r in result.evidence.runtimes if r.outputs)
     assert [o.classification is None for o in outputs] == [True, True, False]
 
 
 def test_constant_output_is_proven_by_equality(files):
-    verdicted = judged(*files["with_constants"], 48, quick())
-    observed = {c.output: c for c in checks_named(verdicted, "reference")}
+    result = check_file(*files["with_constants"], 48, make_policy())
+    observed = {c.output: c for c in checks_named(result, "reference")}
     assert observed["output_0"].code == "holds"
     for name in ("output_1", "output_2", "output_3", "output_4"):
         assert observed[name].code == "proven_constant"
 
 
 def scale_constant(source: Path, target: Path, factor: float) -> Path:
-    """A copy whose only scalar of floats is `factor` times as large."""
+    """Write a copy of the file whose only float scalar is multiplied by `factor`."""
     model = onnx.load(source)
     (scalar,) = (t for t in model.graph.initializer if not t.dims and t.data_type == 1)
     values = (numpy_helper.to_array(scalar) * factor).astype(np.float32)
@@ -106,27 +106,27 @@ def scale_constant(source: Path, target: Path, factor: float) -> Path:
 ])  # fmt: skip
 def test_unequal_constant_is_checked_by_its_bounds(tmp_path, task, factor, verdict):
     net = Net(lambda net, x: (x, net.scale.exp()))
-    path = exported(net, tmp_path / "right.onnx")
+    path = export(net, tmp_path / "right.onnx")
     file = scale_constant(path, tmp_path / "file.onnx", factor)
-    # The graph would tell that a weight is another, whatever the outputs are.
-    policy = quick(task)
+    # The graph report would find the changed weight, so it is disabled.
+    policy = make_policy(task)
     blind = policy.instruments.model_copy(update={"graph": False})
     policy = policy.model_copy(update={"instruments": blind})
-    verdicted = judged(net, file, 48, policy)
-    assert verdicted.decision.verdict is verdict, verdicted.decision.problems
-    (reference, _) = checks_named(verdicted, "reference", "output_1")
+    result = check_file(net, file, 48, policy)
+    assert result.decision.verdict is verdict, result.decision.problems
+    (reference, _) = checks_named(result, "reference", "output_1")
     assert reference.verdict is Verdict.PASS
-    assert {c.output for c in verdicted.decision.problems} <= {"output_1"}
+    assert {c.output for c in result.decision.problems} <= {"output_1"}
 
 
 @pytest.mark.parametrize("task", ["auto"])
 def test_constant_outputs_alone_are_an_error(tmp_path, task):
     net = Net(lambda net, x: (x * 0.0 + 1.0, net.scale.exp()))
-    path = exported(net, tmp_path / "model.onnx")
-    verdicted = judged(net, path, 48, quick(task))
-    assert verdicted.decision.verdict is Verdict.ERROR
+    path = export(net, tmp_path / "model.onnx")
+    result = check_file(net, path, 48, make_policy(task))
+    assert result.decision.verdict is Verdict.ERROR
     assert "No output varies over the samples" in " ".join(
-        render_check(check) for check in verdicted.decision.problems
+        render_check(check) for check in result.decision.problems
     )
 
 
@@ -152,59 +152,60 @@ ROLES = [
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(("head", "outputs", "verdict", "says"), ROLES)
 def test_stated_role_is_checked(files, head, outputs, verdict, says):
-    verdicted = judged(*files[head], 48, quick(outputs=outputs))
-    assert verdicted.decision.verdict is verdict, verdicted.decision.problems
-    reported = " ".join(
-        f"{check.name} {render_check(check)}" for check in verdicted.decision.checks
-    )
+    result = check_file(*files[head], 48, make_policy(outputs=outputs))
+    assert result.decision.verdict is verdict, result.decision.problems
+    reported = " ".join(f"{check.name} {render_check(check)}" for check in result.decision.checks)
     assert says is None or says in reported
     if verdict is Verdict.PASS:
-        roles = {c.output: c.observed for c in checks_named(verdicted, "role")}
+        roles = {c.output: c.observed for c in checks_named(result, "role")}
         assert roles == outputs
-        assert not {c.output for c in checks_named(verdicted, "agreement")} & set(outputs)
+        assert not {c.output for c in checks_named(result, "agreement")} & set(outputs)
 
 
 def test_probabilities_are_checked_without_softmax(tmp_path):
-    """A softmax over them would flatten them, and hide what moved."""
+    """Check the probabilities themselves: a softmax would flatten them and hide the difference."""
 
-    right = Net(lambda net, x: torch.softmax(x[:, :3], dim=1))
+    correct = Net(lambda net, x: torch.softmax(x[:, :3], dim=1))
     wrong = Net(lambda net, x: torch.softmax(x[:, :3], dim=1) * 0.98)
-    path = exported(wrong, tmp_path / "model.onnx")
-    policy = quick(outputs={"output": "probabilities"})
-    observed = checks_named(judged(right, path, 48, policy), "row_sum_diff")[0]
+    path = export(wrong, tmp_path / "model.onnx")
+    policy = make_policy(outputs={"output": "probabilities"})
+    observed = checks_named(check_file(correct, path, 48, policy), "row_sum_diff")[0]
     assert observed.verdict is Verdict.FAIL
     assert observed.observed == pytest.approx(0.02, rel=1e-3)
-    custom = exported(right, tmp_path / "own.onnx")
-    assert judged(right, custom, 48, policy).decision.passed
+    correct_file = export(correct, tmp_path / "own.onnx")
+    assert check_file(correct, correct_file, 48, policy).decision.passed
 
 
-def gaps(net: Net, x: torch.Tensor) -> torch.Tensor:
-    """NaN where a logarithm has no value."""
+def log_with_nan(net: Net, x: torch.Tensor) -> torch.Tensor:
+    """Return a logarithm, which is NaN for negative numbers."""
     return torch.log(x)
 
 
 @pytest.mark.further
 def test_nan_in_same_places_passes_when_policy_allows(tmp_path):
-    net = Net(gaps)
-    path = exported(net, tmp_path / "model.onnx")
-    refused = judged(net, path, 48, quick())
+    net = Net(log_with_nan)
+    path = export(net, tmp_path / "model.onnx")
+    refused = check_file(net, path, 48, make_policy())
     assert refused.decision.verdict is Verdict.FAIL
     assert "nonfinite: same_places" in render_check(checks_named(refused, "finite")[0])
-    allowed = judged(net, path, 48, quick(nonfinite="same_places"))
+    allowed = check_file(net, path, 48, make_policy(nonfinite="same_places"))
     assert allowed.decision.verdict is Verdict.PASS, allowed.decision.problems
     golden = tmp_path / "golden"
     samples = gate.SampleSet.from_arrays({"input": nets.inputs(48)})
     job = gate.MeasurementJob(net, allowed.job.candidate, samples, policy=allowed.policy)
     write_golden_of(golden, job, evidence=allowed.evidence)
     assert gate.verify_golden(path, golden).passed
-    moved = exported(Net(lambda net, x: torch.log(x + 0.5)), tmp_path / "moved.onnx")
-    assert not gate.verify_golden(moved, golden).passed
-    second = Net(lambda net, x: torch.log(x + 1.0))
-    assert judged(second, path, 48, quick(nonfinite="same_places")).decision.verdict is Verdict.FAIL
+    shifted = export(Net(lambda net, x: torch.log(x + 0.5)), tmp_path / "moved.onnx")
+    assert not gate.verify_golden(shifted, golden).passed
+    other_model = Net(lambda net, x: torch.log(x + 1.0))
+    assert (
+        check_file(other_model, path, 48, make_policy(nonfinite="same_places")).decision.verdict
+        is Verdict.FAIL
+    )
 
 
 def with_temperature(factor: float):
-    """Answers, and a temperature that the model computes."""
+    """Return a head whose second output is a constant that the model computes."""
 
     def head(net: Net, x: torch.Tensor) -> object:
         return x, torch.full((1,), 2.6592 * factor).exp()
@@ -214,15 +215,15 @@ def with_temperature(factor: float):
 
 @pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.0 + 1e-6, False), (1.1, False)])
 def test_constant_is_checked_by_its_own_rounding(factor, passes, tmp_path):
-    file = exported(Net(with_temperature(factor)), tmp_path / "model.onnx")
-    decision = judged(Net(with_temperature(1.0)), file, 48, quick()).decision
+    file = export(Net(with_temperature(factor)), tmp_path / "model.onnx")
+    decision = check_file(Net(with_temperature(1.0)), file, 48, make_policy()).decision
     assert (decision.verdict is Verdict.PASS) is passes, decision.problems
     names = {check.name for check in decision.problems}
     assert names <= {"noise_peak", "noise_ratio", "noise_diff"}
 
 
 class Imputing(nn.Module):
-    """Missing numbers become `value`, and are known as missing."""
+    """A model that replaces NaN by `value` and marks the replaced elements."""
 
     def __init__(self, value: float = 0.3) -> None:
         super().__init__()
@@ -236,7 +237,7 @@ class Imputing(nn.Module):
 
 
 class Ranked(nn.Module):
-    """The best of scores of which many are exactly zero."""
+    """The top scores, many of which are exactly zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,13 +245,13 @@ class Ranked(nn.Module):
         self.fc = nn.Linear(6, 40, bias=False)
 
     def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, locations = torch.relu(self.fc(input)).topk(5, dim=1)
-        return values, locations
+        values, indices = torch.relu(self.fc(input)).topk(5, dim=1)
+        return values, indices
 
 
-def check_same_places(model, exported, path, rows):
+def check_same_places(model, file_model, path, rows):
     policy = gate.Policy.default().model_copy(update={"nonfinite": "same_places"})
-    return gate.check(export_model(exported, path), model.eval(), {"input": rows}, policy)
+    return gate.check(export_model(file_model, path), model.eval(), {"input": rows}, policy)
 
 
 def export_model(model: nn.Module, path: Path) -> Path:
@@ -262,17 +263,17 @@ def export_model(model: nn.Module, path: Path) -> Path:
     return path
 
 
-def rows(*, gaps: bool) -> np.ndarray:
+def make_rows(*, gaps: bool) -> np.ndarray:
     random = np.random.default_rng(0)
-    created = random.normal(size=(64, 6)).astype(np.float32)
-    created[random.random(created.shape) < 0.2 * gaps] = np.nan
-    return created
+    array = random.normal(size=(64, 6)).astype(np.float32)
+    array[random.random(array.shape) < 0.2 * gaps] = np.nan
+    return array
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(0.3, Verdict.PASS), (0.31, Verdict.FAIL)])
 def test_model_replacing_nan_passes_when_policy_allows(tmp_path, value, verdict):
     observed = check_same_places(
-        Imputing(), Imputing(value), tmp_path / "model.onnx", rows(gaps=True)
+        Imputing(), Imputing(value), tmp_path / "model.onnx", make_rows(gaps=True)
     )
     assert observed.decision.verdict is verdict, observed.decision.problems
 
@@ -280,12 +281,12 @@ def test_model_replacing_nan_passes_when_policy_allows(tmp_path, value, verdict)
 def test_nan_samples_without_policy_name_the_setting(tmp_path):
     path = export_model(Imputing(), tmp_path / "model.onnx")
     with pytest.raises(DataError, match="nonfinite: same_places"):
-        gate.check(path, Imputing().eval(), {"input": rows(gaps=True)})
+        gate.check(path, Imputing().eval(), {"input": make_rows(gaps=True)})
 
 
 def test_order_of_equal_scores_may_differ(tmp_path):
-    """On zeros all scores are zero, and a runtime may list others of them first."""
-    observed = check_same_places(Ranked(), Ranked(), tmp_path / "model.onnx", rows(gaps=False))
+    """Accept another order of scores that are all zero."""
+    observed = check_same_places(Ranked(), Ranked(), tmp_path / "model.onnx", make_rows(gaps=False))
     assert observed.decision.verdict is Verdict.PASS, observed.decision.problems
 
 
@@ -301,12 +302,12 @@ def rare_events(net: Net, x: torch.Tensor) -> object:
     return torch.sigmoid(x - 5.0)
 
 
-def running(net: Net, x: torch.Tensor) -> object:
+def prefix_sums(net: Net, x: torch.Tensor) -> object:
     return x.repeat(1, 50).cumsum(1)
 
 
-def nearest(net: Net, x: torch.Tensor) -> object:
-    """Integers of which rounding decides some, the scores of which it decides none."""
+def nearest_integers(net: Net, x: torch.Tensor) -> object:
+    """Return argmax indices and rounded integers; rounding decides some integers but no index."""
     return (x @ net.body[2].weight[:, :8]).argmax(1), torch.round(x * 4000.0).to(torch.int32)
 
 
@@ -315,25 +316,25 @@ def word_scores(net: Net, x: torch.Tensor) -> object:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def other_files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("more")
     heads: list[Callable[[Net, torch.Tensor], object]] = [
-        heavy_tail, rare_events, running, nearest, word_scores,
+        heavy_tail, rare_events, prefix_sums, nearest_integers, word_scores,
     ]  # fmt: skip
     nets = [(head.__name__, Net(head, seed=3)) for head in heads]
-    return [(net, exported(net, folder / f"{name}.onnx")) for name, net in nets]
+    return [(net, export(net, folder / f"{name}.onnx")) for name, net in nets]
 
 
 @exhaustive
 @given(net=st.integers(0, 4), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=10, derandomize=True)
 @pytest.mark.proof
-def test_more_samples_never_worsen_the_verdict(made, net, seed):
-    model, onnx = made[net]
+def test_more_samples_never_worsen_the_verdict(other_files, net, seed):
+    model, onnx = other_files[net]
     rows = np.random.default_rng(seed).normal(size=(COUNTS[-1], FEATURES)).astype(np.float32)
     data = [gate.EvaluationData(gate.SampleSet.from_arrays({"input": rows[:count]}), batch_size=50)
             for count in COUNTS]  # fmt: skip
-    verdicts = [gate.check(onnx, model, each, quick()).decision.verdict for each in data]
+    verdicts = [gate.check(onnx, model, each, make_policy()).decision.verdict for each in data]
     ranks = [RANK[verdict] for verdict in verdicts]
     assert ranks == sorted(ranks, reverse=True), verdicts
     assert verdicts[-1] is Verdict.PASS

@@ -1,4 +1,4 @@
-"""Checks of files with unusual input dtypes and calls, correct and with one fault."""
+"""Files with unusual input dtypes and calls are checked, correct and with one fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 MERSENNE = 2**61 - 1
 
 
-def exported(model: nn.Module, path: Path, x: torch.Tensor, outputs: int = 1) -> Path:
+def export(model: nn.Module, path: Path, x: torch.Tensor, outputs: int = 1) -> Path:
     names = [f"y{index}" for index in range(outputs)]
     torch.onnx.export(
         model.eval(), (x,), str(path), dynamo=False, opset_version=17, input_names=["x"],
@@ -35,13 +35,13 @@ def check_file(model, path, x, policy=None):
     return gate.check(path, model.eval(), {"x": x}, policy)
 
 
-def build_seeded(build: Callable[..., nn.Module], *given: object) -> nn.Module:
+def build_seeded(build: Callable[..., nn.Module], *arguments: object) -> nn.Module:
     torch.manual_seed(0)
-    return build(*given)
+    return build(*arguments)
 
 
 class Forces(nn.Module):
-    """Energy and forces: by autograd, or by hand, as exporters can write it."""
+    """Energy and forces, computed with autograd or explicitly, as in an exported file."""
 
     def __init__(self, *, by_hand: bool = False, sign: float = -1.0) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Forces(nn.Module):
 def test_forces_by_autograd(tmp_path, sign, verdict):
     x = np.random.default_rng(0).normal(size=(24, 7, 6)).astype(np.float32)
     by_hand = build_seeded(lambda: Forces(by_hand=True, sign=sign))
-    path = exported(by_hand, tmp_path / "forces.onnx", torch.from_numpy(x[:2]), outputs=2)
+    path = export(by_hand, tmp_path / "forces.onnx", torch.from_numpy(x[:2]), outputs=2)
     result = check_file(build_seeded(Forces), path, x)
     assert result.decision.verdict is verdict, result.decision.problems
     failed = {
@@ -94,7 +94,7 @@ def test_embedding_of_hashed_ids(tmp_path, given, verdict):
     limits = np.iinfo(np.int64)
     x = np.random.default_rng(0).integers(limits.min, limits.max, 40, endpoint=True)
     x[:2] = limits.min, limits.max
-    path = exported(build_seeded(Hashed, *given), tmp_path / "hash.onnx", torch.from_numpy(x[:2]))
+    path = export(build_seeded(Hashed, *given), tmp_path / "hash.onnx", torch.from_numpy(x[:2]))
     result = check_file(build_seeded(Hashed), path, x)
     assert result.decision.verdict is verdict, result.decision.problems
 
@@ -110,7 +110,7 @@ class Shifted(nn.Module):
 
 def test_integers_beyond_float64_precision(tmp_path):
     x = np.random.default_rng(0).integers(2**61, 2**62, (40, 3))
-    path = exported(Shifted(1), tmp_path / "ids.onnx", torch.from_numpy(x[:2]), outputs=2)
+    path = export(Shifted(1), tmp_path / "ids.onnx", torch.from_numpy(x[:2]), outputs=2)
     assert check_file(Shifted(1), path, x).decision.verdict is Verdict.PASS
     assert check_file(Shifted(2), path, x).decision.verdict is Verdict.FAIL
 
@@ -131,7 +131,7 @@ def test_small_integer_and_boolean_inputs(tmp_path, dtype, factor, verdict):
 
     x = np.random.default_rng(0).integers(0, 256, (40, 5))
     x = (x > 99 if dtype is np.bool_ else x).astype(dtype)
-    path = exported(build_seeded(Pixels, factor), tmp_path / "pixels.onnx", torch.from_numpy(x[:2]))
+    path = export(build_seeded(Pixels, factor), tmp_path / "pixels.onnx", torch.from_numpy(x[:2]))
     result = check_file(build_seeded(Pixels), path, x)
     assert result.decision.verdict is verdict, result.decision.problems
 
@@ -146,7 +146,7 @@ class Classifier(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Weights, inputs and outputs in one dtype, computed in float32."""
+    """Weights, inputs and outputs in one dtype; the computation is in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Encoder(nn.Module):
         return functional.layer_norm(y, (16,), scale, shift).to(self.linear.weight.dtype)
 
 
-HALVES = [(Classifier, torch.float16, (40, 3, 12, 12)), (Encoder, torch.bfloat16, (40, 8))]
+HALF_PRECISION = [(Classifier, torch.float16, (40, 3, 12, 12)), (Encoder, torch.bfloat16, (40, 8))]
 
 
 def export_in_half(build, dtype, shape, path, factor):
@@ -168,16 +168,16 @@ def export_in_half(build, dtype, shape, path, factor):
     model = build_seeded(build)
     with torch.no_grad():
         model.linear.weight[1] *= factor
-    return exported(model.to(dtype), path, torch.from_numpy(x[:2]).to(dtype)), x
+    return export(model.to(dtype), path, torch.from_numpy(x[:2]).to(dtype)), x
 
 
 @pytest.mark.further
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("build", "dtype", "shape", "given"), [
-    (*HALVES[0], np.float16),
-    (*HALVES[0], np.float64),
-    (*HALVES[1], np.float32),
-    (*HALVES[1], np.float64),
+    (*HALF_PRECISION[0], np.float16),
+    (*HALF_PRECISION[0], np.float64),
+    (*HALF_PRECISION[1], np.float32),
+    (*HALF_PRECISION[1], np.float64),
 ])  # fmt: skip
 def test_half_precision_file_accepts_any_float_samples(tmp_path, build, dtype, shape, given):
     path, x = export_in_half(build, dtype, shape, tmp_path / "half.onnx", 1.0)
@@ -187,7 +187,7 @@ def test_half_precision_file_accepts_any_float_samples(tmp_path, build, dtype, s
         check_file(build_seeded(build), path, x)
 
 
-@pytest.mark.parametrize(("build", "dtype", "shape"), HALVES)
+@pytest.mark.parametrize(("build", "dtype", "shape"), HALF_PRECISION)
 def test_wrong_weight_in_half_precision_fails(tmp_path, build, dtype, shape):
     path, x = export_in_half(build, dtype, shape, tmp_path / "half.onnx", 1.5)
     result = check_file(build_seeded(build).to(dtype), path, x, Policy.reduced())
@@ -195,7 +195,7 @@ def test_wrong_weight_in_half_precision_fails(tmp_path, build, dtype, shape):
 
 
 def test_samples_beyond_float16_are_refused(tmp_path):
-    path, x = export_in_half(*HALVES[0], tmp_path / "half.onnx", 1.0)
+    path, x = export_in_half(*HALF_PRECISION[0], tmp_path / "half.onnx", 1.0)
     x[7, 0, 0, 0] = 70000.0
     with pytest.raises(DataError, match="sample 7"):
         check_file(build_seeded(Classifier), path, x, Policy.reduced())
@@ -204,12 +204,12 @@ def test_samples_beyond_float16_are_refused(tmp_path):
 def test_bfloat16_operator_without_kernel_is_named(tmp_path):
     x = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     model = nn.Linear(8, 3).bfloat16()
-    path = exported(model, tmp_path / "half.onnx", torch.from_numpy(x[:2]).bfloat16())
+    path = export(model, tmp_path / "half.onnx", torch.from_numpy(x[:2]).bfloat16())
     with pytest.raises(EvidenceError, match="Gemm in bfloat16"):
         check_file(model, path, x, Policy.reduced())
 
 
-class Two(nn.Module):
+class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
@@ -218,22 +218,22 @@ class Two(nn.Module):
         return self.first(x) + 2 * self.second(z)
 
 
-class AllKeywords(Two):
+class AllKeywords(TwoInputs):
     def forward(self, **given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(given["x"], given["z"])
 
 
-class OtherKeywords(Two):
+class OtherKeywords(TwoInputs):
     def forward(self, x: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x, given["z"])
 
 
-class KeywordOnly(Two):
+class KeywordOnly(TwoInputs):
     def forward(self, *, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x, z)
 
 
-class WithNone(Two):
+class WithNone(TwoInputs):
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, scale: torch.Tensor | None = None, z: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -254,7 +254,7 @@ def test_inputs_by_keyword(tmp_path, build, factor, verdict):
         name: np.random.default_rng(seed).normal(size=(24, 4)).astype(np.float32)
         for seed, name in enumerate("xz")
     }
-    model = build_seeded(Two).eval()
+    model = build_seeded(TwoInputs).eval()
     with torch.no_grad():
         model.second.weight *= factor
     path = tmp_path / "two.onnx"
@@ -267,8 +267,8 @@ def test_inputs_by_keyword(tmp_path, build, factor, verdict):
     assert result.decision.verdict is verdict, result.decision.problems
 
 
-class Doubles(nn.Module):
-    """Built in a module that sets float64 as torch's default."""
+class Float64Built(nn.Module):
+    """A model that is built while float64 is the default dtype of torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,9 +283,9 @@ def test_float64_default_dtype(tmp_path, dtype):
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(24, 4))).to(dtype)
     torch.set_default_dtype(torch.float64)
     try:
-        model = build_seeded(Doubles)
+        model = build_seeded(Float64Built)
         torch.set_default_dtype(dtype)
-        path = exported(copy.deepcopy(model).to(dtype), tmp_path / "model.onnx", x[:2])
+        path = export(copy.deepcopy(model).to(dtype), tmp_path / "model.onnx", x[:2])
         torch.set_default_dtype(torch.float64)
         result = check_file(model, path, x.numpy())
         assert torch.get_default_dtype() is torch.float64
@@ -296,8 +296,10 @@ def test_float64_default_dtype(tmp_path, dtype):
         assert result.evidence.runtimes[1].outputs[0].scaled_diff < 1e-13
 
 
-class OwnStatistics(nn.Module):
-    """A batch norm that needs two rows; by hand, as a file can have it."""
+class BatchStatistics(nn.Module):
+    """A batch norm by batch statistics, which needs two rows; `by_hand`: written as in an exported
+    file.
+    """
 
     def __init__(self, *, by_hand: bool = False, eps: float = 1e-5) -> None:
         super().__init__()
@@ -309,13 +311,13 @@ class OwnStatistics(nn.Module):
         y = self.linear(x)
         if not self.by_hand:
             return self.norm(y)
-        apart = y - y.mean(0, keepdim=True)
-        spread = torch.sqrt((apart * apart).mean(0, keepdim=True) + self.eps)
-        return apart / spread * self.norm.weight + self.norm.bias
+        centered = y - y.mean(0, keepdim=True)
+        spread = torch.sqrt((centered * centered).mean(0, keepdim=True) + self.eps)
+        return centered / spread * self.norm.weight + self.norm.bias
 
 
-class Pairs(OwnStatistics):
-    """Refuses a lone row by itself."""
+class RefusesSingleRow(BatchStatistics):
+    """A BatchStatistics model that raises an error for a single row."""
 
     def __init__(self, *, by_hand: bool = False, eps: float = 1e-5) -> None:
         super().__init__(by_hand=True, eps=eps)
@@ -328,51 +330,53 @@ class Pairs(OwnStatistics):
 
 
 @pytest.mark.parametrize(("kind", "samples", "eps", "verdict"), [
-    (OwnStatistics, 3, 1e-5, Verdict.PASS),
-    (OwnStatistics, 24, 1e-3, Verdict.FAIL),
-    (OwnStatistics, 33, 1e-3, Verdict.FAIL),
-    (OwnStatistics, 65, 1e-5, Verdict.PASS),
-    (Pairs, 3, 1e-3, Verdict.FAIL),
-    (Pairs, 33, 1e-5, Verdict.PASS),
-    pytest.param(Pairs, 321, 1e-3, Verdict.FAIL, marks=pytest.mark.proof),
+    (BatchStatistics, 3, 1e-5, Verdict.PASS),
+    (BatchStatistics, 24, 1e-3, Verdict.FAIL),
+    (BatchStatistics, 33, 1e-3, Verdict.FAIL),
+    (BatchStatistics, 65, 1e-5, Verdict.PASS),
+    (RefusesSingleRow, 3, 1e-3, Verdict.FAIL),
+    (RefusesSingleRow, 33, 1e-5, Verdict.PASS),
+    pytest.param(RefusesSingleRow, 321, 1e-3, Verdict.FAIL, marks=pytest.mark.proof),
 ])  # fmt: skip
 def test_last_batch_never_has_one_row(tmp_path, kind, samples, eps, verdict):
     x = np.random.default_rng(0).normal(size=(samples, 4)).astype(np.float32)
-    path = exported(build_seeded(lambda: kind(by_hand=True, eps=eps)), tmp_path / "norm.onnx",
+    path = export(build_seeded(lambda: kind(by_hand=True, eps=eps)), tmp_path / "norm.onnx",
                     torch.from_numpy(x[:2]))  # fmt: skip
     result = check_file(build_seeded(kind), path, x)
     assert result.decision.verdict is verdict, result.decision.problems
-    alone = next(p for p in result.evidence.runtimes[1].probes if p.name == "batch_1")
-    assert alone.inapplicable is not None
+    single_row_probe = next(p for p in result.evidence.runtimes[1].probes if p.name == "batch_1")
+    assert single_row_probe.inapplicable is not None
     if verdict is Verdict.FAIL:
         assert result.explanation.localisation is not None
 
 
-def minus_one(model: onnx.ModelProto) -> None:
+def set_batch_minus_one(model: onnx.ModelProto) -> None:
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = -1
 
 
-def no_shape(model: onnx.ModelProto) -> None:
+def clear_output_shape(model: onnx.ModelProto) -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
 
 
 @pytest.mark.parametrize(("spoil", "factor", "verdict"), [
-    (minus_one, 1.0, Verdict.PASS),
-    (minus_one, 1.01, Verdict.FAIL),
-    (no_shape, 1.0, Verdict.PASS),
+    (set_batch_minus_one, 1.0, Verdict.PASS),
+    (set_batch_minus_one, 1.01, Verdict.FAIL),
+    (clear_output_shape, 1.0, Verdict.PASS),
 ])  # fmt: skip
 def test_unusual_shape_annotations(tmp_path, spoil, factor, verdict):
     x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
-    model = build_seeded(Doubles)
+    model = build_seeded(Float64Built)
     with torch.no_grad():
         model.linear.weight *= factor
-    path = exported(model, tmp_path / "model.onnx", torch.from_numpy(x[:2]))
-    written = onnx.load(path)
-    spoil(written)
-    onnx.save(written, path)
-    result = check_file(build_seeded(Doubles), path, x)
+    path = export(model, tmp_path / "model.onnx", torch.from_numpy(x[:2]))
+    proto = onnx.load(path)
+    spoil(proto)
+    onnx.save(proto, path)
+    result = check_file(build_seeded(Float64Built), path, x)
     assert result.decision.verdict is verdict, result.decision.problems
     graph = result.evidence.graph
     assert graph is not None
-    assert ("checker" in {finding.code for finding in graph.findings}) == (spoil is no_shape)
+    assert ("checker" in {finding.code for finding in graph.findings}) == (
+        spoil is clear_output_shape
+    )

@@ -1,4 +1,4 @@
-"""Files as the caches of model hubs and of DVC have them: links to blobs."""
+"""Files that are links to blobs, as in the caches of model hubs and DVC, are checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gate import Digest, TestedFile, Verdict
 from gate.errors import DigestMismatch
 from gate.onnx_file.reading import WithData, read_subject
-from tests.inferred_roles.nets import Net, exported, judged, quick, with_scale
+from tests.inferred_roles.nets import Net, check_file, export, make_policy, with_scale
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,9 @@ def net():
 
 
 @pytest.fixture
-def plain(net, tmp_path):
-    """A model with all weights in a file beside it."""
-    single = exported(net, tmp_path / "single.onnx")
+def external_data_file(net, tmp_path):
+    """A model file with all weights in an external data file."""
+    single = export(net, tmp_path / "single.onnx")
     path = tmp_path / "plain" / "model.onnx"
     path.parent.mkdir()
     onnx.save_model(onnx.load(single), path, save_as_external_data=True,
@@ -31,17 +31,17 @@ def plain(net, tmp_path):
     return path
 
 
-def cached(plain: Path, kind: str) -> Path:
-    """The same two files as a cache has them."""
-    root = plain.parent.parent / "cache"
+def copy_to_cache(source: Path, kind: str) -> Path:
+    """Copy the two files to a cache with links of this kind."""
+    root = source.parent.parent / "cache"
     folder = root / "snapshots" / "abc" / "onnx"
     folder.mkdir(parents=True)
     for name in ("model.onnx", "model.onnx_data"):
-        digest = Digest.from_file(plain.parent / name).hex
+        digest = Digest.from_file(source.parent / name).hex
         inside = digest[:2] if kind == "a folder for each" else ""
         blob = root / "blobs" / inside / digest
         blob.parent.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes((plain.parent / name).read_bytes())
+        blob.write_bytes((source.parent / name).read_bytes())
         if kind == "hard":
             os.link(blob, folder / name)
         elif kind == "data alone" and name == "model.onnx":
@@ -52,19 +52,19 @@ def cached(plain: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["hub", "hard"])
-def test_linked_file_is_checked_like_its_copy(net, plain, kind):
-    path = cached(plain, kind)
-    assert read_subject(path) == read_subject(plain)
-    verdicted = judged(net, path, 48, quick())
-    assert verdicted.decision.verdict is Verdict.PASS, verdicted.decision.problems
-    assert verdicted.evidence.subject.external_data == ("model.onnx_data",)
+def test_linked_file_is_checked_like_its_copy(net, external_data_file, kind):
+    path = copy_to_cache(external_data_file, kind)
+    assert read_subject(path) == read_subject(external_data_file)
+    result = check_file(net, path, 48, make_policy())
+    assert result.decision.verdict is Verdict.PASS, result.decision.problems
+    assert result.evidence.subject.external_data == ("model.onnx_data",)
     names = {"ort-cpu", "ort-cpu-optimized"}
-    assert {r.runtime for r in verdicted.evidence.runtimes if r.outputs} == names
+    assert {r.runtime for r in result.evidence.runtimes if r.outputs} == names
 
 
 @pytest.mark.further
-def test_wrong_weight_behind_a_link_is_localized(net, plain):
-    path = cached(plain, "a folder for each")
+def test_wrong_weight_behind_a_link_is_localized(net, external_data_file):
+    path = copy_to_cache(external_data_file, "a folder for each")
     blob = path.with_name("model.onnx_data").resolve()
     proto = onnx.load(path, load_external_data=False)
     weight = next(t for t in proto.graph.initializer if t.name == "body.2.weight")
@@ -73,14 +73,14 @@ def test_wrong_weight_behind_a_link_is_localized(net, plain):
     values = np.frombuffer(data, np.float32, count=1, offset=offset)
     data[offset : offset + 4] = (values * 1.5).astype(np.float32).tobytes()
     blob.write_bytes(data)
-    verdicted = judged(net, path, 48, quick())
-    assert verdicted.decision.verdict is Verdict.FAIL
-    assert verdicted.explanation.failure is None
-    assert verdicted.explanation.localisation is not None
+    result = check_file(net, path, 48, make_policy())
+    assert result.decision.verdict is Verdict.FAIL
+    assert result.explanation.failure is None
+    assert result.explanation.localisation is not None
 
 
-def test_loaded_bytes_are_the_hashed_bytes(plain):
-    path = cached(plain, "hub")
+def test_loaded_bytes_are_the_hashed_bytes(external_data_file):
+    path = copy_to_cache(external_data_file, "hub")
     candidate = TestedFile(path, read_subject(path))
     loaded = candidate.loadable()
     assert isinstance(loaded, WithData)

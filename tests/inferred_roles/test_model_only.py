@@ -1,4 +1,6 @@
-"""Inputs of the model that the file lacks: unused, or fixed by the export."""
+"""Inputs that only the model has are accepted if it ignores them, and rejected if the export fixed
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ POLICY = POLICY.model_copy(
 
 
 class Tagger(nn.Module):
-    """Takes a mask, and looks at it or not."""
+    """A model with a mask that it uses or ignores."""
 
     def __init__(self, *, masked: bool) -> None:
         super().__init__()
@@ -37,7 +39,7 @@ class Tagger(nn.Module):
 
 
 class FixedMask(nn.Module):
-    """The tagger with a mask of ones, as an exporter may bake it in."""
+    """A Tagger with a fixed mask of ones, as exported."""
 
     def __init__(self, tagger: Tagger) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class FixedMask(nn.Module):
         return self.tagger(ids, torch.ones_like(ids))
 
 
-def file_without_mask(model: Tagger, path: Path) -> Path:
+def export_without_mask(model: Tagger, path: Path) -> Path:
     with captured():
         torch.onnx.export(
             FixedMask(model).eval(), (torch.zeros(2, 5, dtype=torch.long),), str(path), dynamo=False,
@@ -58,15 +60,15 @@ def file_without_mask(model: Tagger, path: Path) -> Path:
 
 
 def samples(mask: int | None = 1, **others: np.ndarray) -> gate.SampleSet:
-    """48 samples; a mask of ones, or one that varies."""
+    """Return 48 samples with a constant or a random mask."""
     random = np.random.default_rng(0)
     ids = random.integers(0, 30, (48, 7))
     masks = random.integers(0, 2, ids.shape) if mask is None else np.full(ids.shape, mask)
     return gate.SampleSet.from_arrays({"ids": ids, "mask": masks, **others})
 
 
-def check_file(model, path, given):
-    return gate.check(file_without_mask(model, path), model, gate.EvaluationData(given), POLICY)
+def check_file(model, path, samples):
+    return gate.check(export_without_mask(model, path), model, gate.EvaluationData(samples), POLICY)
 
 
 @pytest.mark.parametrize("mask", [1, None])
@@ -76,25 +78,25 @@ def test_ignored_input_may_be_missing_in_the_file(tmp_path, mask):
     assert observed.evidence.dataset.model_only == ("mask",)
     [line] = [item for item in observed.decision.checks if item.name == "inputs"]
     assert "has the inputs mask, the file does not" in render_check(line)
-    ran = [
+    size_probes = [
         item
         for runtime in observed.evidence.runtimes
         for item in runtime.probes
         if item.kind == "size"
     ]
-    assert ran
+    assert size_probes
 
 
 @pytest.mark.further
 @pytest.mark.parametrize("mask", [1, None])
 def test_used_input_missing_in_the_file_fails(tmp_path, mask):
-    """With a mask of ones in all samples only the probes can show it."""
+    """Fail by the probes alone if the mask of all samples is ones."""
     observed = check_file(Tagger(masked=True).eval(), tmp_path / "model.onnx", samples(mask))
     assert observed.decision.verdict is Verdict.FAIL
     probes = [item for runtime in observed.evidence.runtimes for item in runtime.probes]
     sizes = [item for item in probes if item.kind == "size"]
     assert sizes
-    assert all(item.inapplicable is None for item in sizes)  # the mask is as long as the ids
+    assert all(item.inapplicable is None for item in sizes)  # the mask has the length of the ids
     names = {item.name for item in observed.decision.problems}
     assert all(name.startswith("probe_") for name in names) if mask else "noise_ratio" in names
 
@@ -112,8 +114,8 @@ def test_unknown_array_is_refused(tmp_path):
         check_file(Tagger(masked=False).eval(), tmp_path / "model.onnx", samples(1, labels=labels))
 
 
-class Any(nn.Module):
-    """Passes on whatever it is given, as wrappers do."""
+class Wrapper(nn.Module):
+    """A wrapper that passes all positional arguments on."""
 
     def __init__(self, tagger: Tagger) -> None:
         super().__init__()
@@ -125,6 +127,6 @@ class Any(nn.Module):
 
 def test_wrapper_receives_samples_in_order(tmp_path):
     tagger = Tagger(masked=False).eval()
-    path = file_without_mask(tagger, tmp_path / "model.onnx")
-    observed = gate.check(path, Any(tagger).eval(), gate.EvaluationData(samples(None)), POLICY)
+    path = export_without_mask(tagger, tmp_path / "model.onnx")
+    observed = gate.check(path, Wrapper(tagger).eval(), gate.EvaluationData(samples(None)), POLICY)
     assert observed.decision.verdict is Verdict.PASS, observed.decision.problems

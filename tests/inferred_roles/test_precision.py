@@ -1,4 +1,4 @@
-"""float64 in the model, in the file, in both; outputs without an element."""
+"""float64 in the model, in the file or in both is checked, and so are outputs without elements."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gate.records.export import ExportSettings
 from gate.reference.torch_reference import TorchReference
 from gate.summary.render import render_check
 from tests import builders
-from tests.inferred_roles.nets import quick
+from tests.inferred_roles.nets import make_policy
 
 
 class Net(nn.Module):
-    """A linear layer in float32 and a buffer in float64."""
+    """A float32 linear layer and a float64 buffer, used by `make`."""
 
     def __init__(self, make: Callable[[Net, torch.Tensor], object]) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ def inputs(samples: int, dtype: type) -> np.ndarray:
     return np.random.default_rng(samples).normal(size=(samples, 6)).astype(dtype)
 
 
-def exported(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
+def export(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
     settings = ExportSettings(strategy="direct", batch_size=4, input_names=("input",))
     export_model(model.eval(), {"input": inputs(4, dtype)}, settings=settings, output=path)
     return path
 
 
 def export_with_torch(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
-    """By PyTorch alone: the gate's own export makes every model float32."""
+    """Export with PyTorch, because the gate's export converts the model to float32."""
     torch.onnx.export(
         model.eval(), (torch.from_numpy(inputs(4, dtype)),), str(path), dynamo=False,
         input_names=["input"], dynamic_axes={"input": {0: "batch"}}, opset_version=13,
@@ -56,18 +56,18 @@ def export_with_torch(model: nn.Module, path: Path, dtype: type = np.float32) ->
 
 
 def check_file(model, onnx, dtype=np.float32, samples=40):
-    return gate.check(onnx, model, {"input": inputs(samples, dtype)}, quick())
+    return gate.check(onnx, model, {"input": inputs(samples, dtype)}, make_policy())
 
 
-def cast(net: Net, x: torch.Tensor) -> torch.Tensor:
+def return_float64(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.linear(x).double()
 
 
-def with_buffer(net: Net, x: torch.Tensor) -> torch.Tensor:
+def multiply_by_buffer(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.linear(x) * net.scale
 
 
-def narrow_input(net: Net, x: torch.Tensor) -> torch.Tensor:
+def cast_input_to_float32(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.linear(x.float())
 
 
@@ -75,17 +75,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.mark.parametrize(("make", "double", "dtype", "gives"), [
-    (cast, False, np.float32, "float64"),
-    (with_buffer, False, np.float32, "float64"),
-    (with_buffer, True, np.float64, "float64"),
-    (narrow_input, False, np.float64, "float32"),
+    (return_float64, False, np.float32, "float64"),
+    (multiply_by_buffer, False, np.float32, "float64"),
+    (multiply_by_buffer, True, np.float64, "float64"),
+    (cast_input_to_float32, False, np.float64, "float32"),
 ])  # fmt: skip
 def test_float64_in_file_and_model_passes(tmp_path, make, double, dtype, gives):
     net = Net(make).double() if double else Net(make)
     path = export_with_torch(net, tmp_path / "model.onnx", dtype)
-    verdicted = check_file(net, path, dtype)
-    assert verdicted.decision.verdict is Verdict.PASS, verdicted.decision.problems
-    (output,) = verdicted.evidence.runtimes[1].outputs
+    result = check_file(net, path, dtype)
+    assert result.decision.verdict is Verdict.PASS, result.decision.problems
+    (output,) = result.evidence.runtimes[1].outputs
     assert output.dtype == gives
     assert not double or output.scaled_diff < 1e-13
     wrong = copy.deepcopy(net)
@@ -95,15 +95,15 @@ def test_float64_in_file_and_model_passes(tmp_path, make, double, dtype, gives):
 
 
 def test_float32_file_of_a_float64_model_passes(tmp_path):
-    net = Net(with_buffer).double()
-    path = exported(copy.deepcopy(net).float(), tmp_path / "model.onnx")
+    net = Net(multiply_by_buffer).double()
+    path = export(copy.deepcopy(net).float(), tmp_path / "model.onnx")
     assert check_file(net, path).decision.verdict is Verdict.PASS
     assert net.linear.weight.dtype is torch.float64
 
 
 def test_narrowed_output_dtype_is_described(tmp_path):
-    path = exported(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
-    problems = check_file(Net(cast), path).decision.problems
+    path = export(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
+    problems = check_file(Net(return_float64), path).decision.problems
     reported = " ".join(render_check(problem) for problem in problems)
     assert "returned float32 (1, 5)" in reported
     assert "the model returns float64" in reported
@@ -111,7 +111,7 @@ def test_narrowed_output_dtype_is_described(tmp_path):
 
 
 def test_empty_output_is_the_only_problem(tmp_path):
-    path = exported(net := Net(lambda net, x: (net.linear(x), x[:, :0])), tmp_path / "model.onnx")
+    path = export(net := Net(lambda net, x: (net.linear(x), x[:, :0])), tmp_path / "model.onnx")
     decision = check_file(net, path).decision
     assert decision.verdict is Verdict.ERROR
     assert {problem.name for problem in decision.problems} == {"empty"}
@@ -145,7 +145,7 @@ def test_reference_keeps_float64(own, takes, gives, keeps):
 
 
 class Clock(nn.Module):
-    """Seconds of float64 since a day in its past; `dtype`: what that day is kept in."""
+    """A clock in float64 seconds since a start; `dtype`: the dtype in which the start is stored."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Keys of writers, and who trusts them."""
+"""Keys of ledger writers, and trust settings that accept them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gate.signing.trust import Trust, TrustedKey
 
 
 class Writers:
-    """Keys that are made on first use, by name."""
+    """Keys that are created on first use, by name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,7 +24,7 @@ class Writers:
     def trusting(
         self, names: Sequence[str] | str, revoked: tuple[str, ...] = (), **times: str
     ) -> Trust:
-        """These are the writers; `times`: of the first one."""
+        """Return a trust with these writers; `times` limits the validity of the first one."""
         chosen = [names] if isinstance(names, str) else names
         keys = [self.key(name).public.to_plain() for name in chosen]
         return Trust(

@@ -12,42 +12,48 @@ from gate.ledger.database import LINES, LOCKS, VERSIONS, StateDatabase
 from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.ledger import Ledger, insert
 
-Place = Path | str | StateDatabase
+Database = Path | str | StateDatabase
 
 
-def rows(place: Place) -> list[Row]:
-    """As they are now."""
-    return list(Ledger(place).rows())
+def rows(database: Database) -> list[Row]:
+    """Return the current rows."""
+    return list(Ledger(database).rows())
 
 
-def lines(place: Place) -> list[bytes]:
-    return [row.line for row in rows(place)]
+def lines(database: Database) -> list[bytes]:
+    return [row.line for row in rows(database)]
 
 
-def put(place: Place, kept: Sequence[Row]) -> None:
-    """These rows, and no others."""
-    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
+def replace_rows(database: Database, rows_to_store: Sequence[Row]) -> None:
+    """Replace all rows."""
+    state = database if isinstance(database, StateDatabase) else StateDatabase(database)
     with state.writing() as connection:
-        LINES.drop(connection, checkfirst=True)  # and what would refuse it
+        LINES.drop(
+            connection, checkfirst=True
+        )  # the tables with their triggers, which refuse edits
         VERSIONS.drop(connection, checkfirst=True)
         state.make_tables(connection)
-        if kept:
-            insert(connection, kept)
+        if rows_to_store:
+            insert(connection, rows_to_store)
 
 
-def put_lines(place: Place, kept: Sequence[bytes]) -> None:
-    """These lines, without signatures."""
-    put(place, [Row(number, line) for number, line in enumerate(kept, start=1)])
+def replace_lines(database: Database, rows_to_store: Sequence[bytes]) -> None:
+    """Replace all rows by these lines, without signatures."""
+    replace_rows(
+        database, [Row(number, line) for number, line in enumerate(rows_to_store, start=1)]
+    )
 
 
-def replace(place: Place, old: bytes, new: bytes) -> None:
-    """In all lines; their signatures stay."""
-    put(place, [row._replace(line=row.line.replace(old, new)) for row in rows(place)])
+def replace_text(database: Database, old: bytes, new: bytes) -> None:
+    """Replace text in all lines; the signatures stay."""
+    replace_rows(
+        database, [row._replace(line=row.line.replace(old, new)) for row in rows(database)]
+    )
 
 
-def put_pending(place: Place, *operations: str) -> None:
-    """Ids of moves, as of an owner of the lock that died."""
-    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
+def store_pending(database: Database, *operations: str) -> None:
+    """Store the ids of pending moves, as a killed lock owner leaves them."""
+    state = database if isinstance(database, StateDatabase) else StateDatabase(database)
     row = {"token": "", "holder": "", "leased_until": 0.0, "pending": " ".join(operations)}
     with state.writing() as connection:
         state.make_tables(connection)
@@ -55,30 +61,30 @@ def put_pending(place: Place, *operations: str) -> None:
         connection.execute(sa.insert(LOCKS).values(name="promotion", **row))
 
 
-def pending_in(place: Place) -> str:
-    """Ids of the moves that are not finished."""
-    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
+def pending_moves(database: Database) -> str:
+    """Return the ids of the pending moves."""
+    state = database if isinstance(database, StateDatabase) else StateDatabase(database)
     with state.reading() as connection:
         if not state.has_tables(connection):
             return ""
         return connection.execute(sa.select(LOCKS.c.pending)).scalar() or ""
 
 
-def holders(place: Place) -> dict[str, str]:
-    """Who holds which lock."""
-    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
+def holders(database: Database) -> dict[str, str]:
+    """Return the holder of each lock."""
+    state = database if isinstance(database, StateDatabase) else StateDatabase(database)
     with state.reading() as connection:
         return {row.name: row.holder for row in connection.execute(sa.select(LOCKS))}
 
 
-def parsed_lines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the lines that are parsed from now on."""
+def record_parsed_lines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that records the numbers of the lines parsed from now on."""
     parsed: list[int] = []
     parse = LedgerEntry.from_line
 
-    def counted(line: bytes, *, where: str) -> LedgerEntry:
+    def record(line: bytes, *, where: str) -> LedgerEntry:
         parsed.append(int(where.rpartition(":")[2]))
         return parse(line, where=where)
 
-    monkeypatch.setattr(LedgerEntry, "from_line", counted)
+    monkeypatch.setattr(LedgerEntry, "from_line", record)
     return parsed

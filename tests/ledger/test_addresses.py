@@ -5,7 +5,7 @@ import pytest
 from gate.ledger.entry import plain
 from gate.ledger.ledger import Ledger
 from gate.ledger.maintenance import declare_addresses, registry_identities
-from tests.ledger.rows import put
+from tests.ledger.rows import replace_rows
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_declaration_writes_one_entry(ledger):
 def test_declaration_is_forgotten_with_its_ledger(ledger):
     declare_addresses(ledger, "http://a", ["http://b"])
     assert len(registry_identities(ledger, "http://a")) == 2
-    put(ledger.state, [])
+    replace_rows(ledger.state, [])
     assert registry_identities(ledger, "http://a") == {"http://a"}

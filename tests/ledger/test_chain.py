@@ -14,7 +14,15 @@ from gate.ledger.entry import HashChain, LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.exhaustive import EXHAUSTIVE
-from tests.ledger.rows import Place, lines, parsed_lines, put, put_lines, replace, rows
+from tests.ledger.rows import (
+    Database,
+    lines,
+    record_parsed_lines,
+    replace_lines,
+    replace_rows,
+    replace_text,
+    rows,
+)
 
 
 def entry(reason: str) -> LedgerEntry:
@@ -22,12 +30,12 @@ def entry(reason: str) -> LedgerEntry:
 
 
 class Reader:
-    """A chain, the rows that were fetched for it, and the reasons of its lines."""
+    """A chain that records the rows it fetches and the reasons of its entries."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, database: Database) -> None:
         self.fetched: list[int] = []
         self.reasons: list[str] = []
-        self._ledger = Ledger(place)
+        self._ledger = Ledger(database)
         self.chain = HashChain(self._ledger.location)
 
     def _rows(self, first: int):
@@ -36,20 +44,20 @@ class Reader:
         return result
 
     def read(self) -> list[int]:
-        """Return the numbers of the lines that it gave."""
+        """Return the numbers of the entries that were read."""
         self.fetched.clear()
-        anew, entries = self.chain.read(self._rows)
-        self.reasons = ([] if anew else self.reasons) + [entry.reason for entry in entries]
+        is_reset, entries = self.chain.read(self._rows)
+        self.reasons = ([] if is_reset else self.reasons) + [entry.reason for entry in entries]
         last = self.chain.lines
         return list(range(last - len(entries) + 1, last + 1))
 
 
 @pytest.fixture
-def reader(both: Ledger) -> Reader:
-    """Three lines that were read."""
+def reader(database_ledger: Ledger) -> Reader:
+    """A reader of three entries."""
     for reason in ("one", "two", "three"):
-        both.append(entry(reason))
-    created = Reader(both.state)
+        database_ledger.append(entry(reason))
+    created = Reader(database_ledger.state)
     assert created.read() == [1, 2, 3]
     return created
 
@@ -59,19 +67,22 @@ def test_unchanged_chain_fetches_only_the_last_entry(reader: Reader) -> None:
     assert reader.fetched == [3]
 
 
-def test_only_new_entries_are_fetched(reader: Reader, both: Ledger) -> None:
+def test_only_new_entries_are_fetched(reader: Reader, database_ledger: Ledger) -> None:
     for number in (4, 5):
-        both.append(entry(str(number)))
+        database_ledger.append(entry(str(number)))
         assert reader.read() == [number]
         assert reader.fetched == [number - 1, number]
     assert reader.reasons == ["one", "two", "three", "4", "5"]
     assert [reader.chain.digest(n) for n in range(7)] == [
-        None, *(Digest.from_bytes(line) for line in lines(both.state)), None,
+        None, *(Digest.from_bytes(line) for line in lines(database_ledger.state)), None,
     ]  # fmt: skip
 
 
-def test_signature_of_the_last_entry_is_reread(reader: Reader, both: Ledger) -> None:
-    put(both.state, [row._replace(signature="new") for row in rows(both.state)])
+def test_signature_of_the_last_entry_is_reread(reader: Reader, database_ledger: Ledger) -> None:
+    replace_rows(
+        database_ledger.state,
+        [row._replace(signature="new") for row in rows(database_ledger.state)],
+    )
     assert reader.read() == []
     assert reader.chain.last is not None
     assert reader.chain.last.signature == "new"
@@ -79,10 +90,10 @@ def test_signature_of_the_last_entry_is_reread(reader: Reader, both: Ledger) -> 
 
 @pytest.mark.parametrize("old", ["one", "two", "three"])
 def test_edit_is_detected_immediately_at_the_end_and_later_elsewhere(
-    reader: Reader, both: Ledger, monkeypatch: pytest.MonkeyPatch, old: str
+    reader: Reader, database_ledger: Ledger, monkeypatch: pytest.MonkeyPatch, old: str
 ) -> None:
-    replace(both.state, f'"{old}"'.encode(), b'"edited"')
-    if old == "three":  # which no line follows
+    replace_text(database_ledger.state, f'"{old}"'.encode(), b'"edited"')
+    if old == "three":  # no entry follows that contains its digest
         assert reader.read() == [1, 2, 3]
         assert reader.reasons == ["one", "two", "edited"]
         return
@@ -94,14 +105,14 @@ def test_edit_is_detected_immediately_at_the_end_and_later_elsewhere(
 
 
 def test_rehashed_entries_are_not_parsed_again(
-    reader: Reader, both: Ledger, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, database_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chain_module, "_REHASH_S", -1.0)
-    parsed = parsed_lines(monkeypatch)
+    parsed = record_parsed_lines(monkeypatch)
     assert reader.read() == []
     assert reader.fetched == [1, 2, 3]
     assert parsed == []
-    both.append(entry("four"))
+    database_ledger.append(entry("four"))
     parsed.clear()
     assert reader.read() == [4]
     assert parsed == [4]
@@ -117,29 +128,29 @@ STEPS = st.lists(
 
 
 def change(ledger: Ledger, kind: str, number: int, copies: list[list[bytes]]) -> None:
-    """Do something to the rows."""
-    kept = lines(ledger.state)
+    """Make one change to the rows."""
+    stored = lines(ledger.state)
     if kind == "append":
         try:
             Ledger(ledger.state).append(entry(str(number)))
         except EvidenceError:
             return
         copies.append(lines(ledger.state))
-    elif kind == "cut" and kept:
-        put_lines(ledger.state, kept[: number % len(kept)])
-    elif kind == "flip" and kept:
-        line = kept[number % len(kept)].decode()
+    elif kind == "cut" and stored:
+        replace_lines(ledger.state, stored[: number % len(stored)])
+    elif kind == "flip" and stored:
+        line = stored[number % len(stored)].decode()
         index = number % len(line)
         flipped = line[:index] + chr(ord(line[index]) ^ 1) + line[index + 1 :]
-        kept[number % len(kept)] = flipped.encode()
-        put_lines(ledger.state, kept)
+        stored[number % len(stored)] = flipped.encode()
+        replace_lines(ledger.state, stored)
     elif kind == "back" and copies:
-        put_lines(ledger.state, copies[number % len(copies)])
-    elif kind == "out" and kept:
-        gone = 1 + number % len(kept)
-        put(ledger.state, [row for row in rows(ledger.state) if row.number != gone])
+        replace_lines(ledger.state, copies[number % len(copies)])
+    elif kind == "out" and stored:
+        removed = 1 + number % len(stored)
+        replace_rows(ledger.state, [row for row in rows(ledger.state) if row.number != removed])
     elif kind == "away":
-        put(ledger.state, [])
+        replace_rows(ledger.state, [])
 
 
 @settings(max_examples=60 if EXHAUSTIVE else 15)
@@ -159,7 +170,7 @@ def test_incremental_reading_equals_full_reading(tmp_path_factory, steps) -> Non
         except EvidenceError:
             with pytest.raises(EvidenceError):
                 reader.read()
-                # An old line that was edited is seen when all is hashed again.
+                # The edit of an older line is detected when all lines are hashed again.
                 reader.chain._hashed_at = -math.inf
                 reader.read()
             continue

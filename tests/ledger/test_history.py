@@ -1,4 +1,4 @@
-"""ModelHistory: questions about a model answered from its ledger entries."""
+"""ModelHistory derives the state of a model from its ledger entries."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SERVING = {"promoted", "unchanged", "rolled_back", "reverted"}
 
 
 def entry(action: str, version: str | None = "1", **fields) -> LedgerEntry:
-    given_ = {"sha256": DIGEST, "reason": "because", "registry": "here", "model": "digits"}
-    return LedgerEntry(action=action, version=version, actor="me", **given_ | fields)
+    defaults = {"sha256": DIGEST, "reason": "because", "registry": "here", "model": "digits"}
+    return LedgerEntry(action=action, version=version, actor="me", **defaults | fields)
 
 
 def history(*lines: str) -> ModelHistory:
-    """Each line: an action and a version, or an action that is about none."""
+    """Make a history; each line is an action and a version, or an action without a version."""
     parts = (line.split() for line in lines)
     return ModelHistory(tuple(entry(action, *(rest or [None])) for action, *rest in parts))
 
@@ -31,9 +31,9 @@ def history(*lines: str) -> ModelHistory:
 @pytest.mark.parametrize("action", ACTIONS)
 def test_meaning_of_each_action(action):
     first = history(f"{action} 1")
-    vouches = action in SERVING | {"passed"}
-    assert (first.approving_entry("1") is not None) is vouches
-    assert first.passed_any is vouches
+    approves = action in SERVING | {"passed"}
+    assert (first.approving_entry("1") is not None) is approves
+    assert first.passed_any is approves
     assert first.was_served("1") is (action in SERVING)
     assert first.serving == ("1" if action in SERVING else None)
     assert first.served == (("1",) if action in SERVING else ())
@@ -143,7 +143,7 @@ def test_deployment_of_other_bytes_under_the_number_does_not_count():
 
 
 BACK = "rolled_back 1 2"
-"""From version 2 to version 1."""
+"""A rollback from version 2 to version 1."""
 
 
 def with_previous(*lines: str) -> ModelHistory:
@@ -198,16 +198,18 @@ VERSIONS = st.sampled_from(["1", "2", "3", None])
 LINES = st.lists(st.builds(entry, st.sampled_from(ACTIONS), VERSIONS), max_size=12)
 
 
-def of(one: ModelHistory, version: str) -> tuple[object, ...]:
-    return (one.approving_entry(version), one.was_served(version), one.standing(version),
-            one.since_passed(version))  # fmt: skip
+def version_results(model_history: ModelHistory, version: str) -> tuple[object, ...]:
+    return (model_history.approving_entry(version), model_history.was_served(version), model_history.standing(version),
+            model_history.since_passed(version))  # fmt: skip
 
 
 @given(LINES)
 def test_entries_of_one_version_do_not_affect_another(lines):
     for version in ("1", "2", "3"):
         alone = tuple(line for line in lines if line.version == version)
-        assert of(ModelHistory(tuple(lines)), version) == of(ModelHistory(alone), version)
+        assert version_results(ModelHistory(tuple(lines)), version) == version_results(
+            ModelHistory(alone), version
+        )
 
 
 @given(LINES)
@@ -247,18 +249,18 @@ LINES = st.lists(
 A_DIGEST = Digest.from_bytes(b"x")
 
 
-def all_answers(one: ModelHistory) -> list[object]:
-    """All that can be asked."""
+def all_results(model_history: ModelHistory) -> list[object]:
+    """Return the results of all properties and methods."""
     results: list[object] = [
-        one.passed_any, one.change, one.last_move, one.serving, one.served, one.waiting,
-        one.versions_with_bytes(A_DIGEST), one.served_before("1", "2"),
+        model_history.passed_any, model_history.change, model_history.last_move, model_history.serving, model_history.served, model_history.waiting,
+        model_history.versions_with_bytes(A_DIGEST), model_history.served_before("1", "2"),
     ]  # fmt: skip
     for version in ("1", "2", "3"):
-        vouched = one.approving_entry(version)
+        approving_entry = model_history.approving_entry(version)
         results += [
-            vouched, one.was_served(version), one.standing(version), one.since_passed(version),
-            one.promotion_of(version), one.rollback_of(version), one.was_deployed(version),
-            vouched and one.deployment_of(vouched),
+            approving_entry, model_history.was_served(version), model_history.standing(version), model_history.since_passed(version),
+            model_history.promotion_of(version), model_history.rollback_of(version), model_history.was_deployed(version),
+            approving_entry and model_history.deployment_of(approving_entry),
         ]  # fmt: skip
     return results
 
@@ -274,9 +276,9 @@ def test_cached_history_equals_a_new_one(lines, stops) -> None:
     for stop in [*sorted(stops), len(entries)]:
         read = entries[:stop]
         plain = tuple(e for e in read if e.model == "digits" and e.registry in names)
-        grown = histories.history(read, "digits", registries=names)
-        assert grown.entries == plain
-        assert all_answers(grown) == all_answers(ModelHistory(plain))
+        cached = histories.history(read, "digits", registries=names)
+        assert cached.entries == plain
+        assert all_results(cached) == all_results(ModelHistory(plain))
 
 
 def test_cached_history_is_dropped_when_entries_change() -> None:
@@ -292,27 +294,27 @@ def test_cached_history_is_dropped_when_entries_change() -> None:
         assert histories.history(second, "digits", registries=name).serving == serving
 
 
-MADE = "2026-03-01T12:00:00.123+00:00"
+CREATED_AT = "2026-03-01T12:00:00.123+00:00"
 
 
 @pytest.mark.parametrize(
     ("action", "fields", "judged"),
     [
-        ("refused", {"made_at": MADE}, True),
+        ("refused", {"made_at": CREATED_AT}, True),
         ("refused", {"made_at": "2026-02-01T12:00:00.123+00:00"}, False),
         ("promoted", {"at": "2026-03-01T12:00:00+00:00"}, True),
         ("promoted", {"at": "2026-03-01T11:56:00+00:00"}, True),  # the clocks differ
         ("promoted", {"at": "2026-03-01T11:54:00+00:00"}, False),
         ("promoted", {"at": "once upon a time"}, True),
-        ("reverted", {"made_at": MADE}, True),
-        ("conflict", {"made_at": MADE}, False),
-        ("deployed", {"made_at": MADE}, False),
+        ("reverted", {"made_at": CREATED_AT}, True),
+        ("conflict", {"made_at": CREATED_AT}, False),
+        ("deployed", {"made_at": CREATED_AT}, False),
     ],
 )
 def test_outcome_counts_only_after_the_version_was_created(action, fields, judged):
     first = ModelHistory((entry(action, **fields),))
-    assert first.has_outcome("1", created_at=MADE) is judged
-    assert first.has_outcome("2", created_at=MADE) is False
+    assert first.has_outcome("1", created_at=CREATED_AT) is judged
+    assert first.has_outcome("2", created_at=CREATED_AT) is False
     assert first.has_outcome("1", created_at=None) is (action not in ("conflict", "deployed"))
 
 

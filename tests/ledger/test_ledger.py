@@ -22,7 +22,15 @@ from gate.ledger import entry as entry_module
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
-from tests.ledger.rows import Place, lines, parsed_lines, put, put_lines, replace, rows
+from tests.ledger.rows import (
+    Database,
+    lines,
+    record_parsed_lines,
+    replace_lines,
+    replace_rows,
+    replace_text,
+    rows,
+)
 
 
 def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:
@@ -32,8 +40,8 @@ def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:
     )
 
 
-def append_entries(place: Place, *reasons: str) -> Ledger:
-    ledger = Ledger(place)
+def append_entries(state: Database, *reasons: str) -> Ledger:
+    ledger = Ledger(state)
     for reason in reasons:
         ledger.append(entry(reason))
     return ledger
@@ -47,9 +55,9 @@ def test_appended_entries_are_read_back(ledger: Ledger) -> None:
     ]
     assert list(ledger.entries()) == written
     assert written[0].parent is None
-    kept = lines(ledger.state)
-    assert written[1].parent == Digest.from_bytes(kept[0])
-    assert json.loads(kept[0])["sha256"] == str(sha256)
+    stored = lines(ledger.state)
+    assert written[1].parent == Digest.from_bytes(stored[0])
+    assert json.loads(stored[0])["sha256"] == str(sha256)
 
 
 def test_entry_has_actor_and_time() -> None:
@@ -59,10 +67,10 @@ def test_entry_has_actor_and_time() -> None:
 
 
 def test_user_without_a_name_is_recorded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nameless() -> str:
+    def raise_key_error() -> str:
         raise KeyError("getpwuid(): uid not found")
 
-    monkeypatch.setattr(entry_module.getpass, "getuser", nameless)
+    monkeypatch.setattr(entry_module.getpass, "getuser", raise_key_error)
     assert entry_module.actor().startswith("uid")
 
 
@@ -95,7 +103,7 @@ def test_missing_ledger_is_empty(ledger: Ledger) -> None:
 def test_changed_entry_is_reported_with_its_number(ledger: Ledger, tamper, number: int) -> None:
     append_entries(ledger.state, "one", "two", "three")
     before = tamper(lines(ledger.state))
-    put_lines(ledger.state, before)
+    replace_lines(ledger.state, before)
     for use in (ledger.entries, lambda: ledger.append(entry())):
         with pytest.raises(EvidenceError, match=rf"ledger\.db:{number}: .*Restore"):
             use()
@@ -105,7 +113,7 @@ def test_changed_entry_is_reported_with_its_number(ledger: Ledger, tamper, numbe
 @pytest.mark.parametrize("gone", [1, 2])
 def test_removed_row_is_reported(ledger: Ledger, gone: int) -> None:
     append_entries(ledger.state, "one", "two", "three")
-    put(ledger.state, [row for row in rows(ledger.state) if row.number != gone])
+    replace_rows(ledger.state, [row for row in rows(ledger.state) if row.number != gone])
     with pytest.raises(EvidenceError, match=rf"ledger\.db:{gone}: the chain is broken"):
         ledger.entries()
 
@@ -113,7 +121,7 @@ def test_removed_row_is_reported(ledger: Ledger, gone: int) -> None:
 def test_changed_row_number_is_reported(ledger: Ledger) -> None:
     append_entries(ledger.state, "one", "two", "three")
     *before, last = rows(ledger.state)
-    put(ledger.state, [*before, last._replace(number=7)])
+    replace_rows(ledger.state, [*before, last._replace(number=7)])
     with pytest.raises(EvidenceError, match=r"ledger\.db:3: the chain is broken.*number 7"):
         ledger.entries()
 
@@ -123,16 +131,16 @@ def test_changed_row_number_is_reported(ledger: Ledger) -> None:
     ["UPDATE gate_ledger SET line = 'x'", "UPDATE gate_ledger SET signature = 'x'",
      "DELETE FROM gate_ledger", "TRUNCATE gate_ledger"],
 )  # fmt: skip
-def test_the_database_refuses_to_change_a_row(both: Ledger, statement: str) -> None:
-    append_entries(both.state, "one")
-    if "TRUNCATE" in statement and "postgresql" not in both.location:
+def test_the_database_refuses_to_change_a_row(database_ledger: Ledger, statement: str) -> None:
+    append_entries(database_ledger.state, "one")
+    if "TRUNCATE" in statement and "postgresql" not in database_ledger.location:
         return
     with (
         pytest.raises(StateUnavailable, match="append-only"),
-        both.state.writing() as connection,
+        database_ledger.state.writing() as connection,
     ):
         connection.exec_driver_sql(statement)
-    assert [e.reason for e in both.entries()] == ["one"]
+    assert [e.reason for e in database_ledger.entries()] == ["one"]
 
 
 @pytest.mark.parametrize("kind", ["folder", "text"])
@@ -150,14 +158,14 @@ def test_full_disk_leaves_the_ledger_unchanged(ledger: Ledger) -> None:
     with ledger.state.reading() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
 
-    def small(connection: Any, _record: object) -> None:
+    def limit_pages(connection: Any, _record: object) -> None:
         connection.execute(f"PRAGMA max_page_count = {pages}")
 
     engine = ledger.state._opened()
-    event.listen(engine, "connect", small)
+    event.listen(engine, "connect", limit_pages)
     with pytest.raises(StorageError, match="full"):
         ledger.append(entry("two" * 10_000))
-    event.remove(engine, "connect", small)
+    event.remove(engine, "connect", limit_pages)
     assert [e.reason for e in ledger.entries()] == ["one"]
     assert [e.reason for e in append_entries(ledger.state, "two").entries()] == ["one", "two"]
 
@@ -185,19 +193,19 @@ def test_removed_file_is_not_recreated(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("after", [True, False], ids=["after the commit", "before it"])
 def test_lost_connection_leaves_each_entry_once(ledger: Ledger, after: bool) -> None:
-    """What was committed and not answered is not written again."""
+    """An entry that was committed before the connection broke is not written twice."""
     append_entries(ledger.state, "one")
-    real = ledger.state.writing
+    original = ledger.state.writing
 
     @contextmanager
-    def broken() -> Iterator[Connection]:
-        with real() as connection:
+    def lose_connection() -> Iterator[Connection]:
+        with original() as connection:
             yield connection
             if not after:
                 raise StateUnavailable("the server went away")
         raise StateUnavailable("the server went away")
 
-    ledger.state.writing = broken  # type: ignore[method-assign]
+    ledger.state.writing = lose_connection  # type: ignore[method-assign]
     if after:
         assert ledger.append(entry("two")) == ledger.entries()[-1]
     else:
@@ -208,12 +216,14 @@ def test_lost_connection_leaves_each_entry_once(ledger: Ledger, after: bool) -> 
 
 @pytest.mark.proof
 @pytest.mark.rows(2)
-def test_concurrent_processes_append_to_one_chain(both_urls: str) -> None:
-    """To a database that none of them has made yet."""
-    ledger = Ledger(both_urls)
+def test_concurrent_processes_append_to_one_chain(database_url: str) -> None:
+    """The processes append to a database that does not exist yet."""
+    ledger = Ledger(database_url)
     context = multiprocessing.get_context("spawn")
     writers = [
-        context.Process(target=append_entries, args=(both_urls, *(f"{w}-{i}" for i in range(10))))
+        context.Process(
+            target=append_entries, args=(database_url, *(f"{w}-{i}" for i in range(10)))
+        )
         for w in range(3)
     ]
     for writer in writers:
@@ -227,17 +237,17 @@ def test_concurrent_processes_append_to_one_chain(both_urls: str) -> None:
 
 
 @settings(max_examples=25)
-@given(reasons=st.lists(st.text(max_size=30), min_size=2, max_size=4), place=st.integers(0))
+@given(reasons=st.lists(st.text(max_size=30), min_size=2, max_size=4), position=st.integers(0))
 def test_any_changed_character_before_the_last_entry_is_detected(
-    tmp_path_factory, reasons, place
+    tmp_path_factory, reasons, position
 ) -> None:
     ledger = append_entries(tmp_path_factory.mktemp("chain") / "ledger.db", *reasons)
-    kept = lines(ledger.state)
-    number = place % (len(kept) - 1)
-    text = kept[number].decode()
-    at = place % len(text)
-    kept[number] = (text[:at] + chr(ord(text[at]) ^ 0x01) + text[at + 1 :]).encode()
-    put_lines(ledger.state, kept)
+    stored = lines(ledger.state)
+    number = position % (len(stored) - 1)
+    text = stored[number].decode()
+    at = position % len(text)
+    stored[number] = (text[:at] + chr(ord(text[at]) ^ 0x01) + text[at + 1 :]).encode()
+    replace_lines(ledger.state, stored)
     with pytest.raises(EvidenceError):
         Ledger(ledger.state).entries()
 
@@ -245,7 +255,7 @@ def test_any_changed_character_before_the_last_entry_is_detected(
 def test_entries_are_parsed_once_and_edits_are_detected(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed = parsed_lines(monkeypatch)
+    parsed = record_parsed_lines(monkeypatch)
     append_entries(ledger.state, "one", "two")
     reading = Ledger(ledger.state)
     assert len(reading.entries()) == 2
@@ -258,11 +268,11 @@ def test_entries_are_parsed_once_and_edits_are_detected(
     reading.append(entry("four"))
     assert len(reading.entries()) == 4
     assert parsed == [4]
-    replace(ledger.state, b'"one"', b'"eno"')
+    replace_text(ledger.state, b'"one"', b'"eno"')
     reading._chain._hashed_at = -math.inf
     with pytest.raises(EvidenceError, match="the chain is broken"):
         reading.entries()
-    put_lines(ledger.state, lines(ledger.state)[:1])
+    replace_lines(ledger.state, lines(ledger.state)[:1])
     assert [e.reason for e in reading.entries()] == ["eno"]
 
 
@@ -277,11 +287,13 @@ def test_verify_keeps_no_entries_in_memory(ledger: Ledger) -> None:
     assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
 
 
-def test_export_returns_the_exact_lines(both: Ledger, tmp_path: Path) -> None:
+def test_export_returns_the_exact_lines(database_ledger: Ledger, tmp_path: Path) -> None:
     for reason in ("one", "zwei\nü"):
-        both.append(entry(reason))
-    assert b"".join(export_lines(both)) == b"".join(line + b"\n" for line in lines(both.state))
-    assert len(lines(both.state)) == 2
-    replace(both.state, b'"one"', b'"eno"')
+        database_ledger.append(entry(reason))
+    assert b"".join(export_lines(database_ledger)) == b"".join(
+        line + b"\n" for line in lines(database_ledger.state)
+    )
+    assert len(lines(database_ledger.state)) == 2
+    replace_text(database_ledger.state, b'"one"', b'"eno"')
     with pytest.raises(EvidenceError, match="the chain is broken"):
-        export_lines(both)
+        export_lines(database_ledger)

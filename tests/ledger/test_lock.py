@@ -1,4 +1,4 @@
-"""The ledger lock is a lease in the database: a dead owner is replaced, a late one is stopped."""
+"""The ledger lock is a lease: a dead owner is replaced, and an owner that lost it cannot write."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gate.ledger.database import LOCKS
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger, promotion_lock
 from gate.ledger.lock import LockOwner
-from tests.ledger.rows import holders, pending_in
-from tests.service.postgres import MISSING, Postgres, postgres, program
+from tests.ledger.rows import holders, pending_moves
+from tests.service.postgres import MISSING, Postgres, find_program, run_postgres
 
 
 def entry(reason: str, *, operation: str | None = None) -> LedgerEntry:
@@ -37,13 +37,13 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     _shorten_lease(monkeypatch.setattr)
 
 
-def _shorten_lease(put: Callable[[object, str, float], None]) -> None:
+def _shorten_lease(set_value: Callable[[object, str, float], None]) -> None:
     for module in (lock, lock):
-        put(module, "LEASE_S", 0.5)
+        set_value(module, "LEASE_S", 0.5)
 
 
 def change_row(ledger: Ledger, **values: object) -> None:
-    """Of the row, as another process would."""
+    """Change the lock row as another process would."""
     with ledger.state.writing() as connection:
         assert connection.execute(sa.update(LOCKS).values(**values)).rowcount == 1
 
@@ -52,9 +52,9 @@ def reasons(ledger: Ledger) -> list[str]:
     return [line.reason for line in Ledger(ledger.state).entries()]
 
 
-def _hold_lock(url: str, pipe: Connection, *, briefly: bool) -> None:
-    """Take the lock, begin a move; then write, and end the move, whenever the parent says so."""
-    if briefly:
+def _hold_lock(url: str, pipe: Connection, *, short_lease: bool) -> None:
+    """Take the lock and begin a move; try to write after a message of the parent."""
+    if short_lease:
         _shorten_lease(setattr)
     ledger = Ledger(url)
     with promotion_lock(ledger) as token:
@@ -74,53 +74,55 @@ def _hold_lock(url: str, pipe: Connection, *, briefly: bool) -> None:
 
 
 @contextmanager
-def other_process_holding(url: str, *, briefly: bool = False) -> Iterator[tuple[int, Connection]]:
-    """Another process that has the lock."""
+def run_lock_owner(url: str, *, short_lease: bool = False) -> Iterator[tuple[int, Connection]]:
+    """Run another process that holds the lock."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_hold_lock, args=(url, theirs), kwargs={"briefly": briefly})
+    parent_pipe, child_pipe = context.Pipe()
+    process = context.Process(
+        target=_hold_lock, args=(url, child_pipe), kwargs={"briefly": short_lease}
+    )
     process.start()
     try:
-        assert ours.poll(30)
-        assert ours.recv() == "held"
+        assert parent_pipe.poll(30)
+        assert parent_pipe.recv() == "held"
         assert process.pid is not None
-        yield process.pid, ours
+        yield process.pid, parent_pipe
     finally:
         process.kill()
         process.join()
-        ours.close()
-        theirs.close()
+        parent_pipe.close()
+        child_pipe.close()
 
 
 @pytest.mark.rows(2)
-def test_lock_of_a_killed_process_is_taken_over_immediately(both_urls: str) -> None:
-    ledger = Ledger(both_urls)
-    with other_process_holding(both_urls) as (pid, _):
+def test_lock_of_a_killed_process_is_taken_over_immediately(database_url: str) -> None:
+    ledger = Ledger(database_url)
+    with run_lock_owner(database_url) as (pid, _):
         with pytest.raises(PromotionConflict, match=f"process {pid} on "):
             promotion_lock(ledger).__enter__()
-        os.kill(pid, signal.SIGKILL)  # it is not waited for yet: a zombie is dead, too
+        os.kill(pid, signal.SIGKILL)  # a zombie counts as dead
         with promotion_lock(ledger, timeout_s=5.0) as token:
-            assert token.pending() == ("ab",)  # what it had begun
+            assert token.pending() == ("ab",)  # the pending move of the killed process
 
 
 @pytest.mark.rows(2)
 @pytest.mark.usefixtures("short_lease")
-def test_stopped_process_cannot_write_after_its_lease_expired(both_urls: str) -> None:
-    ledger = Ledger(both_urls)
-    with other_process_holding(both_urls, briefly=True) as (pid, pipe):
+def test_stopped_process_cannot_write_after_its_lease_expired(database_url: str) -> None:
+    ledger = Ledger(database_url)
+    with run_lock_owner(database_url, short_lease=True) as (pid, pipe):
         os.kill(pid, signal.SIGSTOP)
         with promotion_lock(ledger, timeout_s=10.0) as token:
             ledger.append(entry("ours", operation="ours"))
             os.kill(pid, signal.SIGCONT)
             pipe.send("go on")
-            answers = [pipe.recv() for _ in range(3)]
-            assert ["was lost" in answer for answer in answers] == [True] * 3
+            replies = [pipe.recv() for _ in range(3)]
+            assert ["was lost" in reply for reply in replies] == [True] * 3
             assert token.pending() == ("ab", "ours")
         assert reasons(ledger) == ["of the child", "ours"]
 
 
 class Clock:
-    """Stands for the database's clock: it goes on when the test says so, however busy the machine."""
+    """A database clock that only the test advances, independent of the load of the machine."""
 
     def __init__(self) -> None:
         self.now = 1e9
@@ -130,7 +132,7 @@ class Clock:
 
 
 def wait_until_renewed(ledger: Ledger, clock: Clock) -> None:
-    """Until the holder has the whole lease before it again."""
+    """Wait until the owner has renewed its lease to the full length."""
     deadline = time.monotonic() + 120.0
     while time.monotonic() < deadline:
         with ledger.state.reading() as connection:
@@ -143,98 +145,103 @@ def wait_until_renewed(ledger: Ledger, clock: Clock) -> None:
 
 @pytest.mark.usefixtures("short_lease")
 def test_lease_is_renewed_while_the_owner_works(
-    both: Ledger, monkeypatch: pytest.MonkeyPatch
+    database_ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(lock, "_clock", clock)
-    with promotion_lock(both):
+    with promotion_lock(database_ledger):
         for _ in range(3):
             clock.now += 0.9 * lock.LEASE_S
-            wait_until_renewed(both, clock)
+            wait_until_renewed(database_ledger, clock)
         with pytest.raises(PromotionConflict):
-            promotion_lock(Ledger(both.state), timeout_s=0.0).__enter__()
-        both.append(entry("ours"))
-    assert reasons(both) == ["ours"]
-    assert holders(both.state) == {}
+            promotion_lock(Ledger(database_ledger.state), timeout_s=0.0).__enter__()
+        database_ledger.append(entry("ours"))
+    assert reasons(database_ledger) == ["ours"]
+    assert holders(database_ledger.state) == {}
 
 
 class TestAnotherHost:
-    """Whose processes nobody here knows of."""
+    """An owner on another host, whose processes cannot be checked."""
 
-    def held(self, ledger: Ledger, **values: object) -> None:
+    def take_over(self, ledger: Ledger, **values: object) -> None:
         owner = LockOwner(pid=1, host="elsewhere", since="2026-01-01", machine="another", start="1")
         change_row(ledger, token="theirs", holder=owner.to_json(), **values)
 
-    def test_lease_of_another_host_is_respected(self, both: Ledger) -> None:
-        with promotion_lock(both):
-            self.held(both)
+    def test_lease_of_another_host_is_respected(self, database_ledger: Ledger) -> None:
+        with promotion_lock(database_ledger):
+            self.take_over(database_ledger)
             with pytest.raises(PromotionConflict, match="process 1 on elsewhere since 2026"):
-                promotion_lock(Ledger(both.state)).__enter__()
-        assert list(holders(both.state)) == ["promotion"]  # ours was lost: nothing to free
+                promotion_lock(Ledger(database_ledger.state)).__enter__()
+        assert list(holders(database_ledger.state)) == ["promotion"]  # our lock was lost
 
-    def test_expired_lease_of_another_host_is_taken_over(self, both: Ledger) -> None:
-        with promotion_lock(both):
-            self.held(both, leased_until=time.time() - 1.0)
-            with promotion_lock(Ledger(both.state)):
+    def test_expired_lease_of_another_host_is_taken_over(self, database_ledger: Ledger) -> None:
+        with promotion_lock(database_ledger):
+            self.take_over(database_ledger, leased_until=time.time() - 1.0)
+            with promotion_lock(Ledger(database_ledger.state)):
                 with pytest.raises(PromotionConflict, match="was lost"):
-                    both.append(entry("late"))
-                assert "elsewhere" not in holders(both.state)["promotion"]
+                    database_ledger.append(entry("late"))
+                assert "elsewhere" not in holders(database_ledger.state)["promotion"]
 
     @pytest.mark.parametrize("text", ["{", '{"pid": 1}', ""])
-    def test_unreadable_owner_is_reported_as_unknown(self, both: Ledger, text: str) -> None:
-        with promotion_lock(both):
-            change_row(both, token="theirs", holder=text)
+    def test_unreadable_owner_is_reported_as_unknown(
+        self, database_ledger: Ledger, text: str
+    ) -> None:
+        with promotion_lock(database_ledger):
+            change_row(database_ledger, token="theirs", holder=text)
             with pytest.raises(PromotionConflict, match="an unknown host"):
-                promotion_lock(Ledger(both.state)).__enter__()
+                promotion_lock(Ledger(database_ledger.state)).__enter__()
 
 
-def test_owner_that_lost_the_lock_cannot_write(both: Ledger) -> None:
-    with promotion_lock(both) as token:
-        both.append(entry("one", operation="ab"))
-        change_row(both, token="theirs")
+def test_owner_that_lost_the_lock_cannot_write(database_ledger: Ledger) -> None:
+    with promotion_lock(database_ledger) as token:
+        database_ledger.append(entry("one", operation="ab"))
+        change_row(database_ledger, token="theirs")
         for write in (
-            lambda: both.append(entry("two")), lambda: token.clear_pending("ab"), token.pending,
-            lambda: both.append(entry("three", operation="cd")), token.renew,
+            lambda: database_ledger.append(entry("two")), lambda: token.clear_pending("ab"), token.pending,
+            lambda: database_ledger.append(entry("three", operation="cd")), token.renew,
         ):  # fmt: skip
             with pytest.raises(PromotionConflict, match="was lost"):
                 write()
-        assert pending_in(both.state) == "ab"
-    assert reasons(both) == ["one"]
-    both.append(entry("without any lock"))
-    assert reasons(both) == ["one", "without any lock"]
+        assert pending_moves(database_ledger.state) == "ab"
+    assert reasons(database_ledger) == ["one"]
+    database_ledger.append(entry("without any lock"))
+    assert reasons(database_ledger) == ["one", "without any lock"]
 
 
-def test_lock_row_stays_while_a_move_is_pending(both: Ledger) -> None:
-    with promotion_lock(both):
-        both.append(entry("one", operation="ab"))
-    with promotion_lock(both) as token:
+def test_lock_row_stays_while_a_move_is_pending(database_ledger: Ledger) -> None:
+    with promotion_lock(database_ledger):
+        database_ledger.append(entry("one", operation="ab"))
+    with promotion_lock(database_ledger) as token:
         assert token.pending() == ("ab",)
-        both.append(entry("two", operation="cd"))
+        database_ledger.append(entry("two", operation="cd"))
         token.clear_pending("ab")
         assert token.pending() == ("cd",)
         token.clear_pending("cd")
-    assert holders(both.state) == {}
+    assert holders(database_ledger.state) == {}
 
 
-def test_lease_longer_than_possible_is_ignored(both: Ledger) -> None:
-    with promotion_lock(both):
-        change_row(both, leased_until=time.time() + 3600.0)
-        with promotion_lock(Ledger(both.state)), pytest.raises(PromotionConflict, match="was lost"):
-            both.append(entry("late"))
+def test_lease_longer_than_possible_is_ignored(database_ledger: Ledger) -> None:
+    with promotion_lock(database_ledger):
+        change_row(database_ledger, leased_until=time.time() + 3600.0)
+        with (
+            promotion_lock(Ledger(database_ledger.state)),
+            pytest.raises(PromotionConflict, match="was lost"),
+        ):
+            database_ledger.append(entry("late"))
 
 
-def test_expired_lease_that_nobody_took_is_still_valid(both: Ledger) -> None:
-    with promotion_lock(both):
-        change_row(both, leased_until=0.0)
-        both.append(entry("one"))
+def test_expired_lease_that_nobody_took_is_still_valid(database_ledger: Ledger) -> None:
+    with promotion_lock(database_ledger):
+        change_row(database_ledger, leased_until=0.0)
+        database_ledger.append(entry("one"))
         with pytest.raises(PromotionConflict):
-            promotion_lock(Ledger(both.state)).__enter__()
-    assert reasons(both) == ["one"]
+            promotion_lock(Ledger(database_ledger.state)).__enter__()
+    assert reasons(database_ledger) == ["one"]
 
 
-def test_unused_ledger_releases_its_database(both_urls: str) -> None:
-    """At once: connections to a server are few."""
-    ledger = Ledger(both_urls)
+def test_unused_ledger_releases_its_database(database_url: str) -> None:
+    """Release at once, because connections to a server are limited."""
+    ledger = Ledger(database_url)
     ledger.append(entry("one"))
     with promotion_lock(ledger) as token:
         token.pending()
@@ -273,15 +280,15 @@ class TestLockOwner:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    """Of its own: after a power cut it goes through all that others did before."""
-    if program("initdb") is None:
+    """A separate server, whose recovery after a power cut does not replay the other tests."""
+    if find_program("initdb") is None:
         pytest.skip(MISSING)
-    with postgres() as started:
+    with run_postgres() as started:
         yield started
 
 
 class TestPostgresqlRestart:
-    """PostgreSQL goes away in the middle, as in a power cut."""
+    """PostgreSQL stops during an operation, as in a power cut."""
 
     @pytest.fixture
     def ledger(self, server: Postgres) -> Ledger:
@@ -291,18 +298,18 @@ class TestPostgresqlRestart:
     def test_restart_during_an_append(
         self, ledger: Ledger, server: Postgres, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def cut_off(*_: object) -> None:
+        def restart_server(*_: object) -> None:
             server.restart()
 
         before = reasons(ledger)
         with promotion_lock(ledger):
             ledger.append(entry("one"))
-            with monkeypatch.context() as once:
-                once.setattr("gate.ledger.ledger.sign", cut_off)
+            with monkeypatch.context() as patched:
+                patched.setattr("gate.ledger.ledger.sign", restart_server)
                 with pytest.raises(StateUnavailable, match="can't be used now"):
                     ledger.append(entry("two"))
             assert reasons(ledger) == [*before, "one"]
-            ledger.append(entry("two"))  # the lock is in the database, and still ours
+            ledger.append(entry("two"))  # the lock is in the database and still valid
             with pytest.raises(PromotionConflict):
                 promotion_lock(Ledger(ledger.state)).__enter__()
         assert reasons(ledger) == [*before, "one", "two"]

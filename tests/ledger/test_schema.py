@@ -1,4 +1,4 @@
-"""The tables carry a version: an older program refuses a newer database, and migrates an older one."""
+"""The tables have a version: an older program refuses a newer database, and a newer one migrates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gate.ledger.database import LOCKS, SCHEMA_VERSION, VERSIONS
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger, promotion_lock
 from gate.signing.local_keys import LocalKeys
-from tests.ledger.rows import pending_in
+from tests.ledger.rows import pending_moves
 
 OLD_LOCK = (
     "CREATE TABLE gate_lock (name VARCHAR(128) PRIMARY KEY, token VARCHAR(64) NOT NULL, "
@@ -34,15 +34,15 @@ def entry(**fields: object) -> LedgerEntry:
 
 
 @pytest.fixture
-def old(both: Ledger) -> Ledger:
-    """As a program of schema version 1 left it."""
-    both.append(entry())
-    with both.state.writing() as connection:
+def old_ledger(database_ledger: Ledger) -> Ledger:
+    """A database as a program with schema version 1 left it."""
+    database_ledger.append(entry())
+    with database_ledger.state.writing() as connection:
         VERSIONS.drop(connection)
         LOCKS.drop(connection)
         connection.exec_driver_sql(OLD_LOCK)
         connection.exec_driver_sql(OLD_NOTE)
-    return Ledger(both.state)
+    return Ledger(database_ledger.state)
 
 
 def execute(ledger: Ledger, text: str) -> None:
@@ -50,30 +50,30 @@ def execute(ledger: Ledger, text: str) -> None:
         connection.exec_driver_sql(text)
 
 
-def test_newer_schema_is_refused(both: Ledger) -> None:
-    both.append(entry())
-    with both.state.writing() as connection:
+def test_newer_schema_is_refused(database_ledger: Ledger) -> None:
+    database_ledger.append(entry())
+    with database_ledger.state.writing() as connection:
         connection.execute(sa.update(VERSIONS).values(version=SCHEMA_VERSION + 1))
-    fresh = Ledger(both.state)
+    fresh = Ledger(database_ledger.state)
     for use in (fresh.entries, fresh.verify, lambda: fresh.append(entry()),
                 lambda: promotion_lock(fresh).__enter__()):  # fmt: skip
         with pytest.raises(StateUnavailable) as caught:
             use()
         assert f"schema version {SCHEMA_VERSION + 1}" in str(caught.value)
         assert "\n" not in str(caught.value)
-    execute(both, f"UPDATE gate_schema SET version = {SCHEMA_VERSION}")
+    execute(database_ledger, f"UPDATE gate_schema SET version = {SCHEMA_VERSION}")
     assert len(fresh.entries()) == 1
 
 
-def test_older_schema_is_migrated_by_the_first_write(old: Ledger) -> None:
-    assert len(old.entries()) == 1
-    with old.state.reading() as connection:
+def test_older_schema_is_migrated_by_the_first_write(old_ledger: Ledger) -> None:
+    assert len(old_ledger.entries()) == 1
+    with old_ledger.state.reading() as connection:
         assert not sa.inspect(connection).has_table(VERSIONS.name)
-    old.append(entry())
-    with promotion_lock(old):
-        old.append(entry(action="promoted", version="1", operation="ab"))
-    assert len(Ledger(old.state).entries()) == 3
-    assert pending_in(old.state) == "ab"
+    old_ledger.append(entry())
+    with promotion_lock(old_ledger):
+        old_ledger.append(entry(action="promoted", version="1", operation="ab"))
+    assert len(Ledger(old_ledger.state).entries()) == 3
+    assert pending_moves(old_ledger.state) == "ab"
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_older_schema_is_migrated_by_the_first_write(old: Ledger) -> None:
     ],
 )
 def test_unfinished_work_of_an_older_version_blocks_migration(
-    old: Ledger, left: str, remedy: str
+    old_ledger: Ledger, left: str, remedy: str
 ) -> None:
-    execute(old, left.replace("SOON", str(time.time() + 50.0)))
+    execute(old_ledger, left.replace("SOON", str(time.time() + 50.0)))
     with pytest.raises(StateUnavailable, match=remedy):
-        old.append(entry())
-    assert len(Ledger(old.state).entries()) == 1
-    execute(old, f"DELETE FROM {left.split()[2]}")
-    old.append(entry())
+        old_ledger.append(entry())
+    assert len(Ledger(old_ledger.state).entries()) == 1
+    execute(old_ledger, f"DELETE FROM {left.split()[2]}")
+    old_ledger.append(entry())
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_unfinished_work_of_an_older_version_blocks_migration(
         "INSERT INTO gate_lock VALUES ('promotion', 'a', '{}', 1e12)",  # the clock was set back
     ],
 )
-def test_expired_leftovers_do_not_block_migration(old: Ledger, left: str) -> None:
-    execute(old, left)
-    old.append(entry())
+def test_expired_leftovers_do_not_block_migration(old_ledger: Ledger, left: str) -> None:
+    execute(old_ledger, left)
+    old_ledger.append(entry())
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])

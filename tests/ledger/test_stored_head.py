@@ -1,4 +1,4 @@
-"""StoredHead: a shorter or rewritten ledger is refused."""
+"""A ledger that is shorter than the stored head or does not contain it is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gate.ledger.entry import LedgerEntry, actor
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
 from gate.ledger.maintenance import accept_rewrite
 from gate.storage.digest import Digest
-from tests.ledger.rows import Place, lines, put, replace, rows
+from tests.ledger.rows import Database, lines, replace_rows, replace_text, rows
 from tests.registry.simulator import Crash
 
 
@@ -41,56 +41,56 @@ def file(tmp_path: Path) -> StoredHead:
 
 @pytest.fixture
 def recorded_ledger(ledger: Ledger, file: StoredHead) -> Ledger:
-    """Three lines that the store saw."""
+    """A ledger with three entries, whose head is in the store."""
     created = Ledger(ledger.state, stored_head=file)
     for reason in ("one", "two", "three"):
         created.append(entry(reason))
-    kept = file.head()
-    assert kept is not None
-    assert (kept.lines, kept.sha256) == (3, ledger_digest(ledger.state, 3))
+    stored = file.head()
+    assert stored is not None
+    assert (stored.lines, stored.sha256) == (3, ledger_digest(ledger.state, 3))
     return created
 
 
-def ledger_digest(place: Place, number: int) -> Digest:
-    return Digest.from_bytes(lines(place)[number - 1])
+def ledger_digest(database: Database, number: int) -> Digest:
+    return Digest.from_bytes(lines(database)[number - 1])
 
 
-def older_copy(place: Place) -> None:
-    put(place, rows(place)[:2])
+def restore_older_copy(database: Database) -> None:
+    replace_rows(database, rows(database)[:2])
 
 
-def older_copy_with_new_entries(place: Place) -> None:
-    older_copy(place)
+def restore_older_copy_and_append(database: Database) -> None:
+    restore_older_copy(database)
     for reason in ("other", "others"):
-        Ledger(place).append(entry(reason))
+        Ledger(database).append(entry(reason))
 
 
-def edited_last_line(place: Place) -> None:
-    replace(place, b'"three"', b'"eerht"')
+def edit_last_line(database: Database) -> None:
+    replace_text(database, b'"three"', b'"eerht"')
 
 
-def file_removed(place: Place) -> None:
-    state = place if isinstance(place, StateDatabase) else StateDatabase(place)
+def remove_file(database: Database) -> None:
+    state = database if isinstance(database, StateDatabase) else StateDatabase(database)
     Path(state.location).unlink()
 
 
-def all_rows_removed(place: Place) -> None:
-    put(place, [])
+def remove_all_rows(database: Database) -> None:
+    replace_rows(database, [])
 
 
-def another_ledger(place: Place) -> None:
-    put(place, [])
+def write_another_ledger(database: Database) -> None:
+    replace_rows(database, [])
     for number in range(9):
-        Ledger(place).append(entry(str(number)))
+        Ledger(database).append(entry(str(number)))
 
 
 CHANGED = {
-    older_copy: "ends at entry 2; on 2",
-    older_copy_with_new_entries: ":3: this entry has digest",
-    edited_last_line: ":3: this entry has digest",
-    file_removed: "is empty",
-    all_rows_removed: "is empty",
-    another_ledger: ":3: this entry has digest",
+    restore_older_copy: "ends at entry 2; on 2",
+    restore_older_copy_and_append: ":3: this entry has digest",
+    edit_last_line: ":3: this entry has digest",
+    remove_file: "is empty",
+    remove_all_rows: "is empty",
+    write_another_ledger: ":3: this entry has digest",
 }
 
 
@@ -99,9 +99,9 @@ CHANGED = {
 def test_changed_past_is_refused(
     recorded_ledger: Ledger, file: StoredHead, change, reopened: bool
 ) -> None:
-    good = rows(recorded_ledger.state)
+    original_rows = rows(recorded_ledger.state)
     change(recorded_ledger.state)
-    spoiled = rows(recorded_ledger.state)
+    changed_rows = rows(recorded_ledger.state)
     path = Path(recorded_ledger.location)
     ledger = Ledger(path, stored_head=file) if reopened else recorded_ledger
     uses: list[Callable[[], object]] = [
@@ -112,8 +112,8 @@ def test_changed_past_is_refused(
             use()
         assert "the store recorded 3 entries" in str(caught.value)
         assert "gate accept-ledger" in str(caught.value)
-    assert rows(recorded_ledger.state) == spoiled
-    put(path, good)
+    assert rows(recorded_ledger.state) == changed_rows
+    replace_rows(path, original_rows)
     assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
 
 
@@ -122,9 +122,9 @@ def test_new_head_is_stored_before_entries_are_used(
 ) -> None:
     ledger.append(entry("four"))
     assert len(recorded_ledger.entries()) == 4
-    kept = file.head()
-    assert kept is not None
-    assert kept.lines == 4
+    stored = file.head()
+    assert stored is not None
+    assert stored.lines == 4
     path = Path(recorded_ledger.location)
     path.rename(moved := path.with_name("moved"))
     assert len(Ledger(moved, stored_head=file).entries()) == 4
@@ -134,7 +134,7 @@ def test_first_head_is_accepted(ledger: Ledger, file: StoredHead) -> None:
     ledger.append(entry("one"))
     created = Ledger(ledger.state, stored_head=file)
     created.verify()
-    assert file.head() is None  # only looked at
+    assert file.head() is None  # verify() only reads the stored head
     created.entries()
     assert file.head() is not None
 
@@ -142,41 +142,41 @@ def test_first_head_is_accepted(ledger: Ledger, file: StoredHead) -> None:
 def test_entry_added_during_a_read_is_read_again(
     recorded_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another replica adds a line, and shows it, between our reading and our asking."""
+    """Another replica adds an entry and stores its head between the two reads of this ledger."""
     second = Ledger(ledger.state, stored_head=file)
-    answer = file.head
+    read_head = file.head
 
-    def overtaken() -> LedgerHead | None:
-        monkeypatch.setattr(file, "head", answer)
+    def append_before_answer() -> LedgerHead | None:
+        monkeypatch.setattr(file, "head", read_head)
         second.append(entry("four"))
-        return answer()
+        return read_head()
 
-    monkeypatch.setattr(file, "head", overtaken)
-    ours = Ledger(ledger.state, stored_head=file)
-    assert len(ours.entries()) == 4
+    monkeypatch.setattr(file, "head", append_before_answer)
+    replica = Ledger(ledger.state, stored_head=file)
+    assert len(replica.entries()) == 4
 
 
 def test_constantly_growing_ledger_is_not_a_changed_past(
     recorded_ledger: Ledger, ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other replica never rests: each answer tells of a line more than was read before."""
-    second, asks = Ledger(ledger.state, stored_head=file), file.head
+    """Another replica adds an entry before each read of the stored head."""
+    second, read_head = Ledger(ledger.state, stored_head=file), file.head
 
-    def overtaken() -> LedgerHead | None:
+    def append_before_answer() -> LedgerHead | None:
         with monkeypatch.context() as quiet:
-            quiet.setattr(file, "head", asks)
+            quiet.setattr(file, "head", read_head)
             second.append(entry("more"))
-        return asks()
+        return read_head()
 
-    ours = Ledger(ledger.state, stored_head=file)
+    replica = Ledger(ledger.state, stored_head=file)
     with monkeypatch.context() as busy:
-        busy.setattr(file, "head", overtaken)
+        busy.setattr(file, "head", append_before_answer)
         for _ in range(3):
-            ours.verify()
-    assert len(ours.entries()) == 6
-    older_copy(ledger.state)
+            replica.verify()
+    assert len(replica.entries()) == 6
+    restore_older_copy(ledger.state)
     with pytest.raises(PastChanged):
-        ours.verify()
+        replica.verify()
 
 
 def test_only_a_longer_head_replaces_the_stored_one(file: StoredHead) -> None:
@@ -211,7 +211,7 @@ def test_symlink_as_head_is_refused(
 
 
 class UnavailableHead(StoredHead):
-    """A stored head that can't be read."""
+    """A stored head that cannot be read."""
 
     def head(self) -> LedgerHead | None:
         raise StateUnavailable("the database is away")
@@ -228,47 +228,49 @@ def test_head_that_cannot_be_stored_blocks_reading(
 ) -> None:
     ledger.append(entry("four"))
     with monkeypatch.context() as full:
-        full.setattr("gate.ledger.ledger.write_text", _no_room)
+        full.setattr("gate.ledger.ledger.write_text", _raise_disk_full)
         with pytest.raises(StorageError):
             recorded_ledger.entries()
     assert len(recorded_ledger.entries()) == 4
-    kept = file.head()
-    assert kept is not None
-    assert kept.lines == 4
+    stored = file.head()
+    assert stored is not None
+    assert stored.lines == 4
 
 
-def _no_room(*_: object) -> None:
+def _raise_disk_full(*_: object) -> None:
     raise StorageError("no room")
 
 
 def test_entry_is_written_once_when_the_head_cannot_be_stored(
     recorded_ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line is on disk: that must not look as if it were not."""
+    """The entry is on disk, so that append() must not raise an error."""
     with monkeypatch.context() as full:
-        full.setattr("gate.ledger.ledger.write_text", _no_room)
+        full.setattr("gate.ledger.ledger.write_text", _raise_disk_full)
         recorded_ledger.append(entry("four"))
     assert [e.reason for e in recorded_ledger.entries()][3:] == ["four"]
-    kept = file.head()
-    assert kept is not None
-    assert kept.lines == 4
+    stored = file.head()
+    assert stored is not None
+    assert stored.lines == 4
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_crash_leaves_a_head_that_matches_the_ledger(
     ledger: Ledger, file: StoredHead, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """And one that was crashed before it was kept is kept by whoever reads next."""
+    """A head that was not stored because of a crash is stored by the next reader."""
     created = Ledger(ledger.state, stored_head=file)
     created.append(entry("one"))
-    real, crashed = getattr(os, step), 0
+    original, crashed = getattr(os, step), 0
     for at in range(20):
         calls = iter(range(99))
 
-        def crash(*arguments: object, at: int = at, calls: Iterator[int] = calls, **of: object):
+        def crash(
+            *arguments: object, at: int = at, calls: Iterator[int] = calls, **options: object
+        ):
             if next(calls) == at:
                 raise Crash
-            return real(*arguments, **of)
+            return original(*arguments, **options)
 
         with monkeypatch.context() as dying:
             dying.setattr(os, step, crash)
@@ -276,21 +278,24 @@ def test_crash_leaves_a_head_that_matches_the_ledger(
                 Ledger(ledger.state, stored_head=file).append(entry(str(at)))
         crashed += next(calls) > at
         lines = Ledger(ledger.state, stored_head=file).entries()
-        kept = file.head()
-        assert kept is not None
-        assert (kept.lines, kept.sha256) == (len(lines), ledger_digest(ledger.state, len(lines)))
+        stored = file.head()
+        assert stored is not None
+        assert (stored.lines, stored.sha256) == (
+            len(lines),
+            ledger_digest(ledger.state, len(lines)),
+        )
     assert crashed >= (2 if step == "fsync" else 1)
 
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_accepted_rewrite_is_recorded(recorded_ledger: Ledger, file: StoredHead, change) -> None:
     change(recorded_ledger.state)
-    lost = accept_rewrite(Ledger(Path(recorded_ledger.location)), file, reason="the disk died")
-    assert "the store recorded 3 entries" in lost[0]
+    problems = accept_rewrite(Ledger(Path(recorded_ledger.location)), file, reason="the disk died")
+    assert "the store recorded 3 entries" in problems[0]
     line = recorded_ledger.entries()[-1]
     assert (line.action, line.actor) == ("ledger_accepted", actor())
     assert "the disk died" in line.reason
-    assert lost[0] in line.reason
+    assert problems[0] in line.reason
     assert len(Ledger(recorded_ledger.state, stored_head=file).entries()) == len(
         recorded_ledger.entries()
     )
@@ -305,17 +310,17 @@ def test_accept_without_changes_writes_nothing(recorded_ledger: Ledger, file: St
 
 def test_damaged_head_can_be_accepted(recorded_ledger: Ledger, file: StoredHead) -> None:
     file.path.write_text("{")
-    (lost,) = accept_rewrite(Ledger(recorded_ledger.state), file, reason="a bad disk")
-    assert "is damaged" in lost
+    (problem,) = accept_rewrite(Ledger(recorded_ledger.state), file, reason="a bad disk")
+    assert "is damaged" in problem
     assert len(recorded_ledger.entries()) == 4
 
 
 def test_broken_chain_cannot_be_accepted(recorded_ledger: Ledger, file: StoredHead) -> None:
-    good = rows(recorded_ledger.state)
-    replace(recorded_ledger.state, b'"one"', b'"eno"')
+    original_rows = rows(recorded_ledger.state)
+    replace_text(recorded_ledger.state, b'"one"', b'"eno"')
     with pytest.raises(EvidenceError, match="the chain is broken"):
         accept_rewrite(Ledger(recorded_ledger.state), file, reason="never mind")
-    put(recorded_ledger.state, good)
+    replace_rows(recorded_ledger.state, original_rows)
     assert len(recorded_ledger.entries()) == 3
 
 
@@ -328,16 +333,16 @@ def test_unavailable_head_blocks_acceptance(recorded_ledger: Ledger, file: Store
 
 
 def test_change_after_an_acceptance_is_detected(recorded_ledger: Ledger, file: StoredHead) -> None:
-    good = rows(recorded_ledger.state)
-    older_copy(recorded_ledger.state)
+    original_rows = rows(recorded_ledger.state)
+    restore_older_copy(recorded_ledger.state)
     accept_rewrite(Ledger(recorded_ledger.state), file, reason="the disk died")
-    put(recorded_ledger.state, good)
+    replace_rows(recorded_ledger.state, original_rows)
     with pytest.raises(PastChanged):
         recorded_ledger.verify()
 
 
 class TestAcceptWhileTheServiceWrites:
-    """It adds lines while a person waits: nothing was lost."""
+    """The service adds entries while a user waits; no entry is lost."""
 
     @pytest.fixture
     def added(self, recorded_ledger: Ledger) -> LedgerEntry:
@@ -350,15 +355,15 @@ class TestAcceptWhileTheServiceWrites:
         added: LedgerEntry,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        real = maintenance.promotion_lock
+        original = maintenance.promotion_lock
 
         @contextmanager
-        def late(ledger: Ledger, **given: Any) -> Iterator[None]:
+        def append_first(ledger: Ledger, **options: Any) -> Iterator[None]:
             recorded_ledger.append(added)
-            with real(ledger, **given):
+            with original(ledger, **options):
                 yield
 
-        monkeypatch.setattr(maintenance, "promotion_lock", late)
+        monkeypatch.setattr(maintenance, "promotion_lock", append_first)
         assert accept_rewrite(Ledger(recorded_ledger.state), file, reason="to be sure") == ()
         assert [line.reason for line in recorded_ledger.entries()][3:] == ["a look"]
 
@@ -369,14 +374,14 @@ class TestAcceptWhileTheServiceWrites:
         added: LedgerEntry,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Somebody else's conflict, whose head the service keeps."""
-        answer = file.head
+        """The service stores the head of a conflict entry of another process."""
+        read_head = file.head
 
-        def overtaken() -> object:
-            monkeypatch.setattr(file, "head", answer)
+        def append_before_answer() -> object:
+            monkeypatch.setattr(file, "head", read_head)
             recorded_ledger.append(added)
-            return answer()
+            return read_head()
 
-        monkeypatch.setattr(file, "head", overtaken)
+        monkeypatch.setattr(file, "head", append_before_answer)
         assert accept_rewrite(Ledger(recorded_ledger.state), file, reason="to be sure") == ()
         assert [line.reason for line in recorded_ledger.entries()][3:] == ["a look"]

@@ -1,4 +1,6 @@
-"""Small nets that exporters fold, fuse, inline and flatten, and ways to export them."""
+"""Small networks that exporters fold, fuse, inline and flatten, and helpers to export and edit
+them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Exporter = Literal["traced", "direct", "scripted", "dynamo"]
 
 
 class Block(nn.Module):
-    """Two convolutions with BatchNorm around a shortcut; ReLU overwrites what it gets."""
+    """Two convolutions with BatchNorm and a shortcut; the ReLU works in place."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class Block(nn.Module):
 
 
 class Residual(nn.Module):
-    """Images (n, 3, 8, 8) to logits (n, 5)."""
+    """A convolutional classifier: images (n, 3, 8, 8) to logits (n, 5)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """A layer of a transformer on (n, 6, 8), with a choice of activation."""
+    """A transformer layer on (n, 6, 8)."""
 
     def __init__(self, dimensions: int = 8, heads: int = 2) -> None:
         super().__init__()
@@ -84,7 +86,7 @@ class Attention(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Tokens (n, 6) to logits (n, 5): embedding, attention, mean, head."""
+    """A text classifier: tokens (n, 6) to logits (n, 5) by embedding, attention, mean and head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class Shared(nn.Module):
 
 
 class Flat(Shared):
-    """The same as a flat tuple, which every exporter takes."""
+    """A Shared network that returns a flat tuple, which every exporter supports."""
 
     def forward(self, x):
         x = self.act(self.twice(x))
@@ -122,7 +124,7 @@ class Flat(Shared):
 
 
 class Codes(nn.Module):
-    """Images (n, 3, 8, 8) to (n, 4): code between modules, that code alone computes."""
+    """Images (n, 3, 8, 8) to (n, 4), with functional code between the modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,27 +144,27 @@ VECTORS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
 TOKENS = np.random.default_rng(2).integers(0, 11, size=(6, 6))
 
 
-def trained(model: nn.Module) -> nn.Module:
-    """As after training: BatchNorm's statistics and weights far from those it starts with."""
+def randomize(model: nn.Module) -> nn.Module:
+    """Set BatchNorm statistics and affine weights far from their initial values."""
     torch.manual_seed(3)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
             nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.uniform_(module.bias, 0.2, 0.6)  # so that no ReLU is dead
+            nn.init.uniform_(module.bias, 0.2, 0.6)  # so that no ReLU has only zeros
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.2)
             nn.init.uniform_(module.running_var, 0.5, 2.0)
     return model.eval()
 
 
-def made(kind: type[nn.Module]) -> nn.Module:
-    """The same weights every time."""
+def build(kind: type[nn.Module]) -> nn.Module:
+    """Build a network with the same weights every time."""
     torch.manual_seed(0)
-    return trained(kind())
+    return randomize(kind())
 
 
 def export(model, path, example, *, by="direct", outputs=("logits",), **settings):
-    """The file of a copy of `model`, batch axis dynamic."""
+    """Export a copy of the model with a dynamic batch axis."""
     model, arguments = copy.deepcopy(model), (torch.from_numpy(example[:2]),)
     with captured(), torch.no_grad():
         if by == "dynamo":
@@ -186,44 +188,44 @@ def export(model, path, example, *, by="direct", outputs=("logits",), **settings
     return tiny.candidate(path)
 
 
-def found(model, candidate, inputs, *, runtime="ort-cpu", limit=6, budget=BUDGET):
-    """What `locate` finds."""
+def localize_file(model, candidate, inputs, *, runtime="ort-cpu", limit=6, budget=BUDGET):
+    """Localize the divergence of a file from the model on these inputs."""
     samples = SampleSet.from_arrays(inputs if isinstance(inputs, Mapping) else {"input": inputs})
     case = MeasurementJob(model, candidate, samples, policy=POLICY)
     with mock.patch.object(locate, "BUDGET", budget):
         return locate.locate(case, runtime=runtime, limit=limit)
 
 
-def layers(record: Localization) -> dict[str, LayerRow]:
-    """The rows of module calls by their titles; code and outputs of the file have rows of others."""
-    custom = [row for row in record.layers if not row.kind.startswith(("code", "output"))]
-    return {row.title: row for row in custom}
+def layer_rows(record: Localization) -> dict[str, LayerRow]:
+    """Return the rows of module calls by title, without rows of code and of file outputs."""
+    module_rows = [row for row in record.layers if not row.kind.startswith(("code", "output"))]
+    return {row.title: row for row in module_rows}
 
 
-def verdicts(record: Localization, verdict: str) -> list[str]:
-    """Titles of the rows with this verdict, in their order."""
+def list_titles(record: Localization, verdict: str) -> list[str]:
+    """Return the titles of the rows with this verdict, in order."""
     return [row.title for row in record.layers if row.verdict == verdict]
 
 
-def node(proto: onnx.ModelProto, op: str, place: int = 0) -> onnx.NodeProto:
-    """The node of this kind at this place among its like."""
-    return [item for item in proto.graph.node if item.op_type == op][place]
+def find_node(proto: onnx.ModelProto, op: str, index: int = 0) -> onnx.NodeProto:
+    """Return the node of this operator type with this index among its kind."""
+    return [item for item in proto.graph.node if item.op_type == op][index]
 
 
-def weight(proto: onnx.ModelProto, name: str) -> onnx.TensorProto:
-    """The initializer of this name."""
+def find_weight(proto: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    """Return the initializer of this name."""
     return next(item for item in proto.graph.initializer if item.name == name)
 
 
-def change(proto: onnx.ModelProto, name: str, how: Any) -> None:
-    """Put `how(values)` in the place of the values of an initializer."""
-    tensor = weight(proto, name)
-    values = how(numpy_helper.to_array(tensor).copy())
+def change_weight(proto: onnx.ModelProto, name: str, edit: Any) -> None:
+    """Replace the values of an initializer by `edit(values)`."""
+    tensor = find_weight(proto, name)
+    values = edit(numpy_helper.to_array(tensor).copy())
     tensor.CopyFrom(numpy_helper.from_array(np.array(values, order="C"), name))
 
 
-def middle(values: np.ndarray) -> np.ndarray:
-    """One value in the middle is off."""
+def change_middle(values: np.ndarray) -> np.ndarray:
+    """Change one value in the middle and return the array."""
     values.reshape(-1)[values.size // 2] += 0.1 * np.abs(values).max()
     return values
 
@@ -238,6 +240,6 @@ def bypass(proto: onnx.ModelProto, removed: onnx.NodeProto) -> None:
                 item.input[at] = new
 
 
-def text_of(difference: WeightDifference) -> str:
-    """What is said of a weight."""
+def render_difference(difference: WeightDifference) -> str:
+    """Return the message about a weight that differs."""
     return render_fault("weights", {"details": [difference.detail]}).text

@@ -1,4 +1,4 @@
-"""Explanation of a failed check: runtime, samples and errors of the layer comparison."""
+"""A failed check is explained by comparing layers of the failed runtime on suitable samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.measure import tiny
 
 
 def decide_with(**runtimes: object) -> tuple[Evidence, Decision]:
-    """Evidence in which `ort-cpu` or `ort-cpu-optimized` are as given."""
+    """Return evidence with the given `cpu` and `optimized` runtimes, and its decision."""
     names = {"cpu": "ort-cpu", "optimized": "ort-cpu-optimized"}
     arguments = {names[key]: value for key, value in runtimes.items()}
     good = builders.evidence()
@@ -31,7 +31,7 @@ def decide_with(**runtimes: object) -> tuple[Evidence, Decision]:
     return evidence, decide(builders.policy(), evidence, decided_at="now")
 
 
-def bad(name, *, sample: int | None = 3):
+def make_failed(name, *, sample: int | None = 3):
     return runtime_evidence(
         name, outputs=(output_parity(max_abs_diff=1.0, max_abs_diff_sample=sample),)
     )
@@ -46,7 +46,7 @@ def case(tmp_path):
 
 @pytest.fixture
 def compare_calls(monkeypatch):
-    """What `compare_layers` is asked for; it finds nothing."""
+    """The calls of a fake `compare_layers`, which finds no divergence."""
     calls = []
 
     def compare(case, *, runtime, limit, refused):
@@ -80,22 +80,22 @@ def test_failure_without_numbers_is_not_explained(case, compare_calls, runtime):
     assert compare_calls == []
 
 
-BREAKS = {"outputs": (), "failure": "no kernel"}
+OPEN_FAILURE = {"outputs": (), "failure": "no kernel"}
 
 
 @pytest.mark.parametrize("optimiser", [True, False])
 def test_optimized_session_failure_is_explained_by_the_optimizer(
     case, compare_calls, monkeypatch, optimiser
 ):
-    real = explanation.compare_layers
+    compare_layers = explanation.compare_layers
 
-    def compare(*given, **options):
-        compared = real(*given, **options)
+    def compare(*arguments, **options):
+        compared = compare_layers(*arguments, **options)
         result = compared.localization.model_copy(update={"optimiser": optimiser})
         return replace(compared, localization=result)
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
-    broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
+    broken = runtime_evidence("ort-cpu-optimized", **OPEN_FAILURE)
     reported = locate_failure(case, *decide_with(optimized=broken))
     assert [runtime for runtime, _ in compare_calls] == ["ort-cpu-optimized"]
     assert (reported.localisation is not None) is optimiser
@@ -104,8 +104,8 @@ def test_optimized_session_failure_is_explained_by_the_optimizer(
 
 def test_plain_session_failure_is_not_explained(case, compare_calls):
     broken = {
-        "cpu": runtime_evidence("ort-cpu", **BREAKS),
-        "optimized": runtime_evidence("ort-cpu-optimized", **BREAKS),
+        "cpu": runtime_evidence("ort-cpu", **OPEN_FAILURE),
+        "optimized": runtime_evidence("ort-cpu-optimized", **OPEN_FAILURE),
     }
     assert locate_failure(case, *decide_with(**broken)) == Explanation()
     assert compare_calls == []
@@ -116,14 +116,14 @@ def test_failed_comparison_of_a_failing_session_adds_nothing(case, monkeypatch):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
-    broken = runtime_evidence("ort-cpu-optimized", **BREAKS)
+    broken = runtime_evidence("ort-cpu-optimized", **OPEN_FAILURE)
     assert locate_failure(case, *decide_with(optimized=broken)) == Explanation()
 
 
 @pytest.mark.parametrize(
     ("runtimes", "first"),
-    [({"cpu": bad("ort-cpu"), "optimized": bad("ort-cpu-optimized")}, "ort-cpu"),
-     ({"optimized": bad("ort-cpu-optimized")}, "ort-cpu-optimized")],
+    [({"cpu": make_failed("ort-cpu"), "optimized": make_failed("ort-cpu-optimized")}, "ort-cpu"),
+     ({"optimized": make_failed("ort-cpu-optimized")}, "ort-cpu-optimized")],
 )  # fmt: skip
 def test_first_failed_runtime_is_explained(case, compare_calls, runtimes, first):
     assert locate_failure(case, *decide_with(**runtimes)).localisation is not None
@@ -135,17 +135,17 @@ def test_first_failed_runtime_is_explained(case, compare_calls, runtimes, first)
     [(3, [3, 0, 1, 2, 4, 5, 6, 7]), (17, [17, 0, 1, 2, 3, 4, 5, 6]), (None, list(range(8)))],
 )
 def test_worst_sample_is_compared_first(case, compare_calls, sample, places):
-    locate_failure(case, *decide_with(cpu=bad("ort-cpu", sample=sample)))
+    locate_failure(case, *decide_with(cpu=make_failed("ort-cpu", sample=sample)))
     np.testing.assert_array_equal(compare_calls[0][1], tiny.images(20)[places])
 
 
 def test_fixed_batch_is_compared_as_a_whole(case, compare_calls):
     fixed = TensorSpec(name="input", dtype="float32", shape=(5, 3, 8, 8))
     subject = case.candidate.subject.model_copy(update={"inputs": (fixed,)})
-    complete = MeasurementJob(
+    fixed_job = MeasurementJob(
         case.model, TestedFile(case.candidate.path, subject), case.samples, case.policy
     )
-    locate_failure(complete, *decide_with(cpu=bad("ort-cpu", sample=12)))
+    locate_failure(fixed_job, *decide_with(cpu=make_failed("ort-cpu", sample=12)))
     np.testing.assert_array_equal(compare_calls[0][1], tiny.images(20)[10:15])
 
 
@@ -154,12 +154,14 @@ def test_failed_comparison_is_recorded(case, monkeypatch):
         raise RuntimeError("no room")
 
     monkeypatch.setattr(explanation, "compare_layers", compare)
-    reported = locate_failure(case, *decide_with(cpu=bad("ort-cpu")))
+    reported = locate_failure(case, *decide_with(cpu=make_failed("ort-cpu")))
     assert reported == Explanation(failure="RuntimeError: no room")
 
 
 class Limited(nn.Module):
-    """`act` cuts off at 6, and the code behind it at `highest`: no sample goes there."""
+    """A model with an activation limited at 6 and code limited at `highest`; no sample exceeds
+    them.
+    """
 
     def __init__(self, act: nn.Module, highest: float) -> None:
         super().__init__()
@@ -172,9 +174,9 @@ class Limited(nn.Module):
 
 
 def differing_probe(name: str, **fields: object) -> tuple[Evidence, Decision]:
-    """Both runtimes of ONNX Runtime agree on the samples, and not on this probe."""
-    far = {} if "failure" in fields else {"noise_ratio": 1e6}
-    probe = builders.probe_parity(name, **{"kind": "value", **far, **fields})
+    """Return evidence and decision of runtimes that differ on a probe, but not on the samples."""
+    deviation = {} if "failure" in fields else {"noise_ratio": 1e6}
+    probe = builders.probe_parity(name, **{"kind": "value", **deviation, **fields})
     good = runtime_evidence("ort-cpu").probes
     runtimes = {
         key: runtime_evidence(runtime, probes=(*good, probe))
@@ -184,8 +186,8 @@ def differing_probe(name: str, **fields: object) -> tuple[Evidence, Decision]:
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory):
-    """A file of another activation, or of another limit in code, than the model that it is for."""
+def make_limited_job(tmp_path_factory):
+    """Return a function that makes a job whose file has another activation or limit."""
     folder = tmp_path_factory.mktemp("limited")
 
     def make(act: nn.Module, highest: float) -> MeasurementJob:
@@ -201,14 +203,16 @@ def limited(tmp_path_factory):
     (nn.ReLU(), 2.0, "act", "it computes ReLU instead of"),
     (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
 ], ids=["activation", "code"])  # fmt: skip
-def test_layer_is_found_on_the_input_of_a_probe(limited, act, highest, module, fault):
-    result = locate_failure(limited(act, highest), *differing_probe("magnitudes")).localisation
+def test_layer_is_found_on_the_input_of_a_probe(make_limited_job, act, highest, module, fault):
+    result = locate_failure(
+        make_limited_job(act, highest), *differing_probe("magnitudes")
+    ).localisation
     assert (result.probe, result.first_divergence) == ("magnitudes", module)
     assert fault in result.fault
 
 
 class Branching(tiny.Net):
-    """Divides large images, which no sample is."""
+    """A model that divides large images; no sample is large."""
 
     def forward(self, input):
         return super().forward(input / 255.0 if bool(input.abs().max() > 50.0) else input)
@@ -230,6 +234,6 @@ def test_code_that_only_a_probe_takes_is_found(tmp_path):
      {"name": "nobody's"}, {"name": "negated"}, {"name": "magnitudes", "failure": "no kernel"}],
     ids=lambda probe: f"{probe['name']} {probe.get('failure', '')}".strip(),
 )  # fmt: skip
-def test_probe_input_without_divergence_adds_nothing(limited, probe):
-    case = limited(nn.ReLU(), 2.0)
+def test_probe_input_without_divergence_adds_nothing(make_limited_job, probe):
+    case = make_limited_job(nn.ReLU(), 2.0)
     assert locate_failure(case, *differing_probe(**probe)) == Explanation()

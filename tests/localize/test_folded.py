@@ -1,4 +1,4 @@
-"""Modules folded or fused into others have no tensor and are not named as sources."""
+"""Modules folded or fused into others have no tensor and are not named as the source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from torch.nn import functional
 
 from gate import Localization, TestedFile
 from tests.localize import nets
-from tests.localize.nets import IMAGES, VECTORS, change, found, middle, verdicts
+from tests.localize.nets import (
+    IMAGES,
+    VECTORS,
+    change_middle,
+    change_weight,
+    list_titles,
+    localize_file,
+)
 from tests.measure import tiny
 
 SEQUENCES = {
@@ -23,7 +30,7 @@ SEQUENCES = {
 
 
 class Pair(nn.Module):
-    """Two linear layers without anything between them, then others."""
+    """Two consecutive linear layers, followed by others."""
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
@@ -33,43 +40,43 @@ class Pair(nn.Module):
         self.approximate = approximate
 
     def forward(self, x):
-        y = self.norm(self.joined(x)) + x
+        y = self.norm(self.apply_linear(x)) + x
         return self.head(functional.gelu(2 * y, approximate=self.approximate))
 
-    def joined(self, x):
+    def apply_linear(self, x):
         return self.second(self.first(x))
 
 
 class Folded(Pair):
-    """The same with one layer for the two."""
+    """A Pair with one layer instead of two."""
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__(approximate)
-        first, two = self.first.double(), self.second.double()
+        first, second = self.first.double(), self.second.double()
         self.both = nn.Linear(6, 6)
-        self.both.weight.data = (two.weight @ first.weight).float().data
-        self.both.bias.data = (two.weight @ first.bias + two.bias).float().data
+        self.both.weight.data = (second.weight @ first.weight).float().data
+        self.both.bias.data = (second.weight @ first.bias + second.bias).float().data
 
-    def joined(self, x):
+    def apply_linear(self, x):
         return self.both(x)
 
 
 class Normed(nn.BatchNorm2d):
-    """A subclass of the user's."""
+    """A custom subclass of BatchNorm."""
 
     def forward(self, x):
         return super().forward(x)
 
 
 class Scaled(nn.BatchNorm2d):
-    """A subclass that computes more, which is folded too."""
+    """A subclass of BatchNorm with an additional factor, which is folded too."""
 
     def forward(self, x):
         return super().forward(x) * 1.5
 
 
 class Images(nn.Module):
-    """Convolution and norm, code that is no module, a head."""
+    """A convolution and a norm, functional code and a head."""
 
     def __init__(self, norm: type[nn.BatchNorm2d] = Normed, slope: float = 0.2) -> None:
         super().__init__()
@@ -84,7 +91,7 @@ class Images(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A layer of BERT, as the transformer optimizer of ONNX Runtime fuses it."""
+    """A BERT layer, which the transformer optimizer of ONNX Runtime fuses."""
 
     def __init__(self, scale: float = 2.0) -> None:
         super().__init__()
@@ -96,10 +103,10 @@ class Encoder(nn.Module):
         self.scale = scale
 
     def forward(self, x, mask):
-        return self.head(self.encoded(self.norm0(x), mask)[:, 0])
+        return self.head(self.encode(self.norm0(x), mask)[:, 0])
 
-    def encoded(self, x, mask):
-        q, k, v = (self.heads(part) for part in self.projected(x))
+    def encode(self, x, mask):
+        q, k, v = (self.split_heads(part) for part in self.project(x))
         weights = q @ k.transpose(-1, -2) / self.scale
         weights = weights + (1.0 - mask[:, None, None, :].to(torch.float32)) * -10000.0
         y = (weights.softmax(-1) @ v).permute(0, 2, 1, 3).contiguous()
@@ -107,15 +114,15 @@ class Encoder(nn.Module):
         x = self.norm1(self.out(y) + x)
         return self.norm2(self.down(functional.gelu(self.up(x))) + x)
 
-    def projected(self, x):
+    def project(self, x):
         return self.query(x), self.key(x), self.value(x)
 
-    def heads(self, x):
+    def split_heads(self, x):
         return x.view(x.shape[0], x.shape[1], 4, 4).permute(0, 2, 1, 3)
 
 
 class Packed(Encoder):
-    """The same with one product for query, key and value, as other exporters write it."""
+    """An Encoder with one product for query, key and value, as some exporters write it."""
 
     def __init__(self, scale: float = 2.0) -> None:
         super().__init__(scale)
@@ -124,19 +131,19 @@ class Packed(Encoder):
         self.qkv.weight.data = torch.cat([part.weight.data for part in parts])
         self.qkv.bias.data = torch.cat([part.bias.data for part in parts])
 
-    def projected(self, x):
+    def project(self, x):
         return self.qkv(x).chunk(3, -1)
 
 
 class Layer(Encoder):
-    """The same without a head."""
+    """An Encoder without a head."""
 
     def forward(self, x, mask):
-        return self.encoded(x, mask)
+        return self.encode(x, mask)
 
 
 class Stack(nn.Module):
-    """Two such layers."""
+    """Two encoder layers with a norm and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +157,7 @@ class Stack(nn.Module):
         return self.head(self.second(self.first(self.norm(x), mask), mask)[:, 0])
 
 
-def trained(model: nn.Module) -> nn.Module:
+def randomize_norms(model: nn.Module) -> nn.Module:
     torch.manual_seed(3)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -160,13 +167,17 @@ def trained(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def compare(model, other, path, inputs, **how):
-    """What is found in the file of the other model."""
-    return found(trained(model), nets.export(trained(other), path, inputs, **how), inputs)
+def compare(model, exported, path, inputs, **options):
+    """Localize the faults in the file of `exported`."""
+    return localize_file(
+        randomize_norms(model),
+        nets.export(randomize_norms(exported), path, inputs, **options),
+        inputs,
+    )
 
 
 def code_sources(record: Localization) -> list[str]:
-    """Operators of the code that is a source."""
+    """Return the kinds of the code rows that are a source."""
     return [
         row.kind for row in record.layers if row.verdict == "source" and row.kind.startswith("code")
     ]
@@ -175,39 +186,41 @@ def code_sources(record: Localization) -> list[str]:
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 def test_two_folded_linear_layers(tmp_path, by):
-    right = compare(Pair(), Folded(), tmp_path / "right.onnx", VECTORS, by=by)
-    assert not right.diverges
-    assert right.unmapped == ("first",)
+    correct = compare(Pair(), Folded(), tmp_path / "right.onnx", VECTORS, by=by)
+    assert not correct.diverges
+    assert correct.unmapped == ("first",)
     wrong = compare(Pair(), Folded("tanh"), tmp_path / "wrong.onnx", VECTORS, by=by)
     assert wrong.first_divergence == ""
-    assert len(code_sources(wrong)) == len(verdicts(wrong, "source")) == 1
+    assert len(code_sources(wrong)) == len(list_titles(wrong, "source")) == 1
     assert "Tanh" in code_sources(wrong)[0]
 
 
 @pytest.mark.parametrize("name", ["both.weight", "both.bias"])
 def test_wrong_folded_layer_is_named_by_its_tensor(tmp_path, name):
-    candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", VECTORS)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, middle))
-    reported = found(trained(Pair()), bad, VECTORS)
+    candidate = nets.export(randomize_norms(Folded()), tmp_path / "m.onnx", VECTORS)
+    bad = tiny.edit(
+        candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, name, change_middle)
+    )
+    reported = localize_file(randomize_norms(Pair()), bad, VECTORS)
     assert reported.first_divergence == "second"
-    assert verdicts(reported, "source") == ["second"]
-    assert "differs from" not in reported.cause  # neither weight is there to be compared
+    assert list_titles(reported, "source") == ["second"]
+    assert "differs from" not in reported.cause  # the file has neither of the two weights
     assert "first" in reported.cause
 
 
 @pytest.mark.further
 @pytest.mark.parametrize(("norm", "by"), [(Normed, "direct"), (Scaled, "dynamo")])
 def test_folded_subclass_of_batch_norm(tmp_path, norm, by):
-    right = compare(Images(norm), Images(norm), tmp_path / "right.onnx", IMAGES, by=by)
-    assert not right.diverges
+    correct = compare(Images(norm), Images(norm), tmp_path / "right.onnx", IMAGES, by=by)
+    assert not correct.diverges
     wrong = compare(Images(norm), Images(norm, 0.3), tmp_path / "wrong.onnx", IMAGES, by=by)
     assert wrong.first_divergence == ""
     assert code_sources(wrong) == ["code: LeakyRelu, ReduceMean"]
-    assert verdicts(wrong, "source") == ["(model)"]
+    assert list_titles(wrong, "source") == ["(model)"]
 
 
 def fuse(model: nn.Module, path: Path) -> TestedFile:
-    """The file after the transformer optimizer of ONNX Runtime."""
+    """Export and fuse a model with the transformer optimizer of ONNX Runtime."""
     from onnxruntime.transformers import optimizer
 
     tiny.export(model, path, example=SEQUENCES)
@@ -225,7 +238,7 @@ def fused_file(tmp_path_factory):
 
 
 def change_packed(part, amount, *, argument=1, layer=0):
-    """Add `amount` to a number of query, key or value in the packed weight, or bias (2)."""
+    """Add `amount` to a number of query, key or value in the packed weight (1) or bias (2)."""
 
     def add(values: np.ndarray) -> np.ndarray:
         row = values[3] if argument == 1 else values
@@ -233,56 +246,56 @@ def change_packed(part, amount, *, argument=1, layer=0):
         return values
 
     def spoil(proto: onnx.ModelProto) -> None:
-        change(proto, nets.node(proto, "Attention", layer).input[argument], add)
+        change_weight(proto, nets.find_node(proto, "Attention", layer).input[argument], add)
 
     return spoil
 
 
 def change_private_copy(proto: onnx.ModelProto, node: onnx.NodeProto, argument: int) -> None:
-    """Change a constant that other nodes read too, for this node alone."""
-    constant = onnx.numpy_helper.to_array(nets.weight(proto, node.input[argument]))
+    """Change a constant for one node, although other nodes read it too."""
+    constant = onnx.numpy_helper.to_array(nets.find_weight(proto, node.input[argument]))
     proto.graph.initializer.append(onnx.numpy_helper.from_array(constant + 0.1, "another"))
     node.input[argument] = "another"
 
 
 FAULTS = {
-    "down": lambda proto: change(
-        proto, nets.node(proto, "SkipLayerNormalization", 1).input[4], middle
+    "down": lambda proto: change_weight(
+        proto, nets.find_node(proto, "SkipLayerNormalization", 1).input[4], change_middle
     ),
-    "head": lambda proto: change(proto, "head.bias", middle),
+    "head": lambda proto: change_weight(proto, "head.bias", change_middle),
     "norm1": lambda proto: change_private_copy(
-        proto, nets.node(proto, "SkipLayerNormalization"), 3
+        proto, nets.find_node(proto, "SkipLayerNormalization"), 3
     ),
 }
 
 
 def drop_mask(proto: onnx.ModelProto) -> None:
-    """An optimizer that drops the mask."""
-    nets.node(proto, "Attention").input[3] = ""
+    """Remove the mask input of the fused attention."""
+    nets.find_node(proto, "Attention").input[3] = ""
 
 
 class TestFusedAttention:
     def test_correct_fused_attention_has_no_fault(self, fused_file):
-        reported = found(Encoder().eval(), fused_file, SEQUENCES)
+        reported = localize_file(Encoder().eval(), fused_file, SEQUENCES)
         assert not reported.diverges
         assert {"query", "key", "value"} <= set(reported.unmapped)
 
     @pytest.mark.parametrize("source", FAULTS)
     def test_fault_behind_fused_attention(self, fused_file, tmp_path, source):
         bad = tiny.edit(fused_file, tmp_path / "bad.onnx", FAULTS[source])
-        reported = found(Encoder().eval(), bad, SEQUENCES)
+        reported = localize_file(Encoder().eval(), bad, SEQUENCES)
         assert reported.first_divergence == source
-        assert verdicts(reported, "source") == [source]
+        assert list_titles(reported, "source") == [source]
 
     def test_missing_mask_of_fused_attention(self, fused_file, tmp_path):
-        reported = found(Encoder(4.0).eval(), fused_file, SEQUENCES)
+        reported = localize_file(Encoder(4.0).eval(), fused_file, SEQUENCES)
         assert reported.first_divergence not in ("query", "key", "value")
-        assert len(verdicts(reported, "source")) == 1
-        reported = found(
+        assert len(list_titles(reported, "source")) == 1
+        reported = localize_file(
             Encoder().eval(), tiny.edit(fused_file, tmp_path / "m.onnx", drop_mask), SEQUENCES
         )
         assert reported.first_divergence not in ("query", "key", "value")
-        assert len(verdicts(reported, "source")) == 1
+        assert len(list_titles(reported, "source")) == 1
 
     @pytest.mark.rows(2)
     @pytest.mark.parametrize(
@@ -294,44 +307,46 @@ class TestFusedAttention:
     def test_wrong_number_in_packed_attention_weights(
         self, fused_file, tmp_path, part, argument, amount
     ):
-        """A small one leaves the outputs nearly equal, behind layers that are farther off."""
+        """Find a changed number, also if it is small and earlier layers deviate more."""
         spoil = change_packed(part, amount, argument=argument)
-        reported = found(
+        reported = localize_file(
             Encoder().eval(), tiny.edit(fused_file, tmp_path / "bad.onnx", spoil), SEQUENCES
         )
         assert [fault.module for fault in reported.faults] == [part]
         assert f"{part}.{'weight' if argument == 1 else 'bias'}" in reported.fault
 
     def test_equal_bias_of_all_keys_has_no_effect(self, fused_file, tmp_path):
-        """It adds the same to all scores of a query."""
+        """Accept an equal bias of all keys, which adds the same to all scores of a query."""
         bad = tiny.edit(fused_file, tmp_path / "m.onnx", change_packed("key", 0.5, argument=2))
-        assert not found(Encoder().eval(), bad, SEQUENCES).diverges
+        assert not localize_file(Encoder().eval(), bad, SEQUENCES).diverges
 
     def test_packed_attention_projection(self, tmp_path):
-        right = tiny.export(Packed(), tmp_path / "right.onnx", example=SEQUENCES)
-        assert not found(Encoder().eval(), right, SEQUENCES).diverges
+        correct = tiny.export(Packed(), tmp_path / "right.onnx", example=SEQUENCES)
+        assert not localize_file(Encoder().eval(), correct, SEQUENCES).diverges
         wrong = tiny.export(Packed(4.0), tmp_path / "wrong.onnx", example=SEQUENCES)
-        reported = found(Encoder().eval(), wrong, SEQUENCES)
+        reported = localize_file(Encoder().eval(), wrong, SEQUENCES)
         assert reported.first_divergence not in ("query", "key", "value")
-        assert len(verdicts(reported, "source")) == 1
+        assert len(list_titles(reported, "source")) == 1
 
 
 def test_wrong_weight_behind_a_folded_layer_is_found(tmp_path):
-    """The weight has no name in the file, and no element of it is the model's."""
+    """Find a weight that has no name in the file and no element in common with the model."""
     inputs = VECTORS[:, None, :]
-    candidate = nets.export(trained(Folded()), tmp_path / "m.onnx", inputs)
+    candidate = nets.export(randomize_norms(Folded()), tmp_path / "m.onnx", inputs)
 
     def spoil(proto: onnx.ModelProto) -> None:
         (*_, last) = (item for item in proto.graph.node if item.op_type == "MatMul")
-        change(proto, last.input[1], lambda values: values * np.float32(1.1))
+        change_weight(proto, last.input[1], lambda values: values * np.float32(1.1))
 
-    reported = found(trained(Pair()), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
+    reported = localize_file(
+        randomize_norms(Pair()), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs
+    )
     assert reported.first_divergence == "head"
     assert reported.fault.startswith("head.weight")
 
 
-class Levels(nn.Module):
-    """Two layers that read the same value, joined by `join`."""
+class Parallel(nn.Module):
+    """Two layers on the same value, joined by `join`."""
 
     def __init__(self, first: nn.Module, join: str) -> None:
         super().__init__()
@@ -344,24 +359,24 @@ class Levels(nn.Module):
     def forward(self, x):
         y = self.conv(x)
         pair = (self.first(y), self.second(y))
-        joined = pair[0] + pair[1] if self.join == "add" else torch.cat(pair, 1)
-        return self.head(joined.mean((2, 3)))
+        apply_linear = pair[0] + pair[1] if self.join == "add" else torch.cat(pair, 1)
+        return self.head(apply_linear.mean((2, 3)))
 
 
 @pytest.mark.parametrize(("join", "by"), [("add", "direct"), ("cat", "dynamo")])
 def test_merged_equal_layers_are_named(tmp_path, join, by):
-    """Exporters write equal operators on equal inputs once."""
-    model, second = Levels(nn.ELU(), join), Levels(nn.Tanh(), join)
-    for item in (model, second):
+    """Name a layer that an exporter has merged with an equal operator on equal inputs."""
+    model, merged = Parallel(nn.ELU(), join), Parallel(nn.Tanh(), join)
+    for item in (model, merged):
         item(torch.from_numpy(IMAGES))
-    second.load_state_dict(model.state_dict())
-    reported = compare(model, second, tmp_path / "m.onnx", IMAGES, by=by)
+    merged.load_state_dict(model.state_dict())
+    reported = compare(model, merged, tmp_path / "m.onnx", IMAGES, by=by)
     assert reported.first_divergence == "first"
-    assert verdicts(reported, "source") == ["first"]
+    assert list_titles(reported, "source") == ["first"]
 
 
 class Recurrent(nn.Module):
-    """A GRU, whose last axis order exporters join with that of the LSTM behind it."""
+    """A GRU and an LSTM; exporters merge their transposes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -375,14 +390,14 @@ class Recurrent(nn.Module):
 
 
 def set_reset_first(proto: onnx.ModelProto) -> None:
-    """ONNX's default for a GRU, not PyTorch's."""
-    for attribute in nets.node(proto, "GRU").attribute:
+    """Set linear_before_reset to the default of ONNX, which differs from PyTorch."""
+    for attribute in nets.find_node(proto, "GRU").attribute:
         if attribute.name == "linear_before_reset":
             attribute.i = 0
 
 
 def change_bias(proto: onnx.ModelProto) -> None:
-    change(proto, nets.node(proto, "GRU").input[3], middle)
+    change_weight(proto, nets.find_node(proto, "GRU").input[3], change_middle)
 
 
 @pytest.mark.further
@@ -392,7 +407,9 @@ def change_bias(proto: onnx.ModelProto) -> None:
 def test_consecutive_recurrent_layers(tmp_path, spoil, text):
     series = SEQUENCES["x"]
     candidate = nets.export(Recurrent().eval(), tmp_path / "m.onnx", series)
-    reported = found(Recurrent().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), series)
+    reported = localize_file(
+        Recurrent().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), series
+    )
     assert reported.first_divergence == "gru"
-    assert verdicts(reported, "source") == ["gru"]
+    assert list_titles(reported, "source") == ["gru"]
     assert text in reported.fault

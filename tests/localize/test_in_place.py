@@ -1,4 +1,4 @@
-"""In-place operations whose input the file still reads."""
+"""In-place operations are named as the fault if the file reads the original value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
 
 
 class Shared(nn.Module):
-    """Whoever reads `y` behind the ReLU reads what that left there."""
+    """A model whose sum reads the value that the in-place ReLU has overwritten."""
 
     def __init__(self, *, code: bool = False) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Shared(nn.Module):
 
 
 def read_overwritten_value(path: Path) -> None:
-    """Let the Add read what the Relu took."""
+    """Let the Add read the input of the Relu."""
     model = onnx.load(path)
     relu = next(node for node in model.graph.node if node.op_type == "Relu")
     add = next(node for node in model.graph.node if node.op_type == "Add")
@@ -44,9 +44,9 @@ def read_overwritten_value(path: Path) -> None:
 def test_in_place_operation_is_named(tmp_path, code):
     model, path = Shared(code=code).eval(), tmp_path / "m.onnx"
     candidate = nets.export(model, path, ROWS)
-    assert not nets.found(model, candidate, ROWS).diverges
+    assert not nets.localize_file(model, candidate, ROWS).diverges
     read_overwritten_value(path)
-    record = nets.found(model, tiny.candidate(path), ROWS)
+    record = nets.localize_file(model, tiny.candidate(path), ROWS)
     assert record.diverges
     assert "as it was before relu (ReLU) overwrote it in place" in record.cause
     assert record.remedy is not None
@@ -60,6 +60,6 @@ def test_other_fault_is_not_called_in_place(tmp_path, operator, instead):
     file = onnx.load(path)
     next(node for node in file.graph.node if node.op_type == operator).op_type = instead
     onnx.save(file, path)
-    record = nets.found(model, tiny.candidate(path), ROWS)
+    record = nets.localize_file(model, tiny.candidate(path), ROWS)
     assert record.diverges
     assert "in place" not in record.cause

@@ -1,4 +1,4 @@
-"""Swapped or unread inputs; missing or reordered outputs."""
+"""Swapped or unread inputs and missing or reordered outputs are named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from gate.export.failures import UnsupportedOperator, opset_for_all, remedy, ways_out
 from tests.localize import nets
-from tests.localize.nets import IMAGES, change, found, verdicts
+from tests.localize.nets import IMAGES, change_weight, list_titles, localize_file
 from tests.localize.test_folded import Encoder, fused_file
 from tests.measure import tiny
 
@@ -21,8 +21,8 @@ __all__ = ["fused_file"]
 A, B, C = np.random.default_rng(0).normal(size=(3, 6, 6)).astype(np.float32)
 
 
-class Three(nn.Module):
-    """Three inputs of one shape, the first two of them into layers, the third into code."""
+class ThreeInputs(nn.Module):
+    """A model with three inputs of one shape: two are read by layers, the third by code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Three(nn.Module):
 
 
 def rename_inputs(names: dict[str, str]):
-    """The nodes read other inputs."""
+    """Return an edit that makes the nodes read other inputs."""
 
     def spoil(proto: onnx.ModelProto) -> None:
         for node in proto.graph.node:
@@ -50,17 +50,17 @@ def rename_inputs(names: dict[str, str]):
 ], ids="".join)  # fmt: skip
 def test_swapped_inputs_are_named(tmp_path, names):
     inputs = {"a": A, "b": B, "c": C}
-    candidate = tiny.export(Three().eval(), tmp_path / "m.onnx", example=inputs)
+    candidate = tiny.export(ThreeInputs().eval(), tmp_path / "m.onnx", example=inputs)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", rename_inputs(names))
-    reported = found(Three().eval(), bad, inputs)
+    reported = localize_file(ThreeInputs().eval(), bad, inputs)
     assert reported.first_divergence == ""
-    assert len(verdicts(reported, "source")) == 1
+    assert len(list_titles(reported, "source")) == 1
     assert all(f"{by} instead of {name}" in reported.fault for name, by in names.items())
     assert "input_names" in reported.remedy
 
 
-class Optional(nn.Module):
-    """An input that may be left out."""
+class OptionalInput(nn.Module):
+    """A model with an optional input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Optional(nn.Module):
 
 
 def test_input_that_only_the_model_takes_is_named(tmp_path):
-    candidate = tiny.export(Optional().eval(), tmp_path / "m.onnx", example={"a": A})
-    reported = found(Optional().eval(), candidate, {"a": A, "b": B})
+    candidate = tiny.export(OptionalInput().eval(), tmp_path / "m.onnx", example={"a": A})
+    reported = localize_file(OptionalInput().eval(), candidate, {"a": A, "b": B})
     assert (reported.fault_code, reported.fault_params["inputs"]) == ("unread_input", ["b"])
 
 
 class Masked(nn.Module):
-    """Attention over tokens of which some are padding."""
+    """Attention over tokens with padding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,38 +93,38 @@ class Masked(nn.Module):
         return self.head((scores.softmax(-1) @ self.v(x))[:, -1])
 
 
-LEFT = np.triu(np.ones((6, 5), np.int64))[::-1].copy()
+LEFT_PADDED = np.triu(np.ones((6, 5), np.int64))[::-1].copy()
 
 
 def drop_mask(proto: onnx.ModelProto) -> None:
-    where = nets.node(proto, "Where")
-    rename_inputs({where.output[0]: where.input[2]})(proto)
+    where_node = nets.find_node(proto, "Where")
+    rename_inputs({where_node.output[0]: where_node.input[2]})(proto)
 
 
 def test_unread_mask_is_named(tmp_path):
     ids = np.random.default_rng(0).integers(0, 11, size=(6, 5))
-    inputs = {"ids": ids, "mask": LEFT}
+    inputs = {"ids": ids, "mask": LEFT_PADDED}
     candidate = tiny.export(Masked().eval(), tmp_path / "m.onnx", example=inputs)
-    reported = found(
+    reported = localize_file(
         Masked().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", drop_mask), inputs
     )
     assert reported.first_divergence == ""
     assert "input mask" in reported.fault
-    assert len(verdicts(reported, "source")) == 1
+    assert len(list_titles(reported, "source")) == 1
 
 
 def test_mask_read_only_by_length_is_named(fused_file):
-    """What the transformer optimizer of ONNX Runtime makes of it is right for padding behind."""
+    """Name an unsupported mask: the fused attention supports only padding at the end."""
     inputs = {"x": np.random.default_rng(4).normal(size=(4, 5, 16)).astype(np.float32)}
     inputs["mask"] = np.tril(np.ones((4, 5), np.int64), 2)[:, ::-1].copy()
-    reported = found(Encoder().eval(), fused_file, inputs)
+    reported = localize_file(Encoder().eval(), fused_file, inputs)
     assert reported.first_divergence == ""
     assert "Attention" in reported.fault
     assert "use_raw_attention_mask" in reported.remedy
 
 
 class Sums(nn.Module):
-    """An output of code from which another output is computed."""
+    """A model with one output computed from another."""
 
     def __init__(self, sign: float = 1.0) -> None:
         super().__init__()
@@ -138,14 +138,14 @@ class Sums(nn.Module):
 
 def test_fault_in_an_output_computed_from_another(tmp_path):
     outputs = ("rows", "sums")
-    right = nets.export(Sums().eval(), tmp_path / "m.onnx", A, outputs=outputs)
-    assert not found(Sums().eval(), right, A).diverges
+    correct = nets.export(Sums().eval(), tmp_path / "m.onnx", A, outputs=outputs)
+    assert not localize_file(Sums().eval(), correct, A).diverges
     bad = nets.export(Sums(-1.0).eval(), tmp_path / "bad.onnx", A, outputs=outputs)
-    reported = found(Sums().eval(), bad, A)
+    reported = localize_file(Sums().eval(), bad, A)
     assert (reported.fault_code, reported.fault_params["inputs"]) == ("code", ["rows"])
 
 
-class Two(nn.Module):
+class TwoOutputs(nn.Module):
     def __init__(self, *, keep: tuple[int, ...] = (0, 1)) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -159,9 +159,9 @@ class Two(nn.Module):
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_missing_output_is_named(tmp_path, kept):
-    second = Two(keep=(kept,)).eval()
-    candidate = tiny.export(second, tmp_path / "m.onnx", example={"x": A}, outputs=("y",))
-    reported = found(Two().eval(), candidate, {"x": A})
+    one_output = TwoOutputs(keep=(kept,)).eval()
+    candidate = tiny.export(one_output, tmp_path / "m.onnx", example={"x": A}, outputs=("y",))
+    reported = localize_file(TwoOutputs().eval(), candidate, {"x": A})
     assert reported.diverges
     assert reported.first_divergence == ""
     assert reported.fault == f"the file lacks output {2 - kept} of the model, counted from 1"
@@ -172,32 +172,32 @@ ORDER = [2, 0, 1, 4, 3]
 
 
 def test_reordered_rows_of_the_head_are_named(tmp_path):
-    model = nets.made(nets.Residual)
+    model = nets.build(nets.Residual)
     candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
 
     def spoil(proto: onnx.ModelProto) -> None:
-        change(proto, "head.weight", lambda values: values[ORDER])
-        change(proto, "head.bias", lambda values: values[ORDER])
+        change_weight(proto, "head.weight", lambda values: values[ORDER])
+        change_weight(proto, "head.bias", lambda values: values[ORDER])
 
-    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
     assert reported.first_divergence == "head"
     assert reported.fault.startswith("head.weight")
     assert "another order in the file: 2, 0, 1, 4, 3" in reported.fault
 
 
 def test_reordered_columns_are_named(tmp_path):
-    model = nets.made(nets.Residual)
+    model = nets.build(nets.Residual)
     candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
     bad = tiny.edit(
         candidate,
         tmp_path / "bad.onnx",
-        lambda proto: change(proto, "head.weight", lambda values: values[:, ::-1]),
+        lambda proto: change_weight(proto, "head.weight", lambda values: values[:, ::-1]),
     )
-    assert "columns in another order in the file: 71, 70" in found(model, bad, IMAGES).fault
+    assert "columns in another order in the file: 71, 70" in localize_file(model, bad, IMAGES).fault
 
 
 class Clamped(nn.Module):
-    """Parameters that are infinite, as open bounds are."""
+    """A model with infinite parameters as open bounds."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class Clamped(nn.Module):
 
 def test_infinite_parameters_are_no_fault(tmp_path):
     candidate = nets.export(Clamped(2.0).eval(), tmp_path / "m.onnx", A)
-    reported = found(Clamped().eval(), candidate, A)
+    reported = localize_file(Clamped().eval(), candidate, A)
     assert reported.first_divergence == ""
     assert "nan" not in reported.cause
     assert "differ" not in reported.cause
@@ -226,11 +226,11 @@ def test_deformable_convolution_needs_dynamo_and_opset_19():
         assert "dynamo" in remedy(operators, tried)
         assert "19" in remedy(operators, tried)
         assert "19 has torchvision::deform_conv2d" in ways_out(operators, tried)[0]
-    assert opset_for_all(operators) is None  # no opset is enough for this exporter
+    assert opset_for_all(operators) is None  # no opset is sufficient for this exporter
 
 
 class Grid(nn.Module):
-    """Returns a layer's result and a constant."""
+    """A model that returns a layer output and a constant."""
 
     def __init__(self, offset: float = 0.5) -> None:
         super().__init__()
@@ -242,10 +242,10 @@ class Grid(nn.Module):
 
 
 def test_a_constant_output_with_other_values_is_named(tmp_path):
-    right = nets.export(Grid().eval(), tmp_path / "right.onnx", A)
-    assert not found(Grid().eval(), right, A).diverges
+    correct = nets.export(Grid().eval(), tmp_path / "right.onnx", A)
+    assert not localize_file(Grid().eval(), correct, A).diverges
     wrong = nets.export(Grid(0.0).eval(), tmp_path / "wrong.onnx", A)
-    assert found(Grid().eval(), wrong, A).fault_code == "constant_output"
+    assert localize_file(Grid().eval(), wrong, A).fault_code == "constant_output"
 
 
 class Sorted(nn.Module):
@@ -262,13 +262,13 @@ class Sorted(nn.Module):
 
 def test_missing_code_after_the_last_layer_is_named(tmp_path):
     bad = nets.export(Sorted(lambda y: y).eval(), tmp_path / "m.onnx", A)
-    reported = found(Sorted().eval(), bad, A)
+    reported = localize_file(Sorted().eval(), bad, A)
     assert (reported.first_divergence, reported.fault_code) == ("", "missing_value")
     assert reported.fault_params == {"variant": "output", "name": "logits", "layer": "layer"}
 
 
 class Unit(nn.Module):
-    """Scaled to length one, except for zeros."""
+    """A model that scales rows to unit length; eps protects rows of zeros."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -283,5 +283,5 @@ class Unit(nn.Module):
 
 def test_tensor_of_zeros_is_no_output_of_zeros(tmp_path):
     bad = nets.export(Unit(0.0).eval(), tmp_path / "m.onnx", A)
-    record = found(Unit(1e-8).eval(), bad, {"input": np.zeros_like(A)})
+    record = localize_file(Unit(1e-8).eval(), bad, {"input": np.zeros_like(A)})
     assert record.fault_code != "output_order"

@@ -1,4 +1,4 @@
-"""Modules are matched with tensors in files of all exporters; one fault has one source."""
+"""Modules are matched with tensors in files of all exporters; a single fault has one source."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.localize.nets import (
     Shared,
     Tokens,
     bypass,
-    change,
-    found,
-    layers,
-    middle,
-    node,
-    verdicts,
+    change_middle,
+    change_weight,
+    find_node,
+    layer_rows,
+    list_titles,
+    localize_file,
 )
 from tests.measure import tiny
 
@@ -50,23 +50,23 @@ INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Flat: VECTORS, Token
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A net with its file; each is exported once."""
-    kept: dict[tuple, tuple[nn.Module, TestedFile]] = {}
+def export_net(tmp_path_factory):
+    """Return a function that exports each network once."""
+    exported: dict[tuple, tuple[nn.Module, TestedFile]] = {}
     folder = tmp_path_factory.mktemp("files")
 
     def make(kind: type[nn.Module], by: Exporter = "direct") -> tuple[nn.Module, TestedFile]:
-        if (kind, by) not in kept:
-            model, path = nets.made(kind), folder / f"{kind.__name__}-{by}.onnx"
+        if (kind, by) not in exported:
+            model, path = nets.build(kind), folder / f"{kind.__name__}-{by}.onnx"
             names = OUTPUTS.get(kind, ("logits",))
-            kept[kind, by] = model, nets.export(model, path, INPUTS[kind], by=by, outputs=names)
-        return kept[kind, by]
+            exported[kind, by] = model, nets.export(model, path, INPUTS[kind], by=by, outputs=names)
+        return exported[kind, by]
 
     return make
 
 
-# In the order of execution. A BatchNorm that is folded stands for its convolution; Dropout in
-# eval mode computes nothing; the second call of a module is another row.
+# In order of execution. A folded BatchNorm stands for its convolution. Dropout computes nothing in
+# eval mode. The second call of a module has its own row.
 ROWS = {
     Residual: {
         "stem.1": "BatchNorm2d",
@@ -123,10 +123,10 @@ class TestMapping:
             (Codes, "direct"),
         ],
     )
-    def test_each_module_call_has_its_tensor_and_no_source(self, made, kind, by):
-        model, candidate = made(kind, by)
-        reported = found(model, candidate, INPUTS[kind])
-        rows = layers(reported)
+    def test_each_module_call_has_its_tensor_and_no_source(self, export_net, kind, by):
+        model, candidate = export_net(kind, by)
+        reported = localize_file(model, candidate, INPUTS[kind])
+        rows = layer_rows(reported)
         assert {title: row.kind for title, row in rows.items()} == ROWS[kind]
         assert list(rows) == list(ROWS[kind])
         tensors = [row.tensor for row in rows.values()]
@@ -168,37 +168,37 @@ class TestMapping:
             }),
         ],
     )  # fmt: skip
-    def test_tensor_is_the_output_of_the_module(self, made, kind, by, tensors):
-        rows = layers(found(*made(kind, by), INPUTS[kind]))
+    def test_tensor_is_the_output_of_the_module(self, export_net, kind, by, tensors):
+        rows = layer_rows(localize_file(*export_net(kind, by), INPUTS[kind]))
         assert {title: rows[title].tensor for title in tensors} == tensors
 
-    def test_code_outputs_and_folded_layers_have_rows(self, made):
-        reported = found(*made(Residual), IMAGES)
+    def test_code_outputs_and_folded_layers_have_rows(self, export_net):
+        reported = localize_file(*export_net(Residual), IMAGES)
         code = {row.kind: row.module for row in reported.layers if row.kind.startswith("code")}
         assert code == {"code: Add": "block", "code: Flatten": ""}
-        rows = layers(reported)
+        rows = layer_rows(reported)
         assert rows["stem.1"].detail == "with stem.0 folded in"
         assert rows["block.bn2"].detail == "with block.conv2 folded in"
         assert rows["block.relu"].detail is None
-        reported = found(*made(Shared), VECTORS)
+        reported = localize_file(*export_net(Shared), VECTORS)
         assert [row.tensor for row in reported.layers if row.kind == "code: ArgMax"] == ["most"]
-        complete = [
+        output_rows = [
             (row.kind, row.tensor) for row in reported.layers if row.kind.startswith("output")
         ]
-        assert complete == [
+        assert output_rows == [
             (f"output of the whole file, {level}", name)
             for level in ("optimized", "not optimized")
             for name in ("left", "right", "most")
         ]
 
     def test_unfolded_batch_norm_has_its_own_row(self, tmp_path):
-        model = nets.made(Residual)
+        model = nets.build(Residual)
         candidate = nets.export(
             model, tmp_path / "m.onnx", IMAGES, training=torch.onnx.TrainingMode.PRESERVE,
             do_constant_folding=False,
         )  # fmt: skip
-        reported = found(model, candidate, IMAGES)
-        assert list(layers(reported))[:3] == ["stem.0", "stem.1", "stem.2"]
+        reported = localize_file(model, candidate, IMAGES)
+        assert list(layer_rows(reported))[:3] == ["stem.0", "stem.1", "stem.2"]
         assert not reported.diverges
 
     def test_inputs_in_a_different_order_than_the_samples(self, tmp_path):
@@ -207,8 +207,8 @@ class TestMapping:
         candidate = tiny.export(
             pair, tmp_path / "m.onnx", example={"left": left[:2], "right": right[:2]}
         )
-        reported = found(pair, candidate, {"right": right, "left": left})
-        assert [row.verdict for row in layers(reported).values()] == ["ok", "ok"]
+        reported = localize_file(pair, candidate, {"right": right, "left": left})
+        assert [row.verdict for row in layer_rows(reported).values()] == ["ok", "ok"]
         assert not reported.diverges
 
     def test_fused_attention_is_compared_inside(self, tmp_path):
@@ -216,35 +216,35 @@ class TestMapping:
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
         example = np.random.default_rng(0).normal(size=(4, 5, 8)).astype(np.float32)
-        fused = torch.backends.mha.get_fastpath_enabled()
+        was_enabled = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             candidate = nets.export(model, tmp_path / "m.onnx", example)
         finally:
-            torch.backends.mha.set_fastpath_enabled(fused)
-        reported = found(model, candidate, example)
+            torch.backends.mha.set_fastpath_enabled(was_enabled)
+        reported = localize_file(model, candidate, example)
         inside = {"self_attn", "norm1", "linear1", "linear2", "norm2"}
-        assert {f"layers.0.{name}" for name in inside} <= set(layers(reported))
+        assert {f"layers.0.{name}" for name in inside} <= set(layer_rows(reported))
         assert not reported.diverges
 
     def test_fixed_batch_file_uses_whole_batches(self, tmp_path):
-        model = nets.made(Shared)
+        model = nets.build(Shared)
         candidate = nets.export(
             model, tmp_path / "m.onnx", VECTORS, outputs=OUTPUTS[Shared], dynamic_axes=None
         )
         assert candidate.subject.inputs[0].shape == (2, 6)
-        assert found(model, candidate, VECTORS, limit=3).samples == 4
+        assert localize_file(model, candidate, VECTORS, limit=3).samples == 4
 
     @pytest.mark.parametrize(("limit", "count", "samples"), [(3, 6, 3), (8, 1, 1)])
-    def test_first_samples_are_used(self, made, limit, count, samples):
-        reported = found(*made(Shared), VECTORS[:count], limit=limit)
+    def test_first_samples_are_used(self, export_net, limit, count, samples):
+        reported = localize_file(*export_net(Shared), VECTORS[:count], limit=limit)
         assert (reported.samples, reported.diverges) == (samples, False)
 
     def test_module_that_returns_a_scalar(self, tmp_path):
         model = _Tempered().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        reported = found(model, candidate, VECTORS)
-        assert layers(reported)["most"].verdict == "ok"
+        reported = localize_file(model, candidate, VECTORS)
+        assert layer_rows(reported)["most"].verdict == "ok"
         assert not reported.diverges
 
 
@@ -274,38 +274,40 @@ class _Tempered(nn.Module):
         return y / self.most(y)
 
 
-def of_node(op: str, place: int, argument: int, how: Callable = middle) -> Callable:
-    """Change the weight that a node reads."""
-    return lambda proto: change(proto, node(proto, op, place).input[argument], how)
+def edit_input(op: str, index: int, argument: int, edit: Callable = change_middle) -> Callable:
+    """Return an edit of the weight that a node reads."""
+    return lambda proto: change_weight(proto, find_node(proto, op, index).input[argument], edit)
 
 
 class TestSingleFault:
-    """It has one source, what comes before is right, what follows is propagated."""
+    """A single fault is the only source; earlier rows are right, later rows are propagated."""
 
     @pytest.mark.rows(4)
     @pytest.mark.parametrize(
         ("kind", "by", "spoil", "source"),
         [
-            (Residual, "direct", of_node("Conv", 0, 1), "stem.0"),
-            (Residual, "traced", of_node("Conv", 1, 1), "block.conv1"),
-            (Residual, "scripted", of_node("Conv", 2, 1), "block.conv2"),
-            (Residual, "dynamo", lambda p: change(p, "head.weight", middle), "head"),
-            (Residual, "dynamo", lambda p: bypass(p, node(p, "Relu", 1)), "block.relu"),
-            (Residual, "direct", of_node("Conv", 1, 2), "block.bn1"),
-            (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 1)), "block.relu"),
-            (Residual, "direct", lambda p: bypass(p, node(p, "Relu", 2)), "block.relu#1"),
-            (Residual, "scripted", lambda p: change(p, "head.bias", middle), "head"),
-            (Tokens, "direct", lambda p: change(p, "embed.weight", lambda w: w * 1.1), "embed"),
-            (Tokens, "traced", of_node("LayerNormalization", 1, 1), "layer.norm2"),
-            (Tokens, "scripted", of_node("MatMul", 0, 1), "layer.qkv"),
-            (Tokens, "direct", of_node("MatMul", 5, 1), "layer.fc2"),
-            (Shared, "direct", lambda p: change(p, "left.weight", middle), "left"),
-            (Shared, "dynamo", lambda p: change(p, "right.weight", middle), "right"),
+            (Residual, "direct", edit_input("Conv", 0, 1), "stem.0"),
+            (Residual, "traced", edit_input("Conv", 1, 1), "block.conv1"),
+            (Residual, "scripted", edit_input("Conv", 2, 1), "block.conv2"),
+            (Residual, "dynamo", lambda p: change_weight(p, "head.weight", change_middle), "head"),
+            (Residual, "dynamo", lambda p: bypass(p, find_node(p, "Relu", 1)), "block.relu"),
+            (Residual, "direct", edit_input("Conv", 1, 2), "block.bn1"),
+            (Residual, "direct", lambda p: bypass(p, find_node(p, "Relu", 1)), "block.relu"),
+            (Residual, "direct", lambda p: bypass(p, find_node(p, "Relu", 2)), "block.relu#1"),
+            (Residual, "scripted", lambda p: change_weight(p, "head.bias", change_middle), "head"),
+            (Tokens, "direct", lambda p: change_weight(p, "embed.weight", lambda w: w * 1.1), "embed"),
+            (Tokens, "traced", edit_input("LayerNormalization", 1, 1), "layer.norm2"),
+            (Tokens, "scripted", edit_input("MatMul", 0, 1), "layer.qkv"),
+            (Tokens, "direct", edit_input("MatMul", 5, 1), "layer.fc2"),
+            (Shared, "direct", lambda p: change_weight(p, "left.weight", change_middle), "left"),
+            (Shared, "dynamo", lambda p: change_weight(p, "right.weight", change_middle), "right"),
         ],
     )  # fmt: skip
-    def test_single_fault_has_one_source(self, made, tmp_path, kind, by, spoil, source):
-        model, candidate = made(kind, by)
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), INPUTS[kind])
+    def test_single_fault_has_one_source(self, export_net, tmp_path, kind, by, spoil, source):
+        model, candidate = export_net(kind, by)
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), INPUTS[kind]
+        )
         assert reported.first_divergence == source.partition("#")[0]
         assert reported.diverges
         (row,) = (row for row in reported.layers if row.verdict == "source")
@@ -318,26 +320,32 @@ class TestSingleFault:
     @pytest.mark.parametrize("by", ["direct", "dynamo"])
     @pytest.mark.parametrize("kind", [nn.Sigmoid, nn.SiLU])
     def test_saturated_sigmoid_before_the_fault_is_ok(self, tmp_path, kind, by: Exporter):
-        """ONNX Runtime's sigmoid errs absolutely: far more than PyTorch's where it is small."""
+        """Accept the absolute error of ONNX Runtime's sigmoid, which exceeds PyTorch's for small
+        values.
+        """
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 6)).eval()
         nn.init.constant_(model[0].bias, -15.0)
         nn.init.constant_(model[0].weight[0], 9.0)
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "2.weight", middle))
-        assert verdicts(found(model, bad, VECTORS), "source") == ["2"]
+        bad = tiny.edit(
+            candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "2.weight", change_middle)
+        )
+        assert list_titles(localize_file(model, bad, VECTORS), "source") == ["2"]
 
-    def test_optimized_runtime_has_the_same_source(self, made, tmp_path):
-        model, candidate = made(Residual)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Conv", 1, 1))
-        reported = found(model, bad, IMAGES, runtime="ort-cpu-optimized")
+    def test_optimized_runtime_has_the_same_source(self, export_net, tmp_path):
+        model, candidate = export_net(Residual)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_input("Conv", 1, 1))
+        reported = localize_file(model, bad, IMAGES, runtime="ort-cpu-optimized")
         assert (reported.first_divergence, reported.runtime) == ("block.conv1", "ort-cpu-optimized")
-        assert not found(model, candidate, IMAGES, runtime="ort-cpu-optimized").diverges
+        assert not localize_file(model, candidate, IMAGES, runtime="ort-cpu-optimized").diverges
 
-    def test_amplification_is_relative_to_the_previous_row(self, made, tmp_path):
-        model, candidate = made(Tokens)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("MatMul", 0, 1))
-        rows = [row for row in found(model, bad, TOKENS).layers if row.local_ratio is not None]
+    def test_amplification_is_relative_to_the_previous_row(self, export_net, tmp_path):
+        model, candidate = export_net(Tokens)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_input("MatMul", 0, 1))
+        rows = [
+            row for row in localize_file(model, bad, TOKENS).layers if row.local_ratio is not None
+        ]
         assert rows[0].amplification is None
         for before, row in itertools.pairwise(rows):
             if before.noise_ratio:
@@ -346,27 +354,27 @@ class TestSingleFault:
         assert source.amplification > 100
         assert all(row.local_ratio < 8 for row in rows if row is not source)
 
-    def test_wrong_checkpoint_is_one_fault(self, made, tmp_path):
-        model, candidate = made(Residual)
+    def test_wrong_checkpoint_is_one_fault(self, export_net, tmp_path):
+        model, candidate = export_net(Residual)
 
         def spoil(proto: onnx.ModelProto) -> None:
             for tensor in list(proto.graph.initializer):
-                change(proto, tensor.name, lambda values: values * 1.1)
+                change_weight(proto, tensor.name, lambda values: values * 1.1)
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+        reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
         assert reported.first_divergence == "stem.1"
         assert "3 other modules differ too: the file is of another checkpoint." in reported.cause
         assert "checkpoint" in reported.remedy
 
 
-def _assert_propagated(told: Localization) -> None:
-    """Right before the source; after it something is propagated, and an output is."""
-    listed = [row.verdict for row in told.layers]
+def _assert_propagated(record: Localization) -> None:
+    """Assert that rows before the source are ok and that an output after it is propagated."""
+    listed = [row.verdict for row in record.layers]
     at = listed.index("source")
     assert set(listed[:at]) <= {"ok"}
     assert set(listed[at + 1 :]) <= {"ok", "propagated"}
     assert "propagated" in [
-        row.verdict for row in told.layers if row.kind.startswith("output of the whole")
+        row.verdict for row in record.layers if row.kind.startswith("output of the whole")
     ]
 
 
@@ -389,8 +397,8 @@ class _Uncopyable(nn.Module):
         return x
 
 
-class _Unlike(nn.Module):
-    """Values with more axes than any tensor of the file has."""
+class _MoreAxes(nn.Module):
+    """A model whose values have more axes than any tensor of the file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,8 +408,8 @@ class _Unlike(nn.Module):
         return self.layer(x.unsqueeze(-1))
 
 
-class _NanEverywhere(nn.Module):
-    """The logarithm of what is below zero."""
+class _AllNan(nn.Module):
+    """A model that returns the logarithm of negative numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -411,8 +419,8 @@ class _NanEverywhere(nn.Module):
         return torch.log(-self.layer(x).abs() - 1)
 
 
-class _Half(nn.Module):
-    """Casts to the dtype that its weights had."""
+class _CastToBfloat16(nn.Module):
+    """A model that casts its input to bfloat16, as its weights were."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -423,7 +431,7 @@ class _Half(nn.Module):
 
 
 @pytest.fixture
-def plain(tmp_path):
+def linear_file(tmp_path):
     """The file of two linear layers."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval()
@@ -431,7 +439,7 @@ def plain(tmp_path):
 
 
 class TestErrors:
-    """They say what was seen and what to do."""
+    """Errors name the problem and the remedy."""
 
     @pytest.mark.parametrize(
         ("model", "error", "said"),
@@ -440,30 +448,32 @@ class TestErrors:
             (_Text(), ModelError, ["returned str", "wrap the model"]),
             (_Uncopyable(), ModelError, ["can't be copied", "gradient history"]),
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "accepts these inputs"]),
-            (_Half(), EvidenceError, ["can't compute", "not to float16 or bfloat16"]),
-            (_Unlike(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
+            (_CastToBfloat16(), EvidenceError, ["can't compute", "not to float16 or bfloat16"]),
+            (_MoreAxes(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
                                         "use the factory and the checkpoint"]),
-            (_NanEverywhere(), EvidenceError, ["no finite number", "Use samples"]),
+            (_AllNan(), EvidenceError, ["no finite number", "Use samples"]),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
     )  # fmt: skip
-    def test_model_errors(self, plain, model, error, said):
+    def test_model_errors(self, linear_file, model, error, said):
         with pytest.raises(error) as raised:
-            found(model.eval(), plain, VECTORS)
+            localize_file(model.eval(), linear_file, VECTORS)
         for part in said:
             assert part in str(raised.value)
 
-    def test_runtime_without_outputs_is_an_error(self, plain, monkeypatch):
+    def test_runtime_without_outputs_is_an_error(self, linear_file, monkeypatch):
         def fail(*_args, **_more):
             raise RuntimeError("no kernel")
 
         monkeypatch.setattr(SubgraphSession, "__call__", fail)
         with pytest.raises(EvidenceError, match=r"plain\.onnx.*layer by layer: .*no kernel"):
-            found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), plain, VECTORS)
+            localize_file(
+                nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(), linear_file, VECTORS
+            )
 
-    def test_model_with_other_widths_is_described(self, plain):
+    def test_model_with_other_widths_is_described(self, linear_file):
         wider = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 3)).eval()
-        reported = found(wider, plain, VECTORS)
+        reported = localize_file(wider, linear_file, VECTORS)
         assert reported.first_divergence == "0"
         assert "no tensor of the file has its values" in reported.cause
 
@@ -476,9 +486,9 @@ class TestErrors:
         ],
         ids=["dtype", "size", "number"],
     )
-    def test_sample_errors(self, plain, inputs, error):
+    def test_sample_errors(self, linear_file, inputs, error):
         with pytest.raises(error):
-            found(nn.Linear(6, 3), plain, inputs)
+            localize_file(nn.Linear(6, 3), linear_file, inputs)
 
     @pytest.mark.parametrize(
         ("spoil", "error"),
@@ -488,19 +498,21 @@ class TestErrors:
         ],
         ids=["changed", "gone"],
     )
-    def test_file_not_matching_its_subject_is_refused(self, plain, spoil, error):
-        spoil(plain.path)
+    def test_file_not_matching_its_subject_is_refused(self, linear_file, spoil, error):
+        spoil(linear_file.path)
         with pytest.raises(error):
-            found(nn.Linear(6, 3), plain, VECTORS)
+            localize_file(nn.Linear(6, 3), linear_file, VECTORS)
 
-    def test_invalid_graph_is_refused(self, plain):
-        plain.path.write_bytes(b"\xff" * 40)
-        described = plain.subject.model_copy(update={"sha256": tiny.Digest.from_file(plain.path)})
+    def test_invalid_graph_is_refused(self, linear_file):
+        linear_file.path.write_bytes(b"\xff" * 40)
+        subject = linear_file.subject.model_copy(
+            update={"sha256": tiny.Digest.from_file(linear_file.path)}
+        )
         with pytest.raises(OnnxFileError, match="can't be read as an ONNX graph.*export it again"):
-            found(nn.Linear(6, 3), TestedFile(plain.path, described), VECTORS)
+            localize_file(nn.Linear(6, 3), TestedFile(linear_file.path, subject), VECTORS)
 
-    def test_file_that_changes_while_reading_is_refused(self, made, tmp_path):
-        model, candidate = made(Shared)
+    def test_file_that_changes_while_reading_is_refused(self, export_net, tmp_path):
+        model, candidate = export_net(Shared)
         copied = tiny.edit(candidate, tmp_path / "m.onnx", lambda proto: None)
 
         class Changes(type(model)):
@@ -511,18 +523,20 @@ class TestErrors:
         changing = copy.deepcopy(model)
         changing.__class__ = Changes
         with pytest.raises(DigestMismatch):
-            found(changing, copied, VECTORS)
+            localize_file(changing, copied, VECTORS)
 
-    def test_file_that_the_runtime_cannot_open(self, plain, tmp_path):
+    def test_file_that_the_runtime_cannot_open(self, linear_file, tmp_path):
         bad = tiny.edit(
-            plain, tmp_path / "bad.onnx", lambda p: setattr(node(p, "Gemm"), "op_type", "Glue")
+            linear_file,
+            tmp_path / "bad.onnx",
+            lambda p: setattr(find_node(p, "Gemm"), "op_type", "Glue"),
         )
         with pytest.raises(EvidenceError, match="bad.onnx can't compute.*Glue"):
-            found(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), bad, VECTORS)
+            localize_file(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), bad, VECTORS)
 
 
 class TestNonfiniteValues:
-    """NaN and infinity that both sides have are no fault; on one side only they are."""
+    """NaN and infinity are a fault only if one side alone has them."""
 
     @pytest.mark.parametrize(
         ("shift", "detail"),
@@ -532,28 +546,30 @@ class TestNonfiniteValues:
     def test_nonfinite_values_of_code(self, tmp_path, shift, detail):
         model = _Logarithm(shift=shift).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        reported = found(model, candidate, VECTORS)
+        reported = localize_file(model, candidate, VECTORS)
         assert not reported.diverges
-        assert layers(reported)["log"].detail == detail
+        assert layer_rows(reported)["log"].detail == detail
         bad = tiny.edit(
-            candidate, tmp_path / "bad.onnx", lambda p: setattr(node(p, "Log"), "op_type", "Exp")
+            candidate,
+            tmp_path / "bad.onnx",
+            lambda p: setattr(find_node(p, "Log"), "op_type", "Exp"),
         )
-        reported = found(model, bad, VECTORS)
+        reported = localize_file(model, bad, VECTORS)
         assert reported.first_divergence == "log"
-        assert layers(reported)["log"].max_abs_diff == np.inf
+        assert layer_rows(reported)["log"].max_abs_diff == np.inf
 
     @pytest.mark.parametrize(("name", "value"), [("head.bias", np.nan), ("head.weight", -np.inf)])
-    def test_nonfinite_weight_of_the_file(self, made, tmp_path, name, value):
+    def test_nonfinite_weight_of_the_file(self, export_net, tmp_path, name, value):
         def spoil(values):
             values.flat[2] = value
             return values
 
-        model, candidate = made(Residual)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, name, spoil))
-        reported = found(model, bad, IMAGES)
+        model, candidate = export_net(Residual)
+        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, name, spoil))
+        reported = localize_file(model, bad, IMAGES)
         assert reported.first_divergence == "head"
         assert name in reported.cause
-        assert verdicts(reported, "propagated") == ["(model)", "(model)"]
+        assert list_titles(reported, "propagated") == ["(model)", "(model)"]
         Localization.from_json(reported.to_json())
 
 
@@ -575,10 +591,10 @@ class _Logarithm(nn.Module):
 
 
 class TestOutputs:
-    """Layers are right, and yet the outputs are not."""
+    """Faults in the outputs are found although all layers are right."""
 
     def test_outputs_in_a_different_order(self, tmp_path):
-        model = nets.made(Flat)
+        model = nets.build(Flat)
         model.right = copy.deepcopy(model.left)
         nn.init.normal_(model.right.weight)
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=OUTPUTS[Flat])
@@ -588,33 +604,35 @@ class TestOutputs:
             del proto.graph.output[:]
             proto.graph.output.extend([listed[1], listed[0], listed[2]])
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", swap), VECTORS)
+        reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", swap), VECTORS)
         assert reported.first_divergence == ""
         assert "the outputs are in another order" in reported.cause
         assert "output_names" in reported.remedy
         sources = [row.tensor for row in reported.layers if row.verdict == "source"]
         assert set(sources) == {"left", "right"}
 
-    def test_additional_node_behind_the_last_module(self, made, tmp_path):
-        model, candidate = made(Residual)
+    def test_additional_node_behind_the_last_module(self, export_net, tmp_path):
+        model, candidate = export_net(Residual)
 
-        def behind(proto: onnx.ModelProto) -> None:
+        def append_negation(proto: onnx.ModelProto) -> None:
             (last,) = (item for item in proto.graph.node if "logits" in item.output)
             last.output[0] = "inner"
             proto.graph.node.append(helper.make_node("Neg", ["inner"], ["logits"], name="minus"))
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", behind), IMAGES)
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "bad.onnx", append_negation), IMAGES
+        )
         assert reported.first_divergence == ""
         assert reported.cause == (
             "The model itself is wrong although its inputs are right: output logits is not what "
             "the model returns; the tensor inner is, and Neg minus follows it."
         )
-        assert layers(reported)["head"].verdict == "ok"
+        assert layer_rows(reported)["head"].verdict == "ok"
         assert [row.tensor for row in reported.layers if row.verdict == "source"] == ["logits"] * 2
 
 
-def _state() -> dict[str, object]:
-    """Every global switch and random state that a measurement could touch."""
+def _read_state() -> dict[str, object]:
+    """Return all global switches and random states that a measurement might change."""
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
@@ -632,8 +650,8 @@ def _state() -> dict[str, object]:
     }
 
 
-def _condition(model: nn.Module) -> list[object]:
-    """All of a model that a measurement could touch."""
+def _read_model_state(model: nn.Module) -> list[object]:
+    """Return all state of a model that a measurement might change."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return [
         *((n, t.data_ptr(), t.dtype, t.requires_grad, t._version, t.tolist()) for n, t in tensors),
@@ -645,7 +663,7 @@ def _condition(model: nn.Module) -> list[object]:
 
 
 class _Noisy(nn.Module):
-    """Draws from all random states, changes a buffer in forward, and may break."""
+    """A model that draws from all random states, changes a buffer in forward, and may raise."""
 
     def __init__(self, *, breaks: bool) -> None:
         super().__init__()
@@ -666,7 +684,7 @@ class _Noisy(nn.Module):
 
 @pytest.fixture(params=[True, False], ids=["usual", "unusual"])
 def switches(request):
-    """Every switch in both positions, put back afterwards."""
+    """Set all switches to one or the other position, and restore them."""
     mha, cudnn = torch.backends.mha, torch.backends.cudnn
     before = torch.get_num_threads(), mha.get_fastpath_enabled(), cudnn.benchmark
     mha.set_fastpath_enabled(request.param)
@@ -690,44 +708,44 @@ def test_model_switches_and_random_states_are_restored(switches, tmp_path, break
     model.layer.bias.requires_grad_(False)
     model.layer.register_forward_hook(lambda *_: None)
     inputs = VECTORS.copy()
-    before = _condition(model), _state()
+    before = _read_model_state(model), _read_state()
     if breaks:
         with pytest.raises(EvidenceError, match="broken"):
-            found(model, candidate, inputs)
+            localize_file(model, candidate, inputs)
     else:
-        assert not found(model, candidate, inputs).diverges
-    assert (_condition(model), _state()) == before
+        assert not localize_file(model, candidate, inputs).diverges
+    assert (_read_model_state(model), _read_state()) == before
     np.testing.assert_array_equal(inputs, VECTORS)
 
 
-def test_state_is_restored_after_an_interrupt(switches, made, monkeypatch):
+def test_state_is_restored_after_an_interrupt(switches, export_net, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gate.localize.layer_deviations.Measuring._compare", stop)
-    model, candidate = made(Residual)
-    before = _condition(model), _state()
+    model, candidate = export_net(Residual)
+    before = _read_model_state(model), _read_state()
     with pytest.raises(KeyboardInterrupt):
-        found(model, candidate, IMAGES)
-    assert (_condition(model), _state()) == before
+        localize_file(model, candidate, IMAGES)
+    assert (_read_model_state(model), _read_state()) == before
 
 
-def test_default_number_of_samples(made):
-    """Without a budget or a limit."""
-    model, candidate = made(Shared)
+def test_default_number_of_samples(export_net):
+    """Use eight samples by default."""
+    model, candidate = export_net(Shared)
     reported = locate(MeasurementJob(model, candidate, SampleSet.from_arrays({"input": np.concatenate([VECTORS, VECTORS])}), policy=nets.POLICY), runtime="ort-cpu")  # fmt: skip
     assert reported.samples == 8
 
 
 def test_model_of_one_layer(tmp_path):
-    """Its path is empty."""
+    """Name the model itself if it is a single layer, whose path is empty."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3).eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", of_node("Gemm", 0, 1))
-    reported = found(model, bad, VECTORS)
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_input("Gemm", 0, 1))
+    reported = localize_file(model, bad, VECTORS)
     assert reported.first_divergence == ""
     assert reported.cause.startswith(
         "The model itself is wrong although its inputs are right: weight"
     )
-    assert verdicts(reported, "source") == ["(model)"]
+    assert list_titles(reported, "source") == ["(model)"]

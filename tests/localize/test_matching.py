@@ -1,4 +1,6 @@
-"""Matching tensors with values: near-identity layers, unused outputs, misleading names."""
+"""Tensors are matched with values despite near-identity layers, unused outputs and misleading
+names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from torch import nn
 
 from gate.localize.value_matching import difference
 from tests.localize import nets
-from tests.localize.nets import VECTORS, Exporter, change, found, layers, middle, node, verdicts
+from tests.localize.nets import (
+    VECTORS,
+    Exporter,
+    change_middle,
+    change_weight,
+    find_node,
+    layer_rows,
+    list_titles,
+    localize_file,
+)
 from tests.measure import tiny
 
 SEQUENCES = np.random.default_rng(0).normal(size=(6, 7, 6)).astype(np.float32)
@@ -22,7 +33,7 @@ NAN, INF = math.nan, math.inf
 
 
 class TestNearIdentityLayers:
-    """What they compute equals what they get; a fault before them is not theirs, nor theirs its."""
+    """Layers that return nearly their input are not confused with the layers around them."""
 
     @pytest.mark.parametrize(
         ("by", "nearly"),
@@ -31,26 +42,30 @@ class TestNearIdentityLayers:
     def test_fault_before_a_near_identity_layer(self, tmp_path, by, nearly):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nearly, nn.Linear(5, 2)).eval()
-        nn.init.constant_(model[0].bias, 9.0)  # so that nothing is below zero
+        nn.init.constant_(model[0].bias, 9.0)  # so that no value is below zero
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
-        assert not found(model, candidate, VECTORS).diverges
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "0.weight", middle))
-        reported = found(model, bad, VECTORS)
-        assert (reported.first_divergence, verdicts(reported, "source")) == ("0", ["0"])
+        assert not localize_file(model, candidate, VECTORS).diverges
+        bad = tiny.edit(
+            candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "0.weight", change_middle)
+        )
+        reported = localize_file(model, bad, VECTORS)
+        assert (reported.first_divergence, list_titles(reported, "source")) == ("0", ["0"])
         assert reported.unmapped == ()
-        assert "Gemm" in layers(reported)["0"].tensor
+        assert "Gemm" in layer_rows(reported)["0"].tensor
 
     def test_fault_in_a_near_identity_layer(self, tmp_path):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).eval()
         nn.init.constant_(model[1].weight, 1.01)
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "1.weight", middle))
-        assert verdicts(found(model, bad, VECTORS), "source") == ["1"]
+        bad = tiny.edit(
+            candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "1.weight", change_middle)
+        )
+        assert list_titles(localize_file(model, bad, VECTORS), "source") == ["1"]
 
 
 class Clamped(nn.Module):
-    """A layer that gets its own output again, behind a clamp that changes nothing."""
+    """A layer called twice, with a clamp between the calls that changes nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,21 +78,24 @@ class Clamped(nn.Module):
 
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 def test_pass_through_of_a_wrong_value_is_not_the_source(tmp_path, by: Exporter):
-    """In the cut run it equals the model's value to the bit, because that was put in before it."""
+    """Name the layer, not the clamp that passes its wrong value on.
+
+    In the cut run the clamp's output is exact, because its input is replaced by the reference.
+    """
     model = Clamped().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
     bad = tiny.edit(
         candidate,
         tmp_path / "bad.onnx",
-        lambda p: change(p, "twice.weight", lambda w: np.float32(1.0002) * w),
+        lambda p: change_weight(p, "twice.weight", lambda w: np.float32(1.0002) * w),
     )
-    record = found(model, bad, VECTORS)
+    record = localize_file(model, bad, VECTORS)
     assert (record.first_divergence, record.fault_code) == ("twice", "weights")
     assert {row.module for row in record.layers if row.verdict == "source"} == {"twice"}
 
 
 class FirstToken(nn.Module):
-    """A token that is zero, computed from what is zero in the first samples only."""
+    """A model that adds the embedding of token 0, an index computed as a product with zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,14 +114,16 @@ def test_integers_equal_on_the_first_samples_only(tmp_path, by: Exporter):
     inputs = VECTORS.copy()
     inputs[:, 0] = [0.1, 0.2, 1.5, 2.5, -3.5, 4.5]
     candidate = nets.export(model, tmp_path / "m.onnx", inputs, by=by)
-    assert not found(model, candidate, inputs).diverges
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "head.weight", middle))
-    record = found(model, bad, inputs)
-    assert (record.first_divergence, verdicts(record, "source")) == ("head", ["head"])
+    assert not localize_file(model, candidate, inputs).diverges
+    bad = tiny.edit(
+        candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "head.weight", change_middle)
+    )
+    record = localize_file(model, bad, inputs)
+    assert (record.first_divergence, list_titles(record, "source")) == ("head", ["head"])
 
 
 class Recurrent(nn.Module):
-    """Two layers in both directions; the states at the end are not used."""
+    """Two bidirectional recurrent layers whose final states are not used."""
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU]) -> None:
         super().__init__()
@@ -139,40 +159,48 @@ class TestSeveralOutputs:
     def test_unused_output_of_a_module_is_ignored(self, tmp_path, kind, by):
         model = Recurrent(kind).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES, by=by)
-        reported = found(model, candidate, SEQUENCES)
+        reported = localize_file(model, candidate, SEQUENCES)
         assert not reported.diverges
         assert {row.verdict for row in reported.layers} == {"ok"}
         assert [row.kind for row in reported.layers if row.module == "memory"] == [kind.__name__]
 
-        def last(proto: onnx.ModelProto) -> None:
-            change(proto, "head.bias", middle)
+        def change_head(proto: onnx.ModelProto) -> None:
+            change_weight(proto, "head.bias", change_middle)
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", last), SEQUENCES)
-        assert verdicts(reported, "source") == ["head"]
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "bad.onnx", change_head), SEQUENCES
+        )
+        assert list_titles(reported, "source") == ["head"]
 
     @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
     def test_fault_in_a_module_with_several_outputs(self, tmp_path, kind):
         model = Recurrent(kind).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", SEQUENCES)
 
-        def weight(proto: onnx.ModelProto) -> None:
-            change(proto, node(proto, kind.__name__).input[1], lambda w: w * np.float32(1.1))
+        def scale_weight(proto: onnx.ModelProto) -> None:
+            change_weight(
+                proto, find_node(proto, kind.__name__).input[1], lambda w: w * np.float32(1.1)
+            )
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", weight), SEQUENCES)
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "bad.onnx", scale_weight), SEQUENCES
+        )
         assert reported.first_divergence == "memory"
-        assert set(verdicts(reported, "source")) == {"memory"}
+        assert set(list_titles(reported, "source")) == {"memory"}
 
     @pytest.mark.parametrize("place", [0, 1])
     def test_fault_in_one_of_two_outputs(self, tmp_path, place):
         model = Split().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        assert not found(model, candidate, VECTORS).diverges
+        assert not localize_file(model, candidate, VECTORS).diverges
 
-        def turned(proto: onnx.ModelProto) -> None:
-            node(proto, "Mul", place).op_type = "Sub"
+        def replace_operator(proto: onnx.ModelProto) -> None:
+            find_node(proto, "Mul", place).op_type = "Sub"
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
-        assert verdicts(reported, "source") == ["halves"]
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "bad.onnx", replace_operator), VECTORS
+        )
+        assert list_titles(reported, "source") == ["halves"]
         assert [row.verdict for row in reported.layers[:2]].count("ok") == 1
 
     @pytest.mark.parametrize(
@@ -181,30 +209,36 @@ class TestSeveralOutputs:
     def test_fault_in_a_returned_output(self, tmp_path, place, behind, several):
         model = Returned(behind() if several else None).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("one", "two"))
-        assert not found(model, candidate, VECTORS).diverges
+        assert not localize_file(model, candidate, VECTORS).diverges
 
-        def turned(proto: onnx.ModelProto) -> None:
-            node(proto, "Mul", place).op_type = "Sub"
+        def replace_operator(proto: onnx.ModelProto) -> None:
+            find_node(proto, "Mul", place).op_type = "Sub"
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", turned), VECTORS)
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "bad.onnx", replace_operator), VECTORS
+        )
         assert reported.first_divergence == "halves"
-        assert verdicts(reported, "source") == ["halves"]
+        assert list_titles(reported, "source") == ["halves"]
 
 
 class Returned(nn.Module):
-    """Both outputs of a module are those of the model, or a module that hands them on returns."""
+    """Two outputs of a module, returned directly or through a pass-through module."""
 
-    def __init__(self, behind: nn.Module | None) -> None:
+    def __init__(self, pass_through: nn.Module | None) -> None:
         super().__init__()
-        self.halves, self.behind = Halves(), behind
+        self.halves, self.pass_through = Halves(), pass_through
 
     def forward(self, x):
         left, right = self.halves(x)
-        return (self.behind(left), self.behind(right)) if self.behind else (left, right)
+        return (
+            (self.pass_through(left), self.pass_through(right))
+            if self.pass_through
+            else (left, right)
+        )
 
 
 class TestNames:
-    """They are a help and no proof."""
+    """Node names help matching, but are not trusted."""
 
     @pytest.mark.parametrize("rename", ["", "node{}", "/0/Gemm_{}", "/stranger/Relu_{}"])
     def test_misleading_node_names(self, tmp_path, rename):
@@ -212,20 +246,24 @@ class TestNames:
         model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh()).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
 
-        def nameless(proto: onnx.ModelProto) -> None:
+        def rename_nodes(proto: onnx.ModelProto) -> None:
             for index, item in enumerate(proto.graph.node):
                 item.name = rename.format(index)
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "same.onnx", nameless), VECTORS)
-        assert list(layers(reported)) == ["0", "1", "2", "3"]
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "same.onnx", rename_nodes), VECTORS
+        )
+        assert list(layer_rows(reported)) == ["0", "1", "2", "3"]
         assert not reported.diverges
 
-        def wrong(proto: onnx.ModelProto) -> None:
-            nameless(proto)
-            change(proto, "2.weight", middle)
+        def rename_and_change(proto: onnx.ModelProto) -> None:
+            rename_nodes(proto)
+            change_weight(proto, "2.weight", change_middle)
 
-        reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", wrong), VECTORS)
-        assert verdicts(reported, "source") == ["2"]
+        reported = localize_file(
+            model, tiny.edit(candidate, tmp_path / "bad.onnx", rename_and_change), VECTORS
+        )
+        assert list_titles(reported, "source") == ["2"]
 
 
 @pytest.mark.parametrize(("value", "tensor", "want"), [
@@ -245,9 +283,11 @@ def test_relative_difference(value, tensor, want):
     assert difference(np.array(value), np.array(tensor)) == pytest.approx(want)
 
 
-@given(st.lists(st.floats(-1e3, 1e3).filter(lambda one: abs(one) > 1e-3), min_size=1), st.data())
+@given(
+    st.lists(st.floats(-1e3, 1e3).filter(lambda number: abs(number) > 1e-3), min_size=1), st.data()
+)
 def test_relative_difference_does_not_depend_on_scale(value, data):
     scale = data.draw(st.sampled_from([1e-6, 1.0, 1e6]))
     array = np.array(value)
-    second = array + data.draw(st.floats(0.01, 1.0))
-    assert difference(array * scale, second * scale) == pytest.approx(difference(array, second))
+    shifted = array + data.draw(st.floats(0.01, 1.0))
+    assert difference(array * scale, shifted * scale) == pytest.approx(difference(array, shifted))

@@ -1,4 +1,6 @@
-"""Localization with optimizations on and off, the memory budget, and changing forward paths."""
+"""Localization works with optimizations on and off, within a memory budget, and on changing forward
+paths.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,24 @@ from gate import Localization
 from gate.localize import layer_deviations
 from gate.localize.file_graph import SubgraphSession
 from tests.localize import nets
-from tests.localize.nets import IMAGES, TOKENS, VECTORS, change, found, layers, middle, node
+from tests.localize.nets import (
+    IMAGES,
+    TOKENS,
+    VECTORS,
+    change_middle,
+    change_weight,
+    find_node,
+    layer_rows,
+    localize_file,
+)
 from tests.measure import tiny
 
 ROOT = 1.414225
-"""ONNX Runtime takes it for the square root of 2 where it fuses GELU."""
+"""The value that ONNX Runtime accepts as the square root of 2 when it fuses GELU."""
 
 
 class Erf(nn.Module):
-    """A module of its own: its output, marked, keeps the optimiser from fusing around it."""
+    """A module whose output, when marked, keeps the optimizer from fusing GELU."""
 
     def forward(self, x):
         return torch.erf(x)
@@ -41,26 +52,30 @@ class ClosedGelu(nn.Module):
         return x * 0.5 * (1 + torch.erf(x / ROOT))
 
 
-def fused(activation: nn.Module, tmp_path):
-    """A net whose activation the optimiser computes in another way, and its file."""
+def export_fusible(activation: nn.Module, tmp_path):
+    """Return a network with an activation that the optimizer fuses, and its file."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), activation, nn.Linear(6, 64)).eval()
     return model, nets.export(model, tmp_path / "m.onnx", VECTORS)
 
 
-def whole_output_verdicts(told: Localization) -> dict[str, str]:
-    """Verdicts of the unmarked outputs by level."""
+def whole_output_verdicts(record: Localization) -> dict[str, str]:
+    """Return the verdicts of the outputs of the whole file by optimization level."""
     kind = "output of the whole file, "
     return {
-        row.kind.removeprefix(kind): row.verdict for row in told.layers if row.kind.startswith(kind)
+        row.kind.removeprefix(kind): row.verdict
+        for row in record.layers
+        if row.kind.startswith(kind)
     }
 
 
 class TestOptimizer:
     @pytest.mark.further
     def test_fusion_prevented_by_marking_is_found(self, tmp_path):
-        reported = found(*fused(OpenGelu(), tmp_path), VECTORS, runtime="ort-cpu-optimized")
-        assert {row.verdict for row in layers(reported).values()} == {"ok"}
+        reported = localize_file(
+            *export_fusible(OpenGelu(), tmp_path), VECTORS, runtime="ort-cpu-optimized"
+        )
+        assert {row.verdict for row in layer_rows(reported).values()} == {"ok"}
         assert whole_output_verdicts(reported) == {"optimized": "source", "not optimized": "ok"}
         assert (reported.first_divergence, reported.diverges) == (None, True)
         assert reported.outcome[0]["code"] == "fused"
@@ -70,26 +85,28 @@ class TestOptimizer:
 
     @pytest.mark.proof
     def test_completely_fused_module_is_a_source(self, tmp_path):
-        model, candidate = fused(ClosedGelu(), tmp_path)
-        reported = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
+        model, candidate = export_fusible(ClosedGelu(), tmp_path)
+        reported = localize_file(model, candidate, VECTORS, runtime="ort-cpu-optimized")
         assert reported.first_divergence == "1"
         assert "With optimizations off, the file agrees. With GeluFusion" in reported.cause
         assert "disabled_optimizers" in reported.remedy
-        plain = found(model, candidate, VECTORS, runtime="ort-cpu")
+        plain = localize_file(model, candidate, VECTORS, runtime="ort-cpu")
         assert plain.first_divergence is None
         assert whole_output_verdicts(plain) == {"optimized": "source", "not optimized": "ok"}
 
     def test_fault_of_the_file_is_not_an_optimizer_fault(self, tmp_path):
-        model, candidate = fused(nn.GELU(), tmp_path)
-        bad = tiny.edit(candidate, tmp_path / "b.onnx", lambda p: change(p, "2.weight", middle))
-        reported = found(model, bad, VECTORS, runtime="ort-cpu-optimized")
+        model, candidate = export_fusible(nn.GELU(), tmp_path)
+        bad = tiny.edit(
+            candidate, tmp_path / "b.onnx", lambda p: change_weight(p, "2.weight", change_middle)
+        )
+        reported = localize_file(model, bad, VECTORS, runtime="ort-cpu-optimized")
         assert reported.first_divergence == "2"
         assert "optimiz" not in reported.cause
         assert reported.blame is None
 
     def test_runtime_wrong_only_without_optimizations(self, tmp_path, monkeypatch):
-        class Spoils(SubgraphSession):
-            """Stands for a fault of a plain kernel."""
+        class FaultyPlainSession(SubgraphSession):
+            """A session with a fault in kernels without optimizations."""
 
             def __init__(self, piece, setup):
                 super().__init__(piece, setup)
@@ -99,9 +116,9 @@ class TestOptimizer:
                 arrays = super().__call__(*arguments, **options)
                 return {name: a * 1.01 if self._off else a for name, a in arrays.items()}
 
-        monkeypatch.setattr(layer_deviations, "SubgraphSession", Spoils)
-        model, candidate = fused(nn.GELU(), tmp_path)
-        reported = found(model, candidate, VECTORS, runtime="ort-cpu-optimized")
+        monkeypatch.setattr(layer_deviations, "SubgraphSession", FaultyPlainSession)
+        model, candidate = export_fusible(nn.GELU(), tmp_path)
+        reported = localize_file(model, candidate, VECTORS, runtime="ort-cpu-optimized")
         assert whole_output_verdicts(reported) == {"optimized": "ok", "not optimized": "source"}
         assert reported.outcome[0]["code"] == "only_unoptimized"
         assert "optimizations on" in reported.remedy
@@ -109,16 +126,18 @@ class TestOptimizer:
 
 def test_accumulated_errors_without_a_source(tmp_path):
     torch.manual_seed(0)
-    chain = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(24))).eval()
-    for layer in chain:
+    model = nn.Sequential(*(nn.Linear(6, 6, bias=False) for _ in range(24))).eval()
+    for layer in model:
         nn.init.orthogonal_(layer.weight)
-    candidate = nets.export(chain, tmp_path / "m.onnx", VECTORS)
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
 
-    def all_a_little(proto: onnx.ModelProto) -> None:
+    def scale_all_weights(proto: onnx.ModelProto) -> None:
         for tensor in list(proto.graph.initializer):
-            change(proto, tensor.name, lambda w: w * np.float32(1 + 3e-7))
+            change_weight(proto, tensor.name, lambda w: w * np.float32(1 + 3e-7))
 
-    reported = found(chain, tiny.edit(candidate, tmp_path / "bad.onnx", all_a_little), VECTORS)
+    reported = localize_file(
+        model, tiny.edit(candidate, tmp_path / "bad.onnx", scale_all_weights), VECTORS
+    )
     assert (reported.first_divergence, reported.diverges) == (None, True)
     assert [item["code"] for item in reported.outcome] == ["grown", "grown_at"]
     assert "amplifies rounding" in reported.remedy
@@ -126,15 +145,19 @@ def test_accumulated_errors_without_a_source(tmp_path):
         "optimized": "propagated",
         "not optimized": "propagated",
     }
-    assert not found(chain, candidate, VECTORS).diverges
+    assert not localize_file(model, candidate, VECTORS).diverges
 
 
 class TestBudget:
-    """Bytes of tensors at a time: however few, the result is the same."""
+    """The memory budget for tensors does not change the result."""
 
     CASES = (
-        (nets.Residual, IMAGES, lambda p: change(p, node(p, "Conv", 1).input[1], middle)),
-        (nets.Tokens, TOKENS, lambda p: change(p, "layer.fc1.bias", middle)),
+        (
+            nets.Residual,
+            IMAGES,
+            lambda p: change_weight(p, find_node(p, "Conv", 1).input[1], change_middle),
+        ),
+        (nets.Tokens, TOKENS, lambda p: change_weight(p, "layer.fc1.bias", change_middle)),
     )
 
     @pytest.mark.further
@@ -142,26 +165,27 @@ class TestBudget:
     @pytest.mark.parametrize("budget", [1])
     @pytest.mark.parametrize(("kind", "inputs", "spoil"), CASES)
     def test_budget_does_not_change_the_result(self, tmp_path, budget, kind, inputs, spoil):
-        model = nets.made(kind)
+        model = nets.build(kind)
         candidate = nets.export(model, tmp_path / "m.onnx", inputs)
         candidate = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
-        full, small = (found(model, candidate, inputs, budget=b) for b in (1 << 30, budget))
-        keep = ("first_divergence", "cause", "remedy", "samples")
-        assert [getattr(small, name) for name in keep] == [getattr(full, name) for name in keep]
-        for item, second in zip(small.layers, full.layers, strict=True):
-            same = ("module", "call", "kind", "tensor", "verdict", "detail")
-            assert [getattr(item, name) for name in same] == [
-                getattr(second, name) for name in same
+        full, small = (localize_file(model, candidate, inputs, budget=b) for b in (1 << 30, budget))
+        fields = ("first_divergence", "cause", "remedy", "samples")
+        assert [getattr(small, name) for name in fields] == [getattr(full, name) for name in fields]
+        for row, expected in zip(small.layers, full.layers, strict=True):
+            exact_fields = ("module", "call", "kind", "tensor", "verdict", "detail")
+            assert [getattr(row, name) for name in exact_fields] == [
+                getattr(expected, name) for name in exact_fields
             ]
-            # Batches of another size are summed in another order; the float64 reference sees the first.
-            assert item.noise_ratio == pytest.approx(second.noise_ratio, rel=0.1, abs=0.5)
-            scale = 1e-5 if second.verdict == "ok" else max(1e-5, 0.01 * second.max_abs_diff)
-            assert item.max_abs_diff == pytest.approx(second.max_abs_diff, abs=scale)
+            # The noise ratio differs with the batch size, because the float64 reference covers the
+            # first batch.
+            assert row.noise_ratio == pytest.approx(expected.noise_ratio, rel=0.1, abs=0.5)
+            scale = 1e-5 if expected.verdict == "ok" else max(1e-5, 0.01 * expected.max_abs_diff)
+            assert row.max_abs_diff == pytest.approx(expected.max_abs_diff, abs=scale)
 
     def test_budget_limits_returned_bytes(self, tmp_path, monkeypatch):
         returned, sessions = [], []
 
-        class Counts(SubgraphSession):
+        class CountingSession(SubgraphSession):
             def __init__(self, *arguments):
                 super().__init__(*arguments)
                 sessions.append(self)
@@ -171,31 +195,31 @@ class TestBudget:
                 returned.append(sum(array.nbytes for array in arrays.values()))
                 return arrays
 
-        monkeypatch.setattr("gate.localize.layer_deviations.SubgraphSession", Counts)
-        monkeypatch.setattr("gate.localize.value_matching.SubgraphSession", Counts)
-        model = nets.made(nets.Residual)
+        monkeypatch.setattr("gate.localize.layer_deviations.SubgraphSession", CountingSession)
+        monkeypatch.setattr("gate.localize.value_matching.SubgraphSession", CountingSession)
+        model = nets.build(nets.Residual)
         candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
-        found(model, candidate, IMAGES)
+        localize_file(model, candidate, IMAGES)
         most, number = max(returned), len(sessions)
         returned.clear(), sessions.clear()
-        found(model, candidate, IMAGES, budget=12_000)
+        localize_file(model, candidate, IMAGES, budget=12_000)
         assert len(sessions) > 2 * number
         assert max(returned) <= 12_000 < most
 
     def test_unused_weights_do_not_count(self, tmp_path):
-        model = nets.made(nets.Shared)
+        model = nets.build(nets.Shared)
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, outputs=("a", "b", "c"))
 
-        def unread(proto: onnx.ModelProto) -> None:
+        def add_unused_weight(proto: onnx.ModelProto) -> None:
             large = np.ones((40, 40), np.float32)
             proto.graph.initializer.append(numpy_helper.from_array(large, "left over"))
 
-        more = tiny.edit(candidate, tmp_path / "more.onnx", unread)
-        assert not found(model, more, VECTORS).diverges
+        larger = tiny.edit(candidate, tmp_path / "more.onnx", add_unused_weight)
+        assert not localize_file(model, larger, VECTORS).diverges
 
 
 class _Branch(nn.Module):
-    """One call more for batches that begin with a positive number."""
+    """A model with an additional call for batches that begin with a positive number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,13 +237,13 @@ def test_batches_with_another_forward_path_are_skipped(tmp_path, signs, samples)
     inputs = VECTORS.copy()
     inputs[:, 0] = signs
     candidate = nets.export(model, tmp_path / "m.onnx", inputs)
-    reported = found(model, candidate, inputs)
+    reported = localize_file(model, candidate, inputs)
     assert (reported.samples, reported.diverges) == (samples, False)
     assert reported.cause == f"No layer diverges on {samples} samples."
 
 
 class _ChangingPath(nn.Module):
-    """Another way at every call."""
+    """A model whose forward path changes with every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,11 +263,11 @@ def test_changing_forward_path_is_an_error(tmp_path):
     with pytest.raises(
         layer_deviations.ForwardPathChanged, match="Pass samples that take the same branches"
     ):
-        found(model, candidate, VECTORS)
+        localize_file(model, candidate, VECTORS)
 
 
 class _Narrow(nn.Module):
-    """Computes in float32 only."""
+    """A model that runs only in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,24 +283,28 @@ class _Narrow(nn.Module):
 def test_unit_without_float64_reference_is_one_rounding(tmp_path):
     model = _Narrow().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    reported = found(model, candidate, VECTORS)
+    reported = localize_file(model, candidate, VECTORS)
     assert not reported.diverges
     reason = "The unit is one float32 rounding, because the model can't run in float64"
     assert reason in reported.cause
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change(p, "head.weight", middle))
-    reported = found(model, bad, VECTORS)
+    bad = tiny.edit(
+        candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "head.weight", change_middle)
+    )
+    reported = localize_file(model, bad, VECTORS)
     assert reported.first_divergence == "head"
     assert reason in reported.cause
 
 
 def test_precomputed_module_is_unmapped(tmp_path):
-    """The exporter computes what does not depend on the samples beforehand."""
+    """Leave a module unmapped whose output does not depend on the samples; the exporter computes
+    it.
+    """
     model = _Table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    reported = found(model, candidate, VECTORS)
+    reported = localize_file(model, candidate, VECTORS)
     assert reported.unmapped == ("table",)
     assert (reported.first_divergence, reported.diverges) == (None, False)
-    row = layers(reported)["table"]
+    row = layer_rows(reported)["table"]
     assert (row.tensor, row.max_abs_diff, row.noise_ratio, row.detail) == (None, None, None, None)
 
 
@@ -293,8 +321,8 @@ class _Table(nn.Module):
 def test_unmapped_module_before_a_wrong_tensor_is_the_source(tmp_path):
     model = _Table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    second = _Table().eval()
+    other_weights = _Table().eval()
     with torch.no_grad():
-        second.table.weight.mul_(2)
-    reported = found(second, candidate, VECTORS)
+        other_weights.table.weight.mul_(2)
+    reported = localize_file(other_weights, candidate, VECTORS)
     assert reported.first_divergence == "table"

@@ -1,4 +1,4 @@
-"""Names of nodes and the modules that they lead to."""
+"""Node names are mapped to module paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Coder(nn.Module):
-    """What is used by methods of its own, never by its forward."""
+    """A module whose forward is never called; other methods use its submodules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Coder(nn.Module):
 
 
 class Net(nn.Module):
-    """layer1.0, layer1.1, shared and alias (the same module)."""
+    """A model with layer1.0, layer1.1, and one module under the names shared and alias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ def paths():
         ("/stranger/conv/Conv", "", None),
         ("/up/relu_2/Relu", "coder.up.relu", 2),
         ("/up_1/conv/Conv", "coder.up.conv", None),
-        ("/both.1/conv/Conv", "", None),  # as of `coder.both[1]`, and 1 is the name of two
-        ("/conv/Conv", "", None),  # of which of them?
+        ("/both.1/conv/Conv", "", None),  # could be `coder.both[1]`, but two modules are named 1
+        ("/conv/Conv", "", None),  # several modules are named conv
         ("/Add", "", 0),
     ],
 )
@@ -92,13 +92,17 @@ def test_scope_from_dynamo_metadata(paths, text, scope):
     assert paths.scope(node) == scope
 
 
-def value(number: int, path: str, kind: str, *inputs: int) -> ComputedValue:
+def make_value(number: int, path: str, kind: str, *inputs: int) -> ComputedValue:
     return ComputedValue(
         number, path, kind, 0, None, inputs, (1,), np.full(1, number, np.float32), None
     )
 
 
-VALUES = [value(0, "", ""), value(1, "c", "Conv2d", 0), value(2, "n", "BatchNorm2d", 1)]
+VALUES = [
+    make_value(0, "", ""),
+    make_value(1, "c", "Conv2d", 0),
+    make_value(2, "n", "BatchNorm2d", 1),
+]
 
 
 @pytest.mark.parametrize(("nodes", "folded"), [

@@ -1,4 +1,4 @@
-"""Localization in quantized files."""
+"""Faults are localized in quantized files."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Reader(ort.CalibrationDataReader):
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory):
-    """The file in a format of ONNX Runtime's quantizer."""
+def quantize(tmp_path_factory):
+    """Return a function that quantizes the file in a format of ONNX Runtime's quantizer."""
     folder: Path = tmp_path_factory.mktemp("quantized")
     nets.export(Segmenting().eval(), folder / "m.onnx", IMAGES)
     quant_pre_process(folder / "m.onnx", folder / "pre.onnx")
@@ -83,19 +83,19 @@ def compare(candidate: TestedFile, policy: Policy = nets.POLICY) -> Localization
 
 
 @pytest.mark.parametrize("format_", ["channels", "operators", "dynamic"])
-def test_quantization_is_the_cause(quantized, format_):
-    reported = compare(quantized(format_))
+def test_quantization_is_the_cause(quantize, format_):
+    reported = compare(quantize(format_))
     assert reported.first_divergence == ("head" if format_ == "operators" else "c1")
     assert "quantized" in reported.fault
     assert "bias" not in reported.fault.partition("(")[0]
     assert "--precision quantized" in reported.remedy
     assert (
         "precision: quantized, task: tensors" in reported.remedy
-    )  # what is built in is for classes
+    )  # the built-in policy is for classification
 
 
-def rounding() -> FakeQuantize:
-    """Fake quantization of a weight, per tensor."""
+def make_fake_quantize() -> FakeQuantize:
+    """Return fake quantization of a weight, per tensor."""
     return FakeQuantize(
         MinMaxObserver,
         quant_min=-128,
@@ -105,12 +105,12 @@ def rounding() -> FakeQuantize:
     )
 
 
-class Rounding(Segmenting):
-    """The same with weights and values that are rounded to steps in forward."""
+class FakeQuantized(Segmenting):
+    """A Segmenting model with fake quantization of weights and values."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.ModuleList([rounding(), rounding()])
+        self.weights = nn.ModuleList([make_fake_quantize(), make_fake_quantize()])
         self.values = FakeQuantize(MinMaxObserver, quant_min=0, quant_max=255, dtype=torch.quint8)
 
     def forward(self, x):
@@ -122,13 +122,13 @@ class Rounding(Segmenting):
 
 
 def increase_scale(proto: onnx.ModelProto) -> None:
-    nets.change(proto, "values.scale", lambda scale: scale * 1.01)
+    nets.change_weight(proto, "values.scale", lambda scale: scale * 1.01)
 
 
 def use_signed_zero_point(proto: onnx.ModelProto) -> None:
-    """The same steps, but none above 127."""
+    """Make the zero point int8, so that the same steps end at 127."""
     node = next(node for node in proto.graph.node if node.name == "/values/QuantizeLinear")
-    tensor = nets.weight(proto, node.input[2])
+    tensor = nets.find_weight(proto, node.input[2])
     zeros = numpy_helper.to_array(tensor).astype(np.int8)
     tensor.CopyFrom(numpy_helper.from_array(zeros, tensor.name))
 
@@ -138,23 +138,25 @@ def use_signed_zero_point(proto: onnx.ModelProto) -> None:
     [(increase_scale, "settings", ["scale"]), (use_signed_zero_point, "operators", [])],
 )
 def test_fake_quantized_model_is_not_called_quantized(spoil, code, attributes, tmp_path):
-    model = Rounding()
+    model = FakeQuantized()
     model(torch.from_numpy(IMAGES))
     model.apply(disable_observer).eval()
     candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
-    assert nets.found(model, candidate, IMAGES).faults == ()
+    assert nets.localize_file(model, candidate, IMAGES).faults == ()
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", spoil)
-    (fault,) = nets.found(model, bad, IMAGES).faults
+    (fault,) = nets.localize_file(model, bad, IMAGES).faults
     assert (fault.module, fault.code) == ("values", code)
     matches = [detail.get("attribute") for detail in fault.params["details"]]
     assert [name for name in matches if name] == attributes
 
 
 def reverse_weight(name: str) -> Callable[[onnx.ModelProto], None]:
-    """Other integers for a weight, as of another checkpoint."""
+    """Return an edit that reverses the integers of a weight, as a wrong checkpoint would change
+    them.
+    """
 
     def change(proto: onnx.ModelProto) -> None:
-        tensor = nets.weight(proto, name)
+        tensor = nets.find_weight(proto, name)
         stored = numpy_helper.to_array(tensor)
         tensor.CopyFrom(numpy_helper.from_array(stored[::-1].copy(), name))
 
@@ -162,20 +164,18 @@ def reverse_weight(name: str) -> Callable[[onnx.ModelProto], None]:
 
 
 @pytest.mark.parametrize("name", ["c2.weight", "c2.bias"])
-def test_wrong_weight_is_distinguished_from_quantization(quantized, tmp_path, name):
-    bad = tiny.edit(
-        quantized("tensors"), tmp_path / "bad.onnx", reverse_weight(f"{name}_quantized")
-    )
+def test_wrong_weight_is_distinguished_from_quantization(quantize, tmp_path, name):
+    bad = tiny.edit(quantize("tensors"), tmp_path / "bad.onnx", reverse_weight(f"{name}_quantized"))
     rows = {row.title: row.detail for row in compare(bad).layers if row.verdict == "source"}
     assert name in rows["c2"]
     assert "quantized" in rows["c1"]
-    reported = compare(bad, POLICY)  # quantization is no fault there
+    reported = compare(bad, POLICY)  # with this policy quantization is not a fault
     assert reported.first_divergence == "c2"
     assert name in reported.cause
 
 
-def test_remedy_with_a_quantized_policy_is_calibration(quantized):
-    reported = compare(quantized("tensors"), POLICY)
+def test_remedy_with_a_quantized_policy_is_calibration(quantize):
+    reported = compare(quantize("tensors"), POLICY)
     assert reported.first_divergence == "c1"
     assert "precision" not in reported.remedy
     assert "Calibrate" in reported.remedy

@@ -1,4 +1,4 @@
-"""Minimal reproducers: they show the same failure and contain no secrets."""
+"""Minimal reproducers show the same failure and contain no secrets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def reduced(tmp_path_factory):
-    """Real faults of optimizers, each reduced once."""
+    """Return a function that reduces each real optimizer fault once."""
 
     @functools.cache
     def make(name: str) -> tuple[ReducedFailure, Localization]:
@@ -69,9 +69,9 @@ def reduced(tmp_path_factory):
 def test_fewest_nodes_keeps_only_necessary_nodes():
     tried: list[tuple[int, ...]] = []
 
-    def differs(places: tuple[int, ...]) -> bool:
-        tried.append(places)
-        return {3, 17} <= set(places)
+    def differs(indices: tuple[int, ...]) -> bool:
+        tried.append(indices)
+        return {3, 17} <= set(indices)
 
     assert fewest_nodes(range(40), differs) == (3, 17)
     assert len(tried) == len(set(tried))
@@ -93,7 +93,7 @@ def test_optimizer_fault_is_reduced_to_the_fused_nodes(reduced, tmp_path, name, 
 
 
 class Flattened(torch.nn.Module):
-    """Returns two outputs of different shapes."""
+    """A model that returns two outputs of different shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,22 +105,22 @@ class Flattened(torch.nn.Module):
         return self.first(flat), self.last(flat)
 
 
-def _in_batches_of_two(model: onnx.ModelProto) -> None:
+def _set_reshape_batch(model: onnx.ModelProto) -> None:
     """Write a constant batch size into Reshape."""
     node = next(node for node in model.graph.node if node.op_type == "Reshape")
     node.input[1] = "shape"
     model.graph.initializer.append(numpy_helper.from_array(np.array([2, 6]), "shape"))
 
 
-def _fixed_to_two(model: onnx.ModelProto) -> None:
-    """Fix the batch axis, although the record of the export says that it is dynamic."""
+def _fix_batch_axis(model: onnx.ModelProto) -> None:
+    """Fix the batch axis, although the export record states that it is dynamic."""
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 2
 
 
 def _refuses_all(model: onnx.ModelProto) -> None:
     """Write a shape into Reshape that no batch has."""
-    _in_batches_of_two(model)
+    _set_reshape_batch(model)
     model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.array([-1, 6, 97]), "shape"))
 
 
@@ -135,7 +135,7 @@ def _without_kernel(model: onnx.ModelProto) -> None:
         model.graph.node.append(helper.make_node(operator, ends[:1], ends[1:], **settings))
 
 
-def _reversed(model: onnx.ModelProto) -> None:
+def _reverse_outputs(model: onnx.ModelProto) -> None:
     model.graph.output.reverse()
 
 
@@ -143,9 +143,9 @@ def _reversed(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("edit", "operator", "kind", "raises", "accepted"),
     [
-        (_in_batches_of_two, "Reshape", "exporter", True, (2,)),
-        (_fixed_to_two, "Reshape", "exporter", True, (2,)),
-        (_reversed, "Gemm", "exporter", False, ()),
+        (_set_reshape_batch, "Reshape", "exporter", True, (2,)),
+        (_fix_batch_axis, "Reshape", "exporter", True, (2,)),
+        (_reverse_outputs, "Gemm", "exporter", False, ()),
         (_refuses_all, "Reshape", "exporter", True, ()),
         (_without_kernel, "ArgMax", "runtime", True, ()),
     ],
@@ -154,8 +154,8 @@ def _reversed(model: onnx.ModelProto) -> None:
 def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operator, kind, raises, accepted):
     x = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32)
     model, example = Flattened().eval(), {"input": x[:2]}
-    right = tiny.export(model, tmp_path / "right.onnx", example=example, outputs=("a", "b"))
-    path = tiny.edit(right, tmp_path / "model.onnx", edit).path
+    correct = tiny.export(model, tmp_path / "right.onnx", example=example, outputs=("a", "b"))
+    path = tiny.edit(correct, tmp_path / "model.onnx", edit).path
     policy = Policy.default()
     record = ExportRecord(strategy="direct", settings={"dynamic_batch": True})
     reference = Reference(model, Source(factory="tests"), export=record)
@@ -182,30 +182,30 @@ def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operator, kind,
 def test_strip_replaces_names_weights_and_expected_values(reduced):
     failure, result = reduced("a transposed matrix by a vector")
     before = [numpy_helper.to_array(tensor) for tensor in failure.model.graph.initializer]
-    named = failure.model.graph
-    names = [item.name for item in (*named.node, *named.initializer) if item.name]
+    graph = failure.model.graph
+    names = [item.name for item in (*graph.node, *graph.initializer) if item.name]
     assert names
     assert result.fault
     stripped = Reproducer(failure, result, {}).stripped(weights=True, inputs=True)
     assert result.fault not in stripped.issue("", venv=False)
-    created = stripped.failure
-    assert not any(name.encode() in created.model.SerializeToString() for name in names)
-    assert created.random_weights
-    assert created.shows()
-    for tensor, original in zip(created.model.graph.initializer, before, strict=True):
+    stripped_failure = stripped.failure
+    assert not any(name.encode() in stripped_failure.model.SerializeToString() for name in names)
+    assert stripped_failure.random_weights
+    assert stripped_failure.shows()
+    for tensor, original in zip(stripped_failure.model.graph.initializer, before, strict=True):
         array = numpy_helper.to_array(tensor)
         assert array.size == 1 or not np.isin(array, original).all()
-    for name, array in created.inputs.items():
+    for name, array in stripped_failure.inputs.items():
         assert not np.array_equal(array, failure.inputs[name])
-    for name, array in created.expected.items():
+    for name, array in stripped_failure.expected.items():
         assert not np.array_equal(array, failure.expected[name])
 
 
-W = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+WEIGHT = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
 
 
-def _failure(model: onnx.ModelProto, kind: Kind = "optimizer", **more: Any) -> ReducedFailure:
-    """A graph x0 -> y0 with expected values that it does not compute."""
+def _make_failure(model: onnx.ModelProto, kind: Kind = "optimizer", **more: Any) -> ReducedFailure:
+    """Return a failure of a graph x0 -> y0 whose expected values differ from its outputs."""
     settings: dict[str, Any] = {
         "kind": kind,
         "model": model,
@@ -218,7 +218,7 @@ def _failure(model: onnx.ModelProto, kind: Kind = "optimizer", **more: Any) -> R
     return ReducedFailure(**{**settings, **more})
 
 
-def _model(*nodes: onnx.NodeProto, **more: Any) -> onnx.ModelProto:
+def _make_model(*nodes: onnx.NodeProto, **more: Any) -> onnx.ModelProto:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x0", "y0")]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], **more)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -238,7 +238,7 @@ def test_names_in_subgraphs_are_replaced():
         helper.make_node("Constant", [], ["secret_b"], value=yes),
         helper.make_node("If", ["secret_b"], ["y0"], then_branch=inner, else_branch=inner),
     ]
-    model = without_names(_model(*nodes))
+    model = without_names(_make_model(*nodes))
     assert b"secret" not in model.SerializeToString()
     inputs = {"x0": np.float32([-1.0, 2.0])}
     assert run(model, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [1.0, 3.0]
@@ -268,41 +268,41 @@ BLOB = helper.make_node("EPContext", ["x0"], ["y0"], domain="com.microsoft", ep_
     ids=["floats", "integers", "branch", "bytes", "texts", "text tensor"],
 )  # fmt: skip
 def test_strip_refuses_weights_outside_of_tensors(nodes):
-    created = Reproducer(_failure(_model(*nodes)), Localization.model_construct(), {})
+    reproducer = Reproducer(_make_failure(_make_model(*nodes)), Localization.model_construct(), {})
     with pytest.raises(NotReproduced):
-        created.stripped(weights=True, inputs=False)
+        reproducer.stripped(weights=True, inputs=False)
 
 
 def test_issue_names_the_file_that_computes_the_expected_values():
-    failure = _failure(_model(RELU), "exporter")
+    failure = _make_failure(_make_model(RELU), "exporter")
     for is_converted in (False, True):
-        created = Reproducer(failure, Localization.model_construct(fault=None, blame=None), {})
-        text = replace(created, is_converted=is_converted).issue("", venv=False)
+        reproducer = Reproducer(failure, Localization.model_construct(fault=None, blame=None), {})
+        text = replace(reproducer, is_converted=is_converted).issue("", venv=False)
         assert ("original" in text.splitlines()[0]) == is_converted
         assert ("PyTorch" in text) != is_converted
 
 
 def test_strip_counts_the_weights_of_the_layer():
-    failure = _failure(_model(RELU), "exporter")
-    for weights, is_refused in (({"weight": W}, True), ({}, False)):
+    failure = _make_failure(_make_model(RELU), "exporter")
+    for weights, is_refused in (({"weight": WEIGHT}, True), ({}, False)):
         layer = LayerScript("", weights)
-        created = Reproducer(failure, Localization.model_construct(), {}, layer)
+        reproducer = Reproducer(failure, Localization.model_construct(), {}, layer)
         with pytest.raises(NotReproduced) if is_refused else contextlib.nullcontext():
-            assert created.stripped(weights=True, inputs=False) is created
+            assert reproducer.stripped(weights=True, inputs=False) is reproducer
 
 
 @pytest.mark.further
 def test_strip_replaces_inputs_that_are_weights(reduced):
-    failure = _failure(_model(RELU), "exporter", constant_inputs=("x0",))
+    failure = _make_failure(_make_model(RELU), "exporter", constant_inputs=("x0",))
     with pytest.raises(NotReproduced):
         Reproducer(failure, Localization.model_construct(), {}).stripped(weights=True, inputs=False)
     failure, result = reduced("zeros around a pool")
     assert failure.constant_inputs == ()
-    custom = Reproducer(failure, result, {}).stripped(weights=True, inputs=False).failure
-    assert all(custom.inputs[name] is array for name, array in failure.inputs.items())
+    unchanged_inputs = Reproducer(failure, result, {}).stripped(weights=True, inputs=False).failure
+    assert all(unchanged_inputs.inputs[name] is array for name, array in failure.inputs.items())
     failure = replace(failure, constant_inputs=tuple(failure.inputs))
-    created = Reproducer(failure, result, {}).stripped(weights=True, inputs=False).failure
-    assert not any(np.isin(created.inputs[n], a).all() for n, a in failure.inputs.items())
+    replaced_inputs = Reproducer(failure, result, {}).stripped(weights=True, inputs=False).failure
+    assert not any(np.isin(replaced_inputs.inputs[n], a).all() for n, a in failure.inputs.items())
 
 
 def test_distance_is_exact_for_large_integers_and_empty_arrays():
@@ -322,22 +322,22 @@ def test_random_numbers_stay_in_the_finite_range():
     assert drawn.min() >= 2**63
     floats = random_like(np.array([np.nan, 1.0, 2.0, np.inf], np.float32), 0)
     assert ((floats >= 1.0) & (floats <= 2.0)).all()
-    few = np.array([0.1, 7.3], np.float32)  # each is an end of the range
-    assert not any(np.isin(random_like(few, seed), few).any() for seed in range(50))
+    two_values = np.array([0.1, 7.3], np.float32)  # each value is an end of the range
+    assert not any(np.isin(random_like(two_values, seed), two_values).any() for seed in range(50))
 
 
 def test_layer_in_bfloat16_has_no_script():
     layer = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
-    failure = _failure(_model(RELU), "exporter", arguments=("x0",))
+    failure = _make_failure(_make_model(RELU), "exporter", arguments=("x0",))
     assert LayerScript.from_layer(layer, failure) is None
 
 
 class Scaled(torch.nn.Module):
-    """A module that no library has."""
+    """A custom module that is not part of a library."""
 
     def __init__(self, table: tuple[float, ...] = (1.0, 2.0)) -> None:
         super().__init__()
-        self.weight, self.table = torch.nn.Parameter(torch.from_numpy(W)), table
+        self.weight, self.table = torch.nn.Parameter(torch.from_numpy(WEIGHT)), table
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x @ self.weight) + torch.add(x.new_tensor(self.table), 0.5)
@@ -363,26 +363,26 @@ def test_custom_module_becomes_a_class_without_its_source(tmp_path, module):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with torch.no_grad():
         expected = {"y0": module()(torch.from_numpy(x)).numpy()}
-    failure = _failure(_model(RELU), "exporter", arguments=("x0",), expected=expected)
-    created = LayerScript.from_layer(module(), failure)
-    assert created is not None
-    assert module.__name__ not in created.text
-    np.savez(tmp_path / "weights.npz", **created.weights)
+    failure = _make_failure(_make_model(RELU), "exporter", arguments=("x0",), expected=expected)
+    script = LayerScript.from_layer(module(), failure)
+    assert script is not None
+    assert module.__name__ not in script.text
+    np.savez(tmp_path / "weights.npz", **script.weights)
     np.savez(tmp_path / "inputs.npz", **failure.inputs)
-    (tmp_path / "layer.py").write_text(created.text)
-    for off, code in ((0.0, 0), (1.0, 1)):
-        np.savez(tmp_path / "expected.npz", y0=expected["y0"] + np.float32(off))
-        with pytest.raises(SystemExit) as ended:
+    (tmp_path / "layer.py").write_text(script.text)
+    for shift, code in ((0.0, 0), (1.0, 1)):
+        np.savez(tmp_path / "expected.npz", y0=expected["y0"] + np.float32(shift))
+        with pytest.raises(SystemExit) as exit_info:
             runpy.run_path(str(tmp_path / "layer.py"), run_name="__main__")
-        assert ended.value.code == code
-        gc.collect()  # the script leaves its files to the end of its process
-    # A table in the code may be a weight.
+        assert exit_info.value.code == code
+        gc.collect()  # the script closes its files only when its process ends
+    # A table in the code might be a weight.
     table = tuple(float(number) / 3 for number in range(64))
     assert LayerScript.from_layer(Scaled(table), failure) is None
 
 
 def _run_script(failure: ReducedFailure, folder: Path) -> tuple[int, str]:
-    """Exit code and last line of the script; it has at most 40 lines."""
+    """Run the script, which has at most 40 lines; return its exit code and last line."""
     script = Reproducer(failure, Localization.model_construct(), {}).script()
     assert script.count("\n") <= 40
     (folder / "reproduce.py").write_text(script)
@@ -398,11 +398,13 @@ def test_script_exit_code_distinguishes_failures(tmp_path):
     setup = plain_setup("ort-cpu")
     entries = {"config": {"session.disable_prepacking": "1"}, "disabled_optimizers": ("Relu",)}
     setup = replace(setup, settings=setup.settings.model_copy(update=entries))
-    none = np.zeros((0, 3), np.float32)
-    empty = _failure(_model(RELU), setup=setup, inputs={"x0": none}, expected={"y0": none})
+    no_rows = np.zeros((0, 3), np.float32)
+    empty = _make_failure(
+        _make_model(RELU), setup=setup, inputs={"x0": no_rows}, expected={"y0": no_rows}
+    )
     assert _run_script(empty, tmp_path) == (0, "agrees")
-    assert _run_script(_failure(_model(RELU)), tmp_path) == (1, "DIFFERS")
-    product = _failure(_model(helper.make_node("MatMul", ["x0", "x0"], ["y0"])))
+    assert _run_script(_make_failure(_make_model(RELU)), tmp_path) == (1, "DIFFERS")
+    product = _make_failure(_make_model(helper.make_node("MatMul", ["x0", "x0"], ["y0"])))
     with pytest.raises(Exception, match="MatMul") as raised:
         run(product.model, product.inputs, product.setup)
     words = f"{raised.type.__name__}: …MatMul…"
@@ -414,7 +416,7 @@ SECRET = "/home/someone/secret"
 
 
 def _write_secrets(message: Any) -> None:
-    """Write the secret into every text of a message that is no name."""
+    """Write the secret into every text field of a message that is not a name."""
     for field in message.DESCRIPTOR.fields:
         if field.name in ("doc_string", "producer_name", "producer_version"):
             setattr(message, field.name, SECRET)
@@ -458,15 +460,15 @@ def test_model_contains_only_necessary_data():
     model.training_info.add().algorithm.initializer.add(name=SECRET)
     model.graph.quantization_annotation.add(tensor_name=SECRET)
     _write_secrets(model)
-    fed = {"x": np.ones(2, np.float32), "b": np.array(True)}
-    created = Standalone.from_piece(Piece(model, {}, ("y",)), fed).model
-    assert SECRET.encode() not in created.SerializeToString()
-    assert [each.name for each in created.functions] == ["Mine"]
-    assert not created.graph.sparse_initializer
-    tensors = created.graph.initializer
+    feed = {"x": np.ones(2, np.float32), "b": np.array(True)}
+    standalone = Standalone.from_piece(Piece(model, {}, ("y",)), feed).model
+    assert SECRET.encode() not in standalone.SerializeToString()
+    assert [each.name for each in standalone.functions] == ["Mine"]
+    assert not standalone.graph.sparse_initializer
+    tensors = standalone.graph.initializer
     assert [numpy_helper.to_array(tensor).tolist() for tensor in tensors] == [[5.0, 6.0]]
-    inputs = {"x0": fed["x"], "x1": fed["b"]}
-    assert run(created, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [2.0, 2.0]
+    inputs = {"x0": feed["x"], "x1": feed["b"]}
+    assert run(standalone, inputs, plain_setup("ort-cpu"))["y0"].tolist() == [2.0, 2.0]
 
 
 @pytest.fixture(scope="module")
@@ -513,7 +515,7 @@ def test_command_writes_a_reproducing_script(project, tmp_path, capsys):
     archive.extractall(tmp_path / "bug")
     script = [sys.executable, "-I", str(tmp_path / "bug" / "reproduce.py")]
     assert subprocess.run(script, check=False, capture_output=True).returncode == 1
-    # With the weight of the model it agrees: the script does not show just any difference.
+    # With the model's weight the script agrees, so it does not report just any difference.
     right = onnx.load(project / "good.onnx").graph.initializer
     for tensor in model.graph.initializer:
         tensor.CopyFrom(next(t for t in right if t.name == tensor.name))
@@ -559,9 +561,9 @@ def test_policy_not_matching_the_report_is_refused(project, tmp_path):
 def test_script_that_agrees_is_not_written(reduced, tmp_path):
     failure, result = reduced("zeros around a pool")
     session = failure.setup.plain
-    right = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), result, {})
+    agreeing = Reproducer(ReducedFailure(**{**vars(failure), "setup": session}), result, {})
     with pytest.raises(NotReproduced):
-        right.write(tmp_path / "bug.zip", venv=False)
+        agreeing.write(tmp_path / "bug.zip", venv=False)
     assert not (tmp_path / "bug.zip").exists()
 
 

@@ -1,4 +1,4 @@
-"""The attributes of nodes against the settings of modules."""
+"""Node attributes are compared with module settings."""
 
 from __future__ import annotations
 
@@ -12,96 +12,98 @@ from torch import nn
 from gate.localize.diagnosis import differing_settings, has_training_mode, mismatched_activation
 from gate.summary.render import render_fault
 from tests.localize import nets
-from tests.localize.nets import VECTORS, found, verdicts
+from tests.localize.nets import VECTORS, list_titles, localize_file
 from tests.measure import tiny
 
 
-def node(op: str, inputs: int = 1, **attributes: object):
+def make_node(op: str, inputs: int = 1, **attributes: object):
     return helper.make_node(op, [f"i{index}" for index in range(inputs)], ["o"], **attributes)
 
 
 WINDOW = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
-SAME = {
-    "convolution": (nn.Conv2d(2, 2, 3, 2, 1), node("Conv", **WINDOW, dilations=[1, 1], group=1)),
-    "defaults": (nn.Conv2d(2, 2, 3), node("Conv")),
-    "one number for two": (nn.Conv2d(2, 2, 3, (2, 2)), node("Conv", strides=[2, 2])),
-    "two paddings": (nn.Conv2d(2, 2, 3, padding=(1, 2)), node("Conv", pads=[1, 2, 1, 2])),
-    "padding by name": (nn.Conv2d(2, 2, 3, padding="same"), node("Conv", pads=[1, 1, 1, 1])),
+EQUAL_SETTINGS = {
+    "convolution": (nn.Conv2d(2, 2, 3, 2, 1), make_node("Conv", **WINDOW, dilations=[1, 1], group=1)),
+    "defaults": (nn.Conv2d(2, 2, 3), make_node("Conv")),
+    "one number for two": (nn.Conv2d(2, 2, 3, (2, 2)), make_node("Conv", strides=[2, 2])),
+    "two paddings": (nn.Conv2d(2, 2, 3, padding=(1, 2)), make_node("Conv", pads=[1, 2, 1, 2])),
+    "padding by name": (nn.Conv2d(2, 2, 3, padding="same"), make_node("Conv", pads=[1, 1, 1, 1])),
     "another mode of padding": (
         nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
-        [node("Pad", mode="reflect"), node("Conv", pads=[0, 0, 0, 0])]),
-    "pooling": (nn.MaxPool2d(3, 2, 1), node("MaxPool", **WINDOW, ceil_mode=0)),
-    "average": (nn.AvgPool2d(2), node("AveragePool", kernel_shape=[2, 2], strides=[2, 2],
+        [make_node("Pad", mode="reflect"), make_node("Conv", pads=[0, 0, 0, 0])]),
+    "pooling": (nn.MaxPool2d(3, 2, 1), make_node("MaxPool", **WINDOW, ceil_mode=0)),
+    "average": (nn.AvgPool2d(2), make_node("AveragePool", kernel_shape=[2, 2], strides=[2, 2],
                                       count_include_pad=1)),
-    "epsilon in float32": (nn.BatchNorm2d(3), node("BatchNormalization", epsilon=9.999999747e-06)),
-    "a slope": (nn.LeakyReLU(0.2), node("LeakyRelu", alpha=0.2)),
-    "by erf": (nn.GELU(), node("Gelu")),
-    "no value": (nn.LPPool2d(3, 2), node("AveragePool", kernel_shape=[2, 2], strides=[2, 2])),
-    "no such attribute": (nn.Identity(), node("Conv", strides=[5, 5])),
-    "an operator without settings": (nn.ReLU(), node("Relu")),
+    "epsilon in float32": (nn.BatchNorm2d(3), make_node("BatchNormalization", epsilon=9.999999747e-06)),
+    "a slope": (nn.LeakyReLU(0.2), make_node("LeakyRelu", alpha=0.2)),
+    "by erf": (nn.GELU(), make_node("Gelu")),
+    "no value": (nn.LPPool2d(3, 2), make_node("AveragePool", kernel_shape=[2, 2], strides=[2, 2])),
+    "no such attribute": (nn.Identity(), make_node("Conv", strides=[5, 5])),
+    "an operator without settings": (nn.ReLU(), make_node("Relu")),
     "no nodes": (nn.ReLU(), []),
 }  # fmt: skip
-OTHER = {
-    "stride": (nn.Conv2d(2, 2, 3, 2), node("Conv", strides=[1, 1]),
+DIFFERENT_SETTINGS = {
+    "stride": (nn.Conv2d(2, 2, 3, 2), make_node("Conv", strides=[1, 1]),
                "strides is [1, 1] in the file, stride is (2, 2) in the model"),
-    "default stride": (nn.Conv2d(2, 2, 3, 2), node("Conv"), "strides is 1 in the file"),
-    "padding": (nn.Conv2d(2, 2, 3, padding=(1, 2)), node("Conv", pads=[1, 1, 1, 1]),
+    "default stride": (nn.Conv2d(2, 2, 3, 2), make_node("Conv"), "strides is 1 in the file"),
+    "padding": (nn.Conv2d(2, 2, 3, padding=(1, 2)), make_node("Conv", pads=[1, 1, 1, 1]),
                 "pads is [1, 1, 1, 1] in the file, padding is (1, 2)"),
-    "groups": (nn.Conv2d(4, 4, 3, groups=2), node("Conv", group=4),
+    "groups": (nn.Conv2d(4, 4, 3, groups=2), make_node("Conv", group=4),
                "group is 4 in the file, groups is 2 in the model"),
-    "transposed stride": (nn.ConvTranspose2d(2, 2, 3), node("ConvTranspose", strides=[2, 2]),
+    "transposed stride": (nn.ConvTranspose2d(2, 2, 3), make_node("ConvTranspose", strides=[2, 2]),
                           "strides is [2, 2] in the file"),
-    "ceil mode": (nn.MaxPool2d(2, ceil_mode=True), node("MaxPool", kernel_shape=[2, 2],
+    "ceil mode": (nn.MaxPool2d(2, ceil_mode=True), make_node("MaxPool", kernel_shape=[2, 2],
                                                         strides=[2, 2], ceil_mode=0),
                   "ceil_mode is 0 in the file, ceil_mode is True in the model"),
     "padding in the mean": (nn.AvgPool2d(2, padding=1),
-                            node("AveragePool", kernel_shape=[2, 2], strides=[2, 2],
+                            make_node("AveragePool", kernel_shape=[2, 2], strides=[2, 2],
                                  pads=[1, 1, 1, 1]),
                             "count_include_pad is 0 in the file, count_include_pad is True"),
-    "epsilon": (nn.LayerNorm(4, eps=1e-6), node("LayerNormalization", epsilon=1e-5),
+    "epsilon": (nn.LayerNorm(4, eps=1e-6), make_node("LayerNormalization", epsilon=1e-5),
                 "epsilon is 1e-05 in the file, eps is 1e-06 in the model"),
-    "default epsilon": (nn.GroupNorm(1, 4, eps=1e-3), node("InstanceNormalization"),
+    "default epsilon": (nn.GroupNorm(1, 4, eps=1e-3), make_node("InstanceNormalization"),
                         "epsilon is 1e-05 in the file"),
-    "slope": (nn.LeakyReLU(0.2), node("LeakyRelu"), "alpha is 0.01 in the file"),
-    "tanh for erf": (nn.GELU(), node("Gelu", approximate="tanh"),
+    "slope": (nn.LeakyReLU(0.2), make_node("LeakyRelu"), "alpha is 0.01 in the file"),
+    "tanh for erf": (nn.GELU(), make_node("Gelu", approximate="tanh"),
                      "approximate is tanh in the file, approximate is none in the model"),
-    "erf for tanh": (nn.GELU("tanh"), node("Gelu", approximate="none"), "approximate is none"),
+    "erf for tanh": (nn.GELU("tanh"), make_node("Gelu", approximate="none"), "approximate is none"),
     "mode of padding": (nn.Conv2d(2, 2, 3, padding=1, padding_mode="replicate"),
-                        [node("Pad", mode="reflect"), node("Conv")],
+                        [make_node("Pad", mode="reflect"), make_node("Conv")],
                         "padding mode is reflect in the file, padding_mode is replicate"),
     "no padding mode": (nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
-                        node("Conv", pads=[1, 1, 1, 1]),
+                        make_node("Conv", pads=[1, 1, 1, 1]),
                         "padding mode is constant in the file, padding_mode is circular"),
 }  # fmt: skip
 
 
-def norm_with_computed_input(op, place):
-    """A norm, one input of which is what another node computes."""
+def norm_with_computed_input(op, index):
+    """Return a norm and a node that computes one of its inputs."""
     norm = helper.make_node("BatchNormalization", [f"in{n}" for n in range(5)], ["y"])
-    return [helper.make_node(op, ["x"], [f"in{place}"]), norm]
+    return [helper.make_node(op, ["x"], [f"in{index}"]), norm]
 
 
 def as_list(nodes):
     return nodes if isinstance(nodes, list) else [nodes]
 
 
-@pytest.mark.parametrize(("module", "nodes"), SAME.values(), ids=SAME)
+@pytest.mark.parametrize(("module", "nodes"), EQUAL_SETTINGS.values(), ids=EQUAL_SETTINGS)
 def test_equal_settings_have_no_difference(module, nodes):
     assert list(differing_settings(module, as_list(nodes))) == []
 
 
-@pytest.mark.parametrize(("module", "nodes", "said"), OTHER.values(), ids=OTHER)
+@pytest.mark.parametrize(
+    ("module", "nodes", "said"), DIFFERENT_SETTINGS.values(), ids=DIFFERENT_SETTINGS
+)
 def test_different_setting_is_described(module, nodes, said):
     (detail,) = differing_settings(module, as_list(nodes))
     assert said in render_fault("settings", {"details": [detail]}).text
 
 
 @pytest.mark.parametrize(("nodes", "seen"), [
-    ([node("BatchNormalization", 5, training_mode=1)], True),
-    ([node("Relu"), node("Dropout", 3)], True),
-    ([node("BatchNormalization", 5)], False),
-    ([node("BatchNormalization", 5, training_mode=0)], False),
-    ([node("Dropout", 2)], False),
+    ([make_node("BatchNormalization", 5, training_mode=1)], True),
+    ([make_node("Relu"), make_node("Dropout", 3)], True),
+    ([make_node("BatchNormalization", 5)], False),
+    ([make_node("BatchNormalization", 5, training_mode=0)], False),
+    ([make_node("Dropout", 2)], False),
     (norm_with_computed_input("ReduceMean", 3), True),
     (norm_with_computed_input("ReduceMean", 4), True),
     (norm_with_computed_input("Cast", 3), False),
@@ -112,29 +114,29 @@ def test_training_mode_of_nodes(nodes, seen):
     assert has_training_mode(nodes) is seen
 
 
-TANH = [node(op) for op in ("Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul")]
-ERF = [node("Constant"), *(node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"))]
+TANH = [make_node(op) for op in ("Pow", "Mul", "Add", "Mul", "Tanh", "Add", "Mul", "Mul")]
+ERF = [make_node("Constant"), *(make_node(op) for op in ("Div", "Erf", "Add", "Mul", "Mul"))]
 
 
 @pytest.mark.parametrize(("module", "nodes", "function"), [
-    (nn.Hardswish(), [node("Sigmoid"), node("Mul", 2)], "SiLU"),
-    (nn.SiLU(), [node("Sigmoid"), node("Mul", 2)], None),
-    (nn.SiLU(), [node("Mul"), node("Sigmoid"), node("Mul", 2)], None),
-    (nn.ReLU6(), [node("Relu")], "ReLU"),
+    (nn.Hardswish(), [make_node("Sigmoid"), make_node("Mul", 2)], "SiLU"),
+    (nn.SiLU(), [make_node("Sigmoid"), make_node("Mul", 2)], None),
+    (nn.SiLU(), [make_node("Mul"), make_node("Sigmoid"), make_node("Mul", 2)], None),
+    (nn.ReLU6(), [make_node("Relu")], "ReLU"),
     (nn.GELU(), TANH, "GELU by tanh"),
     (nn.GELU("tanh"), TANH, None),
     (nn.GELU("tanh"), ERF, "GELU"),
     (nn.GELU(), ERF, None),
-    (nn.LogSoftmax(1), [node("Softmax")], "Softmax"),
-    (nn.Sequential(nn.Tanh()), [node("Sigmoid")], None),
+    (nn.LogSoftmax(1), [make_node("Softmax")], "Softmax"),
+    (nn.Sequential(nn.Tanh()), [make_node("Sigmoid")], None),
     (nn.ReLU(), [], None),
 ])  # fmt: skip
 def test_mismatched_activation(module, nodes, function):
     assert mismatched_activation(module, nodes) == function
 
 
-class Small(nn.Module):
-    """A LayerNorm of small values, without weights of its own: applied twice it changes nothing."""
+class SmallNorm(nn.Module):
+    """A LayerNorm of small values without weights of its own; applied twice it changes nothing."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -147,10 +149,10 @@ class Small(nn.Module):
 
 
 def test_wrong_epsilon_of_a_norm_is_named(tmp_path):
-    candidate = nets.export(Small(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
-    reported = found(Small(1e-5).eval(), candidate, VECTORS)
+    candidate = nets.export(SmallNorm(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
+    reported = localize_file(SmallNorm(1e-5).eval(), candidate, VECTORS)
     assert reported.first_divergence == "norm"
-    assert verdicts(reported, "source") == ["norm"]
+    assert list_titles(reported, "source") == ["norm"]
     assert "epsilon" in reported.fault
 
 
@@ -177,8 +179,8 @@ def with_layer(layer):
 ])  # fmt: skip
 def test_an_idempotent_layer_with_another_constant_has_nodes(tmp_path, layer, wrong, value, export):
     candidate = nets.export(with_layer(wrong), tmp_path / "m.onnx", VECTORS, **export)
-    reported = found(with_layer(layer), candidate, VECTORS)
-    assert verdicts(reported, "source") == ["1"]
+    reported = localize_file(with_layer(layer), candidate, VECTORS)
+    assert list_titles(reported, "source") == ["1"]
     row = next(row for row in reported.layers if row.module == "1")
     assert (row.code, row.params["details"][0]["got"]) == ("settings", value)
 
@@ -195,20 +197,20 @@ def test_a_layer_behind_a_copy_of_its_input_has_nodes(tmp_path):
             return self.head(self.second(self.first(x).relu()).relu())
 
     def spoil(proto):
-        nets.change(proto, "second.weight", lambda values: values.T)
-        reader = nets.node(proto, "Gemm", 1)
+        nets.change_weight(proto, "second.weight", lambda values: values.T)
+        reader = nets.find_node(proto, "Gemm", 1)
         copy = onnx.helper.make_node("Identity", [reader.input[0]], ["copy"], name="/Identity")
         proto.graph.node.insert(list(proto.graph.node).index(reader), copy)
         reader.input[0] = "copy"
 
     model = Copied().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
+    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
     assert (reported.first_divergence, reported.fault_code) == ("second", "weights")
 
 
 class Stacked(nn.Module):
-    """Two recurrent modules, the first of two layers, and a sum before the head."""
+    """Two recurrent modules, the first with two layers, and an optional sum before the head."""
 
     def __init__(self, added: float = 0.0) -> None:
         super().__init__()
@@ -222,11 +224,11 @@ class Stacked(nn.Module):
 
 def swap_gates(proto):
     for gru in (node for node in proto.graph.node if node.op_type == "GRU"):
-        nets.change(proto, gru.input[2], lambda r: np.roll(r, 5, axis=1))
+        nets.change_weight(proto, gru.input[2], lambda r: np.roll(r, 5, axis=1))
 
 
-def reset_before(proto):
-    for attribute in nets.node(proto, "GRU", 1).attribute:
+def clear_linear_before_reset(proto):
+    for attribute in nets.find_node(proto, "GRU", 1).attribute:
         if attribute.name == "linear_before_reset":
             attribute.i = 0
 
@@ -234,7 +236,7 @@ def reset_before(proto):
 @pytest.mark.parametrize(
     ("added", "spoil", "module", "code"),
     [
-        (0.0, reset_before, "gru", "settings"),
+        (0.0, clear_linear_before_reset, "gru", "settings"),
         (0.0, swap_gates, "gru", "weights"),
         (0.01, None, "", "code"),
     ],
@@ -249,5 +251,5 @@ def test_fault_is_in_the_module_before(tmp_path, added, spoil, module, code):
         spoil(proto)
         onnx.save(proto, candidate.path)
         candidate = tiny.candidate(candidate.path)
-    reported = found(model, candidate, VECTORS)
+    reported = localize_file(model, candidate, VECTORS)
     assert (reported.first_divergence, reported.fault_code) == (module, code)

@@ -1,4 +1,4 @@
-"""Several faults in one file."""
+"""Several faults in one file are all named."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.localize.nets import (
     Flat,
     Residual,
     Tokens,
-    change,
-    found,
-    middle,
-    node,
+    change_middle,
+    change_weight,
+    find_node,
+    localize_file,
 )
-from tests.localize.test_cause import setting
+from tests.localize.test_cause import set_attributes
 from tests.localize.test_folded import SEQUENCES, Encoder
 from tests.measure import tiny
 
-Spoil = Callable[[onnx.ModelProto], object]
+Edit = Callable[[onnx.ModelProto], object]
 fused_file = test_folded.fused_file
 
 
 class Deep(nn.Module):
-    """Three blocks with shortcuts and an activation each, one of them in code."""
+    """Three blocks with a shortcut and an activation each; one activation is in code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,17 +50,19 @@ class Deep(nn.Module):
         return self.head(x)
 
 
-def weight(name: str) -> Spoil:
-    return lambda proto: change(proto, name, middle)
+def edit_weight(name: str) -> Edit:
+    return lambda proto: change_weight(proto, name, change_middle)
 
 
-def read_by(op: str, place: int, argument: int = 1) -> Spoil:
-    return lambda proto: change(proto, node(proto, op, place).input[argument], middle)
+def edit_input(op: str, index: int, argument: int = 1) -> Edit:
+    return lambda proto: change_weight(
+        proto, find_node(proto, op, index).input[argument], change_middle
+    )
 
 
-def to_leaky_relu(place: int) -> Spoil:
+def to_leaky_relu(index: int) -> Edit:
     def spoil(proto: onnx.ModelProto) -> None:
-        changed = node(proto, "Relu", place)
+        changed = find_node(proto, "Relu", index)
         changed.op_type = "LeakyRelu"
         changed.attribute.append(helper.make_attribute("alpha", 0.1))
 
@@ -68,38 +70,41 @@ def to_leaky_relu(place: int) -> Spoil:
 
 
 def to_sigmoid(proto: onnx.ModelProto) -> None:
-    node(proto, "Tanh").op_type = "Sigmoid"
+    find_node(proto, "Tanh").op_type = "Sigmoid"
 
 
 INPUTS = {Residual: IMAGES, Tokens: TOKENS, Flat: VECTORS, Deep: VECTORS}
 
-FILES: list[tuple[type[nn.Module], nets.Exporter, dict[str, Spoil]]] = [
-    (Residual, "direct", {"block.relu": to_leaky_relu(1), "block.conv2": read_by("Conv", 2), "head": weight("head.bias")}),
-    (Residual, "dynamo", {"stem.2": to_leaky_relu(0), "block.conv1": read_by("Conv", 1)}),
-    (Tokens, "direct", {"layer.qkv": read_by("MatMul", 0), "layer.norm2": setting("LayerNormalization", 1, epsilon=0.01), "head": weight("head.bias")}),
-    (Tokens, "dynamo", {"embed": lambda proto: change(proto, "embed.weight", lambda values: values * 1.1), "layer.proj": weight("layer.proj.bias")}),
-    (Flat, "dynamo", {"twice": weight("twice.bias"), "right": weight("right.weight")}),
-    (Deep, "direct", {"": to_leaky_relu(0), "norm.2": read_by("LayerNormalization", 2), "head": weight("head.weight")}),
-    (Deep, "dynamo", {"norm.0": read_by("LayerNormalization", 0), "linear.1": weight("linear.1.bias"), "tanh": to_sigmoid}),
+FILES: list[tuple[type[nn.Module], nets.Exporter, dict[str, Edit]]] = [
+    (Residual, "direct", {"block.relu": to_leaky_relu(1), "block.conv2": edit_input("Conv", 2), "head": edit_weight("head.bias")}),
+    (Residual, "dynamo", {"stem.2": to_leaky_relu(0), "block.conv1": edit_input("Conv", 1)}),
+    (Tokens, "direct", {"layer.qkv": edit_input("MatMul", 0), "layer.norm2": set_attributes("LayerNormalization", 1, epsilon=0.01), "head": edit_weight("head.bias")}),
+    (Tokens, "dynamo", {"embed": lambda proto: change_weight(proto, "embed.weight", lambda values: values * 1.1), "layer.proj": edit_weight("layer.proj.bias")}),
+    (Flat, "dynamo", {"twice": edit_weight("twice.bias"), "right": edit_weight("right.weight")}),
+    (Deep, "direct", {"": to_leaky_relu(0), "norm.2": edit_input("LayerNormalization", 2), "head": edit_weight("head.weight")}),
+    (Deep, "dynamo", {"norm.0": edit_input("LayerNormalization", 0), "linear.1": edit_weight("linear.1.bias"), "tanh": to_sigmoid}),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    kept: dict[tuple[type[nn.Module], str], tuple[nn.Module, TestedFile]] = {}
+def export_net(tmp_path_factory):
+    exported: dict[tuple[type[nn.Module], str], tuple[nn.Module, TestedFile]] = {}
     folder = tmp_path_factory.mktemp("files")
 
     def make(kind: type[nn.Module], by: nets.Exporter) -> tuple[nn.Module, TestedFile]:
-        if (kind, by) not in kept:
-            model, path = nets.made(kind), folder / f"{kind.__name__}-{by}.onnx"
+        if (kind, by) not in exported:
+            model, path = nets.build(kind), folder / f"{kind.__name__}-{by}.onnx"
             outputs = ("left", "right", "most") if kind is Flat else ("logits",)
-            kept[kind, by] = model, nets.export(model, path, INPUTS[kind], by=by, outputs=outputs)
-        return kept[kind, by]
+            exported[kind, by] = (
+                model,
+                nets.export(model, path, INPUTS[kind], by=by, outputs=outputs),
+            )
+        return exported[kind, by]
 
     return make
 
 
-def apply_all(spoils: Sequence[Spoil]) -> Spoil:
+def apply_all(spoils: Sequence[Edit]) -> Edit:
     def spoil(proto: onnx.ModelProto) -> None:
         for item in spoils:
             item(proto)
@@ -107,25 +112,25 @@ def apply_all(spoils: Sequence[Spoil]) -> Spoil:
     return spoil
 
 
-def assert_faults(told: Localization, faults: Sequence[str]) -> None:
-    """All of them in their order, each with its own text and remedy."""
-    assert [fault.module for fault in told.faults] == list(faults)
-    assert (told.first_divergence, told.fault) == (faults[0], told.faults[0].text)
-    assert len({fault.text for fault in told.faults}) == len(faults)
-    assert all(fault.remedy for fault in told.faults)
-    sources = {row.module for row in told.layers if row.verdict == "source"}
+def assert_faults(record: Localization, faults: Sequence[str]) -> None:
+    """Assert that exactly these faults are named in order, each with a text and a remedy."""
+    assert [fault.module for fault in record.faults] == list(faults)
+    assert (record.first_divergence, record.fault) == (faults[0], record.faults[0].text)
+    assert len({fault.text for fault in record.faults}) == len(faults)
+    assert all(fault.remedy for fault in record.faults)
+    sources = {row.module for row in record.layers if row.verdict == "source"}
     assert sources == set(faults)
 
 
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("kind", "by", "faults"), FILES)
-def test_exactly_the_faults_are_named(made, tmp_path, kind, by, faults):
-    model, candidate = made(kind, by)
+def test_exactly_the_faults_are_named(export_net, tmp_path, kind, by, faults):
+    model, candidate = export_net(kind, by)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(list(faults.values())))
-    assert_faults(found(model, bad, INPUTS[kind]), list(faults))
+    assert_faults(localize_file(model, bad, INPUTS[kind]), list(faults))
 
 
-FUSED: dict[str, Spoil] = {
+FUSED: dict[str, Edit] = {
     "": test_folded.drop_mask,
     "norm1": test_folded.FAULTS["norm1"],
     "down": test_folded.FAULTS["down"],
@@ -136,7 +141,7 @@ FUSED: dict[str, Spoil] = {
 @pytest.mark.parametrize("names", [("norm1", "down"), ("", "norm1", "head")])
 def test_faults_of_a_file_with_fused_modules(fused_file, tmp_path, names):
     bad = tiny.edit(fused_file, tmp_path / "bad.onnx", apply_all([FUSED[name] for name in names]))
-    assert_faults(found(Encoder().eval(), bad, SEQUENCES), names)
+    assert_faults(localize_file(Encoder().eval(), bad, SEQUENCES), names)
 
 
 @pytest.fixture(scope="module")
@@ -158,43 +163,45 @@ def test_faults_of_two_packed_weights(stack, tmp_path, parts, amount):
         if part
     ]
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all([spoil for spoil, _ in pairs]))
-    assert_faults(found(model, bad, SEQUENCES), [name for _, name in pairs])
+    assert_faults(localize_file(model, bad, SEQUENCES), [name for _, name in pairs])
 
 
-def test_at_most_five_faults_are_reported(made, tmp_path):
-    model, candidate = made(Deep, "direct")
-    spoils = [weight(f"linear.{at}.bias") for at in range(6)]
-    reported = found(model, tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils)), VECTORS)
+def test_at_most_five_faults_are_reported(export_net, tmp_path):
+    model, candidate = export_net(Deep, "direct")
+    spoils = [edit_weight(f"linear.{at}.bias") for at in range(6)]
+    reported = localize_file(
+        model, tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils)), VECTORS
+    )
     assert [fault.module for fault in reported.faults] == [f"linear.{at}" for at in range(5)]
 
 
 @pytest.mark.further
-def test_localization_without_faults_is_read(made, tmp_path):
-    model, candidate = made(Deep, "direct")
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", weight("head.bias"))
-    reported = found(model, bad, VECTORS)
+def test_localization_without_faults_is_read(export_net, tmp_path):
+    model, candidate = export_net(Deep, "direct")
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_weight("head.bias"))
+    reported = localize_file(model, bad, VECTORS)
     assert Localization.from_json(reported.to_json()) == reported
     assert Localization.from_json(reported.model_copy(update={"faults": ()}).to_json()).faults == ()
     assert np.isfinite(reported.whole_ratio)
 
 
-PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Spoil, Spoil]]] = [
-    (Deep, "direct", "linear.2", (read_by("Gemm", 2), weight("linear.2.bias"))),
-    (Tokens, "direct", "layer.qkv", (read_by("MatMul", 0), weight("layer.qkv.bias"))),
-    (Tokens, "direct", "layer.norm1", (read_by("LayerNormalization", 0), read_by("LayerNormalization", 0, 2))),
+PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Edit, Edit]]] = [
+    (Deep, "direct", "linear.2", (edit_input("Gemm", 2), edit_weight("linear.2.bias"))),
+    (Tokens, "direct", "layer.qkv", (edit_input("MatMul", 0), edit_weight("layer.qkv.bias"))),
+    (Tokens, "direct", "layer.norm1", (edit_input("LayerNormalization", 0), edit_input("LayerNormalization", 0, 2))),
 ]  # fmt: skip
 
 
 @pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("kind", "by", "module", "spoils"), PAIRS)
-def test_both_wrong_tensors_of_a_layer_are_named(made, tmp_path, kind, by, module, spoils):
-    model, candidate = made(kind, by)
+def test_both_wrong_tensors_of_a_layer_are_named(export_net, tmp_path, kind, by, module, spoils):
+    model, candidate = export_net(kind, by)
     bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils))
-    (fault,) = found(model, bad, INPUTS[kind]).faults
+    (fault,) = localize_file(model, bad, INPUTS[kind]).faults
     assert fault.module == module
     assert f"{module}.weight" in fault.text
     assert f"{module}.bias" in fault.text
-    alone = tiny.edit(candidate, tmp_path / "one.onnx", spoils[0])
-    (fault,) = found(model, alone, INPUTS[kind]).faults
+    one_fault = tiny.edit(candidate, tmp_path / "one.onnx", spoils[0])
+    (fault,) = localize_file(model, one_fault, INPUTS[kind]).faults
     assert f"{module}.bias" not in fault.text

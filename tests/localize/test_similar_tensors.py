@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from tests.localize import nets
-from tests.localize.nets import IMAGES, TOKENS, VECTORS, found, layers
+from tests.localize.nets import IMAGES, TOKENS, VECTORS, layer_rows, localize_file
 
 SERIES = VECTORS[:, :, None] @ VECTORS[:1, None, :4]
 
 
-class Faint(nn.Module):
-    """Biases near zero, and Dropout behind them."""
+class SmallBias(nn.Module):
+    """Linear layers with biases near zero, and Dropout after them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,12 +21,12 @@ class Faint(nn.Module):
         nn.init.constant_(self.first.bias, 1e-6)
         nn.init.constant_(self.second.bias, -1e-6)
 
-    def forward(self, x):  # products of three axes are MatMul and Add
+    def forward(self, x):  # on three axes, Linear is exported as MatMul and Add
         return self.drop(self.second(self.drop(self.first(x[:, None])))).squeeze(1)
 
 
-class Tabled(nn.Module):
-    """A table that is added, and one that hangs on no sample, between modules."""
+class WithTables(nn.Module):
+    """A model that adds a table and one that is independent of the samples, between modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Tabled(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Only one of three outputs is used, by a module that gets it turned."""
+    """An LSTM with one used output, which the head transposes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Recurrent(nn.Module):
 
 
 class NormAct(nn.BatchNorm2d):
-    """A BatchNorm that holds its activation, as timm's."""
+    """A BatchNorm that contains its activation, as in timm."""
 
     def __init__(self) -> None:
         super().__init__(4)
@@ -67,8 +67,8 @@ class NormAct(nn.BatchNorm2d):
         return self.act(nn.functional.batch_norm(x, *args))
 
 
-class Pictures(nn.Module):
-    """Convolutions with such norms."""
+class ConvNormAct(nn.Module):
+    """Convolutions with BatchNorm and activation in one module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Pictures(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A product whose last node adds little: what is before is near."""
+    """A product and a small bias; the value before the bias is similar to the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Scaled(nn.Module):
 
 
 class Computed(nn.Module):
-    """A parameter that is read through a softmax, which exporters compute, before integers."""
+    """A parameter read through a softmax, which exporters precompute, and an integer buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Computed(nn.Module):
         return (x @ self.choice.softmax(0)) * self.signs
 
 
-def made(kind):
+def build(kind):
     torch.manual_seed(0)
     return kind().eval()
 
@@ -111,37 +111,37 @@ def made(kind):
 @pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(
     ("kind", "example"),
-    [(Faint, VECTORS), (Tabled, TOKENS), (Recurrent, SERIES), (Pictures, IMAGES)],
+    [(SmallBias, VECTORS), (WithTables, TOKENS), (Recurrent, SERIES), (ConvNormAct, IMAGES)],
 )
 def test_correct_file_has_no_divergence(tmp_path, kind, example, by):
-    model = made(kind)
+    model = build(kind)
     candidate = nets.export(model, tmp_path / "m.onnx", example, by=by)
-    reported = found(model, candidate, example)
+    reported = localize_file(model, candidate, example)
     assert (reported.first_divergence, reported.diverges) == (None, False)
 
 
 @pytest.mark.rows(7)
 @pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(("kind", "example", "parameter", "module"), [
-    (Faint, VECTORS, "second.weight", "second"),
-    (Tabled, TOKENS, "table", ""),
-    (Tabled, TOKENS, "positions.weight", "positions"),
-    (Pictures, IMAGES, "conv2.weight", "conv2"),
-    (Pictures, IMAGES, "bn1.bias", "bn1"),
-    (Pictures, IMAGES, "bn2.running_mean", "bn2"),
+    (SmallBias, VECTORS, "second.weight", "second"),
+    (WithTables, TOKENS, "table", ""),
+    (WithTables, TOKENS, "positions.weight", "positions"),
+    (ConvNormAct, IMAGES, "conv2.weight", "conv2"),
+    (ConvNormAct, IMAGES, "bn1.bias", "bn1"),
+    (ConvNormAct, IMAGES, "bn2.running_mean", "bn2"),
     (Recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
     (Recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
 ])  # fmt: skip
 def test_module_of_the_wrong_parameter_is_the_only_source(
     tmp_path, kind, example, parameter, module, by
 ):
-    model, wrong = made(kind), made(kind)
+    model, wrong = build(kind), build(kind)
     tensor = (
         wrong.get_parameter if parameter in dict(wrong.named_parameters()) else wrong.get_buffer
     )
     tensor(parameter).data.view(-1)[::2] *= 1.5
     candidate = nets.export(wrong, tmp_path / "m.onnx", example, by=by)
-    reported = found(model, candidate, example)
+    reported = localize_file(model, candidate, example)
     assert reported.first_divergence == module
     if "." not in parameter or parameter.startswith("lstm"):
         assert f"{parameter} differs from the model's" in reported.cause
@@ -150,7 +150,7 @@ def test_module_of_the_wrong_parameter_is_the_only_source(
 
 def test_output_of_a_module_is_its_last_node(tmp_path):
     def net():
-        return nn.Sequential(nn.Linear(6, 6), made(Scaled), nn.Linear(6, 3)).eval()
+        return nn.Sequential(nn.Linear(6, 6), build(Scaled), nn.Linear(6, 3)).eval()
 
     torch.manual_seed(1)
     model = net()
@@ -158,14 +158,14 @@ def test_output_of_a_module_is_its_last_node(tmp_path):
     wrong = net()
     wrong[1].weight.data.mul_(1.1)
     candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
-    reported = found(model, candidate, VECTORS)
+    reported = localize_file(model, candidate, VECTORS)
     assert reported.first_divergence == "1"
-    assert layers(reported)["1"].tensor.startswith("/1/Add")
-    assert layers(reported)["2"].verdict == "propagated"
+    assert layer_rows(reported)["1"].tensor.startswith("/1/Add")
+    assert layer_rows(reported)["2"].verdict == "propagated"
 
 
 def test_computed_constant_is_no_other_weight(tmp_path):
-    model, wrong = made(Computed), made(Computed)
+    model, wrong = build(Computed), build(Computed)
     wrong.signs = wrong.signs.flip(0)
     candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
-    assert "choice" not in found(model, candidate, VECTORS).cause
+    assert "choice" not in localize_file(model, candidate, VECTORS).cause

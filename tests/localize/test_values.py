@@ -1,4 +1,4 @@
-"""Values passed between modules in a forward call."""
+"""Values that modules pass to each other in a forward call are recorded."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from gate.localize.model_runner import (
 )
 
 
-def survey_model(model: nn.Module, *given, **named) -> ValueSurvey:
+def survey_model(model: nn.Module, *arguments, **keywords) -> ValueSurvey:
     survey = ValueSurvey()
     with torch.no_grad(), hooked(model.eval(), survey.handle):
-        model(*given, **named)
+        model(*arguments, **keywords)
     return survey
 
 
 def value_keys(survey: ValueSurvey) -> list[tuple[str, str, int]]:
-    """Module, kind and call of each value."""
+    """Return module path, kind and call of each value."""
     return [(value.path, value.kind, value.call) for value in survey.values]
 
 
 class Two(nn.Module):
-    """Code before, between and behind two calls of one module; a residual."""
+    """A model with code before and after two calls of one module, and a residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_composite_pass_through_module_has_no_value():
 
 
 class Packed(nn.Module):
-    """Takes keywords and gives back what it must not be asked about."""
+    """A module that takes keywords and returns values of unsupported types."""
 
     def forward(self, *, left, right=None):
         return {"sum": left + right[0], "none": None, "number": 3, "text": "a",
@@ -129,9 +129,9 @@ def test_events_are_numbered_and_have_a_caller():
     ]  # fmt: skip
 
 
-def forward(model: nn.Module, callback, given: torch.Tensor = X) -> torch.Tensor:
+def forward(model: nn.Module, callback, x: torch.Tensor = X) -> torch.Tensor:
     with torch.no_grad(), hooked(model, callback):
-        return model(given)
+        return model(x)
 
 
 class TestHooks:
@@ -142,33 +142,33 @@ class TestHooks:
 
     def test_captured_values_are_copies(self, model):
         survey = survey_model(model, X)
-        keeps = CaptureOutputs(survey, {2, 3}, complete=True)
-        forward(model, keeps.handle)
-        assert set(keeps.captured) == {2, 3}
-        assert keeps.captured[2].shape == (2, 3)
-        np.testing.assert_array_equal(keeps.captured[3], np.maximum(keeps.captured[2], 0))
+        capture = CaptureOutputs(survey, {2, 3}, complete=True)
+        forward(model, capture.handle)
+        assert set(capture.captured) == {2, 3}
+        assert capture.captured[2].shape == (2, 3)
+        np.testing.assert_array_equal(capture.captured[3], np.maximum(capture.captured[2], 0))
 
     def test_sketches_are_captured(self, model):
-        keeps = CaptureOutputs(survey_model(model, X), {2}, complete=False)
-        forward(model, keeps.handle)
-        assert keeps.captured[2].shape == (6,)
+        capture = CaptureOutputs(survey_model(model, X), {2}, complete=False)
+        forward(model, capture.handle)
+        assert capture.captured[2].shape == (6,)
 
     def test_replaced_value_is_used_afterwards(self, model):
         survey = survey_model(model, X)
-        exchanges = ReplaceOutputs(survey, {2: np.full((2, 3), 5, np.float32)})
-        keeps = CaptureOutputs(survey, {3}, complete=True)
+        replace = ReplaceOutputs(survey, {2: np.full((2, 3), 5, np.float32)})
+        capture = CaptureOutputs(survey, {3}, complete=True)
 
-        def both(event, tensor):
-            second = exchanges.handle(event, tensor)
-            keeps.handle(event, tensor if second is None else second)
-            return second
+        def replace_and_capture(event, tensor):
+            replacement = replace.handle(event, tensor)
+            capture.handle(event, tensor if replacement is None else replacement)
+            return replacement
 
-        forward(model, both)
-        np.testing.assert_array_equal(keeps.captured[3], np.full((2, 3), 5))
-        np.testing.assert_array_equal(exchanges.captured[2], survey.values[2].sketch)
+        forward(model, replace_and_capture)
+        np.testing.assert_array_equal(capture.captured[3], np.full((2, 3), 5))
+        np.testing.assert_array_equal(replace.captured[2], survey.values[2].sketch)
 
     def test_reference_values_are_unchanged(self, model):
-        """ReLU in place would change them."""
+        """Copy the reference values, which the in-place ReLU would change."""
         reference = np.full((2, 3), -5, np.float32)
         forward(model, ReplaceOutputs(survey_model(model, X), {2: reference}).handle)
         assert (reference == -5).all()
@@ -185,11 +185,11 @@ class TestHooks:
     )
     def test_changed_path_error_names_the_module(self, other, module):
         survey = survey_model(nn.Sequential(nn.Linear(3, 3), nn.Flatten()), X)
-        keeps = CaptureOutputs(survey, set(range(len(survey.values))), complete=True)
+        capture = CaptureOutputs(survey, set(range(len(survey.values))), complete=True)
         with pytest.raises(
             ForwardPathChanged, match=f"at module '{module}'.*take the same branches"
         ):
-            forward(other.eval(), keeps.handle)
+            forward(other.eval(), capture.handle)
 
     def test_changed_path_is_an_evidence_error(self):
         assert issubclass(ForwardPathChanged, EvidenceError)

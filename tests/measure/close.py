@@ -1,4 +1,4 @@
-"""Records that are equal up to the rounding of float64 sums."""
+"""Compare records that may differ by the rounding of float64 sums."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 
 def assert_close(left: Any, right: Any) -> None:
-    """Compare dumped records; floats to a relative 1e-9, NaN equals NaN."""
+    """Assert that two dumped records are equal: floats to a relative 1e-9, NaN equals NaN."""
     if isinstance(left, dict):
         assert left.keys() == right.keys()
         for key in left:
             assert_close(left[key], right[key])
     elif isinstance(left, tuple):
         assert len(left) == len(right)
-        for item, second in zip(left, right, strict=True):
-            assert_close(item, second)
+        for left_item, right_item in zip(left, right, strict=True):
+            assert_close(left_item, right_item)
     elif isinstance(left, float):
         assert left == pytest.approx(right, rel=1e-9, abs=1e-15, nan_ok=True)
     else:

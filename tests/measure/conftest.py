@@ -1,4 +1,4 @@
-"""What is judged, unless a module has its own."""
+"""Import the default model and file fixtures for the tests of measurement."""
 
 from tests.measure.exported import good, model
 

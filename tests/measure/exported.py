@@ -1,4 +1,4 @@
-"""A small net and a correct export of it, once a module of tests: for those that judge it."""
+"""Fixtures: a small network and a correct export of it, created once per test module."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Cached outputs of the reference, by batch and, in float64, by sample."""
+"""Reference outputs are cached by batch, and in float64 by sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R64 = [X.astype(np.float64) * 2, X.argmax(1)]
 NAN, INF = math.nan, math.inf
 
 
-def truths_of(reference=R, truth=R64, *, room=2**10):
+def make_truths(reference=R, truth=R64, *, room=2**10):
     truths = SampleTruths(room=room)
     truths.note(DIGESTS, reference, truth)
     return truths
@@ -29,13 +29,13 @@ def truths_of(reference=R, truth=R64, *, room=2**10):
 
 def test_batch_of_stored_samples_is_joined():
     indices = [4, 0, 4, 2]
-    truths = truths_of()
+    truths = make_truths()
     assert truths.holds(DIGESTS[indices])
     assert not truths.holds(row_digests({"x": np.concatenate([X[:2], X[:1] + 1])}))
-    for created, complete in zip(
+    for joined, expected in zip(
         truths.join(DIGESTS[indices], [r[indices] for r in R]), R64, strict=True
     ):
-        assert np.array_equal(created, complete[indices])
+        assert np.array_equal(joined, expected[indices])
 
 
 @pytest.mark.parametrize("other", [
@@ -46,7 +46,7 @@ def test_batch_of_stored_samples_is_joined():
     [np.where(R[0] == R[0][0, 0], NAN, R[0]).astype(np.float32), R[1]],
 ], ids=["moved", "another class", "one output less", "another shape", "NaN"])  # fmt: skip
 def test_join_needs_equal_float32_answers(other):
-    assert truths_of().join(DIGESTS, other) is None
+    assert make_truths().join(DIGESTS, other) is None
 
 
 @pytest.mark.parametrize(("reference", "truth"), [
@@ -56,7 +56,7 @@ def test_join_needs_equal_float32_answers(other):
     ([R[0], R[1]], [R64[0], R64[1][:5]]),
 ], ids=["no row for each", "no axis", "other outputs", "other rows"])  # fmt: skip
 def test_outputs_without_row_per_sample_are_not_stored(reference, truth):
-    assert not truths_of(reference, truth).holds(DIGESTS[:1])
+    assert not make_truths(reference, truth).holds(DIGESTS[:1])
 
 
 @pytest.mark.parametrize(("reference", "truth"), [
@@ -73,13 +73,13 @@ def test_outputs_of_different_shapes_are_not_joined(reference, truth):
 
 def test_stored_bytes_are_limited():
     first = 3 * 4 + 8 + 3 * 8 + 8
-    truths = truths_of(room=2 * first)
+    truths = make_truths(room=2 * first)
     assert [truths.holds(DIGESTS[row : row + 1]) for row in range(4)] == [True, True, False, False]
 
 
 def test_stored_arrays_are_copies():
     reference, truth = [R[0].copy(), R[1].copy()], [R64[0].copy(), R64[1].copy()]
-    truths = truths_of(reference, truth)
+    truths = make_truths(reference, truth)
     reference[0][:], truth[0][:] = 7.0, 7.0
     assert np.array_equal(truths.join(DIGESTS, R)[0], R64[0])
 
@@ -111,27 +111,27 @@ ROOM = 2**10
 
 
 class Counting:
-    """Doubles, and says how often; odd sizes it refuses."""
+    """A function that doubles its input and counts its calls; it refuses odd batch sizes."""
 
     def __init__(self) -> None:
-        self.ran = 0
+        self.calls = 0
 
     def __call__(self, batch):
-        self.ran += 1
+        self.calls += 1
         if len(batch["x"]) % 2:
             raise EvidenceError("an odd number")
         return [batch["x"] * 2]
 
 
-def get(kept, batch, compute):
-    return kept.get_or_compute(row_digests(batch), lambda: compute(batch))
+def get(cache, batch, compute):
+    return cache.get_or_compute(row_digests(batch), lambda: compute(batch))
 
 
 def test_equal_batch_is_computed_once():
-    kept, compute = OutputCache(room=ROOM), Counting()
+    cache, compute = OutputCache(room=ROOM), Counting()
     for _ in range(3):
-        assert np.array_equal(get(kept, {"x": np.arange(4.0)}, compute)[0], np.arange(4.0) * 2)
-    assert compute.ran == 1
+        assert np.array_equal(get(cache, {"x": np.arange(4.0)}, compute)[0], np.arange(4.0) * 2)
+    assert compute.calls == 1
 
 
 @pytest.mark.parametrize("other", [
@@ -142,16 +142,16 @@ def test_equal_batch_is_computed_once():
     {"x": np.arange(4.0), "y": np.arange(4.0)},
 ], ids=["values", "order", "dtype", "shape", "names"])  # fmt: skip
 def test_different_batch_is_computed(other):
-    kept, compute = OutputCache(room=ROOM), Counting()
-    get(kept, {"x": np.arange(4.0)}, compute)
-    get(kept, other, compute)
-    assert compute.ran == 2
+    cache, compute = OutputCache(room=ROOM), Counting()
+    get(cache, {"x": np.arange(4.0)}, compute)
+    get(cache, other, compute)
+    assert compute.calls == 2
 
 
 def test_missing_answer_is_cached():
-    kept, computed = OutputCache(room=ROOM), []
+    cache, computed = OutputCache(room=ROOM), []
     for _ in range(2):
-        assert get(kept, {"x": np.arange(4.0)}, computed.append) is None
+        assert get(cache, {"x": np.arange(4.0)}, computed.append) is None
     assert len(computed) == 1
 
 
@@ -161,19 +161,19 @@ def test_cached_arrays_are_read_only():
 
 
 def test_errors_are_not_cached():
-    kept, compute = OutputCache(room=ROOM), Counting()
+    cache, compute = OutputCache(room=ROOM), Counting()
     for _ in range(2):
         with pytest.raises(EvidenceError, match="odd"):
-            get(kept, {"x": np.arange(3.0)}, compute)
-    assert compute.ran == 2
+            get(cache, {"x": np.arange(3.0)}, compute)
+    assert compute.calls == 2
 
 
 def test_cached_bytes_are_limited():
-    kept, compute = OutputCache(room=100), Counting()
+    cache, compute = OutputCache(room=100), Counting()
     for _ in range(2):
         for first in range(4):  # 32 bytes each
-            get(kept, {"x": np.arange(first, first + 4.0)}, compute)
-    assert compute.ran == 4 + 1
+            get(cache, {"x": np.arange(first, first + 4.0)}, compute)
+    assert compute.calls == 4 + 1
 
 
 VECTORS = benches.vectors()
@@ -183,7 +183,7 @@ SINGLES = [{"x": VECTORS[:1] * factor} for factor in (1, -1, 3)]
 
 
 @pytest.fixture(autouse=True)
-def _inference():
+def inference_mode():
     with torch.inference_mode():
         yield
 
@@ -200,16 +200,18 @@ class Layer(nn.Module):
 
 
 class WatchedCache:
-    """The answers of a model, the sizes of batches that went to float64, and its truth alone."""
+    """A cache that records the sizes of the batches computed in float64."""
 
     def __init__(self, model, **options):
         context = benches.context(model, {"x": VECTORS}, **options)
-        self.computed, self.alone = [], context.truth.extra_outputs
-        context.truth.extra_outputs = lambda b: self.computed.append(len(b["x"])) or self.alone(b)
+        self.computed, self.compute_uncached = [], context.truth.extra_outputs
+        context.truth.extra_outputs = lambda b: (
+            self.computed.append(len(b["x"])) or self.compute_uncached(b)
+        )
         self.answers = context.answers
 
 
-def same(one, other):
+def are_equal(one, other):
     return all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other, strict=True)
     )
@@ -219,16 +221,16 @@ def test_each_reference_computes_a_batch_once():
     watched = WatchedCache(Layer())
     for _ in range(2):
         watched.answers.reference(MIXED)
-        assert same(watched.answers.truth(MIXED), watched.alone(MIXED))
+        assert are_equal(watched.answers.truth(MIXED), watched.compute_uncached(MIXED))
     assert watched.computed == [5]
 
 
 def test_truth_of_samples_is_reused_in_another_batch():
     watched = WatchedCache(Layer())
     watched.answers.truth(ROWS)
-    created = watched.answers.truth(MIXED)
+    truth = watched.answers.truth(MIXED)
     assert watched.computed == [8]
-    assert np.allclose(created[0], watched.alone(MIXED)[0], rtol=0, atol=1e-15)
+    assert np.allclose(truth[0], watched.compute_uncached(MIXED)[0], rtol=0, atol=1e-15)
 
 
 def test_noted_truth_is_reused():
@@ -252,7 +254,7 @@ def test_noted_truth_is_reused():
 def test_batch_dependent_truth_is_computed(after):
     watched = WatchedCache(Layer(after))
     watched.answers.truth(ROWS)
-    assert same(watched.answers.truth(MIXED), watched.alone(MIXED))
+    assert are_equal(watched.answers.truth(MIXED), watched.compute_uncached(MIXED))
     assert watched.computed == [8, 5]
 
 
@@ -261,8 +263,8 @@ def test_single_samples_are_computed_in_batches():
     watched.answers.compute_together(SINGLES, most=2)
     assert watched.computed == [2, 1]
     for batch in SINGLES:
-        created = watched.answers.truth(batch)
-        assert np.allclose(created[0], watched.alone(batch)[0], rtol=0, atol=1e-15)
+        truth = watched.answers.truth(batch)
+        assert np.allclose(truth[0], watched.compute_uncached(batch)[0], rtol=0, atol=1e-15)
     assert watched.computed == [2, 1]
 
 
@@ -278,32 +280,32 @@ def test_batch_dependent_single_samples_are_computed_alone(after):
     watched = WatchedCache(Layer(after))
     watched.answers.compute_together(SINGLES, most=8)
     for batch in SINGLES:
-        assert same(watched.answers.truth(batch), watched.alone(batch))
+        assert are_equal(watched.answers.truth(batch), watched.compute_uncached(batch))
 
 
 def test_batch_refused_by_the_model_is_computed_alone():
-    def lonely(y):
+    def refuse_batches(y):
         if len(y) > 1:
             raise ValueError("one at a time")
         return y
 
-    watched = WatchedCache(Layer(lonely))
+    watched = WatchedCache(Layer(refuse_batches))
     watched.answers.compute_together(SINGLES, most=8)
-    assert same(watched.answers.truth(SINGLES[1]), watched.alone(SINGLES[1]))
+    assert are_equal(watched.answers.truth(SINGLES[1]), watched.compute_uncached(SINGLES[1]))
 
 
 def test_refused_sample_does_not_stop_the_others():
-    def positive(y):
+    def refuse_negative(y):
         if (y < 0).all():
             raise ValueError("negative")
         return y
 
     samples = [{"x": np.full((1, 6), value, np.float32)} for value in (50.0, -50.0, 2.0)]
-    model = Layer(positive)
+    model = Layer(refuse_negative)
     model.layer.weight.data.abs_()
     watched = WatchedCache(model)
     watched.answers.compute_together(samples, most=8)
-    assert same(watched.answers.truth(samples[2]), watched.alone(samples[2]))
+    assert are_equal(watched.answers.truth(samples[2]), watched.compute_uncached(samples[2]))
     assert watched.computed == [3]
     with pytest.raises(EvidenceError):
         watched.answers.reference(samples[1])

@@ -1,4 +1,4 @@
-"""Choices that rounding decides: non-maximum suppression, TopK, argmax, sort, thresholds, steps."""
+"""Rounding may decide NMS, TopK, argmax, sort, thresholds and integer steps; such choices pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POLICY = _DEFAULT.model_copy(
         }
     }
 )
-"""The default policy, on the CPU."""
+"""The default policy, limited to the CPU runtimes."""
 
 IMAGES = {"x": np.random.default_rng(0).normal(size=(12, 3, 32, 32)).astype(np.float32)}
 
@@ -40,7 +40,7 @@ ROWS = {"x": np.random.default_rng(0).normal(size=(48, 64)).astype(np.float32)}
 
 
 class Boxes(nn.Module):
-    """A detector of one head; `saturated`: many scores are exactly 1."""
+    """A detector with one head. With a large `gain` many scores are exactly 1."""
 
     def __init__(self, *, gain: float = 1.0) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Boxes(nn.Module):
 
 
 class Classes(nn.Module):
-    """A detector of five classes, as torchvision's: it suppresses the boxes of each class."""
+    """A detector with five classes that suppresses boxes per class, as in torchvision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Classes(nn.Module):
 
 
 class Ranked(nn.Module):
-    """The best 8 of 24 columns of a product, with near ties, or the best one."""
+    """The top 8 of 24 columns of a product that has near ties, or the index of the largest."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -96,9 +96,9 @@ class Ranked(nn.Module):
 
     def forward(self, x):
         y = self.layer(x)
-        # Equal but for the order of the sum: which column is larger is left to rounding.
-        twin = nn.functional.linear(x.flip(1), self.layer.weight.flip(1), self.layer.bias)
-        y = torch.cat([y, twin], 1)
+        # Each sum is computed twice in different orders, so that rounding decides which is larger.
+        reordered = nn.functional.linear(x.flip(1), self.layer.weight.flip(1), self.layer.bias)
+        y = torch.cat([y, reordered], 1)
         if self.kind == "topk":
             return torch.topk(y, 8).indices
         if self.kind == "unordered":
@@ -107,7 +107,7 @@ class Ranked(nn.Module):
 
 
 class Rounds(nn.Module):
-    """Near ties of a comparison and of an argmax, and clear ones, in each round of a loop."""
+    """A loop with comparisons and argmax, of near ties and of clearly different values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,9 +120,9 @@ class Rounds(nn.Module):
         best = torch.zeros_like(x[:, :1])
         for _ in range(x.size(1) // 20):
             y = self.layer(x)
-            twin = nn.functional.linear(x.flip(1), self.layer.weight.flip(1), self.layer.bias)
-            larger = 2.0 * larger + (y > twin + self.gap).float()
-            best = 2.0 * best + torch.cat([y, twin], 1).argmax(1, keepdim=True).float()
+            reordered = nn.functional.linear(x.flip(1), self.layer.weight.flip(1), self.layer.bias)
+            larger = 2.0 * larger + (y > reordered + self.gap).float()
+            best = 2.0 * best + torch.cat([y, reordered], 1).argmax(1, keepdim=True).float()
             x = 1.25 * x
         return torch.cat([larger, best], 1)
 
@@ -143,8 +143,11 @@ def check_model(model, path, arrays, *, of_file=None, edit=None):
 @pytest.mark.further
 @pytest.mark.parametrize("gain", [1.0, 40.0])
 def test_boxes_with_equal_scores_pass(gain, tmp_path):
-    """With a larger gain some scores are exactly 1, and their order is open: on probes, then on
-    samples too, where float64 and random rounding choose other boxes than float32."""
+    """Pass a detector whose equal scores leave the order of boxes open.
+
+    With the larger gain some scores are exactly 1; float64 and random rounding then choose other
+    boxes than float32, on probes and on samples.
+    """
     evidence, decision = check_model(Boxes(gain=gain), tmp_path, IMAGES)
     assert decision.verdict is Verdict.PASS, decision.problems
     assert (evidence.validity is not None and evidence.validity.own_choices) == (gain > 1.0)
@@ -152,8 +155,9 @@ def test_boxes_with_equal_scores_pass(gain, tmp_path):
 
 @pytest.mark.further
 def test_boxes_of_several_classes_pass(tmp_path):
-    """PyTorch suppresses the boxes of each class in a call of its own, the file all in one node in
-    a branch of an If."""
+    """Pass a file that suppresses all classes in one node inside a branch of an If; PyTorch makes
+    one call per class.
+    """
     _, decision = check_model(Classes(), tmp_path, IMAGES)
     assert decision.verdict is Verdict.PASS, decision.problems
 
@@ -166,7 +170,7 @@ def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
     assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
 
 
-def swap_in_loop(old: str, new: str):
+def swap_operator_in_loop(old: str, new: str):
     def edit(proto):
         (loop,) = nodes(proto, "Loop")
         (body,) = [attribute.g for attribute in loop.attribute if attribute.name == "body"]
@@ -182,8 +186,8 @@ def swap_in_loop(old: str, new: str):
     ("edit", "verdict"),
     [
         (None, Verdict.PASS),
-        (swap_in_loop("Greater", "Less"), Verdict.FAIL),
-        (swap_in_loop("ArgMax", "ArgMin"), Verdict.FAIL),
+        (swap_operator_in_loop("Greater", "Less"), Verdict.FAIL),
+        (swap_operator_in_loop("ArgMax", "ArgMin"), Verdict.FAIL),
     ],
     ids=["right", "less", "argmin"],
 )
@@ -202,7 +206,7 @@ def constants(graph):
             yield from constants(branch.g)
 
 
-def replace(old: float, new: float):
+def replace_constant(old: float, new: float):
     def edit(proto):
         changed = 0
         for tensor, array in constants(proto.graph):
@@ -234,7 +238,7 @@ def drop_last_box(proto):
 
 @pytest.mark.parametrize(
     ("gain", "edit"),
-    [(1.0, replace(0.3, 0.31)), (10.0, replace(0.6, 0.61)), (4.0, drop_last_box)],
+    [(1.0, replace_constant(0.3, 0.31)), (10.0, replace_constant(0.6, 0.61)), (4.0, drop_last_box)],
     ids=["iou", "score", "row"],
 )
 def test_wrong_box_selection_fails(gain, edit, tmp_path):
@@ -257,12 +261,14 @@ def test_topk_of_the_smallest_fails(kind, tmp_path):
 
 
 def change_bias(proto):
-    """Another column of the last product is larger by far."""
+    """Increase one bias, so that a clearly different column of the last product becomes the
+    largest.
+    """
     for tensor, array in constants(proto.graph):
         if array.shape == (12,):
-            moved = array.copy()
-            moved[3] += 0.01
-            tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+            changed = array.copy()
+            changed[3] += 0.01
+            tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
 
 
 @pytest.mark.parametrize("kind", ["unordered", "argmax"])
@@ -272,13 +278,13 @@ def test_wrong_bias_with_near_ties_fails(kind, tmp_path):
 
 
 def test_each_unit_is_replayed_separately(tmp_path, monkeypatch):
-    """A unit gives the same numbers wherever it is measured, whatever came before it."""
+    """Replay choices in each unit separately, so that its result does not depend on other units."""
     requests = []
 
-    def refused(self, runtime, batch, **options):
+    def record_request(self, runtime, batch, **options):
         requests.append(runtime)
 
-    monkeypatch.setattr(MeasurementContext, "replayed", refused)
+    monkeypatch.setattr(MeasurementContext, "replayed", record_request)
     model, path = nn.Linear(64, 12).eval(), tmp_path / "m.onnx"
     arrays = {"x": np.random.default_rng(1).normal(size=(96, 64)).astype(np.float32)}
     wrong = copy.deepcopy(model)
@@ -295,10 +301,11 @@ def test_each_unit_is_replayed_separately(tmp_path, monkeypatch):
         model, file, SampleSet.from_arrays(arrays), policy=policy, batch_size=8, units=2
     )
     measure_job(job)
-    assert requests == ["ort-cpu", "ort-cpu-optimized"] * 3  # the first unit, and two more
+    # one request per runtime in each of three units
+    assert requests == ["ort-cpu", "ort-cpu-optimized"] * 3
 
 
-def call(name, operands, own, chosen, **more):
+def make_call(name, operands, own, chosen, **more):
     operands = tuple(np.asarray(x, np.float64) for x in operands)
     return Call(name, operands, np.asarray(own), np.asarray(chosen), **more)
 
@@ -315,48 +322,50 @@ SCORES = [0.9, 0.5, 0.5 + 1e-7, 0.1]
     ([0, 2, 1], [0, 1, -2], False),
 ])  # fmt: skip
 def test_open_topk_orders(own, chosen, open_):
-    created = call("topk", [SCORES], own, chosen, axis=-1)
-    assert is_open(created, [np.full(4, 1e-7)]) is open_
-    assert not is_open(created, [np.zeros(4)])
+    operator_call = make_call("topk", [SCORES], own, chosen, axis=-1)
+    assert is_open(operator_call, [np.full(4, 1e-7)]) is open_
+    assert not is_open(operator_call, [np.zeros(4)])
 
 
-PAIR = [[0, 0, 10, 10], [0, 0, 10, 6.0], [20, 20, 30, 30]]
-"""The first two overlap by 0.6."""
+BOXES = [[0, 0, 10, 10], [0, 0, 10, 6.0], [20, 20, 30, 30]]
+"""Three boxes; the first two overlap with an IoU of 0.6."""
 
 
 @pytest.mark.parametrize(
     ("chosen", "scores", "threshold", "open_"),
     [
         ([0, 2], [0.9, 0.8, 0.7], 0.5, True),
-        ([0, 1, 2], [0.9, 0.8, 0.7], 0.5, False),  # overlap
-        ([0], [0.9, 0.8, 0.7], 0.5, False),  # nothing suppresses the last
+        ([0, 1, 2], [0.9, 0.8, 0.7], 0.5, False),  # the overlap exceeds the threshold
+        ([0], [0.9, 0.8, 0.7], 0.5, False),  # no box suppresses the last
         ([0, 1, 2], [0.9, 0.8, 0.7], 0.6, True),
-        ([0, 2], [0.9, 0.8, 0.7], 0.6, True),  # on the threshold
+        ([0, 2], [0.9, 0.8, 0.7], 0.6, True),  # exactly on the threshold
         ([0, 2], [0.9, 0.8, 0.7], 0.61, False),
-        ([1, 2], [0.9, 0.8, 0.7], 0.5, False),  # the better one is suppressed
+        ([1, 2], [0.9, 0.8, 0.7], 0.5, False),  # the box with the higher score is suppressed
         ([1, 2], [0.9, 0.9, 0.7], 0.5, True),
         ([2, 0], [0.9, 0.8, 0.7], 0.5, False),
         ([2, 0], [0.9, 0.8, 0.9], 0.5, True),
     ],
 )
 def test_open_suppressions(chosen, scores, threshold, open_):
-    created = call("nms", [PAIR, scores], [0, 2], chosen, threshold=threshold)
-    assert is_open(created, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+    operator_call = make_call("nms", [BOXES, scores], [0, 2], chosen, threshold=threshold)
+    assert is_open(operator_call, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
 
 
 @pytest.mark.parametrize(("of_file", "open_"), [(0.6, True), (0.61, False)])
 def test_suppression_with_wrong_threshold_is_not_open(of_file, open_):
-    """Although the overlap is the model's threshold."""
+    """Reject a suppression whose file has a different threshold, although the overlap equals the
+    model's.
+    """
     node = Choice("NonMaxSuppression", np.array([0, 1, 2]), np.array([of_file], np.float32))
-    operands = [PAIR, [0.9, 0.8, 0.7]]
-    created = call("nms", operands, [0, 2], [0, 1, 2], threshold=0.6, node=node)
-    assert is_open(created, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
+    operands = [BOXES, [0.9, 0.8, 0.7]]
+    operator_call = make_call("nms", operands, [0, 2], [0, 1, 2], threshold=0.6, node=node)
+    assert is_open(operator_call, [np.full((3, 4), 1e-9), np.full(3, 1e-9)]) is open_
 
 
 @pytest.mark.parametrize(("value", "open_"), [(0.6, True), (0.6 + 1e-7, True), (0.61, False)])
 def test_open_comparisons(value, open_):
-    created = call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
-    assert is_open(created, [np.full(2, 2e-7), np.zeros(())]) is open_
+    operator_call = make_call("gt", [[value, 0.2], 0.6], [True, False], [False, False])
+    assert is_open(operator_call, [np.full(2, 2e-7), np.zeros(())]) is open_
 
 
 @pytest.mark.parametrize(
@@ -377,27 +386,27 @@ def test_open_comparisons(value, open_):
 )
 def test_open_conversions_to_uint8(x, of_file, chosen, open_):
     cast = Choice("Cast", np.array([chosen], np.uint8), np.array([of_file], np.float32), "y")
-    custom = np.array([9], np.uint8)
-    created = Call("to", (np.array([x]),), custom, cast.chosen, node=cast)
-    assert is_open(created, [np.full(1, 1e-6)]) is open_
+    model_value = np.array([9], np.uint8)
+    operator_call = Call("to", (np.array([x]),), model_value, cast.chosen, node=cast)
+    assert is_open(operator_call, [np.full(1, 1e-6)]) is open_
 
 
 @pytest.mark.parametrize(("in_range", "found"), [(0, True), (1, False)])
 def test_replay_uses_the_conversions_of_the_file(in_range, found):
-    """A device that saturates, where the CPU wraps."""
+    """Replay a cast that saturates out-of-range floats, where PyTorch on the CPU wraps."""
     x = torch.tensor([[3.0, 300.0], [-4.0, 7.5]])
     saturated = np.array([[3, 255], [0, 7 + in_range]], np.uint8)
-    created = replay(
+    replayed = replay(
         lambda: [(x.to(torch.uint8).float() * 2.0).numpy()],
         [Choice("Cast", saturated, x.numpy(), "pixels")],
         lambda run, _draw: run(),
         lambda _mode: None,
         draws=1,
     )
-    assert (created is not None) is found
-    if created is not None:
-        np.testing.assert_array_equal(created.outputs[0], saturated * 2.0)
-        (cast,) = created.undefined
+    assert (replayed is not None) is found
+    if replayed is not None:
+        np.testing.assert_array_equal(replayed.outputs[0], saturated * 2.0)
+        (cast,) = replayed.undefined
         assert (cast.tensor, cast.dtype, cast.elements) == ("pixels", "uint8", 2)
 
 
@@ -425,18 +434,19 @@ def test_replayed_scalar_conversion_stays_a_scalar():
 def test_conversion_is_open_only_for_the_same_float(of_file, open_):
     operand = None if of_file is None else np.array([of_file], np.float32)
     node = Choice("Cast", np.array([2]), operand)
-    custom, chosen = np.array([3]), np.array([2])
-    created = Call("to", (np.array([3.0000001]),), custom, chosen, node=node)
-    assert is_open(created, [np.full(1, 1e-6)]) is open_
+    model_value, chosen = np.array([3]), np.array([2])
+    operator_call = Call("to", (np.array([3.0000001]),), model_value, chosen, node=node)
+    assert is_open(operator_call, [np.full(1, 1e-6)]) is open_
 
 
 def near_integer_ratios(x, layer):
-    """Of the same sum in two orders, times 1 to 12: each is whole but for rounding, shape (n, 12).
+    """Return ratios of the same sum in two orders times 1 to 12, shape (n, 12).
 
-    Half of them plus 0.3, so that not every step is left to rounding.
+    Each ratio is an integer up to rounding. Add 0.3 to half of them, so that rounding does not
+    decide all.
     """
-    twin = nn.functional.linear(x.flip(1), layer.weight.flip(1), layer.bias)
-    near = torch.arange(1.0, 13.0) * (twin / layer(x))
+    reordered = nn.functional.linear(x.flip(1), layer.weight.flip(1), layer.bias)
+    near = torch.arange(1.0, 13.0) * (reordered / layer(x))
     return torch.where(x[:, :12] > 0.0, near, near + 0.3)
 
 
@@ -451,7 +461,7 @@ STEPS = {
 
 
 class Stepped(nn.Module):
-    """Rows of a table by the steps of floats that rounding moves over an edge."""
+    """Rows of a table, selected by integer steps of floats that rounding may move over an edge."""
 
     def __init__(self, kind, *, shift=0.0, off=0) -> None:
         super().__init__()
@@ -482,13 +492,13 @@ def test_rounding_steps_at_an_edge_pass(kind, tmp_path):
     ],
 )
 def test_wrong_rounding_steps_fail(kind, fault, tmp_path):
-    """Off by one, and another edge."""
+    """Fail files whose steps are off by one or have a different edge."""
     _, decision = check_model(Stepped(kind), tmp_path, ROWS, of_file=Stepped(kind, **fault))
     assert decision.verdict is Verdict.FAIL
 
 
 class Bucketed(nn.Module):
-    """Rows of a table by the buckets of floats, some of which lie on an edge."""
+    """Rows of a table, selected by the buckets of floats, some of which lie on an edge."""
 
     def __init__(self, *, right=False, shift=0.0) -> None:
         super().__init__()
@@ -508,7 +518,7 @@ class Bucketed(nn.Module):
     [(False, 0.0, Verdict.PASS), (True, 0.01, Verdict.FAIL)],
 )
 def test_bucketize_of_the_dynamo_exporter(right, shift, verdict, tmp_path):
-    """Which the dynamo exporter writes for bucketize."""
+    """Check the operators that the dynamo exporter writes for bucketize."""
     path, batch = tmp_path / "m.onnx", torch.export.Dim("batch", min=1, max=4096)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -530,7 +540,7 @@ def test_bucketize_of_the_dynamo_exporter(right, shift, verdict, tmp_path):
 
 
 class Above(nn.Module):
-    """Floats that are compared with a number, near which half of them lie."""
+    """A comparison of floats with a limit; half of the floats lie near it."""
 
     def __init__(self, limit=3.0) -> None:
         super().__init__()
@@ -544,32 +554,37 @@ class Above(nn.Module):
 
 @pytest.mark.parametrize(("limit", "verdict"), [(3.0, Verdict.PASS), (3.01, Verdict.FAIL)])
 def test_wrong_limit_fails_even_if_each_comparison_is_open(limit, verdict, tmp_path):
-    """All floats that the other limit decides otherwise are open."""
-    edit = None if limit == 3.0 else replace(3.0, limit)
+    """Fail a file with a different limit, although each comparison that changes is open."""
+    edit = None if limit == 3.0 else replace_constant(3.0, limit)
     _, decision = check_model(Above(), tmp_path, ROWS, edit=edit)
     assert decision.verdict is verdict, decision.problems
 
 
 class Quantized(nn.Module):
-    """Convolutions whose weights and activations are rounded to the steps of 8 bits."""
+    """Convolutions with weights and activations quantized to 8 bits."""
 
     def __init__(self, *, by_channel: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
         self.head = nn.Linear(8 * 16, 5)
         weights = observers.PerChannelMinMaxObserver if by_channel else observers.MinMaxObserver
         scheme = torch.per_channel_symmetric if by_channel else torch.per_tensor_symmetric
-        signed = {"quant_min": -128, "quant_max": 127, "dtype": torch.qint8, "qscheme": scheme}
-        self.weights = nn.ModuleList(FakeQuantize(weights, **signed) for _ in range(3))
-        unsigned = {"quant_min": 0, "quant_max": 255, "dtype": torch.quint8}
+        weight_settings = {
+            "quant_min": -128,
+            "quant_max": 127,
+            "dtype": torch.qint8,
+            "qscheme": scheme,
+        }
+        self.weights = nn.ModuleList(FakeQuantize(weights, **weight_settings) for _ in range(3))
+        activation_settings = {"quant_min": 0, "quant_max": 255, "dtype": torch.quint8}
         self.values = nn.ModuleList(
-            FakeQuantize(observers.MinMaxObserver, **unsigned) for _ in range(4)
+            FakeQuantize(observers.MinMaxObserver, **activation_settings) for _ in range(4)
         )
 
     def forward(self, x):
         for layer, of_weight, of_input in zip(
-            (self.one, self.two), self.weights, self.values, strict=False
+            (self.conv1, self.conv2), self.weights, self.values, strict=False
         ):
             weight = of_weight(layer.weight)
             x = torch.relu(nn.functional.conv2d(of_input(x), weight, layer.bias, padding=1))
@@ -586,7 +601,8 @@ def small_images():
 def quantized(*, by_channel=False):
     model = Quantized(by_channel=by_channel)
     model(torch.from_numpy(small_images()))
-    for of_weight in model.weights:  # up to 64: without VNNI, sums of two larger products saturate
+    # Without VNNI, sums of two products saturate when weights exceed 64.
+    for of_weight in model.weights:
         of_weight.scale.mul_(127.5 / 63.5)
     return model.apply(disable_observer).eval()
 
@@ -605,8 +621,11 @@ def change_step(name: str, change):
 
 @pytest.mark.further
 def test_fake_quantization_passes(tmp_path):
-    """ONNX Runtime computes the optimized file in integers, so that some values round to the next
-    step. In PyTorch's symmetric scheme, the weight of the largest magnitude lies between two."""
+    """Pass an optimized file that ONNX Runtime computes in integers, so that some values round to
+    the next step.
+
+    In PyTorch's symmetric scheme, the weight with the largest magnitude lies between two steps.
+    """
     model = quantized(by_channel=True)
     _, decision = check_model(model, tmp_path, {"x": small_images()})
     assert decision.verdict is Verdict.PASS, decision.problems
@@ -626,7 +645,7 @@ def test_wrong_fake_quantization_step_fails(name, change, tmp_path):
 
 
 class Fixed(nn.Module):
-    """Floats as whole numbers of 2^-20 or 2^-31."""
+    """Floats converted to fixed-point integers with 20 or 31 fractional bits."""
 
     def __init__(self, bits, *, rounds=True) -> None:
         super().__init__()
@@ -646,35 +665,38 @@ def test_fixed_point_conversion_passes(bits, rounds, tmp_path):
     assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
 
 
-EDGE, BELOW = 3.0, 3.0 - 2.0**-22
+AT_EDGE, BELOW_EDGE = 3.0, 3.0 - 2.0**-22
 
 
 @pytest.mark.parametrize(("step", "operator", "x", "of_file", "chosen", "result"), [
-    (torch.floor, "Floor", EDGE, BELOW, 2.0, 2.0),
-    (torch.Tensor.floor_, "Floor", EDGE, BELOW, 2.0, 2.0),
-    (torch.floor, "Floor", EDGE, BELOW, 1.0, None),
-    (torch.floor, "Floor", EDGE + 1e-3, BELOW, 2.0, None),
-    (torch.floor, "Ceil", BELOW, EDGE, 3.0, None),
-    (torch.ceil, "Ceil", EDGE + 2.0**-22, EDGE, 3.0, 3.0),
+    (torch.floor, "Floor", AT_EDGE, BELOW_EDGE, 2.0, 2.0),
+    (torch.Tensor.floor_, "Floor", AT_EDGE, BELOW_EDGE, 2.0, 2.0),
+    (torch.floor, "Floor", AT_EDGE, BELOW_EDGE, 1.0, None),
+    (torch.floor, "Floor", AT_EDGE + 1e-3, BELOW_EDGE, 2.0, None),
+    (torch.floor, "Ceil", BELOW_EDGE, AT_EDGE, 3.0, None),
+    (torch.ceil, "Ceil", AT_EDGE + 2.0**-22, AT_EDGE, 3.0, 3.0),
     (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 3.0, 3.0),
     (torch.round, "Round", 2.5, 2.5 + 2.0**-22, 4.0, None),
-    (torch.trunc, "Cast", -EDGE, -BELOW, -2, -2.0),
-    (torch.trunc, "Floor", -EDGE, BELOW, 2.0, -2.0),
-    (lambda x: x % 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.5),
-    (lambda x: x // 1.5, "Floor", EDGE, BELOW / 1.5, 1.0, 1.0),
+    (torch.trunc, "Cast", -AT_EDGE, -BELOW_EDGE, -2, -2.0),
+    (torch.trunc, "Floor", -AT_EDGE, BELOW_EDGE, 2.0, -2.0),
+    (lambda x: x % 1.5, "Floor", AT_EDGE, BELOW_EDGE / 1.5, 1.0, 1.5),
+    (lambda x: x // 1.5, "Floor", AT_EDGE, BELOW_EDGE / 1.5, 1.0, 1.0),
 ])  # fmt: skip
 def test_step_is_open_only_at_its_edge(step, operator, x, of_file, chosen, result):
-    """With fractions beside it: whole numbers alone may be counts."""
+    """Accept a changed step only at its edge.
+
+    A fraction is added to the operand, because integers alone may be counts.
+    """
     fraction = abs(of_file) / abs(x) * 0.25
     operand = np.array([of_file, fraction], np.float32)
     decided = np.array([chosen, 1.0 if operator == "Ceil" else 0.0])
-    created = replay(
+    replayed = replay(
         lambda: [step(torch.tensor([x, 0.25])).numpy()],
         [Choice(operator, decided, operand, "steps")],
         lambda run, _draw: run(),
         lambda _mode: None,
         draws=1,
     )
-    assert (created is not None) is (result is not None)
-    if created is not None:
-        assert created.outputs[0][0] == pytest.approx(result, abs=1e-6)
+    assert (replayed is not None) is (result is not None)
+    if replayed is not None:
+        assert replayed.outputs[0][0] == pytest.approx(result, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Detection and proof of CUDA, with a fake device."""
+"""CUDA providers are detected and verified, here with a fake device."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_unusable_cuda_device_is_a_failure(
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     policy = tiny.policy("torch-cuda", "ort-cuda", "ort-cuda-optimized")
-    by_torch, *by_ort = measure_job(
+    torch_runtime, *ort_runtimes = measure_job(
         MeasurementJob(model, good, tiny.samples(), policy=policy)
     ).runtimes
-    assert by_torch.absent_reason is None
-    assert "PyTorch sees none" in by_torch.failure
-    assert ("CUDA_VISIBLE_DEVICES is" in by_torch.failure) is (visible is not None)
-    for runtime in by_ort:
+    assert torch_runtime.absent_reason is None
+    assert "PyTorch sees none" in torch_runtime.failure
+    assert ("CUDA_VISIBLE_DEVICES is" in torch_runtime.failure) is (visible is not None)
+    for runtime in ort_runtimes:
         assert runtime.absent_reason is None
         assert f"could not load {CUDA} and used {CPU}" in runtime.failure
         assert "no reason" not in runtime.failure
@@ -64,19 +64,19 @@ def test_unusable_cuda_device_is_a_failure(
 
 
 def test_model_that_cannot_run_on_cuda_is_waived_when_optional(model, good, monkeypatch):
-    def stays(*_, **__):
+    def raise_absent(*_, **__):
         raise RuntimeAbsent("the model runs on the CPU alone")
 
     monkeypatch.setattr(ort, "cuda_traces", lambda: ["a device"])
-    monkeypatch.setattr(TorchCudaRuntime, "open", stays)
+    monkeypatch.setattr(TorchCudaRuntime, "open", raise_absent)
     for required, verdict in (("when_present", Verdict.WAIVED), ("always", Verdict.ERROR)):
-        named = tiny.policy("ort-cpu", "torch-cuda").runtimes
-        by_cuda = named["torch-cuda"].model_copy(update={"required": required})
-        policy = tiny.policy(runtimes={**named, "torch-cuda": by_cuda})
+        runtimes = tiny.policy("ort-cpu", "torch-cuda").runtimes
+        optional = runtimes["torch-cuda"].model_copy(update={"required": required})
+        policy = tiny.policy(runtimes={**runtimes, "torch-cuda": optional})
         measurement = measure_job(MeasurementJob(model, good, tiny.samples(), policy=policy))
-        by_torch = measurement.runtimes[1]
-        assert by_torch.absent_reason == "the model runs on the CPU alone"
-        assert by_torch.failure is None
+        torch_runtime = measurement.runtimes[1]
+        assert torch_runtime.absent_reason == "the model runs on the CPU alone"
+        assert torch_runtime.failure is None
         (check,) = [
             check
             for check in iter_checks(policy, tiny.stored(measurement))
@@ -86,19 +86,19 @@ def test_model_that_cannot_run_on_cuda_is_waived_when_optional(model, good, monk
 
 
 def test_available_runtime_cannot_report_itself_absent(model, good, monkeypatch):
-    def leaves(*_, **__):
+    def raise_absent(*_, **__):
         raise RuntimeAbsent("the file runs elsewhere alone")
 
-    monkeypatch.setattr(OrtCpu, "open", leaves)
-    (by_ort,) = measure_job(
+    monkeypatch.setattr(OrtCpu, "open", raise_absent)
+    (ort_runtime,) = measure_job(
         MeasurementJob(model, good, tiny.samples(), policy=tiny.policy("ort-cpu"))
     ).runtimes
-    assert by_ort.absent_reason is None
-    assert "the file runs elsewhere alone" in by_ort.failure
+    assert ort_runtime.absent_reason is None
+    assert "the file runs elsewhere alone" in ort_runtime.failure
 
 
 class FakeCudaSession:
-    """A real session on the CPU that says it is on CUDA; its profile tells the truth."""
+    """A CPU session that reports the CUDA provider; its profile shows the real provider."""
 
     options: ClassVar[dict[str, Any]] = {}
     last: ClassVar[Any] = None
@@ -127,8 +127,8 @@ def fake_cuda_session(monkeypatch, fake_cuda_device):
 
 
 def checks_by_name(candidate, measurement, policy):
-    result = iter_checks(policy, tiny.stored(measurement))
-    return {check.name: check for check in result}
+    checks = iter_checks(policy, tiny.stored(measurement))
+    return {check.name: check for check in checks}
 
 
 def test_cpu_nodes_are_read_from_the_profile(model, good, fake_cuda_session):
@@ -138,9 +138,9 @@ def test_cpu_nodes_are_read_from_the_profile(model, good, fake_cuda_session):
     assert runtime.providers_active == (CUDA, CPU)
     assert CUDA not in runtime.nodes_per_provider
     assert any(node.startswith("Conv:") for node in runtime.fallback_nodes)
-    judged = checks_by_name(good, measurement, policy)
-    assert judged["provider"].verdict is Verdict.FAIL
-    assert judged["session"].verdict is Verdict.PASS
+    checks = checks_by_name(good, measurement, policy)
+    assert checks["provider"].verdict is Verdict.FAIL
+    assert checks["session"].verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(("reported", "verdict"), [
@@ -167,7 +167,9 @@ def test_torch_session_reports_the_device_of_its_outputs(model, good):
 
 
 def test_model_with_cpu_outputs_is_not_on_cuda(model, good, monkeypatch):
-    """A runner on 'cuda' whose outputs are on the CPU says CPU first, and the rule refuses it."""
+    """Report the CPU provider first if a model on 'cuda' returns outputs on the CPU; the check then
+    fails.
+    """
     runner = TorchSession(
         model,
         bind_inputs(good.subject.inputs, tiny.samples().specs, count=20, batch_size=4),

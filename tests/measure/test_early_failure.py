@@ -1,4 +1,4 @@
-"""A runtime that fails on its first samples skips the outlier analysis without changing the verdict."""
+"""A runtime that fails on its first samples skips the outlier analysis; the verdict is the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = np.random.default_rng(0).normal(size=(96, 16)).astype(np.float32)
 NOW = "2026-11-28T00:00:00+00:00"
 
 
-def policy(ratio=1.5, noise_diff=32.0, **bounds) -> Policy:
+def make_policy(ratio=1.5, noise_diff=32.0, **bounds) -> Policy:
     bounded = Bounds(noise_ratio=ratio, noise_peak=4.0 * ratio, noise_diff=noise_diff, **bounds)
     runtime = RuntimePolicy(required="always", bounds=bounded)
     requested = Instruments(noise_samples=16, stability_samples=0, search_inputs=0, graph=False)
@@ -40,21 +40,21 @@ def net() -> nn.Module:
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The samples of each run under random rounding."""
-    created, original = [], MeasurementContext.rounding_run
+    """The batch sizes of all runs under random rounding."""
+    sizes, original = [], MeasurementContext.rounding_run
 
     def counted(self, batch, rounding, **options):
-        created.append(len(next(iter(batch.values()))))
+        sizes.append(len(next(iter(batch.values()))))
         return original(self, batch, rounding, **options)
 
     monkeypatch.setattr(MeasurementContext, "rounding_run", counted)
-    return created
+    return sizes
 
 
-def measure(candidate_model, tmp_path, wanted):
+def measure(candidate_model, tmp_path, policy):
     file = benches.export(candidate_model, tmp_path / "model.onnx", {"x": ROWS})
     job = MeasurementJob(
-        net(), file, SampleSet.from_arrays({"x": ROWS}), policy=wanted, batch_size=16
+        net(), file, SampleSet.from_arrays({"x": ROWS}), policy=policy, batch_size=16
     )
     return measure_job(job)
 
@@ -69,29 +69,29 @@ def perturbed_net(size: float) -> nn.Module:
 
 
 def test_large_error_skips_outlier_analysis(tmp_path, runs):
-    result = measure(perturbed_net(1e-2), tmp_path, policy())
+    result = measure(perturbed_net(1e-2), tmp_path, make_policy())
     runtime = result.runtimes[0]
     assert runtime.unexamined > 0
     assert runtime.outputs[0].noise.rounding_draws == 3
     assert (runtime.second_looks, runtime.look_draws) == (0, 0)
     assert any(probe.unexamined for probe in runtime.probes)
-    assert len(runs) <= 2 + 3  # of the reference's validity, and of the floor
-    decided = decide(policy(), result, decided_at=NOW)
+    assert len(runs) <= 2 + 3  # two runs for the validity of the reference, three for the floor
+    decided = decide(make_policy(), result, decided_at=NOW)
     assert decided.verdict is Verdict.FAIL
     assert "noise_ratio" in {c.name for c in decided.checks if c.verdict is Verdict.FAIL}
 
 
 def test_progress_has_step_and_remaining_forwards(tmp_path, caplog):
     with caplog.at_level(logging.DEBUG, "gate.steps"):
-        measure(perturbed_net(3e-6), tmp_path, policy())
+        measure(perturbed_net(3e-6), tmp_path, make_policy())
     steps = [record.getMessage() for record in caplog.records]
     floor = [f"rounding floor: {left} of 48 forwards left" for left in (48, 32, 16)]
-    looks = [f"second looks: {left} of 4 samples left" for left in (4, 3, 2, 1)]
-    assert steps == ["samples", *floor, "samples", *looks, "probes"]
+    second_looks = [f"second looks: {left} of 4 samples left" for left in (4, 3, 2, 1)]
+    assert steps == ["samples", *floor, "samples", *second_looks, "probes"]
 
 
 def test_clear_error_uses_few_rounding_runs(tmp_path, runs):
-    result = measure(perturbed_net(3e-6), tmp_path, policy())
+    result = measure(perturbed_net(3e-6), tmp_path, make_policy())
     runtime = result.runtimes[0]
     noise = runtime.outputs[0].noise
     assert 4.5 < noise.whole_ratio <= noise.ratio < 15.0  # 3 times and 10 times the bound
@@ -101,26 +101,29 @@ def test_clear_error_uses_few_rounding_runs(tmp_path, runs):
     drawn = [probe for probe in runtime.probes if probe.rounding_draws]
     assert 0 < len(drawn) <= 4
     assert {probe.rounding_draws for probe in drawn} == {3}
-    assert decide(policy(), result, decided_at=NOW).verdict is Verdict.FAIL
+    assert decide(make_policy(), result, decided_at=NOW).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
     ("ratio", "verdict"), [(1.5, Verdict.FAIL), (3.0, Verdict.ERROR), (1e3, Verdict.PASS)]
 )
 def test_ratio_of_few_runs_fails_only_by_the_whole_output(ratio, verdict):
-    """The column that is 20 times off may be so by chance, the output that is 5 times off is not:
-    it is refused by a third of that."""
+    """Fail only by the ratio of the whole output, divided by three.
+
+    A column that is 20 times off may be so by chance in few runs; an output that is 5 times off is
+    not.
+    """
     noise = builders.noise_parity(
         ratio=20.0, peak=1.3, candidate_rms=5e-6, scatter=1.0, few_draws=True, rounding_draws=3
     )
     runtime = builders.runtime_evidence(outputs=(builders.output_parity(noise=noise),))
     result = builders.evidence(runtimes=(runtime,))
-    checks = decide(policy(ratio), result, decided_at=NOW).checks
+    checks = decide(make_policy(ratio), result, decided_at=NOW).checks
     assert [check.verdict for check in checks if check.name == "noise_ratio"] == [verdict]
 
 
 class Limited(nn.Module):
-    """Differs from another limit on large samples alone."""
+    """A linear layer with clamped outputs; another limit changes only large samples."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
@@ -131,36 +134,36 @@ class Limited(nn.Module):
         return self.layer(x).clamp(-self.limit, self.limit)
 
 
-LATE = np.concatenate([ROWS[:16], 4.0 * ROWS[16:]])
-"""The samples that have no truth are larger."""
+LARGE_LATER_SAMPLES = np.concatenate([ROWS[:16], 4.0 * ROWS[16:]])
+"""Samples without float64 truth, from the 17th on, are larger."""
 
 
-def measure_late(model, other, tmp_path, wanted):
-    file = benches.export(other, tmp_path / "model.onnx", {"x": LATE})
-    samples = SampleSet.from_arrays({"x": LATE})
-    return measure_job(MeasurementJob(model, file, samples, policy=wanted, batch_size=16))
+def measure_late(model, exported, tmp_path, policy):
+    file = benches.export(exported, tmp_path / "model.onnx", {"x": LARGE_LATER_SAMPLES})
+    samples = SampleSet.from_arrays({"x": LARGE_LATER_SAMPLES})
+    return measure_job(MeasurementJob(model, file, samples, policy=policy, batch_size=16))
 
 
 def test_error_on_late_samples_limits_outlier_analysis(tmp_path):
-    result = measure_late(Limited(9.0), Limited(2.5), tmp_path, policy())
+    result = measure_late(Limited(9.0), Limited(2.5), tmp_path, make_policy())
     runtime = result.runtimes[0]
     noise = runtime.outputs[0].noise
     assert noise.ratio < 1.5
     assert noise.settled > 32.0
     assert runtime.second_looks <= 4
     assert runtime.unexamined > 20
-    problems = {c.name: c.verdict for c in decide(policy(), result, decided_at=NOW).problems}
+    problems = {c.name: c.verdict for c in decide(make_policy(), result, decided_at=NOW).problems}
     assert problems["noise_diff"] is Verdict.FAIL
-    loose = policy().model_copy(deep=True)
-    bounds = loose.runtimes["ort-cpu"].bounds.model_copy(update={"noise_diff": 1e9})
-    runtimes = {"ort-cpu": loose.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})}
-    loose = loose.model_copy(update={"runtimes": runtimes})
-    checks = [c for c in decide(loose, result, decided_at=NOW).checks if c.output]
+    loose_policy = make_policy().model_copy(deep=True)
+    bounds = loose_policy.runtimes["ort-cpu"].bounds.model_copy(update={"noise_diff": 1e9})
+    runtimes = {"ort-cpu": loose_policy.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})}
+    loose_policy = loose_policy.model_copy(update={"runtimes": runtimes})
+    checks = [c for c in decide(loose_policy, result, decided_at=NOW).checks if c.output]
     assert Verdict.FAIL not in {check.verdict for check in checks}
 
 
 class Cancelling(nn.Module):
-    """Large samples lose digits in any implementation."""
+    """A model that loses digits on large samples in any implementation."""
 
     def __init__(self, *, squared: bool = False) -> None:
         super().__init__()
@@ -174,21 +177,21 @@ class Cancelling(nn.Module):
 
 
 def test_correct_file_gets_full_outlier_analysis(tmp_path):
-    result = measure_late(Cancelling(), Cancelling(squared=True), tmp_path, policy())
+    result = measure_late(Cancelling(), Cancelling(squared=True), tmp_path, make_policy())
     runtime = result.runtimes[0]
     noise = runtime.outputs[0].noise
     assert runtime.second_looks > 2
     assert runtime.look_draws == 8 * runtime.second_looks
     assert runtime.unexamined == 0
     assert noise.settled < 32.0
-    assert decide(policy(), result, decided_at=NOW).verdict is not Verdict.FAIL
+    assert decide(make_policy(), result, decided_at=NOW).verdict is not Verdict.FAIL
 
 
 def test_unexamined_samples_are_an_error(tmp_path):
-    result = measure(perturbed_net(1e-2), tmp_path, policy())
+    result = measure(perturbed_net(1e-2), tmp_path, make_policy())
     assert result.runtimes[0].unexamined > 0
     for diff in (32.0, 1e9):
-        decided = decide(policy(ratio=1e9, noise_diff=diff), result, decided_at=NOW)
+        decided = decide(make_policy(ratio=1e9, noise_diff=diff), result, decided_at=NOW)
         codes = {check.name: (check.verdict, check.code) for check in decided.problems}
         assert codes["noise_diff"] == (Verdict.ERROR, "unexamined")
         assert any(name.startswith("probe_") for name in codes)
@@ -200,7 +203,7 @@ def test_unexamined_samples_are_an_error(tmp_path):
     [(5.0, None, True), (5.0, {"LogSoftmax": 7.0}, False), (8.0, {"LogSoftmax": 7.0}, True)],
 )
 def test_operator_bounds_apply_to_early_refusal(ratio, exceptions, refused):
-    custom_policy = policy(noise_ratio_by_operator=exceptions)
+    custom_policy = make_policy(noise_ratio_by_operator=exceptions)
     noise = {"y": builders.noise_parity(ratio=ratio, peak=1.0)}
     assert is_refused(custom_policy, "ort-cpu", noise) is refused
 
@@ -217,17 +220,17 @@ def test_bfloat16_file_uses_its_own_bounds(dtype, times):
 
 
 def test_correct_file_has_no_unexamined_samples(tmp_path):
-    result = measure(net(), tmp_path, policy())
+    result = measure(net(), tmp_path, make_policy())
     runtime = result.runtimes[0]
     assert runtime.unexamined == 0
     assert not any(probe.unexamined for probe in runtime.probes)
-    assert decide(policy(), result, decided_at=NOW).verdict is not Verdict.FAIL
+    assert decide(make_policy(), result, decided_at=NOW).verdict is not Verdict.FAIL
 
 
 def test_large_activations_make_smaller_batches():
     class Wide(nn.Module):
         def forward(self, x):
-            return x[:, :1] + torch.ones(len(x), 2**21).sum(1, keepdim=True)  # 8 MiB a sample
+            return x[:, :1] + torch.ones(len(x), 2**21).sum(1, keepdim=True)  # 8 MiB per sample
 
     sha256 = Digest.from_bytes(b"file")
     sizes = {}

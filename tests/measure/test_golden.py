@@ -1,4 +1,4 @@
-"""Golden vectors are outputs of the reference for measured samples."""
+"""Golden vectors hold outputs of the reference for measured samples."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ def checked(project):
     )  # fmt: skip
 
 
-def _write(folder: Path, path: Path, checked, **changed) -> GoldenManifest:
-    reference, workload, verdicted = checked
+def write_golden_vectors(folder: Path, path: Path, checked, **changed) -> GoldenManifest:
+    reference, workload, result = checked
     fields = {"model": reference.model, "samples": workload.samples} | changed
     return write_golden_of(
         folder,
         MeasurementJob(
             fields["model"], TestedFile(path, read_subject(path)), fields["samples"], policy=POLICY
         ),
-        evidence=verdicted.evidence,
+        evidence=result.evidence,
     )
 
 
 def test_golden_vectors_of_the_reference_match_the_file(tmp_path, project, checked):
     reference, _, verdicted = checked
     assert verdicted.decision.passed
-    golden = _write(tmp_path, project / "good.onnx", checked)
+    golden = write_golden_vectors(tmp_path, project / "good.onnx", checked)
     assert golden.samples == SAMPLES
     assert golden.model.sha256 == verdicted.evidence.subject.sha256
     assert golden.origin.policy_sha256 == POLICY.digest()
@@ -89,9 +89,9 @@ def test_golden_vectors_of_the_reference_match_the_file(tmp_path, project, check
 
 
 def test_golden_vectors_fail_for_a_changed_weight(tmp_path, project, checked):
-    """Not by its digest alone: the vectors of the bad bytes refuse them too."""
+    """Reject the file even if its digest is recorded: outputs differ from the vectors."""
     change_one_weight(project / "good.onnx", tmp_path / "bad.onnx")
-    _write(tmp_path / "golden", tmp_path / "bad.onnx", checked)
+    write_golden_vectors(tmp_path / "golden", tmp_path / "bad.onnx", checked)
     result = verify_golden(tmp_path / "bad.onnx", tmp_path / "golden")
     assert not result.passed
     assert "max_abs_diff" in result.problems[0]
@@ -99,7 +99,7 @@ def test_golden_vectors_fail_for_a_changed_weight(tmp_path, project, checked):
 
 def test_golden_files_are_reproducible(tmp_path, project, checked):
     for name in ("one", "two"):
-        _write(tmp_path / name, project / "good.onnx", checked)
+        write_golden_vectors(tmp_path / name, project / "good.onnx", checked)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
     for name in files:
@@ -112,7 +112,7 @@ def test_writing_golden_vectors_restores_model_and_switches(tmp_path, project, c
     before = {name: value.clone() for name, value in model.state_dict().items()}
     threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
     try:
-        _write(tmp_path, project / "good.onnx", checked)
+        write_golden_vectors(tmp_path, project / "good.onnx", checked)
         assert model.training
     finally:
         model.eval()
@@ -123,11 +123,14 @@ def test_writing_golden_vectors_restores_model_and_switches(tmp_path, project, c
 @pytest.mark.parametrize(("given", "kept"), [(1, 1), (3, 3), (8, 8), (9, 8), (64, 8)])
 def test_number_of_golden_samples_is_limited(tmp_path, project, checked, given, kept):
     samples = SampleSet.from_arrays({"input": np.load(project / "images.npy")[:given]})
-    assert _write(tmp_path, project / "good.onnx", checked, samples=samples).samples == kept
+    assert (
+        write_golden_vectors(tmp_path, project / "good.onnx", checked, samples=samples).samples
+        == kept
+    )
 
 
 def test_samples_without_clear_class_come_last(tmp_path, project, checked):
-    """Of a mixture the undecided are left out, wherever they lie."""
+    """Choose samples with a clear class first, wherever they lie in the data."""
     images = np.load(project / "images.npy")
 
     class Undecided(nn.Module):
@@ -139,7 +142,7 @@ def test_samples_without_clear_class_come_last(tmp_path, project, checked):
             tie = image.flatten(1)[:, :1] > 0
             return torch.where(tie, torch.zeros(()), self.inner(image))
 
-    _write(tmp_path, project / "good.onnx", checked, model=Undecided())
+    write_golden_vectors(tmp_path, project / "good.onnx", checked, model=Undecided())
     chosen = read_golden(tmp_path).inputs["input"]
     assert (images[:, 0, 0, 0] > 0).mean() > 0.3
     assert (chosen[:, 0, 0, 0] <= 0).all()
@@ -153,28 +156,28 @@ def test_golden_samples_fill_a_fixed_batch(tmp_path, project, checked):
     )  # fmt: skip
     images = np.load(project / "images.npy")
     export_model(checked[0].model, {"input": images[:4]}, settings=settings, output=path)
-    assert _write(tmp_path / "golden", path, checked).samples == 4
+    assert write_golden_vectors(tmp_path / "golden", path, checked).samples == 4
     assert verify_golden(path, tmp_path / "golden").passed
 
 
 def test_invalid_golden_vectors_are_refused(tmp_path, project, checked):
     path = project / "good.onnx"
-    wrong = SampleSet.from_arrays({"input": np.zeros((4, 1, 8, 7), np.float32)})
+    wrong_samples = SampleSet.from_arrays({"input": np.zeros((4, 1, 8, 7), np.float32)})
     with pytest.raises(InputMismatch):
-        _write(tmp_path, path, checked, samples=wrong)
+        write_golden_vectors(tmp_path, path, checked, samples=wrong_samples)
 
     class Twice(nn.Module):
         def forward(self, image):
             return image.flatten(1)[:, :5], image
 
     with pytest.raises(OutputMismatch, match="returns 2 outputs"):
-        _write(tmp_path, path, checked, model=Twice())
+        write_golden_vectors(tmp_path, path, checked, model=Twice())
 
     class Nan(nn.Module):
         def forward(self, image):
             return image.flatten(1)[:, :5] * float("nan")
 
     with pytest.raises(EvidenceError, match="NaN"):
-        _write(tmp_path, path, checked, model=Nan())
+        write_golden_vectors(tmp_path, path, checked, model=Nan())
     assert not list(tmp_path.iterdir())
     assert onnx.load(path)

@@ -1,4 +1,4 @@
-"""On a machine with a CUDA device: every runtime is measured, proven and passes."""
+"""Every runtime is measured and passes on a machine with a CUDA device."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Comparison with the champion on the same samples."""
+"""The tested file is compared with the deployed champion on the same samples."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def inputs(count: int = COUNT) -> np.ndarray:
     return np.random.default_rng(5).normal(size=(count, 3)).astype(np.float32)
 
 
-def answers_of(path: Path, x: np.ndarray) -> np.ndarray:
-    """By the weights themselves, without a runtime."""
+def predict_classes(path: Path, x: np.ndarray) -> np.ndarray:
+    """Compute the predicted classes from the weights, without a runtime."""
     import onnx
 
     (weights,) = onnx.load(path).graph.initializer
     return (x @ numpy_helper.to_array(weights)).argmax(1)
 
 
-def linear(path, *, features=3, batch="batch", output="logits"):
+def write_linear(path, *, features=3, batch="batch", output="logits"):
     weights = np.random.default_rng(features).normal(size=(features, CLASSES)).astype(np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["input", "w"], [output])],
@@ -84,15 +84,15 @@ def new(tmp_path):
 
 def test_answers_and_accuracy_match_a_manual_computation(old, new):
     x = inputs()
-    theirs, ours = answers_of(old, x), answers_of(new, x)
-    labels = np.where(np.arange(COUNT) % 2 == 0, theirs, (theirs + 1) % CLASSES)
+    champion_classes, file_classes = predict_classes(old, x), predict_classes(new, x)
+    labels = np.where(np.arange(COUNT) % 2 == 0, champion_classes, (champion_classes + 1) % CLASSES)
     result = compare(new, champion(old), labels=labels)
     (answers,) = result.outputs
     assert result.state == "compared"
     assert (answers.samples, result.samples) == (COUNT, COUNT)
-    assert 0 < answers.disagreements == (theirs != ours).sum()
+    assert 0 < answers.disagreements == (champion_classes != file_classes).sum()
     assert answers.champion_accuracy == pytest.approx(0.5)
-    assert answers.accuracy == pytest.approx((ours == labels).mean())
+    assert answers.accuracy == pytest.approx((file_classes == labels).mean())
     assert (result.version, result.sha256) == ("7", read_subject(old).sha256)
     assert result.subject_sha256 == read_subject(new).sha256
     assert result.evidence_sha256 == releases.evidence(old).digest()
@@ -100,7 +100,7 @@ def test_answers_and_accuracy_match_a_manual_computation(old, new):
 
 
 def test_both_files_are_timed_on_equally_many_batches(old, new):
-    """Also of few samples."""
+    """Time both files on the same number of batches, also when there are few samples."""
     for count in (8, COUNT):
         result = compare(new, champion(old), x=inputs(count))
         assert result.latency is not None
@@ -111,7 +111,7 @@ def test_both_files_are_timed_on_equally_many_batches(old, new):
 
 
 def test_files_are_timed_in_alternating_order(old, new, monkeypatch):
-    """What slows the machine down slows down both."""
+    """Alternate the two files, so that a slowdown of the machine affects both."""
     turns: list[Stopwatch] = []
 
     class Watched(Stopwatch):
@@ -121,10 +121,15 @@ def test_files_are_timed_in_alternating_order(old, new, monkeypatch):
 
     monkeypatch.setattr("gate.measure.champion.Stopwatch", Watched)
     compare(new, champion(old))
-    first, second = turns[:2]
-    assert first is not second
+    new_stopwatch, old_stopwatch = turns[:2]
+    assert new_stopwatch is not old_stopwatch
     for index in range(0, len(turns), 4):
-        assert turns[index : index + 4] == [first, second, second, first]
+        assert turns[index : index + 4] == [
+            new_stopwatch,
+            old_stopwatch,
+            old_stopwatch,
+            new_stopwatch,
+        ]
 
 
 def test_no_accuracy_without_labels(old, new):
@@ -156,32 +161,32 @@ def test_missing_champion_has_a_reason(new, state):
     ({"batch": 7}, "not a multiple"),
 ])  # fmt: skip
 def test_champion_with_other_inputs_is_incomparable(new, tmp_path, make, reason):
-    result = compare(new, champion(linear(tmp_path / "other.onnx", **make)))
+    result = compare(new, champion(write_linear(tmp_path / "other.onnx", **make)))
     assert result.state == "incomparable"
     assert reason in str(result.absent)
 
 
 def test_different_preprocessing_is_incomparable(old, new):
-    """They would make the champion look worse than it is, so that a worse file passed."""
-    sides = []
+    """Refuse the comparison: different preprocessing would make the champion look worse."""
+    evidences = []
     for path, name in ((old, "theirs"), (new, "ours")):
         measured = releases.evidence(path)
         source = measured.source.model_copy(update={"preprocess_sha256": builders.digest(name)})
-        sides.append(measured.model_copy(update={"source": source}))
-    result = compare(new, champion(old, evidence=sides[0]), evidence=sides[1])
+        evidences.append(measured.model_copy(update={"source": source}))
+    result = compare(new, champion(old, evidence=evidences[0]), evidence=evidences[1])
     assert result.state == "incomparable"
     assert "other preprocessing" in str(result.absent)
 
 
 def test_replaced_champion_file_is_refused(old, new):
-    there = champion(old)
+    old_champion = champion(old)
     releases.onnx_file(old, seed=3)
     with pytest.raises(DigestMismatch):
-        compare(new, there)
+        compare(new, old_champion)
 
 
 def with_metric(evidence: Evidence, metric: MetricPolicy, low: float, high: float) -> Evidence:
-    """Evidence of a metric whose value is in the middle of the interval."""
+    """Return the evidence with a metric whose value is in the middle of the interval."""
     value = MetricValue(value=(low + high) / 2, low=low, high=high)
     change = MetricDrop(drop=0.0, changed=0, method="exact", bounds=(0.01,), scale=1.0)
     group = MetricGroup(
@@ -209,10 +214,12 @@ def test_metrics_of_a_champion_that_takes_other_samples_are_not_paired(
         name="m", function="mymetrics:m", aggregate=aggregate, max_drop_from_champion=limit
     )
     policy = Policy.default().model_copy(update={"metrics": (metric,)})
-    second = champion(linear(tmp_path / "other.onnx", features=4))
-    second = replace(second, evidence=with_metric(second.evidence, metric, 0.86, 0.94))
+    incompatible = champion(write_linear(tmp_path / "other.onnx", features=4))
+    incompatible = replace(
+        incompatible, evidence=with_metric(incompatible.evidence, metric, 0.86, 0.94)
+    )
     evidence = with_metric(releases.evidence(new), metric, 0.85, 0.91)
-    result = compare(new, second, policy=policy, evidence=evidence)
+    result = compare(new, incompatible, policy=policy, evidence=evidence)
     assert [each.paired for each in result.metrics] == [False]
     (check,) = check_champion_metrics(policy, evidence, result)
     assert check.code == code

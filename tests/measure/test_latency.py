@@ -1,4 +1,4 @@
-"""Latency of single samples and batches, measured on real files."""
+"""Latency of single samples and batches is measured on real files."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_only_full_batch_is_repeated_for_timing(model, good, tmp_path, count, ba
 
 
 def test_failure_of_a_repeated_batch_is_a_failure(model, good, monkeypatch):
-    ran = []
+    batch_sizes = []
 
     def run(self, batch):
-        ran.append(len(batch["input"]))
-        if ran.count(4) > 1:
+        batch_sizes.append(len(batch["input"]))
+        if batch_sizes.count(4) > 1:
             raise RuntimeError("worn out")
         return original(self, batch)
 
@@ -114,29 +114,29 @@ def test_fixed_batch_of_one_has_single_latency(model, tmp_path):
 
 
 def test_timed_single_samples_are_reused(model, good, monkeypatch):
-    """Three samples have their turns; stability asks for four alone."""
+    """Reuse the timed runs of single samples: stability needs the same batches of one."""
     instruments = Instruments.none().model_copy(update={"stability_samples": 4})
     policy = POLICY.model_copy(update={"instruments": instruments})
     images = tiny.images(12)
-    alone: dict[str, list[int]] = {"reference": [], "runtime": []}
+    samples_run_alone: dict[str, list[int]] = {"reference": [], "runtime": []}
 
-    def counted(kind: type, side: str) -> None:
+    def count_single_runs(kind: type, side: str) -> None:
         original = kind.run
 
         def run(self, batch):
             if len(batch["input"]) == 1:
-                locations = (images == batch["input"]).reshape(12, -1).all(1)
-                alone[side].append(int(locations.argmax()))
+                is_sample = (images == batch["input"]).reshape(12, -1).all(1)
+                samples_run_alone[side].append(int(is_sample.argmax()))
             return original(self, batch)
 
         monkeypatch.setattr(kind, "run", run)
 
-    counted(TorchSession, "reference")
-    counted(OrtSession, "runtime")
+    count_single_runs(TorchSession, "reference")
+    count_single_runs(OrtSession, "runtime")
     monkeypatch.setattr(turns, "_MOST", turns._LEAST)
     result = measure_job(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
     assert result.runtimes[0].outputs[0].stability is not None
-    # Sample 0 is the example, which the reference computes twice to see that it repeats itself, and
-    # once to see how large its activations are.
-    assert sorted(alone["reference"]) == [0, 0, 0, 0, 1, 2, 3]
-    assert sorted(alone["runtime"]) == [0, 0, 1, 2, 3]
+    # Sample 0 is the example. The reference computes it twice to check repeatability, and once to
+    # measure the size of its activations.
+    assert sorted(samples_run_alone["reference"]) == [0, 0, 0, 0, 1, 2, 3]
+    assert sorted(samples_run_alone["runtime"]) == [0, 0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Measurements of small correct and wrong files."""
+"""Correct and wrong small files are measured by the whole measurement job."""
 
 import math
 import tracemalloc
@@ -31,19 +31,19 @@ from tests.measure import tiny
 from tests.registry.releases import onnx_file
 
 CPU = ("ort-cpu", "ort-cpu-optimized")
-BOTH = tiny.policy(*CPU)
+CPU_POLICY = tiny.policy(*CPU)
 
 
 def measure(model, file, samples=None, *, policy=None, progress=None, **options):
-    """The evidence; of 20 images and with one runtime unless the test says otherwise."""
+    """Return the evidence of a file, by default of 20 images on one runtime."""
     samples = samples if samples is not None else tiny.samples()
     samples = SampleSet.from_arrays(samples) if isinstance(samples, dict) else samples
     job = MeasurementJob(model, file, samples, policy=policy or tiny.policy(), **options)
     return measure_job(job, progress=progress) if progress else measure_job(job)
 
 
-def runtime_of(*args, **options):
-    """The only runtime."""
+def measure_runtime(*args, **options):
+    """Return the evidence of the only runtime."""
     (runtime,) = measure(*args, **options).runtimes
     return runtime
 
@@ -55,7 +55,7 @@ def decide_on(measurement, policy):
 def test_correct_export_passes(model, good):
     samples, labels, observed = tiny.samples(21), np.arange(21) % tiny.CLASSES, []
     measurement = measure(
-        model, good, samples, policy=BOTH, batch_size=4, labels=labels,
+        model, good, samples, policy=CPU_POLICY, batch_size=4, labels=labels,
         progress=lambda done, total: observed.append((done, total)),
     )  # fmt: skip
     total = observed[-1][1]
@@ -80,11 +80,11 @@ def test_correct_export_passes(model, good):
         assert 0 <= output.max_abs_diff < 1e-5
         assert output.classification.predicted_classes > 1
         assert output.classification.accuracy is not None
-    decision = decide_on(measurement, BOTH)
+    decision = decide_on(measurement, CPU_POLICY)
     assert decision.verdict is Verdict.PASS, decision.problems
 
 
-def policy_with_points(*names, **overrides):
+def make_policy_with_points(*names, **overrides):
     bounds = Bounds(max_abs_diff=1e-4, top1_agreement=1.0, threshold_crossing=0.5)
     runtimes = {name: RuntimePolicy(required="always", bounds=bounds) for name in names}
     fields = {"operating_points": (0.5, 0.9), "instruments": Instruments.none()}
@@ -93,19 +93,26 @@ def policy_with_points(*names, **overrides):
 
 @pytest.mark.parametrize("batch_size", [3, 20])
 def test_worst_samples_and_crossings_match_a_manual_computation(model, good, tmp_path, batch_size):
-    bad = tiny.edit(good, tmp_path / "bad.onnx", swapped_head)
+    bad = tiny.edit(good, tmp_path / "bad.onnx", reverse_head)
     samples, labels = tiny.samples(20), np.arange(20) % tiny.CLASSES
     case = MeasurementJob(
-        model, bad, samples, policy=policy_with_points(*CPU), batch_size=batch_size, labels=labels
+        model,
+        bad,
+        samples,
+        policy=make_policy_with_points(*CPU),
+        batch_size=batch_size,
+        labels=labels,
     )
     measurement, table = measure_job(case), tiny.sample_table(case)
     with torch.no_grad():
-        r = model(torch.from_numpy(tiny.images(20))).double()
+        reference = model(torch.from_numpy(tiny.images(20))).double()
     bias = model.head.bias.detach().double()
-    c = ((r - bias).flip(1) + bias).numpy()
-    p_r, p_c = (torch.softmax(torch.as_tensor(x), 1).numpy().max(1) for x in (r, c))
-    r = r.numpy()
-    apart = np.abs(c - r).max(1)
+    candidate = ((reference - bias).flip(1) + bias).numpy()
+    reference_probability, candidate_probability = (
+        torch.softmax(torch.as_tensor(x), 1).numpy().max(1) for x in (reference, candidate)
+    )
+    reference = reference.numpy()
+    apart = np.abs(candidate - reference).max(1)
     for runtime in measurement.runtimes:
         (output,) = runtime.outputs
         sizes = output.differences
@@ -114,36 +121,44 @@ def test_worst_samples_and_crossings_match_a_manual_computation(model, good, tmp
         assert [item.sample for item in output.worst] == list(np.argsort(-apart)[:8])
         for item in output.worst:
             assert item.label == labels[item.sample]
-            assert item.reference.top1 == r[item.sample].argmax()
-            assert item.candidate.top1 == c[item.sample].argmax()
-            assert item.reference.probability == pytest.approx(p_r[item.sample], abs=1e-5)
-            assert item.candidate.probability == pytest.approx(p_c[item.sample], abs=1e-5)
+            assert item.reference.top1 == reference[item.sample].argmax()
+            assert item.candidate.top1 == candidate[item.sample].argmax()
+            assert item.reference.probability == pytest.approx(
+                reference_probability[item.sample], abs=1e-5
+            )
+            assert item.candidate.probability == pytest.approx(
+                candidate_probability[item.sample], abs=1e-5
+            )
         for crossing, point in zip(output.classification.crossings, (0.5, 0.9), strict=True):
-            above = p_r >= point, p_c >= point
-            second = above[0] & above[1] & (r.argmax(1) != c.argmax(1))
-            crossed = np.flatnonzero((above[0] != above[1]) | second)
+            above = reference_probability >= point, candidate_probability >= point
+            wrong_class = above[0] & above[1] & (reference.argmax(1) != candidate.argmax(1))
+            crossed = np.flatnonzero((above[0] != above[1]) | wrong_class)
             counts = (crossing.reference_above, crossing.candidate_above)
             assert (crossing.threshold, *counts) == (point, above[0].sum(), above[1].sum())
             assert crossing.crossing == tuple(crossed)
             assert crossing.crossed == len(crossed) > 0
         for item in output.classification.confidence.per_class:
-            mine = r.argmax(1) == item.label
-            assert item.signed_mean == pytest.approx((p_c - p_r)[mine].mean(), abs=1e-5)
-            assert item.reference_mean == pytest.approx(p_r[mine].mean(), abs=1e-5)
+            of_class = reference.argmax(1) == item.label
+            assert item.signed_mean == pytest.approx(
+                (candidate_probability - reference_probability)[of_class].mean(), abs=1e-5
+            )
+            assert item.reference_mean == pytest.approx(
+                reference_probability[of_class].mean(), abs=1e-5
+            )
         rows = np.concatenate(list(table.rows[runtime.runtime, "logits"].steps()))
         assert rows["index"].tolist() == list(range(20))
         assert rows["label"].tolist() == labels.tolist()
         assert rows["max_abs_diff"] == pytest.approx(apart, abs=1e-5)
-        assert rows["candidate_probability"] == pytest.approx(p_c, abs=1e-5)
+        assert rows["candidate_probability"] == pytest.approx(candidate_probability, abs=1e-5)
 
 
 def test_crossings_of_probabilities_use_no_softmax(model, tmp_path):
-    custom = nn.Sequential(model, nn.Softmax(dim=1)).eval()
-    good = tiny.export(custom, tmp_path / "sure.onnx", outputs=("p",))
+    classifier = nn.Sequential(model, nn.Softmax(dim=1)).eval()
+    good = tiny.export(classifier, tmp_path / "sure.onnx", outputs=("p",))
     with torch.no_grad():
-        p = custom(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
-    policy = policy_with_points("ort-cpu", outputs={"p": "probabilities"})
-    measurement = measure(custom, good, policy=policy)
+        p = classifier(torch.from_numpy(tiny.images(20))).double().numpy().max(1)
+    policy = make_policy_with_points("ort-cpu", outputs={"p": "probabilities"})
+    measurement = measure(classifier, good, policy=policy)
     (output,) = measurement.runtimes[0].outputs
     assert output.classification.normalised
     above = [crossing.reference_above for crossing in output.classification.crossings]
@@ -154,7 +169,7 @@ def test_crossings_of_probabilities_use_no_softmax(model, tmp_path):
 
 
 def append_operator(proto, operator, *inputs, **attributes):
-    """Put one more operator at the end."""
+    """Append an operator at the end of the graph."""
     proto.graph.node[-1].output[0] = "before"
     proto.graph.initializer.extend(
         numpy_helper.from_array(array, name) for name, array in attributes.pop("arrays", {}).items()
@@ -163,60 +178,60 @@ def append_operator(proto, operator, *inputs, **attributes):
     proto.graph.node.append(node)
 
 
-def swapped_head(proto):
+def reverse_head(proto):
     (tensor,) = [each for each in proto.graph.initializer if each.name == "head.weight"]
     weight = numpy_helper.to_array(tensor)[::-1].copy()
     tensor.CopyFrom(numpy_helper.from_array(weight, tensor.name))
 
 
-def log_of_output(proto):
+def append_log(proto):
     append_operator(proto, "Log")
 
 
-def divided_by_zero(proto):
+def append_division_by_zero(proto):
     append_operator(proto, "Div", "zero", arrays={"zero": np.zeros(1, np.float32)})
 
 
-@pytest.mark.parametrize("change", [swapped_head, log_of_output, divided_by_zero])
+@pytest.mark.parametrize("change", [reverse_head, append_log, append_division_by_zero])
 def test_file_with_wrong_values_fails(model, good, tmp_path, change):
     bad = tiny.edit(good, tmp_path / "bad.onnx", change)
-    measurement = measure(model, bad, policy=BOTH)
+    measurement = measure(model, bad, policy=CPU_POLICY)
     for runtime in measurement.runtimes:
         assert runtime.failure is None
         (output,) = runtime.outputs
         assert not output.max_abs_diff <= 0.1
-        if change is not swapped_head:
+        if change is not reverse_head:
             assert output.nonfinite_mismatched > 0
             assert output.max_abs_diff == math.inf
-    assert decide_on(measurement, BOTH).verdict is Verdict.FAIL
+    assert decide_on(measurement, CPU_POLICY).verdict is Verdict.FAIL
 
 
-def extra_output(proto):
+def add_output(proto):
     proto.graph.node.append(helper.make_node("Relu", ["logits"], ["more"]))
     proto.graph.output.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, ["b", 7]))
 
 
-def one_row(proto):
+def sum_over_batch(proto):
     append_operator(proto, "ReduceSum", "axes", keepdims=1, arrays={"axes": np.array([0])})
 
 
-def double_output(proto):
+def cast_output_to_float64(proto):
     append_operator(proto, "Cast", to=TensorProto.DOUBLE)
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (extra_output, "returned 2 outputs"),
-    (one_row, "export.dynamic_batch: true"),
-    (double_output, "float64"),
+    (add_output, "returned 2 outputs"),
+    (sum_over_batch, "export.dynamic_batch: true"),
+    (cast_output_to_float64, "float64"),
 ])  # fmt: skip
 def test_mismatching_outputs_are_a_failure(model, good, tmp_path, change, words):
     bad = tiny.edit(good, tmp_path / "bad.onnx", change)
-    measurement = measure(model, bad, policy=BOTH)
+    measurement = measure(model, bad, policy=CPU_POLICY)
     for runtime in measurement.runtimes:
         assert words in runtime.failure
         assert runtime.outputs == ()
-    assert decide_on(measurement, BOTH).verdict is Verdict.FAIL
+    assert decide_on(measurement, CPU_POLICY).verdict is Verdict.FAIL
     job = MeasurementJob(model, bad, tiny.samples(), policy=tiny.policy())
     assert tiny.sample_table(job).rows == {}
 
@@ -224,13 +239,13 @@ def test_mismatching_outputs_are_a_failure(model, good, tmp_path, change, words)
 def test_file_not_matching_its_subject_is_a_failure(model, good, tmp_path):
     renamed = tiny.export(model, tmp_path / "renamed.onnx", outputs=("scores",))
     subject = good.subject.model_copy(update={"sha256": renamed.subject.sha256})
-    failure = runtime_of(model, TestedFile(renamed.path, subject)).failure
+    failure = measure_runtime(model, TestedFile(renamed.path, subject)).failure
     assert "['scores']" in failure
     assert "['logits']" in failure
 
 
 def test_failure_names_the_supported_batch_sizes(tmp_path):
-    """Also where no operator says that it is a shape that was asked for."""
+    """Name the supported batch sizes, also when no operator names a shape in its error."""
 
     class Rows(nn.Module):
         def __init__(self):
@@ -240,8 +255,8 @@ def test_failure_names_the_supported_batch_sizes(tmp_path):
         def forward(self, x):
             return self.same @ x.flatten(1) if len(x) == 3 else x.flatten(1)
 
-    baked = tiny.export(Rows(), tmp_path / "rows.onnx", example={"input": tiny.images(3)})
-    measurement = measure(Rows(), baked, tiny.samples(4), batch_size=2)
+    fixed = tiny.export(Rows(), tmp_path / "rows.onnx", example={"input": tiny.images(3)})
+    measurement = measure(Rows(), fixed, tiny.samples(4), batch_size=2)
     first = measurement.runtimes[0]
     assert (first.failure_code, first.failure_params["batch_sizes"]) == ("only_batches", [3])
     assert decide_on(measurement, tiny.policy()).verdict is Verdict.FAIL
@@ -249,7 +264,7 @@ def test_failure_names_the_supported_batch_sizes(tmp_path):
 
 def test_fixed_batch_axis_sets_the_batch_size(model, tmp_path):
     fixed = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
-    runtime = runtime_of(model, fixed, tiny.samples(6), batch_size=32)
+    runtime = measure_runtime(model, fixed, tiny.samples(6), batch_size=32)
     assert (runtime.latency.batch_size, runtime.outputs[0].samples) == (2, 6)
     with pytest.raises(InputMismatch, match="7 samples are not a multiple"):
         measure(model, fixed, tiny.samples(7))
@@ -264,7 +279,7 @@ def test_one_batch_of_samples_is_split_in_two(model, good, count, batch_size, ta
     assert case.bind(batch_size=count).batch_size == count
 
 
-TWO = {
+TWO_INPUTS = {
     "left": np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32),
     "right": np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32),
 }
@@ -273,15 +288,15 @@ TWO = {
 @pytest.fixture(scope="module")
 def two_inputs_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("two") / "two.onnx"
-    example = {name: array[:2] for name, array in TWO.items()}
+    example = {name: array[:2] for name, array in TWO_INPUTS.items()}
     return tiny.export(tiny.TwoInputs(), path, example=example, outputs=("sum", "diff", "larger"))
 
 
 @pytest.mark.parametrize("names", [("left", "right"), ("right", "left"), ("a", "b")])
 def test_two_inputs_by_name_or_position_and_nested_outputs(two_inputs_file, tmp_path, names):
-    arrays = dict(zip(names, TWO.values(), strict=True))
-    if set(names) == set(TWO):
-        arrays = {name: TWO[name] for name in names}
+    arrays = dict(zip(names, TWO_INPUTS.values(), strict=True))
+    if set(names) == set(TWO_INPUTS):
+        arrays = {name: TWO_INPUTS[name] for name in names}
     np.savez(tmp_path / "x.npz", **arrays)
     policy = tiny.policy(*CPU, task="classification", logits=("sum",))
     samples = SampleSet.open(tmp_path / "x.npz")
@@ -295,22 +310,24 @@ def test_two_inputs_by_name_or_position_and_nested_outputs(two_inputs_file, tmp_
 
 
 def test_temporarily_replaced_file_is_never_measured(model, good, tmp_path):
-    bad = tiny.edit(good, tmp_path / "model.onnx", swapped_head)
-    judged_bytes, calls = bad.path.read_bytes(), []
+    bad = tiny.edit(good, tmp_path / "model.onnx", reverse_head)
+    wrong_bytes, calls = bad.path.read_bytes(), []
 
     class Swapping(nn.Module):
-        """The right file is there only until the first batch after the two of the example."""
+        """A model that swaps the file: the correct one is present only during the first two
+        batches.
+        """
 
         def forward(self, input):
             calls.append(len(input))
-            bad.path.write_bytes(good.path.read_bytes() if len(calls) <= 2 else judged_bytes)
+            bad.path.write_bytes(good.path.read_bytes() if len(calls) <= 2 else wrong_bytes)
             return model(input)
 
         def __deepcopy__(self, memo):
             return self
 
-    runtime = runtime_of(Swapping(), bad, tiny.samples(8))
-    assert bad.path.read_bytes() == judged_bytes
+    runtime = measure_runtime(Swapping(), bad, tiny.samples(8))
+    assert bad.path.read_bytes() == wrong_bytes
     assert "digest" in runtime.failure
     assert runtime.outputs == ()
 
@@ -326,7 +343,7 @@ class SpreadAndMean(nn.Module):
 
 
 class Pairs(nn.Module):
-    """The same outputs, without keys of their own below a key."""
+    """Two outputs under one key, without keys of their own."""
 
     def forward(self, input):
         return {"boxes": (input + 1, input * 2)}
@@ -345,7 +362,7 @@ class Pairs(nn.Module):
 ])  # fmt: skip
 def test_output_names_must_match_in_order_or_all_differ(tmp_path, model, of_file, names, mismatch):
     file = tiny.export(of_file(), tmp_path / "model.onnx", outputs=names)
-    runtime = runtime_of(model(), file, tiny.samples(8), batch_size=4)
+    runtime = measure_runtime(model(), file, tiny.samples(8), batch_size=4)
     assert runtime.failure_params.get("mismatch") == mismatch
     assert (runtime.failure is None) == (mismatch is None)
     assert [output.name for output in runtime.outputs] == ([] if mismatch else list(names))
@@ -354,7 +371,7 @@ def test_output_names_must_match_in_order_or_all_differ(tmp_path, model, of_file
 
 def test_numeric_output_name_is_not_compared(tmp_path):
     class MeanAndTable(nn.Module):
-        """The exporter computes the table itself, and gives it a number for a name."""
+        """A model with a constant table, which the exporter computes and names with a number."""
 
         def __init__(self):
             super().__init__()
@@ -365,7 +382,7 @@ def test_numeric_output_name_is_not_compared(tmp_path):
 
     file = tiny.export(MeanAndTable(), tmp_path / "model.onnx", outputs=("mean", "table"))
     assert onnx.load(file.path).graph.output[1].name.isdecimal()
-    assert runtime_of(MeanAndTable(), file, tiny.samples(8), batch_size=4).failure is None
+    assert measure_runtime(MeanAndTable(), file, tiny.samples(8), batch_size=4).failure is None
 
 
 @pytest.mark.parametrize(("arrays", "words"), [
@@ -402,7 +419,7 @@ def test_invalid_labels_and_batch_sizes_are_refused(model, good, options, error,
 
 
 class NoLogits(nn.Module):
-    """A map (n, 2, 8, 8), a count for each sample (n,), and a table without batch axis (3, 4)."""
+    """A map (n, 2, 8, 8), a count per sample (n,) and a table without batch axis (3, 4)."""
 
     def __init__(self):
         super().__init__()
@@ -430,13 +447,13 @@ def test_outputs_without_logits_are_measured(tmp_path):
 
 
 def test_file_is_hashed_again_after_measuring(model, good, tmp_path):
-    mine = tiny.edit(good, tmp_path / "model.onnx", lambda proto: None)
+    candidate_file = tiny.edit(good, tmp_path / "model.onnx", lambda proto: None)
 
     def tamper(done, total):
-        mine.path.write_bytes(good.path.read_bytes() + b"\0")
+        candidate_file.path.write_bytes(good.path.read_bytes() + b"\0")
 
     with pytest.raises(DigestMismatch, match="model.onnx"):
-        measure(model, mine, progress=tamper)
+        measure(model, candidate_file, progress=tamper)
 
 
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07"])
@@ -444,13 +461,13 @@ def test_invalid_model_fails_each_runtime(model, good, tmp_path, data):
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
     subject = good.subject.model_copy(update={"sha256": Digest.from_bytes(data)})
-    for runtime in measure(model, TestedFile(path, subject), policy=BOTH).runtimes:
+    for runtime in measure(model, TestedFile(path, subject), policy=CPU_POLICY).runtimes:
         assert runtime.failure
         assert "\n" not in runtime.failure
 
 
 class Broken(nn.Module):
-    """A model that can't be computed: a function raises, or returns what no file has."""
+    """A model that fails: its forward raises, or returns a type that no ONNX file has."""
 
     def __init__(self, forward, copies=True):
         super().__init__()
@@ -465,12 +482,12 @@ class Broken(nn.Module):
         return Broken(self.compute)
 
 
-def _raises(x):
+def raise_error(x):
     raise RuntimeError("no kernel\nand a long trace")
 
 
 @pytest.mark.parametrize(("broken", "error", "words"), [
-    (Broken(_raises), EvidenceError, "RuntimeError: no kernel"),
+    (Broken(raise_error), EvidenceError, "RuntimeError: no kernel"),
     (Broken(lambda x: (x, "text")), ModelError, "returned str"),
     (Broken(lambda x: x.bfloat16()), ModelError, "bfloat16"),
     (Broken(lambda x: x, copies=False), ModelError, "locks can't be copied"),
@@ -490,17 +507,19 @@ def test_in_place_model_does_not_change_the_inputs(tmp_path):
             return (x.mul_(2.0) if self.in_place else x * 2.0).flatten(1)
 
     file = tiny.export(Double(in_place=False), tmp_path / "m.onnx")
-    assert runtime_of(Double(in_place=True), file).outputs[0].max_abs_diff == 0.0
+    assert measure_runtime(Double(in_place=True), file).outputs[0].max_abs_diff == 0.0
 
 
 def test_runtime_required_never_is_not_measured(model, good):
-    runtimes = {**BOTH.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
-    assert runtime_of(model, good, policy=Policy(runtimes=runtimes)).runtime == "ort-cpu"
+    runtimes = {**CPU_POLICY.runtimes, "ort-cpu-optimized": RuntimePolicy(required="never")}
+    assert measure_runtime(model, good, policy=Policy(runtimes=runtimes)).runtime == "ort-cpu"
 
 
 @pytest.fixture
 def raise_in_run(monkeypatch):
-    """Let the n-th run of ONNX Runtime at one level of optimization raise an error."""
+    """Return a function that makes the n-th ONNX Runtime run at one optimization level raise an
+    error.
+    """
 
     def at(call, error, level):
         original, calls = OrtSession.run, []
@@ -520,7 +539,7 @@ def raise_in_run(monkeypatch):
 
 def test_failing_runtime_does_not_stop_the_others(model, good, raise_in_run):
     calls = raise_in_run(2, MemoryError("Failed to allocate 8 GiB\ntrace"), "ORT_ENABLE_ALL")
-    healthy, broken = measure(model, good, policy=BOTH, batch_size=4).runtimes
+    healthy, broken = measure(model, good, policy=CPU_POLICY, batch_size=4).runtimes
     assert healthy.outputs[0].samples == 20
     assert broken.failure.startswith("MemoryError: Failed to allocate 8 GiB Use a smaller batch")
     assert broken.outputs == ()
@@ -535,7 +554,7 @@ def test_keyboard_interrupt_in_a_runtime_is_raised(model, good, raise_in_run, at
 
 
 class Drawing(nn.Module):
-    """Draws random numbers in eval mode, as `F.dropout(x)` does."""
+    """A model that draws random numbers in eval mode, as `F.dropout(x)` does."""
 
     def __init__(self):
         super().__init__()
@@ -550,19 +569,19 @@ class Drawing(nn.Module):
     ("model", "spread"), [(nn.Linear(3, 10), (0.0, 0.0)), (Drawing(), (1e-3, 1e3))]
 )
 def test_nondeterministic_reference_is_an_error(tmp_path, model, spread):
-    """Its noise floor includes the random numbers, so that any error would lie within it."""
+    """Return an ERROR, because the noise floor would include the random numbers."""
     rows = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     verdicted = check(
         onnx_file(tmp_path / "m.onnx"), reference=Reference(model, Source(factory="x")),
         data=EvaluationData(SampleSet.from_arrays({"input": rows}), batch_size=8),
     )  # fmt: skip
     assert spread[0] <= verdicted.evidence.reference_spread <= spread[1]
-    (result,) = [c for c in verdicted.decision.checks if c.name == "repeats"]
-    assert result.verdict == ("ERROR" if spread[1] else "PASS")
+    (repeats,) = [c for c in verdicted.decision.checks if c.name == "repeats"]
+    assert repeats.verdict == ("ERROR" if spread[1] else "PASS")
 
 
-def measuring_peak(candidate, images):
-    """Bytes that measuring takes beside the samples themselves."""
+def measure_peak_memory(candidate, images):
+    """Return the peak memory of a measurement in bytes, without the samples."""
     policy = tiny.policy("ort-cpu", instruments=Instruments.none())
     labels = np.arange(len(images)) % 10
     case = MeasurementJob(
@@ -580,26 +599,27 @@ def measuring_peak(candidate, images):
 
 
 def test_memory_does_not_grow_with_samples(tmp_path, monkeypatch):
-    """Of a row a sample in the table, of digests, labels and times; labels are given whole."""
+    """Limit the growth to 40 bytes per additional sample: row of the table, digest and time."""
     monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 16)
     monkeypatch.setattr("gate.statistics.sample_table._MEMORY_BYTES", 1 << 14)
     candidate = tiny.candidate(onnx_file(tmp_path / "m.onnx"))
     images = np.random.default_rng(0).normal(size=(30_000, 3)).astype(np.float32)
-    measuring_peak(candidate, images[:500])  # what is made once for all
-    few, many = (measuring_peak(candidate, images[:n]) for n in (10_000, 30_000))
+    # Warm up: the first run allocates what later runs share.
+    measure_peak_memory(candidate, images[:500])
+    few, many = (measure_peak_memory(candidate, images[:n]) for n in (10_000, 30_000))
     assert many - few < 20_000 * 40
 
 
 NOISE_ONLY = Instruments.none().model_copy(update={"noise_samples": 8})
 
 
-def with_noise(model, file, samples=None, *, instruments=NOISE_ONLY, batch_size=3):
+def measure_noise(model, file, samples=None, *, instruments=NOISE_ONLY, batch_size=3):
     policy = tiny.policy(*CPU, instruments=instruments)
     return measure(model, file, samples, policy=policy, batch_size=batch_size)
 
 
 def test_noise_ratio_of_correct_export_is_about_one(model, good):
-    for runtime in with_noise(model, good).runtimes:
+    for runtime in measure_noise(model, good).runtimes:
         noise = runtime.outputs[0].noise
         assert 0.2 < noise.ratio < 3.0
         assert 0.2 < noise.peak < 6.0
@@ -610,13 +630,13 @@ def test_noise_ratio_of_correct_export_is_about_one(model, good):
 )
 def test_noise_is_measured_on_whole_batches(model, good, samples, batch_size, seen):
     instruments = NOISE_ONLY.model_copy(update={"noise_samples": samples})
-    result = with_noise(model, good, instruments=instruments, batch_size=batch_size)
+    result = measure_noise(model, good, instruments=instruments, batch_size=batch_size)
     assert [r.outputs[0].noise.samples for r in result.runtimes] == [seen, seen]
     assert result.noise_unmeasured is None
 
 
 def test_noise_is_not_measured_when_disabled(model, good):
-    result = with_noise(model, good, instruments=Instruments.none())
+    result = measure_noise(model, good, instruments=Instruments.none())
     assert all(r.outputs[0].noise is None for r in result.runtimes)
     assert "noise_samples: 0" in result.noise_unmeasured
 
@@ -630,6 +650,6 @@ def test_model_that_cannot_run_in_float64_has_no_noise(tmp_path):
 
     x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     file = tiny.export(Stubborn(), tmp_path / "m.onnx", example={"x": x[:2]})
-    result = with_noise(Stubborn(), file, {"x": x})
+    result = measure_noise(Stubborn(), file, {"x": x})
     assert all(r.outputs and r.outputs[0].noise is None for r in result.runtimes)
     assert "can't run in float64" in result.noise_unmeasured

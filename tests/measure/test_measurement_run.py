@@ -1,4 +1,4 @@
-"""Runs that measure units for another run, with its noise floor."""
+"""A measurement run may measure units for another run and use its noise floor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.measure import tiny
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory):
-    """Of a file that is a little off, in every sample."""
+    """A job whose file has a small error in every sample."""
     model = tiny.net()
     file = tiny.export(model, tmp_path_factory.mktemp("pass") / "model.onnx")
     with torch.no_grad():
@@ -29,7 +29,7 @@ def case(tmp_path_factory):
     return MeasurementJob(model, file, tiny.samples(120), tiny.policy("ort-cpu"), batch_size=4)
 
 
-def open_run(case: MeasurementJob, *, noise: bool) -> Iterator[MeasurementRun]:
+def iter_open_runs(case: MeasurementJob, *, noise: bool) -> Iterator[MeasurementRun]:
     with MeasurementRun.open(case, noise=noise) as run:
         run.open_runtimes()
         yield run
@@ -37,8 +37,8 @@ def open_run(case: MeasurementJob, *, noise: bool) -> Iterator[MeasurementRun]:
 
 @pytest.fixture
 def local_run(case):
-    """The lead is done."""
-    for run in open_run(case, noise=True):
+    """A run that has measured its first unit."""
+    for run in iter_open_runs(case, noise=True):
         run.measure(run.units[0], lambda _count: None)
         run.end_unit()
         yield run
@@ -46,7 +46,7 @@ def local_run(case):
 
 @pytest.fixture
 def remote_run(case):
-    yield from open_run(case, noise=False)
+    yield from iter_open_runs(case, noise=False)
 
 
 def test_remote_run_uses_the_floor_of_the_first_unit(local_run, remote_run):
@@ -57,7 +57,7 @@ def test_remote_run_uses_the_floor_of_the_first_unit(local_run, remote_run):
     assert '"NoiseFloor"' in lead.to_json()
     assert (
         remote_run.runtimes[0].comparison.floor.suspicion() > 1.0
-    )  # else it would not be asked for
+    )  # The suspicion must exceed 1, or the floor is not requested.
     assert part.unit == local_run.units[2]
 
 
@@ -84,8 +84,8 @@ def test_missing_floor_is_refused(remote_run, floor):
 ])  # fmt: skip
 def test_unit_without_result_fails_its_runtime(local_run, remote_run, part, says):
     remote_run.use_first_unit(local_run.first_unit_state())
-    complete = remote_run.measure_for(remote_run.units[1])
-    local_run.merge(complete.model_copy(update={"runtimes": {"ort-cpu": part}}), local_run.units[1])
+    result = remote_run.measure_for(remote_run.units[1])
+    local_run.merge(result.model_copy(update={"runtimes": {"ort-cpu": part}}), local_run.units[1])
     assert says in str(local_run.runtimes[0].failure)
     assert not local_run.runtimes[0].evidence().measured
 
@@ -106,26 +106,26 @@ def digests(part: UnitResult) -> tuple[object, ...]:
 
 def test_runtime_with_different_proof_fails(local_run, remote_run):
     remote_run.use_first_unit(local_run.first_unit_state())
-    complete = remote_run.measure_for(remote_run.units[1])
-    runtime = complete.runtimes["ort-cpu"]
+    result = remote_run.measure_for(remote_run.units[1])
+    runtime = result.runtimes["ort-cpu"]
     assert runtime.proof is not None
     proof = runtime.proof.model_copy(update={"providers_active": ("AcmeExecutionProvider",)})
     runtimes = {"ort-cpu": runtime.model_copy(update={"proof": proof})}
-    local_run.merge(complete.model_copy(update={"runtimes": runtimes}), local_run.units[1])
+    local_run.merge(result.model_copy(update={"runtimes": runtimes}), local_run.units[1])
     assert "AcmeExecutionProvider" in str(local_run.runtimes[0].failure)
 
 
 def test_policy_can_accept_different_environments(case):
     assert Policy.default().environments == "same"
-    any_ = case.policy.model_copy(update={"environments": "any"})
-    for run in open_run(dataclasses.replace(case, policy=any_), noise=True):
+    policy = case.policy.model_copy(update={"environments": "any"})
+    for run in iter_open_runs(dataclasses.replace(case, policy=policy), noise=True):
         run.measure(run.units[0], lambda _count: None)
         run.end_unit()
         run.first_unit_state()
         part = run.measure_for(run.units[1])
-        second = part.environment.model_copy(update={"cpu": "another"})
-        run.merge(part.model_copy(update={"environment": second}), run.units[1])
-        assert run.environments[1:] == (second,)
+        other_environment = part.environment.model_copy(update={"cpu": "another"})
+        run.merge(part.model_copy(update={"environment": other_environment}), run.units[1])
+        assert run.environments[1:] == (other_environment,)
 
 
 def with_labels(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
@@ -135,7 +135,7 @@ def with_labels(case: MeasurementJob, labels: list[int]) -> MeasurementJob:
 @pytest.mark.parametrize("what", ["samples", "labels", "unit"])
 def test_unit_of_other_samples_or_labels_is_refused(case, what):
     case = with_labels(case, [0] * 120)
-    rest = {
+    cases = {
         "samples": dataclasses.replace(case, samples=tiny.samples(120, seed=1)),
         "labels": with_labels(case, [0] * 119 + [1]),
         "unit": case,
@@ -143,7 +143,7 @@ def test_unit_of_other_samples_or_labels_is_refused(case, what):
     with contextlib.ExitStack() as opened:
         local_run, remote_run = (
             opened.enter_context(MeasurementRun.open(each, noise=noise))
-            for each, noise in ((case, True), (rest[what], False))
+            for each, noise in ((case, True), (cases[what], False))
         )
         for run in (local_run, remote_run):
             run.open_runtimes()
@@ -157,11 +157,12 @@ def test_unit_of_other_samples_or_labels_is_refused(case, what):
 
 
 def test_first_unit_of_another_machine_is_used(local_run, case):
-    with torch.no_grad(), MeasurementRun.open(case) as second:
-        second.open_runtimes()
-        second.measure(second.units[1], lambda _count: None)  # as if that were the first
-        second.end_unit()
-        lead = second.first_unit_state()
+    with torch.no_grad(), MeasurementRun.open(case) as other_run:
+        other_run.open_runtimes()
+        # Measured here as if it were the first unit.
+        other_run.measure(other_run.units[1], lambda _count: None)
+        other_run.end_unit()
+        lead = other_run.first_unit_state()
     assert lead != local_run.first_unit_state()
     local_run.use_first_unit(lead)
     local_run.end_unit()
@@ -171,15 +172,15 @@ def test_first_unit_of_another_machine_is_used(local_run, case):
 
 
 def test_labels_of_samples_are_read_once(local_run, case, monkeypatch):
-    labels, locations = np.arange(120) % 7, []
+    labels, spans = np.arange(120) % 7, []
     shard = Shard({"input": tiny.images(120)})
     rows = MappedRows([shard], origin="the source", labels=labels)
     read = rows.labels
-    monkeypatch.setattr(rows, "labels", lambda span: (locations.append(span), read(span))[1])
+    monkeypatch.setattr(rows, "labels", lambda span: (spans.append(span), read(span))[1])
     labelled = dataclasses.replace(case, samples=SampleSet(rows), source_labels=True)
-    for remote_run in open_run(labelled, noise=False):
+    for remote_run in iter_open_runs(labelled, noise=False):
         remote_run.use_first_unit(local_run.first_unit_state())
         part = remote_run.measure_for(remote_run.units[1])
     unit = part.unit
-    assert locations == [range(unit.start, unit.stop)]
+    assert spans == [range(unit.start, unit.stop)]
     assert part.labels_sha256 == Digest.from_bytes(labels[unit.start : unit.stop].tobytes())

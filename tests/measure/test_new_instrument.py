@@ -1,4 +1,4 @@
-"""The example instrument of docs/instruments.md."""
+"""The example instrument of docs/instruments.md works as written."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "instruments.md").read_text(encodin
 BOUND = 1e-4
 
 
-def order(policy: Policy, evidence: Any) -> Iterator[CheckResult]:
-    """The rule: one check a runtime, an ERROR without a number."""
+def check_order(policy: Policy, evidence: Any) -> Iterator[CheckResult]:
+    """Yield one check per runtime, an ERROR if the instrument has no value."""
     measured = evidence.order.max_abs_diff if evidence.order else {}
     for runtime in policy.runtimes:
         observed = measured.get(runtime)
@@ -42,20 +42,22 @@ def order(policy: Policy, evidence: Any) -> Iterator[CheckResult]:
 
 
 @pytest.fixture
-def checked(monkeypatch, tmp_path):
-    """Return the checks of the new instrument, by runtime."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "order.py").write_text(code)
+def check_order_of_file(monkeypatch, tmp_path):
+    """Return a function that checks a file and returns the new checks by runtime."""
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "order.py").write_text(example)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "order", raising=False)
-    custom = importlib.import_module("order")
-    evidence = create_model("WithOrder", __base__=Evidence, order=(custom.OrderParity | None, None))
+    module = importlib.import_module("order")
+    evidence = create_model("WithOrder", __base__=Evidence, order=(module.OrderParity | None, None))
 
     rules = instrument_rules.check_undefined
     monkeypatch.setattr(run, "Evidence", evidence)
-    monkeypatch.setattr(api, "INSTRUMENTS", (*api.INSTRUMENTS, custom.OrderInstrument))
+    monkeypatch.setattr(api, "INSTRUMENTS", (*api.INSTRUMENTS, module.OrderInstrument))
     monkeypatch.setattr(
-        instrument_rules, "check_undefined", lambda e: [*rules(e), *order(Policy.default(), e)]
+        instrument_rules,
+        "check_undefined",
+        lambda e: [*rules(e), *check_order(Policy.default(), e)],
     )
     monkeypatch.setitem(
         catalog.CHECKS,
@@ -71,15 +73,15 @@ def checked(monkeypatch, tmp_path):
     return check
 
 
-def test_new_instrument_measures_each_runtime(checked, tmp_path):
+def test_new_instrument_measures_each_runtime(check_order_of_file, tmp_path):
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
-    checks = checked(model, file.path)
+    checks = check_order_of_file(model, file.path)
     assert {checks[name].verdict for name in ("ort-cpu", "ort-cpu-optimized")} == {Verdict.PASS}
     assert {checks[name].verdict for name in ("torch-cuda", "ort-cuda")} == {Verdict.ERROR}
 
 
-def test_file_that_depends_on_the_order_fails(checked, tmp_path):
+def test_file_that_depends_on_the_order_fails(check_order_of_file, tmp_path):
     model = tiny.net()
     tiny.export(model, tmp_path / "model.onnx")
     proto = onnx.load(tmp_path / "model.onnx")
@@ -88,14 +90,14 @@ def test_file_that_depends_on_the_order_fails(checked, tmp_path):
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(0), "batch"))
     proto.graph.node.append(onnx.helper.make_node("CumSum", ["before", "batch"], [name]))
     onnx.save(proto, tmp_path / "bad.onnx")
-    checks = checked(model, tmp_path / "bad.onnx")
+    checks = check_order_of_file(model, tmp_path / "bad.onnx")
     assert checks["ort-cpu"].verdict is Verdict.FAIL
     assert checks["ort-cpu"].observed > 100 * BOUND
 
 
-def test_disabled_new_instrument_is_an_error(checked, tmp_path):
+def test_disabled_new_instrument_is_an_error(check_order_of_file, tmp_path):
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
-    quiet = Policy.default().instruments.model_copy(update={"probes": False})
-    checks = checked(model, file.path, instruments=quiet)
+    instruments = Policy.default().instruments.model_copy(update={"probes": False})
+    checks = check_order_of_file(model, file.path, instruments=instruments)
     assert {check.verdict for check in checks.values()} == {Verdict.ERROR}

@@ -1,4 +1,4 @@
-"""Files that do not open with optimizations off."""
+"""Files that ONNX Runtime can't open without optimizations are measured with optimizations."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from gate.onnx_file import sessions
 from tests import builders
 from tests.measure import tiny
 
-BOTH = ("ort-cpu", "ort-cpu-optimized")
+CPU_RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
 OFF, BASIC, ALL = "ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"
 
 
 @pytest.fixture
 def fail_sessions(monkeypatch):
-    """Lets sessions of some levels fail, as NFNet does in the CUDA provider."""
+    """Return a function that makes sessions of some levels fail, as NFNet does in the CUDA
+    provider.
+    """
 
     def at(*levels: str) -> None:
-        real = sessions.create_session
+        create_session = sessions.create_session
 
         def create(file, *, options=None, **more):
             if options.graph_optimization_level.name in levels and options.enable_profiling:
                 raise Exception("[ONNXRuntimeError] : 1 : FAIL : Exception during initialization")
-            return real(file, options=options, **more)
+            return create_session(file, options=options, **more)
 
         monkeypatch.setattr(sessions, "create_session", create)
 
@@ -50,7 +52,7 @@ def measure_and_decide(
 
 def test_basic_optimizations_replace_a_failing_plain_session(model, good, fail_sessions):
     fail_sessions(OFF)
-    evidence, checks, verdict = measure_and_decide(model, good, *BOTH)
+    evidence, checks, verdict = measure_and_decide(model, good, *CPU_RUNTIMES)
     plain = evidence.runtime("ort-cpu")
     assert "Exception during initialization" in plain.plain_failure
     assert plain.failure is None
@@ -62,7 +64,7 @@ def test_basic_optimizations_replace_a_failing_plain_session(model, good, fail_s
 
 def test_optimized_session_decides_when_plain_sessions_fail(model, good, fail_sessions):
     fail_sessions(OFF, BASIC)
-    evidence, checks, verdict = measure_and_decide(model, good, *BOTH)
+    evidence, checks, verdict = measure_and_decide(model, good, *CPU_RUNTIMES)
     plain = evidence.runtime("ort-cpu")
     assert "Exception during initialization" in plain.failure
     assert plain.outputs == ()
@@ -73,7 +75,7 @@ def test_optimized_session_decides_when_plain_sessions_fail(model, good, fail_se
 @pytest.mark.parametrize("levels", [(ALL,), (OFF, ALL), (OFF, BASIC, ALL)])
 def test_failing_optimized_session_fails(model, good, fail_sessions, levels):
     fail_sessions(*levels)
-    _, checks, verdict = measure_and_decide(model, good, *BOTH)
+    _, checks, verdict = measure_and_decide(model, good, *CPU_RUNTIMES)
     assert checks["ort-cpu-optimized", "runtime"] is Verdict.FAIL
     assert verdict is Verdict.FAIL
 
@@ -95,8 +97,8 @@ NAMES = ("ort-cpu", "ort-cpu-optimized", "ort-cuda", "ort-cuda-optimized")
 ])  # fmt: skip
 def test_optimized_cuda_session_decides(served, verdict):
     plain = {"outputs": (), "failure": "Fail: initialization", "plain_failure": "Fail: init"}
-    special = {"ort-cuda": plain, "ort-cuda-optimized": served}
-    runtimes = tuple(builders.runtime_evidence(n, **special.get(n, {})) for n in NAMES)
+    changed = {"ort-cuda": plain, "ort-cuda-optimized": served}
+    runtimes = tuple(builders.runtime_evidence(n, **changed.get(n, {})) for n in NAMES)
     runtimes += (builders.absent("torch-cuda"),)
     evidence = builders.evidence(runtimes=runtimes)
     assert decide(builders.policy(), evidence, decided_at="now").verdict is verdict
@@ -114,7 +116,10 @@ def test_lower_optimization_level_without_failure_fails():
 
 
 class Double(nn.Module):
-    """A convolution in float64, of which ONNX Runtime has no CPU kernel."""
+    """A convolution in float64, for which ONNX Runtime has no CPU kernel.
+
+    `whole`: the output is float64 too.
+    """
 
     def __init__(self, *, whole: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""References whose forward changes buffers: each run starts with the same state."""
+"""References may change buffers in forward; each run starts from the same state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POLICY = Policy.default(task="tensors").model_copy(
 
 
 class Limited(nn.Module):
-    """Ids (batch, 5) to (batch, 3); most rows of the embedding exceed the norm."""
+    """An embedding with `max_norm`: ids (batch, 5) to (batch, 3). Most rows exceed the norm."""
 
     def __init__(self, max_norm: float | None = 1.0) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Limited(nn.Module):
 
 
 class Counting(nn.Module):
-    """Counts its calls; `by` times the count goes into the outputs."""
+    """A model that counts its calls and adds `by` times the count to its outputs."""
 
     def __init__(self, by: float = 0.0) -> None:
         super().__init__()
@@ -64,21 +64,21 @@ class Counting(nn.Module):
 
 
 class Assigning(Counting):
-    """Puts another tensor in the place of the buffer."""
+    """A counter that assigns a new tensor to its buffer."""
 
     def count(self) -> None:
         self.seen = self.seen + 1
 
 
 class ThroughData(Counting):
-    """Writes where version counters do not count."""
+    """A counter that writes through `.data`, which the version counter of a tensor does not see."""
 
     def count(self) -> None:
         self.seen.data.add_(1)
 
 
 class Tracking(nn.Module):
-    """Updates running statistics in eval mode, and normalizes by them or by those of the batch."""
+    """A model that updates running statistics in eval mode. With `used` they change the output."""
 
     def __init__(self, *, used: bool) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Tracking(nn.Module):
 
 
 class Cached(nn.Module):
-    """Builds a table when it is called for the first time, as rotary embeddings do."""
+    """A model that builds a table in its first call, as rotary embeddings do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Cached(nn.Module):
 
 
 class Returned(Counting):
-    """Gives out the buffer that it changes."""
+    """A counter that returns the buffer it changes."""
 
     def forward(self, x):
         self.seen += 1
@@ -125,8 +125,8 @@ def numbers(rows: int = 24) -> np.ndarray:
 
 
 def export(model: nn.Module, path: Path, x: np.ndarray, *, dynamo: bool = False) -> Path:
-    """The file of a copy, as an exporter writes it."""
-    how: dict[str, Any] = (
+    """Export a copy of the model."""
+    options: dict[str, Any] = (
         {"dynamo": True, "dynamic_shapes": ({0: "batch"},), "external_data": False}
         if dynamo
         else {"dynamo": False, "opset_version": 17, "dynamic_axes": {"x": {0: "batch"}}}
@@ -134,12 +134,12 @@ def export(model: nn.Module, path: Path, x: np.ndarray, *, dynamo: bool = False)
     with captured(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(copy.deepcopy(model).eval(), (torch.from_numpy(x),), str(path),
-                          input_names=["x"], output_names=["y"], **how)  # fmt: skip
+                          input_names=["x"], output_names=["y"], **options)  # fmt: skip
     return path
 
 
 def check_file(path: Path, model: nn.Module, x: np.ndarray) -> EvaluationResult:
-    """The result of gate check; the model is afterwards what it was."""
+    """Run gate check and assert that it leaves the model's state unchanged."""
     before = copy.deepcopy(model.state_dict())
     result = check(
         path,
@@ -157,7 +157,7 @@ def failed_checks(result: EvaluationResult) -> set[str]:
 
 
 def call_once(model: nn.Module, x: np.ndarray) -> nn.Module:
-    """After a forward."""
+    """Call the model once and return it."""
     with torch.no_grad():
         model(torch.from_numpy(x))
     return model
@@ -174,10 +174,10 @@ def test_file_that_renormalizes_the_embedding_passes(tmp_path):
 
 
 def test_torchscript_with_renormalized_rows_passes(tmp_path):
-    """Without `max_norm` in the graph, and with all rows renormalized."""
-    every = np.resize(np.arange(12), (3, 5))
+    """Pass a TorchScript export without `max_norm` whose rows are all renormalized."""
+    all_ids = np.resize(np.arange(12), (3, 5))
     model = Limited().eval()
-    result = check_file(export(model, tmp_path / "m.onnx", every), model, ids())
+    result = check_file(export(model, tmp_path / "m.onnx", all_ids), model, ids())
     assert not failed_checks(result), result.decision.problems
     assert result.evidence.graph.weights.matched["renormalized"] == 1
 
@@ -188,7 +188,7 @@ def test_file_without_renormalization_fails(tmp_path):
     assert result.decision.verdict is Verdict.FAIL
     assert "graph_other_weights" not in failed_checks(
         result
-    )  # the values are right, the graph is not
+    )  # The weights are right, the graph is not.
 
 
 def test_changed_unused_embedding_row_is_found(tmp_path):
@@ -227,9 +227,9 @@ def test_changing_buffer_without_effect_passes(kind, tmp_path):
 @pytest.mark.parametrize("used", [False, True])
 def test_running_statistics_updated_in_eval_mode(used, tmp_path):
     model = Tracking(used=used).eval()
-    # the file of the same function, written by hand: neither exporter keeps the update
-    right = nn.Sequential(model.h)
-    result = check_file(export(right, tmp_path / "m.onnx", numbers(2)), model, numbers())
+    # Neither exporter keeps the update, so the same function is written by hand.
+    stateless = nn.Sequential(model.h)
+    result = check_file(export(stateless, tmp_path / "m.onnx", numbers(2)), model, numbers())
     assert set(result.evidence.state_spread) == {"mean", "var"}
     assert ("repeats" in failed_checks(result)) is used
     assert used or not failed_checks(result)
@@ -257,12 +257,12 @@ def test_table_built_by_the_first_call_passes(tmp_path):
 @pytest.mark.parametrize("kind", [Returned, Counting, Assigning])
 def test_each_run_starts_with_the_same_state(kind):
     model = kind(by=1.0).eval()
-    custom = copy.deepcopy(model)
+    working_copy = copy.deepcopy(model)
     binding = InputBinding((("x", "x"),), 8, fixed=False)
-    session = TorchSession(custom, binding, device="cpu", original=model)
-    first, again = (session.run({"x": numbers(3)}) for _ in range(2))
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert int(custom.seen) == 0
+    session = TorchSession(working_copy, binding, device="cpu", original=model)
+    first, repeated = (session.run({"x": numbers(3)}) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, repeated, strict=True))
+    assert int(working_copy.seen) == 0
     if kind is Returned:
         assert int(first[1]) == 1
 

@@ -14,11 +14,11 @@ from gate.records.outputs import WorstSample
 from tests import builders
 
 
-def evidence(*runtimes: tuple[int, ...]) -> Evidence:
-    """The worst samples of each runtime's output."""
+def evidence_with_worst(*runtimes: tuple[int, ...]) -> Evidence:
+    """Return evidence in which each runtime's output has these worst samples."""
     measured = []
-    for name, locations in zip(("ort-cpu", "ort-cpu-optimized"), runtimes, strict=False):
-        worst = tuple(WorstSample(sample=location, max_abs_diff=1.0) for location in locations)
+    for name, samples in zip(("ort-cpu", "ort-cpu-optimized"), runtimes, strict=False):
+        worst = tuple(WorstSample(sample=location, max_abs_diff=1.0) for location in samples)
         output = builders.output_parity(worst=worst)
         measured.append(builders.runtime_evidence(name, outputs=(output,)))
     return builders.evidence(runtimes=tuple(measured))
@@ -36,14 +36,16 @@ PIXELS = np.random.default_rng(0).integers(0, 256, size=(6, 8, 10, 3), dtype=np.
 
 def test_preprocessing_is_inverted_exactly():
     tensors = np.stack([to_tensor(pixels, SPEC) for pixels in PIXELS])
-    pictures = thumbnails(SampleSet.from_arrays({"input": tensors}), evidence((4, 1)), SPEC)
+    pictures = thumbnails(
+        SampleSet.from_arrays({"input": tensors}), evidence_with_worst((4, 1)), SPEC
+    )
     assert sorted(pictures) == [1, 4]
     for location, png in pictures.items():
         assert (decode_png(png) == PIXELS[location]).all()
 
 
 def test_uint8_inputs_are_shown_unchanged():
-    pictures = thumbnails(SampleSet.from_arrays({"input": PIXELS}), evidence((0,)))
+    pictures = thumbnails(SampleSet.from_arrays({"input": PIXELS}), evidence_with_worst((0,)))
     assert (decode_png(pictures[0]) == PIXELS[0]).all()
 
 
@@ -52,7 +54,9 @@ def test_uint8_inputs_are_shown_unchanged():
 def test_picture_without_spec_is_scaled_to_its_range(channels, scale):
     tensors = np.random.default_rng(0).normal(size=(2, channels, 8, 9)).astype(np.float32) * scale
     tensors = tensors.astype(np.float32)
-    pixels = decode_png(thumbnails(SampleSet.from_arrays({"x": tensors}), evidence((1,)))[1])
+    pixels = decode_png(
+        thumbnails(SampleSet.from_arrays({"x": tensors}), evidence_with_worst((1,)))[1]
+    )
     assert (pixels.min(), pixels.max()) == (0, 255)
     assert pixels.shape[:2] == (8, 9)
     flat = tensors[1].transpose(1, 2, 0).reshape(pixels.shape)
@@ -63,21 +67,25 @@ def test_picture_without_spec_is_scaled_to_its_range(channels, scale):
 def test_constant_or_nonfinite_picture_is_black(value):
     tensors = np.full((1, 1, 8, 8), value, np.float32)
     samples = SampleSet.from_arrays({"x": tensors}).allow_nan()
-    assert not decode_png(thumbnails(samples, evidence((0,)))[0]).any()
+    assert not decode_png(thumbnails(samples, evidence_with_worst((0,)))[0]).any()
 
 
 def test_values_outside_the_range_are_clipped():
     tensors = np.full((1, 3, 8, 10), 1e6, np.float32)
     tensors[0, 0, 0, 0] = np.nan
     pixels = decode_png(
-        thumbnails(SampleSet.from_arrays({"x": tensors}).allow_nan(), evidence((0,)), SPEC)[0]
+        thumbnails(
+            SampleSet.from_arrays({"x": tensors}).allow_nan(), evidence_with_worst((0,)), SPEC
+        )[0]
     )
     assert pixels.max() == 255
 
 
 def test_mismatching_spec_is_ignored():
-    grey = np.random.default_rng(0).normal(size=(1, 1, 8, 10)).astype(np.float32)
-    pixels = decode_png(thumbnails(SampleSet.from_arrays({"x": grey}), evidence((0,)), SPEC)[0])
+    grayscale = np.random.default_rng(0).normal(size=(1, 1, 8, 10)).astype(np.float32)
+    pixels = decode_png(
+        thumbnails(SampleSet.from_arrays({"x": grayscale}), evidence_with_worst((0,)), SPEC)[0]
+    )
     assert (pixels.shape, pixels.max()) == ((8, 10), 255)
 
 
@@ -85,11 +93,11 @@ def test_size_and_number_of_thumbnails_are_limited():
     tensors = np.zeros((40, 1, 300, 150), np.float32)
     samples = SampleSet.from_arrays({"x": tensors})
     first, second = tuple(range(8)), tuple(range(20, 28))
-    pictures = thumbnails(samples, evidence(first, second))
+    pictures = thumbnails(samples, evidence_with_worst(first, second))
     assert list(pictures) == [p for pair in zip(first, second, strict=True) for p in pair]
     assert decode_png(pictures[0]).shape == (SIDE, SIDE // 2)
-    many = thumbnails(samples, evidence(tuple(range(30))))
-    assert len(many) == MOST
+    limited = thumbnails(samples, evidence_with_worst(tuple(range(30))))
+    assert len(limited) == MOST
 
 
 @pytest.mark.parametrize("arrays", [
@@ -103,9 +111,9 @@ def test_size_and_number_of_thumbnails_are_limited():
     {"x": np.zeros((4, 3, 8, 8), np.float32), "y": np.zeros((4, 1), np.float32)},
 ])  # fmt: skip
 def test_inputs_that_are_not_pictures_have_no_thumbnails(arrays):
-    assert thumbnails(SampleSet.from_arrays(arrays), evidence((0,)), SPEC) == {}
+    assert thumbnails(SampleSet.from_arrays(arrays), evidence_with_worst((0,)), SPEC) == {}
 
 
 def test_missing_sample_has_no_thumbnail():
-    assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), evidence((99,))) == {}
+    assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), evidence_with_worst((99,))) == {}
     assert thumbnails(SampleSet.from_arrays({"x": PIXELS}), builders.evidence()) == {}

@@ -1,4 +1,4 @@
-"""Tiny modules and their exports."""
+"""Small modules, their exports, and samples for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLASSES = 7
 
 
 class Net(nn.Module):
-    """Images (n, 3, 8, 8) to logits (n, 7)."""
+    """A convolutional classifier: images (n, 3, 8, 8) to logits (n, 7)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,14 +40,16 @@ class Net(nn.Module):
 
 
 class TwoInputs(nn.Module):
-    """Named inputs in another order than the file may have, and a tuple, dict and tensor out."""
+    """A module with two named inputs that returns a tensor, a difference and a mask, nested in a
+    tuple and a dict.
+    """
 
     def forward(self, left, right):
         return {"sum": left + right, "more": (left - 2 * right, (left > right).any(1))}
 
 
 def net(seed: int = 0) -> Net:
-    """Weights that predict several classes, and BatchNorm statistics that are not trivial."""
+    """Return a network that predicts several classes and has nontrivial BatchNorm statistics."""
     torch.manual_seed(seed)
     model = Net()
     nn.init.normal_(model.head.weight, std=2.0)
@@ -65,7 +67,7 @@ def samples(count: int = 20, seed: int = 0) -> SampleSet:
 
 
 def export(model, path, *, example=None, outputs=("logits",), dynamic=True, opset=13):
-    """The legacy export of a copy of `model`."""
+    """Export a copy of `model` with the TorchScript exporter."""
     example = example or {"input": images(2)}
     axes = {name: {0: "batch"} for name in (*example, *outputs)}
     with warnings.catch_warnings():
@@ -84,7 +86,7 @@ def export(model, path, *, example=None, outputs=("logits",), dynamic=True, opse
 
 
 def edit(source: TestedFile, path: Path, change: Callable[[onnx.ModelProto], Any]) -> TestedFile:
-    """The file of `source` after `change`, as a candidate of its own."""
+    """Write the file of `source` after `change` and return it as a tested file."""
     proto = onnx.load(source.path)
     change(proto)
     onnx.save(proto, path)
@@ -105,7 +107,9 @@ def candidate(path: Path) -> TestedFile:
 
 
 def policy(*names: RuntimeName, **overrides: Any) -> Policy:
-    """A policy for these runtimes, CPU with optimizations off if none is named."""
+    """Return a policy for these runtimes; the default is ONNX Runtime on the CPU without
+    optimizations.
+    """
     bounds = Bounds(max_abs_diff=1e-4, top1_agreement=1.0)
     runtimes = {
         name: RuntimePolicy(required="always", bounds=bounds) for name in names or ("ort-cpu",)
@@ -124,12 +128,12 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def stored(evidence: Evidence) -> Evidence:
-    """The evidence as it comes back from its file."""
+    """Return the evidence after a round trip through JSON."""
     return Evidence.from_json(evidence.to_json())
 
 
 def sample_table(job: MeasurementJob) -> SampleTable:
-    """One row a sample."""
+    """Measure a job and return its sample table, which has one row per sample."""
     with MeasurementRun.open(job) as run:
         run.run(INSTRUMENTS)
         return run.sample_table()

@@ -1,4 +1,4 @@
-"""A real store of MLflow in a file, and reports of good and bad records."""
+"""A real MLflow database in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.registry.servers import empty_database
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_mlflow_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("MLFLOW_"):
             monkeypatch.delenv(name)
@@ -31,5 +31,5 @@ def runs(uri: str) -> Runs:
     return Runs(uri)
 
 
-def run_of(page: RunLogger) -> Any:
+def get_run(page: RunLogger) -> Any:
     return MlflowClient(page.uri).get_run(page.run_id)

@@ -9,7 +9,7 @@ import pytest
 
 from gate.errors import RegistryError
 from gate.mlflow_client.runs import RunLogger, Runs, cut
-from tests.mlflow_client.conftest import run_of
+from tests.mlflow_client.conftest import get_run
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def page(runs: Runs) -> RunLogger:
 
 def test_nan_and_infinity_become_tags(page: RunLogger) -> None:
     page.metrics({"good": 0.5, "nan": float("nan"), "up": float("inf")})
-    data = run_of(page).data
+    data = get_run(page).data
     assert data.metrics == {"good": 0.5}
     assert data.tags["nonfinite.nan"] == "nan"
     assert data.tags["nonfinite.up"] == "inf"
@@ -28,7 +28,7 @@ def test_nan_and_infinity_become_tags(page: RunLogger) -> None:
 
 def test_many_params_and_unusual_names(page: RunLogger) -> None:
     page.params({f"p{number}": number for number in range(250)} | {"a=b?": 1})
-    params = run_of(page).data.params
+    params = get_run(page).data.params
     assert len(params) == 251
     assert params["a_b_"] == "1"
 
@@ -45,14 +45,14 @@ def test_table_is_replaced(page: RunLogger) -> None:
         page.table(rows, "checks.json")
     folder = page.client.download_artifacts(page.run_id, "checks.json")
     assert json.loads(Path(folder).read_text()) == {"columns": ["a"], "data": [[3]]}
-    tag = run_of(page).data.tags["mlflow.loggedArtifacts"]
+    tag = get_run(page).data.tags["mlflow.loggedArtifacts"]
     assert json.loads(tag) == [{"path": "checks.json", "type": "table"}]
 
 
 def test_two_tables_are_separate(page: RunLogger) -> None:
     for name in ("checks.json", "numbers.json", "checks.json"):
         page.table([{"a": 1}], name)
-    listed = json.loads(run_of(page).data.tags["mlflow.loggedArtifacts"])
+    listed = json.loads(get_run(page).data.tags["mlflow.loggedArtifacts"])
     assert [entry["path"] for entry in listed] == ["checks.json", "numbers.json"]
 
 
@@ -60,7 +60,7 @@ def test_none_is_never_written_as_python_text(page: RunLogger) -> None:
     page.params({"a": None})
     page.tags({"b": None})
     page.table([{"c": None, "d": float("nan")}], "table.json")
-    data = run_of(page).data
+    data = get_run(page).data
     assert (data.params["a"], data.tags["b"]) == ("none", "none")
     path = page.client.download_artifacts(page.run_id, "table.json")
     assert json.loads(Path(path).read_text())["data"] == [["", "nan"]]
@@ -68,7 +68,7 @@ def test_none_is_never_written_as_python_text(page: RunLogger) -> None:
 
 def test_long_name_is_truncated(page: RunLogger) -> None:
     page.named("gate FAIL 4d87ab " + "x" * 500)
-    name = run_of(page).info.run_name
+    name = get_run(page).info.run_name
     assert name.startswith("gate FAIL 4d87ab xxx")
     assert len(name) <= 250
 

@@ -28,7 +28,7 @@ from tests.builders import (
     probe_parity,
     runtime_evidence,
 )
-from tests.mlflow_client.conftest import run_of
+from tests.mlflow_client.conftest import get_run
 from tests.report.samples import HOSTILE, failed, passed
 
 SHORT = digest("model.onnx").hex[:6]
@@ -38,21 +38,21 @@ def check_result(records: tuple[Decision, Evidence]) -> SummaryInputs:
     return SummaryInputs(decision=records[0], evidence=records[1], policy=policy())
 
 
-def recorded(runs: Runs, judged: SummaryInputs, folder: Path) -> RunLogger:
+def record_result(runs: Runs, summary_inputs: SummaryInputs, folder: Path) -> RunLogger:
     with runs.new("gate") as page:
-        log_numbers(page, judged, inputs=Path("samples.npy"))
-        log_files(page, judged, folder=folder)
+        log_numbers(page, summary_inputs, inputs=Path("samples.npy"))
+        log_files(page, summary_inputs, folder=folder)
     return page
 
 
-def artifacts(page: RunLogger, folder: str = "") -> set[str]:
+def list_artifacts(page: RunLogger, folder: str = "") -> set[str]:
     matches = set()
     for entry in page.client.list_artifacts(page.run_id, folder):
-        matches |= artifacts(page, entry.path) if entry.is_dir else {entry.path}
+        matches |= list_artifacts(page, entry.path) if entry.is_dir else {entry.path}
     return matches
 
 
-def table(page: RunLogger, name: str) -> list[dict[str, Any]]:
+def read_table(page: RunLogger, name: str) -> list[dict[str, Any]]:
     content = json.loads(Path(page.client.download_artifacts(page.run_id, name)).read_text())
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
@@ -63,8 +63,8 @@ def test_pass_is_recorded_completely(runs: Runs, tmp_path: Path) -> None:
         (report / name).parent.mkdir(parents=True, exist_ok=True)
         (report / name).write_text("x")
     report_folder.write_report(report, *passed(), summary=summarize(*passed()))
-    page = recorded(runs, check_result(passed()), report)
-    run = run_of(page)
+    page = record_result(runs, check_result(passed()), report)
+    run = get_run(page)
     assert (run.info.run_name, run.info.status) == (f"gate PASS {SHORT}", "FINISHED")
     assert run.data.tags["gate.verdict"] == "PASS"
     assert run.data.tags["gate.blamed"] == "none"
@@ -73,28 +73,28 @@ def test_pass_is_recorded_completely(runs: Runs, tmp_path: Path) -> None:
     (dataset,) = run.inputs.dataset_inputs
     assert json.loads(dataset.dataset.source) == {"uri": "samples.npy"}
     assert run.data.tags["mlflow.note.content"].startswith("PASS: ")
-    there = artifacts(page)
-    assert there >= {
+    names = list_artifacts(page)
+    assert names >= {
         "evidence.json", "decision.json", "report.html", "report.md", "checks.json", "policy.json",
         "numbers.json", "confidence_by_class.json", "samples.csv", "pictures/3.png",
         "plots/strain.svg",
     }  # fmt: skip
-    assert "of somebody else.txt" not in there
+    assert "of somebody else.txt" not in names
 
 
 def test_check_at_two_operating_points_has_two_rows(runs: Runs, tmp_path: Path) -> None:
     decision, evidence = passed()
     first = decision.checks[0]
     points = tuple(first.model_copy(update={"point": point}) for point in ("0.5", "0.9"))
-    two = decision.model_copy(update={"checks": points})
-    page = recorded(runs, check_result((two, evidence)), tmp_path / "report")
-    names = [row["name"] for row in table(page, "checks.json")]
+    with_points = decision.model_copy(update={"checks": points})
+    page = record_result(runs, check_result((with_points, evidence)), tmp_path / "report")
+    names = [row["name"] for row in read_table(page, "checks.json")]
     assert names == [f"{first.name} at 0.5", f"{first.name} at 0.9"]
 
 
 def test_rejection_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
-    page = recorded(runs, check_result(failed(HOSTILE)), tmp_path / "report")
-    run = run_of(page)
+    page = record_result(runs, check_result(failed(HOSTILE)), tmp_path / "report")
+    run = get_run(page)
     assert run.info.status == "FAILED"
     assert run.info.run_name.startswith(f"gate FAIL {SHORT} ")
     assert run.data.tags["gate.headline"]
@@ -102,10 +102,12 @@ def test_rejection_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
     texts = {*run.data.tags.values(), *run.data.params.values()}
     assert not {"None", "null"} & texts
     for name in ("checks.json", "numbers.json", "confidence_by_class.json"):
-        cells = [cell for row in table(page, name) for cell in row.values()]
+        cells = [cell for row in read_table(page, name) for cell in row.values()]
         assert cells
         assert None not in cells
-    values = {(row["runtime"], row["number"]): row["value"] for row in table(page, "numbers.json")}
+    values = {
+        (row["runtime"], row["number"]): row["value"] for row in read_table(page, "numbers.json")
+    }
     assert values["ort-cpu", "mean_abs_diff"] == "nan"
     assert values["ort-cpu", "max_abs_diff"] == 0.66
 
@@ -113,10 +115,10 @@ def test_rejection_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
 def test_error_is_recorded_as_failed(runs: Runs, tmp_path: Path) -> None:
     observed = evidence(runtimes=())
     decision = decide(policy(), observed, decided_at="2026-01-01T00:00:00+00:00")
-    page = recorded(runs, check_result((decision, observed)), tmp_path / "report")
+    page = record_result(runs, check_result((decision, observed)), tmp_path / "report")
     assert decision.verdict is Verdict.ERROR
-    assert run_of(page).info.status == "FAILED"
-    assert run_of(page).info.run_name.startswith(f"gate ERROR {SHORT}")
+    assert get_run(page).info.status == "FAILED"
+    assert get_run(page).info.run_name.startswith(f"gate ERROR {SHORT}")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_run_names(headline: dict[str, Any], name: str) -> None:
 
 
 def test_metrics_are_few_and_of_the_worst_output() -> None:
-    """The same names however many outputs; NaN is worse than any number."""
+    """There is one set of names for all outputs, and NaN counts as the worst value."""
     crossing = Crossing(
         threshold=0.9, samples=200, reference_above=100, candidate_above=99, crossed=1
     )
@@ -155,14 +157,14 @@ def test_metrics_are_few_and_of_the_worst_output() -> None:
     assert result["ort-cpu/crossed_share"] == 0.005
     assert result["ort-cpu/latency_median_ms"] == 20.0
     assert len(result) <= len(numbers.COMPARED) + 4
-    everything = dict(numbers.metrics_from_evidence(observed))
-    assert everything["ort-cpu/b/crossed_at_0.9"] == 1.0
-    assert everything["ort-cpu/probes/ones/noise_ratio"] == 4.0
-    tampered_file = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
-    nothing = numbers.comparable_metrics(
-        evidence(runtimes=(runtime_evidence(outputs=tampered_file),))
+    all_metrics = dict(numbers.metrics_from_evidence(observed))
+    assert all_metrics["ort-cpu/b/crossed_at_0.9"] == 1.0
+    assert all_metrics["ort-cpu/probes/ones/noise_ratio"] == 4.0
+    with_nan = (output_parity(name="b"), output_parity(max_abs_diff=float("nan")))
+    nan_metrics = numbers.comparable_metrics(
+        evidence(runtimes=(runtime_evidence(outputs=with_nan),))
     )
-    assert str(nothing["ort-cpu/max_abs_diff"]) == "nan"
+    assert str(nan_metrics["ort-cpu/max_abs_diff"]) == "nan"
 
 
 def test_costs_are_logged_in_milliseconds_and_megabytes() -> None:
@@ -177,15 +179,15 @@ def test_costs_are_logged_in_milliseconds_and_megabytes() -> None:
     )
     result = numbers.comparable_metrics(measured)
     assert (result["ort-cpu/latency_ratio"], result["ort-cpu/memory_mb"]) == (1.0, 30.0)
-    everything = dict(numbers.metrics_from_evidence(measured))
-    assert {name: everything[f"ort-cpu/{name}"] for name in (
+    all_metrics = dict(numbers.metrics_from_evidence(measured))
+    assert {name: all_metrics[f"ort-cpu/{name}"] for name in (
         "open_ms", "first_ms", "latency_single_median_ms", "latency_single_p95_ms", "peak_mb",
         "latency_ratio", "memory_mb",
     )} == {
         "open_ms": 40.0, "first_ms": 5.0, "latency_single_median_ms": 1.0,
         "latency_single_p95_ms": 2.0, "peak_mb": 800.0, "latency_ratio": 1.0, "memory_mb": 30.0,
     }  # fmt: skip
-    assert everything["reference/latency_single_median_ms"] == 4.0
+    assert all_metrics["reference/latency_single_median_ms"] == 4.0
 
 
 def test_each_compared_metric_is_documented() -> None:
@@ -197,10 +199,10 @@ def test_each_compared_metric_is_documented() -> None:
 
 def test_rejected_twin_rejects_the_release(runs: Runs, tmp_path: Path) -> None:
     exact = check_result(passed())
-    page = recorded(runs, exact, tmp_path / "report")
+    page = record_result(runs, exact, tmp_path / "report")
     with runs.again(page):
         write_twin(page, check_result(failed()), exact=exact.decision)
-    run = run_of(page)
+    run = get_run(page)
     assert (run.info.run_name, run.info.status) == (f"gate FAIL {SHORT} twin", "FAILED")
     assert run.data.tags["gate.verdict"] == "FAIL"
     assert run.data.tags["gate.headline"].startswith("The quantized twin: ")
@@ -208,9 +210,9 @@ def test_rejected_twin_rejects_the_release(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_links_to_the_version(runs: Runs, tmp_path: Path) -> None:
-    page = recorded(runs, check_result(passed()), tmp_path / "report")
+    page = record_result(runs, check_result(passed()), tmp_path / "report")
     promotion = PromotionResult("promoted", "3", None, "because")
     write_promotion(page, promotion, model_name="small", note="PASS: promoted")
-    tags = run_of(page).data.tags
+    tags = get_run(page).data.tags
     assert (tags["gate.promotion"], tags["gate.model_version"]) == ("promoted", "small/3")
     assert tags["mlflow.note.content"].startswith("PASS: ")

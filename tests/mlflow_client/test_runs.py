@@ -19,7 +19,7 @@ from gate.mlflow_client.runs import (
     killed_by_signals,
 )
 from gate.records.layout import RUN
-from tests.mlflow_client.conftest import run_of
+from tests.mlflow_client.conftest import get_run
 from tests.report.samples import failed, passed
 
 
@@ -30,18 +30,18 @@ from tests.report.samples import failed, passed
 def test_run_ends_with_its_work(runs: Runs, error: BaseException | None, expected: str) -> None:
     try:
         with runs.new("gate") as page:
-            assert run_of(page).info.status == "RUNNING"
+            assert get_run(page).info.status == "RUNNING"
             if error is not None:
                 raise error
     except (ValueError, KeyboardInterrupt):
         pass
-    assert run_of(page).info.status == expected
+    assert get_run(page).info.status == expected
 
 
 def test_rejection_ends_the_run_as_failed(runs: Runs) -> None:
     with runs.new("gate") as page:
         page.ends = "FAILED"
-    assert run_of(page).info.status == "FAILED"
+    assert get_run(page).info.status == "FAILED"
 
 
 def test_artifacts_are_stored_next_to_the_database(
@@ -54,8 +54,8 @@ def test_artifacts_are_stored_next_to_the_database(
     assert list((tmp_path / "mlartifacts" / EXPERIMENT).rglob("x.txt"))
 
 
-def written(runs: Runs, report: Path) -> RunLogger:
-    """A whole record of `passed()`, and the report that names it."""
+def record_run(runs: Runs, report: Path) -> RunLogger:
+    """Record a run with the decision of `passed()` and a reference to it in the report."""
     with runs.new("gate") as page:
         page.tags({DECIDED_TAG: passed()[0].digest().hex})
     runs.save_reference(page, report)
@@ -63,7 +63,7 @@ def written(runs: Runs, report: Path) -> RunLogger:
 
 
 def test_recorded_run_is_found(runs: Runs, tmp_path: Path) -> None:
-    page = written(runs, tmp_path)
+    page = record_run(runs, tmp_path)
     result = runs.recorded(tmp_path, passed()[0])
     assert result is not None
     assert (result.run_id, result.ends) == (page.run_id, "FINISHED")
@@ -91,7 +91,7 @@ TAMPERED: dict[str, Callable[[RunLogger, Path], object]] = {
 def test_run_reference_is_verified(
     runs: Runs, tmp_path: Path, tamper: Callable[[RunLogger, Path], object]
 ) -> None:
-    tamper(written(runs, tmp_path), tmp_path)
+    tamper(record_run(runs, tmp_path), tmp_path)
     assert runs.recorded(tmp_path, passed()[0]) is None
 
 
@@ -104,12 +104,14 @@ def test_unreachable_server_is_reported() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_forked_process_keeps_its_signal_handlers() -> None:
-    """A pool of the user's ends its workers by SIGTERM, which must not end the check."""
+    """A user's worker pool ends its workers by SIGTERM, which must not end the check."""
     handler = signal.getsignal(signal.SIGTERM)
     with killed_by_signals(lambda: None):
         child = os.fork()
         if child == 0:
-            custom = signal.getsignal(signal.SIGTERM) == handler and signal.set_wakeup_fd(-1) == -1
-            os._exit(0 if custom else 1)
+            is_restored = (
+                signal.getsignal(signal.SIGTERM) == handler and signal.set_wakeup_fd(-1) == -1
+            )
+            os._exit(0 if is_restored else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert signal.getsignal(signal.SIGTERM) == handler

@@ -1,4 +1,4 @@
-"""gate check --track against a real server: the number of requests, and signals."""
+"""`gate check --track` against a real server: the number of requests, and signals."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 from mlflow import MlflowClient
 
 from gate.mlflow_client.runs import EXPERIMENT
-from tests.registry.servers import Server, serving
+from tests.registry.servers import Server, run_mlflow_server
 from tests.small_project import made
 
-# SQLAlchemy, about MLflow's own tables.
+# SQLAlchemy warns about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
-SLOW = """
+SLOW_MODEL = """
 import hashlib, pathlib, time
 
 import small_models
@@ -42,7 +42,7 @@ def build():
 """
 WORK = {
     "hears": "time.sleep(3600)",
-    # In C, without the interpreter's lock: Python calls no handler of a signal before it ends.
+    # C code without releasing the GIL: Python runs no signal handler before it returns.
     "deaf": "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
 }
 MOST_BEFORE_THE_VERDICT = 15
@@ -50,11 +50,11 @@ MOST_BEFORE_THE_VERDICT = 15
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("server")) as started:
+    with run_mlflow_server(tmp_path_factory.mktemp("server")) as started:
         yield started
 
 
-def _started(server: Server, folder: Path, reference: str, *more: str) -> subprocess.Popen[str]:
+def _start_check(server: Server, folder: Path, reference: str, *more: str) -> subprocess.Popen[str]:
     project = made()
     command = ["check", str(project / "good.onnx"), "--reference", reference, *more]
     command += ["--inputs", str(project / "images.npy"), "--track", "--tracking-uri", server.uri]
@@ -81,14 +81,14 @@ def _runs(server: Server) -> list[Any]:
 @pytest.mark.further
 def test_few_requests_before_the_verdict(server: Server, tmp_path: Path) -> None:
     before = len(_requests(server))
-    with _started(server, tmp_path, "small_models:build") as process:
+    with _start_check(server, tmp_path, "small_models:build") as process:
         assert process.stdout is not None
         first = process.stdout.readline()
-        at_the_verdict = len(_requests(server)) - before
+        requests_before_verdict = len(_requests(server)) - before
         process.stdout.read()
     assert process.returncode == 0
     assert first.startswith("PASS")
-    assert 0 < at_the_verdict <= MOST_BEFORE_THE_VERDICT
+    assert 0 < requests_before_verdict <= MOST_BEFORE_THE_VERDICT
     requested = _requests(server)[before:]
     assert sum("log-batch" in path for path in requested) <= 4
     (run,) = _runs(server)
@@ -111,12 +111,14 @@ def test_few_requests_before_the_verdict(server: Server, tmp_path: Path) -> None
 def test_signal_ends_the_run_as_killed(
     server: Server, tmp_path: Path, number: signal.Signals, work: str, whole: bool
 ) -> None:
-    """`whole`: to the process group, as Ctrl-C and service managers do; else to the one process."""
-    (tmp_path / "slow.py").write_text(SLOW.format(work=WORK[work]))
-    known = {run.info.run_id for run in _runs(server)}
-    with _started(server, tmp_path, "slow:build") as process:
+    """`whole`: the signal goes to the process group, as from Ctrl-C or a service manager; otherwise
+    to the process.
+    """
+    (tmp_path / "slow.py").write_text(SLOW_MODEL.format(work=WORK[work]))
+    earlier_ids = {run.info.run_id for run in _runs(server)}
+    with _start_check(server, tmp_path, "slow:build") as process:
         try:
-            (run,) = _wait_for_run(server, known, process)
+            (run,) = _wait_for_run(server, earlier_ids, process)
             assert run.info.status == "RUNNING"
             while not (tmp_path / "computes").exists():
                 assert process.poll() is None
@@ -130,10 +132,12 @@ def test_signal_ends_the_run_as_killed(
     assert MlflowClient(server.uri).get_run(run.info.run_id).info.status == "KILLED"
 
 
-def _wait_for_run(server: Server, known: set[str], process: subprocess.Popen[str]) -> list[Any]:
+def _wait_for_run(
+    server: Server, earlier_ids: set[str], process: subprocess.Popen[str]
+) -> list[Any]:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
-        matches = [run for run in _runs(server) if run.info.run_id not in known]
+        matches = [run for run in _runs(server) if run.info.run_id not in earlier_ids]
         if matches:
             return matches
         time.sleep(0.1)

@@ -21,7 +21,7 @@ from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import RegisteredModel
 from gate.service.champion_guard import guard_champion
 from tests import builders
-from tests.ledger.rows import pending_in
+from tests.ledger.rows import pending_moves
 from tests.registry.releases import NAME
 from tests.registry.simulator import APPROVED, Crash, Simulator, Stored, Watched
 
@@ -124,7 +124,7 @@ def check(
         # Only an alias that a stopped process moved late, before it died, needs the guard.
         assert result == [] or (look == 0 and was_lost)
         assert model.alias(CHAMPION) == model.history().serving
-        assert pending_in(place) == ""
+        assert pending_moves(place) == ""
     for promoter in (first, second):
         moves = [e for e in model.history().entries if e.cause == promoter.model.cause]
         assert len([e for e in moves if e.action == "promoted"]) <= 1
@@ -213,11 +213,11 @@ def test_deployed_move_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monke
 
         patched.setattr(FencingToken, "clear_pending", die)
         move_champion(registry, location, "4")
-    assert pending_in(location) != ""
+    assert pending_moves(location) != ""
     model = RegisteredModel(registry, Ledger(location), NAME)
     model.write("deployed", "passed", version="4", about=APPROVED)
     registry.aliases["champion"] = "3"
     with model_lock(model) as finished:
         assert finished is None
     assert registry.aliases["champion"] == "3"
-    assert pending_in(location) == ""
+    assert pending_moves(location) == ""

@@ -1,4 +1,4 @@
-"""One module as one ONNX file, by the plain exporter."""
+"""Export of one module to one ONNX file with the TorchScript exporter."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import torch
 from torch import nn
 
 
-def export(
-    module: nn.Module, path: Path, *given: torch.Tensor, grows: str = "", opset: int = 17
+def export_module(
+    module: nn.Module,
+    path: Path,
+    *arguments: torch.Tensor,
+    dynamic_steps: str = "",
+    opset: int = 17,
 ) -> None:
-    """`grows`: an input whose axis 1 is dynamic, too."""
-    names = [f"in_{index}" for index in range(len(given))]
+    """Export with a dynamic axis 0. `grows`: an input whose axis 1 is also dynamic."""
+    names = [f"in_{index}" for index in range(len(arguments))]
     axes = {name: {0: "n"} for name in (*names, "out")}
-    if grows:
-        axes[grows][1] = "steps"
+    if dynamic_steps:
+        axes[dynamic_steps][1] = "steps"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module, given, str(path), dynamo=False, opset_version=opset, input_names=names,
+            module, arguments, str(path), dynamo=False, opset_version=opset, input_names=names,
             output_names=["out"], dynamic_axes=axes,
         )  # fmt: skip

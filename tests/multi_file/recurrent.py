@@ -1,4 +1,4 @@
-"""An encoder and a GRU with its state: the batch is on axis 0 of one input and axis 1 of another."""
+"""An encoder and a GRU with its state: the batch axis is 0 for one input and 1 for the other."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Gru(nn.Module):
 
 
 class Graph(nn.Module):
-    """Messages along the edges of one graph."""
+    """A layer that adds messages along the edges of one graph."""
 
     def __init__(self) -> None:
         super().__init__()
         self.second = nn.Linear(4, 3)
 
     def forward(self, nodes: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-        reached = edge_index[1][None] == torch.arange(nodes.shape[0])[:, None]
-        return self.second(nodes + reached.float() @ nodes[edge_index[0]])
+        is_target = edge_index[1][None] == torch.arange(nodes.shape[0])[:, None]
+        return self.second(nodes + is_target.float() @ nodes[edge_index[0]])
 
 
 def build() -> nn.Module:
@@ -50,8 +50,8 @@ def run_graph(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, torch
     return {"y": parts["graph"](parts["encoder"](batch["x"]).relu(), batch["edge_index"])}
 
 
-def exported(folder: Path, *, factor: float = 1.0) -> None:
-    """`factor`: of the last weights, which is a fault unless it is 1."""
+def export_parts(folder: Path, *, factor: float = 1.0) -> None:
+    """Export the parts and their release files; `factor` scales the last weights."""
     model = build()
     with torch.no_grad():
         model["gru"].head.weight *= factor

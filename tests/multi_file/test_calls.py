@@ -14,7 +14,7 @@ from gate.errors import DataError, ModelError
 from gate.multi_file.chain_model import CallRecorder, ChainModel
 
 
-def chain(function: Any, **parts: nn.Module) -> ChainModel:
+def make_chain(function: Any, **parts: nn.Module) -> ChainModel:
     return ChainModel(function, parts, ["x"])
 
 
@@ -25,10 +25,10 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
 
 def test_calls_become_samples_in_order() -> None:
     calls, first = CallRecorder(), nn.Identity()
-    doubled = chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=first)
+    chain = make_chain(lambda parts, batch: parts["one"](batch["x"] * 2), one=first)
     arguments = batches(4, 4, 2)
     for batch in arguments:
-        calls.record(doubled, batch)
+        calls.record(chain, batch)
     samples = calls.for_part("one").samples(("y",), part="one")
     rows = np.concatenate([batch["x"] * 2 for batch in arguments])
     assert len(samples) == 10
@@ -36,7 +36,7 @@ def test_calls_become_samples_in_order() -> None:
 
 
 def test_growing_steps_are_skipped_and_counted() -> None:
-    """A decoder is called again with what it gave."""
+    """A decoder is called again with its own output."""
 
     def steps(parts: Any, batch: Any) -> Any:
         x = batch["x"]
@@ -46,10 +46,10 @@ def test_growing_steps_are_skipped_and_counted() -> None:
 
     calls = CallRecorder()
     for batch in batches(4, 4):
-        calls.record(chain(steps, one=nn.Identity()), batch)
-    of_one = calls.for_part("one")
-    assert (of_one.rows, of_one.left_out) == (8, 4)
-    assert of_one.samples(("y",), part="one").specs[0].shape == ("samples", 3)
+        calls.record(make_chain(steps, one=nn.Identity()), batch)
+    part_calls = calls.for_part("one")
+    assert (part_calls.rows, part_calls.left_out) == (8, 4)
+    assert part_calls.samples(("y",), part="one").specs[0].shape == ("samples", 3)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,13 @@ def test_call_without_a_sample_axis_is_refused(given: tuple[torch.Tensor, ...]) 
             return torch.zeros(1)
 
     calls = CallRecorder()
-    calls.record(chain(lambda parts, _: parts["one"](*given), one=Takes()), batches(4)[0])
-    of_one = calls.for_part("one")
-    assert len(of_one.example) == len(given)  # for who has samples of its own, and for the chain
+    calls.record(make_chain(lambda parts, _: parts["one"](*given), one=Takes()), batches(4)[0])
+    part_calls = calls.for_part("one")
+    assert len(part_calls.example) == len(
+        given
+    )  # the example is enough if samples are given, and for the chain
     with pytest.raises(DataError, match="the part one: they share no batch axis"):
-        of_one.samples(of_one.names, part="one")
+        part_calls.samples(part_calls.names, part="one")
 
 
 def test_arguments_are_recorded_before_in_place_changes() -> None:
@@ -74,7 +76,7 @@ def test_arguments_are_recorded_before_in_place_changes() -> None:
         return y.add_(1)
 
     calls, (batch,) = CallRecorder(), batches(4)
-    calls.record(chain(shift, one=nn.Identity()), batch)
+    calls.record(make_chain(shift, one=nn.Identity()), batch)
     assert np.array_equal(
         next(calls.for_part("one").samples(("y",), part="one").batches(4))["y"], batch["x"]
     )
@@ -83,13 +85,15 @@ def test_arguments_are_recorded_before_in_place_changes() -> None:
 def test_files_are_removed_with_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     calls = CallRecorder()
-    calls.record(chain(lambda parts, b: parts["one"](b["x"]), one=nn.Identity()), batches(4)[0])
+    calls.record(
+        make_chain(lambda parts, b: parts["one"](b["x"]), one=nn.Identity()), batches(4)[0]
+    )
     assert list(tmp_path.rglob("0.bin"))
     del calls
     assert not list(tmp_path.rglob("0.bin"))
 
 
-class Doubles(nn.Module):
+class DoublesInPlace(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2)
 
@@ -97,17 +101,17 @@ class Doubles(nn.Module):
 @pytest.mark.parametrize("copied", [False, True])
 def test_inputs_are_recorded_before_the_module_changes_them(copied: bool) -> None:
     calls, (batch,) = CallRecorder(), batches(4)
-    doubled = chain(
-        lambda parts, b: parts["one"](b["x"].clone() if copied else b["x"]), one=Doubles()
+    chain = make_chain(
+        lambda parts, b: parts["one"](b["x"].clone() if copied else b["x"]), one=DoublesInPlace()
     )
-    calls.record(doubled, batch)
-    of_one = calls.for_part("one")
-    (noted,) = of_one.samples(("x",), part="one").batches(4)
-    assert np.array_equal(noted["x"], batch["x"])
-    assert of_one.overwritten == "x"
-    still = CallRecorder()
-    still.record(chain(lambda parts, b: parts["one"](b["x"]), one=nn.ReLU()), batch)
-    assert still.for_part("one").overwritten is None
+    calls.record(chain, batch)
+    part_calls = calls.for_part("one")
+    (recorded,) = part_calls.samples(("x",), part="one").batches(4)
+    assert np.array_equal(recorded["x"], batch["x"])
+    assert part_calls.overwritten == "x"
+    unchanged = CallRecorder()
+    unchanged.record(make_chain(lambda parts, b: parts["one"](b["x"]), one=nn.ReLU()), batch)
+    assert unchanged.for_part("one").overwritten is None
 
 
 class Takes(nn.Module):
@@ -121,11 +125,11 @@ def test_call_with_other_arguments_is_skipped() -> None:
         return parts["one"](x, x) + parts["one"](image=x) + parts["one"](mask=x, image=x)
 
     calls = CallRecorder()
-    calls.record(chain(run, one=Takes()), batches(4)[0])
-    of_one = calls.for_part("one")
-    assert (of_one.rows, of_one.left_out) == (8, 1)
-    assert list(of_one.named_example) == ["image", "mask"]
-    assert len(of_one.example_for(("mask",))) == 1
+    calls.record(make_chain(run, one=Takes()), batches(4)[0])
+    part_calls = calls.for_part("one")
+    assert (part_calls.rows, part_calls.left_out) == (8, 1)
+    assert list(part_calls.named_example) == ["image", "mask"]
+    assert len(part_calls.example_for(("mask",))) == 1
 
 
 def test_samples_of_different_sizes_are_not_mixed() -> None:
@@ -136,23 +140,23 @@ def test_samples_of_different_sizes_are_not_mixed() -> None:
         return parts["one"](x, x) + parts["one"](x, x[:1])
 
     calls = CallRecorder()
-    calls.record(chain(run, one=Takes()), batches(4)[0])
-    of_one = calls.for_part("one")
-    assert (of_one.rows, of_one.left_out) == (4, 1)
+    calls.record(make_chain(run, one=Takes()), batches(4)[0])
+    part_calls = calls.for_part("one")
+    assert (part_calls.rows, part_calls.left_out) == (4, 1)
 
 
 def test_nested_part_has_separate_calls() -> None:
-    complete = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    outer = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     for parts in (
-        {"whole": complete, "inner": complete[0]},
-        {"inner": complete[0], "whole": complete},
+        {"whole": outer, "inner": outer[0]},
+        {"inner": outer[0], "whole": outer},
     ):
         calls = CallRecorder()
-        apart = ChainModel.from_model(
+        chain = ChainModel.from_model(
             nn.ModuleDict(parts), chain=f"{__name__}:runs_whole", references={n: n for n in parts},
             inputs=["x"],
         )  # fmt: skip
-        calls.record(apart, batches(4)[0])
+        calls.record(chain, batches(4)[0])
         assert set(calls.by_part) == {"whole"}
 
 
@@ -168,6 +172,8 @@ def runs_whole(parts: Any, batch: Any) -> Any:
     ],
 )
 def test_chain_must_return_tensors(returns: Any, text: str) -> None:
-    odd = chain(lambda parts, batch: returns(parts["one"](batch["x"])), one=nn.Identity())
+    invalid_chain = make_chain(
+        lambda parts, batch: returns(parts["one"](batch["x"])), one=nn.Identity()
+    )
     with pytest.raises(ModelError, match=text):
-        CallRecorder().record(odd, batches(4)[0])
+        CallRecorder().record(invalid_chain, batches(4)[0])

@@ -1,4 +1,4 @@
-"""The chain as a module, also in double precision."""
+"""The chain as a PyTorch module, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model() -> nn.ModuleDict:
 
 
 def scattered(parts: Any, batch: Any) -> Any:
-    """As code between two networks is written: in numpy, into a float32 array of its own."""
+    """Scatter the features with numpy into a new float32 array."""
     features = parts["encoder"](batch["input"]).numpy()
     grid = np.zeros((len(features), 3), np.float32)
     for row, feature in enumerate(features):
@@ -37,14 +37,14 @@ def narrowed(parts: Any, batch: Any) -> Any:
     return torch.from_numpy(scattered(parts, batch).numpy().astype(np.float32))
 
 
-def chained(function: str) -> ChainModel:
+def make_chain(function: str) -> ChainModel:
     return ChainModel.from_model(
         model(), chain=f"{__name__}:{function}",
         references={"encoder": "encoder", "head": "head"}, inputs=["input"],
     )  # fmt: skip
 
 
-def in_double(chain: ChainModel) -> np.ndarray:
+def run_in_float64(chain: ChainModel) -> np.ndarray:
     samples = SampleSet.from_arrays({"input": ROWS})
     binding = bind_inputs(samples.specs, samples.specs, count=4, batch_size=4)
     with torch.no_grad():
@@ -53,23 +53,23 @@ def in_double(chain: ChainModel) -> np.ndarray:
 
 
 def test_chain_with_numpy_has_a_float64_reference() -> None:
-    """Rounded once, at the seam: far nearer to the truth than float32 is by chance."""
-    result = in_double(chained("scattered"))
-    custom = model().double()
+    """The result is rounded to float32 only between the parts."""
+    result = run_in_float64(make_chain("scattered"))
+    model64 = model().double()
     with torch.no_grad():
-        features = custom["encoder"](torch.from_numpy(ROWS).double()).float().double().flip(1)
-        expected = custom["head"](features).numpy()
+        features = model64["encoder"](torch.from_numpy(ROWS).double()).float().double().flip(1)
+        expected = model64["head"](features).numpy()
     assert result.dtype == np.float64
     np.testing.assert_allclose(result, expected, rtol=1e-14)
 
 
 def test_chain_that_casts_to_float32_has_no_float64_reference() -> None:
     with pytest.raises(ModelError, match="returns float32 even when it runs in float64"):
-        in_double(chained("narrowed"))
+        run_in_float64(make_chain("narrowed"))
 
 
 def test_float32_run_is_not_widened() -> None:
-    chain = chained("scattered")
+    chain = make_chain("scattered")
     with torch.no_grad():
         assert chain(torch.from_numpy(ROWS)).dtype == torch.float32
     assert not any(part._forward_pre_hooks for part in chain.parts.values())

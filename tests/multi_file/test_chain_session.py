@@ -1,4 +1,4 @@
-"""The chain with runtime sessions: mismatched connections are named."""
+"""The chain runs with runtime sessions, and mismatched connections are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = TensorSpec(name="x", dtype="float32", shape=("n", 3))
 Y = TensorSpec(name="y", dtype="float32", shape=("n", 3))
 
 
-PLACES = ("first", "second")
+ARGUMENTS = ("first", "second")
 
 
 class Doubles(Session):
@@ -39,7 +39,7 @@ class Doubles(Session):
         self.closed = True
 
 
-def part(name: str = "one", *, session: Session | None = None, form: Any = None) -> OpenPart:
+def open_part(name: str = "one", *, session: Session | None = None, form: Any = None) -> OpenPart:
     subject = Subject(
         sha256=Digest.from_bytes(b""),
         size_bytes=1,
@@ -50,17 +50,19 @@ def part(name: str = "one", *, session: Session | None = None, form: Any = None)
     )
     form = torch.zeros(1) if form is None else form
     return OpenPart(
-        name, session or Doubles(), subject, PartInterface(Parameters(PLACES, PLACES), form)
+        name, session or Doubles(), subject, PartInterface(Parameters(ARGUMENTS, ARGUMENTS), form)
     )
 
 
-def chained(function: Any, *parts: OpenPart) -> ChainSession:
+def make_session(function: Any, *parts: OpenPart) -> ChainSession:
     return ChainSession(function, parts, [Y.model_copy(update={"name": "output"})], ended=list)
 
 
 def test_parts_run_in_order() -> None:
-    session = chained(
-        lambda parts, batch: parts["two"](parts["one"](batch["x"]) + 1), part(), part("two")
+    session = make_session(
+        lambda parts, batch: parts["two"](parts["one"](batch["x"]) + 1),
+        open_part(),
+        open_part("two"),
     )
     (result,) = session.run({"x": np.ones((2, 3), np.float32)})
     assert (result == 6).all()
@@ -76,7 +78,7 @@ def test_parts_run_in_order() -> None:
     ],
 )
 def test_mismatched_connection_is_named(given: Any, text: str) -> None:
-    session = chained(lambda parts, batch: parts["one"](*given(batch["x"])), part())
+    session = make_session(lambda parts, batch: parts["one"](*given(batch["x"])), open_part())
     with pytest.raises(InputMismatch, match=text):
         session.run({"x": np.ones((2, 3), np.float32)})
 
@@ -95,14 +97,14 @@ class Pair(NamedTuple):
     ],
 )
 def test_part_returns_the_structure_of_its_module(form: Any, read: Any) -> None:
-    two = part(session=Doubles(outputs=2), form=form)
-    session = chained(lambda parts, batch: read(parts["one"](batch["x"])), two)
+    two_outputs = open_part(session=Doubles(outputs=2), form=form)
+    session = make_session(lambda parts, batch: read(parts["one"](batch["x"])), two_outputs)
     (result,) = session.run({"x": np.ones((2, 3), np.float32)})
     assert (result == 2).all()
 
 
 def test_different_outputs_are_refused() -> None:
-    session = chained(lambda parts, batch: {"other": parts["one"](batch["x"])}, part())
+    session = make_session(lambda parts, batch: {"other": parts["one"](batch["x"])}, open_part())
     with pytest.raises(
         OutputMismatch, match="returns other with these files, but output with the modules"
     ):
@@ -113,8 +115,8 @@ def test_provider_fallback_of_a_part_is_in_the_proof() -> None:
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
     good = Proof((cuda, cpu), {cuda: 3}, (), {"a": "1"}, {"onnxruntime": "1"}, "gpu", "float32")
     bad = Proof((cpu,), {cpu: 2}, ("Add:n",), {"a": "2"}, {"onnxruntime": "1"}, "cpu", "int8")
-    first, two = part(session=Doubles(good)), part("two", session=Doubles(bad))
-    proof = chained(lambda parts, _: parts, first, two).proof()
+    first, second = open_part(session=Doubles(good)), open_part("two", session=Doubles(bad))
+    proof = make_session(lambda parts, _: parts, first, second).proof()
     assert proof.providers_active == (cpu,)
     assert proof.nodes_per_provider == {cuda: 3, cpu: 2}
     assert proof.fallback_nodes == ("two: Add:n",)
@@ -123,10 +125,12 @@ def test_provider_fallback_of_a_part_is_in_the_proof() -> None:
 
 
 def test_all_sessions_are_closed() -> None:
-    first, two = Doubles(), Doubles()
-    chained(lambda parts, _: parts, part(session=first), part("two", session=two)).close()
+    first, second = Doubles(), Doubles()
+    make_session(
+        lambda parts, _: parts, open_part(session=first), open_part("two", session=second)
+    ).close()
     assert first.closed
-    assert two.closed
+    assert second.closed
 
 
 class Subtracts(Doubles):
@@ -137,26 +141,30 @@ class Subtracts(Doubles):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda part, x: part(x, x * 3),
-        lambda part, x: part(x, second=x * 3),
-        lambda part, x: part(second=x * 3, first=x),
+        lambda open_part, x: open_part(x, x * 3),
+        lambda open_part, x: open_part(x, second=x * 3),
+        lambda open_part, x: open_part(second=x * 3, first=x),
     ],
 )
 def test_file_inputs_are_passed_by_name(call: Any) -> None:
-    """Whatever the order of its inputs, and of the call."""
-    first = part(session=Subtracts())
+    """The order of the inputs in the file and in the call does not matter."""
+    first = open_part(session=Subtracts())
     inputs = (X.model_copy(update={"name": "second"}), X.model_copy(update={"name": "first"}))
-    named = dataclasses.replace(first, subject=first.subject.model_copy(update={"inputs": inputs}))
-    (result,) = chained(lambda parts, batch: call(parts["one"], batch["x"]), named).run(
-        {"x": np.ones((2, 3), np.float32)}
+    reversed_inputs = dataclasses.replace(
+        first, subject=first.subject.model_copy(update={"inputs": inputs})
     )
+    (result,) = make_session(
+        lambda parts, batch: call(parts["one"], batch["x"]), reversed_inputs
+    ).run({"x": np.ones((2, 3), np.float32)})
     assert (result == 2).all()
 
 
 def test_scalar_has_no_batch_axis() -> None:
     inputs = (X.model_copy(update={"shape": ()}),)
-    first = part()
-    scalar = dataclasses.replace(first, subject=first.subject.model_copy(update={"inputs": inputs}))
-    session = chained(lambda parts, batch: parts["one"](batch["x"].mean()).sum(), scalar)
+    first = open_part()
+    scalar_input = dataclasses.replace(
+        first, subject=first.subject.model_copy(update={"inputs": inputs})
+    )
+    session = make_session(lambda parts, batch: parts["one"](batch["x"].mean()).sum(), scalar_input)
     (result,) = session.run({"x": np.ones((2, 3), np.float32)})
     assert (result.shape, float(result)) == ((), 2.0)

@@ -32,25 +32,27 @@ POLICY = Policy.model_validate_json(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("parts")
-    tiny.exported(path)
+    tiny.export_files(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def good(folder: Path) -> EvaluationResult:
+def passing_result(folder: Path) -> EvaluationResult:
     return check(
-        tiny.release(folder, encoder="encoder.onnx", head="head.onnx"),
+        tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx"),
         reference=Reference.from_factory("tests.multi_file.tiny:build"),
         data=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=POLICY,
     )
 
 
-def beside(folder: Path, good: EvaluationResult, champion: TestedFile) -> ChampionComparison:
-    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    case = good.job
-    evidence = good.evidence.model_copy(update={"subject": champion.subject})
-    served = Champion(
+def compare_with(
+    folder: Path, passing_result: EvaluationResult, champion: TestedFile
+) -> ChampionComparison:
+    tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
+    case = passing_result.job
+    evidence = passing_result.evidence.model_copy(update={"subject": champion.subject})
+    champion_record = Champion(
         state="proven",
         version="1",
         sha256=champion.subject.sha256,
@@ -60,16 +62,16 @@ def beside(folder: Path, good: EvaluationResult, champion: TestedFile) -> Champi
     compared = ComparisonJob(
         case.candidate, case.samples, None, case.batch_size, case.policy, case.chained
     )
-    return measure_incumbent(served, comparison=compared, evidence=good.evidence)
+    return measure_incumbent(champion_record, comparison=compared, evidence=passing_result.evidence)
 
 
-def other(folder: Path, place: Path, **files: str) -> TestedFile:
-    """A release of these files, in a folder of its own."""
-    place.mkdir()
+def make_candidate(folder: Path, target: Path, **files: str) -> TestedFile:
+    """Write a release of these files in a separate folder and return its candidate."""
+    target.mkdir()
     for file in files.values():
-        (place / file).write_bytes((folder / file).read_bytes())
+        (target / file).write_bytes((folder / file).read_bytes())
     case = case_of(
-        tiny.release(place, **files),
+        tiny.write_release(target, **files),
         reference=Reference.from_factory("tests.multi_file.tiny:build"),
         data=EvaluationData.open(folder / "x.npy", batch_size=8),
         policy=POLICY,
@@ -78,32 +80,35 @@ def other(folder: Path, place: Path, **files: str) -> TestedFile:
 
 
 def test_both_chains_compute_all_samples(
-    folder: Path, good: EvaluationResult, tmp_path: Path
+    folder: Path, passing_result: EvaluationResult, tmp_path: Path
 ) -> None:
-    old = other(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
-    result = beside(folder, good, old)
+    old = make_candidate(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
+    result = compare_with(folder, passing_result, old)
     assert (result.state, result.samples) == ("compared", 24)
     assert result.champion_latency is not None
 
 
 def test_multi_file_release_is_not_compared_with_one_file(
-    folder: Path, good: EvaluationResult
+    folder: Path, passing_result: EvaluationResult
 ) -> None:
     path = folder / "encoder.onnx"
-    single = good.evidence.parts["encoder"].subject.model_copy(
-        update={"outputs": good.evidence.subject.outputs, "inputs": good.evidence.subject.inputs}
+    single = passing_result.evidence.parts["encoder"].subject.model_copy(
+        update={
+            "outputs": passing_result.evidence.subject.outputs,
+            "inputs": passing_result.evidence.subject.inputs,
+        }
     )
-    result = beside(folder, good, TestedFile(path, single))
+    result = compare_with(folder, passing_result, TestedFile(path, single))
     assert result.state == "incomparable"
     assert "one is a release of several files" in str(result.absent)
 
 
 def test_release_with_other_parts_is_incomparable(
-    folder: Path, good: EvaluationResult, tmp_path: Path
+    folder: Path, passing_result: EvaluationResult, tmp_path: Path
 ) -> None:
-    old = other(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
+    old = make_candidate(folder, tmp_path / "old", encoder="encoder.onnx", head="yesterday.onnx")
     old.path.write_text(old.path.read_text().replace("  head:", "  neck:"))
-    result = beside(folder, good, old)
+    result = compare_with(folder, passing_result, old)
     assert result.state == "incomparable"
     assert "its parts are encoder, neck" in str(result.absent)
 
@@ -114,7 +119,9 @@ def chain_of(function: ChainFunction) -> ChainModel:
     return ChainModel(function, {"encoder": model.encoder, "head": model.head}, ["input"])
 
 
-def test_signature_is_taken_from_one_call_per_module(folder: Path, good: EvaluationResult) -> None:
+def test_signature_is_taken_from_one_call_per_module(
+    folder: Path, passing_result: EvaluationResult
+) -> None:
     taken = 0
 
     def batches() -> Iterator[dict[str, np.ndarray]]:
@@ -125,23 +132,23 @@ def test_signature_is_taken_from_one_call_per_module(folder: Path, good: Evaluat
 
     interfaces = Interfaces.from_batches(chain_of(tiny.run), batches())
     assert taken == 1
-    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    result = interfaces.open_release(TestedFile(path, good.evidence.subject))
+    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
+    result = interfaces.open_release(TestedFile(path, passing_result.evidence.subject))
     (batch,) = SampleSet.open(folder / "x.npy").batches(24)
-    names = [spec.name for spec in good.evidence.subject.outputs]
+    names = [spec.name for spec in passing_result.evidence.subject.outputs]
     computed = dict(zip(names, result.run(names, batch), strict=True))
     assert computed["boxes"].shape == (24, 3)
 
 
 def test_part_must_be_called_at_least_once(folder: Path) -> None:
-    def late(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
+    def call_head_late(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
         voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
         calls.append(len(voxels))
         return parts["head"](voxels) if len(calls) > 2 else voxels
 
     calls: list[int] = []
     interfaces = Interfaces.from_batches(
-        chain_of(late), SampleSet.open(folder / "x.npy").batches(8)
+        chain_of(call_head_late), SampleSet.open(folder / "x.npy").batches(8)
     )
     assert calls == [8, 8, 8]
     assert set(interfaces.by_part) == {"encoder", "head"}

@@ -1,4 +1,4 @@
-"""Calls of a chain map to the inputs of the file, and outputs keep the form of the module's."""
+"""Arguments of a part are matched to the inputs of its file, and outputs keep their structure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gate.multi_file.chain_model import Parameters, match_inputs, restore_struct
 A, B = torch.zeros(2), torch.ones(2)
 
 
-class Takes(nn.Module):
+class ImageModule(nn.Module):
     def forward(self, image: torch.Tensor, mask: Any, *more: torch.Tensor, bias: Any = None) -> Any:
         return image
 
@@ -37,7 +37,7 @@ class Takes(nn.Module):
 def test_tensors_follow_the_order_of_forward(
     given: tuple[Any, ...], named: dict[str, Any], names: list[str]
 ) -> None:
-    result = Parameters.from_module(Takes()).tensors(given, named, part="one")
+    result = Parameters.from_module(ImageModule()).tensors(given, named, part="one")
     assert [leaf.name for leaf in result] == names
 
 
@@ -61,7 +61,7 @@ def test_unreadable_signature() -> None:
 )
 def test_non_tensor_argument_is_named(given: Any, seen: str) -> None:
     with pytest.raises(ModelError, match=f"passes {seen} as 'mask' to the part one"):
-        Parameters.from_module(Takes()).tensors((A, given), {}, part="one")
+        Parameters.from_module(ImageModule()).tensors((A, given), {}, part="one")
 
 
 @pytest.mark.parametrize(

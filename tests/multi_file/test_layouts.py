@@ -18,28 +18,30 @@ from gate.multi_file.quantize import ReleaseQuantization
 from gate.policy.policy import Policy
 from tests.multi_file import recurrent
 
-# Probes and stability are measured of any file alike.
-QUICK = Policy.model_validate_json(
+# Probes and stability samples do not depend on the batch axes.
+POLICY = Policy.model_validate_json(
     '{"task": "auto", "instruments": {"probes": false, "search_inputs": 0, "stability_samples": 0},'
     ' "runtimes": {"ort-cpu": {"required": "always", "bounds": {"noise_ratio": 1.5}}}}'
 )
 
 
-def judged(release: Path, arrays: dict[str, np.ndarray], **axes: int | None) -> EvaluationResult:
+def check_release(
+    release: Path, arrays: dict[str, np.ndarray], **axes: int | None
+) -> EvaluationResult:
     samples = SampleSet.from_arrays(arrays).with_batch_axes(axes)
     return check(
         release,
         reference=Reference.from_factory("tests.multi_file.recurrent:build"),
         data=EvaluationData(samples, batch_size=8),
-        policy=QUICK,
+        policy=POLICY,
     )
 
 
 @pytest.mark.further
 @pytest.mark.parametrize(("rows", "factor"), [(False, 1.0), (True, 1.0), (False, 1.001)])
 def test_state_with_batch_on_axis_1(tmp_path: Path, rows: bool, factor: float) -> None:
-    recurrent.exported(tmp_path, factor=factor)
-    result = judged(tmp_path / "release.yaml", recurrent.samples(rows=rows))
+    recurrent.export_parts(tmp_path, factor=factor)
+    result = check_release(tmp_path / "release.yaml", recurrent.samples(rows=rows))
     verdict = Verdict.PASS if factor == 1.0 else Verdict.FAIL
     assert result.decision.verdict is verdict, result.decision.problems
     axes = result.evidence.dataset.batch_axes
@@ -52,15 +54,15 @@ def test_state_with_batch_on_axis_1(tmp_path: Path, rows: bool, factor: float) -
 
 
 def test_stated_axes_take_precedence(tmp_path: Path) -> None:
-    recurrent.exported(tmp_path)
-    result = judged(tmp_path / "release.yaml", recurrent.samples(), x=0, h0=1, h=1)
+    recurrent.export_parts(tmp_path)
+    result = check_release(tmp_path / "release.yaml", recurrent.samples(), x=0, h0=1, h=1)
     assert result.decision.passed, result.decision.problems
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.001])
 def test_one_call_is_one_graph(tmp_path: Path, factor: float) -> None:
-    recurrent.exported(tmp_path, factor=factor)
-    result = judged(tmp_path / "graph.yaml", recurrent.graphs())
+    recurrent.export_parts(tmp_path, factor=factor)
+    result = check_release(tmp_path / "graph.yaml", recurrent.graphs())
     verdict = Verdict.PASS if factor == 1.0 else Verdict.FAIL
     assert result.decision.verdict is verdict, result.decision.problems
     assert result.evidence.dataset.samples == 12
@@ -70,15 +72,15 @@ def test_one_call_is_one_graph(tmp_path: Path, factor: float) -> None:
 
 
 def test_golden_vectors_cover_calls(tmp_path: Path) -> None:
-    recurrent.exported(tmp_path)
-    result = judged(tmp_path / "release.yaml", recurrent.samples())
+    recurrent.export_parts(tmp_path)
+    result = check_release(tmp_path / "release.yaml", recurrent.samples())
     write_golden_of(tmp_path / "golden", result.job, evidence=result.evidence)
-    found = verify_golden(tmp_path / "release.yaml", tmp_path / "golden")
-    assert found.passed, found.problems
+    verification = verify_golden(tmp_path / "release.yaml", tmp_path / "golden")
+    assert verification.passed, verification.problems
 
 
 def test_quantized_release_is_calibrated(tmp_path: Path) -> None:
-    recurrent.exported(tmp_path)
+    recurrent.export_parts(tmp_path)
     (tmp_path / "twin").mkdir()
     created = ReleaseQuantization(
         model=recurrent.build(),

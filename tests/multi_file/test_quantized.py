@@ -1,4 +1,4 @@
-"""The quantized twin of a multi-file release, each part calibrated on intermediate values."""
+"""The quantized twin of a multi-file release is calibrated per part on intermediate values."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TWIN = Policy.model_validate_json(
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exact")
-    tiny.exported(folder)
-    return tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    tiny.export_files(folder)
+    return tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
 
 
-def quantized(path: Path, output: Path, **fields: Any) -> QuantizedRelease:
+def quantize_release(path: Path, output: Path, **fields: Any) -> QuantizedRelease:
     arguments: dict[str, Any] = {
         "model": tiny.build(),
         "samples": SampleSet.open(path.with_name("x.npy")),
@@ -51,18 +51,21 @@ def quantized(path: Path, output: Path, **fields: Any) -> QuantizedRelease:
 def twin(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> QuantizedRelease:
     steps: list[tuple[int, int]] = []
     output = tmp_path_factory.mktemp("twin") / "release.yaml"
-    created = quantized(exact, output, progress=lambda *step: steps.append(step))
+    created = quantize_release(exact, output, progress=lambda *step: steps.append(step))
     assert steps == [(8, 32), (16, 32), (24, 32), (32, 32)]
     return created
 
 
 def test_each_part_is_quantized_from_the_exact_part(exact: Path, twin: QuantizedRelease) -> None:
-    ours, its = ReleaseFile.load(exact), ReleaseFile.load(twin.path)
-    assert (its.chain, its.references) == (ours.chain, ours.references)
-    assert {name: part.file for name, part in its.parts.items()} == {
+    exact_release, twin_release = ReleaseFile.load(exact), ReleaseFile.load(twin.path)
+    assert (twin_release.chain, twin_release.references) == (
+        exact_release.chain,
+        exact_release.references,
+    )
+    assert {name: part.file for name, part in twin_release.parts.items()} == {
         "encoder": "encoder.onnx", "head": "head.onnx",
     }  # fmt: skip
-    for name in ours.parts:
+    for name in exact_release.parts:
         file = f"{name}.onnx"
         assert quantized_from(twin.path.with_name(file)) == str(
             Digest.from_file(exact.parent / file)
@@ -77,26 +80,25 @@ def test_each_part_is_quantized_from_the_exact_part(exact: Path, twin: Quantized
 
 
 def test_quantization_is_deterministic(exact: Path, twin: QuantizedRelease, tmp_path: Path) -> None:
-    again = quantized(exact, tmp_path / "release.yaml")
+    again = quantize_release(exact, tmp_path / "release.yaml")
     assert again.subject.sha256 == twin.subject.sha256
 
 
 def test_part_is_calibrated_on_intermediate_values(
     exact: Path, twin: QuantizedRelease, tmp_path: Path
 ) -> None:
-    """The head's own range is that of the encoder's mean: an encoder that is ten times as loud
-    gives it another one."""
+    """The calibration range of the head grows tenfold with the outputs of the encoder."""
     model = tiny.build()
     assert isinstance(model, tiny.Detector)
     with torch.no_grad():
         model.encoder[0].weight *= 10.0  # type: ignore[operator]
         model.encoder[0].bias *= 10.0  # type: ignore[operator]
-    loud = quantized(exact, tmp_path / "release.yaml", model=model, only=("head",))
+    scaled = quantize_release(exact, tmp_path / "release.yaml", model=model, only=("head",))
     assert (
-        loud.records["head"].settings["calibration_sha256"]
+        scaled.records["head"].settings["calibration_sha256"]
         != twin.records["head"].settings["calibration_sha256"]
     )
-    ratio = _input_scale(loud.path) / _input_scale(twin.path)
+    ratio = _input_scale(scaled.path) / _input_scale(twin.path)
     assert ratio == pytest.approx(10.0, rel=1e-3)
 
 
@@ -108,14 +110,14 @@ def _input_scale(release: Path) -> float:
 
 
 def test_unselected_parts_are_copied(exact: Path, tmp_path: Path) -> None:
-    created = quantized(exact, tmp_path / "release.yaml", only=("head",))
+    created = quantize_release(exact, tmp_path / "release.yaml", only=("head",))
     assert set(created.records) == {"head"}
     assert (tmp_path / "encoder.onnx").read_bytes() == exact.with_name("encoder.onnx").read_bytes()
     assert (tmp_path / "head.onnx").read_bytes() != exact.with_name("head.onnx").read_bytes()
 
 
-def elementwise(path: Path, *shape: int) -> None:
-    """A file with an operator that no quantizer takes."""
+def write_elementwise_model(path: Path, *shape: int) -> None:
+    """Write a file whose only operator cannot be quantized."""
     graph = helper.make_graph(
         [helper.make_node("Abs", ["x"], ["y"])],
         "abs",
@@ -128,38 +130,40 @@ def elementwise(path: Path, *shape: int) -> None:
 
 
 @pytest.fixture
-def half(exact: Path, tmp_path: Path) -> Path:
+def partly_quantizable(exact: Path, tmp_path: Path) -> Path:
     """A release whose encoder has nothing to quantize."""
     folder = tmp_path / "half"
-    elementwise(folder / "below" / "encoder.onnx", 2, 5, 5)
+    write_elementwise_model(folder / "below" / "encoder.onnx", 2, 5, 5)
     for name in ("head.onnx", "x.npy"):
         (folder / name).write_bytes(exact.with_name(name).read_bytes())
-    return tiny.release(folder, encoder="below/encoder.onnx", head="head.onnx")
+    return tiny.write_release(folder, encoder="below/encoder.onnx", head="head.onnx")
 
 
-def test_part_without_quantizable_nodes_is_copied(half: Path, tmp_path: Path) -> None:
-    created = quantized(half, tmp_path / "twin" / "release.yaml")
+def test_part_without_quantizable_nodes_is_copied(partly_quantizable: Path, tmp_path: Path) -> None:
+    created = quantize_release(partly_quantizable, tmp_path / "twin" / "release.yaml")
     assert set(created.records) == {"head"}
     assert ReleaseFile.load(created.path).parts["encoder"].file == "below/encoder.onnx"
-    there = created.path.parent / "below" / "encoder.onnx"
-    assert there.read_bytes() == (half.parent / "below" / "encoder.onnx").read_bytes()
+    path = created.path.parent / "below" / "encoder.onnx"
+    assert path.read_bytes() == (partly_quantizable.parent / "below" / "encoder.onnx").read_bytes()
 
 
-def test_failed_quantization_keeps_the_older_twin(half: Path, tmp_path: Path) -> None:
+def test_failed_quantization_keeps_the_older_twin(partly_quantizable: Path, tmp_path: Path) -> None:
     output = tmp_path / "twin" / "release.yaml"
-    quantized(half, output)
+    quantize_release(partly_quantizable, output)
     before = {path: path.read_bytes() for path in output.parent.rglob("*") if path.is_file()}
     with pytest.raises(ExportError, match="nothing in encoder could be quantized: no part has"):
-        quantized(half, output, only=("encoder",))
-    tampered_file = np.load(half.with_name("x.npy"))
-    tampered_file[3] = np.inf
+        quantize_release(partly_quantizable, output, only=("encoder",))
+    samples = np.load(partly_quantizable.with_name("x.npy"))
+    samples[3] = np.inf
     with pytest.raises(Exception, match="NaN or infinite"):
-        quantized(half, output, samples=SampleSet.from_arrays({"input": tampered_file}))
+        quantize_release(
+            partly_quantizable, output, samples=SampleSet.from_arrays({"input": samples})
+        )
     assert before == {p: p.read_bytes() for p in output.parent.rglob("*") if p.is_file()}
 
 
 class Killed(BaseException):
-    """As of a process that ends here."""
+    """A simulated kill of the process."""
 
 
 @pytest.mark.parametrize("survived", [0, 1, 2])
@@ -167,24 +171,24 @@ def test_killed_quantization_leaves_no_mixed_release(
     exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
 ) -> None:
     output = tmp_path / "release.yaml"
-    quantized(exact, output)
+    quantize_release(exact, output)
     moved, replace = list[Path](), Path.replace
 
-    def dying(path: Path, target: Path) -> Path:
+    def replace_until_killed(path: Path, target: Path) -> Path:
         if target.parent == tmp_path:
             if len(moved) == survived:
                 raise Killed
             moved.append(target)
         return replace(path, target)
 
-    monkeypatch.setattr(Path, "replace", dying)
+    monkeypatch.setattr(Path, "replace", replace_until_killed)
     with pytest.raises(Killed):
-        quantized(exact, output, settings=SETTINGS.model_copy(update={"samples": 8}))
+        quantize_release(exact, output, settings=SETTINGS.model_copy(update={"samples": 8}))
     assert len(moved) == survived
     with pytest.raises(StorageError, match="cannot read the release file"):
         ReleaseFile.load(output)
     monkeypatch.undo()
-    quantized(exact, output)
+    quantize_release(exact, output)
     ReleaseFile.load(output)
 
 
@@ -193,10 +197,10 @@ def test_two_parts_of_one_file_get_separate_files(exact: Path, tmp_path: Path) -
     folder.mkdir()
     for name in ("encoder.onnx", "head.onnx", "x.npy"):
         (folder / name).write_bytes(exact.with_name(name).read_bytes())
-    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx", again="head.onnx")
+    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx", again="head.onnx")
     text = path.read_text().replace("tiny:run", "tiny:runs_head_twice")
     path.write_text(text.replace("again: {", "again: {reference: head, "))
-    created = quantized(path, tmp_path / "twin" / "release.yaml")
+    created = quantize_release(path, tmp_path / "twin" / "release.yaml")
     files = {name: part.file for name, part in created.subject.parts.items()}
     assert files == {
         "encoder": "encoder.onnx", "head": "head.quantized.onnx", "again": "again.quantized.onnx",
@@ -221,21 +225,21 @@ def test_invalid_request_is_reported_before_writing(
 ) -> None:
     before = sorted(exact.parent.iterdir())
     with pytest.raises(error, match=wanted):
-        quantized(exact, exact.parent / output, only=only)
+        quantize_release(exact, exact.parent / output, only=only)
     assert sorted(exact.parent.iterdir()) == before
 
 
 def test_unquantizable_part_is_named(
     exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(*_: object, **__: object) -> None:
+    def raise_export_error(*_: object, **__: object) -> None:
         raise ExportError("no.")
 
-    monkeypatch.setattr("gate.multi_file.quantize.quantize", breaks)
+    monkeypatch.setattr("gate.multi_file.quantize.quantize", raise_export_error)
     with pytest.raises(
         ExportError, match="the part encoder: no. Or quantize only the other parts"
     ) as result:
-        quantized(exact, tmp_path / "release.yaml")
+        quantize_release(exact, tmp_path / "release.yaml")
     assert not isinstance(result.value, NothingQuantized)
     assert list(tmp_path.iterdir()) == []
 
@@ -248,11 +252,11 @@ def test_argmax_flips_of_features_do_not_fail_a_twin(tmp_path: Path) -> None:
     tiny.export(model.encoder, folder / "encoder.onnx", shape=(6,), name="features")
     tiny.export(model.head, folder / "head.onnx", shape=(4,), name="logits")
     rows = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
-    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
     path.write_text(path.read_text().replace("tiny:run", "tiny:runs_two"))
     np.save(folder / "x.npy", rows)
     samples = SampleSet.open(folder / "x.npy")
-    created = quantized(path, tmp_path / "twin" / "release.yaml", model=model)
+    created = quantize_release(path, tmp_path / "twin" / "release.yaml", model=model)
     policy = Policy.quantized()
     result = check(
         created.path,
@@ -269,8 +273,8 @@ def test_argmax_flips_of_features_do_not_fail_a_twin(tmp_path: Path) -> None:
 
 
 def test_coarse_part_is_checked_in_the_chain_only(exact: Path, tmp_path: Path) -> None:
-    """Its first part takes its input in coarse steps."""
-    created = quantized(exact, tmp_path / "release.yaml").path
+    """The encoder of the twin quantizes its input too coarsely."""
+    created = quantize_release(exact, tmp_path / "release.yaml").path
     model = onnx.load(str(created.with_name("encoder.onnx")))
     (first,) = [n for n in model.graph.node if n.input[0] == model.graph.input[0].name]
     (scale,) = [t for t in model.graph.initializer if t.name == first.input[1]]

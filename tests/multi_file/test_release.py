@@ -1,4 +1,4 @@
-"""Several files are checked as one release; problems name the part."""
+"""Several files are checked as one release, and each problem names its part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gate.summary.render import render_check
 from gate.summary.summarize import summarize
 from tests.multi_file import tiny
 
-QUICK = Policy.model_validate_json(
+POLICY = Policy.model_validate_json(
     '{"task": "auto", "instruments": {"probes": false, "search_inputs": 0, "stability_samples": 0},'
     ' "runtimes": {"ort-cpu": {"required": "always", "bounds": {"noise_ratio": 1.5}}}}'
 )
@@ -44,12 +44,12 @@ QUICK = Policy.model_validate_json(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("parts")
-    tiny.exported(path)
+    tiny.export_files(path)
     return path
 
 
 def check_release(
-    path: Path, *, model: str = "build", policy: Policy = QUICK, batch_size: int = 8
+    path: Path, *, model: str = "build", policy: Policy = POLICY, batch_size: int = 8
 ) -> EvaluationResult:
     return check_(
         path,
@@ -59,44 +59,42 @@ def check_release(
     )
 
 
-def checked(folder: Path, **files: str) -> EvaluationResult:
-    return check_release(tiny.release(folder, **files))
+def check_files(folder: Path, **files: str) -> EvaluationResult:
+    return check_release(tiny.write_release(folder, **files))
 
 
-def copied(folder: Path, place: Path) -> Path:
-    """The files of a release elsewhere, where they may be changed."""
+def copy_release(folder: Path, target: Path) -> Path:
+    """Copy the files of a release, so that a test can change them."""
     for name in ("encoder.onnx", "head.onnx", "x.npy"):
-        shutil.copy(folder / name, place)
-    return place
+        shutil.copy(folder / name, target)
+    return target
 
 
-def written(place: Path, chain: str, parts: str) -> Path:
-    path = place / "release.yaml"
+def write_release_file(folder: Path, chain: str, parts: str) -> Path:
+    path = folder / "release.yaml"
     path.write_text(f"chain: tests.multi_file.tiny:{chain}\nparts: {{{parts}}}\n")
     return path
 
 
 @pytest.fixture(scope="module")
-def good(folder: Path) -> EvaluationResult:
-    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+def passing_result(folder: Path) -> EvaluationResult:
+    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
     return check_release(path, policy=Policy.default())
 
 
 @pytest.fixture(scope="module")
 def outdated(folder: Path) -> EvaluationResult:
-    """With a head of other weights."""
-    return checked(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    """The result for a release whose head has other weights."""
+    return check_files(folder, encoder="encoder.onnx", head="yesterday.onnx")
 
 
-def summary(verdicted: EvaluationResult) -> Any:
-    return summarize(
-        verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
-    ).headline
+def summary(result: EvaluationResult) -> Any:
+    return summarize(result.decision, result.evidence, explanation=result.explanation).headline
 
 
-def test_good_release_passes(good: EvaluationResult) -> None:
-    evidence = good.evidence
-    assert good.decision.passed, good.decision.problems
+def test_good_release_passes(passing_result: EvaluationResult) -> None:
+    evidence = passing_result.evidence
+    assert passing_result.decision.passed, passing_result.decision.problems
     assert set(evidence.parts) == {"encoder", "head"} == set(evidence.subject.parts)
     assert [spec.name for spec in evidence.subject.outputs] == ["boxes", "peak"]
     assert evidence.subject.external_data == ("encoder.onnx", "head.onnx")
@@ -104,17 +102,19 @@ def test_good_release_passes(good: EvaluationResult) -> None:
     assert runtime is not None
     assert [output.name for output in runtime.outputs] == ["boxes", "peak"]
     assert runtime.nodes_per_provider["CPUExecutionProvider"] >= 2
-    assert evidence.parts["head"].dataset.samples == 24  # what the chain gave it
+    assert (
+        evidence.parts["head"].dataset.samples == 24
+    )  # the inputs that the chain passed to the head
     assert evidence.parts["head"].graph is not None
-    assert {check.part for check in good.decision.checks} == {None, "encoder", "head"}
+    assert {check.part for check in passing_result.decision.checks} == {None, "encoder", "head"}
 
 
 def test_digest_covers_all_files(
-    folder: Path, good: EvaluationResult, outdated: EvaluationResult
+    folder: Path, passing_result: EvaluationResult, outdated: EvaluationResult
 ) -> None:
-    assert outdated.evidence.subject.sha256 != good.evidence.subject.sha256
-    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    good.job.candidate.verify()
+    assert outdated.evidence.subject.sha256 != passing_result.evidence.subject.sha256
+    tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
+    passing_result.job.candidate.verify()
 
 
 def test_outdated_part_is_named(folder: Path, outdated: EvaluationResult) -> None:
@@ -128,9 +128,9 @@ def test_outdated_part_is_named(folder: Path, outdated: EvaluationResult) -> Non
     result = outdated.explanation.localisation
     assert result is not None
     assert result.part == "head"
-    drawn = depth_chart(result)
-    assert drawn is not None
-    assert drawn.title.startswith("Error along the depth of the part head (")
+    chart = depth_chart(result)
+    assert chart is not None
+    assert chart.title.startswith("Error along the depth of the part head (")
     assert "in the part head: " in (
         EvaluatedFile(
             onnx_path=folder / "release.yaml",
@@ -146,22 +146,20 @@ def test_outdated_part_is_named(folder: Path, outdated: EvaluationResult) -> Non
 
 
 def test_layout_mismatch_between_parts_is_named(folder: Path) -> None:
-    verdicted = checked(folder, encoder="turned.onnx", head="head.onnx")
-    assert verdicted.decision.verdict is Verdict.FAIL
-    assert "In the part encoder" in summary(verdicted).sentence
-    complete = verdicted.evidence.runtime("ort-cpu")
-    assert complete is not None
+    result = check_files(folder, encoder="turned.onnx", head="head.onnx")
+    assert result.decision.verdict is Verdict.FAIL
+    assert "In the part encoder" in summary(result).sentence
+    runtime = result.evidence.runtime("ort-cpu")
+    assert runtime is not None
     assert "at the seam before the part head: the chain passes float32 1×5 as 'x'" in str(
-        complete.failure
+        runtime.failure
     )
-    (broken,) = [c for c in verdicted.decision.problems if c.name == "runtime" and c.part is None][
-        :1
-    ]
+    (broken,) = [c for c in result.decision.problems if c.name == "runtime" and c.part is None][:1]
     assert render_check(broken, "remedy") == CHAIN
 
 
 def test_recording_is_refused_for_a_multi_file_release(folder: Path) -> None:
-    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
     arguments = {"phone": folder}
     workload = EvaluationData.open(folder / "x.npy", batch_size=8)
     with pytest.raises(PolicyError, match="a recording is about one file"):
@@ -173,7 +171,7 @@ def test_recording_is_refused_for_a_multi_file_release(folder: Path) -> None:
 
 def test_swapped_parts_are_named(folder: Path) -> None:
     with pytest.raises(InputMismatch, match="the part encoder: "):
-        checked(folder, encoder="head.onnx", head="encoder.onnx")
+        check_files(folder, encoder="head.onnx", head="encoder.onnx")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +186,7 @@ def test_swapped_parts_are_named(folder: Path) -> None:
     ],
 )
 def test_failing_chain_is_an_error(folder: Path, chain: str, text: str) -> None:
-    path = tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
+    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
     with pytest.raises(GateError, match=text):
         check_release(path)
@@ -198,70 +196,87 @@ def test_missing_module_is_named(folder: Path) -> None:
     with pytest.raises(
         ModelError, match=r"no submodule 'neck' for the part neck; its submodules: encoder"
     ):
-        checked(folder, neck="encoder.onnx", head="head.onnx")
+        check_files(folder, neck="encoder.onnx", head="head.onnx")
 
 
-def changed(evidence: Evidence, **update: Any) -> Evidence:
+def update_evidence(evidence: Evidence, **update: Any) -> Evidence:
     return evidence.model_copy(update=update)
 
 
 @pytest.mark.parametrize("lost", ["encoder", "head"])
-def test_evidence_without_a_part_does_not_pass(good: EvaluationResult, lost: str) -> None:
-    parts = {name: part for name, part in good.evidence.parts.items() if name != lost}
-    decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
+def test_evidence_without_a_part_does_not_pass(passing_result: EvaluationResult, lost: str) -> None:
+    parts = {name: part for name, part in passing_result.evidence.parts.items() if name != lost}
+    decision = decide(
+        passing_result.policy,
+        update_evidence(passing_result.evidence, parts=parts),
+        decided_at="now",
+    )
     assert decision.verdict is Verdict.ERROR
     assert any(c.part == lost and c.code == "unmeasured" for c in decision.problems)
 
 
-def test_evidence_of_another_file_does_not_pass(good: EvaluationResult) -> None:
-    parts = good.evidence.parts
-    exchanged = {"encoder": parts["encoder"], "head": parts["encoder"]}
-    decision = decide(good.policy, changed(good.evidence, parts=exchanged), decided_at="now")
+def test_evidence_of_another_file_does_not_pass(passing_result: EvaluationResult) -> None:
+    parts = passing_result.evidence.parts
+    same_parts = {"encoder": parts["encoder"], "head": parts["encoder"]}
+    decision = decide(
+        passing_result.policy,
+        update_evidence(passing_result.evidence, parts=same_parts),
+        decided_at="now",
+    )
     assert decision.verdict is Verdict.ERROR
 
 
-def test_failing_part_fails_the_release(good: EvaluationResult) -> None:
-    """Whatever the chain says."""
-    head = good.evidence.parts["head"]
+def test_failing_part_fails_the_release(passing_result: EvaluationResult) -> None:
+    """The chain itself still passes."""
+    head = passing_result.evidence.parts["head"]
     runtimes = tuple(
         r.model_copy(update={"outputs": (), "failure": "broken"}) if r.runtime == "ort-cpu" else r
         for r in head.runtimes
     )
-    parts = {**good.evidence.parts, "head": changed(head, runtimes=runtimes)}
-    decision = decide(good.policy, changed(good.evidence, parts=parts), decided_at="now")
+    parts = {**passing_result.evidence.parts, "head": update_evidence(head, runtimes=runtimes)}
+    decision = decide(
+        passing_result.policy,
+        update_evidence(passing_result.evidence, parts=parts),
+        decided_at="now",
+    )
     assert decision.verdict is not Verdict.PASS
 
 
-def test_release_is_measured_by_one_process(good: EvaluationResult, folder: Path) -> None:
+def test_release_is_measured_by_one_process(passing_result: EvaluationResult, folder: Path) -> None:
     reference = Reference.from_factory("tests.multi_file.tiny:build")
     with pytest.raises(PolicyError, match="only a single file"):
-        JobSpec.from_job(good.job, reference, EvaluationData.open(folder / "x.npy"))
+        JobSpec.from_job(passing_result.job, reference, EvaluationData.open(folder / "x.npy"))
 
 
 def test_golden_vectors_cover_each_part_and_the_chain(
-    good: EvaluationResult, folder: Path, tmp_path: Path
+    passing_result: EvaluationResult, folder: Path, tmp_path: Path
 ) -> None:
-    tiny.release(folder, encoder="encoder.onnx", head="head.onnx")
-    golden = write_golden_of(tmp_path, good.job, evidence=good.evidence)
+    tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
+    golden = write_golden_of(tmp_path, passing_result.job, evidence=passing_result.evidence)
     assert [output.name for output in golden.outputs] == ["boxes", "peak"]
     assert {name: part.model.file for name, part in golden.parts.items()} == {
         "encoder": "encoder.onnx",
         "head": "head.onnx",
     }
     vectors = read_golden(tmp_path)
-    passed = verify_golden(good.job.candidate.path, tmp_path)
-    assert passed.passed, passed.problems
-    assert [(o.part, o.name) for o in passed.outputs] == [("encoder", "voxels"), ("head", "boxes")]
-    again = refit(tmp_path, tmp_path / "again", policy=good.policy, evidence=good.evidence)
+    verification = verify_golden(passing_result.job.candidate.path, tmp_path)
+    assert verification.passed, verification.problems
+    assert [(o.part, o.name) for o in verification.outputs] == [
+        ("encoder", "voxels"),
+        ("head", "boxes"),
+    ]
+    again = refit(
+        tmp_path, tmp_path / "again", policy=passing_result.policy, evidence=passing_result.evidence
+    )
     assert again == golden
     assert vectors.parts["head"].inputs["x"].shape == (8, 4)
-    judged_with = EvaluatedFile(
-        onnx_path=good.job.candidate.path,
-        evidence=good.evidence,
-        decision=good.decision,
+    evaluated = EvaluatedFile(
+        onnx_path=passing_result.job.candidate.path,
+        evidence=passing_result.evidence,
+        decision=passing_result.decision,
         golden=GoldenFolder.open(tmp_path),
     )
-    judged_with.verified(good.policy, VerificationRules())
+    evaluated.verified(passing_result.policy, VerificationRules())
 
 
 def test_part_with_data_in_a_subfolder_is_verified(folder: Path, tmp_path: Path) -> None:
@@ -273,18 +288,18 @@ def test_part_with_data_in_a_subfolder_is_verified(folder: Path, tmp_path: Path)
         onnx.load(folder / "head.onnx"), path / "sub/head.onnx", save_as_external_data=True,
         location="head.data", size_threshold=0,
     )  # fmt: skip
-    result = checked(path, encoder="encoder.onnx", head="sub/head.onnx")
+    result = check_files(path, encoder="encoder.onnx", head="sub/head.onnx")
     assert result.evidence.parts["head"].subject.external_data == ("head.data",)
     write_golden_of(tmp_path / "golden", result.job, evidence=result.evidence)
-    proven = verify_golden(result.job.candidate.path, tmp_path / "golden")
-    assert proven.passed, proven.problems
+    verification = verify_golden(result.job.candidate.path, tmp_path / "golden")
+    assert verification.passed, verification.problems
 
 
 def test_two_parts_of_one_module_have_separate_calls(folder: Path, tmp_path: Path) -> None:
-    shutil.copy(copied(folder, tmp_path) / "head.onnx", tmp_path / "again.onnx")
+    shutil.copy(copy_release(folder, tmp_path) / "head.onnx", tmp_path / "again.onnx")
     files = "encoder: {file: encoder.onnx}, head: {file: head.onnx}"
     again = "again: {file: again.onnx, reference: head}"
-    result = check_release(written(tmp_path, "runs_head_twice", f"{files}, {again}"))
+    result = check_release(write_release_file(tmp_path, "runs_head_twice", f"{files}, {again}"))
     assert result.decision.passed, result.decision.problems
     samples = result.evidence.dataset.samples
     assert {part.dataset.samples for part in result.evidence.parts.values()} == {samples}
@@ -292,9 +307,9 @@ def test_two_parts_of_one_module_have_separate_calls(folder: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("names", [("right", "left"), ("a", "b")])
 def test_part_is_called_with_keyword_arguments(tmp_path: Path, names: tuple[str, str]) -> None:
-    """In any order, of the call and of the file. And a number is a number in every runtime."""
+    """Pass the arguments in either order, and return a number as one of the outputs."""
     fuse = tiny.split_and_fuse().get_submodule("fuse")
-    module = Exchanged(fuse) if names == ("right", "left") else fuse
+    module = ReversedInputs(fuse) if names == ("right", "left") else fuse
     rows = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
     np.save(tmp_path / "x.npy", rows)
     x = torch.from_numpy(rows)
@@ -309,7 +324,9 @@ def test_part_is_called_with_keyword_arguments(tmp_path: Path, names: tuple[str,
                 input_names=inputs, output_names=outputs,
                 dynamic_axes={name: {0: "n"} for name in (*inputs, *outputs)},
             )  # fmt: skip
-    path = written(tmp_path, "run_by_keyword", "split: {file: high.onnx}, fuse: {file: fused.onnx}")
+    path = write_release_file(
+        tmp_path, "run_by_keyword", "split: {file: high.onnx}, fuse: {file: fused.onnx}"
+    )
     result = check_release(path, model="split_and_fuse", batch_size=24)
     assert result.decision.passed, result.decision.problems
 
@@ -317,8 +334,8 @@ def test_part_is_called_with_keyword_arguments(tmp_path: Path, names: tuple[str,
 def test_part_without_a_sample_axis_has_separate_samples(tmp_path: Path) -> None:
     model, rng = tiny.masked(), np.random.default_rng(0)
     np.save(tmp_path / "x.npy", rng.normal(size=(8, 4)).astype(np.float32))
-    custom = {name: rng.normal(size=(8, 4)).astype(np.float32) for name in ("x", "mask")}
-    np.savez(tmp_path / "own.npz", **custom)
+    masked_inputs = {name: rng.normal(size=(8, 4)).astype(np.float32) for name in ("x", "mask")}
+    np.savez(tmp_path / "own.npz", **masked_inputs)
     tiny.export(model.get_submodule("stem"), tmp_path / "stem.onnx", shape=(4,), name="features")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -328,18 +345,18 @@ def test_part_without_a_sample_axis_has_separate_samples(tmp_path: Path) -> None
             output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
         )  # fmt: skip
 
-    def judged_with(more: str) -> EvaluationResult:
+    def check_with_inputs(more: str) -> EvaluationResult:
         parts = f"stem: {{file: stem.onnx}}, masked: {{file: masked.onnx{more}}}"
-        return check_release(written(tmp_path, "run_masked", parts), model="masked")
+        return check_release(write_release_file(tmp_path, "run_masked", parts), model="masked")
 
     with pytest.raises(DataError, match="the part masked: they share no batch axis"):
-        judged_with("")
-    result = judged_with(f", inputs: {tmp_path / 'own.npz'}")
+        check_with_inputs("")
+    result = check_with_inputs(f", inputs: {tmp_path / 'own.npz'}")
     assert result.decision.passed, result.decision.problems
 
 
-def fixed(path: Path, batch: int) -> None:
-    """Let the file `path` take and give this batch alone."""
+def fix_batch(path: Path, batch: int) -> None:
+    """Fix the batch size of all inputs and outputs of a file."""
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = batch
@@ -348,27 +365,25 @@ def fixed(path: Path, batch: int) -> None:
 
 
 def test_fixed_batch_is_used(folder: Path, tmp_path: Path) -> None:
-    fixed(copied(folder, tmp_path) / "head.onnx", 4)
-    result = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
+    fix_batch(copy_release(folder, tmp_path) / "head.onnx", 4)
+    result = check_files(tmp_path, encoder="encoder.onnx", head="head.onnx")
     assert result.decision.passed, result.decision.problems
     assert result.evidence.subject.inputs[0].shape == (4, 2, 5, 5)
     assert write_golden_of(tmp_path / "golden", result.job, evidence=result.evidence).parts
 
 
 def test_different_fixed_batches_are_refused(folder: Path, tmp_path: Path) -> None:
-    fixed(copied(folder, tmp_path) / "encoder.onnx", 4)
-    fixed(tmp_path / "head.onnx", 2)
-    result = checked(tmp_path, encoder="encoder.onnx", head="head.onnx")
+    fix_batch(copy_release(folder, tmp_path) / "encoder.onnx", 4)
+    fix_batch(tmp_path / "head.onnx", 2)
+    result = check_files(tmp_path, encoder="encoder.onnx", head="head.onnx")
     assert not result.decision.passed
-    complete = result.evidence.runtime("ort-cpu")
-    assert complete is not None
-    assert "at the seam before the part encoder: the chain passes float32 8" in str(
-        complete.failure
-    )
+    runtime = result.evidence.runtime("ort-cpu")
+    assert runtime is not None
+    assert "at the seam before the part encoder: the chain passes float32 8" in str(runtime.failure)
 
 
-class Exchanged(nn.Module):
-    """The same file with its inputs in another order."""
+class ReversedInputs(nn.Module):
+    """The wrapped module with its inputs in reverse order."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -379,8 +394,10 @@ class Exchanged(nn.Module):
 
 
 def test_part_that_is_never_called_is_named(folder: Path, tmp_path: Path) -> None:
-    np.save(copied(folder, tmp_path) / "own.npy", np.zeros((8, 4), np.float32))
+    np.save(copy_release(folder, tmp_path) / "own.npy", np.zeros((8, 4), np.float32))
     head = f"head: {{file: head.onnx, inputs: {tmp_path / 'own.npy'}}}"
-    path = written(tmp_path, "never_calls_head", f"encoder: {{file: encoder.onnx}}, {head}")
+    path = write_release_file(
+        tmp_path, "never_calls_head", f"encoder: {{file: encoder.onnx}}, {head}"
+    )
     with pytest.raises(ModelError, match="never calls the part head"):
         check_release(path)

@@ -17,12 +17,12 @@ from tests.multi_file import tiny
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("parts")
-    tiny.exported(path)
+    tiny.export_files(path)
     return path
 
 
-def branched(source: Path, path: Path, batch: int, *, factor: float) -> None:
-    """Multiply the output by the factor where the batch has this size."""
+def add_branch(source: Path, path: Path, batch: int, *, factor: float) -> None:
+    """Multiply the output by the factor if the batch has this size."""
     model = onnx.load(source)
     graph, name = model.graph, model.graph.output[0].name
     for node in graph.node:
@@ -47,9 +47,9 @@ def branched(source: Path, path: Path, batch: int, *, factor: float) -> None:
 )
 def test_branch_of_a_part_is_probed(folder: Path, part: str, batch: int, factor: float) -> None:
     files = {"encoder": "encoder.onnx", "head": "head.onnx"}
-    branched(folder / files[part], folder / "branched.onnx", batch, factor=factor)
+    add_branch(folder / files[part], folder / "branched.onnx", batch, factor=factor)
     result = check(
-        tiny.release(folder, **{**files, part: "branched.onnx"}),
+        tiny.write_release(folder, **{**files, part: "branched.onnx"}),
         reference=Reference.from_factory("tests.multi_file.tiny:build"),
         data=EvaluationData.open(folder / "x.npy", batch_size=8),
     )

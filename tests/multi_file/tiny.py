@@ -1,4 +1,4 @@
-"""A detector of two files, with code between encoder and head."""
+"""A detector of two files, and a chain with code between encoder and head."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Detector(nn.Module):
         self.head = nn.Linear(4, 3)
 
 
-class Turned(nn.Module):
-    """The same values in another layout."""
+class ChannelsLast(nn.Module):
+    """The wrapped module with a channels-last output."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Split(nn.Module):
 
 
 class Fuse(nn.Module):
-    """Takes two tensors of one shape, which a call may exchange."""
+    """A module with two inputs of the same shape, which a call can exchange."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def split_and_fuse() -> nn.Module:
 
 
 class Masked(nn.Module):
-    """Takes what is the same for all samples."""
+    """A module with a mask that is the same for all samples."""
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return x @ mask
@@ -79,7 +79,7 @@ def run_masked(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]
 
 
 class Rectified(nn.Module):
-    """Overwrites what it is given."""
+    """A module that changes its input in place."""
 
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def build_rectified() -> nn.Module:
 
 
 def run_and_keep(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
-    """Goes on with what the head left."""
+    """Return the head's input, which the head changed in place."""
     pooled = parts["encoder"](batch["input"]).mean(dim=(2, 3)) - 0.2
     boxes = parts["head"](pooled)
     return {"boxes": boxes, "pooled": pooled}
@@ -109,7 +109,7 @@ def run_on_a_copy(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, A
 
 
 def run_by_kind(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any]) -> Any:
-    """Tells a module from a file."""
+    """Compute another result with files than with modules."""
     voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
     scale = 1.0 if isinstance(parts["head"], nn.Module) else 1.1
     return {"boxes": parts["head"](voxels) * scale}
@@ -121,7 +121,7 @@ def runs_head_twice(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor])
 
 
 class Scaled(nn.Module):
-    """Takes any dtype, as its file does not; and has an attribute, as a file has not."""
+    """A module that accepts any dtype and has an attribute; its file does neither."""
 
     scale = 1.0
 
@@ -169,16 +169,16 @@ def export(module: nn.Module, path: Path, *, shape: tuple[int, ...], name: str) 
         )  # fmt: skip
 
 
-def release(folder: Path, **files: str) -> Path:
-    """The release file, of these files by part."""
+def write_release(folder: Path, **files: str) -> Path:
+    """Write the release file with these files by part."""
     lines = [f"  {name}: {{file: {file}}}" for name, file in files.items()]
     path = folder / "release.yaml"
     path.write_text("\n".join(["chain: tests.multi_file.tiny:run", "parts:", *lines, ""]))
     return path
 
 
-def exported(folder: Path) -> None:
-    """Files of today, of yesterday, and with another layout; and samples."""
+def export_files(folder: Path) -> None:
+    """Export the parts, a changed head, an encoder with another layout, and samples."""
     model = build()
     assert isinstance(model, Detector)
     export(model.encoder, folder / "encoder.onnx", shape=(2, 5, 5), name="voxels")
@@ -187,13 +187,13 @@ def exported(folder: Path) -> None:
         model.head.weight[0] *= 1.01
     export(model.head, folder / "yesterday.onnx", shape=(4,), name="boxes")
 
-    export(Turned(model.encoder), folder / "turned.onnx", shape=(2, 5, 5), name="voxels")
+    export(ChannelsLast(model.encoder), folder / "turned.onnx", shape=(2, 5, 5), name="voxels")
     rows = np.random.default_rng(0).normal(size=(24, 2, 5, 5)).astype(np.float32)
     np.save(folder / "x.npy", rows)
 
 
 class NearTies(nn.Module):
-    """Features of nearly equal columns, whose argmax any rounding turns; answers of their sum."""
+    """Features whose argmax changes with rounding, and logits that depend on their sum only."""
 
     def __init__(self) -> None:
         super().__init__()

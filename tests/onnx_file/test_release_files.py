@@ -18,7 +18,7 @@ from tests.registry import parts, releases
 
 
 def test_digest_covers_all_files(tmp_path: Path) -> None:
-    path = parts.files(tmp_path)
+    path = parts.write_release(tmp_path)
     subject = read_subject_in_sandbox(path, None)
     names = ("release.yaml", "encoder.onnx", "head.onnx")
     assert subject.sha256 == Digest.from_manifest(tmp_path, names)
@@ -45,13 +45,13 @@ def test_external_data_of_parts_belongs_to_the_release(tmp_path: Path) -> None:
 
 
 def test_sandbox_reads_the_same_release(tmp_path: Path) -> None:
-    path = parts.files(tmp_path)
+    path = parts.write_release(tmp_path)
     assert release_within(path, ROOMY).subject() == read_subject_in_sandbox(path, None)
 
 
 @pytest.mark.further
 def test_reading_a_part_beyond_limits_is_stopped(tmp_path: Path) -> None:
-    path = parts.files(tmp_path)
+    path = parts.write_release(tmp_path)
     next(iter(hostile.READ.values()))(tmp_path / "head.onnx")
     with pytest.raises(LimitExceeded):
         read_subject_in_sandbox(path, TIGHT)
@@ -80,14 +80,14 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_malicious_release_file_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    path = parts.files(tmp_path)
+    path = parts.write_release(tmp_path)
     make(path)
     with pytest.raises(GateError):
         ReleaseFile.load(path)
 
 
 def test_nested_release_is_refused(tmp_path: Path) -> None:
-    path = parts.files(tmp_path)
+    path = parts.write_release(tmp_path)
     (tmp_path / "inner.yml").write_text(path.read_text())
     path.write_text(path.read_text().replace("head.onnx", "inner.yml"))
     assert is_release_file(tmp_path / "inner.yml")
@@ -97,7 +97,7 @@ def test_nested_release_is_refused(tmp_path: Path) -> None:
 
 def test_linked_release_file_is_read(tmp_path: Path) -> None:
     """As the cache of DVC has it."""
-    path = parts.files(tmp_path)
+    path = parts.write_release(tmp_path)
     path.rename(tmp_path / "cached")
     path.symlink_to(tmp_path / "cached")
     assert list(ReleaseFile.load(path).parts) == list(parts.NAMES)

@@ -104,7 +104,7 @@ def test_core_verifies_and_reports(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 def test_onnx_runtime_extra_executes_a_release(tmp_path: Path) -> None:
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     verified, deployed = run_without(
         OPTIONAL - {"onnxruntime"},
         [

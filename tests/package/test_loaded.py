@@ -47,7 +47,7 @@ def _answers(folder: Path, lines: list[list[str]]) -> list[tuple[int, str, str]]
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("how", BROKEN)
 def test_broken_onnx_runtime_rejects_no_release(tmp_path: Path, how: str) -> None:
-    vectors.made(tmp_path)
+    vectors.write_model_and_vectors(tmp_path)
     _fake(tmp_path, "onnxruntime", BROKEN[how])
     ((code, out, err),) = _answers(
         tmp_path, [["verify-release", "model.onnx", "--golden", "golden"]]

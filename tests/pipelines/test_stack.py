@@ -22,7 +22,7 @@ from pipelines import paths, promote, stack
 from pipelines.children import started
 from pipelines.override import override
 from pipelines.service_trust import ServiceTrust
-from tests.end_to_end.stack import until
+from tests.end_to_end.stack import wait_for
 from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
@@ -147,12 +147,12 @@ def test_stack_deploys_earlier_and_submitted_versions(
                 f"MLFLOW_TRACKING_URI={registry} make repro" in line for line in printed_lines
             )
             digest = str(Ledger(paths.database()).entries()[0].sha256)
-            assert until(lambda: deployed(service_port) == digest, 30)
+            assert wait_for(lambda: deployed(service_port) == digest, 30)
 
             override(["gate.promotion=by_service"])
             monkeypatch.setenv("MLFLOW_TRACKING_URI", registry)
             assert promote.main() == ExitCode.DONE
-            assert until(lambda: lines()[-1] == ("deployed", "2"), 30), lines()
+            assert wait_for(lambda: lines()[-1] == ("deployed", "2"), 30), lines()
             client = MlflowClient(registry)
             assert client.get_model_version_by_alias("tiny", "champion").version == "2"
             assert deployed(service_port) == digest

@@ -63,7 +63,7 @@ def test_mlflow_evaluates_files_and_registered_models(
                 small_models.build(),
                 name="torch",
                 registered_model_name="digits-torch",
-                serialization_format="pickle",  # pt2 holds a traced graph, not the module
+                serialization_format="pickle",  # pt2 would store a traced graph instead of the module
             )
             client = mlflow.MlflowClient()
             client.set_registered_model_alias("digits", "candidate", "1")
@@ -74,7 +74,7 @@ def test_mlflow_evaluates_files_and_registered_models(
             }
 
             def evaluate(rows: int = 4, **config: object) -> dict[str, float]:
-                table = images[:rows].reshape(rows, -1)  # MLflow takes tables only
+                table = images[:rows].reshape(rows, -1)  # MLflow accepts tables only
                 result = mlflow.models.evaluate(
                     lambda rows: rows,
                     table,
@@ -105,10 +105,10 @@ def test_mlflow_evaluates_files_and_registered_models(
                 answers = small_models.build().eval()(torch.from_numpy(images)).argmax(1).numpy()
             share = (answers == np.arange(len(images)) % 2).mean()
             assert 0 < share == pytest.approx(labeled["parity_gate/ort-cpu/metric/top1"])
-            with pytest.raises(DataError):  # four targets for all images
+            with pytest.raises(DataError):  # four targets do not match all images
                 evaluate(4, **models, policy=str(policy))
 
-            with pytest.raises(MlflowException):  # no evaluator can
+            with pytest.raises(MlflowException):  # no evaluator accepts this configuration
                 evaluate(file="good.onnx")
             with pytest.raises(DataError):
                 evaluate(**models, polcy="gate.yaml")

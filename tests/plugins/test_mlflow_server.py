@@ -1,4 +1,4 @@
-"""Alias moves that bypass gate, on real MLflow servers with the app parity-gate."""
+"""Real MLflow servers with the app parity-gate refuse alias moves that bypass gate."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from gate.storage.digest import Digest
 from gate.storage.workspace import working_in
 from tests import builders
 from tests.browser import chromium
-from tests.end_to_end.stack import START_S, Stack, until
+from tests.end_to_end.stack import START_S, Stack, wait_for
 from tests.exhaustive import exhaustive
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
-from tests.registry.servers import ADMIN, Server, make_run, serving
-from tests.registry.signed import save, trust_in
+from tests.registry.servers import ADMIN, Server, make_run, run_mlflow_server
+from tests.registry.signed import save_trust, trust_in
 
 POLICY = builders.policy()
 
@@ -78,18 +78,23 @@ def guarded_server(
     folder: Path, mode: tuple[str, tuple[str, ...]], patch: pytest.MonkeyPatch
 ) -> Iterator[GuardedServer]:
     app, options = mode
-    guarded = app.endswith("basic-auth")
-    if guarded:
+    has_basic_auth = app.endswith("basic-auth")
+    if has_basic_auth:
         patch.setenv("MLFLOW_TRACKING_USERNAME", ADMIN[0])
         patch.setenv("MLFLOW_TRACKING_PASSWORD", ADMIN[1])
     key = SigningKey.make(folder / "writer.pem")
     writers = trust_in(key).measurers
-    trust = save(trust_in(key, writers=writers), folder / "trust.yaml")
+    trust = save_trust(trust_in(key, writers=writers), folder / "trust.yaml")
     state = folder / "state.db"
     environment = {"GATE_STATE": str(state), "GATE_TRUST": str(trust)}
     environment["MLFLOW_ENABLE_WORKSPACES"] = "true"
-    arguments = {"guarded": guarded, "app": app, "options": options, "environment": environment}
-    with serving(folder, **arguments) as server:
+    arguments = {
+        "guarded": has_basic_auth,
+        "app": app,
+        "options": options,
+        "environment": environment,
+    }
+    with run_mlflow_server(folder, **arguments) as server:
         created = GuardedServer(server, folder, state)
         assert created.promote(1) == "1"
         assert created.promote(2) == "2"
@@ -99,7 +104,7 @@ def guarded_server(
 PROMPT = "mlflow.prompt.is_prompt"
 API, AJAX = "api/2.0/mlflow", "ajax-api/2.0/mlflow"
 
-WAYS: dict[str, Callable[[GuardedServer], httpx.Response]] = {
+REQUESTS: dict[str, Callable[[GuardedServer], httpx.Response]] = {
     "REST": lambda s: s.send(
         "POST", f"{API}/registered-models/alias", name=NAME, alias=CHAMPION, version="1"
     ),
@@ -141,27 +146,31 @@ WAYS: dict[str, Callable[[GuardedServer], httpx.Response]] = {
 }  # fmt: skip
 
 
-def assert_prompt_tag_exempts_no_file(place: GuardedServer, copied: dict[str, str]) -> None:
+def assert_prompt_tag_exempts_no_file(guarded: GuardedServer, copied: dict[str, str]) -> None:
     tag, text = {"key": PROMPT, "value": "true"}, {"key": "mlflow.prompt.text", "value": "Add."}
-    place.client.set_registered_model_tag("copied", *tag.values())
-    assert place.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
+    guarded.client.set_registered_model_tag("copied", *tag.values())
+    assert guarded.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
     prompt = {"name": "copied", "source": "prompt-template", "tags": [tag, text]}
-    assert place.send("POST", f"{API}/model-versions/create", **prompt).status_code == 200
+    assert guarded.send("POST", f"{API}/model-versions/create", **prompt).status_code == 200
     for method in ("POST", "DELETE"):
-        answer = place.send(method, f"{API}/registered-models/alias", **copied | {"version": "2"})
-        assert answer.status_code == 200, answer.text
+        response = guarded.send(
+            method, f"{API}/registered-models/alias", **copied | {"version": "2"}
+        )
+        assert response.status_code == 200, response.text
     tag = {"name": "copied", "key": PROMPT}
-    assert place.send("DELETE", f"{API}/registered-models/delete-tag", **tag).status_code == 200
+    assert guarded.send("DELETE", f"{API}/registered-models/delete-tag", **tag).status_code == 200
 
 
-def assert_alias_dialog_shows_the_refusal(place: GuardedServer) -> None:
+def assert_alias_dialog_shows_the_refusal(guarded: GuardedServer) -> None:
     user = (
-        None if place.auth is None else dict(zip(("username", "password"), place.auth, strict=True))
+        None
+        if guarded.auth is None
+        else dict(zip(("username", "password"), guarded.auth, strict=True))
     )
     with chromium() as browser:
         page = browser.new_page(http_credentials=user)  # type: ignore[arg-type]
         page.set_default_timeout(120_000)
-        page.goto(f"{place.uri}/#/models/{NAME}/versions/1?workspace=default")
+        page.goto(f"{guarded.uri}/#/models/{NAME}/versions/1?workspace=default")
         page.get_by_text("@ previous").locator("xpath=following::button[1]").click()
         dialog = page.get_by_role("dialog").filter(has_text="alias for model version 1")
         aliases = dialog.get_by_role("combobox")
@@ -178,82 +187,80 @@ def assert_alias_dialog_shows_the_refusal(place: GuardedServer) -> None:
 def test_unapproved_alias_moves_are_refused(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with guarded_server(tmp_path, mode, monkeypatch) as location:
-        for name, way in WAYS.items():
-            response = way(location)
+    with guarded_server(tmp_path, mode, monkeypatch) as server:
+        for name, send_request in REQUESTS.items():
+            response = send_request(server)
             assert response.status_code == 403, (name, response.text)
             assert response.json()["error_code"] == "PERMISSION_DENIED"
             assert f"/#/models/{NAME}/versions/2" in response.json()["message"]
         with pytest.raises(MlflowException) as refused:  # the client
-            location.client.set_registered_model_alias(NAME, CHAMPION, "1")
+            server.client.set_registered_model_alias(NAME, CHAMPION, "1")
         assert refused.value.get_http_status_code() == 403
-        assert_alias_dialog_shows_the_refusal(location)
-        location.client.copy_model_version(f"models:/{NAME}/1", "copied")
+        assert_alias_dialog_shows_the_refusal(server)
+        server.client.copy_model_version(f"models:/{NAME}/1", "copied")
         copied = {"name": "copied", "alias": CHAMPION, "version": "1"}
-        assert location.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
-        assert_prompt_tag_exempts_no_file(location, copied)
-        location.client.create_workspace("team-a")
+        assert server.send("POST", f"{API}/registered-models/alias", **copied).status_code == 403
+        assert_prompt_tag_exempts_no_file(server, copied)
+        server.client.create_workspace("team-a")
         with working_in("team-a"):
-            location.client.create_registered_model(NAME)
+            server.client.create_registered_model(NAME)
             with pytest.raises(MlflowException, match="names no version"):
-                location.client.set_registered_model_alias(NAME, CHAMPION, "1")
-        registry = f"{location.uri}#/workspaces/team-a"
+                server.client.set_registered_model_alias(NAME, CHAMPION, "1")
+        registry = f"{server.uri}#/workspaces/team-a"
         about = {"registry": registry, "model": NAME, "version": "1", "reason": "test"}
-        location.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
+        server.ledger().append(LedgerEntry.model_validate({"action": "promoted", **about}))
         for kind in ("CASCADE", "SET_DEFAULT"):
             route = f"api/3.0/mlflow/workspaces/team-a?mode={kind}"
-            assert location.send("DELETE", route).status_code == 403
-        assert location.champion() == "2"
+            assert server.send("DELETE", route).status_code == 403
+        assert server.champion() == "2"
 
-        # What is right goes through: other aliases, the version that serves, the gate itself.
-        location.client.set_registered_model_alias(NAME, "shadow", "1")
-        location.client.set_registered_model_alias(NAME, CHAMPION, "2")
-        location.client.delete_registered_model("copied")
-        if location.auth is not None:
-            anonymous = httpx.post(f"{location.uri}/{API}/registered-models/alias", json=copied)
+        # Valid moves are accepted: other aliases, the current champion, and moves by gate itself.
+        server.client.set_registered_model_alias(NAME, "shadow", "1")
+        server.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        server.client.delete_registered_model("copied")
+        if server.auth is not None:
+            anonymous = httpx.post(f"{server.uri}/{API}/registered-models/alias", json=copied)
             assert anonymous.status_code == 401
-        result = rollback(
-            MlflowRegistry(location.uri), NAME, ledger=location.ledger(), reason="wrong"
-        )
-        assert result.version == location.champion() == "1"
+        result = rollback(MlflowRegistry(server.uri), NAME, ledger=server.ledger(), reason="wrong")
+        assert result.version == server.champion() == "1"
 
-        # An override is a signed entry, and counts until the next one.
-        options = ["--state", str(location.state), "--key", str(tmp_path / "writer.pem")]
-        options += ["--trust", str(tmp_path / "trust.yaml"), "--tracking-uri", location.uri]
-        words = ["override", NAME, "--champion", "2", "--reason", "incident 4711", *options]
-        assert CliRunner().invoke(cli.gate, words).exit_code == 0
-        assert location.ledger().entries()[-1].action == "overridden"
-        location.client.set_registered_model_alias(NAME, CHAMPION, "2")
+        # An override is a signed entry and is valid until the next one.
+        options = ["--state", str(server.state), "--key", str(tmp_path / "writer.pem")]
+        options += ["--trust", str(tmp_path / "trust.yaml"), "--tracking-uri", server.uri]
+        arguments = ["override", NAME, "--champion", "2", "--reason", "incident 4711", *options]
+        assert CliRunner().invoke(cli.gate, arguments).exit_code == 0
+        assert server.ledger().entries()[-1].action == "overridden"
+        server.client.set_registered_model_alias(NAME, CHAMPION, "2")
         with pytest.raises(MlflowException):
-            location.client.delete_registered_model_alias(NAME, CHAMPION)
-        location.client.set_registered_model_alias(NAME, CHAMPION, "1")
+            server.client.delete_registered_model_alias(NAME, CHAMPION)
+        server.client.set_registered_model_alias(NAME, CHAMPION, "1")
 
-        location.state.rename(tmp_path / "elsewhere.db")
-        answer = WAYS["REST"](location)
-        assert answer.status_code == 503, answer.text
-        assert WAYS["version deleted"](location).status_code == 503
-        location.client.set_registered_model_alias(NAME, "shadow", "2")
-        assert location.champion() == "1"
+        server.state.rename(tmp_path / "elsewhere.db")
+        response = REQUESTS["REST"](server)
+        assert response.status_code == 503, response.text
+        assert REQUESTS["version deleted"](server).status_code == 503
+        server.client.set_registered_model_alias(NAME, "shadow", "2")
+        assert server.champion() == "1"
 
 
 @contextmanager
-def service(place: GuardedServer) -> Iterator[Stack]:
-    """`gate serve` for the server's model; it looks every second, without a webhook."""
-    created = Stack(place.folder, place.server)
-    (place.folder / "policy.yaml").write_text(json.dumps({"gate": POLICY.to_plain()}))
-    settings.write_secrets(place.folder / "secrets", ["s" * 40])
+def run_service(guarded: GuardedServer) -> Iterator[Stack]:
+    """Run `gate serve` for the server's model with an interval of one second and no webhook."""
+    created = Stack(guarded.folder, guarded.server)
+    (guarded.folder / "policy.yaml").write_text(json.dumps({"gate": POLICY.to_plain()}))
+    settings.write_secrets(guarded.folder / "secrets", ["s" * 40])
     try:
-        created.launch("--key", str(place.folder / "writer.pem"), interval=1)
+        created.launch("--key", str(guarded.folder / "writer.pem"), interval=1)
         yield created
     finally:
         if created.service is not None and created.service.poll() is None:
             created.stop(signal.SIGKILL)
 
 
-def version_without_entry(place: GuardedServer) -> str:
-    """A version that somebody made of the files of version 1, without the gate."""
-    source = str(place.client.get_model_version(NAME, "1").source)
-    created = place.client.create_model_version(NAME, source, model_id=source.rpartition("/")[2])
+def create_version_without_entry(guarded: GuardedServer) -> str:
+    """Create a version with the files of version 1, without the gate."""
+    source = str(guarded.client.get_model_version(NAME, "1").source)
+    created = guarded.client.create_model_version(NAME, source, model_id=source.rpartition("/")[2])
     return str(created.version)
 
 
@@ -266,52 +273,52 @@ def test_service_reverts_moves_in_the_database(
     mode: tuple[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_reverted(number: str) -> bool:
-        # The entry of the ledger comes first, then the alias.
-        return ("reverted", number) in complete.lines() and complete.champion() == number
+        # The ledger entry is written before the alias moves.
+        return ("reverted", number) in stack.lines() and stack.champion() == number
 
-    with guarded_server(tmp_path, mode, monkeypatch) as location:
-        forged = version_without_entry(location)
-        with service(location) as complete:
-            first, second = complete.digest("1"), complete.digest("2")
-            assert until(lambda: complete.deployed() == second, START_S)
+    with guarded_server(tmp_path, mode, monkeypatch) as server:
+        forged = create_version_without_entry(server)
+        with run_service(server) as stack:
+            first, second = stack.digest("1"), stack.digest("2")
+            assert wait_for(lambda: stack.deployed() == second, START_S)
 
-            # Direct SQL.
+            # Move and delete the alias with SQL.
             with closing(sqlite3.connect(tmp_path / "mlflow.db", timeout=60)) as database, database:
                 moved = "UPDATE registered_model_aliases SET version = ? WHERE alias = ?"
                 assert database.execute(moved, (forged, CHAMPION)).rowcount == 1
-            assert until(lambda: is_reverted("2"), START_S)
-            reverted = len(complete.lines())
+            assert wait_for(lambda: is_reverted("2"), START_S)
+            reverted = len(stack.lines())
             with closing(sqlite3.connect(tmp_path / "mlflow.db", timeout=60)) as database, database:
                 deleted = "DELETE FROM registered_model_aliases WHERE alias = ?"
                 assert database.execute(deleted, (CHAMPION,)).rowcount == 1
-            assert until(lambda: len(complete.lines()) > reverted and is_reverted("2"), START_S)
-            assert complete.deployed() == second
-            assert complete.stop() == 0
+            assert wait_for(lambda: len(stack.lines()) > reverted and is_reverted("2"), START_S)
+            assert stack.deployed() == second
+            assert stack.stop() == 0
 
-        # An overwritten artifact: of the version that serves.
+        # Overwrite the model file of the champion.
         (path,) = (
             path
-            for path in location.server.artifacts.rglob("model.onnx")
+            for path in server.server.artifacts.rglob("model.onnx")
             if Digest.from_file(path).hex == second
         )
         path.write_bytes(path.read_bytes() + b"\0")
-        with service(location) as complete:
-            assert complete.deployed() == second
-            assert until(lambda: is_reverted("1"), START_S)
-            assert until(lambda: complete.deployed() == first, START_S)
-        # The server follows the ledger: the overwritten version is not set again.
+        with run_service(server) as stack:
+            assert stack.deployed() == second
+            assert wait_for(lambda: is_reverted("1"), START_S)
+            assert wait_for(lambda: stack.deployed() == first, START_S)
+        # The server follows the ledger: it refuses to make the overwritten version champion again.
         with pytest.raises(MlflowException):
-            location.client.set_registered_model_alias(NAME, CHAMPION, "2")
+            server.client.set_registered_model_alias(NAME, CHAMPION, "2")
 
 
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's tables
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # about MLflow's tables
 def test_workspaces_and_keys_trusted_later(tmp_path: Path) -> None:
     from mlflow.server import app
 
     from gate.plugins.mlflow_server import AliasGuard
 
     first, second = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("first", "second"))
-    trust = save(trust_in(first, writers=trust_in(first).measurers), tmp_path / "trust.yaml")
+    trust = save_trust(trust_in(first, writers=trust_in(first).measurers), tmp_path / "trust.yaml")
     ledger = Ledger(tmp_path / "state.db", key=first)
     about = {"registry": "http://mlflow:5000#/workspaces/team-a", "model": NAME, "reason": "test"}
     ledger.append(LedgerEntry.model_validate({"action": "promoted", "version": "1", **about}))
@@ -321,8 +328,8 @@ def test_workspaces_and_keys_trusted_later(tmp_path: Path) -> None:
     def delete(workspace: str, mode: str) -> int | None:
         path = f"/api/3.0/mlflow/workspaces/{workspace}?mode={mode}"
         with app.test_request_context(path, method="DELETE"):
-            answer = guard.check()
-        return None if answer is None else answer.status_code
+            response = guard.check()
+        return None if response is None else response.status_code
 
     modes = ("RESTRICT", "CASCADE", "SET_DEFAULT")
     assert [delete("team-a", mode) for mode in modes] == [None, 403, 403]
@@ -330,5 +337,5 @@ def test_workspaces_and_keys_trusted_later(tmp_path: Path) -> None:
     ledger.key = second
     ledger.append(LedgerEntry.model_validate({"action": "overridden", **about}))
     assert delete("team-a", "CASCADE") == 503
-    save(trust_in(second, writers=trust_in(second).measurers), trust)
+    save_trust(trust_in(second, writers=trust_in(second).measurers), trust)
     assert delete("team-a", "CASCADE") is None

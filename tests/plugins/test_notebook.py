@@ -1,4 +1,4 @@
-"""The tutorial notebook is executed."""
+"""The tutorial notebook runs and shows the expected output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "first-check.ipynb"
 
 
-def shown(cell: Any) -> dict[str, str]:
-    """What a cell displays, by its type."""
+def displayed_data(cell: Any) -> dict[str, str]:
+    """Return what a cell displays, by MIME type."""
     return {kind: text for each in cell.outputs for kind, text in each.get("data", {}).items()}
 
 
@@ -24,10 +24,10 @@ def shown(cell: Any) -> dict[str, str]:
 @pytest.mark.filterwarnings("ignore")
 def test_tutorial_notebook_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert all(not cell.get("outputs") for cell in notebook.cells)  # none is stored
+    assert all(not cell.get("outputs") for cell in notebook.cells)  # no output is stored
     client = NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
-    displayed = [shown(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    displayed = [displayed_data(cell) for cell in notebook.cells if cell.cell_type == "code"]
     passed, failures, table, rejected, names, layers = filter(None, displayed)
     screen = html.unescape(passed["text/html"])
     assert "PASS" in screen

@@ -39,7 +39,7 @@ def test_nothing_to_judge():
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
@@ -52,7 +52,7 @@ def test_suite_with_workers_junit_and_html() -> None:
     folder = made()
     (folder / "test_models.py").write_text(SUITE)
     options = ("--junitxml", "junit.xml", "--html", "page.html", "--self-contained-html")
-    result = run(folder, "-n", "1", *options, "--parity-report", "reports", "test_models.py")
+    result = run_pytest(folder, "-n", "1", *options, "--parity-report", "reports", "test_models.py")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "2 failed, 3 passed" in result.stdout
     assert "FAIL" in result.stdout

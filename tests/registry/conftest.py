@@ -9,7 +9,7 @@ import pytest
 from gate.ledger.ledger import Ledger
 from gate.registry.release import Release
 from tests.registry.releases import onnx_file, release
-from tests.registry.servers import serving
+from tests.registry.servers import run_mlflow_server
 from tests.sandbox.in_process import read_in_process
 
 
@@ -19,12 +19,12 @@ def _no_dvc_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_lock_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gate.registry.alias.LOCK_TIMEOUT_S", 0.5)
 
 
 @pytest.fixture(autouse=True)
-def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_pause_before_second_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
 
 
@@ -55,11 +55,11 @@ def third(tmp_path: Path) -> Release:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory):
-    with serving(tmp_path_factory.mktemp("server")) as started:
+    with run_mlflow_server(tmp_path_factory.mktemp("server")) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def guarded_server(tmp_path_factory: pytest.TempPathFactory):
-    with serving(tmp_path_factory.mktemp("guarded"), guarded=True) as started:
+    with run_mlflow_server(tmp_path_factory.mktemp("guarded"), guarded=True) as started:
         yield started

@@ -1,4 +1,4 @@
-"""Small releases of two files, good unless a test spoils them; nobody runs their chain."""
+"""Small releases of two parts, which pass unless a test changes them. The chain never runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.registry import releases
 NAMES = ("encoder", "head")
 
 
-def files(folder: Path, *, seed: int = 0) -> Path:
-    """The release file; other bytes of both parts for another seed."""
+def write_release(folder: Path, *, seed: int = 0) -> Path:
+    """Write the release file and its parts; the weights depend on the seed."""
     for index, name in enumerate(NAMES):
         releases.onnx_file(folder / f"{name}.onnx", seed=1000 * (index + 1) + seed)
     path = folder / "release.yaml"
@@ -32,7 +32,7 @@ def files(folder: Path, *, seed: int = 0) -> Path:
 
 
 def subject(path: Path) -> Subject:
-    """As the chain would take and give it."""
+    """Return the subject of a chain with the inputs and outputs of the encoder."""
     first = read_subject(path.parent / "encoder.onnx")
     return release_within(path, None).subject(inputs=first.inputs, outputs=first.outputs)
 
@@ -50,24 +50,24 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
     return builders.with_drawn_probes(measured.model_copy(update=fields | overrides))
 
 
-def golden(folder: Path, path: Path) -> GoldenManifest:
-    """Of each part by numpy, and of a chain that gives what the encoder does."""
-    arguments, complete = vectors.inputs(), subject(path)
+def write_vectors(folder: Path, path: Path) -> GoldenManifest:
+    """Write golden vectors of the parts, and of a chain that equals the encoder."""
+    samples, release_subject = vectors.inputs(), subject(path)
 
-    def answers(name: str, model: GoldenModel) -> FileVectors:
-        values = arguments @ vectors.weights(path.parent / f"{name}.onnx")
+    def vectors_of(name: str, model: GoldenModel) -> FileVectors:
+        values = samples @ vectors.weights(path.parent / f"{name}.onnx")
         return FileVectors(
-            model, {"input": arguments}, {"logits": ExpectedOutput(values, vectors.TOLERANCE, 1.0)}
+            model, {"input": samples}, {"logits": ExpectedOutput(values, vectors.TOLERANCE, 1.0)}
         )
 
     model = GoldenModel(
-        sha256=complete.sha256, file=path.name, external_data=complete.external_data
+        sha256=release_subject.sha256, file=path.name, external_data=release_subject.external_data
     )
     return write_golden(
         folder,
-        answers("encoder", model),
+        vectors_of("encoder", model),
         parts={
-            name: answers(name, vectors.golden_model(path.parent / f"{name}.onnx"))
+            name: vectors_of(name, vectors.golden_model(path.parent / f"{name}.onnx"))
             for name in NAMES
         },
         origin=vectors.origin(),
@@ -75,44 +75,46 @@ def golden(folder: Path, path: Path) -> GoldenManifest:
 
 
 def release(path: Path, **overrides: Any) -> Release:
-    """A release that passes `builders.policy()`."""
+    """Return a release that passes `builders.policy()`."""
     return releases.release(path, evidence=evidence(path), **overrides)
 
 
 def with_golden(of: Release) -> Release:
     folder = of.onnx_path.parent / "vectors"
-    created = golden(folder, of.onnx_path)
+    created = write_vectors(folder, of.onnx_path)
     origin = created.origin.model_copy(update={"policy_sha256": of.decision.policy_sha256})
     created.model_copy(update={"origin": origin}).save(folder / "golden.json")
     return replace(of, golden=GoldenFolder.open(folder))
 
 
-def twin_files(folder: Path, *, of: Path, seed: int = 0, exact: tuple[str, ...] = ()) -> Path:
-    """The release file of a twin, whose parts say that they were quantized from those of `of`;
-    `exact`: those that travelled byte by byte."""
+def write_twin(folder: Path, *, of: Path, seed: int = 0, exact: tuple[str, ...] = ()) -> Path:
+    """Write the release file of a twin whose parts name those of `of` as their origin.
+
+    `exact`: the parts that are copied unchanged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for index, name in enumerate(NAMES):
-        there = of.with_name(f"{name}.onnx")
+        source = of.with_name(f"{name}.onnx")
         if name in exact:
-            (folder / there.name).write_bytes(there.read_bytes())
+            (folder / source.name).write_bytes(source.read_bytes())
         else:
-            releases.twin_file(folder / there.name, of=there, seed=5000 + 1000 * index + seed)
+            releases.twin_file(folder / source.name, of=source, seed=5000 + 1000 * index + seed)
     path = folder / of.name
     path.write_bytes(of.read_bytes())
     return path
 
 
 def twin(path: Path, *, policy: Policy, **overrides: Any) -> EvaluatedFile:
-    """A judged release that can be a twin of `release(...)`."""
+    """Return an evaluated multi-file release that can be the twin of `release(...)`."""
     return releases.twin_of(path, policy=policy, evidence=evidence(path), **overrides)
 
 
 def with_twin(
     of: Release, *, policy: Policy, seed: int = 0, exact: tuple[str, ...] = ()
 ) -> Release:
-    """`of`, decided by `policy`, with its twin in a folder of its own."""
+    """Return `of`, decided by `policy`, with a twin in a separate folder."""
     assert policy.twin is not None
-    path = twin_files(of.onnx_path.parent / f"twin-{seed}", of=of.onnx_path, seed=seed, exact=exact)
+    path = write_twin(of.onnx_path.parent / f"twin-{seed}", of=of.onnx_path, seed=seed, exact=exact)
     decision = decide(policy, of.evidence, decided_at=releases.DECIDED_AT)
     pair = replace(of, decision=decision, twin=twin(path, policy=policy.twin))
     return pair if of.golden is None else with_golden(pair)

@@ -1,4 +1,4 @@
-"""Verify a release, and promote or submit it: what gate promote does."""
+"""Verify a release, then promote or submit it, as `gate promote` does."""
 
 from __future__ import annotations
 

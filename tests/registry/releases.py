@@ -1,4 +1,4 @@
-"""Tiny ONNX files and valid releases of them, which tests then tamper with."""
+"""Small ONNX files and valid releases of them, which tests then tamper with."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests import builders
 NAME = "digits"
 DECIDED_AT = "2026-01-01T00:00:00+00:00"
 MEASURED_AT = datetime.now(UTC).isoformat(timespec="seconds")
-"""The same for all: the same release again has the same evidence."""
+"""One time for all releases, so that the same file always gets the same evidence."""
 
 
 def onnx_file(path: Path, *, seed: int = 0) -> Path:
-    """`logits = input @ w`, with other bytes for another seed."""
+    """Write a file that computes `logits = input @ w`; the weights depend on the seed."""
     weights = np.random.default_rng(seed).normal(size=(3, 10)).astype(np.float32)
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["input", "w"], ["logits"])],
@@ -43,7 +43,7 @@ def onnx_file(path: Path, *, seed: int = 0) -> Path:
 
 
 def onnx_file_with_data(path: Path, *, seed: int = 0) -> Path:
-    """The same graph with its weights in a file beside it."""
+    """Write the same graph with its weights as external data."""
     model = onnx.load(str(onnx_file(path, seed=seed)))
     path.unlink()
     onnx.save_model(
@@ -64,7 +64,7 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
 
 
 def release(path: Path, **overrides: Any) -> Release:
-    """A release that passes `builders.policy()`."""
+    """Return a release that passes `builders.policy()`."""
     policy: Policy = overrides.pop("policy", builders.policy())
     measured: Evidence = overrides.pop("evidence", None) or evidence(path)
     fields: dict[str, Any] = {
@@ -79,7 +79,7 @@ def release(path: Path, **overrides: Any) -> Release:
 
 
 def twin_policy(**overrides: Any) -> Policy:
-    """What the twin in these tests must hold."""
+    """Return the policy of the twins in these tests."""
     bounds = Bounds(
         top1_agreement=0.99,
         confidence_bands=ConfidenceBands(
@@ -99,7 +99,7 @@ def twin_policy(**overrides: Any) -> Policy:
 
 
 def twin_file(path: Path, *, of: Path, seed: int) -> Path:
-    """A file that says that it was quantized from `of`."""
+    """Write a file whose metadata names `of` as the file it was quantized from."""
     model = onnx.load(str(onnx_file(path, seed=seed)))
     helper.set_model_props(model, {QUANTIZED_FROM: str(Digest.from_file(of))})
     path.write_bytes(model.SerializeToString(deterministic=True))
@@ -107,7 +107,7 @@ def twin_file(path: Path, *, of: Path, seed: int) -> Path:
 
 
 def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> EvaluatedFile:
-    """An evaluated file that can be the twin of `release(...)`."""
+    """Return an evaluated file that can be the twin of `release(...)`."""
     measured: Evidence = overrides.pop("evidence", None) or evidence(path)
     fields: dict[str, Any] = {
         "onnx_path": path,
@@ -118,12 +118,12 @@ def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> EvaluatedFile:
 
 
 def failing_release(path: Path) -> Release:
-    """A release whose agreement is below the bound."""
-    spoiled = builders.output_parity(
+    """Return a release whose top-1 agreement is below the bound."""
+    low_agreement = builders.output_parity(
         classification=builders.class_parity(top1_agreement=0.9, top1_disagreements=40)
     )
     runtimes = tuple(
-        r.model_copy(update={"outputs": (spoiled,)}) if r.outputs else r
+        r.model_copy(update={"outputs": (low_agreement,)}) if r.outputs else r
         for r in builders.evidence().runtimes
     )
     return release(path, evidence=evidence(path, runtimes=runtimes))

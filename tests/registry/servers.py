@@ -1,4 +1,4 @@
-"""Real MLflow servers on 127.0.0.1, and runs to release under."""
+"""Real MLflow servers on 127.0.0.1, and runs for releases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.once import once
 
 ADMIN = ("admin", "password-of-the-test-admin")
 
-# MLflow's own defaults, but for the cache: checking a password takes it half a second.
+# MLflow's defaults, except for the cache: checking a password takes half a second.
 _AUTH = """[mlflow]
 default_permission = READ
 database_uri = sqlite:///users.db
@@ -39,12 +39,12 @@ class Server:
     uri: str
     artifacts: Path
     start: Callable[[], None]
-    """Again, where it was killed."""
+    """Restart the server after `kill`."""
     kill: Callable[[], None]
 
 
 @contextmanager
-def serving(
+def run_mlflow_server(
     folder: Path,
     *,
     guarded: bool = False,
@@ -52,8 +52,10 @@ def serving(
     app: str | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """A server with one worker; `guarded`: with MLflow's own users and permissions. `app`: the name
-    of a server plug-in."""
+    """Run a server with one worker.
+
+    `guarded`: with MLflow's basic-auth users and permissions. `app`: the name of a server plug-in.
+    """
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -83,7 +85,7 @@ def serving(
                 command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         processes.append(process)
-        _wait(f"{uri}/health", process, folder / "log")
+        _wait_until_healthy(f"{uri}/health", process, folder / "log")
 
     def kill() -> None:
         while processes:
@@ -99,12 +101,12 @@ def serving(
 
 
 def empty_database(path: Path) -> None:
-    """MLflow's tables with nothing in them, as a file."""
-    shutil.copy(_tables(), path)
+    """Copy a database that has MLflow's tables and no rows."""
+    shutil.copy(_template_database(), path)
 
 
-def _tables() -> Path:
-    """Made once: it takes seconds."""
+def _template_database() -> Path:
+    """Create the database once for all workers, because the migrations take seconds."""
 
     def fill(folder: Path) -> None:
         uri = f"sqlite:///{folder}/mlflow.db"
@@ -118,7 +120,10 @@ def _tables() -> Path:
 
 
 def make_run(uri: str, *, artifacts: Path | None = None) -> str:
-    """A finished run; `artifacts`: where its files lie, for a database without a server."""
+    """Create a finished run and return its id.
+
+    `artifacts`: the artifact folder, for a database without a server.
+    """
     database = Path(uri.removeprefix("sqlite:///"))
     if uri.startswith("sqlite:///") and not database.exists():
         empty_database(database)
@@ -139,27 +144,27 @@ def make_run(uri: str, *, artifacts: Path | None = None) -> str:
 
 
 def add_user(uri: str, name: str, password: str) -> None:
-    """A user who may read, and no more."""
-    _as_admin(f"{uri}/api/2.0/mlflow/users/create", username=name, password=password)
+    """Create a user with read permission only."""
+    _post_as_admin(f"{uri}/api/2.0/mlflow/users/create", username=name, password=password)
 
 
-def let_edit(uri: str, user: str, *, model: str) -> None:
-    """The user may write to the registered model: versions, tags and aliases."""
+def grant_edit(uri: str, user: str, *, model: str) -> None:
+    """Grant the user EDIT on the registered model: versions, tags and aliases."""
     about = {"resource_type": "registered_model", "resource_id": model}
     path = f"{uri}/api/3.0/mlflow/users/permissions/grant"
-    _as_admin(path, username=user, permission="EDIT", **about)
+    _post_as_admin(path, username=user, permission="EDIT", **about)
 
 
-def _as_admin(place: str, **fields: str) -> None:
+def _post_as_admin(url: str, **fields: str) -> None:
     data, kind = json.dumps(fields).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(place, data, kind)
+    request = urllib.request.Request(url, data, kind)
     credentials = base64.b64encode(":".join(ADMIN).encode()).decode()
     request.add_header("Authorization", f"Basic {credentials}")
     with urllib.request.urlopen(request, timeout=60):
         pass
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         try:

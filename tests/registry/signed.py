@@ -1,4 +1,4 @@
-"""Releases with statements, signed by keys of the tests."""
+"""Releases with statements signed by test keys."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ CODE = CodeVersion(parity_gate="1", commit="c" * 40, dirty=False)
 
 @dataclass(frozen=True)
 class Signing:
-    """Who signs, for which model of which registry, and when it was decided."""
+    """The signing key, the registered model, and the time of the decision."""
 
     key: SigningKey
     registry: str = "simulator"
     model: str = NAME
     at: str | None = None
-    """None: now."""
+    """None: the current time."""
 
     def signed(self, release: Release, policy: Policy) -> Release:
-        """The release with a decision of this moment, and statements; its twin likewise."""
+        """Return the release, and its twin, with a new decision and signed statements."""
         at = self.at or datetime.now(UTC).isoformat(timespec="seconds")
         extra = dict(companion_digests(release))
-        release = replace(release, decision=_decided(release, policy, at))
+        release = replace(release, decision=_decide(release, policy, at))
         if release.twin is not None:
             assert policy.twin is not None
-            twin = replace(release.twin, decision=_decided(release.twin, policy.twin, at))
+            twin = replace(release.twin, decision=_decide(release.twin, policy.twin, at))
             vectors = twin.golden_sha256
-            named = {} if vectors is None else {"golden/golden.json": vectors}
-            twin = replace(twin, statements=self._statements(twin, policy.twin, named))
+            twin_files = {} if vectors is None else {"golden/golden.json": vectors}
+            twin = replace(twin, statements=self._statements(twin, policy.twin, twin_files))
             release = replace(release, twin=twin)
-            named |= files_of(twin)
-            extra |= {f"quantized/{name}": digest for name, digest in named.items()}
+            twin_files |= file_digests(twin)
+            extra |= {f"quantized/{name}": digest for name, digest in twin_files.items()}
         return replace(release, statements=self._statements(release, policy, extra))
 
     def _statements(
-        self, judged: EvaluatedFile, policy: Policy, extra: Mapping[str, Digest]
+        self, evaluated: EvaluatedFile, policy: Policy, extra: Mapping[str, Digest]
     ) -> StatementPair:
-        who = Signatory(self.key, CODE)
-        subjects = {**files_of(judged), **extra}
+        signatory = Signatory(self.key, CODE)
+        subjects = {**file_digests(evaluated), **extra}
         resource = resource_uri(self.registry, self.model)
         return StatementPair(
-            who.sign_measurement(judged.evidence, subjects),
-            who.sign_decision(
-                judged.decision, subjects, precision=policy.precision, resource=resource
+            signatory.sign_measurement(evaluated.evidence, subjects),
+            signatory.sign_decision(
+                evaluated.decision, subjects, precision=policy.precision, resource=resource
             ),
         )
 
 
-def files_of(judged: EvaluatedFile) -> dict[str, Digest]:
-    """The file, with its external data."""
-    path = judged.onnx_path
-    names = (path.name, *judged.evidence.subject.external_data)
+def file_digests(evaluated: EvaluatedFile) -> dict[str, Digest]:
+    """Return the digests of the file and its external data."""
+    path = evaluated.onnx_path
+    names = (path.name, *evaluated.evidence.subject.external_data)
     return {name: Digest.from_file(path.parent / name) for name in names}
 
 
@@ -76,11 +76,11 @@ def trust_in(*measurers: SigningKey, **overrides: Any) -> Trust:
     return Trust(**{"measurers": keys, **overrides})
 
 
-def save(trust: Trust, path: Path) -> Path:
-    """As a file with a section `trust:`; JSON is YAML."""
+def save_trust(trust: Trust, path: Path) -> Path:
+    """Write the trust as a YAML file with a section `trust:` (JSON is valid YAML)."""
     path.write_text(json.dumps({"trust": trust.to_plain()}))
     return path
 
 
-def _decided(judged: EvaluatedFile, policy: Policy, at: str) -> Any:
-    return decide(policy, judged.evidence, decided_at=at)
+def _decide(evaluated: EvaluatedFile, policy: Policy, at: str) -> Any:
+    return decide(policy, evaluated.evidence, decided_at=at)

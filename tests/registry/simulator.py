@@ -1,4 +1,4 @@
-"""A registry in memory, and wrappers that crash, interfere or corrupt on demand."""
+"""A registry in memory, and wrappers that crash, interfere or corrupt at a chosen call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APPROVED = LedgerEntry(
 
 
 class Crash(BaseException):
-    """The process is gone: no `except Exception` may catch it."""
+    """A simulated kill of the process, which no `except Exception` catches."""
 
 
 @dataclass
@@ -31,14 +31,14 @@ class Stored:
     tags: dict[str, str]
     run_id: str
     description: str
-    beside: dict[str, bytes] = field(default_factory=dict)
+    extra_files: dict[str, bytes] = field(default_factory=dict)
     made_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     name: str = "model.onnx"
 
 
 @dataclass
 class Simulator:
-    """Implements `gate.registry.interface.Registry`. `corrupt` changes bytes on their way in."""
+    """An in-memory `gate.registry.interface.Registry`. `corrupt` changes the bytes at upload."""
 
     identity: str = "simulator"
     versions: list[Stored] = field(default_factory=list)
@@ -58,17 +58,17 @@ class Simulator:
 
     def create_version(self, name: str, draft: Draft) -> str:
         data = self.corrupt(draft.path.read_bytes())
-        beside = {
+        extra_files = {
             f"{location}/{path.relative_to(source).as_posix()}": path.read_bytes()
             for location, source in draft.folders.items()
             for path in source.rglob("*")
             if path.is_file()
         }
-        stored = Stored(data, dict(draft.tags), draft.run_id, draft.description, beside)
+        stored = Stored(data, dict(draft.tags), draft.run_id, draft.description, extra_files)
         if draft.subject.parts:
             stored.name = draft.path.name
             for file in draft.subject.external_data:
-                beside[file] = (draft.path.parent / file).read_bytes()
+                extra_files[file] = (draft.path.parent / file).read_bytes()
         self.versions.append(stored)
         return str(len(self.versions))
 
@@ -83,7 +83,7 @@ class Simulator:
         stored = self.versions[int(number) - 1]
         path = folder / stored.name
         path.write_bytes(stored.data)
-        for location, data in stored.beside.items():
+        for location, data in stored.extra_files.items():
             (folder / location).parent.mkdir(parents=True, exist_ok=True)
             (folder / location).write_bytes(data)
         return path
@@ -91,7 +91,7 @@ class Simulator:
     def fetch(self, name: str, number: str, folder: Path, *, most_bytes: Mapping[str, int]) -> None:
         stored = self.versions[int(number) - 1]
         for path, most in most_bytes.items():
-            data = stored.beside.get(path)
+            data = stored.extra_files.get(path)
             if data is None:
                 continue
             if len(data) > most:
@@ -142,10 +142,10 @@ class Watched:
 
 
 class CrashingLedger(Ledger):
-    """Crashes before or after its next line is written."""
+    """A ledger that crashes before or after it writes its next entry."""
 
-    def __init__(self, place: Path | StateDatabase, moment: str) -> None:
-        super().__init__(place)
+    def __init__(self, database: Path | StateDatabase, moment: str) -> None:
+        super().__init__(database)
         self.moment = moment
 
     def append(self, entry: LedgerEntry) -> LedgerEntry:

@@ -37,11 +37,11 @@ def registry(tmp_path: Path) -> tuple[MlflowRegistry, str]:
 
 def with_golden(path: Path, folder: Path, *, policy: Policy = POLICY, **overrides: Any) -> Release:
     origin = vectors.origin().model_copy(update={"policy_sha256": policy.digest()})
-    vectors.golden_of(folder, path, **{"origin": origin, **overrides})
+    vectors.write_model_vectors(folder, path, **{"origin": origin, **overrides})
     return release(path, golden=GoldenFolder.open(folder), policy=policy)
 
 
-def external(path: Path) -> tuple[Path, dict[str, Any]]:
+def external_data_file(path: Path) -> tuple[Path, dict[str, Any]]:
     weights = vectors.weights(onnx_file(path.with_name("single.onnx")))
     outputs = {"logits": vectors.ExpectedOutput(vectors.inputs() @ weights, 1e-4, 1.0)}
     return onnx_file_with_data(path), {"outputs": outputs}
@@ -53,35 +53,41 @@ def test_version_contains_its_golden_vectors(
 ) -> None:
     mlflow, run_id = registry
     path, overrides, policy = onnx_file(tmp_path / "model.onnx"), {}, POLICY
-    if kind == "external data":  # which the policy forbids by default
-        path, overrides = external(tmp_path / "model.onnx")
+    if kind == "external data":  # the policy forbids external data by default
+        path, overrides = external_data_file(tmp_path / "model.onnx")
         instruments = POLICY.instruments.model_copy(update={"graph_forbid": ()})
         policy = POLICY.model_copy(update={"instruments": instruments})
-    of = with_golden(path, tmp_path / "golden", policy=policy, **overrides)
-    of = dataclasses.replace(of, run_id=run_id)
-    promotion = promote(mlflow, of, policy=policy, ledger=ledger)
+    new_release = with_golden(path, tmp_path / "golden", policy=policy, **overrides)
+    new_release = dataclasses.replace(new_release, run_id=run_id)
+    promotion = promote(mlflow, new_release, policy=policy, ledger=ledger)
     assert promotion.outcome == "promoted", promotion.reason
-    downloaded = mlflow.download(of.model_name, "1", tmp_path / "down")
-    tag = mlflow.version(of.model_name, "1").tags[Tag.GOLDEN]
+    downloaded = mlflow.download(new_release.model_name, "1", tmp_path / "down")
+    tag = mlflow.version(new_release.model_name, "1").tags[Tag.GOLDEN]
     assert tag == Digest.from_file(tmp_path / "golden" / GOLDEN_JSON).hex
     assert verify_golden(downloaded, downloaded.parent / "golden").passed
-    again = promote(mlflow, of, policy=policy, ledger=ledger)
+    again = promote(mlflow, new_release, policy=policy, ledger=ledger)
     assert again.outcome == "unchanged"
 
 
 def test_new_vectors_of_an_unchanged_file_do_not_replace_the_stored_ones(tmp_path, ledger) -> None:
-    """None, or those of another version of PyTorch."""
+    """Promote again without vectors, then with vectors of another PyTorch version."""
     path, registry = onnx_file(tmp_path / "model.onnx"), Simulator()
-    of = with_golden(path, tmp_path / "golden")
-    bare = Simulator("bare")
-    assert promote(bare, release(path), policy=POLICY, ledger=ledger).outcome == "promoted"
-    assert Tag.GOLDEN not in bare.versions[0].tags
-    assert promote(bare, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
-    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    new_release = with_golden(path, tmp_path / "golden")
+    registry_without_vectors = Simulator("bare")
+    assert (
+        promote(registry_without_vectors, release(path), policy=POLICY, ledger=ledger).outcome
+        == "promoted"
+    )
+    assert Tag.GOLDEN not in registry_without_vectors.versions[0].tags
+    assert (
+        promote(registry_without_vectors, new_release, policy=POLICY, ledger=ledger).outcome
+        == "unchanged"
+    )
+    assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "promoted"
     origin = vectors.origin().model_copy(
         update={"policy_sha256": POLICY.digest(), "versions": {"torch": "99"}}
     )
-    vectors.golden_of(tmp_path / "other", path, origin=origin)
+    vectors.write_model_vectors(tmp_path / "other", path, origin=origin)
     again = release(path, golden=GoldenFolder.open(tmp_path / "other"), policy=POLICY)
     assert promote(registry, again, policy=POLICY, ledger=ledger).outcome == "unchanged"
     first, second = ledger.entries()[2:]
@@ -91,13 +97,13 @@ def test_new_vectors_of_an_unchanged_file_do_not_replace_the_stored_ones(tmp_pat
 
 def test_vectors_of_another_file_or_policy_are_refused(ledger, tmp_path: Path, first) -> None:
     second = with_golden(onnx_file(tmp_path / "other.onnx", seed=9), tmp_path / "golden")
-    wrong = dataclasses.replace(first, golden=second.golden)
+    with_foreign_vectors = dataclasses.replace(first, golden=second.golden)
     with pytest.raises(DigestMismatch, match="the file of the golden vectors"):
-        promote(Simulator(), wrong, policy=POLICY, ledger=ledger)
-    vectors.golden_of(tmp_path / "loose", first.onnx_path)
-    loose = dataclasses.replace(first, golden=GoldenFolder.open(tmp_path / "loose"))
+        promote(Simulator(), with_foreign_vectors, policy=POLICY, ledger=ledger)
+    vectors.write_model_vectors(tmp_path / "loose", first.onnx_path)
+    with_other_policy = dataclasses.replace(first, golden=GoldenFolder.open(tmp_path / "loose"))
     with pytest.raises(DigestMismatch, match="the policy of the golden vectors"):
-        promote(Simulator(), loose, policy=POLICY, ledger=ledger)
+        promote(Simulator(), with_other_policy, policy=POLICY, ledger=ledger)
     with pytest.raises(EvidenceError, match=r"golden\.json"):
         GoldenFolder.open(tmp_path / "nowhere")
 
@@ -108,46 +114,48 @@ def test_vectors_of_another_file_or_policy_are_refused(ledger, tmp_path: Path, f
 def test_vectors_of_other_model_code_are_refused(
     ledger, tmp_path: Path, computed: str | None, measured: str | None
 ) -> None:
-    def code(version: str | None) -> ModelCode | None:
+    def model_code(version: str | None) -> ModelCode | None:
         files = {"nowhere.models": builders.digest(str(version))}
         return version and ModelCode(files=files, packages={})
 
-    path, old = onnx_file(tmp_path / "model.onnx"), code(computed)
+    path, old = onnx_file(tmp_path / "model.onnx"), model_code(computed)
     origin = vectors.origin().model_copy(
         update={"policy_sha256": POLICY.digest(), "code_sha256": old and old.digest()}
     )
-    vectors.golden_of(tmp_path / "golden", path, origin=origin)
-    source = builders.evidence().source.model_copy(update={"code": code(measured)})
-    of = release(
+    vectors.write_model_vectors(tmp_path / "golden", path, origin=origin)
+    source = builders.evidence().source.model_copy(update={"code": model_code(measured)})
+    new_release = release(
         path, golden=GoldenFolder.open(tmp_path / "golden"), evidence=evidence(path, source=source)
     )
     if computed == measured:
-        assert promote(Simulator(), of, policy=POLICY, ledger=ledger).outcome == "promoted"
+        assert promote(Simulator(), new_release, policy=POLICY, ledger=ledger).outcome == "promoted"
         return
     with pytest.raises(EvidenceError, match="computed with the model code"):
-        promote(Simulator(), of, policy=POLICY, ledger=ledger)
+        promote(Simulator(), new_release, policy=POLICY, ledger=ledger)
 
 
 def test_release_digests_are_computed_once_when_opened(tmp_path: Path) -> None:
-    of = with_golden(onnx_file(tmp_path / "model.onnx"), tmp_path / "golden")
-    before = (of.golden_sha256, of.draft())
+    new_release = with_golden(onnx_file(tmp_path / "model.onnx"), tmp_path / "golden")
+    before = (new_release.golden_sha256, new_release.draft())
     shutil.rmtree(tmp_path / "golden")
-    of.onnx_path.unlink()
-    assert (of.golden_sha256, of.draft()) == before
+    new_release.onnx_path.unlink()
+    assert (new_release.golden_sha256, new_release.draft()) == before
 
 
 def test_vectors_replaced_during_upload_are_refused(ledger, tmp_path: Path) -> None:
-    """They were verified, and then exchanged for others that are whole, too."""
+    """The new vectors are valid, but they are not those that were verified."""
     path, registry = onnx_file(tmp_path / "model.onnx"), Watched(Simulator())
-    of = with_golden(path, tmp_path / "golden")
+    new_release = with_golden(path, tmp_path / "golden")
 
-    def exchange(call: str, _: int) -> None:
+    def replace_vectors(call: str, _: int) -> None:
         if call == "create_version":
-            vectors.golden_of(tmp_path / "golden", path, inputs={"input": vectors.inputs() + 1})
+            vectors.write_model_vectors(
+                tmp_path / "golden", path, inputs={"input": vectors.inputs() + 1}
+            )
 
-    registry.before = exchange
+    registry.before = replace_vectors
     with pytest.raises(DigestMismatch, match=r"wrong golden vectors: .* has digest"):
-        promote(registry, of, policy=POLICY, ledger=ledger)
+        promote(registry, new_release, policy=POLICY, ledger=ledger)
     assert registry.inner.aliases == {}
     assert ledger.entries() == ()
 
@@ -158,7 +166,7 @@ def test_vectors_changed_in_the_registry_stop_the_promotion(
 ) -> None:
     mlflow, run_id = registry
     path = onnx_file(tmp_path / "model.onnx")
-    of = dataclasses.replace(with_golden(path, tmp_path / "golden"), run_id=run_id)
+    new_release = dataclasses.replace(with_golden(path, tmp_path / "golden"), run_id=run_id)
     watched = Watched(mlflow)
 
     def tamper(call: str, index: int) -> None:
@@ -171,12 +179,12 @@ def test_vectors_changed_in_the_registry_stop_the_promotion(
             array = stored.parent / read_golden(stored.parent).golden.outputs[0].file
             array.write_bytes(bytes(array.stat().st_size))
         else:
-            vectors.golden_of(stored.parent, path, inputs={"input": vectors.inputs() + 1})
+            vectors.write_model_vectors(stored.parent, path, inputs={"input": vectors.inputs() + 1})
 
     watched.after = tamper
     with pytest.raises(DigestMismatch, match="golden|digest"):
-        promote(watched, of, policy=POLICY, ledger=ledger)
-    assert mlflow.alias(of.model_name, CHAMPION) is None
+        promote(watched, new_release, policy=POLICY, ledger=ledger)
+    assert mlflow.alias(new_release.model_name, CHAMPION) is None
     assert ledger.entries() == ()
-    # The next call finishes the job with a version of its own.
-    assert promote(mlflow, of, policy=POLICY, ledger=ledger).version == "2"
+    # The next promotion creates a new version.
+    assert promote(mlflow, new_release, policy=POLICY, ledger=ledger).version == "2"

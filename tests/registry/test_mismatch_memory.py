@@ -11,10 +11,10 @@ from gate.registry.version_files import Download, ExpectedDigests, received_dige
 from gate.storage.digest import Digest
 from tests.registry.simulator import Simulator
 
-ONE, OTHER = Digest.from_bytes(b"one"), Digest.from_bytes(b"other")
-RIGHT = "right"
-EXPECTED = ExpectedDigests(sha256=ONE)
-FIRST = ("digits", "1", EXPECTED)
+DIGEST, OTHER_DIGEST = Digest.from_bytes(b"one"), Digest.from_bytes(b"other")
+EXPECTED_DIGEST = "right"
+EXPECTED = ExpectedDigests(sha256=DIGEST)
+VERSION_1 = ("digits", "1", EXPECTED)
 
 
 def digest_of_folder(folder: Path) -> Digest:
@@ -24,14 +24,14 @@ def digest_of_folder(folder: Path) -> Digest:
 @pytest.mark.parametrize(
     ("downloads", "confirmed"),
     [
-        ([(0, ONE)], False),
-        ([(0, ONE), (60, ONE)], True),
-        ([(0, ONE), (59, ONE)], False),
-        ([(0, ONE), (59, ONE), (61, ONE)], True),
-        ([(0, ONE), (60, OTHER)], False),
-        ([(0, ONE), (60, OTHER), (120, ONE)], False),
-        ([(0, ONE), (30, OTHER), (61, ONE), (121, ONE)], True),
-        ([(0, ONE), (60, RIGHT), (120, ONE)], False),
+        ([(0, DIGEST)], False),
+        ([(0, DIGEST), (60, DIGEST)], True),
+        ([(0, DIGEST), (59, DIGEST)], False),
+        ([(0, DIGEST), (59, DIGEST), (61, DIGEST)], True),
+        ([(0, DIGEST), (60, OTHER_DIGEST)], False),
+        ([(0, DIGEST), (60, OTHER_DIGEST), (120, DIGEST)], False),
+        ([(0, DIGEST), (30, OTHER_DIGEST), (61, DIGEST), (121, DIGEST)], True),
+        ([(0, DIGEST), (60, EXPECTED_DIGEST), (120, DIGEST)], False),
     ],
 )
 def test_only_the_same_digest_after_the_pause_confirms_a_mismatch(downloads, confirmed):
@@ -40,15 +40,15 @@ def test_only_the_same_digest_after_the_pause_confirms_a_mismatch(downloads, con
     confirmed_calls = []
     for at, digest in downloads:
         clock[0] = at
-        if digest == RIGHT:
-            memory.forget(FIRST)
+        if digest == EXPECTED_DIGEST:
+            memory.forget(VERSION_1)
         else:
-            confirmed_calls.append(memory.confirms(FIRST, digest))
+            confirmed_calls.append(memory.confirms(VERSION_1, digest))
     assert confirmed_calls[-1] is confirmed
     assert not any(confirmed_calls[:-1])
     assert memory.unconfirmed("digits") == {"1"}
     assert memory.unconfirmed("letters") == set()
-    assert memory.confirms(("digits", "2", EXPECTED), ONE) is False
+    assert memory.confirms(("digits", "2", EXPECTED), DIGEST) is False
 
 
 def test_command_waits_for_at_most_three_mismatches_and_service_never():
@@ -60,16 +60,20 @@ def test_command_waits_for_at_most_three_mismatches_and_service_never():
 
 
 def test_digest_covers_all_downloaded_files(tmp_path: Path):
-    def folder(name: str, **files: bytes) -> Digest:
+    def write_folder(name: str, **files: bytes) -> Digest:
         for location, data in files.items():
             path = tmp_path / name / location / "file"
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
         return digest_of_folder(tmp_path / name)
 
-    first = folder("1", a=b"x", b=b"y")
-    assert folder("2", b=b"y", a=b"x") == first
-    rest = [folder("3", a=b"y", b=b"x"), folder("4", a=b"x"), folder("5", a=b"x", c=b"y")]
+    first = write_folder("1", a=b"x", b=b"y")
+    assert write_folder("2", b=b"y", a=b"x") == first
+    different = [
+        write_folder("3", a=b"y", b=b"x"),
+        write_folder("4", a=b"x"),
+        write_folder("5", a=b"x", c=b"y"),
+    ]
     (tmp_path / "1" / "link").symlink_to("/dev/zero")
-    rest.append(digest_of_folder(tmp_path / "1"))
-    assert len({first, *rest}) == 5
+    different.append(digest_of_folder(tmp_path / "1"))
+    assert len({first, *different}) == 5

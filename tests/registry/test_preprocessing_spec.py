@@ -31,7 +31,7 @@ IMAGENET = PreprocessSpec.imagenet()
 
 
 def with_image_input(path: Path, *sides: int) -> Path:
-    """Let the file take pictures, 224 x 224 unless told: it averages them to its three values."""
+    """Change the input to images (default 224 x 224), which the file averages to three values."""
     model = onnx.load(str(path))
     (matrix,) = model.graph.node
     matrix.input[0] = "means"
@@ -44,7 +44,7 @@ def with_image_input(path: Path, *sides: int) -> Path:
     return path
 
 
-def made(folder: Path, seed: int = 0, *, spec: PreprocessSpec = IMAGENET) -> Release:
+def make_release(folder: Path, seed: int = 0, *, spec: PreprocessSpec = IMAGENET) -> Release:
     path = with_image_input(onnx_file(folder / f"{seed}.onnx", seed=seed))
     spec.save(folder / f"{seed}.json")
     source = builders.evidence().source.model_copy(update={"preprocess_sha256": spec.digest()})
@@ -55,30 +55,32 @@ def made(folder: Path, seed: int = 0, *, spec: PreprocessSpec = IMAGENET) -> Rel
 def test_version_contains_its_preprocessing_spec(tmp_path: Path, ledger: Ledger) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     registry, run_id = MlflowRegistry(uri), make_run(uri, artifacts=tmp_path / "artifacts")
-    of = replace(made(tmp_path), run_id=run_id)
-    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    new_release = replace(make_release(tmp_path), run_id=run_id)
+    assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "promoted"
     path = registry.download(NAME, "1", tmp_path / "down")
     assert PreprocessSpec.load(spec_path(path)) == IMAGENET
     assert registry.version(NAME, "1").tags[Tag.PREPROCESS] == IMAGENET.digest().hex
     assert ledger.entries()[-1].preprocess_sha256 == IMAGENET.digest()
-    assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "unchanged"
+    assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "unchanged"
 
 
 def test_spec_that_differs_from_the_evidence_is_refused(tmp_path: Path, ledger: Ledger) -> None:
-    of = made(tmp_path)
+    new_release = make_release(tmp_path)
     IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)}).save(tmp_path / "0.json")
     with pytest.raises(DigestMismatch, match="preprocessing spec"):
-        promote(Simulator(), of, policy=POLICY, ledger=ledger)
+        promote(Simulator(), new_release, policy=POLICY, ledger=ledger)
     (tmp_path / "0.json").write_text("[]")
     with pytest.raises(DigestMismatch, match="not a valid preprocessing spec"):
-        promote(Simulator(), of, policy=POLICY, ledger=ledger)
+        promote(Simulator(), new_release, policy=POLICY, ledger=ledger)
 
 
 def test_spec_is_refused_when_measured_without_one(tmp_path: Path, ledger: Ledger) -> None:
-    of = made(tmp_path)
-    bare = of.evidence.source.model_copy(update={"preprocess_sha256": None})
-    measured = evidence(of.onnx_path, source=bare)
-    second = release(of.onnx_path, evidence=measured, preprocessing=of.preprocessing)
+    new_release = make_release(tmp_path)
+    source_without_spec = new_release.evidence.source.model_copy(update={"preprocess_sha256": None})
+    measured = evidence(new_release.onnx_path, source=source_without_spec)
+    second = release(
+        new_release.onnx_path, evidence=measured, preprocessing=new_release.preprocessing
+    )
     with pytest.raises(EvidenceError, match="measured without preprocessing"):
         promote(Simulator(), second, policy=POLICY, ledger=ledger)
 
@@ -89,7 +91,8 @@ def test_spec_that_does_not_fit_the_input_is_refused(
 ) -> None:
     path = onnx_file(tmp_path / "other.onnx")
     measured = evidence(
-        with_image_input(path, *sides) if sides else path, source=made(tmp_path).evidence.source
+        with_image_input(path, *sides) if sides else path,
+        source=make_release(tmp_path).evidence.source,
     )
     second = release(path, evidence=measured, preprocessing=tmp_path / "0.json")
     with pytest.raises(EvidenceError, match=r"spec makes float32 \[batch, 3, 224, 224\], the file"):
@@ -99,27 +102,30 @@ def test_spec_that_does_not_fit_the_input_is_refused(
 def test_rollback_refuses_a_version_whose_spec_was_replaced(tmp_path: Path, ledger: Ledger) -> None:
     registry = Simulator()
     for seed in (1, 2):
-        promote(registry, made(tmp_path, seed), policy=POLICY, ledger=ledger)
-    registry.versions[0].beside[f"preprocessing/{SPEC}"] = b"{}"
+        promote(registry, make_release(tmp_path, seed), policy=POLICY, ledger=ledger)
+    registry.versions[0].extra_files[f"preprocessing/{SPEC}"] = b"{}"
     with pytest.raises(DigestMismatch, match="spec"):
         rollback(registry, NAME, ledger=ledger, reason="slow")
 
 
 def test_release_with_a_different_spec_becomes_a_new_version(tmp_path: Path, ledger) -> None:
     registry = Simulator()
-    first = made(tmp_path)
-    for of in (first, replace(first, preprocessing=None), first):
-        assert promote(registry, of, policy=POLICY, ledger=ledger).outcome == "promoted"
+    first = make_release(tmp_path)
+    for new_release in (first, replace(first, preprocessing=None), first):
+        assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "promoted"
     bgr = IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)})
-    assert promote(registry, made(tmp_path, spec=bgr), policy=POLICY, ledger=ledger).version == "3"
+    assert (
+        promote(registry, make_release(tmp_path, spec=bgr), policy=POLICY, ledger=ledger).version
+        == "3"
+    )
     assert {entry.action for entry in ledger.entries()} == {"promoted"}
 
 
 def test_adding_a_spec_deploys_the_new_version(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    location, of = service.setup, made(tmp_path)
-    for release_ in (replace(of, preprocessing=None), of):
-        promote(location.registry, release_, policy=location.policy, ledger=location.ledger)
+    setup, new_release = service.setup, make_release(tmp_path)
+    for release_ in (replace(new_release, preprocessing=None), new_release):
+        promote(setup.registry, release_, policy=setup.policy, ledger=setup.ledger)
         assert [outcome for _, outcome, _ in service.reconcile_once()] == ["deployed"]
     live = service.store.live(NAME)
     assert live is not None
@@ -128,17 +134,17 @@ def test_adding_a_spec_deploys_the_new_version(tmp_path: Path) -> None:
 
 def test_deployed_slot_contains_the_preprocessing_spec(tmp_path: Path) -> None:
     service = Service(tmp_path)
-    location = service.setup
+    setup = service.setup
 
     def serves_with_spec() -> bool:
         live = service.store.live(NAME)
         return live is not None and live.slots[EXACT].preprocessing == IMAGENET
 
-    promote(location.registry, made(tmp_path, 1), policy=location.policy, ledger=location.ledger)
+    promote(setup.registry, make_release(tmp_path, 1), policy=setup.policy, ledger=setup.ledger)
     assert service.reconcile_once() == [("deploy", "deployed", "1")]
     assert serves_with_spec()
     assert service.reconcile_once() == []
-    promote(location.registry, made(tmp_path, 2), policy=location.policy, ledger=location.ledger)
-    location.registry.versions[1].beside[f"preprocessing/{SPEC}"] = YAML_BOMB
+    promote(setup.registry, make_release(tmp_path, 2), policy=setup.policy, ledger=setup.ledger)
+    setup.registry.versions[1].extra_files[f"preprocessing/{SPEC}"] = YAML_BOMB
     assert ("guard", "reverted", "1") in service.reconcile_once()
     assert serves_with_spec()

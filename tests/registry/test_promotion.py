@@ -30,7 +30,7 @@ from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
 from gate.storage.digest import Digest
 from tests import builders
-from tests.ledger.rows import put_lines
+from tests.ledger.rows import replace_lines
 from tests.registry.promoting import promote
 from tests.registry.releases import DECIDED_AT, NAME, evidence, failing_release, release
 from tests.registry.simulator import Crash, Simulator, Watched
@@ -47,27 +47,27 @@ CALLS_OF_A_PROMOTION = [
 ]  # fmt: skip
 
 
-def run(registry, of: Release, ledger: Ledger, policy=POLICY):
-    return promote(registry, of, policy=policy, ledger=ledger)
+def promote_release(registry, new_release: Release, ledger: Ledger, policy=POLICY):
+    return promote(registry, new_release, policy=policy, ledger=ledger)
 
 
-def rolled_back_registry(ledger: Ledger, bad: Release, good: Release) -> Simulator:
-    """Version 1 is bad, served, and was rolled back; version 2 serves."""
+def make_rolled_back_registry(ledger: Ledger, bad: Release, good: Release) -> Simulator:
+    """Return a registry whose version 1 was rolled back and whose version 2 is champion."""
     registry = Simulator()
-    run(registry, bad, ledger)
-    run(registry, good, ledger)
+    promote_release(registry, bad, ledger)
+    promote_release(registry, good, ledger)
     registry.aliases |= {CHAMPION: "1", PREVIOUS: "2"}
     rollback(registry, NAME, ledger=ledger, reason="wrong digits")
     return registry
 
 
-def actions(ledger: Ledger) -> list[str]:
+def ledger_actions(ledger: Ledger) -> list[str]:
     return [entry.action for entry in ledger.entries()]
 
 
 def test_first_promotion_sets_aliases_tags_and_ledger_entry(ledger: Ledger, first: Release) -> None:
     registry = Simulator()
-    outcome = run(registry, first, ledger)
+    outcome = promote_release(registry, first, ledger)
     assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "1", None)
     assert registry.aliases == {CANDIDATE: "1", CHAMPION: "1"}
     (stored,) = registry.versions
@@ -106,7 +106,7 @@ def test_promotion_reason_lists_only_the_first_waived_checks(
 def test_no_waived_tag_is_set_when_no_check_is_waived(ledger: Ledger, first: Release) -> None:
     policy = POLICY.model_copy(update={"runtimes": {"ort-cpu": POLICY.runtimes["ort-cpu"]}})
     registry = Simulator()
-    run(registry, release(first.onnx_path, policy=policy), ledger, policy)
+    promote_release(registry, release(first.onnx_path, policy=policy), ledger, policy)
     assert "gate.waived" not in registry.versions[0].tags
 
 
@@ -114,26 +114,26 @@ def test_second_promotion_moves_the_aliases_last(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
     registry = Watched(Simulator())
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.calls.clear()
-    outcome = run(registry, second, ledger)
+    outcome = promote_release(registry, second, ledger)
     assert registry.calls == CALLS_OF_A_PROMOTION
     assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "2", "1")
     assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
-    assert actions(ledger) == ["promoted", "promoted"]
+    assert ledger_actions(ledger) == ["promoted", "promoted"]
 
 
 def test_promoting_the_same_release_again_changes_nothing(ledger: Ledger, first: Release) -> None:
     registry = Watched(Simulator())
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.calls.clear()
     measured_again = evidence(first.onnx_path, measured_at="2026-02-02T00:00:00+00:00")
     for again in (first, release(first.onnx_path, evidence=measured_again)):
-        assert run(registry, again, ledger).outcome == "unchanged"
+        assert promote_release(registry, again, ledger).outcome == "unchanged"
     assert not any(call.startswith(MUTATIONS[1:]) for call in registry.calls)
     assert "download" in registry.calls
     assert len(registry.inner.versions) == 1
-    assert actions(ledger) == ["promoted", "unchanged", "unchanged"]
+    assert ledger_actions(ledger) == ["promoted", "unchanged", "unchanged"]
 
 
 @pytest.mark.rows(5)
@@ -143,7 +143,7 @@ def test_next_promotion_finishes_a_crash_at_any_registry_call(
     ledger: Ledger, first: Release, second: Release, index: int, moment: str
 ) -> None:
     registry = Watched(Simulator())
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.calls.clear()
 
     def crash(_: str, at: int) -> None:
@@ -152,19 +152,19 @@ def test_next_promotion_finishes_a_crash_at_any_registry_call(
 
     setattr(registry, moment, crash)
     with pytest.raises(Crash):
-        run(registry, second, ledger)
-    result = CALLS_OF_A_PROMOTION.index("set_alias champion")
-    moved = index > result or (index == result and moment == "after")
-    written = index >= CALLS_OF_A_PROMOTION.index("alias previous")
+        promote_release(registry, second, ledger)
+    alias_call = CALLS_OF_A_PROMOTION.index("set_alias champion")
+    is_moved = index > alias_call or (index == alias_call and moment == "after")
+    is_written = index >= CALLS_OF_A_PROMOTION.index("alias previous")
     simulator = registry.inner
-    assert simulator.aliases[CHAMPION] == ("2" if moved else "1")
-    assert actions(ledger) == ["promoted", "promoted"][: 1 + written]
+    assert simulator.aliases[CHAMPION] == ("2" if is_moved else "1")
+    assert ledger_actions(ledger) == ["promoted", "promoted"][: 1 + is_written]
 
-    outcome = run(simulator, second, ledger)
-    assert outcome.outcome == ("unchanged" if written else "promoted")
+    outcome = promote_release(simulator, second, ledger)
+    assert outcome.outcome == ("unchanged" if is_written else "promoted")
     assert simulator.aliases == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
     assert len(simulator.versions) == 2
-    assert actions(ledger) == ["promoted", "promoted", *["unchanged"][: int(written)]]
+    assert ledger_actions(ledger) == ["promoted", "promoted", *["unchanged"][: int(is_written)]]
     reported = ledger.entries()[1]
     assert (reported.version, reported.previous_version) == ("2", "1")
     assert [v.description.split(" ")[1:3] for v in simulator.versions] == [
@@ -173,48 +173,48 @@ def test_next_promotion_finishes_a_crash_at_any_registry_call(
     ]
 
 
-def _with(of: Release, **update: Any) -> Release:
-    """Other evidence, with a decision that fits it."""
-    return release(of.onnx_path, evidence=of.evidence.model_copy(update=update))
+def _with_evidence(new_release: Release, **update: Any) -> Release:
+    """Return the release with other evidence and a decision that fits it."""
+    return release(new_release.onnx_path, evidence=new_release.evidence.model_copy(update=update))
 
 
-def _file(of: Release, change: Callable[[bytes], bytes]) -> Release:
-    of.onnx_path.write_bytes(change(of.onnx_path.read_bytes()))
-    return of
+def _change_file(new_release: Release, change: Callable[[bytes], bytes]) -> Release:
+    new_release.onnx_path.write_bytes(change(new_release.onnx_path.read_bytes()))
+    return new_release
 
 
-def _decided(of: Release, decision: Decision) -> Release:
-    return dataclasses.replace(of, decision=decision)
+def _with_decision(new_release: Release, decision: Decision) -> Release:
+    return dataclasses.replace(new_release, decision=decision)
 
 
-def _forged_verdict(of: Release) -> Release:
-    failing = failing_release(of.onnx_path)
-    update = {"verdict": Verdict.PASS, "checks": of.decision.checks}
-    return _decided(failing, failing.decision.model_copy(update=update))
+def _forge_verdict(new_release: Release) -> Release:
+    failing = failing_release(new_release.onnx_path)
+    update = {"verdict": Verdict.PASS, "checks": new_release.decision.checks}
+    return _with_decision(failing, failing.decision.model_copy(update=update))
 
 
-def _other_external_data(of: Release) -> Release:
-    """It would make the upload take a file from elsewhere along."""
-    subject = of.evidence.subject.model_copy(update={"external_data": ("../secret",)})
-    return _with(of, subject=subject)
+def _name_foreign_data(new_release: Release) -> Release:
+    """Name an external file that the upload would take from another folder."""
+    subject = new_release.evidence.subject.model_copy(update={"external_data": ("../secret",)})
+    return _with_evidence(new_release, subject=subject)
 
 
 INCONSISTENT: dict[str, tuple[Callable[[Release], Release], type[Exception]]] = {
-    "truncated": (lambda of: _file(of, lambda data: data[:-1]), DigestMismatch),
-    "other file": (lambda of: _file(of, lambda data: data + b"\0"), DigestMismatch),
-    "other subject": (lambda of: _with(of, subject=builders.evidence().subject), DigestMismatch),
+    "truncated": (lambda new_release: _change_file(new_release, lambda data: data[:-1]), DigestMismatch),
+    "other file": (lambda new_release: _change_file(new_release, lambda data: data + b"\0"), DigestMismatch),
+    "other subject": (lambda new_release: _with_evidence(new_release, subject=builders.evidence().subject), DigestMismatch),
     "evidence made better after the decision": (
-        lambda of: dataclasses.replace(of, evidence=failing_release(of.onnx_path).evidence),
+        lambda new_release: dataclasses.replace(new_release, evidence=failing_release(new_release.onnx_path).evidence),
         DigestMismatch),
     "other policy": (
-        lambda of: _decided(
-            of, decide(builders.policy(min_samples=1_000), of.evidence, decided_at=DECIDED_AT)),
+        lambda new_release: _with_decision(
+            new_release, decide(builders.policy(min_samples=1_000), new_release.evidence, decided_at=DECIDED_AT)),
         DigestMismatch),
-    "other external data": (_other_external_data, EvidenceError),
-    "forged verdict": (_forged_verdict, EvidenceError),
+    "other external data": (_name_foreign_data, EvidenceError),
+    "forged verdict": (_forge_verdict, EvidenceError),
     "dropped checks": (
-        lambda of: _decided(
-            of, of.decision.model_copy(update={"checks": of.decision.checks[:1]})),
+        lambda new_release: _with_decision(
+            new_release, new_release.decision.model_copy(update={"checks": new_release.decision.checks[:1]})),
         EvidenceError),
 }  # fmt: skip
 
@@ -225,27 +225,27 @@ def test_inconsistent_release_is_rejected_before_any_registry_call(
     ledger: Ledger, first: Release, second: Release, tamper, error
 ) -> None:
     registry = Watched(Simulator())
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.calls.clear()
     with pytest.raises(error):
-        run(registry, tamper(second), ledger)
+        promote_release(registry, tamper(second), ledger)
     assert registry.calls == []
-    assert actions(ledger) == ["promoted", "refused"]
+    assert ledger_actions(ledger) == ["promoted", "refused"]
 
 
-def _with_difference(of: Release, difference: float) -> Release:
+def _with_difference(new_release: Release, difference: float) -> Release:
     outputs = (builders.output_parity(max_abs_diff=difference),)
     runtimes = tuple(
         each.model_copy(update={"outputs": outputs}) if each.outputs else each
-        for each in of.evidence.runtimes
+        for each in new_release.evidence.runtimes
     )
-    return _with(of, runtimes=runtimes)
+    return _with_evidence(new_release, runtimes=runtimes)
 
 
 NO_PASS: dict[str, Callable[[Release], Release]] = {
-    "fails": lambda of: failing_release(of.onnx_path),
-    "NaN": lambda of: _with_difference(of, math.nan),
-    "no runtimes": lambda of: _with(of, runtimes=()),
+    "fails": lambda new_release: failing_release(new_release.onnx_path),
+    "NaN": lambda new_release: _with_difference(new_release, math.nan),
+    "no runtimes": lambda new_release: _with_evidence(new_release, runtimes=()),
 }  # fmt: skip
 
 
@@ -254,24 +254,24 @@ def test_release_that_does_not_pass_is_refused(
     ledger: Ledger, first: Release, second: Release, tamper
 ) -> None:
     registry = Watched(Simulator())
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.calls.clear()
-    outcome = run(registry, tamper(second), ledger)
+    outcome = promote_release(registry, tamper(second), ledger)
     assert outcome.outcome == "refused"
     assert outcome.version is None
     assert "checks did not pass" in outcome.reason
     assert registry.calls == []
     assert registry.inner.aliases[CHAMPION] == "1"
-    assert actions(ledger) == ["promoted", "refused"]
+    assert ledger_actions(ledger) == ["promoted", "refused"]
     assert ledger.entries()[-1].reason == outcome.reason
 
 
 def test_pass_under_overridden_policy_values_is_refused(ledger: Ledger, first: Release) -> None:
     registry = Simulator()
-    tried = with_overrides(POLICY, {"min_samples": "7"})
-    of = release(first.onnx_path, policy=tried)
-    assert of.decision.passed
-    outcome = run(registry, of, ledger, tried)
+    overridden_policy = with_overrides(POLICY, {"min_samples": "7"})
+    new_release = release(first.onnx_path, policy=overridden_policy)
+    assert new_release.decision.passed
+    outcome = promote_release(registry, new_release, ledger, overridden_policy)
     assert (outcome.outcome, outcome.version) == ("refused", None)
     assert "overridden with --set: min_samples = 7" in outcome.reason
     assert registry.aliases == {}
@@ -283,7 +283,7 @@ def test_pass_under_overridden_policy_values_is_refused(ledger: Ledger, first: R
 def test_promotion_is_refused_when_model_code_changed_after_measurement(
     ledger: Ledger, first: Release, tmp_path: Path, monkeypatch, now: str | None, outcome: str
 ) -> None:
-    """None: the code is not here, as on a server."""
+    """now=None: the code is not installed, as on a server."""
     monkeypatch.chdir(tmp_path)
     files = {"their_models": Digest.from_bytes(b"x.relu()")}
     if now is not None:
@@ -291,13 +291,13 @@ def test_promotion_is_refused_when_model_code_changed_after_measurement(
     source = first.evidence.source.model_copy(
         update={"code": ModelCode(files=files, packages={"torch": "0.1"})}
     )
-    of = release(first.onnx_path, evidence=evidence(first.onnx_path, source=source))
-    result = run(Simulator(), of, ledger)
+    new_release = release(first.onnx_path, evidence=evidence(first.onnx_path, source=source))
+    result = promote_release(Simulator(), new_release, ledger)
     assert result.outcome == outcome
     assert ("code changed since it was measured: their_models." in result.reason) is (
         outcome == "refused"
     )
-    assert actions(ledger) == [outcome]
+    assert ledger_actions(ledger) == [outcome]
 
 
 @pytest.mark.parametrize("name", ["brave-tapir", ""])
@@ -306,37 +306,37 @@ def test_promotion_inside_a_dvc_experiment_is_a_dry_run(
 ) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", name)
     registry = Watched(Simulator())
-    outcome = run(registry, first, ledger)
+    outcome = promote_release(registry, first, ledger)
     assert outcome.outcome == "dry_run"
     assert "make repro" in outcome.reason
     assert registry.calls == []
     assert ledger.entries() == ()
-    assert run(registry, failing_release(first.onnx_path), ledger).outcome == "refused"
+    assert promote_release(registry, failing_release(first.onnx_path), ledger).outcome == "refused"
 
 
 def test_upload_that_reads_back_changed_is_not_promoted(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
     registry = Simulator()
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.corrupt = lambda data: data[:-4] + b"\x00\x00\x00\x00"
     with pytest.raises(DigestMismatch, match="version 2 of digits"):
-        run(registry, second, ledger)
+        promote_release(registry, second, ledger)
     assert registry.aliases[CHAMPION] == "1"
     registry.corrupt = bytes
-    assert run(registry, second, ledger).version == "3"
-    assert actions(ledger) == ["promoted", "promoted"]
+    assert promote_release(registry, second, ledger).version == "3"
+    assert ledger_actions(ledger) == ["promoted", "promoted"]
     assert registry.aliases == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "1"}
 
 
 def return_error_page_for(registry: Simulator, *numbers: str, times: int) -> None:
-    """The store gives a page in the place of these files, so many times."""
-    download, left = registry.download, [times]
+    """Let the next `times` downloads of these versions return an HTML error page."""
+    download, remaining = registry.download, [times]
 
     def failing_download(name: str, number: str, folder: Path, **options: object) -> Path:
         path = download(name, number, folder, **options)
-        if number in numbers and left[0] > 0:
-            left[0] -= 1
+        if number in numbers and remaining[0] > 0:
+            remaining[0] -= 1
             path.write_bytes(b"<html>busy</html>")
         return path
 
@@ -347,51 +347,53 @@ def test_transient_error_page_after_upload_only_delays_the_promotion(
     ledger: Ledger, first: Release, second: Release, third: Release
 ) -> None:
     registry = Simulator()
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     return_error_page_for(registry, "2", times=1)
-    assert run(registry, second, ledger).version == "2"  # the second download was good
+    assert (
+        promote_release(registry, second, ledger).version == "2"
+    )  # the second download returned the right file
     return_error_page_for(registry, "3", times=2)
-    before = actions(ledger)
+    before = ledger_actions(ledger)
     with pytest.raises(DigestMismatch):  # a second download confirms what the first returned
-        run(registry, third, ledger)
-    assert (actions(ledger), registry.aliases[CHAMPION]) == (before, "2")
-    assert run(registry, third, ledger).version == "3"
+        promote_release(registry, third, ledger)
+    assert (ledger_actions(ledger), registry.aliases[CHAMPION]) == (before, "2")
+    assert promote_release(registry, third, ledger).version == "3"
 
 
 def test_interrupted_version_with_overwritten_bytes_is_not_promoted(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
-    """An interrupted promotion left version 2 behind; then somebody changed its bytes."""
+    """An interrupted promotion left version 2; an editor changed its bytes afterwards."""
     registry = Simulator()
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.create_version(NAME, second.draft())
     registry.versions[1].data = first.onnx_path.read_bytes()
-    outcome = run(registry, second, ledger)
+    outcome = promote_release(registry, second, ledger)
     assert (outcome.version, outcome.previous_version) == ("3", "1")
     assert registry.versions[2].data == second.onnx_path.read_bytes()
-    assert actions(ledger) == ["promoted", "promoted"]
+    assert ledger_actions(ledger) == ["promoted", "promoted"]
 
 
 def test_overwritten_champion_is_replaced_and_skipped_by_rollback(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
     registry = Simulator()
-    run(registry, first, ledger)
-    run(registry, second, ledger)
+    promote_release(registry, first, ledger)
+    promote_release(registry, second, ledger)
     registry.versions[1].data += b"\x00"
-    outcome = run(registry, second, ledger)
+    outcome = promote_release(registry, second, ledger)
     assert (outcome.outcome, outcome.version) == ("promoted", "3")
     assert registry.aliases == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "2"}
-    assert run(registry, second, ledger).outcome == "unchanged"
+    assert promote_release(registry, second, ledger).outcome == "unchanged"
     assert rollback(registry, NAME, ledger=ledger, reason="worse").version == "1"
-    assert actions(ledger)[:-1] == ["promoted", "promoted", "promoted", "unchanged"]
+    assert ledger_actions(ledger)[:-1] == ["promoted", "promoted", "promoted", "unchanged"]
 
 
 def test_version_with_edited_tags_is_not_reused(ledger: Ledger, first: Release) -> None:
     registry = Simulator()
     registry.create_version(NAME, first.draft())
     registry.versions[0].tags["gate.verdict"] = "FAIL"
-    assert run(registry, first, ledger).version == "2"
+    assert promote_release(registry, first, ledger).version == "2"
 
 
 def test_version_that_reads_back_with_other_tags_is_not_promoted(
@@ -399,62 +401,62 @@ def test_version_that_reads_back_with_other_tags_is_not_promoted(
 ) -> None:
     registry = Watched(Simulator())
 
-    def lose_a_tag(call: str, _: int) -> None:
+    def delete_tag(call: str, _: int) -> None:
         if call == "create_version":
             del registry.inner.versions[0].tags["gate.runtimes"]
 
-    registry.after = lose_a_tag
+    registry.after = delete_tag
     with pytest.raises(RegistryError, match="the registry returned"):
-        run(registry, first, ledger)
+        promote_release(registry, first, ledger)
     assert registry.inner.aliases == {}
 
 
 def test_rolled_back_file_is_refused_until_its_tag_is_deleted(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
-    registry = rolled_back_registry(ledger, second, first)
+    registry = make_rolled_back_registry(ledger, second, first)
     policy = builders.policy(min_samples=350)
-    for of, by in ((second, POLICY), (release(second.onnx_path, policy=policy), policy)):
-        outcome = run(registry, of, ledger, by)
+    for new_release, by in ((second, POLICY), (release(second.onnx_path, policy=policy), policy)):
+        outcome = promote_release(registry, new_release, ledger, by)
         assert outcome.outcome == "refused"
         assert outcome.version == "1"
         assert "wrong digits" in outcome.reason
         assert f"delete the tag {Tag.ROLLED_BACK}" in outcome.reason
     assert registry.aliases[CHAMPION] == "2"
     del registry.versions[0].tags[Tag.ROLLED_BACK]
-    assert run(registry, second, ledger).version == "1"
-    assert run(registry, second, ledger).outcome == "unchanged"
+    assert promote_release(registry, second, ledger).version == "1"
+    assert promote_release(registry, second, ledger).outcome == "unchanged"
 
 
 def test_rollback_entry_applies_although_the_digest_tag_is_missing(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
-    registry = rolled_back_registry(ledger, second, first)
-    kept = {Tag.ROLLED_BACK: registry.versions[0].tags[Tag.ROLLED_BACK]}
-    registry.versions[0].tags = kept
-    assert run(registry, second, ledger).outcome == "refused"
+    registry = make_rolled_back_registry(ledger, second, first)
+    remaining_tags = {Tag.ROLLED_BACK: registry.versions[0].tags[Tag.ROLLED_BACK]}
+    registry.versions[0].tags = remaining_tags
+    assert promote_release(registry, second, ledger).outcome == "refused"
     registry.versions[0].tags = {}
-    assert run(registry, second, ledger).outcome == "promoted"
+    assert promote_release(registry, second, ledger).outcome == "promoted"
 
 
 @pytest.mark.parametrize("error", [ResourceGone, RegistryError, RegistryUnavailable])
 def test_deleted_rolled_back_version_does_not_block_but_a_registry_error_does(
     ledger: Ledger, first: Release, second: Release, error: type[RegistryError]
 ) -> None:
-    registry = rolled_back_registry(ledger, second, first)
+    registry = make_rolled_back_registry(ledger, second, first)
     del registry.versions[0].tags[Tag.SHA256]
     watched = Watched(registry)
 
-    def gone(call: str, _: int) -> None:
+    def fail_to_read(call: str, _: int) -> None:
         if call == "version" and "create_version" not in watched.calls:
             raise error("no version 1")
 
-    watched.before = gone
+    watched.before = fail_to_read
     if error is ResourceGone:
-        assert run(watched, second, ledger).version == "3"
+        assert promote_release(watched, second, ledger).version == "3"
         return
     with pytest.raises(error):
-        run(watched, second, ledger)
+        promote_release(watched, second, ledger)
     assert registry.aliases[CHAMPION] == "2"
 
 
@@ -462,10 +464,10 @@ def test_rollback_tag_without_a_ledger_entry_does_not_block_promotion(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
     registry = Simulator()
-    run(registry, second, ledger)
-    run(registry, first, ledger)
+    promote_release(registry, second, ledger)
+    promote_release(registry, first, ledger)
     registry.set_tag(NAME, "1", key=Tag.ROLLED_BACK, value="2026-01-01: by an editor")
-    assert run(registry, second, ledger).version == "1"
+    assert promote_release(registry, second, ledger).version == "1"
 
 
 def test_rejected_file_is_refused_although_its_tags_are_gone(
@@ -474,13 +476,13 @@ def test_rejected_file_is_refused_although_its_tags_are_gone(
     registry = Simulator()
     policy = builders.policy(review="required")
     reviewed = release(first.onnx_path, policy=policy)
-    assert run(registry, reviewed, ledger, policy).outcome == "passed"
+    assert promote_release(registry, reviewed, ledger, policy).outcome == "passed"
     (line,) = ledger.entries()
     model = RegisteredModel(registry, ledger, NAME)
     model.write("rejected", "no", version="1", about=line)
     registry.versions[0].tags = {}
-    for of, by in ((reviewed, policy), (first, POLICY)):
-        assert run(registry, of, ledger, by).outcome == "refused"
+    for new_release, by in ((reviewed, policy), (first, POLICY)):
+        assert promote_release(registry, new_release, ledger, by).outcome == "refused"
     assert registry.aliases == {CANDIDATE: "1"}
 
 
@@ -489,10 +491,10 @@ def test_unchanged_outcome_depends_on_the_ledger_and_not_on_tags(
 ) -> None:
     """An editor writes the digest of the stricter policy into the champion's tag."""
     registry = Simulator()
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     policy = builders.policy(min_samples=350)
     registry.versions[0].tags[Tag.POLICY] = policy.digest().hex
-    again = run(registry, release(first.onnx_path, policy=policy), ledger, policy)
+    again = promote_release(registry, release(first.onnx_path, policy=policy), ledger, policy)
     assert (again.outcome, again.version) == ("promoted", "2")
 
 
@@ -503,7 +505,7 @@ INVALID_TIMES = {
 }
 
 
-def measured(at: dict[str, float] | str) -> str:
+def to_iso_time(at: dict[str, float] | str) -> str:
     return at if isinstance(at, str) else (datetime.now(UTC) + timedelta(**at)).isoformat()
 
 
@@ -512,13 +514,15 @@ def test_evidence_that_is_too_old_or_from_the_future_is_refused(
     ledger: Ledger, first: Release, at: dict[str, float] | str, reason: str
 ) -> None:
     registry, policy = Simulator(), builders.policy(review="required")
-    of = evidence(first.onnx_path, measured_at=measured(at))
-    outcome = run(registry, release(first.onnx_path, evidence=of, policy=policy), ledger, policy)
+    new_release = evidence(first.onnx_path, measured_at=to_iso_time(at))
+    outcome = promote_release(
+        registry, release(first.onnx_path, evidence=new_release, policy=policy), ledger, policy
+    )
     assert outcome.outcome == "refused"
     assert reason in outcome.reason
     assert "Measure the file again" in outcome.reason
     assert (registry.versions, registry.aliases) == ([], {})
-    assert actions(ledger) == ["refused"]
+    assert ledger_actions(ledger) == ["refused"]
 
 
 @pytest.mark.parametrize(
@@ -532,16 +536,16 @@ def test_evidence_that_is_too_old_or_from_the_future_is_refused(
 def test_recent_evidence_is_promoted(
     ledger: Ledger, first: Release, at: dict[str, float], policy: Policy
 ) -> None:
-    of = evidence(first.onnx_path, measured_at=measured(at))
-    handed = release(first.onnx_path, evidence=of, policy=policy)
-    assert run(Simulator(), handed, ledger, policy).outcome == "promoted"
+    new_release = evidence(first.onnx_path, measured_at=to_iso_time(at))
+    evaluated = release(first.onnx_path, evidence=new_release, policy=policy)
+    assert promote_release(Simulator(), evaluated, ledger, policy).outcome == "promoted"
 
 
 def test_champion_with_old_evidence_stays_unchanged(
     ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Simulator()
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
 
     class Later(datetime):
         @classmethod
@@ -549,18 +553,18 @@ def test_champion_with_old_evidence_stays_unchanged(
             return datetime.now(tz) + timedelta(days=400)
 
     monkeypatch.setattr(promotion, "datetime", Later)
-    assert run(registry, first, ledger).outcome == "unchanged"
+    assert promote_release(registry, first, ledger).outcome == "unchanged"
     registry.aliases.clear()
-    assert "400.0 days old" in run(registry, first, ledger).reason
+    assert "400.0 days old" in promote_release(registry, first, ledger).reason
 
 
 @pytest.mark.parametrize("index", [6, 10, 16])
 def test_champion_moved_by_another_host_is_a_conflict(
     ledger: Ledger, first: Release, second: Release, third: Release, index: int
 ) -> None:
-    """Before the promotion looks again, or right after it set the alias."""
+    """The alias moves before the promotion reads it again, or right after it was set."""
     registry = Watched(Simulator())
-    run(registry, first, ledger)
+    promote_release(registry, first, ledger)
     registry.inner.create_version(NAME, third.draft())
     registry.calls.clear()
 
@@ -571,9 +575,9 @@ def test_champion_moved_by_another_host_is_a_conflict(
     hook = "after" if index == 16 else "before"
     setattr(registry, hook, interfere)
     with pytest.raises(PromotionConflict, match="points at version 2"):
-        run(registry, second, ledger)
+        promote_release(registry, second, ledger)
     assert registry.inner.aliases[CHAMPION] == "2"
-    assert actions(ledger) == ["promoted", *["promoted"][: index == 16], "conflict"]
+    assert ledger_actions(ledger) == ["promoted", *["promoted"][: index == 16], "conflict"]
 
 
 def test_concurrent_promotion_reports_the_lock_owner(
@@ -584,21 +588,21 @@ def test_concurrent_promotion_reports_the_lock_owner(
         promotion_lock(ledger),
         pytest.raises(PromotionConflict, match=r"process \d+ on \S+ since 20"),
     ):
-        run(registry, first, ledger)
+        promote_release(registry, first, ledger)
     assert registry.calls == []
-    assert actions(ledger) == ["conflict"]
-    assert run(registry, first, ledger).outcome == "promoted"
+    assert ledger_actions(ledger) == ["conflict"]
+    assert promote_release(registry, first, ledger).outcome == "promoted"
 
 
 def test_broken_ledger_stops_the_promotion_before_any_registry_call(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
     registry = Watched(Simulator())
-    run(registry, first, ledger)
-    put_lines(ledger.state, [b'{"edited": true}'])
+    promote_release(registry, first, ledger)
+    replace_lines(ledger.state, [b'{"edited": true}'])
     registry.calls.clear()
     with pytest.raises(EvidenceError, match=r"ledger\.db:1"):
-        run(registry, second, ledger)
+        promote_release(registry, second, ledger)
     assert registry.calls == []
 
 
@@ -606,11 +610,11 @@ def test_two_registries_in_one_ledger_have_separate_histories(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
     here, there = Simulator("here"), Simulator("there")
-    run(here, first, ledger)
+    promote_release(here, first, ledger)
     here.versions[0].data += b"\x00"
-    run(here, first, ledger)
-    run(there, second, ledger)
-    assert run(there, second, ledger).outcome == "unchanged"
+    promote_release(here, first, ledger)
+    promote_release(there, second, ledger)
+    assert promote_release(there, second, ledger).outcome == "unchanged"
     assert [e.registry for e in ledger.entries()].count("there") == 2
 
 
@@ -618,8 +622,8 @@ def test_champion_without_a_ledger_entry_gets_one(
     ledger: Ledger, tmp_path: Path, first: Release
 ) -> None:
     registry = Simulator()
-    run(registry, first, Ledger(tmp_path / "elsewhere.jsonl"))
-    assert run(registry, first, ledger).outcome == "unchanged"
+    promote_release(registry, first, Ledger(tmp_path / "elsewhere.jsonl"))
+    assert promote_release(registry, first, ledger).outcome == "unchanged"
     (line,) = ledger.entries()
     assert line.action == "promoted"
     assert "without an entry in this ledger" in line.reason

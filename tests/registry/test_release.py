@@ -9,7 +9,7 @@ from tests.registry.releases import onnx_file, onnx_file_with_data
 
 
 def test_manifest_text_with_the_digest_of_a_model_is_not_accepted_as_model(tmp_path):
-    """Whoever can write an artifact could put it in the place of the model."""
+    """An attacker with write access could upload such a text in place of the model."""
     from gate.storage.digest import canonical_json
 
     path = onnx_file_with_data(tmp_path / "model.onnx")

@@ -1,4 +1,4 @@
-"""Review tally: which statements of reviewers count."""
+"""The review tally counts only valid statements of trusted reviewers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests import builders
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 BEFORE = NOW - timedelta(hours=1)
-OF = Reviewable(
+REVIEWABLE = Reviewable(
     registry="https://registry", model="digits", version="2",
     sha256=builders.digest("model"), decision=builders.digest("decision"),
 )  # fmt: skip
@@ -47,17 +47,19 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SigningKey]:
     }
 
 
-def trusted(key: SigningKey, **more: Any) -> TrustedKey:
+def make_trusted_key(key: SigningKey, **more: Any) -> TrustedKey:
     return TrustedKey(**key.public.to_plain(), **more)
 
 
 def trust_in(keys: dict[str, SigningKey], **more: Any) -> Trust:
-    """ci measures; alice, bob, carol and ci review."""
-    reviewers = tuple(trusted(keys[name]) for name in ("alice", "bob", "carol", "ci"))
-    return Trust(**{"measurers": (trusted(keys["ci"]),), "reviewers": reviewers, **more})
+    """Return a trust where ci measures, and alice, bob, carol and ci review."""
+    reviewers = tuple(make_trusted_key(keys[name]) for name in ("alice", "bob", "carol", "ci"))
+    return Trust(**{"measurers": (make_trusted_key(keys["ci"]),), "reviewers": reviewers, **more})
 
 
-def counter(keys: dict[str, SigningKey], trust: Trust | None = None, **more: Any) -> ReviewCounter:
+def make_counter(
+    keys: dict[str, SigningKey], trust: Trust | None = None, **more: Any
+) -> ReviewCounter:
     fields: dict[str, Any] = {
         "trust": trust or trust_in(keys),
         "registries": frozenset({"https://registry", "http://same-registry:5000"}),
@@ -70,22 +72,22 @@ def counter(keys: dict[str, SigningKey], trust: Trust | None = None, **more: Any
 
 def statement_tag(
     key: SigningKey, word: Any = "approved", *, at: datetime = BEFORE, under: SigningKey | None = None,
-    comment: str | None = None, **of: Any,
+    comment: str | None = None, **overrides: Any,
 ) -> Tags:  # fmt: skip
-    """The tag of a statement by a key, or under the name of another."""
-    signed = dataclasses.replace(OF, **of).sign(word, key, at=at, comment=comment)
+    """Return a tag with a statement signed by `key`; `under`: the key whose id the tag name has."""
+    signed = dataclasses.replace(REVIEWABLE, **overrides).sign(word, key, at=at, comment=comment)
     return {f"{STATEMENT_TAG}{(under or key).public.short}": signed.compact}
 
 
 def tag_of_other_statement(key: SigningKey, predicate_type: str) -> Tags:
-    """Another statement by the key."""
+    """Return a tag with a statement of another predicate type."""
     statement = Statement(
-        subject=resources({"model": OF.sha256}), predicate_type=predicate_type, predicate={}
+        subject=resources({"model": REVIEWABLE.sha256}), predicate_type=predicate_type, predicate={}
     )
     return {f"{STATEMENT_TAG}{key.public.short}": SignedStatement.sign(statement, key).compact}
 
 
-def tampered(tags: Tags, change: Callable[[dict[str, Any]], Any]) -> Tags:
+def tamper(tags: Tags, change: Callable[[dict[str, Any]], Any]) -> Tags:
     ((name, text),) = tags.items()
     envelope = json.loads(text)
     change(envelope)
@@ -126,7 +128,7 @@ CASES: dict[str, Case] = {
     "an unknown key under a reviewer's name": (
         lambda k: statement_tag(k["mallory"], under=k["alice"]), 0, "signed by 0 of the keys"),
     "an unknown key that says that it is a reviewer's": (
-        lambda k: tampered(statement_tag(k["mallory"], under=k["alice"]),
+        lambda k: tamper(statement_tag(k["mallory"], under=k["alice"]),
                           lambda e: rename_key(e, key_id=k["alice"].public.key_id)),
         0, "signed by 0 of the keys"),
     "another version": (lambda k: statement_tag(k["alice"], version="1"), 0, "about version 1, expected 2"),
@@ -143,10 +145,10 @@ CASES: dict[str, Case] = {
     "of the future": (
         lambda k: statement_tag(k["alice"], at=NOW + timedelta(hours=1)), 0, "dated in the future"),
     "an edited payload": (
-        lambda k: tampered(statement_tag(k["alice"]), edit_payload), 0, "expected 2"),
+        lambda k: tamper(statement_tag(k["alice"]), edit_payload), 0, "expected 2"),
     "a no that was made a yes": (
-        lambda k: tampered(statement_tag(k["alice"], "rejected"), turn_rejection_into_approval), 0, "signed by 0 of the keys"),
-    "no signature": (lambda k: tampered(statement_tag(k["alice"]), remove_signatures), 0, "not an in-toto statement"),
+        lambda k: tamper(statement_tag(k["alice"], "rejected"), turn_rejection_into_approval), 0, "signed by 0 of the keys"),
+    "no signature": (lambda k: tamper(statement_tag(k["alice"]), remove_signatures), 0, "not an in-toto statement"),
     "no word": (lambda k: tag_of_other_statement(k["alice"], APPROVAL_TYPE), 0, "is not valid"),
     "a statement of another type": (
         lambda k: tag_of_other_statement(k["alice"], SUMMARY_TYPE), 0, f"of type {SUMMARY_TYPE}"),
@@ -162,7 +164,7 @@ CASES: dict[str, Case] = {
 def test_counted_approvals(
     keys: dict[str, SigningKey], tags: Callable[..., Tags], number: int, text: str
 ) -> None:
-    tally = counter(keys, trust_in(keys, reviewers_threshold=2)).count(tags(keys), OF)
+    tally = make_counter(keys, trust_in(keys, reviewers_threshold=2)).count(tags(keys), REVIEWABLE)
     assert len(tally.approvals) == number
     assert tally.is_approved == (number == 2)
     assert not tally.rejections
@@ -194,8 +196,8 @@ def test_trust_decides_whether_an_approval_counts(
         fields["revoked"] = (keys[fields.pop("revoke")].public.key_id,)
     times = {name: fields.pop(name) for name in ("valid_from", "valid_until") if name in fields}
     if times:
-        fields["reviewers"] = (trusted(keys["alice"], **times),)
-    tally = counter(keys, trust_in(keys, **fields)).count(statement_tag(keys[by]), OF)
+        fields["reviewers"] = (make_trusted_key(keys["alice"], **times),)
+    tally = make_counter(keys, trust_in(keys, **fields)).count(statement_tag(keys[by]), REVIEWABLE)
     assert tally.is_approved == approved
 
 
@@ -204,7 +206,7 @@ def test_trust_decides_whether_an_approval_counts(
     [
         (None, True),
         (BEFORE - timedelta(seconds=1), True),
-        (BEFORE, False),  # the ledger's lines have seconds
+        (BEFORE, False),  # ledger entries have a resolution of one second
         (BEFORE + timedelta(minutes=1), False),
     ],
 )
@@ -212,7 +214,7 @@ def test_approval_before_the_last_use_does_not_count(
     keys: dict[str, SigningKey], closed_at: datetime | None, counts: bool
 ) -> None:
     closed = None if closed_at is None else closed_at.isoformat(timespec="seconds")
-    tally = counter(keys, closed_at=closed).count(statement_tag(keys["alice"]), OF)
+    tally = make_counter(keys, closed_at=closed).count(statement_tag(keys["alice"]), REVIEWABLE)
     assert tally.is_approved == counts
     assert ("sign again" in str(tally)) != counts
 
@@ -223,7 +225,7 @@ def test_rejection_overrides_approvals(keys: dict[str, SigningKey]) -> None:
         | statement_tag(keys["bob"])
         | statement_tag(keys["carol"], "rejected", comment="no")
     )
-    tally = counter(keys).count(tags, OF)
+    tally = make_counter(keys).count(tags, REVIEWABLE)
     assert len(tally.approvals) == 2
     assert list(tally.rejections) == [keys["carol"].public.key_id]
     assert not tally.is_approved
@@ -233,23 +235,33 @@ def test_rejection_overrides_approvals(keys: dict[str, SigningKey]) -> None:
 @pytest.mark.parametrize("by", ["ci", "alice"])
 def test_measurer_may_reject_at_any_time(keys: dict[str, SigningKey], by: str) -> None:
     closed = NOW.isoformat(timespec="seconds")
-    tally = counter(keys, closed_at=closed).count(statement_tag(keys[by], "rejected"), OF)
+    tally = make_counter(keys, closed_at=closed).count(
+        statement_tag(keys[by], "rejected"), REVIEWABLE
+    )
     assert list(tally.rejections) == [keys[by].public.key_id]
 
 
 def test_rejection_by_an_untrusted_key_does_not_count(keys: dict[str, SigningKey]) -> None:
-    tally = counter(keys).count(statement_tag(keys["mallory"], "rejected", under=keys["bob"]), OF)
+    tally = make_counter(keys).count(
+        statement_tag(keys["mallory"], "rejected", under=keys["bob"]), REVIEWABLE
+    )
     assert not tally.rejections
     assert "does not count" in str(tally)
 
 
 def test_comments_are_sanitized_and_limited(keys: dict[str, SigningKey]) -> None:
     tags = statement_tag(keys["alice"], comment="looked\nat \x1b[31mit")
-    assert counter(keys).count(tags, OF).comment == "looked at �[31mit"
-    pair = counter(keys).count(tags | statement_tag(keys["bob"], comment="fine"), OF).comment
+    assert make_counter(keys).count(tags, REVIEWABLE).comment == "looked at �[31mit"
+    pair = (
+        make_counter(keys)
+        .count(tags | statement_tag(keys["bob"], comment="fine"), REVIEWABLE)
+        .comment
+    )
     assert pair is not None
     assert set(pair.split("; ")) == {"alice: looked at �[31mit", "bob: fine"}
-    long = counter(keys).count(statement_tag(keys["bob"], comment="y" * 2000), OF).comment
+    long = (
+        make_counter(keys).count(statement_tag(keys["bob"], comment="y" * 2000), REVIEWABLE).comment
+    )
     assert long is not None
     assert len(long) == COMMENT_LIMIT
 
@@ -260,7 +272,7 @@ def test_many_invalid_statements_do_not_hide_an_approval(
     tags = {f"{STATEMENT_TAG}{number:012x}": "x" for number in range(1000)} | statement_tag(
         keys["alice"]
     )
-    tally = counter(keys).count(tags, OF)
+    tally = make_counter(keys).count(tags, REVIEWABLE)
     assert tally.is_approved
     assert "and 997 more" in str(tally)
     assert len(str(tally)) < 300
@@ -271,7 +283,8 @@ def test_summary_of_the_same_tags_does_not_depend_on_time(keys: dict[str, Signin
         keys["bob"], version="7"
     )
     texts = {
-        str(counter(keys, now=NOW + timedelta(hours=hours)).count(tags, OF)) for hours in (0, 1, 30)
+        str(make_counter(keys, now=NOW + timedelta(hours=hours)).count(tags, REVIEWABLE))
+        for hours in (0, 1, 30)
     }
     assert len(texts) == 1
 
@@ -280,7 +293,7 @@ def test_summary_of_the_same_tags_does_not_depend_on_time(keys: dict[str, Signin
 def test_counting_accepts_any_tags(keys: dict[str, SigningKey], texts: dict[int, str]) -> None:
     shorts = [key.public.short for key in keys.values()] + ["", "é", "x" * 300, "0", "1"]
     tags = {f"{STATEMENT_TAG}{shorts[number]}": text for number, text in texts.items()}
-    assert isinstance(counter(keys).count(tags, OF), ReviewTally)
+    assert isinstance(make_counter(keys).count(tags, REVIEWABLE), ReviewTally)
 
 
 SIZES = {"none": None, "plain": "x" * COMMENT_LIMIT, "wide": "値" * COMMENT_LIMIT}
@@ -299,39 +312,44 @@ def test_statement_fits_into_a_tag(
     assert "\n" not in text
 
 
-GOOD = st.sampled_from(["alice", "bob", "carol", "ci"])
-WORSE = ("remove a statement", "revoke", "raise", "age", "close", "measure", "reject")
+REVIEWERS = st.sampled_from(["alice", "bob", "carol", "ci"])
+WEAKER = ("remove a statement", "revoke", "raise", "age", "close", "measure", "reject")
 
 
-@given(approvers=st.sets(GOOD), needed=st.integers(1, 4), worse=st.sampled_from(WORSE), who=GOOD)
+@given(
+    approvers=st.sets(REVIEWERS),
+    threshold=st.integers(1, 4),
+    change=st.sampled_from(WEAKER),
+    reviewer=REVIEWERS,
+)
 def test_weaker_evidence_never_turns_into_an_approval(
-    keys: dict[str, SigningKey], approvers: set[str], needed: int, worse: str, who: str
+    keys: dict[str, SigningKey], approvers: set[str], threshold: int, change: str, reviewer: str
 ) -> None:
     tags: Tags = {}
     for name in approvers:
         tags |= statement_tag(keys[name])
-    fields: dict[str, Any] = {"reviewers_threshold": needed}
+    fields: dict[str, Any] = {"reviewers_threshold": threshold}
     more: dict[str, Any] = {}
-    before = counter(keys, trust_in(keys, **fields)).count(tags, OF)
-    match worse:
+    before = make_counter(keys, trust_in(keys, **fields)).count(tags, REVIEWABLE)
+    match change:
         case "remove a statement":
-            tags.pop(f"{STATEMENT_TAG}{keys[who].public.short}", None)
+            tags.pop(f"{STATEMENT_TAG}{keys[reviewer].public.short}", None)
         case "revoke":
-            fields["revoked"] = (keys[who].public.key_id,)
+            fields["revoked"] = (keys[reviewer].public.key_id,)
         case "raise":
-            fields["reviewers_threshold"] = needed + 1
+            fields["reviewers_threshold"] = threshold + 1
         case "age":
             fields["max_age_days"] = 0.01
         case "close":
             more["closed_at"] = NOW.isoformat()
         case "measure":
-            more["measurers"] = frozenset({keys["ci"].public.key_id, keys[who].public.key_id})
+            more["measurers"] = frozenset({keys["ci"].public.key_id, keys[reviewer].public.key_id})
         case "reject":
-            tags |= statement_tag(keys[who], "rejected")
+            tags |= statement_tag(keys[reviewer], "rejected")
     try:
         trust = trust_in(keys, **fields)
-    except ValueError:  # a threshold that nobody can meet
+    except ValueError:  # the threshold exceeds the number of reviewers
         return
-    after = counter(keys, trust, **more).count(tags, OF)
+    after = make_counter(keys, trust, **more).count(tags, REVIEWABLE)
     assert before.is_approved or not after.is_approved
-    assert len(approvers - {"ci"}) >= needed or not before.is_approved
+    assert len(approvers - {"ci"}) >= threshold or not before.is_approved

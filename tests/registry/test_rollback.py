@@ -31,7 +31,7 @@ CALLS_OF_A_ROLLBACK = [
 
 @pytest.fixture
 def registry(ledger: Ledger, first: Release, second: Release) -> Watched:
-    """Version 2 serves, version 1 served before."""
+    """A registry whose champion is version 2; version 1 is `previous`."""
     created = Watched(Simulator())
     for each in (first, second):
         promote(created, each, policy=POLICY, ledger=ledger)
@@ -83,7 +83,7 @@ def test_second_rollback_repairs_a_stale_previous_alias(
     promote(registry, third, policy=POLICY, ledger=ledger)
     roll_back(registry, ledger)
     roll_back(registry, ledger)
-    registry.inner.aliases[PREVIOUS] = "3"  # as the first rollback had left it
+    registry.inner.aliases[PREVIOUS] = "3"  # the value before the second rollback
     outcome = roll_back(registry, ledger)
     assert (outcome.version, outcome.previous_version) == ("1", "2")
     assert registry.inner.aliases[CHAMPION] == "1"
@@ -106,8 +106,8 @@ def test_next_rollback_finishes_a_crash_at_any_call(
         roll_back(registry, ledger)
     simulator = registry.inner
     assert simulator.aliases[CHAMPION] in ("1", "2")
-    if index > CALLS_OF_A_ROLLBACK.index("set_alias champion") + 1:  # it is not pending any more
-        with pytest.raises(RegistryError, match="was itself rolled back"):  # nothing is left to do
+    if index > CALLS_OF_A_ROLLBACK.index("set_alias champion") + 1:  # no longer pending
+        with pytest.raises(RegistryError, match="was itself rolled back"):  # no move is pending
             roll_back(simulator, ledger)
         assert ledger.entries()[-2].action == "rolled_back"
         PageUpdater().follow(RegisteredModel(simulator, ledger, NAME), thoroughly=False)
@@ -121,12 +121,12 @@ def test_next_rollback_finishes_a_crash_at_any_call(
 
 
 def assert_pages(simulator: Simulator) -> None:
-    """Version 1 came back from 2."""
-    first, two = (version.description for version in simulator.versions)
+    """Assert that the pages show the rollback from version 2 to version 1."""
+    first, second = (version.description for version in simulator.versions)
     assert first.startswith("Status: champion since")
     assert "again: version 2 was rolled back" in first
-    assert two.startswith("Status: rolled back on")
-    assert "because sevens read as ones; version 1 serves again." in two
+    assert second.startswith("Status: rolled back on")
+    assert "because sevens read as ones; version 1 serves again." in second
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -144,25 +144,25 @@ def test_rollback_without_an_earlier_champion_is_refused(
 
 
 def move_by_hand(registry: Watched, version: str) -> None:
-    """Somebody points `champion` there in the registry's pages."""
+    """Move `champion` by hand, as in the web interface of the registry."""
     registry.inner.aliases[CHAMPION] = version
 
 
-def guard_accepts_first(registry: Watched, ledger: Ledger) -> None:
-    """The service's guard saw the move by hand first."""
-    (used,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
-    assert used.outcome == "accepted"
+def run_guard(registry: Watched, ledger: Ledger) -> None:
+    """Let the service's guard accept the move."""
+    (result,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    assert result.outcome == "accepted"
 
 
-def guard_not_run(registry: Watched, ledger: Ledger) -> None:
-    """Nobody saw it yet."""
+def skip_guard(registry: Watched, ledger: Ledger) -> None:
+    """Leave the move unprocessed."""
 
 
-@pytest.mark.parametrize("guard_state", [guard_not_run, guard_accepts_first])
+@pytest.mark.parametrize("guard_state", [skip_guard, run_guard])
 def test_rollback_after_a_move_by_hand_is_recorded(
     registry: Watched, ledger: Ledger, guard_state, second: Release
 ) -> None:
-    """What serves never moves, whether the guard was quicker or not."""
+    """The alias is not moved again, whether the guard ran before the rollback or not."""
     move_by_hand(registry, "1")
     guard_state(registry, ledger)
     registry.calls.clear()
@@ -181,7 +181,7 @@ def test_rollback_after_a_move_by_hand_is_recorded(
 
 
 @pytest.mark.rows(5)
-@pytest.mark.parametrize("guard_state", [guard_not_run, guard_accepts_first])
+@pytest.mark.parametrize("guard_state", [skip_guard, run_guard])
 @pytest.mark.parametrize("index", range(16))
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
 def test_rollback_by_hand_is_recorded_once_despite_crashes(
@@ -199,17 +199,17 @@ def test_rollback_by_hand_is_recorded_once_despite_crashes(
     with contextlib.suppress(Crash):
         roll_back(registry, ledger)
     setattr(registry, moment, lambda *_: None)
-    with contextlib.suppress(RegistryError):  # it was done, and there is nothing to go back to
+    with contextlib.suppress(RegistryError):  # the rollback was already finished
         roll_back(registry, ledger)
     assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
     assert [e.action for e in ledger.entries()].count("rolled_back") == 1
 
 
-@pytest.mark.parametrize("guard_state", [guard_not_run, guard_accepts_first])
+@pytest.mark.parametrize("guard_state", [skip_guard, run_guard])
 def test_rollback_of_a_move_by_hand_restores_the_last_champion(
     registry: Watched, ledger: Ledger, tmp_path: Path, guard_state
 ) -> None:
-    """Not to the version of `previous`, which did not follow."""
+    """`previous` is not the target: it was not updated by the move by hand."""
     reviewed = builders.policy(review="required")
     waiting = release(onnx_file(tmp_path / "third.onnx", seed=3), policy=reviewed)
     promote(registry, waiting, policy=reviewed, ledger=ledger)
@@ -222,13 +222,13 @@ def test_rollback_of_a_move_by_hand_restores_the_last_champion(
     assert Tag.ROLLED_BACK in registry.inner.versions[2].tags
     line = ledger.entries()[-1]
     assert (line.action, line.version, line.previous_version) == ("rolled_back", "2", "3")
-    assert ("in the ledger was 2" in line.reason) is (guard_state is guard_not_run)
+    assert ("in the ledger was 2" in line.reason) is (guard_state is skip_guard)
 
 
 def test_rollback_to_changed_bytes_is_refused(
     registry: Watched, ledger: Ledger, second: Release
 ) -> None:
-    """Also where the tag was made to fit the bytes: the ledger counts, not the tag."""
+    """The digest of the ledger counts, although the tag matches the changed bytes."""
     registry.inner.versions[0].data = second.onnx_path.read_bytes()
     registry.inner.versions[0].tags[Tag.SHA256] = second.decision.subject_sha256.hex
     with pytest.raises(DigestMismatch, match="version 1"):

@@ -33,7 +33,7 @@ from tests.registry.servers import make_run
 from tests.registry.signed import Signing
 from tests.service.registry_setup import SIGNED
 
-# SQLAlchemy, about MLflow's own tables.
+# SQLAlchemy warns about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 _names = itertools.count()
 
@@ -46,7 +46,7 @@ def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ReviewedModel:
-    """A registry with a version that passed and waits; its ledger lies where the service is."""
+    """A registry with a version that passed and waits for review; the service has the ledger."""
 
     def __init__(self, folder: Path, uri: str, run_id: str, *, sign: bool = True) -> None:
         self.uri, self.name, self.run_id = uri, f"digits-{next(_names)}", run_id
@@ -64,8 +64,8 @@ class ReviewedModel:
         created = replace(created, model_name=self.name, run_id=self.run_id)
         if not sign:
             return created
-        by = Signing(self.ci, registry=plain_(self.uri), model=self.name, at=self.at)
-        return by.signed(created, SIGNED)
+        signing = Signing(self.ci, registry=plain_(self.uri), model=self.name, at=self.at)
+        return signing.signed(created, SIGNED)
 
     def command(self, word: str, *options: str) -> tuple[str, ...]:
         return (word, self.name, self.number, "--tracking-uri", self.uri, *options)
@@ -75,16 +75,16 @@ class ReviewedModel:
         return self.registry.version(self.name, self.number).tags
 
     def process_reviews_once(self, *reviewers: SigningKey, threshold: int = 1) -> list[str]:
-        """As the service does."""
+        """Process the reviews as the service does."""
         trusted = tuple(TrustedKey(**key.public.to_plain()) for key in reviewers)
         trust = Trust(
             measurers=(TrustedKey(**self.ci.public.to_plain()),),
             reviewers=trusted,
             reviewers_threshold=threshold,
         )
-        rule = ReviewSettings.from_policy(SIGNED)
-        model = RegisteredModel(self.registry, self.ledger, self.name, reviews=rule)
-        return [used.outcome for used in process_reviews(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
+        settings = ReviewSettings.from_policy(SIGNED)
+        model = RegisteredModel(self.registry, self.ledger, self.name, reviews=settings)
+        return [result.outcome for result in process_reviews(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -93,14 +93,14 @@ def reviewed_model(tmp_path: Path) -> ReviewedModel:
     return ReviewedModel(tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"))
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = cli.main(arguments)
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
 
 def without_progress(err: str) -> list[str]:
-    """What is more than steps that take long, which a busy machine says."""
+    """Drop the progress lines, which depend on the speed of the machine."""
     return [line for line in err.splitlines() if not line.endswith(" …")]
 
 
@@ -109,7 +109,9 @@ def test_signed_approvals_are_shown_and_counted_by_the_service(
 ) -> None:
     alice, bob = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("alice", "bob"))
     key = ("--key", str(tmp_path / "alice.pem"))
-    code, out, err = run(capsys, *reviewed_model.command("approve", *key, "--comment", "fine"))
+    code, out, err = run_command(
+        capsys, *reviewed_model.command("approve", *key, "--comment", "fine")
+    )
     assert (code, without_progress(err)) == (0, [])
     entry = reviewed_model.ledger.entries()[-1]
     decision = reviewed_model.release(sign=True).decision
@@ -129,7 +131,7 @@ def test_signed_approvals_are_shown_and_counted_by_the_service(
     assert reviewed_model.tags[Tag.REVIEW_RESULT].startswith("1 of 2 signed approvals (alice")
 
     key = ("--key", f"file:{tmp_path}/bob.pem", "--json")
-    code, out, _ = run(
+    code, out, _ = run_command(
         capsys, *reviewed_model.command("approve", *key, "--sha256", str(entry.sha256))
     )
     record = json.loads(out)
@@ -149,7 +151,7 @@ def test_signed_rejection_counts_without_trust(
     alice = SigningKey.make(tmp_path / "alice.pem")
     monkeypatch.setenv(KEY_VARIABLE, str(tmp_path / "alice.pem"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", reviewed_model.uri)
-    code, out, _ = run(
+    code, out, _ = run_command(
         capsys, "reject", reviewed_model.name, reviewed_model.number, "--comment", "too dark"
     )
     assert code == 0
@@ -178,22 +180,22 @@ def test_approve_reports_whether_the_trust_file_counts_the_key(
         name: json.dumps(key.public.to_plain()) for name, key in (("ALICE", alice), ("BOB", bob))
     }
     keys["WHOLE"] = alice.public.key_id
-    text, why = TRUST_SECTIONS[trust_section]
-    # At once: a key that is written in base64 may have any of these words in it.
+    text, reason = TRUST_SECTIONS[trust_section]
+    # One pass over all words: a key in base64 may contain any of them.
     text = re.sub("ALICE|BOB|WHOLE", lambda word: keys[word[0]], text)
     trust = tmp_path / "trust.yaml"
     measurer = json.dumps(reviewed_model.ci.public.to_plain())
     trust.write_text(f"trust: {{measurers: [{measurer}], {text}}}\n")
     key = ("--key", str(tmp_path / "alice.pem"))
     command = reviewed_model.command("approve", "--trust", str(trust), *key)
-    code, out, _ = run(capsys, *command, "--json")
-    expected = why and why.replace("KEY", alice.public.short)
+    code, out, _ = run_command(capsys, *command, "--json")
+    expected = reason and reason.replace("KEY", alice.public.short)
     assert code == 0, out
     assert json.loads(out)["trust"] == {
-        "path": str(trust), "counts": why is None, "why_not": expected
+        "path": str(trust), "counts": reason is None, "why_not": expected
     }  # fmt: skip
-    _, out, _ = run(capsys, *command)
-    line = f"trust     {trust} {'counts' if why is None else 'does not count'} this key"
+    _, out, _ = run_command(capsys, *command)
+    line = f"trust     {trust} {'counts' if reason is None else 'does not count'} this key"
     assert line in out
     assert "The service counts it" not in out
 
@@ -201,13 +203,13 @@ def test_approve_reports_whether_the_trust_file_counts_the_key(
 def test_measurer_is_warned_that_the_approval_does_not_count(
     reviewed_model: ReviewedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    custom = json.dumps(reviewed_model.ci.public.to_plain())
+    measurer = json.dumps(reviewed_model.ci.public.to_plain())
     trust = tmp_path / "trust.yaml"
-    trust.write_text(f"trust: {{measurers: [{custom}], reviewers: [{custom}]}}\n")
+    trust.write_text(f"trust: {{measurers: [{measurer}], reviewers: [{measurer}]}}\n")
     options = ("--key", str(tmp_path / "ci.pem"), "--json", "--trust", str(trust))
-    _, out, _ = run(capsys, *reviewed_model.command("approve", *options))
+    _, out, _ = run_command(capsys, *reviewed_model.command("approve", *options))
     assert "so it can't approve it" in json.loads(out)["trust"]["why_not"]
-    _, out, _ = run(capsys, *reviewed_model.command("reject", *options))
+    _, out, _ = run_command(capsys, *reviewed_model.command("reject", *options))
     assert json.loads(out)["trust"]["counts"] is True
 
 
@@ -223,15 +225,15 @@ def test_earlier_refusal_is_reported(
     damaged.parent.mkdir()
     damaged.write_text("trust: 7\n")
     command = reviewed_model.command("reject", "--key", "alice.pem")
-    _, out, _ = run(capsys, *command, "--json")
+    _, out, _ = run_command(capsys, *command, "--json")
     plain = json.loads(out)
     assert (plain["refused_before"], plain["trust"]) == (None, None)
-    _, out, _ = run(capsys, *command)
+    _, out, _ = run_command(capsys, *command)
     assert "already refused according to the tag gate.review" in out
     reviewed_model.registry.set_tag(
         reviewed_model.name, reviewed_model.number, key=Tag.REFUSED, value="it was edited"
     )
-    _, out, _ = run(capsys, *command, "--json")
+    _, out, _ = run_command(capsys, *command, "--json")
     assert json.loads(out)["refused_before"] == Tag.REFUSED
 
 
@@ -240,7 +242,9 @@ def test_unsigned_version_is_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     unsigned = ReviewedModel(
         tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"), sign=False
     )
-    code, out, _ = run(capsys, *unsigned.command("approve", "--key", str(tmp_path / "ci.pem")))
+    code, out, _ = run_command(
+        capsys, *unsigned.command("approve", "--key", str(tmp_path / "ci.pem"))
+    )
     assert code == 0
     assert "not signed: neither evidence nor decision" in out
 
@@ -261,7 +265,7 @@ def test_invalid_options_sign_nothing(
     text: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, _, err = run(capsys, *reviewed_model.command("approve", *options))
+    code, _, err = run_command(capsys, *reviewed_model.command("approve", *options))
     assert (code, text in err) == (2, True)
     assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
 
@@ -279,7 +283,7 @@ def test_terminal_asks_before_signing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Terminal:
-        """Says no."""
+        """A terminal whose user answers no."""
 
         def isatty(self) -> bool:
             return True
@@ -290,11 +294,11 @@ def test_terminal_asks_before_signing(
     command = reviewed_model.command("approve", "--key", "ci.pem")
     monkeypatch.setattr(sys, "stdin", Terminal())
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _text: "n")
-    code, _, err = run(capsys, *command)
+    code, _, err = run_command(capsys, *command)
     assert code == 130
     assert "verdict   PASS on ort-cpu" in err
     assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
-    assert run(capsys, *command, "--yes")[0] == 0
+    assert run_command(capsys, *command, "--yes")[0] == 0
 
 
 def test_statement_too_long_for_a_tag_is_refused(

@@ -1,4 +1,4 @@
-"""Submission: create a version with its evidence and set `candidate`, without a ledger."""
+"""A submission creates a version with its evidence and sets `candidate`, without a ledger."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.registry.promoting import submit
 from tests.registry.releases import NAME, failing_release, onnx_file, release, twin_policy
 from tests.registry.signed import Signing, trust_in
 from tests.registry.simulator import Crash, Simulator, Watched
-from tests.registry.test_preprocessing_spec import made as with_spec
+from tests.registry.test_preprocessing_spec import make_release as with_spec
 from tests.service.registry_setup import RegistrySetup
 
 POLICY = builders.policy()
-TWINNED = builders.policy(twin=twin_policy())
+POLICY_WITH_TWIN = builders.policy(twin=twin_policy())
 
 
 @pytest.fixture
@@ -37,102 +37,114 @@ def registry() -> Simulator:
 
 
 @pytest.fixture
-def signed(ci: SigningKey, tmp_path: Path) -> Release:
+def signed_release(ci: SigningKey, tmp_path: Path) -> Release:
     return Signing(ci).signed(release(onnx_file(tmp_path / "model.onnx")), POLICY)
 
 
 def test_submission_creates_a_complete_version_and_sets_only_candidate(
-    registry: Simulator, signed: Release
+    registry: Simulator, signed_release: Release
 ) -> None:
-    result = submit(registry, signed, policy=POLICY)
+    result = submit(registry, signed_release, policy=POLICY)
     assert (result.outcome, result.version, result.previous_version) == ("handed_in", "1", None)
     assert "the service decides" in result.reason
     assert registry.aliases == {CANDIDATE: "1"}
     (stored,) = registry.versions
-    assert sorted(stored.beside) == [
+    assert sorted(stored.extra_files) == [
         "gate/decision.dsse.json", "gate/decision.json", "gate/evidence.dsse.json",
         "gate/evidence.json", "gate/policy.json", "gate/trend.json",
     ]  # fmt: skip
-    policy = json.loads(stored.beside["gate/policy.json"])
+    policy = json.loads(stored.extra_files["gate/policy.json"])
     assert policy == POLICY.to_plain()
     assert stored.description.startswith("Status: handed in, waits for the service")
-    assert stored.description.endswith(signed.description)
+    assert stored.description.endswith(signed_release.description)
 
 
 def test_submission_uploads_twin_and_spec_with_their_records(
     ci: SigningKey, tmp_path: Path
 ) -> None:
     registry = Simulator()
-    twinned = Signing(ci).signed(RegistrySetup(tmp_path, TWINNED).release(1), TWINNED)
-    assert submit(registry, twinned, policy=TWINNED).outcome == "handed_in"
+    with_twin = Signing(ci).signed(
+        RegistrySetup(tmp_path, POLICY_WITH_TWIN).release(1), POLICY_WITH_TWIN
+    )
+    assert submit(registry, with_twin, policy=POLICY_WITH_TWIN).outcome == "handed_in"
     assert {
         "quantized/model.onnx", "quantized/gate/decision.dsse.json", "quantized/gate/policy.json",
-    } <= set(registry.versions[0].beside)  # fmt: skip
+    } <= set(registry.versions[0].extra_files)  # fmt: skip
     spec = Signing(ci).signed(with_spec(tmp_path, 2), POLICY)
     assert submit(registry, spec, policy=POLICY).outcome == "handed_in"
-    assert any(name.startswith("preprocessing/") for name in registry.versions[1].beside)
+    assert any(name.startswith("preprocessing/") for name in registry.versions[1].extra_files)
 
 
 def test_resubmission_sets_candidate_back_to_the_same_version(
-    registry: Simulator, ci: SigningKey, signed: Release, tmp_path: Path
+    registry: Simulator, ci: SigningKey, signed_release: Release, tmp_path: Path
 ) -> None:
     second = Signing(ci).signed(release(onnx_file(tmp_path / "other.onnx", seed=1)), POLICY)
-    for of, number in ((signed, "1"), (signed, "1"), (second, "2"), (signed, "1")):
-        assert submit(registry, of, policy=POLICY).version == number
+    for new_release, number in (
+        (signed_release, "1"),
+        (signed_release, "1"),
+        (second, "2"),
+        (signed_release, "1"),
+    ):
+        assert submit(registry, new_release, policy=POLICY).version == number
         assert registry.aliases[CANDIDATE] == number
     assert len(registry.versions) == 2
 
 
 def test_same_file_signed_by_another_key_becomes_a_new_version(
-    registry: Simulator, signed: Release, tmp_path: Path
+    registry: Simulator, signed_release: Release, tmp_path: Path
 ) -> None:
-    submit(registry, signed, policy=POLICY)
+    submit(registry, signed_release, policy=POLICY)
     other_key = SigningKey.make(tmp_path / "stranger.pem")
-    assert submit(registry, Signing(other_key).signed(signed, POLICY), policy=POLICY).version == "2"
+    assert (
+        submit(registry, Signing(other_key).signed(signed_release, POLICY), policy=POLICY).version
+        == "2"
+    )
 
 
 def test_resubmission_with_a_fresh_ecdsa_signature_reuses_the_version(
-    registry: Simulator, signed: Release, tmp_path: Path
+    registry: Simulator, signed_release: Release, tmp_path: Path
 ) -> None:
     key = SigningKey.make(tmp_path / "ecdsa.pem", scheme="ecdsa")
-    at = signed.decision.decided_at
-    first, second = (Signing(key, at=at).signed(signed, POLICY) for _ in range(2))
+    at = signed_release.decision.decided_at
+    first, second = (Signing(key, at=at).signed(signed_release, POLICY) for _ in range(2))
     assert first.statements != second.statements
     trust = trust_in(key)
-    assert [submit(registry, of, policy=POLICY, trust=trust).version for of in (first, second)] == [
+    assert [submit(registry, new_release, policy=POLICY, trust=trust).version for new_release in (first, second)] == [
         "1", "1",
     ]  # fmt: skip
 
 
 def test_resubmission_after_a_refusal_becomes_a_new_version(
-    registry: Simulator, signed: Release
+    registry: Simulator, signed_release: Release
 ) -> None:
-    submit(registry, signed, policy=POLICY)
+    submit(registry, signed_release, policy=POLICY)
     registry.set_tag(NAME, "1", key=Tag.REFUSED, value="then: unknown key")
-    assert submit(registry, signed, policy=POLICY).version == "2"
+    assert submit(registry, signed_release, policy=POLICY).version == "2"
 
 
-def test_submitting_the_champion_changes_nothing(registry: Simulator, signed: Release) -> None:
-    submit(registry, signed, policy=POLICY)
+def test_submitting_the_champion_changes_nothing(
+    registry: Simulator, signed_release: Release
+) -> None:
+    submit(registry, signed_release, policy=POLICY)
     registry.set_alias(NAME, CHAMPION, "1")
-    assert submit(registry, signed, policy=POLICY).outcome == "unchanged"
+    assert submit(registry, signed_release, policy=POLICY).outcome == "unchanged"
 
 
 def test_refused_submission_creates_no_version(
-    registry: Simulator, ci: SigningKey, signed: Release, tmp_path: Path
+    registry: Simulator, ci: SigningKey, signed_release: Release, tmp_path: Path
 ) -> None:
     other_key = SigningKey.make(tmp_path / "stranger.pem")
     old = release(onnx_file(tmp_path / "old.onnx"))
     old = replace(old, evidence=old.evidence.model_copy(update={"measured_at": "2026-01-01"}))
     refusals = (
-        (replace(signed, statements=None), None, "it has no signed statements"),
+        (replace(signed_release, statements=None), None, "it has no signed statements"),
         (Signing(ci).signed(failing_release(tmp_path / "model.onnx"), POLICY), None, "FAIL"),
         (Signing(ci).signed(old, POLICY), None, "days old"),
-        (signed, trust_in(other_key), "is signed by 0 of the keys"),
-        (Signing(ci, model="letters").signed(signed, POLICY), trust_in(ci), "letters"),
+        (signed_release, trust_in(other_key), "is signed by 0 of the keys"),
+        (Signing(ci, model="letters").signed(signed_release, POLICY), trust_in(ci), "letters"),
     )
-    for of, trust, reason in refusals:
-        result = submit(registry, of, policy=POLICY, trust=trust)
+    for new_release, trust, reason in refusals:
+        result = submit(registry, new_release, policy=POLICY, trust=trust)
         assert (result.outcome, result.version) == ("refused", None)
         assert reason in result.reason
     assert registry.versions == []
@@ -142,24 +154,24 @@ def test_quantized_file_alone_is_refused(
     registry: Simulator, ci: SigningKey, tmp_path: Path
 ) -> None:
     policy = twin_policy()
-    of = Signing(ci).signed(release(onnx_file(tmp_path / "q.onnx"), policy=policy), policy)
-    assert "only as the twin" in submit(registry, of, policy=policy).reason
+    new_release = Signing(ci).signed(release(onnx_file(tmp_path / "q.onnx"), policy=policy), policy)
+    assert "only as the twin" in submit(registry, new_release, policy=policy).reason
 
 
 def test_submission_inside_a_dvc_experiment_is_a_dry_run(
-    registry: Simulator, signed: Release, monkeypatch: pytest.MonkeyPatch
+    registry: Simulator, signed_release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "try")
-    assert submit(registry, signed, policy=POLICY).outcome == "dry_run"
+    assert submit(registry, signed_release, policy=POLICY).outcome == "dry_run"
     assert registry.versions == []
 
 
 def _delete_a_statement(stored: Any) -> None:
-    del stored.beside["gate/decision.dsse.json"]
+    del stored.extra_files["gate/decision.dsse.json"]
 
 
 def _replace_a_statement(stored: Any) -> None:
-    stored.beside["gate/decision.dsse.json"] = stored.beside["gate/evidence.dsse.json"]
+    stored.extra_files["gate/decision.dsse.json"] = stored.extra_files["gate/evidence.dsse.json"]
 
 
 def _replace_the_file(stored: Any) -> None:
@@ -168,7 +180,7 @@ def _replace_the_file(stored: Any) -> None:
 
 @pytest.mark.parametrize("tamper", [_delete_a_statement, _replace_a_statement, _replace_the_file])
 def test_version_that_reads_back_changed_is_not_the_candidate(
-    registry: Simulator, signed: Release, tamper: Callable[[Any], None]
+    registry: Simulator, signed_release: Release, tamper: Callable[[Any], None]
 ) -> None:
     watched = Watched(registry)
 
@@ -178,27 +190,27 @@ def test_version_that_reads_back_changed_is_not_the_candidate(
 
     watched.after = after
     with pytest.raises(MismatchUnconfirmed, match="its download differs"):
-        submit(watched, signed, policy=POLICY)
+        submit(watched, signed_release, policy=POLICY)
     assert registry.aliases == {}
     watched.after = lambda _call, _index: None
-    assert submit(watched, signed, policy=POLICY).version == "2"
+    assert submit(watched, signed_release, policy=POLICY).version == "2"
 
 
-def test_one_wrong_download_is_retried(registry: Simulator, signed: Release) -> None:
-    watched, kept = Watched(registry), b""
+def test_one_wrong_download_is_retried(registry: Simulator, signed_release: Release) -> None:
+    watched, original = Watched(registry), b""
 
     def before(call: str, _index: int) -> None:
-        nonlocal kept
+        nonlocal original
         if call == "download":
             stored = registry.versions[-1]
             first = watched.calls.count("download") == 1
-            kept, stored.data = (stored.data, b"<html>") if first else (kept, kept)
+            original, stored.data = (stored.data, b"<html>") if first else (original, original)
 
     watched.before = before
-    assert submit(watched, signed, policy=POLICY).version == "1"
+    assert submit(watched, signed_release, policy=POLICY).version == "1"
 
 
-def test_concurrent_submission_is_a_conflict(registry: Simulator, signed: Release) -> None:
+def test_concurrent_submission_is_a_conflict(registry: Simulator, signed_release: Release) -> None:
     watched = Watched(registry)
 
     def after(call: str, _index: int) -> None:
@@ -207,13 +219,13 @@ def test_concurrent_submission_is_a_conflict(registry: Simulator, signed: Releas
 
     watched.after = after
     with pytest.raises(PromotionConflict, match="version 7"):
-        submit(watched, signed, policy=POLICY)
+        submit(watched, signed_release, policy=POLICY)
 
 
-def test_next_submission_finishes_a_crash_at_any_call(signed: Release) -> None:
-    counted = Watched(Simulator())
-    submit(counted, signed, policy=POLICY)
-    for at in range(len(counted.calls)):
+def test_next_submission_finishes_a_crash_at_any_call(signed_release: Release) -> None:
+    uninterrupted = Watched(Simulator())
+    submit(uninterrupted, signed_release, policy=POLICY)
+    for at in range(len(uninterrupted.calls)):
         registry = Simulator()
         watched = Watched(registry)
 
@@ -223,8 +235,8 @@ def test_next_submission_finishes_a_crash_at_any_call(signed: Release) -> None:
 
         watched.before = crash
         with pytest.raises(Crash):
-            submit(watched, signed, policy=POLICY)
+            submit(watched, signed_release, policy=POLICY)
         assert CHAMPION not in registry.aliases
-        assert submit(registry, signed, policy=POLICY).outcome == "handed_in"
+        assert submit(registry, signed_release, policy=POLICY).outcome == "handed_in"
         assert registry.aliases == {CANDIDATE: "1"}
         assert len(registry.versions) == 1

@@ -1,4 +1,4 @@
-"""The trust file of the service: reloading, damage, and versions without signatures."""
+"""Reloading and damage of the service's trust file, and versions without signatures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gate.errors import PolicyError
 from gate.registry.eligibility import TrustFile
 from gate.signing.keys import SigningKey
 from tests.registry.promoting import promote
-from tests.registry.signed import save, trust_in
-from tests.service.deliveries import running, settings, until
+from tests.registry.signed import save_trust, trust_in
+from tests.service.deliveries import run_service, settings, wait_until
 from tests.service.signed_submissions import SigningService
 
 
@@ -24,8 +24,8 @@ def key(tmp_path: Path) -> SigningKey:
 
 
 def test_named_trust_file_takes_precedence_over_the_policy_section(tmp_path, key) -> None:
-    policy = save(trust_in(key), tmp_path / "policy.yaml")
-    second = save(trust_in(key, max_age_days=1.0), tmp_path / "trust.yaml")
+    policy = save_trust(trust_in(key), tmp_path / "policy.yaml")
+    second = save_trust(trust_in(key, max_age_days=1.0), tmp_path / "trust.yaml")
     ages = [
         result and result.max_age_days
         for result in (
@@ -44,23 +44,23 @@ def test_policy_without_trust_section_has_no_trust(tmp_path) -> None:
 
 
 def test_trust_file_is_reloaded_and_damage_is_reported(tmp_path, key) -> None:
-    result = TrustFile(save(trust_in(key), tmp_path / "trust.yaml"))
-    assert (result() is not None, result.problem()) == (True, None)
+    trust_file = TrustFile(save_trust(trust_in(key), tmp_path / "trust.yaml"))
+    assert (trust_file() is not None, trust_file.problem()) == (True, None)
     for text in ("", "trust:", "trust: {measurers: []}", "\0"):
         (tmp_path / "trust.yaml").write_text(text)
         with pytest.raises(PolicyError):
-            result()
-        assert result.problem() == "can't be read"
+            trust_file()
+        assert trust_file.problem() == "can't be read"
     (tmp_path / "trust.yaml").unlink()
-    assert result.problem() == "can't be read"
+    assert trust_file.problem() == "can't be read"
 
 
 def test_damaged_trust_does_not_make_the_service_unready(tmp_path, key) -> None:
-    trust = save(trust_in(key), tmp_path / "trust.yaml")
-    with running(settings(tmp_path, trust=trust)) as service:
+    trust = save_trust(trust_in(key), tmp_path / "trust.yaml")
+    with run_service(settings(tmp_path, trust=trust)) as service:
         trust.write_text("trust: [")
-        until(lambda: service.get("/readyz").json()["trust"] == "can't be read")
-        until(lambda: service.get("/readyz").status_code == 200)
+        wait_until(lambda: service.get("/readyz").json()["trust"] == "can't be read")
+        wait_until(lambda: service.get("/readyz").status_code == 200)
 
 
 def test_service_does_not_start_with_a_damaged_trust(tmp_path, monkeypatch, capsys) -> None:
@@ -78,26 +78,23 @@ Unsigned = Literal["refuse", "accept_existing"]
 
 
 class UnsignedVersions(SigningService):
-    """Versions 1 and 2 were promoted where the ledger is, and nobody signed; then somebody
-    configures a trust. Version 2 serves."""
+    """A service whose unsigned versions 1 and 2 were promoted before a trust file existed."""
 
     def __init__(self, folder: Path, unsigned: Unsigned, *, is_deployed: bool = True) -> None:
         super().__init__(folder)
-        kept, self.trust = self.trust, None  # type: ignore[assignment]
+        trust_path, self.trust = self.trust, None  # type: ignore[assignment]
         self.restart()
         for seed in (1, 2):
             assert self.promote(seed) == "promoted"
             if is_deployed:
                 assert self.reconcile_once() == [("deploy", "deployed", str(seed))]
-        self.trust = save(trust_in(self.ci, unsigned=unsigned), kept)
+        self.trust = save_trust(trust_in(self.ci, unsigned=unsigned), trust_path)
         self.restart()
 
     def promote(self, seed: int) -> str:
-        location = self.setup
-        created = location.release(seed)
-        return promote(
-            location.registry, created, policy=self.policy, ledger=location.ledger
-        ).outcome
+        setup = self.setup
+        created = setup.release(seed)
+        return promote(setup.registry, created, policy=self.policy, ledger=setup.ledger).outcome
 
 
 @pytest.mark.parametrize("unsigned", ["refuse", "accept_existing"])
@@ -133,7 +130,7 @@ def test_champion_moved_by_hand_to_an_unsigned_version(
 
 @pytest.mark.parametrize(("unsigned", "live"), [("refuse", None), ("accept_existing", "2")])
 def test_unsigned_champion_that_was_never_deployed(tmp_path, unsigned: Unsigned, live) -> None:
-    """It was promoted before there was a service: who loads it from MLflow keeps it."""
+    """The version was promoted without a service; clients load it from MLflow."""
     service = UnsignedVersions(tmp_path, unsigned, is_deployed=False)
     result = service.reconcile_once()
     assert (service.setup.champion, service.live) == ("2", live)
@@ -143,7 +140,7 @@ def test_unsigned_champion_that_was_never_deployed(tmp_path, unsigned: Unsigned,
 
 @pytest.mark.parametrize("unsigned", ["refuse", "accept_existing"])
 def test_unsigned_promotion_after_signing_began_is_reverted(tmp_path, unsigned: Unsigned) -> None:
-    """By whoever has the ledger."""
+    """A user with access to the ledger promotes an unsigned version."""
     service = UnsignedVersions(tmp_path, unsigned)
     signed = service.submit(service.release(3))
     service.reconcile_once()
@@ -154,7 +151,7 @@ def test_unsigned_promotion_after_signing_began_is_reverted(tmp_path, unsigned: 
 
 @pytest.mark.parametrize(("unsigned", "back"), [("refuse", None), ("accept_existing", "1")])
 def test_unsigned_version_as_fallback(tmp_path, unsigned: Unsigned, back: str | None) -> None:
-    """What serves turns out to hold other bytes: without a word that counts, nothing serves."""
+    """The bytes of the champion are changed; the guard falls back to version 1 if trusted."""
     service = UnsignedVersions(tmp_path, unsigned)
     service.setup.stored("2").data = service.setup.stored("2").data.replace(b"tiny", b"tidy")
     service.restart()
@@ -166,13 +163,13 @@ def test_unsigned_version_as_fallback(tmp_path, unsigned: Unsigned, back: str | 
 
 def test_accept_existing_does_not_accept_removed_statements(tmp_path) -> None:
     service = SigningService(tmp_path)
-    save(trust_in(service.ci, unsigned="accept_existing"), service.trust)
+    save_trust(trust_in(service.ci, unsigned="accept_existing"), service.trust)
     for seed in (1, 2):
         service.submit(service.release(seed))
         service.reconcile_once()
-    beside = service.setup.stored("1").beside
-    for name in [name for name in beside if name.endswith(".dsse.json")]:
-        del beside[name]
+    extra_files = service.setup.stored("1").extra_files
+    for name in [name for name in extra_files if name.endswith(".dsse.json")]:
+        del extra_files[name]
     service.setup.move_champion("1")
     assert ("guard", "reverted", "2") in service.reconcile_once()
 
@@ -181,7 +178,7 @@ def test_revoked_key_of_the_champion_is_logged_and_champion_serves(tmp_path, cap
     service = SigningService(tmp_path)
     service.submit(service.release(1))
     service.reconcile_once()
-    save(
+    save_trust(
         trust_in(service.ci, service.untrusted_key, revoked=(service.ci.public.key_id,)),
         service.trust,
     )

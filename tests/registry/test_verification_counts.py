@@ -26,12 +26,12 @@ from tests.registry.simulator import Simulator, Watched
 
 POLICY = builders.policy()
 MOST_REQUESTS = 51
-"""Of the first promotion of a model: measured with MLflow 3.17. Uploads and downloads included."""
+"""Requests of the first promotion of a model with MLflow 3.17, uploads and downloads included."""
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch, first: Release) -> Counter[str]:
-    """How often a signature was verified, a decision made, and the file hashed."""
+def counts(monkeypatch: pytest.MonkeyPatch, first: Release) -> Counter[str]:
+    """Counts of verified signatures, decisions, and hashes of the file."""
     counts: Counter[str] = Counter()
     verify, decide = Envelope.verify, releases.decide
 
@@ -43,9 +43,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, first: Release) -> Counter[str]:
         counts["decisions"] += 1
         return decide(*arguments, **options)
 
-    def hashing(make: Any) -> Any:
+    def count_hashes(constructor: Any) -> Any:
         def counted_hash(_cls: type[Digest], *arguments: Any) -> Digest:
-            created: Digest = make(*arguments)
+            created: Digest = constructor(*arguments)
             counts["hashes"] += created == first.evidence.subject.sha256
             return created
 
@@ -54,29 +54,29 @@ def counted(monkeypatch: pytest.MonkeyPatch, first: Release) -> Counter[str]:
     monkeypatch.setattr(Envelope, "verify", counted_verify)
     monkeypatch.setattr(releases, "decide", counted_decide)
     for name in ("from_bytes", "from_file"):
-        monkeypatch.setattr(Digest, name, hashing(getattr(Digest, name)))
+        monkeypatch.setattr(Digest, name, count_hashes(getattr(Digest, name)))
     return counts
 
 
 def test_one_promotion_verifies_hashes_and_decides_once(
-    tmp_path: Path, ledger: Ledger, first: Release, counted: Counter[str]
+    tmp_path: Path, ledger: Ledger, first: Release, counts: Counter[str]
 ) -> None:
     key = SigningKey.make(tmp_path / "ci.pem")
     signed = Signing(key, at=MEASURED_AT).signed(first, POLICY)
     assert signed.statements is not None
-    signed.statements.write(tmp_path)  # what signs is verified then, too
+    signed.statements.write(tmp_path)  # the signer verifies what it signed; this is not counted
     signed = replace(signed, statements=StatementPair.from_folder(tmp_path))
-    counted.clear()
+    counts.clear()
     registry = Watched(Simulator())
     model = RegisteredModel(registry, ledger, signed.model_name)
     verified = verify_release(
         signed, policy=POLICY, trust=trust_in(key), registries=model.identities()
     )
-    # The statements on evidence and decision, by the one key that is trusted.
-    assert counted == {"signatures": 2, "decisions": 1, "hashes": 1}
+    # The statements on evidence and decision have one signature each.
+    assert counts == {"signatures": 2, "decisions": 1, "hashes": 1}
     assert promote(model, verified).outcome == "promoted"
-    # Afterwards only what the registry gives back is hashed.
-    assert counted == {"signatures": 2, "decisions": 1, "hashes": 2}
+    # Afterwards only the download is hashed.
+    assert counts == {"signatures": 2, "decisions": 1, "hashes": 2}
     assert len(registry.calls) == 16
     assert [call for call in registry.calls if call.startswith(("create", "download"))] == [
         "create_version", "download",

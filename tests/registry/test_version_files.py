@@ -22,29 +22,29 @@ from tests.golden_vectors import vectors
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, onnx_file_with_data, release
 from tests.registry.servers import make_run
-from tests.registry.test_preprocessing_spec import made
+from tests.registry.test_preprocessing_spec import make_release
 from tests.storage.test_untrusted import DEEP, YAML_BOMB
 
 POLICY = builders.policy()
 Tamper = Callable[[Path], object]
 SPEC_JSON, GOLDEN_JSON = f"{PREPROCESSING}/{SPEC}", "golden/golden.json"
 EXTRA_FILES = {"1": SPEC_JSON, "2": GOLDEN_JSON, "3": "weights.data"}
-"""What only this version has."""
+"""The file that only this version has."""
 
 
 @dataclass
 class StoredVersions:
-    """Versions in a real store: 1 has a spec, 2 golden vectors, 3 external data."""
+    """Versions in a real store: 1 has a preprocessing spec, 2 golden vectors, 3 external data."""
 
     model: RegisteredModel
     artifacts: Path
 
     def folder(self, number: str) -> Path:
-        """Where the artifacts of a version lie, which its editor may change."""
+        """Return the artifact folder of a version, which an editor of the registry can change."""
         (result,) = self.artifacts.rglob(EXTRA_FILES[number])
         return result.parents[len(Path(EXTRA_FILES[number]).parts) - 1]
 
-    def prove(self, number: str) -> None:
+    def verify(self, number: str) -> None:
         line = self.model.history().approving_entry(number)
         assert line is not None
         self.model.verify_version(number, ExpectedDigests.from_entry(line))
@@ -57,17 +57,24 @@ def promoted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     registry, ledger = MlflowRegistry(uri), Ledger(folder / "ledger.db")
     path = onnx_file(folder / "golden.onnx", seed=2)
     origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
-    vectors.golden_of(folder / "golden", path, origin=origin)
+    vectors.write_model_vectors(folder / "golden", path, origin=origin)
     instruments = POLICY.instruments.model_copy(update={"graph_forbid": ()})
-    loose = POLICY.model_copy(update={"instruments": instruments})
+    without_graph_rules = POLICY.model_copy(update={"instruments": instruments})
     releases = (
-        (made(folder), POLICY),
+        (make_release(folder), POLICY),
         (release(path, golden=GoldenFolder.open(folder / "golden")), POLICY),
-        (release(onnx_file_with_data(folder / "large" / "model.onnx"), policy=loose), loose),
+        (
+            release(
+                onnx_file_with_data(folder / "large" / "model.onnx"), policy=without_graph_rules
+            ),
+            without_graph_rules,
+        ),
     )
-    for of, policy in releases:
+    for new_release, policy in releases:
         run_id = make_run(uri, artifacts=folder / "artifacts")
-        result = promote(registry, replace(of, run_id=run_id), policy=policy, ledger=ledger)
+        result = promote(
+            registry, replace(new_release, run_id=run_id), policy=policy, ledger=ledger
+        )
         assert result.outcome == "promoted", result.reason
     return uri, folder
 
@@ -115,7 +122,7 @@ TAMPERED: dict[str, tuple[str, Tamper]] = {
     "bomb for a golden.json": ("2", overwrite(GOLDEN_JSON, YAML_BOMB)),
     "huge golden.json": ("2", overwrite_with_padding(GOLDEN_JSON, 1 << 21)),
     "folder for a golden.json": ("2", replace_by_folder(GOLDEN_JSON)),
-    "other golden vectors": ("2", lambda folder: vectors.golden_of(folder / "golden", onnx_file(folder / "x.onnx"))),
+    "other golden vectors": ("2", lambda folder: vectors.write_model_vectors(folder / "golden", onnx_file(folder / "x.onnx"))),
     "other data": ("3", overwrite("weights.data", b"\xff" * 120)),
     "no data": ("3", lambda folder: (folder / "weights.data").unlink()),
     "no evidence to name the data": ("3", lambda folder: (folder / "gate/evidence.json").unlink()),
@@ -130,10 +137,10 @@ def test_tampered_file_is_a_mismatch_of_its_version_alone(
 ) -> None:
     tamper(versions.folder(number))
     with pytest.raises(DigestMismatch):
-        versions.prove(number)
+        versions.verify(number)
     assert [line.version for line in versions.model.ledger.entries()][3:] == []
-    for second in {"1", "2", "3"} - {number}:
-        versions.prove(second)
+    for other in {"1", "2", "3"} - {number}:
+        versions.verify(other)
 
 
 def test_unverified_bytes_are_never_parsed(
@@ -149,7 +156,7 @@ def test_unverified_bytes_are_never_parsed(
         data = path.read_bytes()
         path.write_bytes(data + b"\0")
         with pytest.raises(DigestMismatch, match="has digest"):
-            versions.prove(number)
+            versions.verify(number)
         path.write_bytes(data)
 
 
@@ -164,5 +171,5 @@ def test_any_error_while_reading_is_a_mismatch(
 
     monkeypatch.setattr("gate.registry.version_files.verify_spec", fail)
     with pytest.raises(DigestMismatch, match="can't be read"):
-        versions.prove("1")
-    versions.prove("2")
+        versions.verify("1")
+    versions.verify("2")

@@ -1,4 +1,4 @@
-"""Databases for inboxes, and services."""
+"""Databases and running services."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.sandbox.in_process import read_in_process
-from tests.service.deliveries import Service, running, settings
-from tests.service.postgres import MISSING, Postgres, postgres, program
+from tests.service.deliveries import Service, run_service, settings
+from tests.service.postgres import MISSING, Postgres, find_program, run_postgres
 
 
 @pytest.fixture(autouse=True)
-def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ran in this process before may have switched loggers off; import-linter does."""
+def _enable_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enable the loggers, which import-linter disables in the process."""
     monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
@@ -26,20 +26,20 @@ def _logs_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _second_download_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits within one look does not wait long."""
+def _no_pause_before_second_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the pause between two downloads of one reconcile pass."""
     monkeypatch.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="session")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> str:
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("temporary"))
 
 
 @pytest.fixture(autouse=True)
-def _temporary_files_are_in_memory(temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pytest's own are (tests/conftest.py): 7 % less CPU time, and no waiting for a disk."""
-    monkeypatch.setattr("tempfile.tempdir", temporary)
+def _temporary_files_are_in_memory(temporary_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep temporary files in the in-memory folder of tests/conftest.py: 7 % less CPU time."""
+    monkeypatch.setattr("tempfile.tempdir", temporary_folder)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,9 @@ def read_untrusted_files_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
-    if program("initdb") is None:
+    if find_program("initdb") is None:
         pytest.skip(MISSING)
-    with postgres() as started:
+    with run_postgres() as started:
         yield started
 
 
@@ -71,5 +71,5 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    with running(settings(tmp_path)) as started:
+    with run_service(settings(tmp_path)) as started:
         yield started

@@ -1,4 +1,4 @@
-"""Deliveries as MLflow sends them, and services to send them to."""
+"""Webhook deliveries as MLflow sends them, and services that receive them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ OLD_SECRET = "an-older-secret-of-the-tests"
 MODEL = "digits"
 
 
-def body(
+def event_body(
     kind: str = "model_version_alias.created", *, model: str = MODEL, **data: Any
 ) -> dict[str, Any]:
-    """What MLflow says of an event."""
+    """Return the body of an event as MLflow sends it."""
     entity, action = kind.split(".")
     detail: dict[str, Any] = {"name": model, "version": "3"}
     if entity == "model_version_alias":
@@ -54,7 +54,7 @@ def body(
     }
 
 
-def headers(
+def signed_headers(
     raw: bytes, *, secret: str = SECRET, delivery: str | None = None, age_s: float = 0
 ) -> dict[str, str]:
     delivery = delivery or str(uuid.uuid4())
@@ -71,7 +71,7 @@ def headers(
 
 @dataclass
 class Recorder:
-    """A Reconcile that writes down what it was asked for."""
+    """A `Reconcile` that records its calls."""
 
     effect: Callable[[str, str], None] = lambda _model, _cause: None
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Recorder:
 
     @property
     def causes(self) -> list[str]:
-        """All but the timer's: of webhooks."""
+        """Return the causes of the calls that the timer did not make."""
         return [cause for _model, cause in self.calls if cause != "timer"]
 
 
@@ -95,18 +95,20 @@ class Service:
     parts: ServiceParts
     recorder: Recorder
 
-    def send(self, said: Mapping[str, Any] | bytes, **options: Any) -> httpx.Response:
-        raw = said if isinstance(said, bytes) else json.dumps(said).encode()
-        return self.post(raw, headers(raw, **options))
+    def send(self, event: Mapping[str, Any] | bytes, **options: Any) -> httpx.Response:
+        raw = event if isinstance(event, bytes) else json.dumps(event).encode()
+        return self.post(raw, signed_headers(raw, **options))
 
-    def post(self, raw: bytes, sent: Any) -> httpx.Response:
-        return plain_http.post(self.address + WEBHOOK_PATH, content=raw, headers=sent, timeout=30)
+    def post(self, raw: bytes, request_headers: Any) -> httpx.Response:
+        return plain_http.post(
+            self.address + WEBHOOK_PATH, content=raw, headers=request_headers, timeout=30
+        )
 
     def get(self, path: str) -> httpx.Response:
         return plain_http.get(self.address + path, timeout=30)
 
 
-def settings(folder: Path, **given: Any) -> ServiceSettings:
+def settings(folder: Path, **options: Any) -> ServiceSettings:
     secrets = folder / "secrets"
     if not secrets.exists():
         keyring.write_secrets(secrets, [SECRET, OLD_SECRET])
@@ -119,31 +121,31 @@ def settings(folder: Path, **given: Any) -> ServiceSettings:
         "store": folder / "store",
         "interval_s": 3600.0,
     }
-    return ServiceSettings.from_options(**(defaults | given))
+    return ServiceSettings.from_options(**(defaults | options))
 
 
 @contextmanager
-def running(
-    chosen: ServiceSettings, recorder: Recorder | None = None, *, mounts: Any = None
+def run_service(
+    service_settings: ServiceSettings, recorder: Recorder | None = None, *, mounts: Any = None
 ) -> Iterator[Service]:
-    """The whole service behind a real socket, in this process."""
+    """Run the complete service in this process, with a real socket."""
     recorder = recorder or Recorder()
-    parts = create_service(chosen, recorder)
-    listener = listening(chosen.host, chosen.port)
+    parts = create_service(service_settings, recorder)
+    listener = listening(service_settings.host, service_settings.port)
     runner = server(create_app(parts, mounts=mounts))
     thread = threading.Thread(target=lambda: runner.run(sockets=[listener]))
     thread.start()
     try:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        until(lambda: runner.started)
+        wait_until(lambda: runner.started)
         yield Service(address, parts, recorder)
     finally:
         runner.should_exit = True
         thread.join(60)
 
 
-def until(holds: Callable[[], Any], *, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], Any], *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not holds():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
         time.sleep(0.005)

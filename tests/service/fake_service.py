@@ -1,8 +1,9 @@
-"""`gate serve` with a Reconcile that only writes down what it was asked for, and without a registry.
+"""Run `gate serve` without a registry and with a `Reconcile` that only records its calls.
 
     python -m tests.service.fake_service FILE [--slow SECONDS] -- serve …
 
-Writes a line to FILE when a look begins, at which time, and when it ends; `ready ADDRESS` first.
+Write `ready ADDRESS` to FILE first, then a line when a reconcile pass begins, its time, and a line
+when it ends.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def _write(path: Path, line: str) -> None:
 
 
 def main() -> None:
-    split = sys.argv.index("--")
-    path, slow = Path(sys.argv[1]), float(sys.argv[3]) if split > 2 else 0.0
+    separator = sys.argv.index("--")
+    path, slow = Path(sys.argv[1]), float(sys.argv[3]) if separator > 2 else 0.0
 
     def reconcile(model: str, *, cause: str) -> list[StepResult]:
         _write(path, f"begin {model} {cause}")
@@ -45,11 +46,11 @@ def main() -> None:
 
     serve: Callable[..., None] = app.serve
 
-    def told(*arguments: object, **options: object) -> None:
+    def serve_and_report(*arguments: object, **options: object) -> None:
         serve(*arguments, **options, ready=lambda address: _write(path, f"ready {address}"))
 
-    app.serve = told
-    status = cli.main(sys.argv[split + 1 :])
+    app.serve = serve_and_report
+    status = cli.main(sys.argv[separator + 1 :])
     heavy = {"torch", "torchvision"} & set(sys.modules)
     _write(path, f"exit {status} {sorted(heavy)}")
     sys.exit(status)

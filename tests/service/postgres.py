@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, thrown away afterwards."""
+"""A temporary PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tests.free_ports import free_port
 MISSING = "no PostgreSQL here: as root, make packages; or install Debian's package postgresql"
 
 
-def program(name: str) -> str | None:
-    """Where one of the server's programs is; Debian keeps them out of the PATH."""
-    beside = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
-    return shutil.which(name) or (str(beside[0]) if beside else None)
+def find_program(name: str) -> str | None:
+    """Find a PostgreSQL program; Debian does not install them in the PATH."""
+    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
+    return shutil.which(name) or (str(installed[0]) if installed else None)
 
 
 @dataclass(frozen=True)
 class Postgres:
-    """A server that runs."""
+    """A running server."""
 
     url: str
-    """Of an empty database on 127.0.0.1."""
+    """URL of an empty database on 127.0.0.1."""
     _control: Callable[..., None]
 
     def restart(self) -> None:
-        """As after a power cut: whoever is connected is cut off."""
+        """Restart without a clean shutdown, as after a power cut: all connections break."""
         self.stop()
         self.start()
 
@@ -44,20 +44,24 @@ class Postgres:
 
 
 @contextmanager
-def postgres() -> Iterator[Postgres]:
-    """A fresh one."""
-    initdb, pg_ctl = program("initdb"), program("pg_ctl")
+def run_postgres() -> Iterator[Postgres]:
+    """Start a server in a temporary folder."""
+    initdb, pg_ctl = find_program("initdb"), find_program("pg_ctl")
     if initdb is None or pg_ctl is None:
         raise RuntimeError(MISSING)
-    user = _unprivileged()
+    user = _find_unprivileged_user()
     folder = Path(tempfile.mkdtemp(prefix="gate-postgres-", dir="/tmp"))
     if user:
         os.chown(folder, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)
     port = free_port()
     data, options = folder / "data", f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
 
-    def control(*what: str) -> None:
-        _run([pg_ctl, "-D", str(data), "-l", f"{folder}/log", "-o", options, *what], folder, user)
+    def control(*arguments: str) -> None:
+        _run(
+            [pg_ctl, "-D", str(data), "-l", f"{folder}/log", "-o", options, *arguments],
+            folder,
+            user,
+        )
 
     try:
         _run([initdb, "-D", str(data), "-U", "gate", "--auth=trust", "-E", "UTF8"], folder, user)
@@ -71,8 +75,8 @@ def postgres() -> Iterator[Postgres]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unprivileged() -> str | None:
-    """Whom to run the server as: it refuses root."""
+def _find_unprivileged_user() -> str | None:
+    """Return an unprivileged user, because the server refuses to run as root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}

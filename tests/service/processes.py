@@ -1,4 +1,4 @@
-"""Services in processes of their own."""
+"""Services that run in separate processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import httpx
 from gate.service import settings
 from gate.service.app import WEBHOOK_PATH
 from tests import plain_http
-from tests.service.deliveries import SECRET, body, headers, until
+from tests.service.deliveries import SECRET, event_body, signed_headers, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,15 +36,18 @@ class Process:
         ]
 
     def ended(self) -> list[str]:
-        """What was done for deliveries, and ended."""
+        """Return the webhook calls of `Reconcile` that have ended."""
         return [line.partition(" ")[2] for line in self.lines("end") if not line.endswith("timer")]
 
-    def send(self, said: Mapping[str, Any] | None = None, **options: Any) -> httpx.Response:
+    def send(self, event: Mapping[str, Any] | None = None, **options: Any) -> httpx.Response:
         import json
 
-        raw = json.dumps(said or body()).encode()
+        raw = json.dumps(event or event_body()).encode()
         return plain_http.post(
-            self.address + WEBHOOK_PATH, content=raw, headers=headers(raw, **options), timeout=30
+            self.address + WEBHOOK_PATH,
+            content=raw,
+            headers=signed_headers(raw, **options),
+            timeout=30,
         )
 
     def end(self, number: int = signal.SIGTERM) -> int:
@@ -53,16 +56,16 @@ class Process:
 
 
 @contextmanager
-def process(
+def run_process(
     folder: Path,
     *options: str,
     slow: float = 0,
     url: str | None = None,
     files: int | None = None,
 ) -> Iterator[Process]:
-    """A service in `folder`; started again there, it goes on where the last one ended.
+    """Run a service in `folder`; a restart there continues with the stored state.
 
-    `files`: so many may it have open.
+    `files`: the limit of open files.
     """
     secrets = folder / "secrets"
     if not secrets.exists():
@@ -77,14 +80,17 @@ def process(
         command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
     log = folder / "log"
     with log.open("ab") as stream:
-        # Not in the repository's folder: where make repro has run, that trusts one key alone.
+        # Not in the repository's folder, because the policy of `make repro` there trusts one key
+        # only.
         popen = subprocess.Popen(
             command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=stream, stderr=stream,
         )  # fmt: skip
     started = Process(popen, record, log)
     try:
-        until(lambda: len(started.lines("ready")) > before or popen.poll() is not None, seconds=60)
+        wait_until(
+            lambda: len(started.lines("ready")) > before or popen.poll() is not None, seconds=60
+        )
         if len(started.lines("ready")) > before:
             started.address = started.lines("ready")[-1]
         yield started

@@ -29,8 +29,8 @@ from tests.registry.simulator import Simulator
 
 AUTOMATIC = builders.policy()
 STRICT = builders.policy(min_samples=500)
-"""By which none of these releases passes, with their 400 samples."""
-PATIENT = builders.policy(max_age_days=365.0)
+"""A policy that no release of this setup passes, because they have 400 samples."""
+ALLOWS_OLD_EVIDENCE = builders.policy(max_age_days=365.0)
 REVIEWED = builders.policy(review="required")
 SIGNED = builders.policy(review="signed")
 
@@ -43,21 +43,25 @@ class RegistrySetup:
         self.policy = policy
         self.registry = Simulator()
         self.ledger = Ledger(folder / "state.db")
-        self.begun = datetime.now(UTC)  # the same release again has the same evidence
+        self.created_at = datetime.now(
+            UTC
+        )  # one time per setup, so that the same file always gets the same evidence
 
     def model(self, cause: str = "delivery 1") -> RegisteredModel:
-        rule = ReviewSettings.from_policy(self.policy)
-        return RegisteredModel(self.registry, self.ledger, NAME, cause=cause, reviews=rule)
+        settings = ReviewSettings.from_policy(self.policy)
+        return RegisteredModel(self.registry, self.ledger, NAME, cause=cause, reviews=settings)
 
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
         path = onnx_file(self.folder / f"{seed}.onnx", seed=seed)
-        at = (self.begun - timedelta(days=days)).isoformat(timespec="seconds")
+        at = (self.created_at - timedelta(days=days)).isoformat(timespec="seconds")
         policy = policy or self.policy
         created = release(path, evidence=evidence(path, measured_at=at), policy=policy)
         if policy.twin is None:
             return created
-        small = twin_file(self.folder / f"twin-{seed}" / "model.onnx", of=path, seed=seed + 1000)
-        twin = twin_of(small, policy=policy.twin, evidence=evidence(small, measured_at=at))
+        quantized = twin_file(
+            self.folder / f"twin-{seed}" / "model.onnx", of=path, seed=seed + 1000
+        )
+        twin = twin_of(quantized, policy=policy.twin, evidence=evidence(quantized, measured_at=at))
         return replace(created, twin=twin)
 
     def promote(
@@ -76,7 +80,7 @@ class RegistrySetup:
         self.registry.set_tag(NAME, number, key=key, value=value)
 
     def move_champion(self, number: str) -> None:
-        """Move `champion` by hand, as in MLflow's pages."""
+        """Move `champion` by hand, as in MLflow's web interface."""
         self.registry.set_alias(NAME, CHAMPION, number)
 
     @property
@@ -96,7 +100,7 @@ class RegistrySetup:
 
 
 class Model:
-    """A registered model of its own, with ledger and store, in a real MLflow database or server."""
+    """A registered model with its own ledger and store, in a real MLflow database or server."""
 
     def __init__(self, folder: Path, uri: str, name: str) -> None:
         self.name = name
@@ -107,14 +111,14 @@ class Model:
         self.policy = REVIEWED
         self.trust: TrustFile | None = None
         self.reading: Reading | None = None
-        """Of a service that remembers from look to look; None: each look is on its own."""
+        """The state a service keeps between passes; None: each pass starts without one."""
         self.run_id = make_run(
             uri, artifacts=None if uri.startswith("http") else folder / "artifacts"
         )
 
     def submit_version(self, seed: int) -> str:
-        of = replace(self.setup.release(seed), model_name=self.name, run_id=self.run_id)
-        created = promote(self.registry, of, policy=self.policy, ledger=self.setup.ledger)
+        new_release = replace(self.setup.release(seed), model_name=self.name, run_id=self.run_id)
+        created = promote(self.registry, new_release, policy=self.policy, ledger=self.setup.ledger)
         assert created.version is not None
         return created.version
 
@@ -139,7 +143,7 @@ class Model:
             "lines": [
                 (e.action, e.version, e.previous_version, e.operation is None)
                 for e in self.setup.ledger.entries()
-                if e.action != "conflict"  # of a move that a kill kept from happening
+                if e.action != "conflict"  # of a move that a kill prevented
             ],
             "champion": self.registry.alias(self.name, CHAMPION),
             "candidate": self.registry.alias(self.name, CANDIDATE),
@@ -149,7 +153,7 @@ class Model:
         }
 
     def _page(self, number: str) -> dict[str, str] | None:
-        """What people read there, but for the time."""
+        """Return the texts that the version page shows, without times."""
         try:
             version = self.registry.version(self.name, number)
         except ResourceGone:

@@ -1,8 +1,9 @@
 """Scenarios as text: actions on a model, and the result of each run of the guard.
 
-`promote 3; point 3; look! STRICT: reverted 1 [400 samples]`: version 3 is promoted, `champion` is
-pointed at it, and a thorough look by the policy STRICT takes it back to version 1, with these words
-in the ledger. Nothing after a colon: the look does nothing, and writes nothing.
+`promote 3; point 3; look! STRICT: reverted 1 [400 samples]` promotes version 3, points `champion`
+at it, and runs the guard thoroughly with the policy STRICT. The guard must revert `champion` to
+version 1 and write a reason that contains "400 samples". An empty text after the colon means that
+the guard does nothing and writes no entry.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ PAGE = b"<html>busy</html>"
 
 
 class Scenario:
-    """Plays the steps of a scenario on a registry setup."""
+    """Run the steps of a scenario on a registry setup."""
 
     def __init__(self, setup: RegistrySetup) -> None:
         self.setup, self.registry = setup, setup.registry
-        self.whole: dict[str, bytes] = {}
-        """The bytes of versions that were spoiled."""
+        self.original_bytes: dict[str, bytes] = {}
+        """The original bytes of changed versions, by number."""
 
     def play(self, text: str) -> None:
         for step in filter(None, (item.strip() for item in text.split(";"))):
             do, checked, expected = step.partition(":")
-            what, *words = do.replace("look!", "look_thoroughly").split()
-            result: Callable[..., str | None] = getattr(self, f"_{what}", self._edit)
-            actual = result(*([what] if result == self._edit else []), *words)
+            action, *words = do.replace("look!", "look_thoroughly").split()
+            result: Callable[..., str | None] = getattr(self, f"_{action}", self._edit)
+            actual = result(*([action] if result == self._edit else []), *words)
             outcome, _, reason = expected.strip(" ]").partition("[")
             assert not checked or (actual or "") == outcome.strip(), f"{step}: {actual}"
             assert reason in self.setup.ledger.entries()[-1].reason, step
@@ -62,7 +63,7 @@ class Scenario:
         return result.version
 
     def _make(self, seed: str) -> None:
-        """Somebody registers a version without the gate."""
+        """Register a version without the gate."""
         self.setup.register_by_hand(int(seed))
 
     def _forge(self) -> None:
@@ -86,19 +87,19 @@ class Scenario:
     def _back(self) -> None:
         self.registry.__dict__.pop("download")
 
-    def _edit(self, what: str, number: str) -> None:
+    def _edit(self, action: str, number: str) -> None:
         setup, stored = self.setup, self.setup.stored(number)
-        match what:
+        match action:
             case "spoil" | "page":
-                self.whole[number] = stored.data
-                stored.data = PAGE if what == "page" else stored.data + b"\0"
+                self.original_bytes[number] = stored.data
+                stored.data = PAGE if action == "page" else stored.data + b"\0"
             case "mend":
-                stored.data = self.whole[number]
+                stored.data = self.original_bytes[number]
             case "approve" | "reject":
-                setup.tag(number, "approved" if what == "approve" else "rejected")
+                setup.tag(number, "approved" if action == "approve" else "rejected")
             case "untag":
                 stored.tags.clear()
-            case "tag":  # as the gate writes it, without a line
+            case "tag":  # as the gate sets it, but without a ledger entry
                 setup.tag(number, "2026: by an editor", Tag.ROLLED_BACK)
             case "deployed":
                 setup.deployed(number)
@@ -106,46 +107,50 @@ class Scenario:
                 about = setup.model().history().approving_entry(number)
                 setup.model().write("passed", "waits", version=number, about=about)
             case _:
-                raise ValueError(what)
+                raise ValueError(action)
 
     def _look(self, policy: str = "") -> str:
         return self._outcomes(
-            lambda by: guard_champion(self.setup.model(), by, thoroughly=False), policy
+            lambda step_policy: guard_champion(self.setup.model(), step_policy, thoroughly=False),
+            policy,
         )
 
     def _look_thoroughly(self, policy: str = "") -> str:
         return self._outcomes(
-            lambda by: guard_champion(self.setup.model(), by, thoroughly=True), policy
+            lambda step_policy: guard_champion(self.setup.model(), step_policy, thoroughly=True),
+            policy,
         )
 
     def _review(self, policy: str = "") -> str:
-        return self._outcomes(lambda by: list(process_reviews(self.setup.model(), by)), policy)
+        return self._outcomes(
+            lambda step_policy: list(process_reviews(self.setup.model(), step_policy)), policy
+        )
 
     def _outcomes(
-        self, look: Callable[[Policy], Sequence[StepResult | Failed]], policy: str
+        self, run_step: Callable[[Policy], Sequence[StepResult | Failed]], policy: str
     ) -> str:
         setup, before = self.setup, self.setup.lines()
         try:
-            used = look(POLICIES[policy] if policy else setup.policy)
+            results = run_step(POLICIES[policy] if policy else setup.policy)
         except GateError as error:
             assert setup.lines() == before
             return type(error).__name__
-        if not used:
+        if not results:
             assert setup.lines() == before
         reported = []
-        for item in used:
+        for item in results:
             assert isinstance(item, StepResult)
             assert item.outcome in ("refused", "rejected") or setup.champion == item.version
             reported.append(f"{item.outcome} {item.version or 'none'}")
         return ", ".join(reported)
 
     def _answer(self, call: str, error: GateError, numbers: tuple[str, ...]) -> None:
-        """The registry answers so about these versions."""
-        answer = getattr(self.registry, call)
+        """Raise the error whenever `call` is made for one of these versions."""
+        original_call = getattr(self.registry, call)
 
-        def failing(name: str, number: str, *rest: Any, **options: Any) -> Any:
+        def fail_for_versions(name: str, number: str, *rest: Any, **options: Any) -> Any:
             if number in numbers:
                 raise error
-            return answer(name, number, *rest, **options)
+            return original_call(name, number, *rest, **options)
 
-        self.registry.__dict__[call] = failing
+        self.registry.__dict__[call] = fail_for_versions

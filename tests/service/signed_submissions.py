@@ -17,10 +17,10 @@ from tests.golden_vectors import vectors
 from tests.registry import test_preprocessing_spec as pictures
 from tests.registry.promoting import submit
 from tests.registry.releases import NAME, twin_policy
-from tests.registry.signed import Signing, save, trust_in
+from tests.registry.signed import Signing, save_trust, trust_in
 from tests.service.registry_setup import AUTOMATIC, Service
 
-TWINNED = builders.policy(twin=twin_policy())
+POLICY_WITH_TWIN = builders.policy(twin=twin_policy())
 
 
 class SigningService(Service):
@@ -33,13 +33,13 @@ class SigningService(Service):
         self.policy = policy
         self.ci = SigningKey.make(folder / "ci.pem")
         self.untrusted_key = SigningKey.make(folder / "stranger.pem")
-        self.trust = save(trust_in(self.ci), folder / "trust.yaml")
+        self.trust = save_trust(trust_in(self.ci), folder / "trust.yaml")
         self.restart()
 
     def release(
         self, seed: int, *, policy: Policy | None = None, days: float = 0.0, **signing: Any
     ) -> Release:
-        """A release signed by CI by default. `policy`: the policy of CI."""
+        """Return a release that CI signs by default. `policy` is the policy of CI."""
         policy = policy or self.policy
         created = self.setup.release(seed, policy=policy, days=days)
         return Signing(**{"key": self.ci, **signing}).signed(created, policy)
@@ -48,15 +48,15 @@ class SigningService(Service):
         folder = self.setup.folder / f"golden-{seed}"
         created = self.setup.release(seed)
         origin = vectors.origin().model_copy(update={"policy_sha256": self.policy.digest()})
-        vectors.golden_of(folder, created.onnx_path, origin=origin)
+        vectors.write_model_vectors(folder, created.onnx_path, origin=origin)
         created = replace(created, golden=GoldenFolder.open(folder))
         return Signing(self.ci).signed(created, self.policy)
 
     def with_spec(self, seed: int) -> Release:
-        return Signing(self.ci).signed(pictures.made(self.setup.folder, seed), self.policy)
+        return Signing(self.ci).signed(pictures.make_release(self.setup.folder, seed), self.policy)
 
     def submit(self, release: Release, *, policy: Policy | None = None) -> str:
-        """As CI does with `gate promote --hand-in`."""
+        """Submit a release as CI does with `gate promote --hand-in`."""
         result = submit(self.setup.registry, release, policy=policy or self.policy)
         assert (result.outcome, result.version is None) == ("handed_in", False), result.reason
         assert result.version is not None
@@ -69,22 +69,22 @@ class SigningService(Service):
         registry.set_alias(NAME, CANDIDATE, number)
         return number
 
-    def change_file(self, number: str, place: str, change: Callable[[bytes], bytes]) -> None:
-        """Change a file beside a version, in the registry."""
-        beside = self.setup.stored(number).beside
-        beside[place] = change(beside[place])
+    def change_file(self, number: str, path: str, change: Callable[[bytes], bytes]) -> None:
+        """Change a file stored with the version in the registry."""
+        extra_files = self.setup.stored(number).extra_files
+        extra_files[path] = change(extra_files[path])
 
     def actions_of(self, number: str) -> list[str]:
-        """The ledger actions of a version."""
+        """Return the ledger actions of a version."""
         return [action for action, version in self.setup.lines() if version == number]
 
     def page(self, number: str) -> str:
-        """The first line of its description."""
+        """Return the first line of the version's description."""
         text: str = self.setup.stored(number).description
         return text.partition("\n")[0]
 
     def refusal(self, number: str) -> str:
-        """The reason of a refusal, which is the same in the ledger, the tag and the page."""
+        """Return the reason of a refusal, which is the same in the ledger, the tag and the page."""
         (line,) = [entry for entry in self.setup.ledger.entries() if entry.version == number]
         assert line.action == "refused"
         problem = line.reason.removeprefix("handed in, and refused: ")

@@ -22,7 +22,7 @@ from gate.registry.interface import Tag
 from gate.registry.release import Release
 from gate.service.champion_guard import guard_champion
 from gate.service.submissions import process_reviews
-from tests.ledger.rows import put, rows
+from tests.ledger.rows import replace_rows, rows
 from tests.registry.simulator import Watched
 from tests.service.registry_setup import AUTOMATIC, REVIEWED, RegistrySetup
 from tests.storage.test_untrusted import DEEP
@@ -30,7 +30,7 @@ from tests.storage.test_untrusted import DEEP
 
 @pytest.fixture
 def setup(tmp_path) -> RegistrySetup:
-    """Versions 1 and 2 were promoted; 2 serves."""
+    """A model whose versions 1 and 2 were promoted; 2 is the champion."""
     created = RegistrySetup(tmp_path)
     created.promote(1)
     created.promote(2)
@@ -43,49 +43,49 @@ def guard(setup: RegistrySetup, *, policy=AUTOMATIC, thoroughly: bool = False):
     ]
 
 
-def with_changed_record(name, change):
-    """A record of version 3 was changed in the registry."""
+def change_record(name, change):
+    """Change a record of version 3 in the registry."""
 
     def tamper(setup):
-        records = setup.stored("3").beside
+        records = setup.stored("3").extra_files
         records[f"gate/{name}.json"] = change(setup, records[f"gate/{name}.json"])
 
     return tamper
 
 
-def other_bytes(setup):
+def change_onnx_file(setup):
     setup.stored("3").data += b"\0"
 
 
-def rolled_back_in_ledger(setup):
-    """The line alone, without a tag."""
+def write_rollback_entry(setup):
+    """Write the ledger entry without the tag."""
     about = setup.model().history().approving_entry("2")
     setup.model().write("rolled_back", "wrong", version="2", previous="3", about=about)
 
 
 INELIGIBLE = {
-    "missing records": (lambda setup: setup.stored("3").beside.clear(), "no evidence.json"),
-    "other bytes": (other_bytes, "has digest"),
+    "missing records": (lambda setup: setup.stored("3").extra_files.clear(), "no evidence.json"),
+    "other bytes": (change_onnx_file, "has digest"),
     "exchanged evidence": (
-        with_changed_record("evidence", lambda setup, _: setup.stored("1").beside["gate/evidence.json"]),
+        change_record("evidence", lambda setup, _: setup.stored("1").extra_files["gate/evidence.json"]),
         "exchanged"),
     "edited evidence": (
-        with_changed_record("evidence", lambda _, data: data.replace(b'"samples": 4', b'"samples": 5')),
+        change_record("evidence", lambda _, data: data.replace(b'"samples": 4', b'"samples": 5')),
         "exchanged"),
     "edited decision": (
-        with_changed_record("decision", lambda _, data: data.replace(b'"PASS"', b'"FAIL"', 1)), "edited"),
-    "nested evidence": (with_changed_record("evidence", lambda *_: DEEP), "nested 20000 deep"),
-    "nested decision": (with_changed_record("decision", lambda *_: DEEP), "nested 20000 deep"),
+        change_record("decision", lambda _, data: data.replace(b'"PASS"', b'"FAIL"', 1)), "edited"),
+    "nested evidence": (change_record("evidence", lambda *_: DEEP), "nested 20000 deep"),
+    "nested decision": (change_record("decision", lambda *_: DEEP), "nested 20000 deep"),
     "rejected": (lambda setup: setup.tag("3", "rejected"), "rejected"),
-    "rolled back": (rolled_back_in_ledger, "rolled back"),
+    "rolled back": (write_rollback_entry, "rolled back"),
     "not in the ledger": (
-        lambda setup: put(setup.ledger.state, rows(setup.ledger.state)[:2]),
+        lambda setup: replace_rows(setup.ledger.state, rows(setup.ledger.state)[:2]),
         "the ledger has no entry"),
 }  # fmt: skip
 
 
 def serve_third_then_second(setup, **release):
-    """Version 3 passed in its time, served, and was followed by a return to 2 by hand."""
+    """Promote version 3, then move `champion` back to version 2 by hand."""
     setup.promote(3, **release)
     setup.move_champion("2")
     guard(setup)
@@ -129,9 +129,9 @@ AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "from the futur
 
 @pytest.mark.parametrize(("days", "words"), AGES.values(), ids=list(AGES))
 def test_version_with_evidence_of_an_invalid_age_is_reverted(setup, monkeypatch, days, words):
-    """The promoter's clock, or its gate, is another."""
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(Release, "age_problem", lambda *_, **__: None)
+    """The promoter has another clock, or a gate without an age limit."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Release, "age_problem", lambda *_, **__: None)
         setup.promote(3, days=days)
     assert guard(setup, thoroughly=True) == [("reverted", "2")]
     assert words in setup.ledger.entries()[-1].reason
@@ -157,7 +157,7 @@ def test_move_by_hand_to_old_evidence_is_reverted(setup, monkeypatch):
 
 
 def clock_ahead(**ahead):
-    """A clock that is ahead."""
+    """Return a datetime class whose clock is ahead."""
 
     class Shifted(datetime):
         @classmethod
@@ -180,11 +180,11 @@ def test_tags_without_ledger_entries_do_not_revert(setup, caplog, thoroughly):
 
 @pytest.mark.parametrize("thoroughly", [True, False])
 def test_ledger_without_the_model_changes_nothing(setup, tmp_path, thoroughly):
-    known, setup.ledger = setup.ledger, Ledger(tmp_path / "another.jsonl")
+    ledger_with_history, setup.ledger = setup.ledger, Ledger(tmp_path / "another.jsonl")
     with pytest.raises(RegistryError, match="--same-registry"):
         guard(setup, thoroughly=thoroughly)
     assert (setup.champion, setup.lines()) == ("2", [])
-    setup.ledger, setup.registry.identity = known, "http://Mlflow:80/"
+    setup.ledger, setup.registry.identity = ledger_with_history, "http://Mlflow:80/"
     with pytest.raises(RegistryError):
         guard(setup)
     declare_addresses(setup.ledger, "http://mlflow", ["simulator"])
@@ -192,15 +192,15 @@ def test_ledger_without_the_model_changes_nothing(setup, tmp_path, thoroughly):
 
 
 def fail_downloads(registry, *numbers, error=ArtifactMissing("its store is away")):  # noqa: B008
-    """The files of these versions can't be had now."""
+    """Let downloads of these versions fail."""
     download = registry.download
 
-    def missing(name, number, folder, **options):
+    def fail_for_versions(name, number, folder, **options):
         if number in numbers:
             raise error
         return download(name, number, folder, **options)
 
-    registry.download = missing
+    registry.download = fail_for_versions
 
 
 @pytest.mark.parametrize("error", [RegistryError("it is a pipe"), MismatchUnconfirmed("a page")])
@@ -250,11 +250,11 @@ def test_unavailable_registry_reverts_nothing(setup):
     watched = Watched(setup.registry)
     setup.move_champion(setup.register_by_hand(7))
 
-    def fail_downloads(call: str, _: int) -> None:
+    def fail_version_calls(call: str, _: int) -> None:
         if call == "version":
             raise RegistryUnavailable("no answer")
 
-    watched.before = fail_downloads
+    watched.before = fail_version_calls
     setup.registry = watched
     before = setup.lines()
     with pytest.raises(RegistryUnavailable):

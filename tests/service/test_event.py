@@ -11,14 +11,14 @@ from gate.mlflow_client.webhooks import EVENTS
 from gate.policy.sections import ReviewTag
 from gate.service.event import Event, MalformedEvent, ignore_reason, read
 from gate.storage.safe_text import EXAMPLE_MODEL
-from tests.service.deliveries import body
+from tests.service.deliveries import event_body
 
 ALIASES = ("champion",)
 TAG = ReviewTag()
 
 
 def raw(**changes: object) -> bytes:
-    return json.dumps(body() | changes).encode()
+    return json.dumps(event_body() | changes).encode()
 
 
 @pytest.mark.parametrize("kind", EVENTS)
@@ -92,7 +92,7 @@ def test_unknown_event_is_ignored(entity: str, action: str) -> None:
     ],
 )
 def test_invalid_review_value_gets_a_hint(kind, key, value, is_hinted) -> None:
-    result = read(json.dumps(body(kind, key=key, value=value)).encode(), TAG)
+    result = read(json.dumps(event_body(kind, key=key, value=value)).encode(), TAG)
     assert isinstance(result, Event)
     assert result == Event(kind, "digits", key)
     assert (result.hint is not None) == is_hinted
@@ -144,7 +144,7 @@ def test_only_relevant_events_matter(event: Event, matters: bool) -> None:
 )
 def test_configured_review_tag_matters(kind: str, key: str, matters: bool) -> None:
     tag = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
-    result = read(json.dumps(body(kind, key=key, value="approve")).encode(), tag)
+    result = read(json.dumps(event_body(kind, key=key, value="approve")).encode(), tag)
     assert isinstance(result, Event)
     assert (ignore_reason(result, aliases=ALIASES, tag=tag) is None) == matters
     hinted = kind.endswith(".set") and tag.may_reject(key)

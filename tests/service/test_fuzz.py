@@ -1,4 +1,4 @@
-"""Whatever is sent, the endpoint never answers 5xx and never acts without a valid signature."""
+"""The endpoint never answers 5xx and never acts on a request without a valid signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH
-from tests.service.deliveries import Service, body, running
+from tests.service.deliveries import Service, event_body, run_service
 from tests.service.deliveries import settings as service_settings
 
 NAMES = ["Content-Type", SIGNATURE_HEADER, TIMESTAMP_HEADER, DELIVERY_HEADER, "Content-Length", "Transfer-Encoding", "X-Other"]  # fmt: skip
@@ -29,8 +29,8 @@ JSON = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running(service_settings(tmp_path_factory.mktemp("fuzzed"))) as started:
+def fuzzed_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with run_service(service_settings(tmp_path_factory.mktemp("fuzzed"))) as started:
         yield started
         assert started.recorder.causes == []
         assert started.get("/healthz").status_code == 200
@@ -38,9 +38,9 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @given(raw=st.binary(max_size=4096), sent=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=8))  # fmt: skip
 def test_random_bodies_and_headers_are_refused(
-    fuzzed: Service, raw: bytes, sent: list[tuple[str, bytes]]
+    fuzzed_service: Service, raw: bytes, sent: list[tuple[str, bytes]]
 ) -> None:
-    url = httpx.URL(fuzzed.address)
+    url = httpx.URL(fuzzed_service.address)
     connection = http.client.HTTPConnection(url.host, url.port, timeout=2)
     connection.putrequest("POST", WEBHOOK_PATH)
     if not any(name in ("Content-Length", "Transfer-Encoding") for name, _value in sent):
@@ -51,22 +51,22 @@ def test_random_bodies_and_headers_are_refused(
         connection.endheaders(raw)
         assert 400 <= connection.getresponse().status < 500
     except (TimeoutError, ConnectionError, http.client.HTTPException):
-        pass  # it waits for a body that never comes, or closed on us
+        pass  # the server waits for the rest of the body, or closed the connection
     finally:
         connection.close()
 
 
 @given(raw=st.binary(max_size=400))
-def test_random_bytes_instead_of_http_are_refused(fuzzed: Service, raw: bytes) -> None:
-    url = httpx.URL(fuzzed.address)
+def test_random_bytes_instead_of_http_are_refused(fuzzed_service: Service, raw: bytes) -> None:
+    url = httpx.URL(fuzzed_service.address)
     with socket.create_connection((url.host, url.port), timeout=2) as connection:
         connection.sendall(raw + b"\r\n\r\n")
         connection.shutdown(socket.SHUT_WR)
         try:
-            answer = connection.recv(4096)
+            response = connection.recv(4096)
         except (TimeoutError, ConnectionError):
             return
-    assert not answer.startswith((b"HTTP/1.1 5", b"HTTP/1.0 5"))
+    assert not response.startswith((b"HTTP/1.1 5", b"HTTP/1.0 5"))
 
 
 @given(
@@ -75,9 +75,9 @@ def test_random_bytes_instead_of_http_are_refused(fuzzed: Service, raw: bytes) -
 )
 @pytest.mark.proof
 def test_signed_event_with_random_fields_is_answered(
-    fuzzed: Service, changes: Any, data: Any
+    fuzzed_service: Service, changes: Any, data: Any
 ) -> None:
-    event = body(model="another", **data) | changes
-    answer = fuzzed.send(event)
-    assert answer.status_code in (200, 400, 403)
-    assert answer.json().keys() == {"outcome"}
+    event = event_body(model="another", **data) | changes
+    response = fuzzed_service.send(event)
+    assert response.status_code in (200, 400, 403)
+    assert response.json().keys() == {"outcome"}

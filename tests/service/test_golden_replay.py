@@ -20,7 +20,7 @@ from tests.runtimes.v2_server import V2Server, serving
 from tests.service.registry_setup import Service
 
 
-def replaying(*urls: str, **options: object) -> Policy:
+def replay_policy(*urls: str, **options: object) -> Policy:
     plain = builders.policy(min_samples=300).to_plain()
     for name, url in zip(("server", "second"), urls, strict=False):
         plain["runtimes"][name] = {
@@ -34,15 +34,15 @@ def replaying(*urls: str, **options: object) -> Policy:
 
 
 class ServiceWithServer(Service):
-    """A service with one model server, which loads what it is told to."""
+    """A service with one model server, whose file and faults the tests choose."""
 
     def __init__(self, folder: Path, server: V2Server, *others: str) -> None:
-        self.now, self.pause_s = 0.0, 0.0
-        super().__init__(folder, replaying(server.url, *others))
+        self.clock_s, self.pause_s = 0.0, 0.0
+        super().__init__(folder, replay_policy(server.url, *others))
         self.server = server
 
     def restart(self) -> None:
-        memory = MismatchMemory(self.pause_s, wait=None, clock=lambda: self.now)
+        memory = MismatchMemory(self.pause_s, wait=None, clock=lambda: self.clock_s)
         self.reconcile = Reconciler(
             self.setup.registry,
             self.setup.ledger,
@@ -64,7 +64,7 @@ class ServiceWithServer(Service):
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceWithServer]:
-    """Version 1 is deployed, and the server has loaded it."""
+    """A service that deployed version 1, with a server that loaded it."""
     first = onnx_file(tmp_path / "1.onnx", seed=1)
     with serving(first) as server:
         created = ServiceWithServer(tmp_path, server)
@@ -77,7 +77,7 @@ def service(tmp_path: Path) -> Iterator[ServiceWithServer]:
 @pytest.mark.further
 def test_wrong_answers_roll_back_to_the_previous_release(service: ServiceWithServer) -> None:
     second = service.promote(2)
-    # It has not loaded the new file yet: nobody is at fault.
+    # The server still has the old file: this is neither a pass nor a failure of version 2.
     assert service.reconcile_once() == [
         ("deploy", "deployed", "2"),
         ("replay", "DigestMismatch", None),
@@ -87,13 +87,13 @@ def test_wrong_answers_roll_back_to_the_previous_release(service: ServiceWithSer
     service.server.fault = "float16"
     assert service.reconcile_once() == [
         ("replay", "EvidenceError", None)
-    ]  # one of several replicas, perhaps
+    ]  # possibly one of several replicas
     assert service.live == "2"
     assert service.reconcile_once() == [("replay", "rolled_back", "2")]
     assert service.live == "1"
     assert service.setup.lines()[-1] == ("replay_failed", "2")
     service.restart()
-    assert service.reconcile_once() == []  # it is not deployed again
+    assert service.reconcile_once() == []  # version 2 is not deployed again
     assert service.live == "1"
 
 
@@ -131,7 +131,7 @@ def test_single_wrong_answer_changes_nothing(service: ServiceWithServer) -> None
     service.server.fault = ""
     assert service.reconcile_once() == []
     service.server.fault = "float16"
-    assert service.reconcile_once() == []  # it was replayed
+    assert service.reconcile_once() == []  # the replay already passed
     assert service.live == "2"
 
 
@@ -146,7 +146,7 @@ def test_server_that_rejects_all_requests_rolls_back(service: ServiceWithServer)
     service.server.fault = "busy"
     assert service.reconcile_once() == [
         ("replay", "RuntimeUnusable", None)
-    ]  # this alone changes nothing
+    ]  # an unavailable server has no effect
     service.server.fault = "refuses"
     assert service.reconcile_once() == [("replay", "rolled_back", "2")]
     assert service.live == "1"
@@ -159,7 +159,7 @@ def test_failure_after_a_passed_replay_keeps_the_release(service: ServiceWithSer
     assert service.reconcile_once() == [("deploy", "deployed", "2")]
     service.server.fault = "refuses"
     for _ in range(3):
-        service.reconcile.report_damage(NAME)  # a thorough look replays again
+        service.reconcile.report_damage(NAME)  # a thorough pass replays again
         assert service.reconcile_once() == [("replay", "EvidenceError", None)]
     assert service.live == "2"
 
@@ -168,14 +168,14 @@ def test_failure_after_a_passed_replay_keeps_the_release(service: ServiceWithSer
 def test_replay_with_one_unavailable_server_keeps_the_release(tmp_path: Path) -> None:
     with serving(onnx_file(tmp_path / "1.onnx", seed=1)) as server:
         service = ServiceWithServer(tmp_path, server, "http://127.0.0.1:1/v2/models/net")
-        away = ("replay", "RuntimeUnusable", None)
+        unavailable = ("replay", "RuntimeUnusable", None)
         service.promote(1)
-        assert service.reconcile_once() == [("deploy", "deployed", "1"), away]
+        assert service.reconcile_once() == [("deploy", "deployed", "1"), unavailable]
         server.load(service.promote(2))
-        assert service.reconcile_once() == [("deploy", "deployed", "2"), away]
+        assert service.reconcile_once() == [("deploy", "deployed", "2"), unavailable]
         server.fault = "refuses"
         for _ in range(3):
-            assert service.reconcile_once() == [("replay", "EvidenceError", None), away]
+            assert service.reconcile_once() == [("replay", "EvidenceError", None), unavailable]
         assert service.live == "2"
 
 
@@ -199,10 +199,10 @@ def test_server_fault_must_last_before_a_rollback(service: ServiceWithServer, fa
     service.server.load(second)
     service.server.fault = fault
     assert service.reconcile_once()[-1] == ("replay", "EvidenceError", None)
-    service.now = 59.0
+    service.clock_s = 59.0
     assert service.reconcile_once() == [("replay", "EvidenceError", None)]
     assert service.live == "2"
-    service.now = 60.0
+    service.clock_s = 60.0
     assert service.reconcile_once() == [("replay", "rolled_back", "2")]
 
 
@@ -222,7 +222,7 @@ def test_first_release_is_kept_despite_wrong_answers(tmp_path: Path) -> None:
 
 def test_replay_policy_requires_a_verified_server() -> None:
     with pytest.raises(EvidenceError):
-        replaying("http://127.0.0.1:1/v2/models/net", allow_unproven_file=True)
+        replay_policy("http://127.0.0.1:1/v2/models/net", allow_unproven_file=True)
     plain = builders.policy().to_plain()
     with pytest.raises(EvidenceError):
         Policy.from_json(json.dumps({**plain, "after_deploy": "replay_golden"}))

@@ -22,13 +22,13 @@ def _restore_root_logger() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
-def logged(log_format: str, *, then) -> str:
+def capture_log(log_format: str, *, write) -> str:
     stream = io.StringIO()
     handler = configure_logging(
         stream, log_format=log_format, redaction=Redaction(lambda: {SECRET})
     )  # type: ignore[arg-type]
     try:
-        then(logging.getLogger("gate.test"))
+        write(logging.getLogger("gate.test"))
     finally:
         logging.getLogger().removeHandler(handler)
     return stream.getvalue()
@@ -53,7 +53,7 @@ def log_all_kinds(log: logging.Logger) -> None:
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_secrets_are_hidden_in_every_line(log_format: str) -> None:
-    text = logged(log_format, then=log_all_kinds)
+    text = capture_log(log_format, write=log_all_kinds)
     for hidden in (SECRET, json.dumps(SECRET)[1:-1], SIGNATURE, SIGNATURE[3:], "hunter2"):
         assert hidden not in text
     assert text.count("[hidden]") >= 6
@@ -63,11 +63,11 @@ def test_secrets_are_hidden_in_every_line(log_format: str) -> None:
 
 def test_passwords_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
-    assert "correct" not in logged("text", then=lambda log: log.info("the correct horse"))
+    assert "correct" not in capture_log("text", write=lambda log: log.info("the correct horse"))
 
 
 def test_json_format_writes_one_line_per_event() -> None:
-    lines = [json.loads(line) for line in logged("json", then=log_all_kinds).splitlines()]
+    lines = [json.loads(line) for line in capture_log("json", write=log_all_kinds).splitlines()]
     assert len(lines) == 5
     assert {"at", "level", "logger", "message"} <= set(lines[0])
     assert (lines[1]["n"], lines[1]["none"]) == (3, None)
@@ -76,15 +76,20 @@ def test_json_format_writes_one_line_per_event() -> None:
 
 
 def test_extra_fields_do_not_override_standard_fields() -> None:
-    text = logged("json", then=lambda log: log.info("true", extra={"fields": {"message": "false"}}))
+    text = capture_log(
+        "json", write=lambda log: log.info("true", extra={"fields": {"message": "false"}})
+    )
     assert json.loads(text)["message"] == "true"
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_control_characters_do_not_create_new_lines(log_format: str) -> None:
-    nasty = "x\n2026-01-01 info gate: approved\r\x1b[31m\u2028\ud800"
-    text = logged(
-        log_format, then=lambda log: log.info("%s", nasty, extra={"fields": {"m": nasty}})
+    control_characters = "x\n2026-01-01 info gate: approved\r\x1b[31m\u2028\ud800"
+    text = capture_log(
+        log_format,
+        write=lambda log: log.info(
+            "%s", control_characters, extra={"fields": {"m": control_characters}}
+        ),
     )
     assert len(text.splitlines()) == 1
     assert "\x1b" not in text
@@ -102,6 +107,6 @@ def test_uvicorn_logs_through_the_same_handler(level: int, monkeypatch: pytest.M
             '%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "POST", "/webhooks/mlflow", "1.1", 202
         )
 
-    record = json.loads(logged("json", then=access))
+    record = json.loads(capture_log("json", write=access))
     assert record["logger"] == "uvicorn.access"
     assert record["message"] == '127.0.0.1:1 - "POST /webhooks/mlflow HTTP/1.1" 202'

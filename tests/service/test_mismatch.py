@@ -1,4 +1,4 @@
-"""Bytes that differ from the promoted ones: the same rule for the model and its golden vectors."""
+"""Stored bytes that differ from the promoted ones: one rule for the model and its golden vectors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from gate.registry.interface import CHAMPION
 from gate.registry.registered_model import MismatchMemory, Reading
-from tests.service.signed_submissions import TWINNED, SigningService
-from tests.service.test_submissions import with_twin_vectors
+from tests.service.signed_submissions import POLICY_WITH_TWIN, SigningService
+from tests.service.test_submissions import release_with_twin_vectors
 
 
-def _flipped(data: bytes) -> bytes:
+def _flip_last_bytes(data: bytes) -> bytes:
     return data[:-4] + bytes(byte ^ 0xFF for byte in data[-4:])
 
 
@@ -29,7 +29,7 @@ def _change(service: SigningService, file: str, change: Callable[[bytes], bytes]
 def promoted_with_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[SigningService, list[float]]:
-    """Version 2 was promoted with golden vectors, and is not deployed yet."""
+    """A service where version 2 was promoted with golden vectors and is not deployed yet."""
     service, clock = SigningService(tmp_path), [0.0]
     service.reading = Reading(mismatches=MismatchMemory(60.0, wait=None, clock=lambda: clock[0]))
     service.restart()
@@ -46,18 +46,20 @@ def promoted_with_clock(
 FILES = ["model.onnx", "golden"]
 
 
-def _named(service: SigningService, file: str) -> str:
+def _stored_path(service: SigningService, file: str) -> str:
     if file == "model.onnx":
         return file
-    beside = service.setup.stored("2").beside
-    return next(n for n in sorted(beside) if n.startswith("golden/") and not n.endswith(".json"))
+    extra_files = service.setup.stored("2").extra_files
+    return next(
+        n for n in sorted(extra_files) if n.startswith("golden/") and not n.endswith(".json")
+    )
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
     "change",
     [
-        _flipped,
+        _flip_last_bytes,
         lambda _: b"<html>503</html>",
     ],
 )
@@ -66,9 +68,9 @@ def test_version_is_reverted_when_a_later_download_confirms_the_mismatch(
     file: str,
     change: Callable[[bytes], bytes],
 ) -> None:
-    """Whatever they are; what is deployed serves on."""
+    """The kind of change does not matter; the deployed version keeps serving."""
     service, clock = promoted_with_clock
-    _change(service, _named(service, file), change)
+    _change(service, _stored_path(service, file), change)
     for clock[0] in (0.0, 5.0, 59.0):
         assert {outcome for _, outcome, _ in service.reconcile_once()} == {"MismatchUnconfirmed"}
         assert (service.setup.registry.aliases[CHAMPION], service.live) == ("2", "1")
@@ -85,24 +87,24 @@ def test_different_wrong_bytes_each_time_do_not_revert(
 ) -> None:
     service, clock = promoted_with_clock
     for number, clock[0] in enumerate((0.0, 60.0, 120.0, 180.0)):
-        _change(service, _named(service, file), lambda _, n=number: b"error %d" % n)
+        _change(service, _stored_path(service, file), lambda _, n=number: b"error %d" % n)
         assert {outcome for _, outcome, _ in service.reconcile_once()} == {"MismatchUnconfirmed"}
     assert (service.setup.registry.aliases[CHAMPION], service.live) == ("2", "1")
 
 
 def test_deployed_version_does_not_need_its_golden_vectors(tmp_path: Path) -> None:
-    """Those of a twin neither."""
-    service = SigningService(tmp_path, TWINNED)
+    """The golden vectors of the twin are not needed either."""
+    service = SigningService(tmp_path, POLICY_WITH_TWIN)
     service.reading = Reading(mismatches=MismatchMemory(0.0, wait=None))
     service.restart()
-    service.submit(with_twin_vectors(service, "2"))
+    service.submit(release_with_twin_vectors(service, "2"))
     assert service.reconcile_once() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
-    beside = service.setup.stored("1").beside
-    names = [name for name in beside if "/golden/" in name and not name.endswith(".json")]
+    extra_files = service.setup.stored("1").extra_files
+    names = [name for name in extra_files if "/golden/" in name and not name.endswith(".json")]
     assert names
     for name in names:
-        service.change_file("1", name, _flipped)
+        service.change_file("1", name, _flip_last_bytes)
     for _ in range(3):
-        service.restart()  # so that the look is a thorough one
+        service.restart()  # the next pass is a thorough one
         assert service.reconcile_once() == []
     assert (service.setup.registry.aliases[CHAMPION], service.live) == ("1", "1")

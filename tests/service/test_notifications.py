@@ -1,4 +1,4 @@
-"""The outgoing webhook: signed, in order, at least once."""
+"""The outgoing webhook is signed, ordered, and delivered at least once."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from gate.service.notifications import (
 )
 from gate.service.settings import ServiceSettings, write_secrets
 from gate.signing.keys import SigningKey
-from tests.registry.signed import save, trust_in
-from tests.service.deliveries import MODEL, OLD_SECRET, SECRET, settings, until
+from tests.registry.signed import save_trust, trust_in
+from tests.service.deliveries import MODEL, OLD_SECRET, SECRET, settings, wait_until
 
 
 @dataclass
 class Receiver:
     url: str = ""
     statuses: list[int] = field(default_factory=list)
-    """Of the next answers; 200 after them."""
+    """Statuses of the next responses; then 200."""
     location: str = "/elsewhere"
-    """Where a redirect leads."""
+    """Location header of a redirect."""
     slow_bytes: int = 0
-    """Bytes of the name of a header that come one by one."""
-    got: list[tuple[Message, bytes]] = field(default_factory=list)
+    """Number of bytes of a header name that are sent one by one."""
+    received: list[tuple[Message, bytes]] = field(default_factory=list)
 
     @property
     def accepted(self) -> list[tuple[str, str | None]]:
@@ -53,12 +53,12 @@ class Receiver:
                 json.loads(body)["type"].removeprefix("parity_gate."),
                 json.loads(body)["data"]["version"],
             )
-            for _, body in self.got
+            for _, body in self.received
         ]
 
     @property
     def ids(self) -> list[str]:
-        return [headers["webhook-id"] for headers, _ in self.got]
+        return [headers["webhook-id"] for headers, _ in self.received]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def receiver() -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            created.got.append((self.headers, body))
+            created.received.append((self.headers, body))
             self.send_response(created.statuses.pop(0) if created.statuses else 200)
             self.send_header("Location", created.location)
             self.send_header("Content-Length", "0")
@@ -101,27 +101,27 @@ def write_entry(ledger: Ledger, action: str, version: str = "1", **fields: str) 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     created = Ledger(tmp_path / "state.db")
-    write_entry(created, "promoted", "0")  # before anybody asked to be notified
+    write_entry(created, "promoted", "0")  # before notifications were configured
     return created
 
 
-def notified(receiver: Receiver, folder: Path, **changes: Any) -> ServiceSettings:
+def notification_settings(receiver: Receiver, folder: Path, **changes: Any) -> ServiceSettings:
     write_secrets(folder / "notify", [SECRET, OLD_SECRET])
-    where = {"notify_url": receiver.url, "notify_secret_file": folder / "notify"}
+    target = {"notify_url": receiver.url, "notify_secret_file": folder / "notify"}
     fixed = {"models": (MODEL,), "tracking_uri": "http://r"}
-    return settings(folder, **where, **fixed, **changes)
+    return settings(folder, **target, **fixed, **changes)
 
 
-def notifier(receiver: Receiver, ledger: Ledger, folder: Path, **changes: Any) -> Notifier:
-    return Notifier(notified(receiver, folder, **changes), ledger=Ledger(ledger.state))
+def make_notifier(receiver: Receiver, ledger: Ledger, folder: Path, **changes: Any) -> Notifier:
+    return Notifier(notification_settings(receiver, folder, **changes), ledger=Ledger(ledger.state))
 
 
 def test_each_notified_action_is_sent_once_and_signed_with_all_secrets(
     receiver: Receiver, ledger: Ledger, tmp_path: Path
 ) -> None:
-    sender = notifier(receiver, ledger, tmp_path)
+    sender = make_notifier(receiver, ledger, tmp_path)
     sender.send_new()
-    assert receiver.got == []
+    assert receiver.received == []
     for action in SENT:
         write_entry(ledger, action)
     write_entry(ledger, "deployed")
@@ -129,8 +129,8 @@ def test_each_notified_action_is_sent_once_and_signed_with_all_secrets(
     sender.send_new()
     sender.send_new()
     assert receiver.accepted == [(action, "1") for action in SENT]
-    headers, body = receiver.got[0]
-    # As https://www.standardwebhooks.com says, keyed with the bytes of the secret.
+    headers, body = receiver.received[0]
+    # Format of https://www.standardwebhooks.com, keyed with the bytes of the secret.
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     expected = [
         "v1," + base64.b64encode(hmac.digest(key.encode(), signed, hashlib.sha256)).decode()
@@ -142,7 +142,7 @@ def test_each_notified_action_is_sent_once_and_signed_with_all_secrets(
 def test_entries_of_another_registry_are_not_sent(
     receiver: Receiver, ledger: Ledger, tmp_path: Path
 ) -> None:
-    sender = notifier(receiver, ledger, tmp_path)
+    sender = make_notifier(receiver, ledger, tmp_path)
     sender.send_new()
     write_entry(ledger, "promoted", "1", registry="http://staging")
     write_entry(ledger, "promoted", "2", registry="http://r#/workspaces/team-a")
@@ -154,16 +154,16 @@ def test_entries_of_another_registry_are_not_sent(
 def test_newly_trusted_writer_key_needs_no_restart(receiver: Receiver, tmp_path: Path) -> None:
     first, second = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("first", "second"))
     trust = tmp_path / "trust.yaml"
-    save(trust_in(first, writers=trust_in(first).measurers), trust)
+    save_trust(trust_in(first, writers=trust_in(first).measurers), trust)
     ledger = Ledger(tmp_path / "state.db", key=first)
     write_entry(ledger, "promoted", "1")
-    sender = notifier(receiver, ledger, tmp_path, trust=trust)
+    sender = make_notifier(receiver, ledger, tmp_path, trust=trust)
     sender.send_new()
     ledger.key = second
     write_entry(ledger, "promoted", "2")
     with pytest.raises(Untrusted):
         sender.send_new()
-    save(trust_in(second, writers=trust_in(second).measurers), trust)
+    save_trust(trust_in(second, writers=trust_in(second).measurers), trust)
     sender.send_new()
     assert receiver.accepted == [("promoted", "2")]
 
@@ -172,14 +172,14 @@ def test_newly_trusted_writer_key_needs_no_restart(receiver: Receiver, tmp_path:
 def test_rejected_notification_is_sent_again_with_the_same_id(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, status: int
 ) -> None:
-    sender = notifier(receiver, ledger, tmp_path)
+    sender = make_notifier(receiver, ledger, tmp_path)
     sender.send_new()
     write_entry(ledger, "promoted", "1")
     write_entry(ledger, "reverted", "2")
     receiver.statuses = [200, status]
     with pytest.raises(OSError, match=str(status)):
         sender.send_new()
-    again = notifier(receiver, ledger, tmp_path)  # after a crash
+    again = make_notifier(receiver, ledger, tmp_path)  # after a crash
     again.send_new()
     assert receiver.accepted == [("promoted", "1"), ("reverted", "2"), ("reverted", "2")]
     assert len(set(receiver.ids)) == 2
@@ -194,7 +194,7 @@ def test_permanently_rejected_entry_does_not_block_others(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, status: int, location: str
 ) -> None:
     receiver.location = location
-    sender = notifier(receiver, ledger, tmp_path)
+    sender = make_notifier(receiver, ledger, tmp_path)
     sender.send_new()
     write_entry(ledger, "refused", "1")
     write_entry(ledger, "promoted", "2")
@@ -205,15 +205,15 @@ def test_permanently_rejected_entry_does_not_block_others(
     sender.send_new()
     assert receiver.accepted == [("refused", "1")] * (MAX_TRIES + 2) + [("promoted", "2")]
     path = tmp_path / "store" / CURSOR
-    kept = NotificationCursor.load(path)
-    assert [(each.entry, each.status) for each in kept.undelivered] == [(2, status)]
-    receiver.got.clear()
+    cursor = NotificationCursor.load(path)
+    assert [(each.entry, each.status) for each in cursor.undelivered] == [(2, status)]
+    receiver.received.clear()
     receiver.statuses = [status]
-    again = notifier(receiver, ledger, tmp_path)  # a start tries once
+    again = make_notifier(receiver, ledger, tmp_path)  # a restarted sender tries once
     again.send_new()
     again.send_new()
-    assert (receiver.accepted, NotificationCursor.load(path)) == ([("refused", "1")], kept)
-    notifier(receiver, ledger, tmp_path).send_new()  # by now the receiver takes it
+    assert (receiver.accepted, NotificationCursor.load(path)) == ([("refused", "1")], cursor)
+    make_notifier(receiver, ledger, tmp_path).send_new()  # the receiver accepts the entry now
     assert receiver.accepted == [("refused", "1")] * 2
     assert NotificationCursor.load(path).undelivered == ()
 
@@ -221,12 +221,12 @@ def test_permanently_rejected_entry_does_not_block_others(
 def test_crash_after_sending_repeats_the_same_id(
     receiver: Receiver, ledger: Ledger, tmp_path: Path
 ) -> None:
-    sender = notifier(receiver, ledger, tmp_path)
+    sender = make_notifier(receiver, ledger, tmp_path)
     sender.send_new()
-    kept = (tmp_path / "store" / CURSOR).read_bytes()
+    cursor = (tmp_path / "store" / CURSOR).read_bytes()
     write_entry(ledger, "promoted")
     sender.send_new()
-    (tmp_path / "store" / CURSOR).write_bytes(kept)
+    (tmp_path / "store" / CURSOR).write_bytes(cursor)
     sender.send_new()
     assert receiver.ids[0] == receiver.ids[1]
 
@@ -234,10 +234,10 @@ def test_crash_after_sending_repeats_the_same_id(
 def test_slow_answer_is_cut_off(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender = notifier(receiver, ledger, tmp_path)
+    sender = make_notifier(receiver, ledger, tmp_path)
     sender.send_new()
     write_entry(ledger, "promoted")
-    receiver.slow_bytes = 2  # within the limit
+    receiver.slow_bytes = 2  # within the time limit
     sender.send_new()
     write_entry(ledger, "reverted")
     receiver.slow_bytes = 2000
@@ -252,12 +252,12 @@ def test_slow_answer_is_cut_off(
 def test_no_entry_is_skipped_while_the_receiver_is_down(
     receiver: Receiver, ledger: Ledger, tmp_path: Path
 ) -> None:
-    sender = notifier(Receiver("http://127.0.0.1:1/"), ledger, tmp_path)
+    sender = make_notifier(Receiver("http://127.0.0.1:1/"), ledger, tmp_path)
     sender.send_new()
     write_entry(ledger, "refused")
     with pytest.raises(OSError):
         sender.send_new()
-    notifier(receiver, ledger, tmp_path).send_new()
+    make_notifier(receiver, ledger, tmp_path).send_new()
     assert receiver.accepted == [("refused", "1")]
 
 
@@ -266,10 +266,10 @@ def test_running_service_notifies_with_backoff(
 ) -> None:
     monkeypatch.setattr("gate.service.notifications._POLL_S", 0.01)
     receiver.statuses = [503, 503]
-    with notifying(notified(receiver, tmp_path), Ledger(ledger.state)):
-        until((tmp_path / "store" / CURSOR).exists)
+    with notifying(notification_settings(receiver, tmp_path), Ledger(ledger.state)):
+        wait_until((tmp_path / "store" / CURSOR).exists)
         write_entry(ledger, "promoted")
-        until(lambda: len(receiver.got) == 3)
+        wait_until(lambda: len(receiver.received) == 3)
     assert len(set(receiver.ids)) == 1
 
 
@@ -292,10 +292,10 @@ def test_invalid_notification_settings_are_refused(
         ),
     ):
         pass
-    chosen = notified(receiver, tmp_path)
+    service_settings = notification_settings(receiver, tmp_path)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / CURSOR).write_text("{}")
-    with pytest.raises(EvidenceError), notifying(chosen, ledger):
+    with pytest.raises(EvidenceError), notifying(service_settings, ledger):
         pass
-    with notifying(settings(tmp_path), ledger):  # nothing is asked for
+    with notifying(settings(tmp_path), ledger):  # notifications are not configured
         pass

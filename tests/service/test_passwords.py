@@ -1,4 +1,4 @@
-"""Passwords of the state and of the registry: where they may be given, and that no output repeats them."""
+"""No output repeats the passwords in the addresses of the state and the registry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from gate import cli
 from gate.commands.options import address
 from gate.service import settings
-from tests.service.deliveries import SECRET, until
+from tests.service.deliveries import SECRET, wait_until
 from tests.service.postgres import Postgres
-from tests.service.processes import process
+from tests.service.processes import run_process
 
 PASSWORD = "hunter2%2Fof%40the-test"
 
@@ -28,15 +28,17 @@ def with_password(url: str) -> str:
 def test_address_from_a_file_or_variable_is_never_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_server: Postgres, kept: str
 ) -> None:
-    """A real service on a real PostgreSQL: its command line and its log."""
+    """Run a service with PostgreSQL and check its command line and its log."""
     file = tmp_path / "address"
     file.write_text(f"{with_password(postgres_server.url)}\n# of the test\n")
     file.chmod(0o600)
     monkeypatch.setenv("STATE_OF_THE_TEST", with_password(postgres_server.url))
-    with process(tmp_path, "--debug", url=kept.format(file=file)) as service:
-        answer = service.send(delivery=f"in-{kept[1:3].strip(chr(123))}")
-        assert (answer.status_code, answer.json()["outcome"]) == (202, "accepted"), answer.text
-        until(service.ended)
+    with run_process(tmp_path, "--debug", url=kept.format(file=file)) as service:
+        response = service.send(delivery=f"in-{kept[1:3].strip(chr(123))}")
+        assert (response.status_code, response.json()["outcome"]) == (202, "accepted"), (
+            response.text
+        )
+        wait_until(service.ended)
         command = psutil.Process(service.popen.pid).cmdline()
         assert service.end() == 0
         assert not any(PASSWORD in argument for argument in command)
@@ -52,9 +54,9 @@ def test_world_readable_address_file_is_refused(tmp_path: Path, capsys) -> None:
     for option in ("--state", "--tracking-uri"):
         arguments = ["serve", "--model", "digits", option, f"@{file}"]
         assert cli.main(arguments) == 2
-        stated = capsys.readouterr().err
-        assert "has mode 0644" in stated
-        assert "hunter2" not in stated
+        printed = capsys.readouterr().err
+        assert "has mode 0644" in printed
+        assert "hunter2" not in printed
 
 
 @pytest.mark.parametrize("given", ["@{file}", "env:NOT_SET_IN_THE_TEST"])
@@ -72,7 +74,7 @@ def test_plain_address_is_unchanged() -> None:
 
 
 class TestPasswordInTheCommandLine:
-    """It works, with a warning; and neither an error, nor its traceback, nor JSON repeat it."""
+    """A password in an argument works with a warning; no error, traceback or JSON repeats it."""
 
     WRONG = (
         ("--state", "postgresql://gate:hunter2xyz@127.0.0.1:1/x"),
@@ -93,12 +95,12 @@ class TestPasswordInTheCommandLine:
         settings.write_secrets(tmp_path / "secrets", [SECRET])
         arguments = ["serve", "--model", "digits", "--secret-file", "secrets", "--port", "0"]
         assert cli.main([*arguments, option, value, "--debug", "--json"]) == 2
-        stated = capsys.readouterr()
-        assert "Traceback" in stated.err
-        assert "hunter2x" not in stated.err + stated.out
-        assert json.loads(stated.out)["error"]["message"]
-        assert stated.err.startswith("warning: the command line has a password")
-        assert "@FILE" in stated.err.splitlines()[0]
+        printed = capsys.readouterr()
+        assert "Traceback" in printed.err
+        assert "hunter2x" not in printed.err + printed.out
+        assert json.loads(printed.out)["error"]["message"]
+        assert printed.err.startswith("warning: the command line has a password")
+        assert "@FILE" in printed.err.splitlines()[0]
 
     def test_no_warning_without_a_password(self, capsys) -> None:
         for argument in ("postgresql://gate@db/gate", "sqlite:////a:b@c/x.db", "http://h:1/p@th"):

@@ -18,7 +18,7 @@ POLICY = builders.policy(twin=twin_policy())
 REVIEWED = builders.policy(twin=twin_policy(), review="required")
 
 
-def slots(service: Service) -> dict[str, Digest]:
+def live_slots(service: Service) -> dict[str, Digest]:
     manifest = service.store.live(NAME)
     assert manifest is not None
     return {name: slot.sha256 for name, slot in manifest.slots.items()}
@@ -39,9 +39,9 @@ def service(tmp_path) -> Service:
 
 
 def test_version_is_downloaded_once_for_both_slots(service: Service, tmp_path) -> None:
-    location, store = service.setup, ModelStore(tmp_path / "another")
-    location.registry = watched = Watched(location.registry)
-    assert [used.outcome for used in deploy_champion(location.model(), store, POLICY)] == [
+    setup, store = service.setup, ModelStore(tmp_path / "another")
+    setup.registry = watched = Watched(setup.registry)
+    assert [result.outcome for result in deploy_champion(setup.model(), store, POLICY)] == [
         "deployed"
     ]
     assert watched.calls.count("download") == 1
@@ -52,22 +52,22 @@ def test_version_is_downloaded_once_for_both_slots(service: Service, tmp_path) -
 
 def test_missing_twin_deploys_neither_file(service: Service) -> None:
     service.setup.promote(2)
-    beside = service.setup.stored("2").beside
-    for name in [name for name in beside if name.startswith(QUANTIZED)]:
-        del beside[name]
-    (used,) = deploy_champion(service.setup.model(), service.store, POLICY)
-    assert used.outcome == "refused"
-    assert "expected only" in used.reason
-    assert slots(service) == expected_slots(service, 1)
+    extra_files = service.setup.stored("2").extra_files
+    for name in [name for name in extra_files if name.startswith(QUANTIZED)]:
+        del extra_files[name]
+    (result,) = deploy_champion(service.setup.model(), service.store, POLICY)
+    assert result.outcome == "refused"
+    assert "expected only" in result.reason
+    assert live_slots(service) == expected_slots(service, 1)
 
 
 def test_rollback_restores_both_slots(service: Service) -> None:
     service.setup.promote(2)
     assert service.reconcile_once() == [("deploy", "deployed", "2")]
-    assert slots(service) == expected_slots(service, 2)
+    assert live_slots(service) == expected_slots(service, 2)
     rollback(service.setup.registry, NAME, ledger=service.setup.ledger, reason="slow")
     assert service.reconcile_once() == [("deploy", "deployed", "1")]
-    assert slots(service) == expected_slots(service, 1)
+    assert live_slots(service) == expected_slots(service, 1)
 
 
 def test_release_without_a_twin_removes_the_old_twin(service: Service) -> None:
@@ -75,25 +75,27 @@ def test_release_without_a_twin_removes_the_old_twin(service: Service) -> None:
     service.restart()
     service.setup.promote(2)
     service.reconcile_once()
-    assert slots(service).keys() == {EXACT}
+    assert live_slots(service).keys() == {EXACT}
 
 
 def test_twin_without_a_ledger_entry_is_reverted(service: Service, tmp_path) -> None:
-    """An editor puts a good one beside the file."""
-    second = RegistrySetup(tmp_path / "other", POLICY)
-    second.folder.mkdir()
-    second.promote(2)
+    """An editor adds a valid twin to the version in the registry."""
+    other_setup = RegistrySetup(tmp_path / "other", POLICY)
+    other_setup.folder.mkdir()
+    other_setup.promote(2)
     service.setup.promote(2, policy=builders.policy())
-    service.setup.stored("2").beside |= {
-        name: data for name, data in second.stored("1").beside.items() if name.startswith(QUANTIZED)
+    service.setup.stored("2").extra_files |= {
+        name: data
+        for name, data in other_setup.stored("1").extra_files.items()
+        if name.startswith(QUANTIZED)
     }
     assert ("guard", "reverted", "1") in service.reconcile_once()
     assert "no quantized twin" in service.setup.ledger.entries()[-1].reason
-    assert slots(service) == expected_slots(service, 1)
+    assert live_slots(service) == expected_slots(service, 1)
 
 
 def test_twin_is_decided_again_by_the_service_policy(service: Service) -> None:
-    """The promoter's policy of the twin is weaker than the service's."""
+    """The promoter's twin policy is weaker than the one of the service."""
     service.setup.policy = builders.policy(twin=twin_policy(min_samples=500))
     service.restart()
     service.setup.promote(2, policy=POLICY)
@@ -105,8 +107,8 @@ def test_twin_is_decided_again_by_the_service_policy(service: Service) -> None:
     assert service.reconcile_once() == [("deploy", "deployed", "3")]
 
 
-def tamper(service: Service, number: str, place: str) -> None:
-    service.setup.stored(number).beside[f"{QUANTIZED}/{place}"] += b"x"
+def tamper(service: Service, number: str, path: str) -> None:
+    service.setup.stored(number).extra_files[f"{QUANTIZED}/{path}"] += b"x"
 
 
 @pytest.mark.parametrize("place", ["model.onnx", "gate/evidence.json", "gate/decision.json"])

@@ -1,4 +1,4 @@
-"""Random sequences of events, faults, kills and edits: the service converges without help."""
+"""The service converges without help after random events, faults, kills and edits."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from tests.registry.simulator import Crash, Simulator
 from tests.service.registry_setup import AUTOMATIC, RegistrySetup
 
 _PAGE = b"<!doctype html><title>502 Bad Gateway</title>"
-_FETCHED = ("flipped", "page", "truncated", "missing")
+_DOWNLOAD_FAULTS = ("flipped", "page", "truncated", "missing")
 """Faults of downloads."""
-_CALLED = ("unavailable", "lost", "killed before", "killed after")
+_CALL_FAULTS = ("unavailable", "lost", "killed before", "killed after")
 """Faults of any call."""
 
 
 PAUSE_S = 60.0
-_PASSED = ("passed", "promoted")
+_PASSED_ACTIONS = ("passed", "promoted")
 
 
 @dataclass
 class Fault:
-    """A fault of the call with this number, or of all calls after it."""
+    """A fault of call number `at`, or of all calls after it."""
 
     kind: str
     at: int
@@ -61,8 +61,8 @@ class FaultyRegistry:
     inner: Simulator
     fault: Fault | None = None
     moves: list[tuple[str | None, str | None]] = field(default_factory=list)
-    spoiled: int = 0
-    """Downloads, on their way: each in its own place."""
+    damaged_downloads: int = 0
+    """Number of damaged downloads; each one is damaged at another position."""
 
     def __getattr__(self, name: str) -> Any:
         member = getattr(self.inner, name)
@@ -86,26 +86,26 @@ class FaultyRegistry:
             if due == "killed after":
                 raise Crash
             if due is not None:
-                self.spoiled += 1
-                result.write_bytes(damaged(due, result.read_bytes(), self.spoiled))
+                self.damaged_downloads += 1
+                result.write_bytes(damage(due, result.read_bytes(), self.damaged_downloads))
             return result
 
         return call
 
     def _due_fault(self, *, fetches: bool) -> str | None:
         fault = self.fault
-        if fault is None or (fault.kind in _FETCHED and not fetches):
+        if fault is None or (fault.kind in _DOWNLOAD_FAULTS and not fetches):
             return None
         return fault.kind if fault.is_due() else None
 
 
-def damaged(kind: str, data: bytes, number: int) -> bytes:
+def damage(kind: str, data: bytes, number: int) -> bytes:
     if kind == "page":
         return _PAGE
-    setup = 7 * number % len(data)
+    position = 7 * number % len(data)
     if kind == "truncated":
-        return data[:setup]
-    return data[:setup] + bytes([data[setup] ^ 1]) + data[setup + 1 :]
+        return data[:position]
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
 
 class FaultyLedger(Ledger):
@@ -124,7 +124,7 @@ class FaultyLedger(Ledger):
 
 
 class SimulatedSystem:
-    """A model, its editors, the service, and the faults between them."""
+    """A model with its editors, the service, and injected faults."""
 
     def __init__(self, folder: Path) -> None:
         self.setup = RegistrySetup(folder, AUTOMATIC)
@@ -134,7 +134,7 @@ class SimulatedSystem:
         self.overwritten: set[str] = set()
         """Versions whose bytes an editor replaced."""
         self.rejected: set[str] = set()
-        """By a reviewer."""
+        """Versions that a reviewer rejected."""
         self.now = 0.0
         self.restart()
 
@@ -152,43 +152,45 @@ class SimulatedSystem:
         elif kind is not None:
             self.registry.fault = Fault(kind, at, lasts)
 
-    def do(self, what: str, number: str) -> None:
+    def do(self, action: str, number: str) -> None:
         """Run one action; a killed process is restarted."""
         try:
-            self._do(what, number)
+            self._do(action, number)
         except GateError:
             pass
         except Crash:
             self.restart()
 
-    def _do(self, what: str, number: str) -> None:
+    def _do(self, action: str, number: str) -> None:
         setup = self.setup
         self.now += PAUSE_S
-        if what == "look":
+        if action == "look":
             self.reconcile(NAME, cause="timer")
-        elif what == "restart":
+        elif action == "restart":
             self.restart()
-        elif what == "promote":
-            handed = setup.release(int(number))
-            promote(self.registry, handed, policy=AUTOMATIC, ledger=self.ledger)
-        elif what == "rollback":
+        elif action == "promote":
+            release = setup.release(int(number))
+            promote(self.registry, release, policy=AUTOMATIC, ledger=self.ledger)
+        elif action == "rollback":
             rollback(self.registry, NAME, ledger=self.ledger, reason="worse")
-        elif what == "unalias":
+        elif action == "unalias":
             setup.registry.aliases.pop(CHAMPION, None)
-        elif what == "forge":
+        elif action == "forge":
             setup.move_champion(setup.register_by_hand(9))
         elif int(number) <= len(setup.registry.versions):
-            self._edit(what, number)
+            self._edit(action, number)
 
-    def _edit(self, what: str, number: str) -> None:
+    def _edit(self, action: str, number: str) -> None:
         setup = self.setup
-        if what == "point":
+        if action == "point":
             setup.move_champion(number)
-        elif what == "untag":
+        elif action == "untag":
             setup.stored(number).tags.clear()
             if ("rejected", number) not in setup.lines():
-                self.rejected.discard(number)  # it was taken back before anybody looked
-        elif what == "reject":
+                self.rejected.discard(
+                    number
+                )  # the rejection was withdrawn before the service read it
+        elif action == "reject":
             self.rejected.add(number)
             setup.tag(number, "rejected")
         else:
@@ -196,7 +198,7 @@ class SimulatedSystem:
             setup.stored(number).data += b"\0"
 
     def eligible(self) -> set[str]:
-        """The versions that served rightly, are whole, and were taken out of service by nobody."""
+        """Return the versions that were champion and were not overwritten, rejected or rolled back."""
         history = self.setup.model().history()
         return {
             number
@@ -206,15 +208,15 @@ class SimulatedSystem:
         }
 
     def live(self) -> Digest | None:
-        """Of what is deployed."""
+        """Return the digest of the deployed file."""
         live = self.store.live(NAME)
         return None if live is None else live.slots[EXACT].sha256
 
     def assert_pages(self) -> None:
-        """What people read of the versions that were told of last is what the ledger says."""
+        """Assert that the pages of the versions in the last ledger entries agree with the ledger."""
         history = self.setup.model().history()
-        lasts = [line.version for line in history.entries[-10:] if line.version]
-        for number in {*lasts, *filter(None, (history.serving,))}:
+        recent = [line.version for line in history.entries[-10:] if line.version]
+        for number in {*recent, *filter(None, (history.serving,))}:
             status, page = VersionStatus.from_history(history, number), self.setup.stored(number)
             assert status is None or page.description.startswith(
                 status.status_line(ReviewSettings())
@@ -224,8 +226,8 @@ class SimulatedSystem:
                 assert self.setup.registry.aliases.get(CANDIDATE) != number
 
     def passed(self) -> set[Digest | None]:
-        """All that the gate ever vouched for."""
-        return {entry.sha256 for entry in self.ledger.entries() if entry.action in _PASSED}
+        """Return the digests of all versions that passed the gate."""
+        return {entry.sha256 for entry in self.ledger.entries() if entry.action in _PASSED_ACTIONS}
 
 
 ACTIONS = st.sampled_from(
@@ -236,7 +238,9 @@ ACTIONS = st.sampled_from(
 FAULTS = st.one_of(
     st.none(),
     st.tuples(
-        st.sampled_from((*_FETCHED, *_CALLED, "line killed before", "line killed after")),
+        st.sampled_from(
+            (*_DOWNLOAD_FAULTS, *_CALL_FAULTS, "line killed before", "line killed after")
+        ),
         st.integers(0, 9),
         st.booleans(),
     ),
@@ -260,25 +264,25 @@ FIRST_ACTIONS = (("promote 1", None), ("look", None))
 def test_service_converges_after_random_events_and_faults(tmp_path_factory, steps):
     system = SimulatedSystem(tmp_path_factory.mktemp("system"))
     for step, fault in (*FIRST_ACTIONS, *steps):
-        what, _, number = step.partition(" ")
+        action, _, number = step.partition(" ")
         system.set_fault(*(fault or (None,)))
-        system.do(what, number)
+        system.do(action, number)
         assert system.live() in {None, *system.passed()}
     system.set_fault(None)
     system.restart()
-    # What somebody wrote over takes a second download, and then one more look.
+    # An overwritten version needs a second download and then one more pass.
     for _ in range(4 if system.overwritten else 2):
         system.do("look", "")
-    ended = system.setup.lines()
+    final_lines = system.setup.lines()
     assert not [
         item for item in system.reconcile(NAME, cause="timer") if isinstance(item, StepResult)
     ]
-    assert system.setup.lines() == ended
+    assert system.setup.lines() == final_lines
     champion = system.setup.champion
     if champion is None:
         assert not system.eligible()
     elif champion in system.overwritten:
-        assert len(system.overwritten) > 1  # the store counts as unavailable, and nothing moves
+        assert len(system.overwritten) > 1  # the store counts as unavailable
         assert champion == system.setup.model().history().serving
     else:
         assert champion in system.eligible()

@@ -22,13 +22,13 @@ from gate.mlflow_client.connection import reach
 from gate.service import app
 from gate.service.app import ReadinessCheck, RegistryContact
 from tests.deploy import models
-from tests.ledger.rows import lines, put_lines, replace
-from tests.service.deliveries import Service, body, running, settings, until
+from tests.ledger.rows import lines, replace_lines, replace_text
+from tests.service.deliveries import Service, event_body, run_service, settings, wait_until
 
 
 @pytest.fixture(autouse=True)
 def _no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patient: what does not hang answers, on a busy machine, too."""
+    """Disable the cache, and allow 30 s so that a busy machine causes no timeout."""
     monkeypatch.setattr(app, "_CACHE_S", 0.0)
     monkeypatch.setattr(app, "_TIMEOUT_S", 30.0)
 
@@ -39,30 +39,30 @@ def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def ready(folder: Path, **given: Any) -> Iterator[Service]:
-    """A service that was ready."""
-    with running(settings(folder, **given)) as service:
-        until(lambda: service.get("/readyz").status_code == 200)
+def run_ready_service(folder: Path, **options: Any) -> Iterator[Service]:
+    """Run a service until it is ready."""
+    with run_service(settings(folder, **options)) as service:
+        wait_until(lambda: service.get("/readyz").status_code == 200)
         yield service
 
 
 def failing_checks(service: Service) -> dict[str, str]:
-    """What `/readyz` says is wrong, soon; the process is alive all the while."""
-    answer = service.get("/readyz")
-    states: dict[str, Any] = answer.json()
-    good = states.pop("ready")
+    """Return the failing checks of `/readyz`, and assert that `/healthz` still answers."""
+    response = service.get("/readyz")
+    states: dict[str, Any] = response.json()
+    is_ready = states.pop("ready")
     matches = {name: state for name, state in states.items() if state != "ok"}
-    assert (answer.status_code, good) == ((503, False) if matches else (200, True))
+    assert (response.status_code, is_ready) == ((503, False) if matches else (200, True))
     assert service.get("/healthz").json() == {"status": "alive"}
     return matches
 
 
 def edit_entry(path: Path) -> None:
-    replace(path, b"the first", b"the worst")
+    replace_text(path, b"the first", b"the worst")
 
 
 def insert_invalid_json(path: Path) -> None:
-    put_lines(path, [b"{", *lines(path)])
+    replace_lines(path, [b"{", *lines(path)])
 
 
 def overwrite_database(path: Path) -> None:
@@ -87,15 +87,15 @@ def test_broken_ledger_makes_the_service_unready(
     monkeypatch: pytest.MonkeyPatch,
     damage: Callable[[Path], None],
 ) -> None:
-    monkeypatch.setattr(entry, "_REHASH_S", -1.0)  # older lines are hashed again from time to time
+    monkeypatch.setattr(entry, "_REHASH_S", -1.0)  # older entries are hashed again periodically
     ledger = Ledger(tmp_path / "state.db")
     for reason in ("the first", "the second"):
         line = LedgerEntry(action="conflict", registry="r", model="digits", reason=reason)
         ledger.append(line)
-    with ready(tmp_path) as service:
+    with run_ready_service(tmp_path) as service:
         damage(Path(ledger.location))
         assert failing_checks(service) == {"ledger": DAMAGED[damage]}
-        assert service.send(body()).status_code == 202  # the next look follows
+        assert service.send(event_body()).status_code == 202  # it triggers the next pass
     assert ledger.location in caplog.text
 
 
@@ -107,7 +107,7 @@ def test_unreadable_database_makes_the_service_unready(
     Ledger(path).append(
         LedgerEntry(action="conflict", registry="r", model="digits", reason="the first")
     )
-    with ready(tmp_path) as service:
+    with run_ready_service(tmp_path) as service:
         damage(path)
         assert failing_checks(service)["ledger"] == "can't be read"
 
@@ -116,7 +116,7 @@ def test_damaged_store_makes_the_service_unready(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "store")
     source = models.source(tmp_path)
     deploy(store, "digits", {"exact": source})
-    with ready(tmp_path) as service:
+    with run_ready_service(tmp_path) as service:
         (store.live_link("digits") / "manifest.json").unlink()
         assert failing_checks(service) == {"store": "is damaged"}
         deploy(store, "digits", {"exact": source})
@@ -143,7 +143,7 @@ def test_registry_answer_is_valid_for_ten_seconds() -> None:
 
 
 def test_unreachable_registry_makes_the_service_unready(tmp_path: Path) -> None:
-    with ready(tmp_path) as service:
+    with run_ready_service(tmp_path) as service:
         service.parts.contact._reach = lambda: reach("http://127.0.0.1:1")
         service.parts.contact._since = -math.inf
         assert failing_checks(service) == {"registry": "does not answer"}
@@ -151,23 +151,23 @@ def test_unreachable_registry_makes_the_service_unready(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_short_timeout")
 def test_concurrent_requests_share_one_readiness_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, begun = threading.Event(), []
+    resume, started = threading.Event(), []
 
     def attempt() -> str | None:
-        begun.append(threading.current_thread())
-        go_on.wait(10)
+        started.append(threading.current_thread())
+        resume.wait(10)
         return None
 
-    async def ask() -> None:
-        need = ReadinessCheck(attempt)
-        answers = await asyncio.gather(*(need.problem() for _ in range(200)))
-        assert len(begun) == 1
-        assert all(answer is not None and "has not answered" in answer for answer in answers)
-        go_on.set()
-        while await need.problem() is not None:
+    async def check_concurrently() -> None:
+        check = ReadinessCheck(attempt)
+        answers = await asyncio.gather(*(check.problem() for _ in range(200)))
+        assert len(started) == 1
+        assert all(response is not None and "has not answered" in response for response in answers)
+        resume.set()
+        while await check.problem() is not None:
             await asyncio.sleep(0.01)
 
-    asyncio.run(ask())
+    asyncio.run(check_concurrently())
 
 
 def test_readiness_result_is_cached_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +175,9 @@ def test_readiness_result_is_cached_briefly(monkeypatch: pytest.MonkeyPatch) -> 
     answers = iter(["one", "two"])
 
     async def ask() -> None:
-        need = ReadinessCheck(lambda: next(answers))
-        assert [await need.problem() for _ in range(50)] == ["one"] * 50
+        check = ReadinessCheck(lambda: next(answers))
+        assert [await check.problem() for _ in range(50)] == ["one"] * 50
         monkeypatch.setattr(app, "_CACHE_S", -1.0)
-        assert await need.problem() == "two"
+        assert await check.problem() == "two"
 
     asyncio.run(ask())

@@ -13,11 +13,11 @@ from gate.errors import GateError, RegistryUnavailable, ResourceGone, StorageErr
 from gate.service import reconcile_loop
 from gate.service.monitoring import Failed, ServiceMetrics, StepResult
 from gate.service.reconcile_loop import ReconcileLoop
-from tests.service.deliveries import MODEL, Recorder, until
+from tests.service.deliveries import MODEL, Recorder, wait_until
 
 
 @contextmanager
-def working(
+def run_loop(
     recorder: Any, *, models: tuple[str, ...] = (MODEL,), interval_s: float = 3600.0
 ) -> Iterator[ReconcileLoop]:
     worker = ReconcileLoop(recorder, models=models, interval_s=interval_s, metrics=ServiceMetrics())
@@ -28,59 +28,59 @@ def working(
         assert worker.stop(timeout_s=120)
 
 
-def metric(worker: ReconcileLoop, line: str) -> bool:
+def has_metric(worker: ReconcileLoop, line: str) -> bool:
     return line in worker._metrics.text().decode()
 
 
 def test_first_round_reconciles_every_model() -> None:
     recorder = Recorder()
-    with working(recorder, models=("a", "b", "c")):
-        until(lambda: len(recorder.ended) == 3)
+    with run_loop(recorder, models=("a", "b", "c")):
+        wait_until(lambda: len(recorder.ended) == 3)
     assert sorted(recorder.calls) == [(model, "timer") for model in "abc"]
 
 
 def test_each_interval_reconciles_every_model() -> None:
     recorder = Recorder()
-    with working(recorder, models=("a", "b"), interval_s=0.1):
-        until(lambda: recorder.calls.count(("a", "timer")) >= 4)
+    with run_loop(recorder, models=("a", "b"), interval_s=0.1):
+        wait_until(lambda: recorder.calls.count(("a", "timer")) >= 4)
     difference = recorder.calls.count(("a", "timer")) - recorder.calls.count(("b", "timer"))
     assert abs(difference) <= 1
 
 
 def test_wake_reconciles_immediately() -> None:
     recorder = Recorder()
-    with working(recorder) as worker:
-        until(lambda: recorder.ended)
+    with run_loop(recorder) as worker:
+        wait_until(lambda: recorder.ended)
         for number in range(1, 6):
             worker.wake(MODEL)
-            until(lambda number=number: recorder.causes == ["webhook"] * number)
+            wait_until(lambda number=number: recorder.causes == ["webhook"] * number)
 
 
 def test_wake_of_an_unserved_model_is_ignored() -> None:
     recorder = Recorder()
-    with working(recorder) as worker:
-        until(lambda: recorder.ended)
+    with run_loop(recorder) as worker:
+        wait_until(lambda: recorder.ended)
         worker.wake("another")
         time.sleep(0.1)
     assert recorder.calls == [(MODEL, "timer")]
 
 
 def test_wakes_during_a_reconcile_are_merged() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, resume = threading.Event(), threading.Event()
 
     def effect(_model: str, cause: str) -> None:
         if cause == "webhook":
-            begun.set()
-            go_on.wait()
+            started.set()
+            resume.wait()
 
     recorder = Recorder(effect)
-    with working(recorder) as worker:
+    with run_loop(recorder) as worker:
         worker.wake(MODEL)
-        begun.wait()
+        started.wait()
         for _ in range(1000):
             worker.wake(MODEL)
-        go_on.set()
-        until(lambda: len(recorder.ended) == 3)
+        resume.set()
+        wait_until(lambda: len(recorder.ended) == 3)
         time.sleep(0.1)
     assert recorder.causes == ["webhook", "webhook"]
 
@@ -103,10 +103,10 @@ def test_failed_reconcile_is_retried(
             raise result
 
     recorder = Recorder(effect)
-    with working(recorder) as worker:
-        until(lambda: recorder.ended)
+    with run_loop(recorder) as worker:
+        wait_until(lambda: recorder.ended)
         assert worker.alive
-        assert metric(worker, f'parity_gate_reconcile_failures_total{{error="{label}"}} 3.0')
+        assert has_metric(worker, f'parity_gate_reconcile_failures_total{{error="{label}"}} 3.0')
     assert len(recorder.calls) == 4
 
 
@@ -119,9 +119,9 @@ def test_deleted_resource_is_not_retried(
         raise ResourceGone("version 2 was deleted")
 
     recorder = Recorder(effect)
-    with working(recorder) as worker:
-        until(lambda: "no retry" in caplog.text)
-        worker.wake("another")  # a round in which it would be tried again
+    with run_loop(recorder) as worker:
+        wait_until(lambda: "no retry" in caplog.text)
+        worker.wake("another")  # a round in which a failed model would be tried again
         time.sleep(0.1)
         assert worker.registry_silence_s() is not None
     assert len(recorder.calls) == 1
@@ -153,14 +153,16 @@ def test_partial_failure_records_results_and_retries(
         failed = [Failed("review", error) for error in errors]
         return [StepResult("guard", "reverted", "1", "taken back"), *failed]
 
-    with working(reconcile) as worker:
-        until(
-            lambda: metric(worker, 'parity_gate_actions_total{kind="guard",outcome="reverted"} 1.0')
+    with run_loop(reconcile) as worker:
+        wait_until(
+            lambda: has_metric(
+                worker, 'parity_gate_actions_total{kind="guard",outcome="reverted"} 1.0'
+            )
         )
         for error in errors:
             label = type(error).__name__ if isinstance(error, GateError) else "unexpected"
-            until(lambda label=label: metric(worker, f'{{error="{label}"}} 1.0'))
-            until(lambda error=error: str(error) in caplog.text)
+            wait_until(lambda label=label: has_metric(worker, f'{{error="{label}"}} 1.0'))
+            wait_until(lambda error=error: str(error) in caplog.text)
         time.sleep(0.3)
     assert len(calls) == 1 + waits
     assert "taken back" in caplog.text
@@ -172,21 +174,21 @@ def test_backoff_grows_to_a_minute(attempts: int, seconds: float) -> None:
 
 
 def test_stop_finishes_the_running_reconcile_only() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, resume = threading.Event(), threading.Event()
 
     def effect(_model: str, cause: str) -> None:
         if cause == "webhook":
-            begun.set()
-            go_on.wait()
+            started.set()
+            resume.wait()
 
     recorder = Recorder(effect)
-    with working(recorder, interval_s=0.2) as worker:
+    with run_loop(recorder, interval_s=0.2) as worker:
         worker.wake(MODEL)
-        begun.wait()
+        started.wait()
         worker.wake(MODEL)
         assert not worker.stop(timeout_s=0.01)
         assert not worker.alive
-        go_on.set()
+        resume.set()
         assert worker.stop(timeout_s=120)
     assert recorder.calls[-1] == (MODEL, "webhook")
     assert recorder.causes == ["webhook"]
@@ -197,16 +199,16 @@ def test_internal_error_does_not_end_the_loop(
 ) -> None:
     monkeypatch.setattr(reconcile_loop, "_backoff", lambda attempts: 0.05)
     recorder, faults = Recorder(), iter([KeyError("a fault"), MemoryError()])
-    look = ReconcileLoop._reconcile_model
+    original = ReconcileLoop._reconcile_model
 
-    def faulty(self: ReconcileLoop, model: str, *, cause: str) -> str | None:
+    def fail_first(self: ReconcileLoop, model: str, *, cause: str) -> str | None:
         if result := next(faults, None):
             raise result
-        return look(self, model, cause=cause)
+        return original(self, model, cause=cause)
 
-    monkeypatch.setattr(ReconcileLoop, "_reconcile_model", faulty)
-    with working(recorder):
-        until(lambda: recorder.ended)
+    monkeypatch.setattr(ReconcileLoop, "_reconcile_model", fail_first)
+    with run_loop(recorder):
+        wait_until(lambda: recorder.ended)
     assert "an internal error" in caplog.text
 
 
@@ -219,7 +221,7 @@ def test_frequent_wakes_of_one_model_do_not_starve_others() -> None:
     worker = ReconcileLoop(recorder, models=("a", MODEL), interval_s=0.05, metrics=ServiceMetrics())
     worker.start()
     try:
-        until(lambda: recorder.calls.count(("a", "timer")) >= 3)
+        wait_until(lambda: recorder.calls.count(("a", "timer")) >= 3)
     finally:
         assert worker.stop(timeout_s=120)
     assert recorder.causes
@@ -227,10 +229,10 @@ def test_frequent_wakes_of_one_model_do_not_starve_others() -> None:
 
 def test_results_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with working(Recorder()) as worker:
+    with run_loop(Recorder()) as worker:
         worker.wake(MODEL)
-        until(
-            lambda: metric(
+        wait_until(
+            lambda: has_metric(
                 worker, 'parity_gate_actions_total{kind="review",outcome="promoted"} 2.0'
             )
         )
@@ -242,9 +244,9 @@ def test_results_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_loop_sleeps_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, looked, due = Recorder(), [], ReconcileLoop._next_due
-    monkeypatch.setattr(ReconcileLoop, "_next_due", lambda self: looked.append(1) or due(self))
-    with working(recorder):
-        until(lambda: recorder.ended)
+    recorder, calls, due = Recorder(), [], ReconcileLoop._next_due
+    monkeypatch.setattr(ReconcileLoop, "_next_due", lambda self: calls.append(1) or due(self))
+    with run_loop(recorder):
+        wait_until(lambda: recorder.ended)
         time.sleep(0.5)
-    assert len(looked) < 6
+    assert len(calls) < 6

@@ -1,4 +1,4 @@
-"""The reconciler on a simulated registry and a real store: any state converges."""
+"""The reconciler converges from any state of a simulated registry and a real store."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.exhaustive import exhaustive
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
 from tests.service.registry_setup import (
+    ALLOWS_OLD_EVIDENCE,
     AUTOMATIC,
-    PATIENT,
     REVIEWED,
     STRICT,
     RegistrySetup,
@@ -42,7 +42,7 @@ from tests.service.registry_setup import (
 
 @pytest.fixture
 def service(tmp_path) -> Service:
-    """Version 1 serves and is deployed."""
+    """A service that deployed version 1."""
     created = Service(tmp_path)
     created.setup.promote(1)
     assert created.reconcile_once() == [("deploy", "deployed", "1")]
@@ -60,7 +60,7 @@ def test_bytes_replaced_between_two_downloads_are_not_deployed(service, monkeypa
     service.setup.promote(2)
     watched = Watched(service.setup.registry)
 
-    def exchange(call: str, _: int) -> None:
+    def replace_bytes(call: str, _: int) -> None:
         if watched.calls.count("download") == 2 and call == "download":
             service.setup.stored("2").data += b"\0"
             monkeypatch.setattr("gate.deploy.deploy.read_subject_in_sandbox", parse)
@@ -68,7 +68,7 @@ def test_bytes_replaced_between_two_downloads_are_not_deployed(service, monkeypa
     def parse(*_: object) -> None:
         pytest.fail("bytes were parsed that nobody had proven")
 
-    watched.before = exchange
+    watched.before = replace_bytes
     service.reconcile = Reconciler(watched, service.setup.ledger, AUTOMATIC, store=service.store)
     assert service.reconcile_once() == [("deploy", "refused", "2")]
     assert service.live == "1"
@@ -79,8 +79,8 @@ def test_bytes_replaced_between_two_downloads_are_not_deployed(service, monkeypa
 
 def test_crash_between_deployment_and_ledger_entry_is_finished_later(service, monkeypatch):
     service.setup.promote(2)
-    with monkeypatch.context() as broken:
-        broken.setattr("gate.service.reconciler._record_outcome", lambda *_a, **_o: 1 / 0)
+    with monkeypatch.context() as patched:
+        patched.setattr("gate.service.reconciler._record_outcome", lambda *_a, **_o: 1 / 0)
         assert service.reconcile_once() == [("deploy", "ZeroDivisionError", None)]
     assert service.live == "2"
     service.restart()
@@ -92,15 +92,15 @@ def test_unavailable_registry_changes_nothing(service):
     service.setup.promote(2)
     watched = Watched(service.setup.registry)
 
-    def away(call: str, _: int) -> None:
+    def raise_unavailable(call: str, _: int) -> None:
         if call == "download":
             raise RegistryUnavailable("no answer")
 
-    watched.before = away
+    watched.before = raise_unavailable
     service.reconcile = Reconciler(watched, service.setup.ledger, AUTOMATIC, store=service.store)
     before = service.setup.lines()
-    away = [(step, "RegistryUnavailable", None) for step in ("guard", "deploy")]
-    assert service.reconcile_once() == away
+    raise_unavailable = [(step, "RegistryUnavailable", None) for step in ("guard", "deploy")]
+    assert service.reconcile_once() == raise_unavailable
     assert service.live == "1"
     assert service.setup.lines() == before
     watched.before = lambda *_: None
@@ -118,7 +118,7 @@ STEP_FUNCTIONS = {
 @pytest.mark.parametrize("error", [RegistryUnavailable("away"), RegistryError("?"), KeyError("x")])
 @pytest.mark.parametrize("failing", STEP_FUNCTIONS)
 def test_failing_step_does_not_stop_the_other_steps(tmp_path, monkeypatch, failing: Kind, error):
-    """Version 3 waits and was approved; somebody pointed `champion` at what never passed."""
+    """Version 2 waits and was approved; `champion` was moved to a version that never passed."""
     service = Service(tmp_path, REVIEWED)
     setup = service.setup
     setup.promote(1)
@@ -169,8 +169,8 @@ def test_deleted_model_is_reported_and_left_alone(service, monkeypatch):
 def test_failed_step_is_repeated_thoroughly(service, monkeypatch):
     service.restart()
     setup = service.setup
-    with monkeypatch.context() as away:
-        away.setattr(setup.registry, "download", lambda *_, **_options: 1 / 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(setup.registry, "download", lambda *_, **_options: 1 / 0)
         assert service.reconcile_once() == [("guard", "ZeroDivisionError", None)]
     setup.stored("1").data += b"\0"
     assert service.reconcile_once() == [("guard", "reverted", None)]
@@ -194,12 +194,12 @@ POLICIES = {"AUTOMATIC": AUTOMATIC, "REVIEWED": REVIEWED, "STRICT": STRICT}
 
 
 def _act(setup: RegistrySetup, step: str, number: str) -> None:
-    """The promoter's policies are weaker than most of the service's."""
+    """Run one step; the promoter's policies are weaker than most policies of the service."""
     with contextlib.suppress(GateError):
         if step == "promote":
-            setup.promote(int(number), policy=PATIENT if number == "3" else AUTOMATIC)
+            setup.promote(int(number), policy=ALLOWS_OLD_EVIDENCE if number == "3" else AUTOMATIC)
         elif step == "old":
-            setup.promote(7, days=200, policy=PATIENT)
+            setup.promote(7, days=200, policy=ALLOWS_OLD_EVIDENCE)
         elif step in ("away", "there"):
             _make_downloads_fail(setup, bad=step == "away")
         elif step == "back":
@@ -218,28 +218,32 @@ def _act(setup: RegistrySetup, step: str, number: str) -> None:
 
 
 def _make_downloads_fail(setup: RegistrySetup, *, bad: bool) -> None:
-    """While it is bad no file can be had."""
+    """Let all downloads fail if `bad`, or work again."""
 
-    def away(*_: object, **_options: object) -> Path:
+    def raise_missing(*_: object, **_options: object) -> Path:
         raise ArtifactMissing("its store is away")
 
     setup.registry.__dict__.pop("download", None)
     if bad:
-        setup.registry.__dict__["download"] = away
+        setup.registry.__dict__["download"] = raise_missing
 
 
 class LedgerSummary:
-    """What the ledger said of a version before a look, read in the plainest way."""
+    """The deployments and rollbacks of a version, computed independently of `ModelHistory`."""
 
     def __init__(self, entries: tuple[LedgerEntry, ...], version: str) -> None:
-        last = {(e.action, e.version): setup for setup, e in enumerate(entries)}
-        left = {(e.action, e.previous_version): setup for setup, e in enumerate(entries)}
+        last = {(e.action, e.version): index for index, e in enumerate(entries)}
+        last_as_previous = {
+            (e.action, e.previous_version): index for index, e in enumerate(entries)
+        }
         passed, promoted, back, deployed = (
             last.get((action, version), -1)
             for action in ("passed", "promoted", "rolled_back", "deployed")
         )
         self.deployed = deployed > promoted
-        self.rolled_back = left.get(("rolled_back", version), -1) > max(passed, promoted, back)
+        self.rolled_back = last_as_previous.get(("rolled_back", version), -1) > max(
+            passed, promoted, back
+        )
 
 
 def _may_be_deployed(
@@ -271,19 +275,19 @@ def test_service_policy_decides_whatever_promoters_and_editors_do(tmp_path_facto
             _act(setup, *((do, what) if do else (what, "")))
             continue
         policy, before = POLICIES[what], setup.ledger.entries()
-        rightful = ModelHistory(before).serving
+        serving = ModelHistory(before).serving
         reconcile = Reconciler(setup.registry, setup.ledger, policy, store=store)
         failed = [t for t in reconcile(NAME, cause="timer") if isinstance(t, Failed)]
         assert all(isinstance(item.error, RegistryError) for item in failed)
         created = setup.ledger.entries()[len(before) :]
         for number in (e.version for e in created if e.action == "deployed" and e.version):
             assert _may_be_deployed(setup, number, LedgerSummary(before, number), policy)
-        if rightful and LedgerSummary(before, rightful).deployed:
-            assert ("reverted", rightful) not in [(e.action, e.previous_version) for e in created]
+        if serving and LedgerSummary(before, serving).deployed:
+            assert ("reverted", serving) not in [(e.action, e.previous_version) for e in created]
 
 
 def test_deployment_checks_the_policy_without_the_guard(service):
-    """Deploying judges by itself: the guard may have failed in this look."""
+    """The deployment checks the policy itself, because the guard may have failed in this pass."""
     setup = service.setup
     setup.promote(2)
     before = setup.lines()
@@ -303,11 +307,11 @@ def test_version_with_unreadable_evidence_is_not_deployed(service, monkeypatch):
     def fail(*_a, **_o):
         raise MemoryError
 
-    with monkeypatch.context() as broken:
-        broken.setattr("gate.registry.verify_release.load_records", fail)
-        (used,) = deploy_champion(setup.model(), service.store, AUTOMATIC)
-    assert (used.outcome, service.live) == ("refused", "1")
-    assert "MemoryError" in used.reason
+    with monkeypatch.context() as patched:
+        patched.setattr("gate.registry.verify_release.load_records", fail)
+        (result,) = deploy_champion(setup.model(), service.store, AUTOMATIC)
+    assert (result.outcome, service.live) == ("refused", "1")
+    assert "MemoryError" in result.reason
     assert service.reconcile_once() == [("deploy", "deployed", "2")]
 
 
@@ -316,16 +320,16 @@ def test_damaged_file_in_the_store_is_restored(service, monkeypatch, how):
     manifest = service.store.live(NAME)
     slot = manifest.slots[EXACT]
     path = service.store.file(slot.sha256, slot.model)
-    complete = path.read_bytes()
+    original = path.read_bytes()
     path.chmod(0o644)
-    path.write_bytes(complete[:-1] + b"x")
-    assert service.reconcile_once() == []  # not looked at each time
+    path.write_bytes(original[:-1] + b"x")
+    assert service.reconcile_once() == []  # files are not hashed in each pass
     if how == "after a while":
         monkeypatch.setattr("gate.service.reconciler._RECHECK_S", -1.0)
     else:
         service.reconcile.report_damage(NAME)
     assert service.reconcile_once() == [("deploy", "deployed", "1")]
-    assert path.read_bytes() == complete
+    assert path.read_bytes() == original
     assert service.reconcile_once() == []
 
 
@@ -334,17 +338,17 @@ def test_missing_content_of_the_store_is_restored(service, what):
     manifest = service.store.live(NAME)
     slot = manifest.slots[EXACT]
     link = service.store.live_link(NAME)
-    tampered_file = {
+    removed_path = {
         "manifest": link / "manifest.json",
         "file": service.store.file(slot.sha256, slot.model),
         "release": link.resolve(),
         "store": service.store.root,
     }[what]
-    if tampered_file.is_dir():
-        shutil.rmtree(tampered_file)
+    if removed_path.is_dir():
+        shutil.rmtree(removed_path)
     else:
-        tampered_file.unlink()
-    service.restart()  # as gate reconcile
+        removed_path.unlink()
+    service.restart()  # as `gate reconcile` does
     assert service.reconcile_once() == [("deploy", "deployed", "1")]
     assert service.live == "1"
     assert service.store.damage(NAME) is None

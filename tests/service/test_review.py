@@ -1,4 +1,4 @@
-"""Review by tag: an approval promotes a version that passed and still passes."""
+"""An approval by tag promotes a version that passed and still passes."""
 
 from __future__ import annotations
 
@@ -25,55 +25,55 @@ from tests.service.registry_setup import REVIEWED, RegistrySetup
 
 @pytest.fixture
 def setup(tmp_path) -> RegistrySetup:
-    """Version 1 serves; version 2 passed and waits."""
+    """A model whose champion is version 1; version 2 passed and waits for review."""
     created = RegistrySetup(tmp_path, REVIEWED)
     created.promote(1)
     created.tag("1", "approved")
-    review(created)
+    review_once(created)
     created.promote(2)
     return created
 
 
-def review(setup: RegistrySetup, policy=REVIEWED):
+def review_once(setup: RegistrySetup, policy=REVIEWED):
     return [(t.outcome, t.version) for t in process_reviews(setup.model(), policy)]
 
 
 def test_approval_promotes_the_waiting_version(setup):
     setup.tag("2", "approved")
-    assert review(setup) == [("promoted", "2")]
+    assert review_once(setup) == [("promoted", "2")]
     assert setup.registry.aliases == {CANDIDATE: "2", CHAMPION: "2", PREVIOUS: "1"}
     line = setup.ledger.entries()[-1]
     assert (line.action, line.version, line.previous_version) == ("promoted", "2", "1")
     assert line.cause == "delivery 1"
     assert line.evidence_sha256 == setup.ledger.entries()[-2].evidence_sha256
-    assert review(setup) == []
+    assert review_once(setup) == []
     assert setup.promote(2).outcome == "unchanged"
 
 
 def test_rejected_old_champion_does_not_become_previous(setup):
     setup.model().write("rejected", "a reviewer's no", version="1")
     setup.tag("2", "approved")
-    assert review(setup) == [("promoted", "2")]
+    assert review_once(setup) == [("promoted", "2")]
     assert setup.registry.aliases == {CANDIDATE: "2", CHAMPION: "2"}
 
 
-WRONG = ["yes", "", "approved?", "not rejected"]
+INVALID_VALUES = ["yes", "", "approved?", "not rejected"]
 
 
-@pytest.mark.parametrize("word", WRONG)
+@pytest.mark.parametrize("word", INVALID_VALUES)
 def test_other_tag_value_is_answered_once(setup, word):
     setup.tag("2", word)
     watched = Watched(setup.registry)
     setup.registry = watched
     for _ in range(2):
-        assert review(setup) == []
+        assert review_once(setup) == []
     assert watched.calls.count("set_tag") == 1
     assert setup.champion == "1"
     result = watched.inner.version(NAME, "2").tags[Tag.REVIEW_RESULT]
     assert result == f'write approved or rejected; seen: "{word}"'
     assert setup.lines() == [("passed", "1"), ("promoted", "1"), ("passed", "2")]
     setup.tag("2", "something else" * 100)
-    review(setup)
+    review_once(setup)
     result = watched.inner.version(NAME, "2").tags[Tag.REVIEW_RESULT]
     assert 'seen: "something elsesome' in result
     assert len(result) < 150
@@ -84,16 +84,16 @@ def test_failing_answer_does_not_block_other_reviews(setup):
     setup.promote(3)
     setup.tag("3", "approved")
     make_unavailable(setup, "set_tag")
-    assert review(setup) == [("promoted", "3")]
+    assert review_once(setup) == [("promoted", "3")]
 
 
 def make_unavailable(setup, name):
-    """This call of the registry is never answered."""
+    """Let this call of the registry fail."""
 
-    def away(*_: object, **_options: object) -> None:
+    def raise_unavailable(*_: object, **_options: object) -> None:
         raise RegistryUnavailable("no answer")
 
-    setattr(setup.registry, name, away)
+    setattr(setup.registry, name, raise_unavailable)
 
 
 ANSWERS = {
@@ -105,15 +105,17 @@ ANSWERS = {
 @pytest.mark.parametrize(("word", "begins"), ANSWERS.values(), ids=list(ANSWERS))
 def test_valid_value_replaces_the_answer_to_an_invalid_one(setup, word, begins):
     setup.tag("2", "yes")
-    review(setup)
+    review_once(setup)
     setup.tag("2", word)
-    review(setup)
+    review_once(setup)
     assert setup.stored("2").tags[Tag.REVIEW_RESULT].startswith(begins)
 
 
 def test_refused_approval_is_answered_with_the_reason(setup):
     setup.tag("2", "approved")
-    assert review(setup, builders.policy(review="required", min_samples=500)) == [("refused", "2")]
+    assert review_once(setup, builders.policy(review="required", min_samples=500)) == [
+        ("refused", "2")
+    ]
     result = setup.stored("2").tags[Tag.REVIEW_RESULT]
     assert result.startswith("approved, but not promoted: ")
     assert "400 samples" in result
@@ -124,7 +126,7 @@ def test_refused_approval_is_answered_with_the_reason(setup):
 def test_review_comment_is_sanitized_and_recorded(setup, word):
     setup.tag("2", "looks\n \x1b[31mgood \u202e" + "x" * 1000, Tag.REVIEW_COMMENT)
     setup.tag("2", word)
-    review(setup)
+    review_once(setup)
     line = setup.ledger.entries()[-1]
     assert line.comment.startswith("looks �[31mgood �xxx")
     assert len(line.comment) == COMMENT_LIMIT
@@ -140,7 +142,7 @@ def status(setup, number):
 def test_rejection_removes_candidate_and_sets_the_verdict_tag(setup):
     setup.tag("2", "too dark", Tag.REVIEW_COMMENT)
     setup.tag("2", "Rejected")
-    review(setup)
+    review_once(setup)
     assert setup.registry.aliases == {CHAMPION: "1"}
     assert setup.stored("2").tags[Tag.VERDICT] == "REJECTED by review"
     assert status(setup, "2").startswith("Status: rejected by review on 20")
@@ -153,7 +155,7 @@ def test_rejection_removes_candidate_and_sets_the_verdict_tag(setup):
 def test_unwritable_page_does_not_undo_the_review(setup, call, word):
     setup.tag("2", word)
     make_unavailable(setup, call)
-    assert review(setup) == [("promoted" if word == "approved" else "rejected", "2")]
+    assert review_once(setup) == [("promoted" if word == "approved" else "rejected", "2")]
     assert setup.champion == ("2" if word == "approved" else "1")
     delattr(setup.registry, call)
     PageUpdater().follow(setup.model(), thoroughly=False)
@@ -168,35 +170,35 @@ def test_approval_of_old_evidence_is_refused(tmp_path):
     setup = RegistrySetup(tmp_path, builders.policy(review="required", max_age_days=365.0))
     setup.promote(1, days=100)
     setup.tag("1", "approved")
-    assert review(setup, REVIEWED) == [("refused", "1")]
+    assert review_once(setup, REVIEWED) == [("refused", "1")]
     assert "days old" in setup.ledger.entries()[-1].reason
     assert setup.champion is None
 
 
 def test_unavailable_registry_reviews_nothing(setup):
-    def away(name, number):
+    def raise_unavailable(name, number):
         raise RegistryUnavailable("no answer")
 
-    setup.registry.version = away
+    setup.registry.version = raise_unavailable
     before = setup.lines()
     with pytest.raises(RegistryUnavailable):
-        review(setup)
+        review_once(setup)
     assert setup.lines() == before
 
 
 @pytest.mark.parametrize("error", [StorageError("ended by SIGTERM"), LimitExceeded("SIGKILL")])
 def test_killed_sandbox_does_not_consume_the_approval(setup, monkeypatch, error):
-    """As when the service is stopped in the middle of a look."""
+    """The service may be stopped in the middle of a pass."""
     setup.tag("2", "approved")
     before = setup.lines()
     reading = Reading(mismatches=MismatchMemory(60.0, wait=None))
     with monkeypatch.context() as stopped:
 
-        def ended(*_: object, **_options: object) -> None:
+        def raise_error(*_: object, **_options: object) -> None:
             raise error
 
-        stopped.setattr("gate.onnx_file.sandboxed_reading.run_in_sandbox", ended)
+        stopped.setattr("gate.onnx_file.sandboxed_reading.run_in_sandbox", raise_error)
         (failed,) = process_reviews(replace(setup.model(), reading=reading), REVIEWED)
     assert isinstance(failed, Failed)
     assert setup.lines() == before
-    assert review(setup) == [("promoted", "2")]
+    assert review_once(setup) == [("promoted", "2")]

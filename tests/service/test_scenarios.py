@@ -55,7 +55,7 @@ GUARD = {
     "point 2; look: accepted 2",
     "bytes that change": "spoil 2; look:; look!: reverted 1; look!:",
 }
-"""Versions 1 and 2 were promoted; 2 serves."""
+"""Versions 1 and 2 were promoted; version 2 is the champion."""
 
 REVIEW = {
     "what passed waits": "review:; is candidate 2; is champion 1",
@@ -73,7 +73,7 @@ REVIEW = {
     "handed in again": "approve 2; review: promoted 2; promote 1: passed; review: promoted 1",
     "by hand it does not serve": "point 2; promote 2: passed",
 }
-"""Version 1 serves; version 2 passed and waits."""
+"""Version 1 is the champion; version 2 passed and waits for review."""
 
 ROLLBACK = {
     "a fixed file follows": "rollback: 1; promote 2: refused; promote 3: promoted; is previous 1;"
@@ -91,7 +91,7 @@ ROLLBACK = {
     "to the unknown by hand": "make 3; point 3; rollback: 2",
     "to the unknown by hand, and rejected": "make 3; point 3; reject 2; rollback: 1",
 }
-"""Versions 1 and 2 were promoted; 2 serves."""
+"""Versions 1 and 2 were promoted; version 2 is the champion."""
 
 
 def scenarios(table: dict[str, str]) -> pytest.MarkDecorator:

@@ -1,4 +1,4 @@
-"""`gate serve` as a process: starts, ends well, and loses nothing when it is killed."""
+"""The process `gate serve` starts, shuts down cleanly, and loses no event in a kill."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gate.mlflow_client import connection as preflight
 from gate.service import app, reconciler, settings
 from gate.service.settings import ServiceSettings
 from tests import plain_http
-from tests.deploy.handmade_store import store_of
-from tests.service.deliveries import SECRET, body, until
-from tests.service.processes import ROOT, process
+from tests.deploy.handmade_store import make_store
+from tests.service.deliveries import SECRET, event_body, wait_until
+from tests.service.processes import ROOT, run_process
 
 
 @pytest.mark.further
@@ -51,13 +51,13 @@ def test_help_loads_nothing_heavy(command: str) -> None:
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_finishes_the_running_reconcile(tmp_path: Path, number: int) -> None:
-    with process(tmp_path, "--log-format", "json", "--json", slow=1) as service:
+    with run_process(tmp_path, "--log-format", "json", "--json", slow=1) as service:
         assert service.send(delivery="d-1").status_code == 202
-        until(lambda: "digits webhook" in service.lines("begin"))
+        wait_until(lambda: "digits webhook" in service.lines("begin"))
         assert service.send(delivery="d-2").status_code == 202
         assert service.end(number) == 0
-        assert service.ended() == ["webhook"]  # was finished
-        assert service.lines("exit") == ["0 []"]  # and torch was never loaded
+        assert service.ended() == ["webhook"]  # the running pass was finished
+        assert service.lines("exit") == ["0 []"]  # torch was not loaded
         log = service.log.read_text()
     assert SECRET not in log
     assert "v1," not in log
@@ -68,16 +68,16 @@ def test_signal_finishes_the_running_reconcile(tmp_path: Path, number: int) -> N
     assert json.loads(log[log.index("{\n") :]) == {
         "schema_version": 1, "stopped": True, "models": ["digits"], "registry": "http://127.0.0.1:1", "exit_code": 0,
     }  # fmt: skip
-    with process(tmp_path) as service:  # the first look makes up for d-2
-        until(lambda: service.lines("end").count("digits timer") == 2)
+    with run_process(tmp_path) as service:  # the first pass covers the event of d-2
+        wait_until(lambda: service.lines("end").count("digits timer") == 2)
 
 
 @pytest.mark.further
 def test_shutdown_does_not_wait_for_a_hanging_reconcile(tmp_path: Path) -> None:
-    with process(tmp_path, slow=300) as service:
+    with run_process(tmp_path, slow=300) as service:
         assert service.send(delivery="d-1").status_code == 202
-        until(lambda: "digits webhook" in service.lines("begin"))
-        assert service.end() == 0  # it waits for less than it would take
+        wait_until(lambda: "digits webhook" in service.lines("begin"))
+        assert service.end() == 0  # the shutdown timeout is shorter than the pass
 
 
 def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
@@ -115,7 +115,7 @@ def test_environment_variables_are_read(
     monkeypatch.setattr(preflight, "check_server", lambda _uri: None)
     created = SimpleNamespace(report_damage=None)
     monkeypatch.setattr(reconciler, "reconciler", lambda _settings, is_service: created)
-    monkeypatch.setattr(app, "serve", lambda given, *_a, **_o: observed.append(given))
+    monkeypatch.setattr(app, "serve", lambda loaded, *_a, **_o: observed.append(loaded))
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("STATE_OF_THE_TEST", "postgresql://gate:hunter2@db/gate")
     settings.write_secrets(tmp_path / "secrets", [SECRET])
@@ -177,20 +177,20 @@ class TestRefusesToStart:
 
     @pytest.mark.proof
     def test_a_taken_port(self, tmp_path: Path) -> None:
-        with process(tmp_path) as first:
+        with run_process(tmp_path) as first:
             port = first.address.rpartition(":")[2]
             another = tmp_path / "other"
             another.mkdir()
-            with process(another, "--port", port) as second:
+            with run_process(another, "--port", port) as second:
                 assert second.popen.wait(60) == 2
                 assert f"cannot listen on 127.0.0.1:{port}" in second.log.read_text()
-            assert first.send(body()).status_code == 202
+            assert first.send(event_body()).status_code == 202
 
 
 @pytest.mark.further
 def test_damage_found_by_a_client_triggers_a_repair(tmp_path: Path) -> None:
-    _store, path = store_of(tmp_path / "store", b"a model")
-    with process(tmp_path, "--store", str(tmp_path / "store")) as service:
+    _store, path = make_store(tmp_path / "store", b"a model")
+    with run_process(tmp_path, "--store", str(tmp_path / "store")) as service:
         url = f"{service.address}/models/digits/model.onnx"
         assert plain_http.get(url).content == b"a model"
         path.write_bytes(b"another")

@@ -7,11 +7,11 @@ import pytest
 from gate.errors import ServiceError
 from gate.service.settings import ServiceSettings
 
-GOOD: dict[str, Any] = {"models": ["digits"], "tracking_uri": "http://127.0.0.1:5000"}
+VALID_OPTIONS: dict[str, Any] = {"models": ["digits"], "tracking_uri": "http://127.0.0.1:5000"}
 
 
 def test_defaults() -> None:
-    settings = ServiceSettings.from_options(**GOOD, port=None, aliases=None)
+    settings = ServiceSettings.from_options(**VALID_OPTIONS, port=None, aliases=None)
     assert (settings.host, settings.port) == ("127.0.0.1", 8400)
     assert settings.aliases == ("candidate", "champion", "previous")
     assert (settings.body_cap, settings.window_s, settings.interval_s) == (1 << 16, 300, 60)
@@ -19,12 +19,15 @@ def test_defaults() -> None:
 
 def test_default_workspace_prefix_is_removed_from_model_names() -> None:
     models = ("default:digits", "digits", "team-a:digits", "team-a:digits", "team-b:digits")
-    chosen = ServiceSettings.from_options(models=models, tracking_uri="http://127.0.0.1:5000")
-    assert chosen.models == ("digits", "team-a:digits", "team-b:digits")
+    settings = ServiceSettings.from_options(models=models, tracking_uri="http://127.0.0.1:5000")
+    assert settings.models == ("digits", "team-a:digits", "team-b:digits")
 
 
 def test_duplicate_models_are_removed() -> None:
-    assert ServiceSettings.from_options(**GOOD | {"models": ["a", "b", "a"]}).models == ("a", "b")
+    assert ServiceSettings.from_options(**VALID_OPTIONS | {"models": ["a", "b", "a"]}).models == (
+        "a",
+        "b",
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,7 @@ def test_duplicate_models_are_removed() -> None:
 )
 def test_invalid_setting_is_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ServiceError, match=message):
-        ServiceSettings.from_options(**GOOD | given)
+        ServiceSettings.from_options(**VALID_OPTIONS | given)
 
 
 def test_each_invalid_field_has_a_line_without_passwords() -> None:

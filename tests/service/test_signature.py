@@ -17,7 +17,7 @@ from gate.service.app import (
 
 SECRET = "a secret with an umlaut: ü"
 BODY = '{"entity": "model_version", "data": {"name": "Ω"}}'.encode()
-GOOD = {
+HEADERS = {
     DELIVERY_HEADER: ["6f1c0f3e-1c9f-4a54-8f2f-2c5f7f6c7f10"],
     TIMESTAMP_HEADER: ["1700000000"],
     SIGNATURE_HEADER: [
@@ -70,7 +70,7 @@ def test_header_names_match_mlflow() -> None:
 
 @pytest.mark.parametrize("secrets", [[SECRET], ["another", SECRET], [SECRET, "another"]])
 def test_any_active_secret_is_accepted(secrets: list[str]) -> None:
-    read_headers(GOOD).verify_body(BODY, secrets=secrets)
+    read_headers(HEADERS).verify_body(BODY, secrets=secrets)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_any_active_secret_is_accepted(secrets: list[str]) -> None:
 )
 def test_wrong_body_or_secret_is_refused(body: bytes, secrets: list[str]) -> None:
     with pytest.raises(DeliveryRefused) as caught:
-        read_headers(GOOD).verify_body(body, secrets=secrets)
+        read_headers(HEADERS).verify_body(body, secrets=secrets)
     assert (caught.value.response.outcome, caught.value.response.status) == ("forged", 401)
 
 
@@ -94,12 +94,12 @@ def test_wrong_body_or_secret_is_refused(body: bytes, secrets: list[str]) -> Non
     ("name", "values"),
     [
         (SIGNATURE_HEADER, []),
-        (SIGNATURE_HEADER, GOOD[SIGNATURE_HEADER] * 2),
-        (SIGNATURE_HEADER, [" ".join(GOOD[SIGNATURE_HEADER] * 2)]),
+        (SIGNATURE_HEADER, HEADERS[SIGNATURE_HEADER] * 2),
+        (SIGNATURE_HEADER, [" ".join(HEADERS[SIGNATURE_HEADER] * 2)]),
         (SIGNATURE_HEADER, ["v1,"]),
-        (SIGNATURE_HEADER, [GOOD[SIGNATURE_HEADER][0].replace("v1,", "v2,")]),
-        (SIGNATURE_HEADER, [GOOD[SIGNATURE_HEADER][0].removeprefix("v1,")]),
-        (SIGNATURE_HEADER, [GOOD[SIGNATURE_HEADER][0] + "\n"]),
+        (SIGNATURE_HEADER, [HEADERS[SIGNATURE_HEADER][0].replace("v1,", "v2,")]),
+        (SIGNATURE_HEADER, [HEADERS[SIGNATURE_HEADER][0].removeprefix("v1,")]),
+        (SIGNATURE_HEADER, [HEADERS[SIGNATURE_HEADER][0] + "\n"]),
         (SIGNATURE_HEADER, ["v1," + "é" * 44]),
         (TIMESTAMP_HEADER, []),
         (TIMESTAMP_HEADER, ["1700000000", "1700000000"]),
@@ -119,7 +119,7 @@ def test_wrong_body_or_secret_is_refused(body: bytes, secrets: list[str]) -> Non
 )
 def test_malformed_headers_are_refused(name: str, values: list[str]) -> None:
     with pytest.raises(DeliveryRefused, match=name) as caught:
-        read_headers(GOOD | {name: values})
+        read_headers(HEADERS | {name: values})
     assert (caught.value.response.outcome, caught.value.response.status) == ("unsigned", 401)
 
 
@@ -128,10 +128,10 @@ def test_malformed_headers_are_refused(name: str, values: list[str]) -> None:
 )  # fmt: skip
 def test_only_recent_deliveries_are_accepted(offset: float, fresh: bool) -> None:
     if fresh:
-        read_headers(GOOD, now=1700000000 + offset)
+        read_headers(HEADERS, now=1700000000 + offset)
         return
     with pytest.raises(DeliveryRefused) as caught:
-        read_headers(GOOD, now=1700000000 + offset)
+        read_headers(HEADERS, now=1700000000 + offset)
     assert (caught.value.response.outcome, caught.value.response.status) == ("stale", 401)
 
 
@@ -139,5 +139,5 @@ def test_all_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPat
     compared: list[bytes] = []
     compare = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or compare(a, b))
-    read_headers(GOOD).verify_body(BODY, secrets=[SECRET, "second", "third"])
+    read_headers(HEADERS).verify_body(BODY, secrets=[SECRET, "second", "third"])
     assert len(compared) == 3

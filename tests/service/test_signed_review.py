@@ -1,4 +1,4 @@
-"""Signed reviews: the service counts signed approvals; a rejection needs no signature."""
+"""The service counts signed approvals; a rejection needs no signature."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gate.signing.trust import Trust, TrustedKey
 from gate.signing.verification import StatementPair
 from tests import builders
 from tests.registry.releases import NAME
-from tests.registry.signed import Signing, save, trust_in
+from tests.registry.signed import Signing, save_trust, trust_in
 from tests.registry.simulator import Watched
 from tests.service.registry_setup import AUTOMATIC, REVIEWED, SIGNED, RegistrySetup
 from tests.service.signed_submissions import SigningService
@@ -50,7 +50,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SigningKey]:
 
 
 class SignedReviewSetup(RegistrySetup):
-    """Version 1 passed and waits for signed approvals."""
+    """A model whose version 1 passed and waits for signed approvals."""
 
     def __init__(self, folder: Path, keys: dict[str, SigningKey]) -> None:
         super().__init__(folder, SIGNED)
@@ -58,10 +58,10 @@ class SignedReviewSetup(RegistrySetup):
         self.promote(1)
 
     def release(self, seed: int, *, days: float = 0.0, policy: Policy | None = None) -> Release:
-        """Signed by the key of ci, as it was when this began."""
+        """Return a release signed by CI, with a decision time that is the same for each call."""
         policy = policy or self.policy
-        by = Signing(self.keys["ci"], at=self.begun.isoformat(timespec="seconds"))
-        return by.signed(super().release(seed, days=days, policy=policy), policy)
+        signing = Signing(self.keys["ci"], at=self.created_at.isoformat(timespec="seconds"))
+        return signing.signed(super().release(seed, days=days, policy=policy), policy)
 
     def trust(self, **more: Any) -> Trust:
         def trusted(*names: str) -> tuple[TrustedKey, ...]:
@@ -71,21 +71,23 @@ class SignedReviewSetup(RegistrySetup):
         return Trust(**{**fields, **more})
 
     def sign(self, by: str, word: Word = "approved", number: str = "1", **more: Any) -> None:
-        """As gate approve does."""
-        of = ReviewSubmission.read(self.registry, NAME, number)
-        of.review(self.registry, word, self.keys[by], **more)
+        """Sign a review as `gate approve` and `gate reject` do."""
+        submission = ReviewSubmission.read(self.registry, NAME, number)
+        submission.review(self.registry, word, self.keys[by], **more)
 
     def tag_statement_only(self, by: str, word: Word, *, number: str = "1", **more: Any) -> None:
-        """A statement, and no tag beside it."""
-        of = ReviewSubmission.read(self.registry, NAME, number).subject
+        """Store a signed statement without a review tag."""
+        reviewable = ReviewSubmission.read(self.registry, NAME, number).subject
         at = more.pop("at", datetime.now(UTC))
         key = self.keys[by]
-        text = of.sign(word, key, at=at, **more).compact
+        text = reviewable.sign(word, key, at=at, **more).compact
         self.registry.set_tag(NAME, number, key=f"{STATEMENT_TAG}{key.public.short}", value=text)
 
     def reconcile_once(self, *, trust: Trust | None = None) -> list[Any]:
-        used = process_reviews(self.model(), self.policy, trust=lambda: trust or self.trust())
-        return [item if isinstance(item, Failed) else (item.outcome, item.version) for item in used]
+        results = process_reviews(self.model(), self.policy, trust=lambda: trust or self.trust())
+        return [
+            item if isinstance(item, Failed) else (item.outcome, item.version) for item in results
+        ]
 
     def result(self, number: str = "1") -> str:
         return self.stored(number).tags.get(Tag.REVIEW_RESULT, "")
@@ -133,7 +135,7 @@ def test_two_reviewers_are_required(setup: SignedReviewSetup) -> None:
     watched = setup.registry = Watched(setup.registry)  # type: ignore[assignment]
     for _ in range(3):
         assert setup.reconcile_once(trust=trust) == []
-    assert watched.calls.count("set_tag") == 1  # said once
+    assert watched.calls.count("set_tag") == 1  # the tag is written once
     setup.registry = watched.inner
     assert setup.result().startswith("1 of 2 signed approvals (alice (")
     setup.sign("ci")
@@ -147,7 +149,7 @@ def test_two_reviewers_are_required(setup: SignedReviewSetup) -> None:
 
 
 def record_measurer(setup: SignedReviewSetup) -> None:
-    """The line says whose key vouched for the verdict."""
+    """Let the ledger entry name the key that signed the verdict."""
     waiting = setup.ledger.entries()[-1]
     signers = (setup.keys["ci"].public.key_id,)
     setup.ledger.append(waiting.model_copy(update={"signers": signers, "parent": None}))
@@ -174,7 +176,7 @@ def test_rejection_tag_without_signature_rejects(setup: SignedReviewSetup, key: 
     setup.tag("1", "Rejected!", key)
     setup.policy = builders.policy(review="signed", review_tag=ReviewTag(name="approval"))
     assert setup.reconcile_once() == [("rejected", "1")]
-    setup.policy = SIGNED  # another one would have other digests
+    setup.policy = SIGNED  # the policy of the release; another one would change the digests
     assert setup.ledger.entries()[-1].comment == "too dark"
     assert setup.promote(1).outcome == "refused"
 
@@ -202,10 +204,10 @@ def test_signed_rejection_rejects_and_records_the_key(setup: SignedReviewSetup, 
 def test_rejection_counts_while_the_store_is_unavailable(setup: SignedReviewSetup) -> None:
     setup.sign("mallory", "rejected")
 
-    def away(*_: object, **_options: object) -> None:
+    def raise_error(*_: object, **_options: object) -> None:
         raise RegistryError("the store is away")
 
-    setup.registry.fetch = away  # type: ignore[method-assign]
+    setup.registry.fetch = raise_error  # type: ignore[method-assign]
     assert setup.reconcile_once() == [("rejected", "1")]
 
 
@@ -220,30 +222,30 @@ def test_nothing_is_approved_without_trust(setup: SignedReviewSetup) -> None:
 
 
 def test_damaged_trust_blocks_approvals_but_not_rejections(setup: SignedReviewSetup) -> None:
-    def damaged() -> Trust:
+    def raise_policy_error() -> Trust:
         raise PolicyError("trust.yaml is no YAML")
 
     setup.sign("alice")
-    (failed,) = process_reviews(setup.model(), SIGNED, trust=damaged)
+    (failed,) = process_reviews(setup.model(), SIGNED, trust=raise_policy_error)
     assert isinstance(failed, Failed)
     assert setup.result() == ""
     setup.tag("1", "rejected")
-    (used,) = process_reviews(setup.model(), SIGNED, trust=damaged)
-    assert used.outcome == "rejected"  # type: ignore[union-attr]
+    (result,) = process_reviews(setup.model(), SIGNED, trust=raise_policy_error)
+    assert result.outcome == "rejected"  # type: ignore[union-attr]
 
 
 def test_replaced_decision_blocks_approval_until_restored(setup: SignedReviewSetup) -> None:
-    beside = setup.stored("1").beside
-    complete = beside[DECISION_FILE]
+    extra_files = setup.stored("1").extra_files
+    original = extra_files[DECISION_FILE]
     setup.promote(2)
-    beside[DECISION_FILE] = setup.stored("2").beside[DECISION_FILE]
+    extra_files[DECISION_FILE] = setup.stored("2").extra_files[DECISION_FILE]
     setup.registry.aliases[CANDIDATE] = "1"
     setup.tag_statement_only("alice", "approved")
     assert setup.reconcile_once() == []
     assert "it was exchanged, and nothing can be approved" in setup.result()
-    beside[DECISION_FILE] = b"{}"
+    extra_files[DECISION_FILE] = b"{}"
     assert setup.reconcile_once() == []
-    beside[DECISION_FILE] = complete
+    extra_files[DECISION_FILE] = original
     assert setup.reconcile_once() == []
     assert "it is about file" in setup.result()
     setup.sign("alice")
@@ -253,18 +255,18 @@ def test_replaced_decision_blocks_approval_until_restored(setup: SignedReviewSet
 def test_decision_replaced_after_counting_is_refused(
     setup: SignedReviewSetup,
 ) -> None:
-    """The statements are on what was read first; what is downloaded with the file is another."""
+    """The decision is replaced after the statements were counted and before the file is downloaded."""
     setup.sign("alice")
     download = setup.registry.download
 
-    def other(*arguments: Any, **options: Any) -> Path:
+    def download_other_decision(*arguments: Any, **options: Any) -> Path:
         path = download(*arguments, **options)
         decision = path.parent / DECISION_FILE
         text = decision.read_text()
         decision.write_text(text.replace('"decided_at": "20', '"decided_at": "21'))
         return path
 
-    setup.registry.download = other  # type: ignore[method-assign]
+    setup.registry.download = download_other_decision  # type: ignore[method-assign]
     assert setup.reconcile_once() == [("refused", "1")]
     assert "the decision that was approved" in setup.ledger.entries()[-1].reason
     assert setup.champion is None
@@ -276,20 +278,20 @@ def test_unreadable_records_do_not_block_other_versions(setup: SignedReviewSetup
     setup.sign("alice", number="2")
     fetch = setup.registry.fetch
 
-    def away(name: str, number: str, *rest: Any, **options: Any) -> None:
+    def fail_for_version_1(name: str, number: str, *rest: Any, **options: Any) -> None:
         if number == "1":
             raise RegistryError("the store is away")
         fetch(name, number, *rest, **options)
 
-    setup.registry.fetch = away  # type: ignore[method-assign]
+    setup.registry.fetch = fail_for_version_1  # type: ignore[method-assign]
     failed, promoted = setup.reconcile_once()
     assert isinstance(failed, Failed)
     assert promoted == ("promoted", "2")
 
-    def gone(*_: object, **_options: object) -> None:
+    def raise_unavailable(*_: object, **_options: object) -> None:
         raise RegistryUnavailable("no answer")
 
-    setup.registry.fetch = gone  # type: ignore[method-assign]
+    setup.registry.fetch = raise_unavailable  # type: ignore[method-assign]
     with pytest.raises(RegistryUnavailable):
         setup.reconcile_once()
 
@@ -302,7 +304,7 @@ def test_approved_version_with_changed_bytes_is_refused(setup: SignedReviewSetup
 
 
 def test_approval_before_a_rollback_does_not_promote_again(setup: SignedReviewSetup) -> None:
-    """Whoever may edit the model can delete the rollback's tag, and hand the bytes in again."""
+    """An editor deletes the rollback tag, and the same bytes are submitted again."""
     setup.tag_statement_only("alice", "approved", at=datetime.now(UTC) - timedelta(hours=1))
     assert setup.reconcile_once() == [("promoted", "1")]
     setup.promote(2)
@@ -325,9 +327,9 @@ def test_champion_moved_by_hand_to_a_waiting_version_is_reverted(setup: SignedRe
     setup.promote(2)
     setup.tag("2", "approved")
     setup.move_champion("2")
-    (used,) = guard_champion(setup.model(), SIGNED, thoroughly=False)
-    assert (used.outcome, setup.champion) == ("reverted", "1")
-    assert "no entry with a signed approval" in used.reason
+    (result,) = guard_champion(setup.model(), SIGNED, thoroughly=False)
+    assert (result.outcome, setup.champion) == ("reverted", "1")
+    assert "no entry with a signed approval" in result.reason
     assert [line.version for line in setup.model().history().waiting] == ["2"]
     assert setup.status("2").startswith("Status: waits for review: gate approve digits 2")
     setup.sign("bob", number="2")
@@ -347,8 +349,8 @@ def test_promotion_without_signed_approval_is_reverted(
     if mode == "required":
         assert [t.outcome for t in process_reviews(setup.model(), second)] == ["promoted"]  # type: ignore[union-attr]
     assert setup.champion == "2"
-    (used,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
-    assert (used.outcome, setup.champion) == ("reverted", "1")
+    (result,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
+    assert (result.outcome, setup.champion) == ("reverted", "1")
     setup.tag_statement_only(
         "bob", "approved", number="2", at=datetime.now(UTC) + timedelta(seconds=2)
     )
@@ -356,15 +358,15 @@ def test_promotion_without_signed_approval_is_reverted(
 
 
 def test_approval_stays_valid_for_versions_that_served(setup: SignedReviewSetup) -> None:
-    """Also where it was never deployed: pointed away and back by hand, and rolled back to."""
+    """Move `champion` away and back by hand, then roll back; the version was never deployed."""
     setup.sign("alice")
     setup.reconcile_once()
     setup.promote(2)
     setup.sign("bob", number="2")
     setup.reconcile_once()
     setup.move_champion("1")
-    (used,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
-    assert used.outcome == "accepted"
+    (result,) = guard_champion(setup.model(), SIGNED, thoroughly=True)
+    assert result.outcome == "accepted"
     assert guard_champion(setup.model(), SIGNED, thoroughly=True) == []
     assert setup.promote(1).outcome == "unchanged"
     setup.move_champion("2")
@@ -403,8 +405,8 @@ def test_inconsistent_version_is_not_approved(setup: SignedReviewSetup, tamper: 
         with pytest.raises(DigestMismatch, match="One of them was replaced"):
             setup.sign("alice")
     else:
-        beside = setup.stored("1").beside
-        beside[DECISION_FILE] = beside[DECISION_FILE].replace(
+        extra_files = setup.stored("1").extra_files
+        extra_files[DECISION_FILE] = extra_files[DECISION_FILE].replace(
             b'"verdict": "PASS"', b'"verdict": "FAIL"'
         )
         with pytest.raises(EvidenceError, match="only a PASS can be approved"):
@@ -414,7 +416,7 @@ def test_inconsistent_version_is_not_approved(setup: SignedReviewSetup, tamper: 
     assert setup.reconcile_once() == [("rejected", "1")]
 
 
-def reviewers(*keys: SigningKey) -> tuple[TrustedKey, ...]:
+def make_reviewers(*keys: SigningKey) -> tuple[TrustedKey, ...]:
     return tuple(TrustedKey(**key.public.to_plain()) for key in keys)
 
 
@@ -427,7 +429,7 @@ def approve(service: SigningService, number: str, by: SigningKey) -> None:
 def test_measurer_of_the_evidence_cannot_approve(tmp_path: Path) -> None:
     service = SigningService(tmp_path, SIGNED)
     gpu = service.untrusted_key
-    save(trust_in(service.ci, gpu, reviewers=reviewers(gpu)), service.trust)
+    save_trust(trust_in(service.ci, gpu, reviewers=make_reviewers(gpu)), service.trust)
     created = service.release(1)
     measured = Signing(gpu).signed(created, service.policy).statements
     assert measured is not None
@@ -451,15 +453,15 @@ def test_version_approved_by_a_revoked_key_is_not_restored(
     tmp_path: Path, keys: dict[str, SigningKey]
 ) -> None:
     service = SigningService(tmp_path, SIGNED)
-    by = reviewers(keys["alice"], keys["bob"])
-    save(trust_in(service.ci, reviewers=by), service.trust)
+    by = make_reviewers(keys["alice"], keys["bob"])
+    save_trust(trust_in(service.ci, reviewers=by), service.trust)
     for seed, name in ((1, "alice"), (2, "bob")):
         number = service.submit(service.release(seed))
         service.reconcile_once()
         approve(service, number, keys[name])
         assert ("review", "promoted", number) in service.reconcile_once()
     revoked = (keys["alice"].public.key_id,)
-    save(trust_in(service.ci, reviewers=by, revoked=revoked), service.trust)
+    save_trust(trust_in(service.ci, reviewers=by, revoked=revoked), service.trust)
     service.setup.move_champion("1")
     assert service.reconcile_once() == [("guard", "reverted", "2")]
     service.setup.tag("2", "rejected")

@@ -1,4 +1,4 @@
-"""The store keeps the head of the ledger; the service refuses a ledger with another past."""
+"""The service refuses a ledger that does not contain the head recorded in the store."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gate.service.monitoring import Failed, StepResult
 from gate.service.reconciler import reconciler, stored_head
 from gate.service.settings import ServiceSettings
 from gate.storage.digest import Digest
-from tests.ledger.rows import put, rows
-from tests.ledger.test_stored_head import file_removed
+from tests.ledger.rows import replace_rows, rows
+from tests.ledger.test_stored_head import remove_file
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import make_run
-from tests.service.deliveries import running, settings, until
+from tests.service.deliveries import run_service, settings, wait_until
 from tests.service.registry_setup import AUTOMATIC
 
 
 class DeployedModel:
-    """A real MLflow database with two versions of a model, of which the first serves."""
+    """A model in a real MLflow database; its first version serves."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class DeployedModel:
         assert promote(self.registry, created, policy=AUTOMATIC, ledger=self.ledger).version
 
     def reconcile(self) -> list[StepResult | Failed]:
-        """As `gate reconcile`, in a process of its own."""
+        """Reconcile as `gate reconcile` does, without state from earlier passes."""
         return list(reconciler(self.settings)(NAME, cause="timer"))
 
     @property
@@ -66,18 +66,18 @@ class DeployedModel:
         return Digest.from_file(self.folder / f"{seed}.onnx")
 
     @contextmanager
-    def served(self) -> Iterator[Callable[[], dict[str, object]]]:
-        """The whole service; gives what `/readyz` says. At least one look was begun."""
-        with running(self.settings, reconciler(self.settings)) as service:  # type: ignore[arg-type]
+    def running_service(self) -> Iterator[Callable[[], dict[str, object]]]:
+        """Run the service and yield a function that returns `/readyz`, after the first pass began."""
+        with run_service(self.settings, reconciler(self.settings)) as service:  # type: ignore[arg-type]
 
-            def ready() -> dict[str, object]:
-                answer = service.get("/readyz")
-                stated: dict[str, object] = answer.json()
-                assert answer.status_code == (200 if stated["ready"] else 503)
-                return stated
+            def read_readiness() -> dict[str, object]:
+                response = service.get("/readyz")
+                report: dict[str, object] = response.json()
+                assert response.status_code == (200 if report["ready"] else 503)
+                return report
 
-            until(lambda: service.parts.worker.registry_silence_s() is not None)
-            yield ready
+            wait_until(lambda: service.parts.worker.registry_silence_s() is not None)
+            yield read_readiness
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +85,8 @@ def _no_readiness_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "_CACHE_S", 0.0)
 
 
-def with_two_versions(folder: Path) -> DeployedModel:
-    """Version 2 is deployed; the ledger's last line is about that."""
+def deploy_two_versions(folder: Path) -> DeployedModel:
+    """Deploy versions 1 and 2; the last ledger entry is the deployment of version 2."""
     deployed = DeployedModel(folder)
     for seed in (1, 2):
         deployed.promote(seed)
@@ -99,33 +99,35 @@ def with_two_versions(folder: Path) -> DeployedModel:
 def _deployed(tmp_path_factory: pytest.TempPathFactory) -> DeployedModel:
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("DVC_EXP_NAME", raising=False)
-        return with_two_versions(tmp_path_factory.mktemp("place"))
+        return deploy_two_versions(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture
 def deployed(_deployed: DeployedModel) -> Iterator[DeployedModel]:
-    """For tests in which nothing is done: it is as it was for the next one."""
-    settings, good = _deployed.settings, rows(_deployed.settings.state)
-    kept = stored_head(settings.store).head()
+    """The shared model, whose ledger, head and settings are restored after the test."""
+    settings, original_rows = _deployed.settings, rows(_deployed.settings.state)
+    head = stored_head(settings.store).head()
     yield _deployed
     _deployed.settings = settings
-    put(settings.state, good)
-    stored_head(settings.store).replace(kept)
+    replace_rows(settings.state, original_rows)
+    stored_head(settings.store).replace(head)
 
 
 def restore_older_copy(path: Path) -> None:
-    """Of when version 1 served: taken by itself, `champion` would have to go back."""
+    """Restore the rows of when version 1 served, by which `champion` would have to move back."""
     newest = rows(path)
     assert len(newest) == 4
-    put(path, newest[:2])
+    replace_rows(path, newest[:2])
 
 
 def edit_last_entry(path: Path) -> None:
     *before, last = rows(path)
-    put(path, [*before, last._replace(line=last.line.replace(b'"deployed"', b'"rejected"'))])
+    replace_rows(
+        path, [*before, last._replace(line=last.line.replace(b'"deployed"', b'"rejected"'))]
+    )
 
 
-TAMPERED = [restore_older_copy, edit_last_entry, file_removed]
+TAMPERED = [restore_older_copy, edit_last_entry, remove_file]
 
 
 @pytest.mark.rows(3)
@@ -135,36 +137,36 @@ def test_changed_ledger_stops_a_running_and_a_restarted_service(
     deployed: DeployedModel, caplog: pytest.LogCaptureFixture, tamper: Callable[[Path], None]
 ) -> None:
     ledger = deployed.settings.state
-    good = rows(ledger)
+    original_rows = rows(ledger)
 
-    def nothing_was_done() -> None:
-        assert rows(ledger) == spoiled
+    def assert_unchanged() -> None:
+        assert rows(ledger) == changed_rows
         assert deployed.registry.alias(NAME, CHAMPION) == "2"
         assert deployed.live == deployed.digest(2)
 
-    with deployed.served() as ready:
-        until(lambda: ready()["ready"])
+    with deployed.running_service() as ready:
+        wait_until(lambda: ready()["ready"])
         tamper(ledger)
-        spoiled = rows(ledger)
-        until(lambda: not ready()["ready"])
+        changed_rows = rows(ledger)
+        wait_until(lambda: not ready()["ready"])
         assert ready()["ledger"] == "is not the one it was"
         caplog.clear()
-        until(lambda: "failed, will retry" in caplog.text)  # another look
-        nothing_was_done()
+        wait_until(lambda: "failed, will retry" in caplog.text)  # another pass
+        assert_unchanged()
     caplog.clear()
-    with deployed.served() as ready:
+    with deployed.running_service() as ready:
         assert ready()["ledger"] == "is not the one it was"
-        until(lambda: "failed, will retry" in caplog.text)
-        nothing_was_done()
+        wait_until(lambda: "failed, will retry" in caplog.text)
+        assert_unchanged()
         assert "gate accept-ledger" in caplog.text
         assert str(deployed.settings.store) in caplog.text
-        put(ledger, good)  # the newest copy is restored
-        until(lambda: ready()["ready"])
+        replace_rows(ledger, original_rows)  # the newest copy is restored
+        wait_until(lambda: ready()["ready"])
     assert deployed.reconcile() == []
 
 
 def test_two_replicas_with_separate_stores_share_a_ledger(tmp_path: Path, database: str) -> None:
-    """Whoever is a line behind for a moment is not refused: it reads again."""
+    """A replica whose cached ledger is behind reads again and is not refused."""
     heads = [stored_head(tmp_path / store) for store in ("one", "two")]
     replicas = [Ledger(database, stored_head=head) for head in heads]
     entry = {"action": "conflict", "registry": "here", "model": NAME}
@@ -178,8 +180,8 @@ def test_two_replicas_with_separate_stores_share_a_ledger(tmp_path: Path, databa
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, range(2)))
     assert [len(ledger.entries()) for ledger in replicas] == [8, 8]
-    kept = [head.head() for head in heads]
-    assert [head and head.lines for head in kept] == [8, 8]
+    stored = [head.head() for head in heads]
+    assert [head and head.lines for head in stored] == [8, 8]
 
 
 def _line(**fields: str) -> LedgerEntry:

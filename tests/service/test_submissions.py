@@ -1,4 +1,4 @@
-"""Submissions by someone who may write to the registry only: verified, then promoted or refused."""
+"""Submissions by users without a ledger are verified, then promoted or refused."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import NAME, failing_release, onnx_file
-from tests.registry.signed import Signing, save, trust_in
+from tests.registry.signed import Signing, save_trust, trust_in
 from tests.registry.simulator import Watched
 from tests.service.registry_setup import REVIEWED
-from tests.service.signed_submissions import TWINNED, SigningService
+from tests.service.signed_submissions import POLICY_WITH_TWIN, SigningService
 
 Forgery = Callable[[SigningService], str]
 
 
 @pytest.fixture
 def service(tmp_path) -> SigningService:
-    """Version 1 was handed in, serves and is deployed."""
+    """A service whose version 1 was submitted, promoted and deployed."""
     created = SigningService(tmp_path)
     created.submit(created.release(1))
     assert created.reconcile_once() == [("hand_in", "promoted", "1"), ("deploy", "deployed", "1")]
@@ -59,8 +59,8 @@ def test_submission_by_a_trusted_key_is_promoted_and_deployed_once(service: Sign
 
 
 def test_golden_vectors_and_spec_are_promoted_with_the_file(service: SigningService) -> None:
-    for seed, make in ((2, service.with_golden), (3, service.with_spec)):
-        number = service.submit(make(seed))
+    for seed, make_release in ((2, service.with_golden), (3, service.with_spec)):
+        number = service.submit(make_release(seed))
         assert service.reconcile_once()[0] == ("hand_in", "promoted", number)
         line = service.setup.model().history().approving_entry(number)
         assert line is not None
@@ -89,7 +89,7 @@ def test_approval_is_refused_when_the_key_was_revoked_meanwhile(tmp_path) -> Non
     service = SigningService(tmp_path, REVIEWED)
     number = service.submit(service.release(1))
     service.reconcile_once()
-    save(
+    save_trust(
         trust_in(service.ci, service.untrusted_key, revoked=(service.ci.public.key_id,)),
         service.trust,
     )
@@ -103,94 +103,98 @@ def days_ago(days: float) -> str:
     return (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
 
 
-def submitted(**signing: Any) -> Forgery:
-    """Version 2, signed otherwise than by CI for this model now."""
+def submit_signed(**signing: Any) -> Forgery:
+    """Submit version 2, signed with other settings than CI uses."""
     return lambda service: service.submit(service.release(2, **signing))
 
 
-def by_untrusted_key(service: SigningService) -> str:
+def submit_by_untrusted_key(service: SigningService) -> str:
     return service.submit(service.release(2, key=service.untrusted_key))
 
 
-def while_trusting_both_keys(forge: Forgery, **fields: Callable[[SigningService], Any]) -> Forgery:
-    """Handed in while both keys are trusted, and with these fields of the trust."""
+def trust_both_keys(forge: Forgery, **fields: Callable[[SigningService], Any]) -> Forgery:
+    """Submit while the trust accepts both keys and has these fields."""
 
-    def later(service: SigningService) -> str:
+    def forge_later(service: SigningService) -> str:
         more = {name: of(service) for name, of in fields.items()}
-        save(trust_in(service.ci, service.untrusted_key, **more), service.trust)
+        save_trust(trust_in(service.ci, service.untrusted_key, **more), service.trust)
         return forge(service)
 
-    return later
+    return forge_later
 
 
-def with_tampered_files(
-    *places: str, by: Callable[[SigningService, bytes], bytes] | None = None, make: Any = SigningService.release,
+def tamper_files(
+    *prefixes: str, by: Callable[[SigningService, bytes], bytes] | None = None, make_release: Any = SigningService.release,
     send: Forgery | None = None,
 ) -> Forgery:  # fmt: skip
-    """Files beside the version changed in the registry after it was handed in; removed without
-    `by`: those whose names begin so."""
+    """Change files of version 2 in the registry after its submission.
+
+    `places`: the beginnings of the names. `by`: the change; without it the files are removed.
+    """
 
     def forge(service: SigningService) -> str:
-        number = send(service) if send else service.submit(make(service, 2))
-        beside = service.setup.stored(number).beside
-        for location in [name for name in beside if name.startswith(places)]:
-            before = beside.pop(location)
+        number = send(service) if send else service.submit(make_release(service, 2))
+        extra_files = service.setup.stored(number).extra_files
+        for file_path in [name for name in extra_files if name.startswith(prefixes)]:
+            before = extra_files.pop(file_path)
             if by is not None:
-                beside[location] = by(service, before)
-                assert beside[location] != before
+                extra_files[file_path] = by(service, before)
+                assert extra_files[file_path] != before
         return number
 
     return forge
 
 
-def edited(key: str, value: Any) -> Callable[[bytes], bytes]:
+def edit_json_field(key: str, value: Any) -> Callable[[bytes], bytes]:
     return lambda data: json.dumps(json.loads(data) | {key: value}).encode()
 
 
-def field(key: str, value: Any) -> Callable[[SigningService, bytes], bytes]:
-    return lambda _, data: edited(key, value)(data)
+def edit_signed_field(key: str, value: Any) -> Callable[[SigningService, bytes], bytes]:
+    return lambda _, data: edit_json_field(key, value)(data)
 
 
-def with_another_payload(service: SigningService, data: bytes) -> bytes:
-    """The statement says PASSED of other bytes, under the signature of the right one."""
-    second = service.release(3).statements
-    assert second is not None
-    return field("payload", json.loads(second.decision.data)["payload"])(service, data)
+def replace_payload(service: SigningService, data: bytes) -> bytes:
+    """Replace the payload by a PASSED statement on other bytes, and keep the signature."""
+    other_statements = service.release(3).statements
+    assert other_statements is not None
+    return edit_signed_field("payload", json.loads(other_statements.decision.data)["payload"])(
+        service, data
+    )
 
 
-def signed_twice(as_stranger: bool) -> Callable[[SigningService, bytes], bytes]:
-    """The one signature once more, under another name or not."""
+def repeat_signature(as_other_key: bool) -> Callable[[SigningService, bytes], bytes]:
+    """Repeat the signature, under the key id of the untrusted key or the same one."""
 
     def change(service: SigningService, data: bytes) -> bytes:
         (first,) = json.loads(data)["signatures"]
-        second = first | ({"keyid": service.untrusted_key.public.key_id} if as_stranger else {})
-        return field("signatures", [first, second])(service, data)
+        second = first | ({"keyid": service.untrusted_key.public.key_id} if as_other_key else {})
+        return edit_signed_field("signatures", [first, second])(service, data)
 
     return change
 
 
-def with_a_trusted_key_id(service: SigningService, data: bytes) -> bytes:
-    stranger, ours = (key.public.key_id.encode() for key in (service.untrusted_key, service.ci))
-    return data.replace(stranger, ours)
+def forge_key_id(service: SigningService, data: bytes) -> bytes:
+    untrusted, trusted = (key.public.key_id.encode() for key in (service.untrusted_key, service.ci))
+    return data.replace(untrusted, trusted)
 
 
-def with_fields_of_another_release(change: Callable[[Release, Release], dict[str, Any]]) -> Forgery:
-    """Version 2 with something of version 3."""
+def mix_releases(change: Callable[[Release, Release], dict[str, Any]]) -> Forgery:
+    """Upload version 2 with fields of version 3."""
 
     def forge(service: SigningService) -> str:
-        ours, second = service.release(2), service.release(3)
-        return service.upload_unverified(replace(ours, **change(ours, second)))
+        base, second = service.release(2), service.release(3)
+        return service.upload_unverified(replace(base, **change(base, second)))
 
     return forge
 
 
-def statement_on_other_evidence(ours: Release, other: Release) -> dict[str, Any]:
-    assert ours.statements is not None
+def use_other_evidence_statement(base: Release, other: Release) -> dict[str, Any]:
+    assert base.statements is not None
     assert other.statements is not None
-    return {"statements": StatementPair(other.statements.evidence, ours.statements.decision)}
+    return {"statements": StatementPair(other.statements.evidence, base.statements.decision)}
 
 
-def with_other_bytes(service: SigningService) -> str:
+def submit_and_replace_bytes(service: SigningService) -> str:
     number = service.submit(service.release(2))
     service.setup.stored(number).data = onnx_file(
         service.setup.folder / "x.onnx", seed=9
@@ -198,42 +202,46 @@ def with_other_bytes(service: SigningService) -> str:
     return number
 
 
-def by_reviewer_key(service: SigningService) -> str:
-    save(trust_in(service.ci, reviewers=trust_in(service.untrusted_key).measurers), service.trust)
-    return by_untrusted_key(service)
+def submit_by_reviewer_key(service: SigningService) -> str:
+    save_trust(
+        trust_in(service.ci, reviewers=trust_in(service.untrusted_key).measurers), service.trust
+    )
+    return submit_by_untrusted_key(service)
 
 
-def by_expired_key(service: SigningService) -> str:
-    """Backdated or not."""
-    (ours,) = trust_in(service.ci).measurers
-    lapsed = ours.model_copy(update={"valid_until": days_ago(40)})
-    save(Trust(measurers=(lapsed, *trust_in(service.untrusted_key).measurers)), service.trust)
+def submit_by_expired_key(service: SigningService) -> str:
+    """Sign with a key that has expired, with a time after its expiry."""
+    (trusted_key,) = trust_in(service.ci).measurers
+    expired_key = trusted_key.model_copy(update={"valid_until": days_ago(40)})
+    save_trust(
+        Trust(measurers=(expired_key, *trust_in(service.untrusted_key).measurers)), service.trust
+    )
     return service.submit(service.release(2, at=days_ago(60)))
 
 
-def old_evidence(service: SigningService) -> str:
-    save(trust_in(service.ci, max_age_days=365.0), service.trust)
-    patient = builders.policy(max_age_days=365.0)
-    return service.submit(service.release(2, policy=patient, days=91), policy=patient)
+def submit_old_evidence(service: SigningService) -> str:
+    save_trust(trust_in(service.ci, max_age_days=365.0), service.trust)
+    policy = builders.policy(max_age_days=365.0)
+    return service.submit(service.release(2, policy=policy, days=91), policy=policy)
 
 
-def by_weaker_policy(service: SigningService) -> str:
-    """It passes by the policy of whoever hands in, and not by the service's."""
+def submit_by_weaker_policy(service: SigningService) -> str:
+    """Submit a release that passes the submitter's policy but not the service's."""
     service.setup.policy = builders.policy(min_samples=500)
     service.restart()
     return service.submit(service.release(2))
 
 
-def signed_rejection(service: SigningService) -> str:
-    """A verdict that says no, signed, under tags that say yes."""
+def upload_signed_failure(service: SigningService) -> str:
+    """Upload a release with a signed FAIL decision and tags that claim PASS."""
     path = onnx_file(service.setup.folder / "2.onnx", seed=2)
     return service.upload_unverified(
         Signing(service.ci).signed(failing_release(path), service.policy)
     )
 
 
-def rolled_back_bytes(service: SigningService) -> str:
-    """Whoever hands in took the tag away, and signed anew."""
+def resubmit_rolled_back_bytes(service: SigningService) -> str:
+    """Submit rolled-back bytes again, without the rollback tag and with a new signature."""
     number = service.submit(service.release(2))
     service.reconcile_once()
     rollback(service.setup.registry, NAME, ledger=service.setup.ledger, reason="wrong answers")
@@ -242,37 +250,37 @@ def rolled_back_bytes(service: SigningService) -> str:
     return service.upload_unverified(service.release(2, at=days_ago(0.01)))
 
 
-def rejected_bytes(service: SigningService) -> str:
-    """A reviewer was faster than the service; then somebody took his word away."""
+def resubmit_rejected_bytes(service: SigningService) -> str:
+    """Submit rejected bytes again after an editor removed the rejection tag."""
     service.setup.tag(service.submit(service.release(2)), "rejected")
     assert service.reconcile_once() == [("hand_in", "passed", "2"), ("review", "rejected", "2")]
     del service.setup.stored("2").tags[Tag.REVIEW]
     return service.upload_unverified(service.release(2))
 
 
-def replayed_verdict(service: SigningService) -> str:
-    """The verdict on what served before, under a new number."""
+def replay_verdict(service: SigningService) -> str:
+    """Upload the verdict on an earlier champion as a new version."""
     for seed in (2, 3):
         service.submit(service.release(seed))
         service.reconcile_once()
         rollback(service.setup.registry, NAME, ledger=service.setup.ledger, reason="slow")
     service.reconcile_once()
     assert service.setup.champion == "1"
-    service.setup.stored("1").tags.clear()  # so that nothing is found by them
+    service.setup.stored("1").tags.clear()  # the version cannot be found by its tags
     return service.upload_unverified(service.release(1))
 
 
-def with_edited_statement(*place: str | int, to: Any) -> Forgery:
-    """The statement on the decision says something else, signed by the key that is trusted."""
+def edit_statement(*path: str | int, to: Any) -> Forgery:
+    """Upload a decision statement with a changed field, signed by the trusted key."""
 
     def forge(service: SigningService) -> str:
         of = service.with_spec(2)
         assert of.statements is not None
         plain = of.statements.decision.statement.to_plain()
-        inside: Any = plain
-        for name in place[:-1]:
-            inside = inside[name]
-        inside[place[-1]] = to(inside[place[-1]]) if callable(to) else to
+        container: Any = plain
+        for name in path[:-1]:
+            container = container[name]
+        container[path[-1]] = to(container[path[-1]]) if callable(to) else to
         again = SignedStatement.sign(Statement.from_json(json.dumps(plain)), service.ci)
         return service.upload_unverified(
             replace(of, statements=StatementPair(of.statements.evidence, again))
@@ -286,79 +294,79 @@ POLICY_DIGEST = ("predicate", "policy", "digest")
 BOTH = ("gate/evidence.dsse.json", "gate/decision.dsse.json")
 
 FORGERIES: dict[str, tuple[Forgery, str]] = {
-    "states another file": (with_edited_statement("subject", 0, "digest", "sha256", to="0" * 64), "file"),
+    "states another file": (edit_statement("subject", 0, "digest", "sha256", to="0" * 64), "file"),
     "states a bad digest": (
-        with_edited_statement("subject", -1, "digest", "sha256", to="x"),
+        edit_statement("subject", -1, "digest", "sha256", to="x"),
         "no SHA-256 digest of the preprocessing"),
     "states a twin that is not there": (
-        with_edited_statement("subject", to=lambda all_: [*all_, TWIN]),
+        edit_statement("subject", to=lambda all_: [*all_, TWIN]),
         "the quantized twin: the file has no signed statements"),
-    "states another policy": (with_edited_statement(*POLICY_DIGEST, "sha256", to="0" * 64), "is about decision"),
+    "states another policy": (edit_statement(*POLICY_DIGEST, "sha256", to="0" * 64), "is about decision"),
     "states another algorithm": (
-        with_edited_statement(*POLICY_DIGEST, to={"sha512": "0" * 128}), "no SHA-256 digest of the policy"),
+        edit_statement(*POLICY_DIGEST, to={"sha512": "0" * 128}), "no SHA-256 digest of the policy"),
     "states another result": (
-        with_edited_statement("predicate", "verificationResult", to="FAILED"), "FAILED"),
+        edit_statement("predicate", "verificationResult", to="FAILED"), "FAILED"),
     "states two pieces of evidence": (
-        with_edited_statement("predicate", "inputAttestations", to=lambda all_: all_ * 2),
+        edit_statement("predicate", "inputAttestations", to=lambda all_: all_ * 2),
         "2 evidence records"),
     "unsigned": (
         lambda w: w.upload_unverified(replace(w.release(2), statements=None)),
         "the file has no signed statements"),
-    "unknown key": (by_untrusted_key, "is signed by 0 of the keys that are trusted"),
+    "unknown key": (submit_by_untrusted_key, "is signed by 0 of the keys that are trusted"),
     "unknown key under a trusted id": (
-        with_tampered_files(*BOTH, by=with_a_trusted_key_id, send=by_untrusted_key), "is signed by 0"),
-    "reviewer's key": (by_reviewer_key, "is signed by 0"),
-    "expired key": (by_expired_key, "was valid until"),
+        tamper_files(*BOTH, by=forge_key_id, send=submit_by_untrusted_key), "is signed by 0"),
+    "reviewer's key": (submit_by_reviewer_key, "is signed by 0"),
+    "expired key": (submit_by_expired_key, "was valid until"),
     "revoked key": (
-        while_trusting_both_keys(submitted(), revoked=lambda w: (w.ci.public.key_id,)), "is revoked"),
+        trust_both_keys(submit_signed(), revoked=lambda w: (w.ci.public.key_id,)), "is revoked"),
     "too few signatures": (
-        while_trusting_both_keys(submitted(), threshold=lambda _: 2), "is signed by 1 of the keys"),
+        trust_both_keys(submit_signed(), threshold=lambda _: 2), "is signed by 1 of the keys"),
     "one key twice": (
-        while_trusting_both_keys(with_tampered_files(BOTH[1], by=signed_twice(False)), threshold=lambda _: 2), "statement"),
+        trust_both_keys(tamper_files(BOTH[1], by=repeat_signature(False)), threshold=lambda _: 2), "statement"),
     "one key under two names": (
-        while_trusting_both_keys(with_tampered_files(*BOTH, by=signed_twice(True)), threshold=lambda _: 2),
+        trust_both_keys(tamper_files(*BOTH, by=repeat_signature(True)), threshold=lambda _: 2),
         "is signed by 1 of"),
-    "expired": (submitted(at=days_ago(91)), "days old"),
-    "of the future": (submitted(at=days_ago(-1)), "is dated in the future"),
-    "old evidence": (old_evidence, "its evidence is 91.0 days old"),
-    "of another model": (submitted(model="letters"), "letters"),
+    "expired": (submit_signed(at=days_ago(91)), "days old"),
+    "of the future": (submit_signed(at=days_ago(-1)), "is dated in the future"),
+    "old evidence": (submit_old_evidence, "its evidence is 91.0 days old"),
+    "of another model": (submit_signed(model="letters"), "letters"),
     "of another registry": (
-        submitted(registry="https://elsewhere"),
+        submit_signed(registry="https://elsewhere"),
         "start the service: gate serve --same-registry https://elsewhere"),
-    "for no registry": (submitted(registry="sqlite:///m.db"), "sqlite:"),
-    "of another file": (with_fields_of_another_release(lambda _, other: {"statements": other.statements}), "has digest"),
+    "for no registry": (submit_signed(registry="sqlite:///m.db"), "sqlite:"),
+    "of another file": (mix_releases(lambda _, other: {"statements": other.statements}), "has digest"),
     "with the evidence of another": (
-        with_fields_of_another_release(lambda _, other: {"evidence": other.evidence}), "has digest"),
-    "statement on other evidence": (with_fields_of_another_release(statement_on_other_evidence), "is about evidence"),
+        mix_releases(lambda _, other: {"evidence": other.evidence}), "has digest"),
+    "statement on other evidence": (mix_releases(use_other_evidence_statement), "is about evidence"),
     "edited evidence": (
-        with_tampered_files("gate/evidence.json", by=field("measured_at", "2026-11-22T00:00:00+00:00")),
+        tamper_files("gate/evidence.json", by=edit_signed_field("measured_at", "2026-11-22T00:00:00+00:00")),
         "has digest"),
     "edited decision": (
-        with_tampered_files("gate/decision.json", by=field("runtimes", ["ort-cpu"])), "is about decision"),
-    "other bytes": (with_other_bytes, "has digest"),
+        tamper_files("gate/decision.json", by=edit_signed_field("runtimes", ["ort-cpu"])), "is about decision"),
+    "other bytes": (submit_and_replace_bytes, "has digest"),
     "exchanged golden vectors": (
-        with_tampered_files("golden/golden.json", by=lambda _, data: data + b" ", make=SigningService.with_golden),
+        tamper_files("golden/golden.json", by=lambda _, data: data + b" ", make_release=SigningService.with_golden),
         "golden vectors"),
-    "without golden vectors": (with_tampered_files("golden", make=SigningService.with_golden), "golden vectors"),
+    "without golden vectors": (tamper_files("golden", make_release=SigningService.with_golden), "golden vectors"),
     "exchanged spec": (
-        with_tampered_files("prep", by=lambda _, data: data.replace(b"0.485", b"0.486"), make=SigningService.with_spec),
+        tamper_files("prep", by=lambda _, data: data.replace(b"0.485", b"0.486"), make_release=SigningService.with_spec),
         "preprocessing"),
-    "without spec": (with_tampered_files("prep", make=SigningService.with_spec), "preprocessing"),
-    "stripped": (with_tampered_files(BOTH[1], by=field("signatures", [])), "signatures"),
+    "without spec": (tamper_files("prep", make_release=SigningService.with_spec), "preprocessing"),
+    "stripped": (tamper_files(BOTH[1], by=edit_signed_field("signatures", [])), "signatures"),
     "of another type": (
-        with_tampered_files(BOTH[1], by=field("payloadType", "application/json")), "its payloadType is"),
-    "another payload": (with_tampered_files(BOTH[1], by=with_another_payload), "is signed by 0"),
-    "one statement missing": (with_tampered_files(BOTH[0]), "evidence.dsse.json"),
-    "weaker policy": (by_weaker_policy, "it was judged by another policy"),
-    "no pass": (signed_rejection, "its decision is FAIL"),
-    "rolled-back bytes": (rolled_back_bytes, "these bytes were rolled back as version 2"),
-    "rejected bytes": (rejected_bytes, "a reviewer rejected these bytes as version 2"),
-    "replayed": (replayed_verdict, "version 1 was promoted with the same verdict before"),
+        tamper_files(BOTH[1], by=edit_signed_field("payloadType", "application/json")), "its payloadType is"),
+    "another payload": (tamper_files(BOTH[1], by=replace_payload), "is signed by 0"),
+    "one statement missing": (tamper_files(BOTH[0]), "evidence.dsse.json"),
+    "weaker policy": (submit_by_weaker_policy, "it was judged by another policy"),
+    "no pass": (upload_signed_failure, "its decision is FAIL"),
+    "rolled-back bytes": (resubmit_rolled_back_bytes, "these bytes were rolled back as version 2"),
+    "rejected bytes": (resubmit_rejected_bytes, "a reviewer rejected these bytes as version 2"),
+    "replayed": (replay_verdict, "version 1 was promoted with the same verdict before"),
 }  # fmt: skip
 
 
 def assert_page_says_refused(service: SigningService, number: str) -> None:
-    """That, and why; and what was handed in with it is a claim."""
+    """Assert that the page shows the refusal and marks the submitted texts as claims."""
     verdict, page = service.setup.stored(number).tags[Tag.VERDICT], service.page(number)
     assert verdict.startswith("REFUSED (see gate.refused); handed in as ")
     assert not page.startswith("Status: champion")
@@ -381,8 +389,11 @@ def test_forged_submission_is_refused_once(service: SigningService, name: str) -
 
 TWINS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "quantized/model.onnx": (lambda data: data.replace(b"tiny", b"tidy"), "has digest"),
-    "quantized/gate/evidence.json": (edited("measured_at", "2026-11-22T00:00:00Z"), "has digest"),
-    "quantized/gate/decision.json": (edited("runtimes", []), "is about decision"),
+    "quantized/gate/evidence.json": (
+        edit_json_field("measured_at", "2026-11-22T00:00:00Z"),
+        "has digest",
+    ),
+    "quantized/gate/decision.json": (edit_json_field("runtimes", []), "is about decision"),
     "quantized/gate/decision.dsse.json": (lambda _: b"[1]", "the quantized twin"),
     "quantized/gate/evidence.dsse.json": (lambda _: b"[1]", "evidence.dsse.json"),
 }
@@ -390,7 +401,7 @@ TWINS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("place", TWINS)
 def test_tampered_twin_is_refused(tmp_path, place: str) -> None:
-    service = SigningService(tmp_path, TWINNED)
+    service = SigningService(tmp_path, POLICY_WITH_TWIN)
     number = service.submit(service.release(1))
     change, problem = TWINS[place]
     service.change_file(number, place, change)
@@ -400,56 +411,56 @@ def test_tampered_twin_is_refused(tmp_path, place: str) -> None:
 
 
 def test_validly_signed_twin_of_another_file_is_refused(tmp_path) -> None:
-    service = SigningService(tmp_path, TWINNED)
+    service = SigningService(tmp_path, POLICY_WITH_TWIN)
     first, second = service.release(1), service.release(2)
     number = service.upload_unverified(replace(first, twin=second.twin))
     assert service.reconcile_once() == [("hand_in", "refused", number)]
     assert "does not name the quantized twin" in service.refusal(number)
 
 
-def with_twin_vectors(service: SigningService, torch: str) -> Release:
-    """The same exact file and the same twin each time, with golden vectors of their own."""
+def release_with_twin_vectors(service: SigningService, torch: str) -> Release:
+    """Return a release with the same file and twin each time, and different golden vectors."""
     created = service.setup.release(1)
     assert created.twin is not None
     assert service.policy.twin is not None
     folder = service.setup.folder / f"vectors-{torch}"
     origin = Origin(policy_sha256=service.policy.twin.digest(), versions={"torch": torch})
-    vectors.golden_of(folder, created.twin.onnx_path, origin=origin)
+    vectors.write_model_vectors(folder, created.twin.onnx_path, origin=origin)
     twin = replace(created.twin, golden=GoldenFolder.open(folder))
     return Signing(service.ci).signed(replace(created, twin=twin), service.policy)
 
 
-def unchanged_twin(one: EvaluatedFile, _other: EvaluatedFile) -> EvaluatedFile:
-    return one
+def keep_twin(twin: EvaluatedFile, _other_twin: EvaluatedFile) -> EvaluatedFile:
+    return twin
 
 
-def with_another_statement(_one: EvaluatedFile, other: EvaluatedFile) -> EvaluatedFile:
-    """Signed by the same key, on the same bytes."""
+def replace_twin_statement(_twin: EvaluatedFile, other: EvaluatedFile) -> EvaluatedFile:
+    """Return a twin with another statement of the same key on the same bytes."""
     return other
 
 
-def without_vectors(one: EvaluatedFile, _other: EvaluatedFile) -> EvaluatedFile:
-    return replace(one, golden=None)
+def remove_vectors(twin: EvaluatedFile, _other_twin: EvaluatedFile) -> EvaluatedFile:
+    return replace(twin, golden=None)
 
 
-def with_other_vectors(one: EvaluatedFile, other: EvaluatedFile) -> EvaluatedFile:
-    return replace(one, golden=other.golden)
+def replace_vectors(twin: EvaluatedFile, other: EvaluatedFile) -> EvaluatedFile:
+    return replace(twin, golden=other.golden)
 
 
 @pytest.mark.parametrize(
     ("change_twin", "problem"),
     [
-        (unchanged_twin, None),
-        (with_another_statement, "golden"),
-        (without_vectors, "golden"),
-        (with_other_vectors, "golden"),
+        (keep_twin, None),
+        (replace_twin_statement, "golden"),
+        (remove_vectors, "golden"),
+        (replace_vectors, "golden"),
     ],
 )
 def test_golden_vectors_of_the_twin_must_match_the_signed_verdict(
     tmp_path, change_twin, problem
 ) -> None:
-    service = SigningService(tmp_path, TWINNED)
-    first, second = (with_twin_vectors(service, torch) for torch in ("2", "3"))
+    service = SigningService(tmp_path, POLICY_WITH_TWIN)
+    first, second = (release_with_twin_vectors(service, torch) for torch in ("2", "3"))
     assert first.twin is not None
     assert second.twin is not None
     assert first.twin.golden_sha256 != second.twin.golden_sha256
@@ -460,7 +471,7 @@ def test_golden_vectors_of_the_twin_must_match_the_signed_verdict(
 
 
 def test_policy_of_the_submitter_is_ignored(service: SigningService) -> None:
-    """The sender's policy says nothing: neither for nor against."""
+    """The policy of the submission neither helps nor harms."""
     strict = builders.policy(min_samples=500)
     number = service.upload_unverified(service.release(2, policy=strict))
     service.setup.stored(number)
@@ -474,8 +485,8 @@ def test_refused_version_stays_refused_and_resubmission_is_a_new_version(
 ) -> None:
     refused = service.submit(service.release(2, key=service.untrusted_key))
     service.reconcile_once()
-    save(trust_in(service.ci, service.untrusted_key), service.trust)
-    assert service.reconcile_once() == []  # what was refused stays refused
+    save_trust(trust_in(service.ci, service.untrusted_key), service.trust)
+    assert service.reconcile_once() == []  # a refused version is not evaluated again
     again = service.submit(service.release(2, key=service.untrusted_key))
     assert again != refused
     assert service.reconcile_once()[0] == ("hand_in", "promoted", again)
@@ -483,23 +494,23 @@ def test_refused_version_stays_refused_and_resubmission_is_a_new_version(
 
 def test_damaged_trust_file_delays_the_submission(service: SigningService) -> None:
     number = service.submit(service.release(2))
-    kept = service.trust.read_text()
+    original = service.trust.read_text()
     service.trust.write_text("trust: [")
     assert service.reconcile_once() == [("hand_in", "PolicyError", None)]
     assert (service.actions_of(number), service.setup.champion, service.live) == ([], "1", "1")
-    service.trust.write_text(kept)
+    service.trust.write_text(original)
     assert service.reconcile_once()[0] == ("hand_in", "promoted", number)
 
 
 def test_page_explains_that_the_service_has_no_trust(service: SigningService) -> None:
-    number, kept = service.submit(service.release(2)), service.trust
+    number, trust_path = service.submit(service.release(2)), service.trust
     service.trust = None  # type: ignore[assignment]
     service.restart()
     for _ in range(2):
         assert service.reconcile_once() == []
     assert "gate serve --trust" in service.page(number)
     assert service.actions_of(number) == []
-    service.trust = kept
+    service.trust = trust_path
     service.restart()
     assert service.reconcile_once()[0] == ("hand_in", "promoted", number)
     assert service.page(number).startswith("Status: champion since ")
@@ -523,11 +534,11 @@ def test_submission_made_champion_by_hand_is_reverted_then_evaluated(
 
 @pytest.mark.parametrize("days", [0.0, 91.0], ids=["another policy", "old evidence"])
 def test_champion_moved_by_hand_to_an_approved_submission_is_still_verified(tmp_path, days) -> None:
-    """The alias is moved before the service reads the approval, and what passed is long ago."""
+    """The alias moves before the service reads the approval; the policy or age limit changed since."""
     service = SigningService(tmp_path, REVIEWED)
     if days:
         service.setup.policy = builders.policy(review="required", max_age_days=365.0)
-        save(trust_in(service.ci, max_age_days=365.0), service.trust)
+        save_trust(trust_in(service.ci, max_age_days=365.0), service.trust)
         service.restart()
     policy = service.setup.policy
     number = service.submit(service.release(1, policy=policy, days=days), policy=policy)
@@ -549,11 +560,11 @@ def test_unavailable_store_delays_the_submission(
     number = service.submit(service.release(2))
     watched = Watched(service.setup.registry)
 
-    def away(call: str, _index: int) -> None:
+    def raise_error(call: str, _index: int) -> None:
         if call == "download":
             raise error("away")
 
-    watched.before = away
+    watched.before = raise_error
     service.setup.registry = watched  # type: ignore[assignment]
     service.restart()
     assert ("hand_in", error.__name__, None) in service.reconcile_once()
@@ -566,16 +577,16 @@ def test_error_page_instead_of_a_statement_delays_the_submission(service: Signin
     number = service.submit(service.release(2))
     service.reading = Reading(mismatches=MismatchMemory(3600.0, wait=None))
     stored = service.setup.stored(number)
-    kept, stored.beside["gate/decision.dsse.json"] = (
-        stored.beside["gate/decision.dsse.json"], b'{"error": "try again"}',
+    original, stored.extra_files["gate/decision.dsse.json"] = (
+        stored.extra_files["gate/decision.dsse.json"], b'{"error": "try again"}',
     )  # fmt: skip
     watched = service.setup.registry = Watched(service.setup.registry)  # type: ignore[assignment]
     service.restart()
-    for _ in range(3):  # within the time after which a second download confirms it
+    for _ in range(3):  # before the time at which a second download confirms the mismatch
         assert service.reconcile_once() == [("hand_in", "MismatchUnconfirmed", None)]
     assert watched.calls.count("set_description") == 1
     assert service.page(number).startswith("Status: handed in, and not judged yet: version 2 of ")
-    stored.beside["gate/decision.dsse.json"] = kept
+    stored.extra_files["gate/decision.dsse.json"] = original
     assert service.reconcile_once()[0] == ("hand_in", "promoted", number)
     assert service.page(number).startswith("Status: champion since ")
 
@@ -585,11 +596,13 @@ def test_candidate_moved_during_evaluation_is_evaluated_again(service: SigningSe
     service.setup.registry.set_alias(NAME, CANDIDATE, first)
     watched = Watched(service.setup.registry)
 
-    def overtaken(call: str, _index: int) -> None:
-        if call == "download" and watched.calls.count("download") == 2:  # the guard's is the first
+    def move_candidate(call: str, _index: int) -> None:
+        if (
+            call == "download" and watched.calls.count("download") == 2
+        ):  # the first download is the guard's
             watched.inner.set_alias(NAME, CANDIDATE, second)
 
-    watched.after = overtaken
+    watched.after = move_candidate
     service.setup.registry = watched  # type: ignore[assignment]
     service.restart()
     assert service.reconcile_once()[0] == ("hand_in", "promoted", second)
@@ -608,7 +621,7 @@ def test_recreated_registry_may_reuse_version_numbers(service: SigningService) -
 
 
 def test_submission_without_the_required_comparison_is_refused(tmp_path) -> None:
-    """The service's policy asks for one; CI's did not."""
+    """The service's policy requires a comparison; the policy of CI did not."""
     service = SigningService(tmp_path)
     service.submit(service.release(1))
     service.reconcile_once()
@@ -628,18 +641,18 @@ def test_version_promoted_with_the_ledger_is_not_evaluated_again(service: Signin
     assert service.reconcile_once() == [("deploy", "deployed", "2")]
 
 
-def replaced(service: SigningService) -> None:
+def replace_champion(service: SigningService) -> None:
     service.submit(service.release(3))
     assert ("hand_in", "promoted", "3") in service.reconcile_once()
 
 
-def rolled_back(service: SigningService) -> None:
+def roll_back(service: SigningService) -> None:
     rollback(service.setup.registry, NAME, ledger=service.setup.ledger, reason="slow")
     service.reconcile_once()
 
 
-def reverted(service: SigningService) -> None:
-    """As the guard does with what it can't prove, or what does not pass by the policy in force."""
+def revert_champion(service: SigningService) -> None:
+    """Revert version 2, as the guard does when a version cannot be verified or no longer passes."""
     model = service.setup.model()
     about = model.history().approving_entry("1")
     entry = model.entry("reverted", "unproven", version="1", previous="2", about=about)
@@ -647,9 +660,9 @@ def reverted(service: SigningService) -> None:
 
 
 CLOSED = {
-    replaced: "was champion until",
-    rolled_back: "rolled back on",
-    reverted: "reverted by the guard on",
+    replace_champion: "was champion until",
+    roll_back: "rolled back on",
+    revert_champion: "reverted by the guard on",
 }
 
 
@@ -657,7 +670,7 @@ CLOSED = {
 def test_resubmission_of_an_evaluated_version_is_refused_with_the_reason(
     service: SigningService, close, caplog
 ):
-    """The service judges a version once; which one is the candidate does not change then."""
+    """The service evaluates a version once; `candidate` does not move for a second submission."""
     caplog.set_level(logging.INFO)
     release = service.release(2)
     service.submit(release)
@@ -678,7 +691,7 @@ def test_resubmission_of_an_evaluated_version_is_refused_with_the_reason(
 
 
 def test_resubmission_of_a_version_with_a_reverted_tag_is_refused(service: SigningService) -> None:
-    """Somebody edited its page."""
+    """An editor set the tag."""
     release = service.release(2)
     number = service.submit(release)
     service.setup.tag(number, "then: it must not serve", key=Tag.REVERTED)

@@ -17,8 +17,8 @@ from gate.mlflow_client.connection import quiet_process, using_tracking_uri
 from gate.mlflow_client.webhooks import EVENTS, WebhookSubscription
 from gate.service.app import WEBHOOK_PATH
 from gate.service.settings import WebhookSecrets
-from tests.registry.servers import serving
-from tests.service.deliveries import SECRET, Service, running, settings, until
+from tests.registry.servers import run_mlflow_server
+from tests.service.deliveries import SECRET, Service, run_service, settings, wait_until
 
 pytestmark = pytest.mark.proof
 NAME = "parity-gate"
@@ -32,7 +32,7 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY", Fernet.generate_key().decode())
         patch.setenv("MLFLOW_WEBHOOK_CACHE_TTL", "1")
         patch.setenv("MLFLOW_WEBHOOK_REQUEST_MAX_RETRIES", "1")
-        with serving(tmp_path_factory.mktemp("mlflow")) as server:
+        with run_mlflow_server(tmp_path_factory.mktemp("mlflow")) as server:
             yield server.uri
 
 
@@ -47,13 +47,13 @@ def subscriptions(mlflow_server: str) -> Iterator[WebhookSubscription]:
 
 @pytest.fixture
 def service(tmp_path: Path, mlflow_server: str) -> Iterator[Service]:
-    chosen = settings(tmp_path, tracking_uri=mlflow_server)
-    with running(chosen) as started:
+    service_settings = settings(tmp_path, tracking_uri=mlflow_server)
+    with run_service(service_settings) as started:
         yield started
 
 
-def events_at(uri: str, model: str, *, alias: str) -> None:
-    """Make a version and move an alias, as a person would in the UI."""
+def trigger_events(uri: str, model: str, *, alias: str) -> None:
+    """Create a version, move an alias and set a tag, as in MLflow's web interface."""
     quiet_process()
     with using_tracking_uri(uri):
         from mlflow import MlflowClient
@@ -67,7 +67,7 @@ def events_at(uri: str, model: str, *, alias: str) -> None:
         client.set_model_version_tag(model, "1", "gate.review", "approved")
 
 
-def outcomes(service: Service) -> dict[str, int]:
+def delivery_outcomes(service: Service) -> dict[str, int]:
     lines = service.get("/metrics").text.splitlines()
     matches = [line for line in lines if line.startswith("parity_gate_deliveries_total{")]
     return {line.split('"')[1]: int(float(line.split()[-1])) for line in matches}
@@ -78,33 +78,35 @@ def test_registered_webhook_delivers_events(
     service: Service, subscriptions: WebhookSubscription
 ) -> None:
     url = service.address + WEBHOOK_PATH
-    what, created = subscriptions.register(NAME, url, secret=SECRET)
-    assert (what, created.url, created.events, created.active) == ("created", url, tuple(sorted(EVENTS)), True)  # fmt: skip
+    outcome, created = subscriptions.register(NAME, url, secret=SECRET)
+    assert (outcome, created.url, created.events, created.active) == ("created", url, tuple(sorted(EVENTS)), True)  # fmt: skip
 
     trials = subscriptions.test(created)
     assert [trial.event for trial in trials] == sorted(EVENTS)
     assert {(trial.success, trial.status, trial.answer) for trial in trials} == {
         (True, 200, '{"outcome":"test"}')
     }
-    assert outcomes(service) == {"test": len(EVENTS)}
+    assert delivery_outcomes(service) == {"test": len(EVENTS)}
 
-    time.sleep(1.5)  # until the server's cache knows the webhook
-    events_at(subscriptions._uri, "digits", alias="champion")
-    until(lambda: outcomes(service).get("accepted") == 4)  # model, version, alias, tag
+    time.sleep(1.5)  # until the server's webhook cache expires
+    trigger_events(subscriptions._uri, "digits", alias="champion")
+    wait_until(
+        lambda: delivery_outcomes(service).get("accepted") == 4
+    )  # events of model, version, alias and tag
     assert {model for model, cause in service.recorder.calls if cause != "timer"} == {"digits"}
 
-    events_at(subscriptions._uri, "others", alias="champion")
-    until(lambda: outcomes(service).get("foreign") == 4)
-    events_at(subscriptions._uri, "digits", alias="shadow")
-    until(lambda: outcomes(service).get("ignored") == 1)
+    trigger_events(subscriptions._uri, "others", alias="champion")
+    wait_until(lambda: delivery_outcomes(service).get("foreign") == 4)
+    trigger_events(subscriptions._uri, "digits", alias="shadow")
+    wait_until(lambda: delivery_outcomes(service).get("ignored") == 1)
 
 
 def test_registering_again_updates_the_webhook(subscriptions: WebhookSubscription) -> None:
     first = subscriptions.register(NAME, "http://127.0.0.1:1/a", secret=SECRET)[1]
     with subscriptions._using("spoil it") as client:
         client.update_webhook(first.webhook_id, status="DISABLED", events=[EVENTS[0]])
-    what, second = subscriptions.register(NAME, "http://127.0.0.1:1/b", secret=SECRET)
-    assert (what, second.webhook_id, second.url) == ("updated", first.webhook_id, "http://127.0.0.1:1/b")  # fmt: skip
+    outcome, second = subscriptions.register(NAME, "http://127.0.0.1:1/b", secret=SECRET)
+    assert (outcome, second.webhook_id, second.url) == ("updated", first.webhook_id, "http://127.0.0.1:1/b")  # fmt: skip
     assert (second.active, second.events) == (True, tuple(sorted(EVENTS)))
     assert len(subscriptions.all()) == 1
     subscriptions.register("another", "http://127.0.0.1:1/b", secret=SECRET)
@@ -126,7 +128,7 @@ def test_trial_delivery_reports_the_failure(
     webhook = subscriptions.register(NAME, url, secret="the service does not know it")[1]
     assert {(trial.success, trial.status) for trial in subscriptions.test(webhook)} == {(False, 401)}  # fmt: skip
     webhook = subscriptions.register(NAME, "http://127.0.0.1:1/", secret=SECRET)[1]
-    (trial,) = subscriptions.test(webhook)  # the others would not be answered either
+    (trial,) = subscriptions.test(webhook)  # after the first failure no further events are tried
     assert (trial.success, trial.status) == (False, None)
     assert "refused" in trial.answer
 
@@ -144,9 +146,11 @@ def test_rotation_refuses_no_delivery(
 
     def send_events_during_overlap(_seconds: float) -> None:
         observed.append(WebhookSecrets.from_file(path).secrets)
-        events_at(subscriptions._uri, "digits", alias="champion")  # still signed with the old one
+        trigger_events(
+            subscriptions._uri, "digits", alias="champion"
+        )  # still signed with the old secret
         time.sleep(1.5)
-        events_at(subscriptions._uri, "digits", alias="champion")  # with the new one
+        trigger_events(subscriptions._uri, "digits", alias="champion")  # signed with the new secret
 
     trials = rotate(subscriptions, webhook, path, overlap_s=1, sleep=send_events_during_overlap)
     assert all(trial.success for trial in trials)
@@ -154,22 +158,22 @@ def test_rotation_refuses_no_delivery(
     assert len(after) == 1
     assert after[0] not in before
     assert observed == [(after[0], *before)]
-    events_at(subscriptions._uri, "digits", alias="champion")
-    until(lambda: outcomes(service).get("accepted", 0) >= 6)
-    assert "forged" not in outcomes(service)
-    assert service.send({}, secret=SECRET).status_code == 401  # the old one is worth nothing now
+    trigger_events(subscriptions._uri, "digits", alias="champion")
+    wait_until(lambda: delivery_outcomes(service).get("accepted", 0) >= 6)
+    assert "forged" not in delivery_outcomes(service)
+    assert service.send({}, secret=SECRET).status_code == 401  # the old secret is no longer valid
 
 
 def test_refused_rotation_keeps_both_secrets(
     service: Service, subscriptions: WebhookSubscription, tmp_path: Path
 ) -> None:
     webhook = subscriptions.register(NAME, service.address + WEBHOOK_PATH, secret=SECRET)[1]
-    elsewhere = tmp_path / "another file"
-    secret_for(elsewhere, variable="X")
-    old = WebhookSecrets.from_file(elsewhere).secrets
+    path = tmp_path / "another file"
+    secret_for(path, variable="X")
+    old = WebhookSecrets.from_file(path).secrets
     with pytest.raises(ServiceError, match="refuses the new secret.*both|Old and new"):
-        rotate(subscriptions, webhook, elsewhere, overlap_s=0)
-    assert WebhookSecrets.from_file(elsewhere).secrets[1:] == old
+        rotate(subscriptions, webhook, path, overlap_s=0)
+    assert WebhookSecrets.from_file(path).secrets[1:] == old
 
 
 def test_database_registry_is_refused() -> None:
@@ -184,7 +188,7 @@ def test_unreachable_server_is_reported() -> None:
 
 
 class TestCommands:
-    """`gate webhooks …`, with --json."""
+    """The `gate webhooks` commands, with and without --json."""
 
     def call(self, capsys, *arguments: str, code: int = 0) -> dict:
         capsys.readouterr()
@@ -221,7 +225,7 @@ class TestCommands:
         assert expected["secret_made"] is True
         (secret,) = WebhookSecrets.from_file(path).secrets
         assert secret not in json.dumps(expected)
-        assert self.call(capsys, "test", *at, code=2)["exit_code"] == 2  # nobody listens there
+        assert self.call(capsys, "test", *at, code=2)["exit_code"] == 2  # nothing listens there
         assert cli.main(["webhooks", "register", "--secret-file", str(path), *at]) == 0
         assert secret not in capsys.readouterr().out
 

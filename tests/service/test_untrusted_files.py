@@ -21,12 +21,12 @@ from tests.registry.releases import NAME, evidence, release
 from tests.sandbox.peak import bounded_growth
 from tests.service.registry_setup import AUTOMATIC, RegistrySetup
 
-QUICK = SandboxLimits(12.0, 200 * 10**6)
-"""For good files too, on a busy machine."""
+STRICT_LIMITS = SandboxLimits(12.0, 200 * 10**6)
+"""Limits that also suffice for valid files on a busy machine."""
 
 
 class Service:
-    """Version 1 is good, and serves."""
+    """A service that deployed version 1, a valid file."""
 
     def __init__(self, folder: Path) -> None:
         self.setup = RegistrySetup(folder, AUTOMATIC)
@@ -35,7 +35,7 @@ class Service:
         assert self.reconcile_once(ROOMY) == [("deploy", "deployed")]
 
     def reconcile_once(self, limits: SandboxLimits) -> list[tuple[str, str]]:
-        """A service that was just started, so that it looks at the bytes, too."""
+        """Reconcile once with a new service, which reads the bytes of all versions."""
         setup = self.setup
         reconcile = Reconciler(
             setup.registry, setup.ledger, AUTOMATIC, store=self.store, reading=Reading(limits)
@@ -45,10 +45,14 @@ class Service:
         return [(item.kind, item.outcome) for item in result if isinstance(item, StepResult)]
 
     def promote(self, path: Path) -> None:
-        """As a promoter who measured the file somewhere else."""
+        """Promote a file that was measured on another machine."""
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        handed = replace(release(path, evidence=evidence(path, measured_at=at)), run_id="run")
-        result = promote(self.setup.registry, handed, policy=AUTOMATIC, ledger=self.setup.ledger)
+        release_of_file = replace(
+            release(path, evidence=evidence(path, measured_at=at)), run_id="run"
+        )
+        result = promote(
+            self.setup.registry, release_of_file, policy=AUTOMATIC, ledger=self.setup.ledger
+        )
         assert result.outcome == "promoted"
 
     def serves_version_1(self) -> bool:
@@ -83,8 +87,8 @@ def test_sandbox_limits_come_from_the_settings(tmp_path, monkeypatch):
 def test_file_that_exceeds_the_load_limit_is_refused_once(service, tmp_path):
     service.promote(hostile.nested_functions(tmp_path / "model.onnx"))
     with bounded_growth(PARENT_BYTES):
-        assert service.reconcile_once(QUICK) == [("deploy", "refused")]
-        assert service.reconcile_once(QUICK) == []
+        assert service.reconcile_once(STRICT_LIMITS) == [("deploy", "refused")]
+        assert service.reconcile_once(STRICT_LIMITS) == []
     assert service.serves_version_1()
     assert [action for action, version in service.setup.lines() if version == "2"] == [
         "promoted", "not_deployed",

@@ -39,23 +39,23 @@ def test_blank_lines_and_whitespace_are_ignored(path: Path) -> None:
     assert WebhookSecrets.from_file(path).secrets == (FIRST, SECOND)
 
 
-def _absent(path: Path) -> None:
+def _remove(path: Path) -> None:
     path.unlink()
 
 
-def _empty(path: Path) -> None:
+def _write_blank_lines(path: Path) -> None:
     path.write_text(" \n\n")
 
 
-def _short(path: Path) -> None:
+def _write_short_secret(path: Path) -> None:
     path.write_text(f"{FIRST}\nshort\n")
 
 
-def _binary(path: Path) -> None:
+def _write_binary(path: Path) -> None:
     path.write_bytes(b"\xff" * 40)
 
 
-def _folder(path: Path) -> None:
+def _replace_by_folder(path: Path) -> None:
     path.unlink()
     path.mkdir(mode=0o700)
 
@@ -63,11 +63,11 @@ def _folder(path: Path) -> None:
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [
-        (_absent, "cannot read"),
-        (_empty, "has no secret"),
-        (_short, "secret 2 .* has 5 characters"),
-        (_binary, "not UTF-8"),
-        (_folder, "cannot read"),
+        (_remove, "cannot read"),
+        (_write_blank_lines, "has no secret"),
+        (_write_short_secret, "secret 2 .* has 5 characters"),
+        (_write_binary, "not UTF-8"),
+        (_replace_by_folder, "cannot read"),
         (lambda path: path.chmod(0o640), "mode 0640.*chmod 600"),
         (lambda path: path.chmod(0o604), "mode 0604"),
         (lambda path: path.chmod(0o700), "mode 0700"),

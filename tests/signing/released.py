@@ -1,4 +1,4 @@
-"""A tiny release in a folder, with its statements, as a consumer gets it."""
+"""A small release in a folder with its signed statements, as a consumer downloads it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ REGISTRY, NAME = "https://mlflow.example.org", "digits"
 
 
 @dataclass
-class Released:
-    """Good as it is made."""
+class ReleaseFolder:
+    """The folder and the records of a valid release."""
 
     folder: Path
     evidence: Evidence
@@ -48,19 +48,19 @@ class Released:
 
 
 def release(
-    folder: Path, *, by: SigningKey | None = None, data: bool = False, **overrides: Any
-) -> Released:
-    """Evidence, policy, golden vectors, statements, and a trust in the key that signed them."""
-    by = by or signing.key()
+    folder: Path, *, signer: SigningKey | None = None, data: bool = False, **overrides: Any
+) -> ReleaseFolder:
+    """Write a release with evidence, policy, golden vectors, statements, and a trust in its signer."""
+    signer = signer or signing.key()
     make = releases.onnx_file_with_data if data else releases.onnx_file
     model = make(folder / "model.onnx")
     if data:
         single = releases.onnx_file(folder / "single" / "model.onnx")
         arguments = vectors.inputs()
         outputs = {"logits": vectors.ExpectedOutput(arguments @ vectors.weights(single), 1e-4, 1.0)}
-        vectors.golden_of(folder / "golden", model, outputs=outputs)
+        vectors.write_model_vectors(folder / "golden", model, outputs=outputs)
     else:
-        vectors.golden_of(folder / "golden", model)
+        vectors.write_model_vectors(folder / "golden", model)
     now = overrides.pop("now", datetime.now(UTC)).isoformat()
     evidence = releases.evidence(model, measured_at=now, **overrides)
     policy = builders.policy()
@@ -70,12 +70,12 @@ def release(
     files["golden/golden.json"] = Digest.from_file(folder / "golden" / "golden.json")
     files["preprocessing"] = builders.digest("spec")
     statements = signing.statements(
-        evidence, decision, by=by, files=files, resource=resource_uri(REGISTRY, NAME)
+        evidence, decision, signer=signer, files=files, resource=resource_uri(REGISTRY, NAME)
     )
     statements.write(folder)
     evidence.save(folder / "evidence.json")
     policy.save(folder / "policy.json")
     trust = EditedTrust(folder / "trust.yaml")
-    trust.trust(by.public, ["measurers"], KeyTerms())
+    trust.trust(signer.public, ["measurers"], KeyTerms())
     trust.save()
-    return Released(folder, evidence, policy, decision, statements)
+    return ReleaseFolder(folder, evidence, policy, decision, statements)

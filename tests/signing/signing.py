@@ -1,4 +1,4 @@
-"""Keys, trust and signed statements for tests: the same bytes each time, good unless spoiled."""
+"""Test keys, trust and signed statements, which are valid and have the same bytes in each run."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ CODE = CodeVersion(parity_gate="0.1.0", commit="0" * 40, dirty=False)
 
 
 def key(number: int = 0, *, name: str | None = None) -> SigningKey:
-    """A key that everybody has: its seed is a number."""
+    """Return a key whose seed is the number."""
     signer = CryptoSigner(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32))
     return SigningKey(signer, public_key_of(signer, name=name or f"key {number}"))
 
 
-def trusted(signing: SigningKey, **times: str) -> TrustedKey:
+def trusted_key(signing: SigningKey, **times: str) -> TrustedKey:
     return TrustedKey(**{**signing.public.to_plain(), **times})
 
 
 def trust(*keys: SigningKey, **fields: Any) -> Trust:
-    return Trust(measurers=tuple(trusted(each) for each in keys or (key(),)), **fields)
+    return Trust(measurers=tuple(trusted_key(each) for each in keys or (key(),)), **fields)
 
 
-def judged(**overrides: Any) -> tuple[Evidence, Decision]:
+def evidence_and_decision(**overrides: Any) -> tuple[Evidence, Decision]:
     evidence = builders.evidence(**{"measured_at": NOW.isoformat(), **overrides})
     return evidence, decide(builders.policy(), evidence, decided_at=NOW.isoformat())
 
@@ -46,24 +46,24 @@ def statements(
     evidence: Evidence,
     decision: Decision,
     *,
-    by: SigningKey | None = None,
+    signer: SigningKey | None = None,
     files: dict[str, Digest] | None = None,
     resource: str | None = None,
 ) -> StatementPair:
-    who = Signatory(by or key(), CODE)
+    signatory = Signatory(signer or key(), CODE)
     files = files or {"model.onnx": decision.subject_sha256}
     resource = resource or file_resource(decision.subject_sha256)
     return StatementPair(
-        who.sign_measurement(evidence, files),
-        who.sign_decision(decision, files, precision="exact", resource=resource),
+        signatory.sign_measurement(evidence, files),
+        signatory.sign_decision(decision, files, precision="exact", resource=resource),
     )
 
 
-def signed_twice(statement: SignedStatement, second: SigningKey) -> SignedStatement:
-    """The same statement with a second signature in its envelope."""
+def add_signature(statement: SignedStatement, second: SigningKey) -> SignedStatement:
+    """Return the statement with a second signature in its envelope."""
     import json
 
-    mine = json.loads(statement.data)
-    record = json.loads(SignedStatement.sign(statement.statement, second).data)
-    mine["signatures"] += record["signatures"]
-    return SignedStatement.from_bytes(json.dumps(mine).encode())
+    envelope = json.loads(statement.data)
+    second_envelope = json.loads(SignedStatement.sign(statement.statement, second).data)
+    envelope["signatures"] += second_envelope["signatures"]
+    return SignedStatement.from_bytes(json.dumps(envelope).encode())

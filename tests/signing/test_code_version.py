@@ -31,7 +31,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_code_version_has_the_commit_and_a_dirty_flag(repository: Path) -> None:
-    assert code_version(repository).commit is None  # there is none yet
+    assert code_version(repository).commit is None  # the repository has no commit yet
     (repository / "model.py").write_text("1\n")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "first")
@@ -46,8 +46,8 @@ def test_code_version_has_the_commit_and_a_dirty_flag(repository: Path) -> None:
 
 def test_code_version_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    bare = code_version(tmp_path)
-    assert (bare.parity_gate, bare.commit, bare.dirty) == (VERSION, None, None)
+    version = code_version(tmp_path)
+    assert (version.parity_gate, version.commit, version.dirty) == (VERSION, None, None)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert code_version(tmp_path).commit is None
 

@@ -1,4 +1,4 @@
-"""Files named by a statement are hashed where they are, under any name."""
+"""The files of a statement are matched by digest, under any name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.registry.releases import onnx_file, onnx_file_with_data
 from tests.signing import signing
 
 
-def stating(files: dict[str, Digest]) -> SignedStatement:
+def sign_files(files: dict[str, Digest]) -> SignedStatement:
     statement = Statement(subject=resources(files), predicate_type="t", predicate={"x": 1})
     return SignedStatement.sign(statement, signing.key())
 
 
-def named(path: Path) -> dict[str, Digest]:
-    """As whoever measured names the model: with its external data, each file by its name."""
+def model_digests(path: Path) -> dict[str, Digest]:
+    """Return the digests of the model and its external data by file name."""
     data = read_subject(path).external_data
     return {name: Digest.from_file(path.parent / name) for name in (path.name, *data)}
 
 
-BESIDE = {
+OTHER_FILES = {
     GOLDEN: builders.digest("golden"),
     "preprocessing": builders.digest("spec"),
     "quantized/model.onnx": builders.digest("twin"),
@@ -39,7 +39,7 @@ BESIDE = {
 def test_model_is_matched_by_digest_under_any_name(tmp_path: Path, make) -> None:
     path = make(tmp_path / "model.onnx")
     subject = read_subject(path)
-    signed = stating({**named(path), **BESIDE})
+    signed = sign_files({**model_digests(path), **OTHER_FILES})
     files = ("model.onnx", *subject.external_data)
     assert model_files(signed) == files
     assert verify_model(signed, path, model=subject.sha256) == files
@@ -49,7 +49,7 @@ def test_model_is_matched_by_digest_under_any_name(tmp_path: Path, make) -> None
 
 def test_changed_model_is_refused(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
-    signed, model = stating(named(path)), Digest.from_file(path)
+    signed, model = sign_files(model_digests(path)), Digest.from_file(path)
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(Untrusted, match="which the statement does not name. It names 'model.onnx'"):
         verify_model(signed, path, model=model)
@@ -57,7 +57,7 @@ def test_changed_model_is_refused(tmp_path: Path) -> None:
 
 def test_twin_is_not_accepted_as_the_model(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
-    signed = stating(
+    signed = sign_files(
         {"model.onnx": builders.digest("x"), "quantized/model.onnx": Digest.from_file(path)}
     )
     with pytest.raises(Untrusted, match="does not name"):
@@ -67,13 +67,13 @@ def test_twin_is_not_accepted_as_the_model(tmp_path: Path) -> None:
 def test_model_of_another_verdict_is_refused(tmp_path: Path) -> None:
     path = onnx_file(tmp_path / "model.onnx")
     with pytest.raises(Untrusted, match="is not the model"):
-        verify_model(stating(named(path)), path, model=builders.digest("x"))
+        verify_model(sign_files(model_digests(path)), path, model=builders.digest("x"))
 
 
 @pytest.mark.parametrize("tamper", ["change", "remove", "folder"])
 def test_every_external_data_file_is_verified(tmp_path: Path, tamper: str) -> None:
     path = onnx_file_with_data(tmp_path / "model.onnx")
-    signed, model = stating(named(path)), read_subject(path).sha256
+    signed, model = sign_files(model_digests(path)), read_subject(path).sha256
     data = tmp_path / "weights.data"
     if tamper == "change":
         data.write_bytes(data.read_bytes()[:-1] + b"x")
@@ -87,7 +87,7 @@ def test_every_external_data_file_is_verified(tmp_path: Path, tamper: str) -> No
 
 def test_data_file_missing_in_the_statement_is_refused(tmp_path: Path) -> None:
     path = onnx_file_with_data(tmp_path / "model.onnx")
-    signed = stating({"model.onnx": Digest.from_file(path)})
+    signed = sign_files({"model.onnx": Digest.from_file(path)})
     with pytest.raises(Untrusted, match="with no external data is not the model"):
         verify_model(signed, path, model=read_subject(path).sha256)
 
@@ -98,61 +98,61 @@ def test_paths_outside_the_folder_are_not_read(tmp_path: Path, name: str) -> Non
     folder = tmp_path / "model"
     path = onnx_file(folder / "model.onnx")
     (folder / "out").symlink_to(tmp_path)
-    signed = stating({**named(path), name: Digest.from_file(tmp_path / "secret")})
+    signed = sign_files({**model_digests(path), name: Digest.from_file(tmp_path / "secret")})
     with pytest.raises(Untrusted, match="outside the model's folder"):
         verify_model(signed, path, model=builders.digest("x"))
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
-        verify_model(stating(BESIDE), tmp_path / "model.onnx", model=builders.digest("x"))
+        verify_model(sign_files(OTHER_FILES), tmp_path / "model.onnx", model=builders.digest("x"))
 
 
 def test_golden_vectors_are_verified_completely(tmp_path: Path) -> None:
-    path, folder = vectors.made(tmp_path)
+    path, folder = vectors.write_model_and_vectors(tmp_path)
     model = Digest.from_file(path)
-    signed = stating({GOLDEN: Digest.from_file(folder / "golden.json")})
+    signed = sign_files({GOLDEN: Digest.from_file(folder / "golden.json")})
     verify_golden_files(signed, folder, model=model)
     with pytest.raises(Untrusted, match="the verdict to"):
         verify_golden_files(signed, folder, model=builders.digest("x"))
     with pytest.raises(Untrusted, match="the statement names none"):
-        verify_golden_files(stating({"model.onnx": model}), folder, model=model)
+        verify_golden_files(sign_files({"model.onnx": model}), folder, model=model)
 
 
-def _other_vectors(folder: Path) -> None:
+def _change_golden_json(folder: Path) -> None:
     golden = folder / "golden.json"
     golden.write_bytes(golden.read_bytes() + b"\n")
 
 
-def _other_array(folder: Path) -> None:
+def _change_array(folder: Path) -> None:
     array = next(folder.glob("output-*.bin"))
     array.write_bytes(bytes(len(array.read_bytes())))
 
 
-def _longer_array(folder: Path) -> None:
+def _extend_array(folder: Path) -> None:
     array = next(folder.glob("input-*.bin"))
     array.write_bytes(array.read_bytes() + b"\0")
 
 
-def _no_array(folder: Path) -> None:
+def _remove_array(folder: Path) -> None:
     next(folder.glob("input-*.bin")).unlink()
 
 
 @pytest.mark.parametrize(
     ("tamper", "error"),
     [
-        (_other_vectors, Untrusted),
-        (_other_array, DigestMismatch),
-        (_longer_array, DigestMismatch),
-        (_no_array, EvidenceError),
+        (_change_golden_json, Untrusted),
+        (_change_array, DigestMismatch),
+        (_extend_array, DigestMismatch),
+        (_remove_array, EvidenceError),
         (lambda folder: (folder / "golden.json").unlink(), EvidenceError),
     ],
 )
 def test_replaced_golden_vector_file_is_refused(
     tmp_path: Path, tamper, error: type[GateError]
 ) -> None:
-    path, folder = vectors.made(tmp_path)
-    signed = stating({GOLDEN: Digest.from_file(folder / "golden.json")})
+    path, folder = vectors.write_model_and_vectors(tmp_path)
+    signed = sign_files({GOLDEN: Digest.from_file(folder / "golden.json")})
     tamper(folder)
     with pytest.raises(error):
         verify_golden_files(signed, folder, model=Digest.from_file(path))

@@ -1,4 +1,4 @@
-"""Key files: created once, private, and never shown."""
+"""Key files are created once, are private, and are never shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def private_pem(private, password: bytes | None = None) -> bytes:
     )
 
 
-def written(path: Path, data: bytes, mode: int = 0o600) -> Path:
+def write_private(path: Path, data: bytes, mode: int = 0o600) -> Path:
     path.write_bytes(data)
     path.chmod(mode)
     return path
@@ -67,12 +67,12 @@ def test_key_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
 def test_openssl_ecdsa_pem_loads(tmp_path: Path, curve) -> None:
-    path = written(tmp_path / "ci.pem", private_pem(ec.generate_private_key(curve)))
+    path = write_private(tmp_path / "ci.pem", private_pem(ec.generate_private_key(curve)))
     loaded = SigningKey.load(str(path))
     loaded.public.verifier.verify_signature(loaded.sign(b"bytes"), b"bytes")
 
 
-BAD = {
+INVALID_KEYS = {
     "nothing": b"",
     "no PEM": b"\x00\xff",
     "a secret that is no key": b"hunter2-hunter2",
@@ -83,9 +83,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize("data", INVALID_KEYS.values(), ids=INVALID_KEYS.keys())
 def test_invalid_key_is_refused_without_showing_it(tmp_path: Path, data) -> None:
-    path = written(tmp_path / "ci.pem", data)
+    path = write_private(tmp_path / "ci.pem", data)
     with pytest.raises(
         KeyUnusable, match="not a signing key: expected an Ed25519 or ECDSA private key"
     ) as refusal:
@@ -103,8 +103,8 @@ def test_key_must_be_a_regular_file_of_the_user(tmp_path: Path, monkeypatch) -> 
         "pipe.pem": "not a regular file",
         "none.pem": "gate keys new",
     }
-    for name, why in table.items():
-        with pytest.raises(StorageError, match=why):
+    for name, message in table.items():
+        with pytest.raises(StorageError, match=message):
             SigningKey.load(str(tmp_path / name))
     path.chmod(0o640)
     with pytest.raises(StorageError, match="mode 0640"):
@@ -115,7 +115,7 @@ def test_key_must_be_a_regular_file_of_the_user(tmp_path: Path, monkeypatch) -> 
     with pytest.raises(StorageError, match="belongs to user"):
         SigningKey.load(str(path))
     monkeypatch.undo()
-    written(tmp_path / "huge.pem", b"x" * (1 << 17))
+    write_private(tmp_path / "huge.pem", b"x" * (1 << 17))
     with pytest.raises(StorageError, match="more than 65536 bytes"):
         SigningKey.load(str(tmp_path / "huge.pem"))
 
@@ -147,7 +147,9 @@ def test_key_id_does_not_depend_on_the_pem_format() -> None:
         PublicKey(name="x", public=public.public, key_id="0" * 64)
 
 
-@pytest.mark.parametrize("pem", [b"", b"\xff", b"-----BEGIN PUBLIC KEY-----\n", BAD["RSA"]])
+@pytest.mark.parametrize(
+    "pem", [b"", b"\xff", b"-----BEGIN PUBLIC KEY-----\n", INVALID_KEYS["RSA"]]
+)
 def test_invalid_public_key_is_refused(pem) -> None:
     with pytest.raises(KeyUnusable, match="not a public key"):
         PublicKey.from_pem(pem, name="x")

@@ -1,4 +1,4 @@
-"""The signing key of a folder: created once, private, and trusted there by default."""
+"""The signing key of a folder is created once, private, and trusted there by default."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ def test_missing_trust_file_is_recreated(local: LocalKeys, printed: list[str]) -
 def test_no_local_key_is_created_when_a_key_is_named(
     local: LocalKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = SigningKey.make(tmp_path / "ci.pem")
+    named_key = SigningKey.make(tmp_path / "ci.pem")
     assert local.signing_key_if_any() is None
     assert local.trust_if_any() is None
-    assert local.signing_key(str(tmp_path / "ci.pem")).public == mine.public
+    assert local.signing_key(str(tmp_path / "ci.pem")).public == named_key.public
     monkeypatch.setenv(KEY_VARIABLE, f"file:{tmp_path / 'ci.pem'}")
     result = local.signing_key_if_any()
     assert result is not None
-    assert result.public == mine.public
-    assert not local.is_local_key(mine.public)
+    assert result.public == named_key.public
+    assert not local.is_local_key(named_key.public)
     assert local.trust().by == " by --key alone, without --trust"
     assert not local.folder.exists()
 
@@ -92,10 +92,10 @@ def test_named_trust_file_is_used(
     local: LocalKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = LocalKeys(tmp_path / "other", print)
-    theirs = second.trust()
-    assert local.trust(second.trust_path) == theirs
+    trust = second.trust()
+    assert local.trust(second.trust_path) == trust
     monkeypatch.setenv(TRUST_VARIABLE, str(second.trust_path))
-    assert local.trust() == local.trust_if_any() == theirs == Trust.from_file(second.trust_path)
+    assert local.trust() == local.trust_if_any() == trust == Trust.from_file(second.trust_path)
     assert not local.folder.exists()
     monkeypatch.setenv(TRUST_VARIABLE, str(tmp_path / "nowhere.yaml"))
     with pytest.raises(PolicyError, match=r"nowhere\.yaml"):
@@ -103,7 +103,7 @@ def test_named_trust_file_is_used(
 
 
 def test_concurrent_processes_create_one_key(tmp_path: Path) -> None:
-    """Both wait at the door until both are there."""
+    """Both processes wait until both are ready."""
     program = (
         "import sys; from pathlib import Path; from gate.signing.local_keys import LocalKeys\n"
         "import gate.signing.keys, securesystemslib.signer\n"
@@ -113,17 +113,17 @@ def test_concurrent_processes_create_one_key(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(tmp_path / ".gate")]
     pipe = subprocess.PIPE
-    both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
-    for process in both:
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    for process in both:
+    for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0].split() for process in both]
-    assert {word for answer in answers for word in answer[:2]} == {answers[0][0]}
-    assert sorted(answer[2] for answer in answers) == ["0", "1"]
+    outputs = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert {word for output in outputs for word in output[:2]} == {outputs[0][0]}
+    assert sorted(output[2] for output in outputs) == ["0", "1"]
 
 
 def test_world_readable_key_is_refused(local: LocalKeys) -> None:
@@ -141,8 +141,8 @@ def test_invalid_key_is_refused_and_not_shown(local: LocalKeys) -> None:
     assert "c2VjcmV0" not in str(error.value)
 
 
-def git(folder: Path, *words: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 

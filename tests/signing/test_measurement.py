@@ -1,4 +1,4 @@
-"""The measurement statement: what was measured, where and with which code."""
+"""The measurement statement names the evidence, the machine and the code version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gate.storage.digest import Digest
 from tests import builders
 from tests.signing import signing
 
-EVIDENCE, DECISION = signing.judged()
+EVIDENCE, DECISION = signing.evidence_and_decision()
 SIGNED = signing.statements(EVIDENCE, DECISION).evidence
 
 
@@ -39,24 +39,24 @@ def test_unknown_code_location_is_recorded() -> None:
     }  # fmt: skip
 
 
-def edited(**fields: Any) -> Evidence:
+def edit_evidence(**fields: Any) -> Evidence:
     return EVIDENCE.model_copy(update=fields)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        edited(measured_at="2026-11-22T12:00:01+00:00"),
-        edited(runtimes=EVIDENCE.runtimes[:-1]),
-        edited(subject=EVIDENCE.subject.model_copy(update={"sha256": builders.digest("x")})),
-        edited(environment=EVIDENCE.environment.model_copy(update={"cpu": "other"})),
+        edit_evidence(measured_at="2026-11-22T12:00:01+00:00"),
+        edit_evidence(runtimes=EVIDENCE.runtimes[:-1]),
+        edit_evidence(subject=EVIDENCE.subject.model_copy(update={"sha256": builders.digest("x")})),
+        edit_evidence(environment=EVIDENCE.environment.model_copy(update={"cpu": "other"})),
     ],
 )
 def test_edited_evidence_does_not_match_the_statement(other: Evidence) -> None:
-    who = signing.trust()
-    assert verify_measurement(SIGNED, EVIDENCE, trust=who, now=signing.NOW)
+    trust = signing.trust()
+    assert verify_measurement(SIGNED, EVIDENCE, trust=trust, now=signing.NOW)
     with pytest.raises(Untrusted, match="The evidence was edited, or belongs to another model"):
-        verify_measurement(SIGNED, other, trust=who, now=signing.NOW)
+        verify_measurement(SIGNED, other, trust=trust, now=signing.NOW)
 
 
 def test_verdict_statement_is_not_a_measurement() -> None:
@@ -77,13 +77,15 @@ IDENTITY = RuntimeIdentity(
 )  # fmt: skip
 
 
-def identified(identity: RuntimeIdentity = IDENTITY) -> Evidence:
-    custom = EVIDENCE.runtimes[0].model_copy(update={"runtime": "mine", "identity": identity})
-    return edited(runtimes=(custom, *EVIDENCE.runtimes[1:]))
+def with_identity(identity: RuntimeIdentity = IDENTITY) -> Evidence:
+    edited = EVIDENCE.runtimes[0].model_copy(update={"runtime": "mine", "identity": identity})
+    return edit_evidence(runtimes=(edited, *EVIDENCE.runtimes[1:]))
 
 
-def resigned(evidence: Evidence, change: Callable[[list[dict[str, Any]]], object]) -> Any:
-    """The statement on it, with the runtimes changed."""
+def sign_changed_runtimes(
+    evidence: Evidence, change: Callable[[list[dict[str, Any]]], object]
+) -> Any:
+    """Return a signed measurement of the evidence with changed runtimes."""
     statement = signing.statements(evidence, DECISION).evidence.statement
     predicate = json.loads(json.dumps(statement.predicate))
     change(predicate["runtimes"])
@@ -93,11 +95,11 @@ def resigned(evidence: Evidence, change: Callable[[list[dict[str, Any]]], object
 
 
 def test_statement_without_runtime_identities_is_accepted() -> None:
-    measured = identified()
-    old = resigned(measured, lambda runtimes: runtimes[0].pop("identity"))
+    measured = with_identity()
+    old = sign_changed_runtimes(measured, lambda runtimes: runtimes[0].pop("identity"))
     assert "identity" not in json.dumps(old.statement.predicate)
     assert verify_measurement(old, measured, trust=signing.trust(), now=signing.NOW)
-    second = identified(IDENTITY.model_copy(update={"precision": "bfloat16"}))
+    second = with_identity(IDENTITY.model_copy(update={"precision": "bfloat16"}))
     with pytest.raises(Untrusted, match="The evidence was edited"):
         verify_measurement(old, second, trust=signing.trust(), now=signing.NOW)
 
@@ -113,15 +115,18 @@ def test_statement_without_runtime_identities_is_accepted() -> None:
     ],
 )
 def test_statement_with_other_runtimes_is_refused(change: Any) -> None:
-    measured = identified()
+    measured = with_identity()
     with pytest.raises(Untrusted, match="The evidence was edited"):
         verify_measurement(
-            resigned(measured, change), measured, trust=signing.trust(), now=signing.NOW
+            sign_changed_runtimes(measured, change),
+            measured,
+            trust=signing.trust(),
+            now=signing.NOW,
         )
 
 
 def test_statement_names_the_runtime_behind_an_alias() -> None:
-    identity, measured = IDENTITY, identified()
+    identity, measured = IDENTITY, with_identity()
     predicate = MeasurementPredicate.from_evidence(measured, code=signing.CODE)
     assert predicate.runtimes[0].identity == identity.to_plain()
     assert predicate.to_plain()["runtimes"][0]["identity"]["precision"] == "float32"
@@ -132,6 +137,6 @@ def test_statement_names_the_runtime_behind_an_alias() -> None:
 
 def test_statement_has_the_machine_of_the_evidence() -> None:
     machine = {"cpu_flags": ("avx2",), "cores": 4, "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}
-    custom = edited(environment=EVIDENCE.environment.model_copy(update=machine))
-    environment = MeasurementPredicate.from_evidence(custom, code=signing.CODE).environment
+    edited = edit_evidence(environment=EVIDENCE.environment.model_copy(update=machine))
+    environment = MeasurementPredicate.from_evidence(edited, code=signing.CODE).environment
     assert {name: environment[name] for name in machine} == machine | {"cpu_flags": ["avx2"]}

@@ -1,4 +1,4 @@
-"""In-toto statements and predicates, read back by the in-toto library."""
+"""The in-toto library can read the statements and predicates."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tests.registry.releases import evidence, onnx_file, onnx_file_with_data
 from tests.signing import signing
 
 
-def every() -> dict[str, Statement]:
-    """One of each kind."""
-    evidence, decision = signing.judged()
+def make_statements() -> dict[str, Statement]:
+    """Return one statement of each kind."""
+    evidence, decision = signing.evidence_and_decision()
     pair = signing.statements(evidence, decision)
     model = decision.subject_sha256
     review = Approval(
@@ -53,7 +53,7 @@ def every() -> dict[str, Statement]:
 
 @pytest.mark.parametrize("kind", ["measurement", "verdict", "review"])
 def test_statement_round_trips_through_in_toto(kind: str) -> None:
-    plain = every()[kind].to_plain()
+    plain = make_statements()[kind].to_plain()
     read = json_format.ParseDict(plain, statement_pb2.Statement())  # type: ignore[attr-defined]
     InToto.copy_from_pb(read).validate()
     again = json_format.MessageToDict(read)
@@ -63,11 +63,11 @@ def test_statement_round_trips_through_in_toto(kind: str) -> None:
 
 
 def test_subjects_by_name() -> None:
-    first, two = builders.digest("one"), builders.digest("two")
+    first, second = builders.digest("one"), builders.digest("two")
     statement = Statement(
-        subject=resources({"a": first, "b/c": two}), predicate_type="t", predicate={"x": 1}
+        subject=resources({"a": first, "b/c": second}), predicate_type="t", predicate={"x": 1}
     )
-    assert statement.digest_of("b/c") == two.hex
+    assert statement.digest_of("b/c") == second.hex
     assert statement.digest_of("c") is None
     assert statement.names(first)
     assert not statement.names(builders.digest("three"))
@@ -75,7 +75,7 @@ def test_subjects_by_name() -> None:
 
 def test_duplicate_subject_name_is_refused() -> None:
     twice = [{"name": "a", "digest": {"sha256": digit * 64}} for digit in "01"]
-    plain = {**every()["verdict"].to_plain(), "subject": twice}
+    plain = {**make_statements()["verdict"].to_plain(), "subject": twice}
     with pytest.raises(EvidenceError, match="two subjects have the same name"):
         Statement.from_json(json.dumps(plain))
 
@@ -112,25 +112,25 @@ VECTORS = builders.digest("golden.json")
 
 def test_subjects_of_file_vectors_and_spec(tmp_path: Path) -> None:
     path, spec = onnx_file(tmp_path / "model.onnx"), builders.digest("spec")
-    plain = evidence(path)
+    measured = evidence(path)
     file = {"model.onnx": Digest.from_file(path)}
-    assert statement_subjects(path, plain, golden=None) == file
-    source = plain.source.model_copy(update={"preprocess_sha256": spec})
-    pictured = plain.model_copy(update={"source": source})
-    assert statement_subjects(path, pictured, golden=VECTORS) == {
+    assert statement_subjects(path, measured, golden=None) == file
+    source = measured.source.model_copy(update={"preprocess_sha256": spec})
+    with_spec = measured.model_copy(update={"source": source})
+    assert statement_subjects(path, with_spec, golden=VECTORS) == {
         **file,
         GOLDEN: VECTORS,
         PREPROCESSING: spec,
     }
-    assert statement_subjects(path, pictured, golden=None, preprocessing=False) == file
+    assert statement_subjects(path, with_spec, golden=None, preprocessing=False) == file
 
 
 def test_external_data_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     path = onnx_file_with_data(tmp_path / "model.onnx")
-    of = evidence(path)
-    subject = of.subject.model_copy(update={"external_data": ("../secret",)})
+    measured = evidence(path)
+    subject = measured.subject.model_copy(update={"external_data": ("../secret",)})
     with pytest.raises(EvidenceError, match="inside of the model's folder"):
-        statement_subjects(path, of.model_copy(update={"subject": subject}), golden=None)
+        statement_subjects(path, measured.model_copy(update={"subject": subject}), golden=None)
 
 
 APPROVAL = Approval(
@@ -163,21 +163,21 @@ def test_approval_is_approved_or_rejected(word: str) -> None:
         Approval.from_json(text)
 
 
-PASSED = signing.judged()
-FAILED = signing.judged(runtimes=())
+PASSED = signing.evidence_and_decision()
+FAILED = signing.evidence_and_decision(runtimes=())
 
 
-def summary(which=PASSED, precision: str = "exact") -> VerificationSummary:
+def summary(evaluated=PASSED, precision: str = "exact") -> VerificationSummary:
     return VerificationSummary.from_decision(
-        which[1], precision=precision, resource="urn:sha256:0", version="1.2"
+        evaluated[1], precision=precision, resource="urn:sha256:0", version="1.2"
     )
 
 
 def test_summary_predicate_is_read_by_in_toto() -> None:
     plain = summary().to_plain()
-    # In the released schema the levels are one text, and a digest is a list: SLSA's are not.
-    for known_wrong in ("verifiedLevels", "policy", "inputAttestations"):
-        del plain[known_wrong]
+    # The released schema has verifiedLevels as one text and digests as a list, unlike SLSA.
+    for field in ("verifiedLevels", "policy", "inputAttestations"):
+        del plain[field]
     read = json_format.ParseDict(
         plain,
         vsa_pb2.VerificationSummary(),

@@ -1,4 +1,4 @@
-"""Evidence and decision statements: signed, written, read back, and refused when mixed up."""
+"""Evidence and decision statements are signed, stored, and refused when exchanged."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ from tests import builders
 from tests.signing import signing
 from tests.signing.signing import NOW, key
 
-EVIDENCE, DECISION = signing.judged()
+EVIDENCE, DECISION = signing.evidence_and_decision()
 MODEL = DECISION.subject_sha256
 GOLDEN = Path(__file__).parents[1] / "golden" / "attestation"
-"""Written by version 0.1.0 with the key of seed 0: they stay readable, and verify, for ever."""
+"""Files written by version 0.1.0 with the key of seed 0. Later versions must read and verify them.
+"""
 
 
 def test_rejection_is_signed() -> None:
-    evidence, decision = signing.judged(runtimes=())
+    evidence, decision = signing.evidence_and_decision(runtimes=())
     assert not decision.passed
     statements = signing.statements(evidence, decision)
     assert summary_in(statements.decision).verification_result == "FAILED"
@@ -47,28 +48,28 @@ def test_rejection_is_signed() -> None:
 
 
 def test_comparison_with_nan_verifies(tmp_path: Path) -> None:
-    decision = decided(incumbent=builders.incumbent(noise_ratio=math.nan))
+    decision = edit_decision(incumbent=builders.incumbent(noise_ratio=math.nan))
     signing.statements(EVIDENCE, decision).write(tmp_path)
     assert StatementPair.from_folder(tmp_path).verify(
         EVIDENCE, decision, trust=signing.trust(), now=NOW
     )
 
 
-def decided(**fields: object) -> Decision:
+def edit_decision(**fields: object) -> Decision:
     return DECISION.model_copy(update=fields)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        decided(checks=DECISION.checks[:-1]),
-        decided(verdict=Verdict.FAIL),
-        decided(subject_sha256=builders.digest("other")),
-        decided(policy_sha256=builders.digest("other")),
-        decided(evidence_sha256=builders.digest("other")),
-        decided(decided_at="2026-11-22T12:00:01+00:00"),
-        decided(incumbent=builders.incumbent()),
-        decided(runtimes=()),
+        edit_decision(checks=DECISION.checks[:-1]),
+        edit_decision(verdict=Verdict.FAIL),
+        edit_decision(subject_sha256=builders.digest("other")),
+        edit_decision(policy_sha256=builders.digest("other")),
+        edit_decision(evidence_sha256=builders.digest("other")),
+        edit_decision(decided_at="2026-11-22T12:00:01+00:00"),
+        edit_decision(incumbent=builders.incumbent()),
+        edit_decision(runtimes=()),
     ],
 )
 def test_edited_decision_does_not_match_the_statement(other: Decision) -> None:
@@ -78,7 +79,7 @@ def test_edited_decision_does_not_match_the_statement(other: Decision) -> None:
 
 
 def test_forged_pass_of_a_signed_rejection_is_refused() -> None:
-    evidence, rejected = signing.judged(runtimes=())
+    evidence, rejected = signing.evidence_and_decision(runtimes=())
     statement = signing.statements(evidence, rejected).decision
     forged = rejected.model_copy(update={"verdict": Verdict.PASS})
     with pytest.raises(Untrusted, match=r"\(FAILED\)"):
@@ -108,8 +109,8 @@ def test_evidence_and_decision_statements_are_not_interchangeable() -> None:
         summary_in(SignedStatement.sign(review.about({"model": MODEL}), key()))
 
 
-def spoiled(change: Callable[[dict], object]) -> SignedStatement:
-    """A verdict with another predicate, signed by a trusted key."""
+def sign_changed_predicate(change: Callable[[dict], object]) -> SignedStatement:
+    """Return a verdict with another predicate, signed by a trusted key."""
     statement = signing.statements(EVIDENCE, DECISION).decision.statement
     predicate = json.loads(json.dumps(statement.predicate))
     change(predicate)
@@ -129,7 +130,7 @@ def spoiled(change: Callable[[dict], object]) -> SignedStatement:
 )
 def test_incomplete_predicate_is_refused(change) -> None:
     with pytest.raises(Untrusted, match="the predicate of .* is not valid"):
-        summary_in(spoiled(change))
+        summary_in(sign_changed_predicate(change))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_incomplete_predicate_is_refused(change) -> None:
 )
 def test_predicate_that_differs_from_the_decision_is_refused(change) -> None:
     with pytest.raises(Untrusted, match="The decision was edited, or belongs to another model"):
-        verify_summary(spoiled(change), DECISION, trust=signing.trust(), now=NOW)
+        verify_summary(sign_changed_predicate(change), DECISION, trust=signing.trust(), now=NOW)
 
 
 REGISTRY = "https://mlflow.example.org"
@@ -195,8 +196,8 @@ def test_first_version_statements_verify() -> None:
     decision = Decision.load(GOLDEN / "decision.json")
     Policy.from_json((GOLDEN / "policy.json").read_text())
     result = StatementPair.from_folder(GOLDEN)
-    (who,) = result.verify(evidence, decision, trust=trust, now=NOW)
-    assert who.name == "key 0"
+    (signer,) = result.verify(evidence, decision, trust=trust, now=NOW)
+    assert signer.name == "key 0"
     verify_files(result.decision, {"model.onnx": MODEL, "preprocessing": Digest("1" * 64)})
     assert verify_measurement(result.evidence, evidence, trust=trust, now=NOW)
     review = SignedStatement.from_bytes((GOLDEN / "review.dsse.json").read_bytes())

@@ -14,7 +14,7 @@ from tests.signing import signing
 
 
 class Vault(Signer):
-    """Keeps one key, and writes its public part in its own way, as vaults do."""
+    """A signer like a key management service: its public key has another id and line ends."""
 
     inside: ClassVar[CryptoSigner] = CryptoSigner.generate_ecdsa()
     address: ClassVar[str] = ""
@@ -67,7 +67,9 @@ def test_vault_key_signs_with_its_public_key_id(monkeypatch, uri, arguments) -> 
     assert Vault.calls[1] == Vault.address
     assert key.public.name == uri
     assert key.public.key_id == Vault.inside.public_key.keyid
-    signed = SignedStatement.sign(signing.statements(*signing.judged()).decision.statement, key)
+    signed = SignedStatement.sign(
+        signing.statements(*signing.evidence_and_decision()).decision.statement, key
+    )
     assert signed.signers([key.public]) == (key.public,)
     assert read_public(uri) == key.public
 
@@ -88,7 +90,7 @@ def test_vault_with_another_algorithm_is_detected(monkeypatch) -> None:
 
     monkeypatch.setitem(SIGNER_FOR_URI_SCHEME, "awskms", Other)
     monkeypatch.setattr(Vault, "address", "awskms:x")
-    statement = signing.statements(*signing.judged()).decision.statement
+    statement = signing.statements(*signing.evidence_and_decision()).decision.statement
     with pytest.raises(KeyUnusable, match="does not verify with its public key"):
         SignedStatement.sign(statement, SigningKey.load("awskms:x"))
 
@@ -140,10 +142,14 @@ def test_vault_error_is_reported_without_the_pin(monkeypatch) -> None:
         assert secret not in str(refusal.value)
 
 
-WRONG = ("azurekms://safe.vault.azure.net", "azurekms://safe.vault.azure.net/secrets/x", "hsm:two")
+INVALID_URIS = (
+    "azurekms://safe.vault.azure.net",
+    "azurekms://safe.vault.azure.net/secrets/x",
+    "hsm:two",
+)
 
 
-@pytest.mark.parametrize("uri", WRONG)
+@pytest.mark.parametrize("uri", INVALID_URIS)
 def test_uri_without_a_key_is_refused(monkeypatch, uri) -> None:
     monkeypatch.setitem(SIGNER_FOR_URI_SCHEME, uri.partition(":")[0], Vault)
     with pytest.raises(KeyUnusable, match="is not a usable signing key.*Expected"):

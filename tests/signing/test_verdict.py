@@ -19,26 +19,31 @@ from gate.signing.verification import ComparedArtifacts, StatementPair, verify_v
 from gate.storage.digest import Digest
 from tests import builders
 from tests.signing import signing
-from tests.signing.released import NAME, REGISTRY, Released, release
+from tests.signing.released import NAME, REGISTRY, ReleaseFolder, release
 
 
-def artifacts(made: Released, **fields: Any) -> ComparedArtifacts:
+def artifacts(release_folder: ReleaseFolder, **fields: Any) -> ComparedArtifacts:
     everything = ComparedArtifacts(
-        made.model,
+        release_folder.model,
         registered=(frozenset({REGISTRY}), NAME),
-        evidence=made.evidence,
-        measurement=made.statements.evidence,
-        policy=made.policy,
-        golden=made.folder / "golden",
+        evidence=release_folder.evidence,
+        measurement=release_folder.statements.evidence,
+        policy=release_folder.policy,
+        golden=release_folder.folder / "golden",
         preprocessing=builders.digest("spec"),
     )
     return replace(everything, **fields)
 
 
-def verify(made: Released, artifacts_: ComparedArtifacts | None = None, **spoiled: Any):
-    arguments: dict[str, Any] = {"trust": Trust.from_file(made.trust), "now": datetime.now(UTC)}
-    signed = spoiled.pop("signed", made.statements.decision)
-    return verify_verdict(signed, artifacts_ or artifacts(made), **arguments | spoiled)
+def verify(
+    release_folder: ReleaseFolder, artifacts_: ComparedArtifacts | None = None, **options: Any
+):
+    arguments: dict[str, Any] = {
+        "trust": Trust.from_file(release_folder.trust),
+        "now": datetime.now(UTC),
+    }
+    signed = options.pop("signed", release_folder.statements.decision)
+    return verify_verdict(signed, artifacts_ or artifacts(release_folder), **arguments | options)
 
 
 @pytest.mark.parametrize("data", [False, True])
@@ -62,25 +67,27 @@ def test_missing_artifacts_are_reported_as_unchecked(tmp_path: Path) -> None:
     assert result.unchecked == ("golden/golden.json", "preprocessing")
 
 
-def weaker() -> Policy:
+def weaker_policy() -> Policy:
     return builders.policy(min_samples=2)
 
 
-Tamper = Callable[[Released], dict[str, Any]]
+Tamper = Callable[[ReleaseFolder], dict[str, Any]]
 
 
-def other_model(made: Released) -> dict[str, Any]:
-    made.model.write_bytes(b"another")
+def replace_model(release_folder: ReleaseFolder) -> dict[str, Any]:
+    release_folder.model.write_bytes(b"another")
     return {}
 
 
-def other_golden(made: Released) -> dict[str, Any]:
-    (made.folder / "golden" / "golden.json").write_text("{}")
+def replace_golden(release_folder: ReleaseFolder) -> dict[str, Any]:
+    (release_folder.folder / "golden" / "golden.json").write_text("{}")
     return {}
 
 
-def of(change: Callable[[Released], dict[str, Any]]) -> Tamper:
-    return lambda made: {"artifacts_": artifacts(made, **change(made))}
+def with_artifacts(change: Callable[[ReleaseFolder], dict[str, Any]]) -> Tamper:
+    return lambda release_folder: {
+        "artifacts_": artifacts(release_folder, **change(release_folder))
+    }
 
 
 TAMPERED: dict[str, tuple[Tamper, str]] = {
@@ -94,30 +101,30 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
     ),
     "too old": (lambda m: {"now": datetime.now(UTC) + timedelta(days=91)}, "days old"),
     "of the future": (lambda m: {"now": datetime.now(UTC) - timedelta(days=1)}, "in the future"),
-    "another file": (other_model, "which the statement does not name"),
+    "another file": (replace_model, "which the statement does not name"),
     "another name": (
-        of(lambda m: {"registered": (frozenset({REGISTRY}), "letters")}), "expected letters in",
+        with_artifacts(lambda m: {"registered": (frozenset({REGISTRY}), "letters")}), "expected letters in",
     ),
     "another registry": (
-        of(lambda m: {"registered": (frozenset({"https://b"}), NAME)}), "expected digits in https",
+        with_artifacts(lambda m: {"registered": (frozenset({"https://b"}), NAME)}), "expected digits in https",
     ),
     "another evidence": (
-        of(lambda m: {"evidence": m.evidence.model_copy(update={"measured_at": "2026"})}),
+        with_artifacts(lambda m: {"evidence": m.evidence.model_copy(update={"measured_at": "2026"})}),
         "the verdict was made on evidence",
     ),
     "another measurement": (
-        of(lambda m: {"measurement": signing.statements(*signing.judged()).evidence}),
+        with_artifacts(lambda m: {"measurement": signing.statements(*signing.evidence_and_decision()).evidence}),
         "the statement on the evidence is about evidence",
     ),
     "measured by a stranger": (
-        of(lambda m: {"measurement": signing.statements(
-            m.evidence, m.decision, by=signing.key(1)).evidence}),
+        with_artifacts(lambda m: {"measurement": signing.statements(
+            m.evidence, m.decision, signer=signing.key(1)).evidence}),
         "the statement on the evidence is signed by 0",
     ),
-    "another policy": (of(lambda m: {"policy": weaker()}), "the verdict was made by policy"),
-    "other vectors": (other_golden, "the golden vectors in"),
+    "another policy": (with_artifacts(lambda m: {"policy": weaker_policy()}), "the verdict was made by policy"),
+    "other vectors": (replace_golden, "the golden vectors in"),
     "another spec": (
-        of(lambda m: {"preprocessing": builders.digest("x")}), "names preprocessing with digest",
+        with_artifacts(lambda m: {"preprocessing": builders.digest("x")}), "names preprocessing with digest",
     ),
 }  # fmt: skip
 
@@ -131,11 +138,11 @@ def test_each_tampered_artifact_is_reported(tmp_path: Path, tamper: Tamper, why:
 
 
 def test_verdict_that_cannot_be_reproduced_is_refused(tmp_path: Path) -> None:
-    """Signed by a trusted key, with the digests of this evidence and policy, and still invented."""
+    """A forged decision on this evidence and policy, signed by a trusted key."""
     created = release(tmp_path)
-    forged = decide(weaker(), created.evidence, decided_at=created.decision.decided_at).model_copy(
-        update={"policy_sha256": created.policy.digest()}
-    )
+    forged = decide(
+        weaker_policy(), created.evidence, decided_at=created.decision.decided_at
+    ).model_copy(update={"policy_sha256": created.policy.digest()})
     files = {
         each.name: Digest(str(each.sha256))
         for each in created.statements.decision.statement.subject
@@ -151,10 +158,10 @@ def test_verdict_that_cannot_be_reproduced_is_refused(tmp_path: Path) -> None:
 
 def test_all_problems_are_reported(tmp_path: Path) -> None:
     created = release(tmp_path)
-    other_model(created)
-    other_golden(created)
+    replace_model(created)
+    replace_golden(created)
     result = verify(
-        created, artifacts(created, policy=weaker()), trust=signing.trust(signing.key(1))
+        created, artifacts(created, policy=weaker_policy()), trust=signing.trust(signing.key(1))
     )
     assert len(result.problems) == 5  # signature, measurement, model, policy, golden
     assert set(result.checked) == {"result", "resource", "evidence", "preprocessing"}
@@ -171,8 +178,8 @@ def test_twin_policy_is_found_in_the_policy(tmp_path: Path) -> None:
     from tests.registry.releases import twin_policy
 
     created = release(tmp_path)
-    complete = builders.policy(twin=twin_policy())
-    twin = complete.twin
+    policy_with_twin = builders.policy(twin=twin_policy())
+    twin = policy_with_twin.twin
     assert twin is not None
     decision = decide(twin, created.evidence, decided_at=created.decision.decided_at)
     signed = signing.Signatory(signing.key(), signing.CODE).sign_decision(
@@ -181,7 +188,9 @@ def test_twin_policy_is_found_in_the_policy(tmp_path: Path) -> None:
         precision=twin.precision,
         resource="r",
     )
-    artifacts_ = ComparedArtifacts(created.model, evidence=created.evidence, policy=complete)
+    artifacts_ = ComparedArtifacts(
+        created.model, evidence=created.evidence, policy=policy_with_twin
+    )
     result = verify(created, artifacts_, signed=signed)
     assert {"policy", "decision"} <= set(result.checked)
 

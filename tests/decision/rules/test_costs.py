@@ -1,4 +1,4 @@
-"""Bounds on latency and memory: exceeding them is a FAIL, a missing measurement is an ERROR."""
+"""Exceeded bounds on latency and memory are a FAIL; a missing measurement is an ERROR."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def single(median_ms: float, **overrides: Any) -> Latency:
     return latency(median_ms, batch_size=1, **overrides)
 
 
-def timed(**overrides: Any) -> RuntimeEvidence:
-    """Half of PyTorch's time for a batch, as much for one sample."""
+def timed_runtime(**overrides: Any) -> RuntimeEvidence:
+    """Return a runtime with half of PyTorch's latency per batch and the same latency per sample."""
     fields: dict[str, Any] = {
         "latency": latency(10.0),
         "cost": Cost(single=single(2.0)),
@@ -37,7 +37,7 @@ def timed(**overrides: Any) -> RuntimeEvidence:
     return runtime_evidence("ort-cpu", **fields | overrides)
 
 
-def measured(runtime: RuntimeEvidence, **overrides: Any) -> Evidence:
+def evidence_of_runtime(runtime: RuntimeEvidence, **overrides: Any) -> Evidence:
     fields: dict[str, Any] = {
         "runtimes": (runtime,),
         "reference_latency": latency(20.0),
@@ -46,21 +46,22 @@ def measured(runtime: RuntimeEvidence, **overrides: Any) -> Evidence:
     return evidence(**fields | overrides)
 
 
-def judged(runtime, bounds=None, **overrides):
+def list_cost_checks(runtime, bounds=None, **overrides):
     bounds = bounds or Bounds(latency_ratio=1.5, memory_mb=60.0)
     return {
-        check.name: check for check in check_costs(bounds, measured(runtime, **overrides), runtime)
+        check.name: check
+        for check in check_costs(bounds, evidence_of_runtime(runtime, **overrides), runtime)
     }
 
 
 def test_latency_and_memory_within_bounds_pass():
-    checks = judged(timed())
+    checks = list_cost_checks(timed_runtime())
     assert {name: (check.observed, check.verdict) for name, check in checks.items()} == {
         "latency_ratio": (1.0, Verdict.PASS),
         "memory_mb": (50.0, Verdict.PASS),
     }
     assert "0.5 for 32 samples, 1 for one sample" in render_check(checks["latency_ratio"])
-    assert judged(timed(), Bounds(noise_ratio=1.5)) == {}
+    assert list_cost_checks(timed_runtime(), Bounds(noise_ratio=1.5)) == {}
 
 
 @pytest.mark.parametrize(
@@ -77,13 +78,13 @@ def test_latency_and_memory_within_bounds_pass():
         ({"latency": latency(10.0, batch_size=8)}, Verdict.ERROR),
         ({"cost": None}, Verdict.ERROR),
         ({"cost": Cost()}, Verdict.ERROR),
-        # The file takes any batch, whoever says that it does not.
+        # The file has a dynamic batch axis, so this reason is not accepted.
         ({"cost": Cost(single_unmeasured="the file has a fixed batch axis of 32")}, Verdict.ERROR),
         ({"latency": latency(1.0, cold=True), "cost": Cost(single=single(1.0, cold=True))}, Verdict.ERROR),
     ],
 )  # fmt: skip
 def test_slow_or_invalid_or_missing_latency_never_passes(spoilt, verdict):
-    check = judged(timed(**spoilt))["latency_ratio"]
+    check = list_cost_checks(timed_runtime(**spoilt))["latency_ratio"]
     assert check.verdict is verdict
     assert render_check(check, "remedy")
     assert (check.observed is None) == (verdict is Verdict.ERROR)
@@ -100,18 +101,18 @@ def test_slow_or_invalid_or_missing_latency_never_passes(spoilt, verdict):
     ({"reference_latency": latency(-3.0)}, Verdict.FAIL),
 ])  # fmt: skip
 def test_missing_reference_latency_never_passes(spoilt, verdict):
-    assert judged(timed(), **spoilt)["latency_ratio"].verdict is verdict
+    assert list_cost_checks(timed_runtime(), **spoilt)["latency_ratio"].verdict is verdict
 
 
 def test_single_latency_needs_batch_size_one():
     batch = Cost(single=latency(2.0))
-    check = judged(timed(cost=batch), reference_cost=batch)["latency_ratio"]
+    check = list_cost_checks(timed_runtime(cost=batch), reference_cost=batch)["latency_ratio"]
     assert check.verdict is Verdict.ERROR
 
 
 def test_latency_of_only_the_first_batch_is_an_error():
     cold = latency(1000.0, batches=1, cold=True)
-    check = judged(timed(latency=cold), reference_latency=cold)["latency_ratio"]
+    check = list_cost_checks(timed_runtime(latency=cold), reference_latency=cold)["latency_ratio"]
     assert (check.verdict, check.observed) == (Verdict.ERROR, None)
     assert check.params["problems"] == [{"code": "only_first", "size": 32}]
 
@@ -120,11 +121,11 @@ def test_fixed_batch_file_is_checked_by_batch_latency_only():
     base = evidence().subject
     fixed = base.inputs[0].model_copy(update={"shape": (32, 3, 64, 64)})
     reason = "the file has a fixed batch axis of 32"
-    without = Cost(single_unmeasured=reason)
-    check = judged(
-        timed(cost=without),
+    not_timed = Cost(single_unmeasured=reason)
+    check = list_cost_checks(
+        timed_runtime(cost=not_timed),
         subject=base.model_copy(update={"inputs": (fixed,)}),
-        reference_cost=without,
+        reference_cost=not_timed,
     )["latency_ratio"]
     assert (check.verdict, check.observed) == (Verdict.PASS, 0.5)
     assert f"Single samples were not timed: {reason}" in render_check(check)
@@ -137,11 +138,11 @@ def test_fixed_batch_file_is_checked_by_batch_latency_only():
     (None, Verdict.ERROR),
 ])  # fmt: skip
 def test_memory_bound(size, verdict):
-    assert judged(timed(memory_bytes=size))["memory_mb"].verdict is verdict
+    assert list_cost_checks(timed_runtime(memory_bytes=size))["memory_mb"].verdict is verdict
 
 
 def test_memory_of_older_evidence_is_an_error():
-    check = judged(timed(cost=None, memory_bytes=1))["memory_mb"]
+    check = list_cost_checks(timed_runtime(cost=None, memory_bytes=1))["memory_mb"]
     assert (check.verdict, check.observed) == (Verdict.ERROR, None)
     assert check.params["problems"] == [{"code": "memory_older"}]
 
@@ -149,8 +150,8 @@ def test_memory_of_older_evidence_is_an_error():
 @given(st.floats(0.1, 100.0), st.floats(1.0, 10.0))
 def test_latency_ratio_does_not_decrease_with_latency(median, factor):
     first, second = (
-        max(latency_ratios(measured(runtime), runtime)[0].values())
-        for runtime in (timed(latency=latency(ms)) for ms in (median, median * factor))
+        max(latency_ratios(evidence_of_runtime(runtime), runtime)[0].values())
+        for runtime in (timed_runtime(latency=latency(ms)) for ms in (median, median * factor))
     )
     assert second >= first
 
@@ -170,7 +171,7 @@ def test_absent_runtime_is_waived_and_slow_runtime_fails():
     fast = runtime_evidence(
         "ort-cpu-optimized", latency=latency(10.0), cost=Cost(single=single(1.0))
     )
-    record = measured(timed(), runtimes=(timed(), fast, absent("ort-cuda")))  # fmt: skip
+    record = evidence_of_runtime(timed_runtime(), runtimes=(timed_runtime(), fast, absent("ort-cuda")))  # fmt: skip
     decision = decide(bounded, record, decided_at="now")
     requested = {c.runtime: c.verdict for c in decision.checks if c.name == "latency_ratio"}
     assert requested == {"ort-cpu": Verdict.FAIL, "ort-cpu-optimized": Verdict.PASS}

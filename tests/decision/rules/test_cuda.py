@@ -1,4 +1,6 @@
-"""Rules for CUDA runtimes: noise bounds (measured on an H200, docs/cuda.md), CPU nodes, devices."""
+"""Rules for CUDA runtimes cover noise bounds (measured on an H200, docs/cuda.md), CPU nodes and
+devices.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_correct_file_passes_on_cuda(name, ratio):
 @pytest.mark.parametrize(
     ("last", "ratio", "passes"),
     [
-        (None, 5.7, True),  # evidence of before: any operator of the file
+        (None, 5.7, True),  # older evidence: all operators of the file count
         (("LogSoftmax",), 5.7, True),
         (("LogSoftmax",), 9.2, False),
         (("Gemm",), 5.7, False),
@@ -146,7 +148,7 @@ def test_required_torch_cuda_is_an_error_when_absent():
     runtimes += (builders.runtime_evidence("ort-cuda"),)
     decision = decide(policy, builders.evidence(runtimes=runtimes), decided_at="now")
     assert decision.verdict is Verdict.ERROR
-    without = builders.evidence(runtimes=runtimes[1:])  # evidence that is not whole
+    without = builders.evidence(runtimes=runtimes[1:])  # incomplete evidence
     decision = decide(policy_with_stated_bounds(exceeded="warn"), without, decided_at="now")
     assert decision.verdict is Verdict.ERROR
 
@@ -200,7 +202,7 @@ EINSUM = CpuNode(name="Einsum:e", operator="Einsum", since_version=12, inputs=("
 FUSED = CpuNode(name="FusedGemm:g", operator="com.microsoft::FusedGemm", since_version=1)
 NCHW = CpuNode(name="Conv:c", operator="com.microsoft.nchwc::Conv")
 REORDER = CpuNode(name="ReorderOutput:r", operator="com.microsoft.nchwc::ReorderOutput")
-OWN = CpuNode(name="Fold:f", operator="acme::Fold", since_version=1)
+CUSTOM = CpuNode(name="Fold:f", operator="acme::Fold", since_version=1)
 
 
 def cuda_runtime(*nodes: CpuNode, shapes: int = 0, **fields: object) -> RuntimeEvidence:
@@ -245,7 +247,7 @@ def provider_check(evidence: Evidence):
         ((ATAN, RELU), False),
         ((ATAN, CONV), False),
         ((EINSUM,), False),
-        ((OWN,), False),
+        ((CUSTOM,), False),
         ((ARGMAX.model_copy(update={"inputs": ("float",)}),), False),
         ((ARGMAX.model_copy(update={"inputs": ()}),), False),
         ((ATAN.model_copy(update={"since_version": None}),), False),
@@ -276,7 +278,7 @@ def test_evidence_without_cpu_nodes_fails_and_time_share_is_ignored():
     old = cuda_runtime(ATAN, cpu_nodes=(), cpu_time_share=None)
     _, check = provider_check(evidence_with_cuda(old))
     assert check.verdict is Verdict.FAIL
-    for share in (1e-6, 0.999):  # time decides nothing
+    for share in (1e-6, 0.999):  # the share of the time has no effect
         assert (
             provider_check(evidence_with_cuda(cuda_runtime(RELU, cpu_time_share=share)))[1].verdict
             is Verdict.FAIL
@@ -295,7 +297,7 @@ def test_file_optimized_for_cpu_has_cause_cpu_optimized(node):
         (
             evidence_with_cuda(cuda_runtime(RELU, node)),
             "device",
-        ),  # ONNX Runtime made it of a node that fell back
+        ),  # ONNX Runtime fused the fallback node
         (evidence_with_cuda(cuda_runtime(RELU), graph=graph), "device"),
     ):
         _, check = provider_check(evidence)
@@ -319,7 +321,8 @@ def test_kernel_table_has_pinned_onnxruntime_version():
         ("ArgMax", 13, ("int64",), True),
         ("ArgMax", 13, ("float",), False),
         ("Gather", 13, ("float", "int64"), False),
-        ("Gather", 99, ("float", "int64"), True),  # an open range is of its first version alone
+        # an open version range includes only its first version
+        ("Gather", 99, ("float", "int64"), True),
         ("com.microsoft::Attention", 1, ("float",), False),
         ("com.microsoft::FusedGemm", 1, ("float",), True),
     ],
@@ -331,7 +334,7 @@ def test_lacks_kernel_by_dtype_and_version(operator, since, inputs, lacks):
 
 FAIL, PASS = Verdict.FAIL, Verdict.PASS
 NAN, INF = math.nan, math.inf
-FAR = 2e-3
+LARGE_DIFF = 2e-3
 """Twenty times the bound on `max_abs_diff`."""
 
 
@@ -340,23 +343,28 @@ def runtime_with(name: RuntimeName, diff: float = 1e-5, **fields: Any) -> Runtim
     return builders.runtime_evidence(name, **{"outputs": (output,), **fields})
 
 
-def evidence_of(diffs: dict[RuntimeName, float], **more: RuntimeEvidence | None) -> Evidence:
-    """All five runtimes measured; `diffs` gives the max_abs_diff of some, `more` a whole record."""
+def make_evidence(
+    diffs: dict[RuntimeName, float], **records_by_name: RuntimeEvidence | None
+) -> Evidence:
+    """Return evidence of all runtimes.
+
+    `diffs`: the max_abs_diff of some runtimes; `more`: records that replace a runtime.
+    """
     records = {name: runtime_with(name, diffs.get(name, 1e-5)) for name in RUNTIMES}
-    for name, record in more.items():
+    for name, record in records_by_name.items():
         records[name.replace("_", "-")] = record  # type: ignore[index]
     return builders.evidence(runtimes=tuple(r for r in records.values() if r is not None))
 
 
-def device_checks(seen: Evidence, **policy: Any) -> dict[str, CheckResult]:
-    """The checks `device`, by runtime."""
-    result = iter_checks(builders.policy(**policy), seen)
-    return {str(check.runtime): check for check in result if check.name == "device"}
+def device_checks(evidence: Evidence, **policy: Any) -> dict[str, CheckResult]:
+    """Return the `device` checks by runtime."""
+    checks = iter_checks(builders.policy(**policy), evidence)
+    return {str(check.runtime): check for check in checks if check.name == "device"}
 
 
 def test_device_check_states_devices_of_both_sides():
     torch = runtime_with("torch-cuda", session_options={"device": "cuda"})
-    observed = device_checks(evidence_of({}, torch_cuda=torch))
+    observed = device_checks(make_evidence({}, torch_cuda=torch))
     assert list(observed) == ["ort-cuda", "ort-cuda-optimized"]
     for check in observed.values():
         assert check.verdict is PASS
@@ -371,26 +379,26 @@ def test_device_check_states_devices_of_both_sides():
     (builders.absent("torch-cuda"), "no CUDA device"),
     (runtime_with("torch-cuda", outputs=(), failure="out of memory."), "out of memory"),
 ])  # fmt: skip
-@pytest.mark.parametrize(("diff", "verdict"), [(1e-5, PASS), (FAR, FAIL)])
+@pytest.mark.parametrize(("diff", "verdict"), [(1e-5, PASS), (LARGE_DIFF, FAIL)])
 def test_device_check_says_when_reference_ran_on_cpu_only(record, why, diff, verdict):
-    check = device_checks(evidence_of({"ort-cuda": diff}, torch_cuda=record))["ort-cuda"]
+    check = device_checks(make_evidence({"ort-cuda": diff}, torch_cuda=record))["ort-cuda"]
     assert f"PyTorch computed on the CPU only ({why})" in render_check(check)
     assert check.verdict is verdict
     assert ("it is open whether the device or the file is the cause" in render_check(check)) is (
-        diff == FAR
+        diff == LARGE_DIFF
     )
     assert "both ran on CUDA" not in render_check(check)
 
 
 @pytest.mark.parametrize(("diffs", "words"), [
     ({}, "PyTorch on CUDA agrees with its output on the CPU, so ONNX Runtime moved"),
-    ({"torch-cuda": FAR}, "so both sides moved with the device: look at TF32"),
-    ({"ort-cpu": FAR}, "The file is far off on the CPU too, so the device is not the cause"),
+    ({"torch-cuda": LARGE_DIFF}, "so both sides moved with the device: look at TF32"),
+    ({"ort-cpu": LARGE_DIFF}, "The file is far off on the CPU too, so the device is not the cause"),
     ({}, "ort-cuda-optimized is not, which points at a single kernel"),
-    ({"ort-cuda-optimized": FAR}, "ort-cuda-optimized is far off as well, so a fusion is not the cause"),
+    ({"ort-cuda-optimized": LARGE_DIFF}, "ort-cuda-optimized is far off as well, so a fusion is not the cause"),
 ])  # fmt: skip
 def test_large_difference_is_explained_by_other_runtimes(diffs, words):
-    check = device_checks(evidence_of({"ort-cuda": FAR, **diffs}))["ort-cuda"]
+    check = device_checks(make_evidence({"ort-cuda": LARGE_DIFF, **diffs}))["ort-cuda"]
     assert check.verdict is FAIL
     assert words in render_check(check)
     assert "logits / max_abs_diff is 20 times its bound although both ran on CUDA" in render_check(
@@ -406,7 +414,7 @@ def test_large_difference_is_explained_by_other_runtimes(diffs, words):
 def test_runtime_without_its_cuda_provider_fails(name, on):
     for active in ((CPU_PROVIDER,), ()):
         record = runtime_with(name, providers_active=active)
-        check = device_checks(evidence_of({}, **{name.replace("-", "_"): record}))[on]
+        check = device_checks(make_evidence({}, **{name.replace("-", "_"): record}))[on]
         assert check.verdict is FAIL
         assert f"{name} is not on CUDA, see its check 'provider'" in render_check(check)
 
@@ -417,16 +425,18 @@ def test_any_difference_exceeds_a_bound_of_zero(diff, verdict):
     bounds = policy.runtimes["ort-cuda"].bounds.model_copy(update={"max_abs_diff": 0.0})
     runtimes = {**policy.runtimes, "ort-cuda": RuntimePolicy(required="always", bounds=bounds)}
     assert (
-        device_checks(evidence_of({"ort-cuda": diff}), runtimes=runtimes)["ort-cuda"].verdict
+        device_checks(make_evidence({"ort-cuda": diff}), runtimes=runtimes)["ort-cuda"].verdict
         is verdict
     )
 
 
 def test_device_check_names_fusions_tf32_and_fallback_nodes():
-    check = device_checks(evidence_of({"ort-cuda-optimized": FAR}))["ort-cuda-optimized"]
+    check = device_checks(make_evidence({"ort-cuda-optimized": LARGE_DIFF}))["ort-cuda-optimized"]
     assert "ort-cuda is not, which points at a fusion" in render_check(check)
     options = {"use_tf32": "1"}
-    observed = evidence_of({}, ort_cuda=runtime_with("ort-cuda", FAR, session_options=options))
+    observed = make_evidence(
+        {}, ort_cuda=runtime_with("ort-cuda", LARGE_DIFF, session_options=options)
+    )
     determinism = observed.environment.determinism.model_copy(update={"tf32_matmul": True})
     environment = observed.environment.model_copy(update={"determinism": determinism})
     observed = observed.model_copy(update={"environment": environment})
@@ -434,39 +444,39 @@ def test_device_check_names_fusions_tf32_and_fallback_nodes():
     assert "PyTorch with TF32 on for matmul and off for cuDNN" in reported
     assert "use_tf32 1" in reported
     assert "not recorded" in reported
-    record = runtime_with("ort-cuda", FAR, providers_active=(CPU_PROVIDER,))
+    record = runtime_with("ort-cuda", LARGE_DIFF, providers_active=(CPU_PROVIDER,))
     assert "no fallback" not in render_check(
-        device_checks(evidence_of({}, ort_cuda=record))["ort-cuda"]
+        device_checks(make_evidence({}, ort_cuda=record))["ort-cuda"]
     )
 
 
 @pytest.mark.parametrize(("field", "bound"), [("ratio", 3.0), ("peak", 6.0), ("diff", 32.0)])
 def test_noise_metrics_count_as_large_differences(field, bound):
-    # The bound of the ratio is a little wider where there are few elements.
+    # With few elements, the bound of the ratio is slightly wider.
     for times, verdict in ((9.0, PASS), (13.0, FAIL)):
         noise = builders.noise_parity(**{field: times * bound})
         record = runtime_with("ort-cuda", outputs=(builders.output_parity(noise=noise),))
-        check = device_checks(evidence_of({}, ort_cuda=record))["ort-cuda"]
+        check = device_checks(make_evidence({}, ort_cuda=record))["ort-cuda"]
         assert check.verdict is verdict
         assert (f"noise_{field} is 1" in render_check(check)) is (verdict is FAIL)
 
 
 diffs = st.floats(0.0, 1.0) | st.sampled_from([NAN, INF])
-others = st.dictionaries(st.sampled_from(sorted(RUNTIMES)), diffs)
+diffs_by_runtime = st.dictionaries(st.sampled_from(sorted(RUNTIMES)), diffs)
 
 
-@given(others, diffs, diffs)
+@given(diffs_by_runtime, diffs, diffs)
 def test_larger_difference_never_passes_device_check(rest, a, b):
     better, worse = sorted((a, b), key=lambda x: x if math.isfinite(x) else INF)
-    if device_checks(evidence_of({**rest, "ort-cuda": better}))["ort-cuda"].verdict is FAIL:
-        assert device_checks(evidence_of({**rest, "ort-cuda": worse}))["ort-cuda"].verdict is FAIL
+    if device_checks(make_evidence({**rest, "ort-cuda": better}))["ort-cuda"].verdict is FAIL:
+        assert device_checks(make_evidence({**rest, "ort-cuda": worse}))["ort-cuda"].verdict is FAIL
 
 
-@given(others)
+@given(diffs_by_runtime)
 def test_device_check_fails_only_with_another_check(rest):
-    """So it explains, and adds no bound."""
-    matches = list(iter_checks(builders.policy(), evidence_of(rest)))
+    """Fail only together with another check of the runtime: the device check adds no bound."""
+    matches = list(iter_checks(builders.policy(), make_evidence(rest)))
     for check in matches:
         if check.name == "device" and check.verdict is FAIL:
-            same = [c for c in matches if c.runtime == check.runtime and c.name != "device"]
-            assert FAIL in {c.verdict for c in same}
+            other_checks = [c for c in matches if c.runtime == check.runtime and c.name != "device"]
+            assert FAIL in {c.verdict for c in other_checks}

@@ -1,4 +1,4 @@
-"""Rules for export findings: tracer warnings, hazards, lint and the export record."""
+"""Rules for export findings cover tracer warnings, hazards, lint and the export record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gate.records.export import LEVELS, LintFinding
 from gate.summary.render import render_check
 from tests import builders
 
-AT = "2026-01-01T00:00:00+00:00"
+DECIDED_AT = "2026-01-01T00:00:00+00:00"
 PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
 STRATEGIES = st.builds(
     ExportFindings,
@@ -44,12 +44,12 @@ def evidence_with_export(**fields: Any) -> Evidence:
     return builders.evidence(export=ExportRecord(strategy="traced", settings={}, **fields))
 
 
-def judge(evidence: Evidence, **asked: Any) -> Decision:
-    policy = builders.policy(export_findings=ExportFindings(**asked))
-    return decide(policy, evidence, decided_at=AT)
+def judge(evidence: Evidence, **settings: Any) -> Decision:
+    policy = builders.policy(export_findings=ExportFindings(**settings))
+    return decide(policy, evidence, decided_at=DECIDED_AT)
 
 
-def rows(decision: Decision) -> dict[str, Verdict]:
+def export_verdicts(decision: Decision) -> dict[str, Verdict]:
     return {c.name: c.verdict for c in decision.checks if c.name.startswith("export_")}
 
 
@@ -73,7 +73,7 @@ def rows(decision: Decision) -> dict[str, Verdict]:
 )  # fmt: skip
 def test_export_findings_have_their_verdict(asked, fields, expected):
     decision = judge(evidence_with_export(**fields), **asked)
-    assert rows(decision) == expected
+    assert export_verdicts(decision) == expected
     assert decision.passed is (FAIL not in expected.values())
     assert all(render_check(check, "remedy") for check in decision.checks if check.name in expected)
 
@@ -82,7 +82,7 @@ def test_export_findings_have_their_verdict(asked, fields, expected):
 def test_missing_export_record(record, expected):
     evidence = builders.evidence(export=None)
     decision = judge(evidence, record=record, tracer_warnings="refuse", hazards="refuse")
-    assert rows(decision) == expected
+    assert export_verdicts(decision) == expected
     assert decision.passed is (not expected)
 
 
@@ -111,7 +111,7 @@ def test_additional_finding_never_turns_fail_into_pass(asked, before, added, sup
         tracer_warnings=("x",) if warned else (),
         hazards=("y",) if warned else (),
     )
-    first, second = (decide(policy, evidence, decided_at=AT) for evidence in (less, more))
+    first, second = (decide(policy, evidence, decided_at=DECIDED_AT) for evidence in (less, more))
     assert first.passed or not second.passed
 
 
@@ -122,13 +122,15 @@ def test_unset_export_fields_are_not_serialized():
 
 def test_each_part_needs_its_own_export_record():
     part = builders.evidence(export=None)
-    named = {"head": SubjectPart(file="head.onnx", sha256=part.subject.sha256)}
-    complete = part.model_copy(
+    subject_parts = {"head": SubjectPart(file="head.onnx", sha256=part.subject.sha256)}
+    release = part.model_copy(
         update={
-            "subject": part.subject.model_copy(update={"parts": named}),
+            "subject": part.subject.model_copy(update={"parts": subject_parts}),
             "parts": {"head": part},
         }
     )
-    decision = judge(complete, record="required")
-    lacking = [check.part for check in decision.checks if check.name == "export_record"]
-    assert lacking == ["head"]
+    decision = judge(release, record="required")
+    parts_without_record = [
+        check.part for check in decision.checks if check.name == "export_record"
+    ]
+    assert parts_without_record == ["head"]

@@ -1,4 +1,4 @@
-"""Rules for the comparison with the serving version: worse or missing results never pass."""
+"""Worse or missing results in the comparison with the serving version never pass."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def judge(incumbent: ChampionComparison | None, **section: Any) -> Decision:
     return decide(policy, builders.evidence(), incumbent=incumbent, decided_at=at)
 
 
-def answers(**fields: Any) -> ChampionComparison:
+def comparison_with_answers(**fields: Any) -> ChampionComparison:
     good = builders.incumbent().outputs[0]
     return builders.incumbent(outputs=(good.model_copy(update=fields),))
 
 
-def latency(side: str, median_ms: float) -> ChampionComparison:
+def comparison_with_latency(side: str, median_ms: float) -> ChampionComparison:
     good = builders.incumbent().latency
     assert good is not None
     return builders.incumbent(**{side: good.model_copy(update={"median_ms": median_ms})})
@@ -52,13 +52,13 @@ def test_equal_version_passes_and_is_recorded():
 def test_comparison_is_ignored_without_policy():
     at = "2026-01-01T00:00:00+00:00"
     policy, evidence = builders.policy(), builders.evidence()
-    requested, unasked = (
+    with_comparison, without_comparison = (
         decide(policy, evidence, incumbent=incumbent, decided_at=at)
         for incumbent in (builders.incumbent(), None)
     )
-    assert requested == unasked
-    assert incumbent_verdicts(requested) == {}
-    assert "incumbent" not in requested.to_plain()
+    assert with_comparison == without_comparison
+    assert incumbent_verdicts(with_comparison) == {}
+    assert "incumbent" not in with_comparison.to_plain()
 
 
 @pytest.mark.parametrize(("incumbent", "name", "verdict"), [
@@ -73,24 +73,24 @@ def test_comparison_is_ignored_without_policy():
     (builders.incumbent(sha256=None), "incumbent", Verdict.ERROR),
     (builders.incumbent(evidence_sha256=None), "incumbent", Verdict.ERROR),
     (builders.incumbent(outputs=()), "incumbent_agreement", Verdict.ERROR),
-    (answers(name="other"), "incumbent_agreement", Verdict.ERROR),
-    (answers(disagreements=None), "incumbent_agreement", Verdict.ERROR),
-    (answers(disagreements=9), "incumbent_agreement", Verdict.FAIL),
-    (answers(disagreements=500), "incumbent_agreement", Verdict.FAIL),
-    (answers(samples=0, disagreements=0), "incumbent_agreement", Verdict.FAIL),
-    (answers(accuracy=None), "incumbent_accuracy_drop", Verdict.ERROR),
-    (answers(champion_accuracy=None), "incumbent_accuracy_drop", Verdict.ERROR),
-    (answers(accuracy=0.95), "incumbent_accuracy_drop", Verdict.FAIL),
-    (answers(accuracy=NAN), "incumbent_accuracy_drop", Verdict.FAIL),
-    (answers(accuracy=INF), "incumbent_accuracy_drop", Verdict.FAIL),
-    (answers(accuracy=1.01), "incumbent_accuracy_drop", Verdict.FAIL),
-    (answers(champion_accuracy=NAN), "incumbent_accuracy_drop", Verdict.FAIL),
-    (answers(champion_accuracy=-1.0), "incumbent_accuracy_drop", Verdict.FAIL),
-    (latency("latency", 24.1), "incumbent_latency_ratio", Verdict.FAIL),
-    (latency("latency", NAN), "incumbent_latency_ratio", Verdict.FAIL),
-    (latency("latency", 0.0), "incumbent_latency_ratio", Verdict.FAIL),
-    (latency("champion_latency", 0.0), "incumbent_latency_ratio", Verdict.FAIL),
-    (latency("champion_latency", INF), "incumbent_latency_ratio", Verdict.FAIL),
+    (comparison_with_answers(name="other"), "incumbent_agreement", Verdict.ERROR),
+    (comparison_with_answers(disagreements=None), "incumbent_agreement", Verdict.ERROR),
+    (comparison_with_answers(disagreements=9), "incumbent_agreement", Verdict.FAIL),
+    (comparison_with_answers(disagreements=500), "incumbent_agreement", Verdict.FAIL),
+    (comparison_with_answers(samples=0, disagreements=0), "incumbent_agreement", Verdict.FAIL),
+    (comparison_with_answers(accuracy=None), "incumbent_accuracy_drop", Verdict.ERROR),
+    (comparison_with_answers(champion_accuracy=None), "incumbent_accuracy_drop", Verdict.ERROR),
+    (comparison_with_answers(accuracy=0.95), "incumbent_accuracy_drop", Verdict.FAIL),
+    (comparison_with_answers(accuracy=NAN), "incumbent_accuracy_drop", Verdict.FAIL),
+    (comparison_with_answers(accuracy=INF), "incumbent_accuracy_drop", Verdict.FAIL),
+    (comparison_with_answers(accuracy=1.01), "incumbent_accuracy_drop", Verdict.FAIL),
+    (comparison_with_answers(champion_accuracy=NAN), "incumbent_accuracy_drop", Verdict.FAIL),
+    (comparison_with_answers(champion_accuracy=-1.0), "incumbent_accuracy_drop", Verdict.FAIL),
+    (comparison_with_latency("latency", 24.1), "incumbent_latency_ratio", Verdict.FAIL),
+    (comparison_with_latency("latency", NAN), "incumbent_latency_ratio", Verdict.FAIL),
+    (comparison_with_latency("latency", 0.0), "incumbent_latency_ratio", Verdict.FAIL),
+    (comparison_with_latency("champion_latency", 0.0), "incumbent_latency_ratio", Verdict.FAIL),
+    (comparison_with_latency("champion_latency", INF), "incumbent_latency_ratio", Verdict.FAIL),
     (builders.incumbent(latency=None), "incumbent_latency_ratio", Verdict.ERROR),
     (builders.incumbent(champion_latency=None), "incumbent_latency_ratio", Verdict.ERROR),
 ])  # fmt: skip
@@ -108,16 +108,16 @@ def test_worse_or_missing_comparison_never_passes(incumbent, name, verdict):
 )
 def test_first_release_follows_the_policy(allowed, verdict):
     good = builders.incumbent()
-    first = ChampionComparison(
+    first_release = ChampionComparison(
         state="first", subject_sha256=good.subject_sha256, data_sha256=good.data_sha256
     )
-    decision = judge(first, first_release=allowed)
+    decision = judge(first_release, first_release=allowed)
     assert incumbent_verdicts(decision) == {"incumbent": verdict}
     assert decision.verdict is verdict
 
 
 def test_serving_file_is_not_compared_with_itself():
-    """Two latency measurements of one file may differ."""
+    """Pass without comparison, because two latency measurements of one file may differ."""
     same = builders.incumbent(sha256=builders.digest("model.onnx"), outputs=(), latency=None)
     assert incumbent_verdicts(judge(same)) == {"incumbent": Verdict.PASS}
     untimed = builders.incumbent(latency=None)
@@ -141,16 +141,16 @@ times = st.floats(0.0, 1e6) | st.just(NAN) | st.just(INF)
 
 @given(st.integers(0, 400), shares, times, st.integers(0, 400), shares, times)
 def test_worse_comparison_never_turns_fail_into_pass(d, accuracy, ms, more, less, slower):
-    def made(disagreements: int, accuracy: float, ms: float) -> ChampionComparison:
-        good = answers(disagreements=disagreements, accuracy=accuracy)
-        return good.model_copy(update={"latency": latency("latency", ms).latency})
+    def make_comparison(disagreements: int, accuracy: float, ms: float) -> ChampionComparison:
+        good = comparison_with_answers(disagreements=disagreements, accuracy=accuracy)
+        return good.model_copy(update={"latency": comparison_with_latency("latency", ms).latency})
 
-    if judge(made(d, accuracy, ms)).passed:
+    if judge(make_comparison(d, accuracy, ms)).passed:
         return
-    worse = made(
+    worse = make_comparison(
         max(d, more),
         accuracy if math.isnan(accuracy) else NAN if math.isnan(less) else min(accuracy, less),
-        # A time of zero is no measurement, and fails as the longest does.
+        # A time of zero is not a measurement and fails like the longest time.
         ms if not ms > 0.0 else NAN if math.isnan(slower) else max(ms, slower),
     )
     assert not judge(worse).passed
@@ -170,14 +170,14 @@ def test_second_class_output_must_be_compared():
     policy = builders.policy(incumbent=BOUNDS)
     decision = decide(policy, evidence, incumbent=good, decided_at="")
     assert {c.output for c in decision.problems} == {"more"}
-    complete = good.model_copy(
+    with_both_outputs = good.model_copy(
         update={
             "outputs": (*good.outputs, ChampionAnswers(
                 name="more", samples=400, disagreements=0, champion_accuracy=0.9, accuracy=0.9
             ))
         }
     )  # fmt: skip
-    assert decide(policy, evidence, incumbent=complete, decided_at="").passed
+    assert decide(policy, evidence, incumbent=with_both_outputs, decided_at="").passed
 
 
 def test_comparison_is_waived_only_when_the_service_promotes():
@@ -187,9 +187,11 @@ def test_comparison_is_waived_only_when_the_service_promotes():
         decision = decide(policy, builders.evidence(), decided_at=at)
         assert incumbent_verdicts(decision) == {"incumbent": verdict}
         assert decision.passed == (verdict is Verdict.WAIVED)
-    # What was compared is judged, whoever is to promote it.
+    # An existing comparison is always checked, also if the service promotes.
     policy = builders.policy(incumbent=BOUNDS, promotion="by_service")
-    worse = decide(policy, builders.evidence(), incumbent=answers(accuracy=0.5), decided_at=at)
+    worse = decide(
+        policy, builders.evidence(), incumbent=comparison_with_answers(accuracy=0.5), decided_at=at
+    )
     assert not worse.passed
     unvouched = builders.incumbent(state="unvouched", outputs=())
     assert not decide(policy, builders.evidence(), incumbent=unvouched, decided_at=at).passed

@@ -1,4 +1,4 @@
-"""Rules for noise, stability, probes and graph findings: missing or invalid records never pass."""
+"""Missing or invalid records of noise, stability, probes and graph findings never pass."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from tests import builders
 
 NAN, INF = math.nan, math.inf
 FAIL, ERROR, PASS, WAIVED = Verdict.FAIL, Verdict.ERROR, Verdict.PASS, Verdict.WAIVED
-AT = "2026-01-01T00:00:00+00:00"
+DECIDED_AT = "2026-01-01T00:00:00+00:00"
 
 
 def judge(evidence: Evidence, **policy: Any) -> Decision:
-    return decide(builders.policy(**policy), evidence, decided_at=AT)
+    return decide(builders.policy(**policy), evidence, decided_at=DECIDED_AT)
 
 
 def with_output_fields(**fields: Any) -> Evidence:
-    """Good evidence, but for these fields of the output of both runtimes."""
+    """Return valid evidence in which these fields of the output of all runtimes are replaced."""
     return builders.with_outputs(builders.output_parity(**fields))
 
 
-def noise(**fields: Any) -> Evidence:
+def evidence_with_noise(**fields: Any) -> Evidence:
     return with_output_fields(noise=builders.noise_parity(**fields))
 
 
-def stability(**fields: Any) -> Evidence:
+def evidence_with_stability(**fields: Any) -> Evidence:
     return with_output_fields(stability=builders.stability_parity(**fields))
 
 
 def with_probes(*probes: Any, **evidence: Any) -> Evidence:
-    """Good evidence, but for the probes of `ort-cpu`."""
+    """Return valid evidence in which the probes of `ort-cpu` are replaced."""
     bad = builders.runtime_evidence("ort-cpu", probes=probes)
     good = builders.evidence(**evidence)
     runtimes = tuple(bad if r.runtime == "ort-cpu" else r for r in good.runtimes)
@@ -49,95 +49,95 @@ def with_probes(*probes: Any, **evidence: Any) -> Evidence:
 
 
 def with_probes_and_batches(*probes: Any, **evidence: Any) -> Evidence:
-    """The same, with the probes of the batch sizes beside them."""
+    """Return evidence with these probes and all batch probes."""
     batches = [p for p in builders.runtime_evidence("ort-cpu").probes if p.kind == "batch"]
     return with_probes(*batches, *probes, **evidence)
 
 
-def graph(**fields: Any) -> Evidence:
+def evidence_with_graph(**fields: Any) -> Evidence:
     return builders.evidence(graph=builders.graph_report(**fields))
 
 
-def finding(code: str) -> dict[str, Any]:
+def findings_fields(code: str) -> dict[str, Any]:
     return {"findings": (GraphFinding(code=code, place="Conv:conv1", detail="is odd"),)}
 
 
-def unmeasured(**evidence: Any) -> Evidence:
-    """No float64 reference ran."""
+def evidence_without_float64(**evidence: Any) -> Evidence:
+    """Return evidence without a float64 reference."""
     return with_output_fields(noise=None).model_copy(
         update={"noise_unmeasured": "the model can't run in float64", **evidence}
     )
 
 
-def dynamic(asked: bool | None) -> ExportRecord:
-    settings = {} if asked is None else {"dynamic_batch": asked}
+def export_record(dynamic_batch: bool | None) -> ExportRecord:
+    settings = {} if dynamic_batch is None else {"dynamic_batch": dynamic_batch}
     return ExportRecord(strategy="traced", settings=settings)
 
 
-ALL = ("noise_ratio", "noise_peak", "noise_diff")
-PROBE = builders.probe_parity
-EMPTY = {"noise_ratio": None, "relative_diff": None}
+NOISE_METRICS = ("noise_ratio", "noise_peak", "noise_diff")
+make_probe = builders.probe_parity
+NO_NUMBERS = {"noise_ratio": None, "relative_diff": None}
 
 
 @pytest.mark.parametrize(
     ("evidence", "name", "verdict"),
     [
         (with_output_fields(noise=None), "noise_ratio", ERROR),
-        (unmeasured(), "noise_peak", ERROR),
-        (unmeasured(), "noise_diff", ERROR),
-        (noise(samples=0), "noise_ratio", ERROR),
-        (noise(samples=31), "noise_ratio", ERROR),
-        (noise(elements=0), "noise_peak", ERROR),
-        (noise(samples=31, ratio=1e6), "noise_ratio", FAIL),
-        (noise(ratio=0.0, candidate_rms=1e-3), "noise_ratio", FAIL),
-        (noise(ratio=0.0, reference_rms=0.0, truth_rms=0.0), "noise_ratio", FAIL),
-        (noise(candidate_rms=NAN), "noise_ratio", FAIL),
-        (noise(reference_rms=INF), "noise_ratio", FAIL),
-        (noise(rounding_rms=NAN), "noise_ratio", FAIL),
-        (noise(rounding_rms=INF), "noise_ratio", FAIL),
-        (noise(ratio=0.0, candidate_rms=1e-3, rounding_rms=1e-4), "noise_ratio", FAIL),
-        (noise(ratio=0.5, candidate_rms=1e-3, rounding_rms=2e-3), "noise_ratio", PASS),
-        (noise(truth_rms=NAN), "finite", FAIL),
+        (evidence_without_float64(), "noise_peak", ERROR),
+        (evidence_without_float64(), "noise_diff", ERROR),
+        (evidence_with_noise(samples=0), "noise_ratio", ERROR),
+        (evidence_with_noise(samples=31), "noise_ratio", ERROR),
+        (evidence_with_noise(elements=0), "noise_peak", ERROR),
+        (evidence_with_noise(samples=31, ratio=1e6), "noise_ratio", FAIL),
+        (evidence_with_noise(ratio=0.0, candidate_rms=1e-3), "noise_ratio", FAIL),
+        (evidence_with_noise(ratio=0.0, reference_rms=0.0, truth_rms=0.0), "noise_ratio", FAIL),
+        (evidence_with_noise(candidate_rms=NAN), "noise_ratio", FAIL),
+        (evidence_with_noise(reference_rms=INF), "noise_ratio", FAIL),
+        (evidence_with_noise(rounding_rms=NAN), "noise_ratio", FAIL),
+        (evidence_with_noise(rounding_rms=INF), "noise_ratio", FAIL),
+        (evidence_with_noise(ratio=0.0, candidate_rms=1e-3, rounding_rms=1e-4), "noise_ratio", FAIL),
+        (evidence_with_noise(ratio=0.5, candidate_rms=1e-3, rounding_rms=2e-3), "noise_ratio", PASS),
+        (evidence_with_noise(truth_rms=NAN), "finite", FAIL),
         (with_output_fields(stability=None), "repeatability_ratio", ERROR),
-        (stability(samples=0), "batch_invariance_ratio", ERROR),
-        (stability(unit=NAN), "finite", FAIL),
-        (stability(repeatability=NAN), "finite", FAIL),
+        (evidence_with_stability(samples=0), "batch_invariance_ratio", ERROR),
+        (evidence_with_stability(unit=NAN), "finite", FAIL),
+        (evidence_with_stability(repeatability=NAN), "finite", FAIL),
         (with_probes(), "probes", ERROR),
-        (with_probes(PROBE(**EMPTY, inapplicable="too small")), "probes", ERROR),
-        (with_probes(PROBE()), "probes", ERROR),
-        (with_probes(PROBE("b", kind="batch", batch_size=1)), "probes", ERROR),
-        (with_probes(*(PROBE(f"b{n}", kind="batch", batch_size=n) for n in (1, 4, 7))), "probes", ERROR),
-        (with_probes_and_batches(PROBE(**EMPTY)), "probe_zeros", ERROR),
-        (with_probes_and_batches(PROBE(noise_ratio=None)), "probe_zeros", PASS),
-        (with_probes_and_batches(PROBE(noise_ratio=None, relative_diff=2e-3)), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(noise_ratio=33.0)), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(noise_ratio=NAN)), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(noise_ratio=INF)), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(noise_ratio=-1.0)), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(relative_diff=NAN)), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(failure="other shapes")), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(**EMPTY, failure="other shapes")), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(**EMPTY, failure="x", inapplicable="y")), "probe_zeros", FAIL),
-        (with_probes_and_batches(PROBE(inapplicable="too small")), "probe_zeros", ERROR),
-        (with_probes_and_batches(PROBE(noise_ratio=None, inapplicable="too small")), "probe_zeros", ERROR),
-        (with_probes_and_batches(PROBE(**EMPTY, inapplicable="too small")), "probe_zeros", PASS),
+        (with_probes(make_probe(**NO_NUMBERS, inapplicable="too small")), "probes", ERROR),
+        (with_probes(make_probe()), "probes", ERROR),
+        (with_probes(make_probe("b", kind="batch", batch_size=1)), "probes", ERROR),
+        (with_probes(*(make_probe(f"b{n}", kind="batch", batch_size=n) for n in (1, 4, 7))), "probes", ERROR),
+        (with_probes_and_batches(make_probe(**NO_NUMBERS)), "probe_zeros", ERROR),
+        (with_probes_and_batches(make_probe(noise_ratio=None)), "probe_zeros", PASS),
+        (with_probes_and_batches(make_probe(noise_ratio=None, relative_diff=2e-3)), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(noise_ratio=33.0)), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(noise_ratio=NAN)), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(noise_ratio=INF)), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(noise_ratio=-1.0)), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(relative_diff=NAN)), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(failure="other shapes")), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(**NO_NUMBERS, failure="other shapes")), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(**NO_NUMBERS, failure="x", inapplicable="y")), "probe_zeros", FAIL),
+        (with_probes_and_batches(make_probe(inapplicable="too small")), "probe_zeros", ERROR),
+        (with_probes_and_batches(make_probe(noise_ratio=None, inapplicable="too small")), "probe_zeros", ERROR),
+        (with_probes_and_batches(make_probe(**NO_NUMBERS, inapplicable="too small")), "probe_zeros", PASS),
         (with_probes_and_batches(trace_search=None), "probes", ERROR),
         (builders.evidence(graph=None), "graph", ERROR),
         (builders.evidence(graph=None, graph_unread="no model"), "graph", ERROR),
         (builders.evidence(graph_unread="no model"), "graph", ERROR),
-        (graph(nodes=0, operators={}), "graph", ERROR),
-        (graph(operators={}), "graph", ERROR),
-        (graph(external_data={"w.bin": "sha256:0"}), "graph", ERROR),
-        (graph(**finding("training_mode")), "graph_training_mode", FAIL),
-        (graph(**finding("zero_initializer")), "graph_zero_initializer", FAIL),
-        (graph(**finding("nonfinite_initializer")), "graph_nonfinite_initializer", FAIL),
-        (graph(**finding("float16")), "graph_float16", FAIL),
-        (graph(**finding("other_weights")), "graph_other_weights", FAIL),
-        (graph(**finding("rounded_weights")), "graph_rounded_weights", FAIL),
-        (graph(weights=None), "graph_other_weights", ERROR),
-        (graph(weights=None), "graph_rounded_weights", ERROR),
-        (graph(weights=None, **finding("other_weights")), "graph_other_weights", FAIL),
-        (graph(**finding("external_data")), "graph_external_data", FAIL),
+        (evidence_with_graph(nodes=0, operators={}), "graph", ERROR),
+        (evidence_with_graph(operators={}), "graph", ERROR),
+        (evidence_with_graph(external_data={"w.bin": "sha256:0"}), "graph", ERROR),
+        (evidence_with_graph(**findings_fields("training_mode")), "graph_training_mode", FAIL),
+        (evidence_with_graph(**findings_fields("zero_initializer")), "graph_zero_initializer", FAIL),
+        (evidence_with_graph(**findings_fields("nonfinite_initializer")), "graph_nonfinite_initializer", FAIL),
+        (evidence_with_graph(**findings_fields("float16")), "graph_float16", FAIL),
+        (evidence_with_graph(**findings_fields("other_weights")), "graph_other_weights", FAIL),
+        (evidence_with_graph(**findings_fields("rounded_weights")), "graph_rounded_weights", FAIL),
+        (evidence_with_graph(weights=None), "graph_other_weights", ERROR),
+        (evidence_with_graph(weights=None), "graph_rounded_weights", ERROR),
+        (evidence_with_graph(weights=None, **findings_fields("other_weights")), "graph_other_weights", FAIL),
+        (evidence_with_graph(**findings_fields("external_data")), "graph_external_data", FAIL),
     ],
 )  # fmt: skip
 def test_invalid_instrument_record_has_its_verdict(evidence, name, verdict):
@@ -154,25 +154,29 @@ def test_invalid_instrument_record_has_its_verdict(evidence, name, verdict):
 ])  # fmt: skip
 def test_informative_findings_do_not_fail(codes, precision):
     for code in codes:
-        assert judge(graph(**finding(code)), precision=precision).passed
-    assert not judge(graph(**finding("other_weights")), precision=precision).passed
+        assert judge(evidence_with_graph(**findings_fields(code)), precision=precision).passed
+    assert not judge(
+        evidence_with_graph(**findings_fields("other_weights")), precision=precision
+    ).passed
 
 
 def test_findings_are_counted_and_three_are_shown():
     matches = tuple(
         GraphFinding(code="training_mode", place=f"Dropout:{i}", detail="drops") for i in range(5)
     )
-    (check,) = judge(graph(findings=matches)).problems
+    (check,) = judge(evidence_with_graph(findings=matches)).problems
     text = render_check(check)
     assert (check.observed, text.count("Dropout:"), "and 2 more" in text) == (5.0, 3, True)
 
 
 @pytest.mark.parametrize(("export", "passed"), [(None, True), (False, True), (True, False)])
 def test_fixed_batch_fails_only_when_export_requested_dynamic_batch(export, passed):
-    evidence = graph(**finding("fixed_batch")).model_copy(update={"export": dynamic(export)})
+    evidence = evidence_with_graph(**findings_fields("fixed_batch")).model_copy(
+        update={"export": export_record(export)}
+    )
     assert judge(evidence).passed is passed
-    without = evidence.model_copy(update={"export": None})
-    assert judge(without).passed
+    without_record = evidence.model_copy(update={"export": None})
+    assert judge(without_record).passed
 
 
 def test_unmatched_weights_are_listed_and_pass():
@@ -180,7 +184,7 @@ def test_unmatched_weights_are_listed_and_pass():
         constants=9, matched={"folded": 5, "packed": 2}, unmatched=1, unmatched_names=("table",),
         absent=1, absent_names=("alpha",),
     )  # fmt: skip
-    decision = judge(graph(weights=weights))
+    decision = judge(evidence_with_graph(weights=weights))
     assert decision.passed
     (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
     assert render_check(check) == (
@@ -190,18 +194,22 @@ def test_unmatched_weights_are_listed_and_pass():
 
 
 def test_file_without_weights_passes():
-    decision = judge(graph(weights=WeightsReport(constants=0, matched={}, unmatched=0, absent=0)))
+    decision = judge(
+        evidence_with_graph(weights=WeightsReport(constants=0, matched={}, unmatched=0, absent=0))
+    )
     assert decision.passed
     (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
     assert render_check(check) == "The file has no weights to compare."
 
 
 def test_problems_contain_the_reason_for_missing_measurements():
-    decision = judge(unmeasured(graph=None, graph_unread="it is no model"))
+    decision = judge(evidence_without_float64(graph=None, graph_unread="it is no model"))
     reported = " ".join(render_check(check) for check in decision.problems)
     assert "the model can't run in float64" in reported
     assert "it is no model" in reported
-    partly = judge(noise(samples=8).model_copy(update={"noise_unmeasured": "out of memory"}))
+    partly = judge(
+        evidence_with_noise(samples=8).model_copy(update={"noise_unmeasured": "out of memory"})
+    )
     assert "8 of 32 samples were computed in float64: out of memory" in " ".join(
         render_check(check) for check in partly.problems
     )
@@ -212,14 +220,14 @@ def test_problems_contain_the_reason_for_missing_measurements():
 ])  # fmt: skip
 def test_noise_needs_requested_samples_or_all(asked, samples, passed):
     instruments = Instruments(noise_samples=asked)
-    assert judge(noise(samples=samples), instruments=instruments).passed is passed
+    assert judge(evidence_with_noise(samples=samples), instruments=instruments).passed is passed
 
 
-@pytest.mark.parametrize("waive", [(), ALL[:1], ALL])
+@pytest.mark.parametrize("waive", [(), NOISE_METRICS[:1], NOISE_METRICS])
 def test_missing_metric_passes_only_when_waived_by_name(waive):
-    decision = judge(unmeasured(), waive=waive)
-    assert decision.verdict is (PASS if waive == ALL else ERROR)
-    assert {c.name for c in decision.problems} == set(ALL) - set(waive)
+    decision = judge(evidence_without_float64(), waive=waive)
+    assert decision.verdict is (PASS if waive == NOISE_METRICS else ERROR)
+    assert {c.name for c in decision.problems} == set(NOISE_METRICS) - set(waive)
     assert {c.name for c in decision.waived if c.output} == set(waive)
     assert not judge(with_output_fields(noise=None, max_abs_diff=1.0), waive=waive).passed
 
@@ -229,20 +237,20 @@ def test_missing_metric_passes_only_when_waived_by_name(waive):
     [{"ratio": 4.0}, {"ratio": NAN}, {"peak": INF}, {"diff": 33.0}, {"samples": 8, "ratio": 4.0}],
 )
 def test_measured_metric_is_never_waived(seen):
-    assert judge(noise(**seen), waive=ALL).verdict is FAIL
+    assert judge(evidence_with_noise(**seen), waive=NOISE_METRICS).verdict is FAIL
 
 
 def test_output_with_only_waived_bounds_is_an_error():
-    """An output without any other bound is not judged at all."""
+    """Require a bound that is not waived; otherwise nothing checks the output."""
     bounds = Bounds(noise_ratio=3.0, noise_peak=6.0, noise_diff=32.0, top1_agreement=1.0)
     policy = Policy(
         precision="reduced",
-        waive=ALL,
+        waive=NOISE_METRICS,
         runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)},
     )
     boxes = builders.output_parity(name="boxes", classification=None, noise=None)
     evidence = builders.with_outputs(builders.output_parity(), boxes)
-    decision = decide(policy, evidence, decided_at=AT)
+    decision = decide(policy, evidence, decided_at=DECIDED_AT)
     assert [check.title for check in decision.problems] == ["ort-cpu / boxes / bounds"]
     assert decision.verdict is ERROR
 
@@ -250,7 +258,7 @@ def test_output_with_only_waived_bounds_is_an_error():
 def test_integer_outputs_have_no_noise_checks():
     counts = with_output_fields(dtype="int64", noise=None, classification=None, scaled_diff=0.0)
     names = {check.name for check in judge(counts, task="classification").checks}
-    assert not names & set(ALL)
+    assert not names & set(NOISE_METRICS)
 
 
 @pytest.mark.parametrize(("kind", "fields", "verdict"), [
@@ -262,9 +270,9 @@ def test_integer_outputs_have_no_noise_checks():
     ("search", {"relative_diff": 0.9}, FAIL),
 ])  # fmt: skip
 def test_quantized_policy_waives_only_value_probes(kind, fields, verdict):
-    probe = PROBE("zeros", kind=kind, noise_ratio=None, **fields)
+    probe = make_probe("zeros", kind=kind, noise_ratio=None, **fields)
     quantized = Policy.quantized()
-    checks = decide(quantized, with_probes_and_batches(probe), decided_at=AT).checks
+    checks = decide(quantized, with_probes_and_batches(probe), decided_at=DECIDED_AT).checks
     (result,) = [c for c in checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
     assert result.verdict is verdict
 
@@ -273,21 +281,21 @@ def test_quantized_policy_waives_only_value_probes(kind, fields, verdict):
     (0.3, 0.55, PASS), (0.3, 0.65, FAIL), (0.8, 0.95, FAIL), (0.01, 0.19, PASS), (math.inf, 0.3, FAIL),
 ])  # fmt: skip
 def test_quantized_probe_may_deviate_twice_as_far_as_the_samples(of_samples, of_probe, verdict):
-    probe = PROBE("batch_9", kind="batch", noise_ratio=None, relative_diff=of_probe)
+    probe = make_probe("batch_9", kind="batch", noise_ratio=None, relative_diff=of_probe)
     evidence = with_probes_and_batches(probe)
     output = builders.output_parity(reference_abs_max=10.0, max_abs_diff=10.0 * of_samples)
     runtimes = tuple(
         r.model_copy(update={"outputs": (output,)}) if r.outputs else r for r in evidence.runtimes
     )
     evidence = evidence.model_copy(update={"runtimes": runtimes})
-    checks = decide(Policy.quantized(), evidence, decided_at=AT).checks
+    checks = decide(Policy.quantized(), evidence, decided_at=DECIDED_AT).checks
     (check,) = [c for c in checks if c.name == "probe_batch_9" and c.runtime == "ort-cpu"]
     assert check.verdict is verdict
 
 
 @pytest.mark.parametrize("samples_fail", [True, False])
 def test_probe_failing_like_the_samples_has_its_own_code(samples_fail):
-    bad = with_probes_and_batches(PROBE("zeros", noise_ratio=1e6))
+    bad = with_probes_and_batches(make_probe("zeros", noise_ratio=1e6))
     if samples_fail:
         output = builders.output_parity(noise=builders.noise_parity(ratio=1e6))
         runtimes = tuple(
@@ -305,7 +313,7 @@ def test_probe_failing_like_the_samples_has_its_own_code(samples_fail):
     [([("batch", 3)], False), ([(4, 3)], True), ([("batch", 3), (4, 3)], True), ([()], False)],
 )
 def test_batch_probes_are_required_for_dynamic_batch(shapes, passed):
-    evidence = with_probes(PROBE())
+    evidence = with_probes(make_probe())
     inputs = tuple(
         TensorSpec(name=str(i), dtype="float32", shape=shape) for i, shape in enumerate(shapes)
     )
@@ -327,7 +335,7 @@ def test_disabled_instruments_are_not_checked():
         builders.policy()
         .runtimes["ort-cpu"]
         .bounds.model_copy(
-            update=dict.fromkeys((*ALL, "repeatability_ratio", "batch_invariance_ratio"))
+            update=dict.fromkeys((*NOISE_METRICS, "repeatability_ratio", "batch_invariance_ratio"))
         )
     )
     runtimes = {"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
@@ -337,23 +345,23 @@ def test_disabled_instruments_are_not_checked():
 NumberPath = tuple[str | int, ...]
 
 
-def number_paths(value: Any, place: NumberPath = ()) -> Iterator[NumberPath]:
-    """The places of all measured numbers of a record."""
+def number_paths(value: Any, path: NumberPath = ()) -> Iterator[NumberPath]:
+    """Yield the paths of all measured numbers of a record."""
     if isinstance(value, float):
-        yield place
+        yield path
     elif isinstance(value, Record):
         for name, item in value:
-            yield from number_paths(item, (*place, name))
+            yield from number_paths(item, (*path, name))
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from number_paths(item, (*place, index))
+            yield from number_paths(item, (*path, index))
 
 
-def replace_number(value: Any, place: NumberPath, new: float) -> Any:
-    """The record with another number in that place."""
-    if not place:
+def replace_number(value: Any, path: NumberPath, new: float) -> Any:
+    """Return the record with the number at `path` replaced."""
+    if not path:
         return new
-    first, rest = place[0], place[1:]
+    first, rest = path[0], path[1:]
     if isinstance(value, tuple):
         assert isinstance(first, int)
         return (*value[:first], replace_number(value[first], rest, new), *value[first + 1 :])
@@ -367,12 +375,12 @@ def test_nan_in_any_number_never_passes():
         reference_latency=builders.runtime_evidence().latency,
     )
     assert judge(good).passed
-    indices = list(number_paths(good))
-    assert len(indices) > 150
-    for location in indices:
-        # How long it took decides nothing.
-        informs = "latency" in location or "reference_latency" in location
-        assert judge(replace_number(good, location, NAN)).passed is informs, location
+    paths = list(number_paths(good))
+    assert len(paths) > 150
+    for path in paths:
+        # Latency does not decide the verdict.
+        informs = "latency" in path or "reference_latency" in path
+        assert judge(replace_number(good, path, NAN)).passed is informs, path
 
 
 def test_nan_in_unchecked_class_statistics_passes():
@@ -393,9 +401,9 @@ def test_nan_in_unchecked_class_statistics_passes():
     ({"relative_diff": math.nan, "noise_ratio": 1.0}, False),
 ])  # fmt: skip
 def test_reduced_precision_probe_passes_by_relative_diff_or_noise_ratio(fields, passes):
-    probe = PROBE("bright", kind="value", **fields)
+    probe = make_probe("bright", kind="value", **fields)
     checks = decide(
-        Policy.built_in("reduced"), with_probes_and_batches(probe), decided_at=AT
+        Policy.built_in("reduced"), with_probes_and_batches(probe), decided_at=DECIDED_AT
     ).checks
     (result,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
     assert (result.verdict is PASS) is passes
@@ -406,10 +414,10 @@ def test_reduced_precision_probe_passes_by_relative_diff_or_noise_ratio(fields, 
     [(500.0, "relative_diff is 0.002"), (40.0, "noise_ratio is 40"), (math.nan, "relative_diff")],
 )
 def test_reduced_precision_probe_shows_the_closest_bound(noise_ratio, shown):
-    """As of a policy of one's own that says precision: reduced, and no bounds for probes."""
-    probe = PROBE("bright", kind="value", relative_diff=0.002, noise_ratio=noise_ratio)
+    """Show the nearest bound for a custom reduced policy without bounds for probes."""
+    probe = make_probe("bright", kind="value", relative_diff=0.002, noise_ratio=noise_ratio)
     policy = Policy.built_in("reduced").model_copy(update={"instruments": Instruments()})
-    checks = decide(policy, with_probes_and_batches(probe), decided_at=AT).checks
+    checks = decide(policy, with_probes_and_batches(probe), decided_at=DECIDED_AT).checks
     (result,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
     assert (result.verdict is PASS, shown in render_check(result)) == (False, True), render_check(
         result
@@ -434,7 +442,7 @@ def test_bfloat16_has_wider_noise_bound_than_float16(dtype, ratio, own, passes):
     outputs = (spec.model_copy(update={"dtype": dtype}),)
     subject = measured.subject.model_copy(update={"outputs": outputs})
     measured = measured.model_copy(update={"subject": subject})
-    checks = decide(policy, measured, decided_at=AT).checks
+    checks = decide(policy, measured, decided_at=DECIDED_AT).checks
     (result,) = [c for c in checks if c.name == "noise_ratio" and c.runtime == "ort-cpu"]
     assert (result.verdict is PASS) is passes, render_check(result)
 
@@ -444,7 +452,7 @@ def test_bfloat16_has_wider_noise_bound_than_float16(dtype, ratio, own, passes):
     [(True, 0.1, ERROR), (False, 0.1, FAIL), (True, 1e-6, FAIL)],
 )
 def test_choices_decided_by_rounding_are_an_error_instead_of_fail(own_choices, floor, verdict):
-    """Where rounding changes the model's choices and hides faults, nothing is known of the file."""
+    """Return an ERROR if rounding changes the model's choices so much that it could hide faults."""
     runtime = builders.runtime_evidence(
         outputs=(
             builders.output_parity(
@@ -476,4 +484,4 @@ def test_reference_spread_beyond_rounding_is_an_error(spread, verdict):
     assert result.verdict is verdict
     assert decision.passed is (verdict is Verdict.PASS)
     names = {check.name for check in judge(builders.evidence()).checks}
-    assert "repeats" not in names  # as in evidence of before it was measured
+    assert "repeats" not in names  # as in older evidence, which has no spread

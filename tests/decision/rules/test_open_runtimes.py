@@ -1,4 +1,4 @@
-"""Rules for plug-in runtimes: mismatches fail, and no record changes the rules of built-in runtimes."""
+"""Mismatches of plug-in runtimes fail, and no record changes the rules of built-in runtimes."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ ACME = RuntimeIdentity(
 NODES = {"providers_active": (CPU_PROVIDER,), "nodes_per_provider": {CPU_PROVIDER: 4}}
 
 
-def policy(name: str = "acme", **wanted) -> Policy:
+def policy(name: str = "acme", **settings) -> Policy:
     plain = builders.policy()
     bounds = plain.runtimes["ort-cpu"].bounds
-    runtime = RuntimePolicy(**{"required": "always", "bounds": bounds, **wanted})
+    runtime = RuntimePolicy(**{"required": "always", "bounds": bounds, **settings})
     return plain.model_copy(update={"runtimes": {**plain.runtimes, name: runtime}})
 
 
 def evidence(name: str = "acme", **fields) -> Evidence:
     good = builders.evidence()
-    custom = good.runtime("ort-cpu").model_copy(update={"runtime": name, **fields})
-    rest = [runtime for runtime in good.runtimes if runtime.runtime != name]
-    return good.model_copy(update={"runtimes": (*rest, custom)})
+    changed = good.runtime("ort-cpu").model_copy(update={"runtime": name, **fields})
+    other_runtimes = [runtime for runtime in good.runtimes if runtime.runtime != name]
+    return good.model_copy(update={"runtimes": (*other_runtimes, changed)})
 
 
-def acme(**fields) -> Evidence:
+def acme_evidence(**fields) -> Evidence:
     identity = fields.pop("identity", ACME)
     active = {"providers_active": ("ACME",), "nodes_per_provider": {}, "session_options": {}}
     return evidence(identity=identity, **{**active, **fields})
 
 
-def judged(wanted: Policy, seen: Evidence) -> Decision:
-    return decide(wanted, Evidence.from_json(seen.to_json()), decided_at="now")
+def decide_stored(policy: Policy, evidence: Evidence) -> Decision:
+    return decide(policy, Evidence.from_json(evidence.to_json()), decided_at="now")
 
 
 def failed(decision: Decision, name: str = "acme") -> set[str]:
     return {check.name for check in decision.problems if check.runtime == name}
 
 
-WANTED = {"options": {"hint": "f32"}}
+ACME_SETTINGS = {"options": {"hint": "f32"}}
 
 
 def test_plugin_runtime_matching_its_identity_passes():
-    decision = judged(policy(**WANTED), acme())
+    decision = decide_stored(policy(**ACME_SETTINGS), acme_evidence())
     assert decision.verdict is Verdict.PASS
     assert decision.runtimes[-1] == "acme"
-    assert decision.checks[-1].runtime == "acme"  # after the gate's own, in whatever order
+    # after the built-in runtimes, whatever the order of the records
+    assert decision.checks[-1].runtime == "acme"
 
 
 MISMATCHES = {
@@ -71,15 +72,15 @@ MISMATCHES = {
 
 @pytest.mark.parametrize(("spoiled", "checks"), MISMATCHES.values(), ids=MISMATCHES)
 def test_mismatched_plugin_record_fails(spoiled, checks):
-    decision = judged(policy(**WANTED), acme(**spoiled))
+    decision = decide_stored(policy(**ACME_SETTINGS), acme_evidence(**spoiled))
     assert failed(decision) == checks
     assert decision.verdict is not Verdict.PASS
 
 
 def test_reduced_policy_accepts_any_precision():
-    custom_policy = policy(**WANTED).model_copy(update={"precision": "reduced"})
-    observed = acme(identity=ACME.model_copy(update={"precision": "bfloat16"}))
-    assert "precision" not in failed(judged(custom_policy, observed))
+    custom_policy = policy(**ACME_SETTINGS).model_copy(update={"precision": "reduced"})
+    observed = acme_evidence(identity=ACME.model_copy(update={"precision": "bfloat16"}))
+    assert "precision" not in failed(decide_stored(custom_policy, observed))
 
 
 FORGED = {
@@ -93,12 +94,12 @@ FORGED = {
 def test_identity_does_not_change_rules_of_built_in_runtimes(promise):
     identity = RuntimeIdentity(**{"kind": "ort-cpu", "provider": CPU_PROVIDER, **promise})
     plain = evidence("ort-cpu", identity=identity, providers_active=("ACME",))
-    assert "provider" in failed(judged(builders.policy(), plain), "ort-cpu")
+    assert "provider" in failed(decide_stored(builders.policy(), plain), "ort-cpu")
     level = builders.evidence().runtime("ort-cpu").session_options | {
         "graph_optimization_level": "ORT_ENABLE_ALL"
     }
     plain = evidence("ort-cpu", identity=identity, session_options=level)
-    assert "session" in failed(judged(builders.policy(), plain), "ort-cpu")
+    assert "session" in failed(decide_stored(builders.policy(), plain), "ort-cpu")
 
 
 def test_options_of_built_in_runtime_must_match_the_policy():
@@ -106,34 +107,36 @@ def test_options_of_built_in_runtime_must_match_the_policy():
     custom_policy = policy(
         "ort-cpu", bounds=bounds, options={"disabled_optimizers": ["GeluFusion"]}
     )
-    decision = judged(custom_policy, builders.evidence())
+    decision = decide_stored(custom_policy, builders.evidence())
     assert "session" in failed(decision, "ort-cpu")
     identity = RuntimeIdentity(kind="ort-cpu", options={"disabled_optimizers": ["GeluFusion"]})
-    unset = judged(builders.policy(), evidence("ort-cpu", identity=identity))
+    unset = decide_stored(builders.policy(), evidence("ort-cpu", identity=identity))
     assert failed(unset, "ort-cpu") == {"session"}
 
 
 def test_registered_provider_overrides_the_identity(monkeypatch):
     monkeypatch.setitem(PROVIDERS, "acme", "CHIP")
-    assert failed(judged(policy(**WANTED), acme())) == {"provider"}
-    chip = acme(providers_active=("CHIP",))
-    assert judged(policy(**WANTED), chip).verdict is Verdict.PASS
-    mine = {"kind": "acme", **WANTED}
+    assert failed(decide_stored(policy(**ACME_SETTINGS), acme_evidence())) == {"provider"}
+    chip = acme_evidence(providers_active=("CHIP",))
+    assert decide_stored(policy(**ACME_SETTINGS), chip).verdict is Verdict.PASS
+    custom_settings = {"kind": "acme", **ACME_SETTINGS}
     observed = evidence("mine", identity=ACME, providers_active=("ACME",), nodes_per_provider={})
-    assert failed(judged(policy("mine", **mine), observed), "mine") == {"provider"}
+    assert failed(decide_stored(policy("mine", **custom_settings), observed), "mine") == {
+        "provider"
+    }
 
 
 @pytest.mark.parametrize("name", sorted(PROVIDERS))
 @pytest.mark.parametrize("kind", ["ort", "acme"])
 def test_built_in_name_with_another_kind_fails(name, kind):
-    """No policy that was validated says so; one that is made in code may."""
+    """Fail a policy built in code; the validation of policies rejects it."""
     options = {"providers": [CPU_PROVIDER], "graph_optimization_level": "ORT_DISABLE_ALL"}
     identity = RuntimeIdentity(
         kind=kind, options=options, provider=CPU_PROVIDER, precision="float32"
     )
     custom_policy = policy(name, kind=kind, options=options)
     assert "session" in failed(
-        judged(custom_policy, evidence(name, identity=identity, **NODES)), name
+        decide_stored(custom_policy, evidence(name, identity=identity, **NODES)), name
     )
 
 
@@ -160,5 +163,5 @@ def test_ort_nodes_run_on_listed_providers(options, fields, checks):
     identity = RuntimeIdentity(kind="ort", options=options, provider=options["providers"][0])
     active = {"providers_active": tuple(options["providers"]), "identity": identity}
     observed = evidence("xnn", **{**active, **fields})
-    decision = judged(policy("xnn", kind="ort", options=options), observed)
+    decision = decide_stored(policy("xnn", kind="ort", options=options), observed)
     assert failed(decision, "xnn") == checks

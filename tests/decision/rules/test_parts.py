@@ -1,5 +1,6 @@
-"""Rules for multi-file releases: parts use the policy of the release; quantized intermediate outputs
-are checked in the chain."""
+"""Parts of a multi-file release use its policy; quantized intermediate outputs are checked in the
+chain.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +16,37 @@ from gate.records.outputs import OutputParity
 from tests import builders
 from tests.registry.releases import twin_policy
 
-AT = "2026-01-01T00:00:00+00:00"
+DECIDED_AT = "2026-01-01T00:00:00+00:00"
 QUANTIZED = twin_policy()
 FLIPS = builders.class_parity(top1_agreement=0.4, top1_disagreements=240)
-"""The argmax of 400 samples flips in 240."""
+"""Class statistics in which the argmax changes for 240 of 400 samples."""
 
 
 def output(name: str, **fields: Any) -> OutputParity:
     return builders.output_parity(name=name, **fields)
 
 
-def measured(*outputs: OutputParity, **fields: Any) -> Evidence:
+def evidence_with_outputs(*outputs: OutputParity, **fields: Any) -> Evidence:
     specs = tuple(TensorSpec(name=o.name, dtype="float32", shape=("n", 10)) for o in outputs)
     observed = builders.evidence()
     runtime = builders.runtime_evidence("ort-cpu", outputs=outputs, **fields)
     subject = observed.subject.model_copy(update={"outputs": specs})
-    created = observed.model_copy(update={"subject": subject, "runtimes": (runtime,)})
-    return builders.with_drawn_probes(created)
+    evidence = observed.model_copy(update={"subject": subject, "runtimes": (runtime,)})
+    return builders.with_drawn_probes(evidence)
 
 
-def release(part: Evidence, whole: Evidence | None = None) -> Evidence:
-    """Of one part, with the chain around it."""
-    whole = whole or measured(output("logits"))
-    named = {"encoder": SubjectPart(file="encoder.onnx", sha256=part.subject.sha256)}
-    subject = whole.subject.model_copy(update={"parts": named, "external_data": ("encoder.onnx",)})
-    return whole.model_copy(update={"subject": subject, "parts": {"encoder": part}, "graph": None})
+def release(part: Evidence, chain: Evidence | None = None) -> Evidence:
+    """Return the evidence of a release with one part and its chain."""
+    chain = chain or evidence_with_outputs(output("logits"))
+    subject_parts = {"encoder": SubjectPart(file="encoder.onnx", sha256=part.subject.sha256)}
+    subject = chain.subject.model_copy(
+        update={"parts": subject_parts, "external_data": ("encoder.onnx",)}
+    )
+    return chain.model_copy(update={"subject": subject, "parts": {"encoder": part}, "graph": None})
 
 
 def judge(evidence: Evidence, policy: Policy = QUANTIZED) -> Decision:
-    return decide(policy, evidence, decided_at=AT)
+    return decide(policy, evidence, decided_at=DECIDED_AT)
 
 
 def problems(decision: Decision) -> list[tuple[str, str, Verdict]]:
@@ -59,7 +62,7 @@ FEATURES = output("features", classification=FLIPS, max_abs_diff=7.0, scaled_dif
 
 
 def test_quantized_part_is_checked_in_the_chain():
-    decision = judge(release(measured(FEATURES)))
+    decision = judge(release(evidence_with_outputs(FEATURES)))
     assert decision.verdict is Verdict.PASS, problems(decision)
     check = part_check(decision, "bounds")
     assert (check.verdict, check.code) == (Verdict.PASS, "checked_in_chain")
@@ -68,15 +71,15 @@ def test_quantized_part_is_checked_in_the_chain():
 
 
 def test_intermediate_features_have_no_agreement_check():
-    first = builders.class_parity(predicted_classes=1)
-    decision = judge(release(measured(output("features", classification=first))))
+    one_class = builders.class_parity(predicted_classes=1)
+    decision = judge(release(evidence_with_outputs(output("features", classification=one_class))))
     assert decision.passed, problems(decision)
     assert [c.name for c in decision.checks if c.part and c.name == "agreement"] == []
 
 
 def test_chain_outputs_keep_all_bounds():
-    complete = measured(output("logits", classification=FLIPS))
-    decision = judge(release(measured(FEATURES), complete))
+    chain = evidence_with_outputs(output("logits", classification=FLIPS))
+    decision = judge(release(evidence_with_outputs(FEATURES), chain))
     assert problems(decision) == [("", "top1_agreement", Verdict.FAIL)]
 
 
@@ -85,15 +88,15 @@ def test_chain_output_without_bound_is_an_error():
         task="auto",
         runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=Bounds(unequal_share=0.0))},
     )
-    complete = measured(output("boxes", classification=None))
-    decision = judge(release(measured(FEATURES), complete), policy)
+    chain = evidence_with_outputs(output("boxes", classification=None))
+    decision = judge(release(evidence_with_outputs(FEATURES), chain), policy)
     assert problems(decision) == [("", "bounds", Verdict.ERROR)]
 
 
 @pytest.mark.parametrize("named", [{"logits": ("features",)}, {"outputs": {"features": "logits"}}])
 def test_output_named_in_policy_is_checked_in_its_part(named):
-    complete = measured(output("features"))
-    decision = judge(release(measured(FEATURES), complete), twin_policy(**named))
+    chain = evidence_with_outputs(output("features"))
+    decision = judge(release(evidence_with_outputs(FEATURES), chain), twin_policy(**named))
     assert problems(decision) == [("encoder", "top1_agreement", Verdict.FAIL)]
 
 
@@ -103,18 +106,18 @@ def test_numeric_bounds_apply_to_the_chain(role):
     policy = twin_policy(
         task="tensors", runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
     )
-    complete = measured(output("features" if role else "boxes", scaled_diff=0.1))
+    chain = evidence_with_outputs(output("features" if role else "boxes", scaled_diff=0.1))
     if role:
         policy = policy.model_copy(update={"outputs": {"features": role}})
-    decision = judge(release(measured(FEATURES), complete), policy)
+    decision = judge(release(evidence_with_outputs(FEATURES), chain), policy)
     assert problems(decision) == ([("encoder", "scaled_diff", Verdict.FAIL)] if role else [])
-    complete = measured(output("boxes", scaled_diff=0.4))
-    assert not judge(release(measured(output("features")), complete), policy).passed
+    chain = evidence_with_outputs(output("boxes", scaled_diff=0.4))
+    assert not judge(release(evidence_with_outputs(output("features")), chain), policy).passed
 
 
 def test_exact_release_is_checked_in_each_part():
-    complete = measured(output("logits"))
-    decision = judge(release(measured(FEATURES), complete), builders.policy())
+    chain = evidence_with_outputs(output("logits"))
+    decision = judge(release(evidence_with_outputs(FEATURES), chain), builders.policy())
     assert ("encoder", "max_abs_diff", Verdict.FAIL) in problems(decision)
 
 
@@ -124,45 +127,51 @@ def test_exact_release_is_checked_in_each_part():
     ({"reference_abs_max": math.nan}, "reference", Verdict.ERROR),
 ])  # fmt: skip
 def test_invalid_part_never_passes(spoil, name, verdict):
-    part = measured(FEATURES.model_copy(update=spoil))
+    part = evidence_with_outputs(FEATURES.model_copy(update=spoil))
     assert ("encoder", name, verdict) in problems(judge(release(part)))
 
 
 def test_failed_replaced_or_missing_part_never_passes():
-    broken = measured(FEATURES)
+    broken = evidence_with_outputs(FEATURES)
     failed = broken.runtimes[0].model_copy(update={"outputs": (), "failure": "it broke"})
     broken = broken.model_copy(update={"runtimes": (failed,)})
     assert not judge(release(broken)).passed
-    good = release(measured(FEATURES))
-    second = good.parts["encoder"].subject.model_copy(update={"sha256": builders.digest("other")})
-    parts = {"encoder": good.parts["encoder"].model_copy(update={"subject": second})}
+    good = release(evidence_with_outputs(FEATURES))
+    other_subject = good.parts["encoder"].subject.model_copy(
+        update={"sha256": builders.digest("other")}
+    )
+    parts = {"encoder": good.parts["encoder"].model_copy(update={"subject": other_subject})}
     assert ("encoder", "part", Verdict.ERROR) in problems(
         judge(good.model_copy(update={"parts": parts}))
     )
-    nobody = good.model_copy(update={"parts": {}})
-    assert problems(judge(nobody)) == [("encoder", "part", Verdict.ERROR)]
+    without_part = good.model_copy(update={"parts": {}})
+    assert problems(judge(without_part)) == [("encoder", "part", Verdict.ERROR)]
 
 
 @pytest.mark.parametrize("kind", ["batch", "search"])
 def test_probe_numbers_of_parts_are_shown_but_failures_fail(kind):
-    def probed(**fields: Any) -> Evidence:
+    def evidence_with_probe(**fields: Any) -> Evidence:
         probe = builders.probe_parity("more", kind=kind, **fields)
-        observed = measured(FEATURES)
+        observed = evidence_with_outputs(FEATURES)
         runtime = observed.runtimes[0]
         changed = runtime.model_copy(update={"probes": (*runtime.probes, probe)})
         return observed.model_copy(update={"runtimes": (changed,)})
 
-    far = {"noise_ratio": None, "relative_diff": 0.95}
-    decision = judge(release(probed(**far)))
+    deviating = {"noise_ratio": None, "relative_diff": 0.95}
+    decision = judge(release(evidence_with_probe(**deviating)))
     assert decision.passed, problems(decision)
     assert part_check(decision, "probe_more").code == "checked_in_chain"
-    named = twin_policy(logits=("features",))
-    complete = measured(output("features"))
-    steady = FEATURES.model_copy(update={"classification": builders.class_parity()})
-    runtime = probed(**far).runtimes[0].model_copy(update={"outputs": (steady,)})
-    part = probed(**far).model_copy(update={"runtimes": (runtime,)})
-    assert problems(judge(release(part, complete), named)) == [
+    policy = twin_policy(logits=("features",))
+    chain = evidence_with_outputs(output("features"))
+    with_stable_classes = FEATURES.model_copy(update={"classification": builders.class_parity()})
+    runtime = (
+        evidence_with_probe(**deviating)
+        .runtimes[0]
+        .model_copy(update={"outputs": (with_stable_classes,)})
+    )
+    part = evidence_with_probe(**deviating).model_copy(update={"runtimes": (runtime,)})
+    assert problems(judge(release(part, chain), policy)) == [
         ("encoder", "probe_more", Verdict.FAIL)
     ]
-    bad = probed(noise_ratio=None, relative_diff=None, failure="another shape")
+    bad = evidence_with_probe(noise_ratio=None, relative_diff=None, failure="another shape")
     assert problems(judge(release(bad))) == [("encoder", "probe_more", Verdict.FAIL)]

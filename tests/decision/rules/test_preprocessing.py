@@ -1,4 +1,4 @@
-"""Rules for preprocessing: missing, failed or differing consumers never pass."""
+"""Missing, failed or differing preprocessing consumers never pass."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests import builders
 
 NAN, INF = math.nan, math.inf
 FAIL, ERROR, PASS, WAIVED = Verdict.FAIL, Verdict.ERROR, Verdict.PASS, Verdict.WAIVED
-AT = "2026-01-01T00:00:00+00:00"
-ASKED = PreprocessingPolicy(consumers=("torchvision", "phone"), max_flips=0.02)
+DECIDED_AT = "2026-01-01T00:00:00+00:00"
+REQUIRED = PreprocessingPolicy(consumers=("torchvision", "phone"), max_flips=0.02)
 SPEC = builders.digest("spec")
 
 
@@ -68,17 +68,17 @@ def parity(**fields: Any) -> PreprocessingParity:
 
 
 def tensor(*shape: int | None, dtype: str = "float32") -> PictureTensor:
-    """What the builders' file takes, or another shape."""
+    """Return the tensor that the file in `builders` takes, or one of another shape."""
     return PictureTensor(dtype=dtype, shape=shape or (3, 64, 64))
 
 
-def measured(seen: PreprocessingParity | None, **source: Any) -> Evidence:
-    named = Source(**{"factory": "f", "preprocess_sha256": SPEC} | source)
-    return builders.evidence(preprocessing=seen, source=named)
+def evidence_with_parity(parity: PreprocessingParity | None, **source: Any) -> Evidence:
+    fields = Source(**{"factory": "f", "preprocess_sha256": SPEC} | source)
+    return builders.evidence(preprocessing=parity, source=fields)
 
 
-def judge(evidence: Evidence, asked: PreprocessingPolicy | None = ASKED) -> Decision:
-    return decide(builders.policy(preprocessing=asked), evidence, decided_at=AT)
+def judge(evidence: Evidence, policy: PreprocessingPolicy | None = REQUIRED) -> Decision:
+    return decide(builders.policy(preprocessing=policy), evidence, decided_at=DECIDED_AT)
 
 
 def with_consumer(**fields: Any) -> PreprocessingParity:
@@ -86,7 +86,7 @@ def with_consumer(**fields: Any) -> PreprocessingParity:
 
 
 def test_valid_preprocessing_passes_with_a_check_per_consumer():
-    decision = judge(measured(parity()))
+    decision = judge(evidence_with_parity(parity()))
     assert decision.verdict is PASS
     names = [c.name for c in decision.checks if c.name.startswith("preprocessing")]
     assert names == [
@@ -99,8 +99,8 @@ def test_valid_preprocessing_passes_with_a_check_per_consumer():
 
 
 def test_preprocessing_is_unchecked_without_policy():
-    assert judge(measured(None), None).verdict is PASS
-    decision = judge(measured(with_consumer(max_diff=99.0)), None)
+    assert judge(evidence_with_parity(None), None).verdict is PASS
+    decision = judge(evidence_with_parity(with_consumer(max_diff=99.0)), None)
     assert not [c for c in decision.checks if c.name.startswith("preprocessing")]
 
 
@@ -152,7 +152,7 @@ def test_preprocessing_is_unchecked_without_policy():
     ],
 )  # fmt: skip
 def test_invalid_preprocessing_never_passes(seen, name, verdict, says):
-    decision = judge(measured(seen))
+    decision = judge(evidence_with_parity(seen))
     assert decision.verdict is not PASS
     matches = {check.name: check for check in decision.checks}[name]
     assert matches.verdict is verdict
@@ -161,7 +161,7 @@ def test_invalid_preprocessing_never_passes(seen, name, verdict, says):
 
 
 def test_source_without_preprocessing_spec_is_an_error():
-    decision = judge(measured(parity(), preprocess_sha256=None))
+    decision = judge(evidence_with_parity(parity(), preprocess_sha256=None))
     assert decision.verdict is ERROR
 
 
@@ -169,18 +169,21 @@ def test_unavailable_consumer_is_waived_only_when_present_is_stated():
     observed = parity(
         consumers=(consumer(), ConsumerParity(consumer="phone", unavailable="no browser"))
     )
-    assert judge(measured(observed)).verdict is ERROR
-    lenient = ASKED.model_copy(update={"required": "when_present"})
-    decision = judge(measured(observed), lenient)
+    assert judge(evidence_with_parity(observed)).verdict is ERROR
+    lenient = REQUIRED.model_copy(update={"required": "when_present"})
+    decision = judge(evidence_with_parity(observed), lenient)
     assert decision.verdict is PASS
     assert [check.name for check in decision.waived if check.name.startswith("pre")] == [
         "preprocessing_phone"
     ]
     for fields in ({}, {"unavailable": "no browser"}):
         unable = ConsumerParity(consumer="phone", incapable="no bicubic", **fields)
-        assert judge(measured(parity(consumers=(consumer(), unable))), lenient).verdict is ERROR
+        assert (
+            judge(evidence_with_parity(parity(consumers=(consumer(), unable))), lenient).verdict
+            is ERROR
+        )
     broken = parity(consumers=(consumer(), consumer("phone", unavailable="no browser")))
-    assert judge(measured(broken), lenient).verdict is ERROR
+    assert judge(evidence_with_parity(broken), lenient).verdict is ERROR
 
 
 @pytest.mark.parametrize(("inputs", "verdict"), [
@@ -192,7 +195,7 @@ def test_unavailable_consumer_is_waived_only_when_present_is_stated():
     ([], ERROR),
 ])  # fmt: skip
 def test_spec_shape_must_match_an_input_of_the_file(inputs, verdict):
-    evidence = measured(parity())
+    evidence = evidence_with_parity(parity())
     specs = tuple(TensorSpec(name="x", dtype="float32", shape=shape) for shape in inputs)
     subject = evidence.subject.model_copy(update={"inputs": specs})
     decision = judge(evidence.model_copy(update={"subject": subject}))
@@ -201,13 +204,13 @@ def test_spec_shape_must_match_an_input_of_the_file(inputs, verdict):
 
 
 def test_dynamic_spec_shape_fits_fixed_input():
-    assert judge(measured(parity(tensor=tensor(3, None, None)))).verdict is PASS
+    assert judge(evidence_with_parity(parity(tensor=tensor(3, None, None)))).verdict is PASS
 
 
 def test_decisions_are_optional_without_bound_on_flips():
     settings = PreprocessingPolicy(consumers=("torchvision",))
     observed = parity(model_sha256=None, consumers=(consumer(decisions=None),))
-    assert judge(measured(observed), settings).verdict is PASS
+    assert judge(evidence_with_parity(observed), settings).verdict is PASS
 
 
 NUMBERS = st.floats(0.0, 3.0) | st.sampled_from([NAN, INF])
@@ -230,8 +233,10 @@ def test_larger_difference_never_turns_fail_into_pass(difference, flips, images,
         "mismatched": {"mismatched": ("a: another shape",)},
     }[worse]
     phone = consumer("phone")
-    first = judge(measured(parity(consumers=(before, phone))))
-    second = judge(measured(parity(consumers=(before.model_copy(update=change), phone))))
+    first = judge(evidence_with_parity(parity(consumers=(before, phone))))
+    second = judge(
+        evidence_with_parity(parity(consumers=(before.model_copy(update=change), phone)))
+    )
     if first.verdict is not PASS:
         assert second.verdict is not PASS
 

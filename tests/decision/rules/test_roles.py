@@ -1,4 +1,4 @@
-"""Rules for stated roles, inferred roles and constant outputs."""
+"""Rules for outputs with stated roles, with inferred roles, and with constant values."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ INTEGERS: dict[str, Any] = {
 ROLES = ("logits", "probabilities", "scores", "embedding", "boxes", "indices", "mask", "tensor")
 
 
-def scaled(policy: Policy) -> Policy:
-    """The policy with a bound on differences beside those on noise."""
+def bound_scaled_diff(policy: Policy) -> Policy:
+    """Return the policy with an additional bound on scaled differences."""
     runtimes = {
         name: runtime.model_copy(
             update={"bounds": runtime.bounds.model_copy(update={"scaled_diff": 2e-2})}
@@ -35,14 +35,14 @@ def scaled(policy: Policy) -> Policy:
 
 
 def judge(*outputs: OutputParity, task: Any = "auto", **policy: Any) -> Decision:
-    """The built-in policy on evidence whose every runtime gives these outputs."""
-    chosen = scaled(Policy.default(task=task)).model_copy(update=policy)
+    """Decide on runtimes that all have these outputs, by default with the built-in policy."""
+    chosen = bound_scaled_diff(Policy.default(task=task)).model_copy(update=policy)
     evidence = builders.with_outputs(*outputs)
     return decide(chosen, evidence, decided_at="2026-01-01T00:00:00+00:00")
 
 
 def output_for(role: str | None, **fields: Any) -> OutputParity:
-    """A correct output that can have the role."""
+    """Return a correct output that fits the role."""
     base: dict[str, Any] = {"rows": row_parity()}
     if role == "indices":
         base = dict(INTEGERS)
@@ -94,12 +94,12 @@ def test_policy_bounds_apply_to_roles():
         name: r.model_copy(update={"bounds": r.bounds.model_copy(update=bounds)})
         for name, r in default.runtimes.items()
     }
-    far = output_for("embedding", rows=row_parity(cosine_distance=2e-4))
-    assert judge(far, outputs={"logits": "embedding"}, runtimes=runtimes).passed
-    some = output_for("indices", unequal=40, max_abs_diff=9.0)
-    assert judge(some, outputs={"logits": "indices"}, runtimes=runtimes).passed
-    more = output_for("indices", unequal=41, max_abs_diff=9.0)
-    assert not judge(more, outputs={"logits": "indices"}, runtimes=runtimes).passed
+    distant = output_for("embedding", rows=row_parity(cosine_distance=2e-4))
+    assert judge(distant, outputs={"logits": "embedding"}, runtimes=runtimes).passed
+    at_bound = output_for("indices", unequal=40, max_abs_diff=9.0)
+    assert judge(at_bound, outputs={"logits": "indices"}, runtimes=runtimes).passed
+    beyond_bound = output_for("indices", unequal=41, max_abs_diff=9.0)
+    assert not judge(beyond_bound, outputs={"logits": "indices"}, runtimes=runtimes).passed
 
 
 @pytest.mark.parametrize(("role", "fields"), [
@@ -129,7 +129,7 @@ def test_role_of_missing_output_is_an_error():
 
 
 def test_confidence_bounds_of_probabilities_use_raw_values():
-    """The confidence bounds hold for the numbers in the file, not for a softmax of them."""
+    """Check the confidence of the stored probabilities, not of a softmax of them."""
     policy = builders.policy(outputs={"logits": "probabilities"})
     rows = row_parity(confidence_diff=0.5, bands=(0.0, 0.0, 0.0, 1.0))
     evidence = builders.with_outputs(output_parity(rows=rows))
@@ -141,17 +141,17 @@ def test_confidence_bounds_of_probabilities_use_raw_values():
 
 
 def test_inferred_role_never_causes_an_error():
-    """The same record is an ERROR where the policy demands classes."""
-    first = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
-    assert judge(first).verdict is Verdict.PASS
-    assert "agreement" in {check.name for check in judge(first).checks}
-    assert judge(first, task="classification").verdict is not Verdict.PASS
-    assert judge(first, logits=("logits",)).verdict is not Verdict.PASS
-    assert judge(first, task="tensors").verdict is Verdict.PASS
+    """Pass inferred logits that would be an ERROR if the policy required classes."""
+    one_class = output_parity(classification=class_parity(predicted_classes=1, top1_agreement=0.5))
+    assert judge(one_class).verdict is Verdict.PASS
+    assert "agreement" in {check.name for check in judge(one_class).checks}
+    assert judge(one_class, task="classification").verdict is not Verdict.PASS
+    assert judge(one_class, logits=("logits",)).verdict is not Verdict.PASS
+    assert judge(one_class, task="tensors").verdict is Verdict.PASS
 
 
 def test_inferred_logits_check_agreement_only():
-    """No number of a softmax is asked of what may be no logits."""
+    """Check no confidence for inferred logits, because the output may not contain logits."""
     confidence = class_parity().confidence.model_copy(update={"max": NAN, "mean": NAN})
     masked = output_parity(classification=class_parity(confidence=confidence))
     assert judge(masked).verdict is Verdict.PASS
@@ -225,7 +225,7 @@ SIZES = st.floats(0.0, 1e6)
 def test_larger_error_never_turns_fail_into_pass_in_any_role(
     policy, metric, a, b, constant, classes
 ):
-    """In every task, role and treatment of NaN, for constants and for guesses."""
+    """Keep the order of verdicts in every task, role and treatment of NaN, also for constants."""
     small, large = sorted((a, b))
     role = policy["outputs"].get("logits")
     fixed = {"reference_constant": constant}
@@ -244,7 +244,7 @@ def test_larger_error_never_turns_fail_into_pass_in_any_role(
         assert verdicts[1] is Verdict.FAIL
 
 
-ANYTHING = st.sampled_from([0.0, 1e-7, 1.0, NAN, INF, -INF, -1.0])
+ANY_NUMBER = st.sampled_from([0.0, 1e-7, 1.0, NAN, INF, -INF, -1.0])
 
 
 @given(ANY_POLICY, st.data())
@@ -262,13 +262,13 @@ def test_decide_never_raises(policy, data):
         "classification": draw(st.none() | st.builds(
             lambda n, rows, share: class_parity(
                 predicted_classes=n, nan_rows=rows, top1_agreement=share),
-            st.integers(0, 3), st.integers(0, 500), ANYTHING)),
+            st.integers(0, 3), st.integers(0, 500), ANY_NUMBER)),
         "rows": draw(st.none() | st.builds(
-            lambda a, b: row_parity(cosine_distance=a, sum_error=b), ANYTHING, ANYTHING)),
+            lambda a, b: row_parity(cosine_distance=a, sum_error=b), ANY_NUMBER, ANY_NUMBER)),
         "noise": draw(st.none() | st.just(builders.noise_parity(ratio=NAN))),
     }  # fmt: skip
     for name in ("max_abs_diff", "scaled_diff", "reference_abs_max", "reference_std"):
-        fields[name] = draw(ANYTHING)
+        fields[name] = draw(ANY_NUMBER)
     decision = judge(output_parity(**fields), **policy)
     complete = not math.isnan(fields["max_abs_diff"]) and fields["nonfinite_mismatched"] == 0
     assert decision.verdict is not Verdict.PASS or (complete and fields["elements"] > 0)
@@ -288,7 +288,7 @@ UNSURE = {"unsure": 28, "sure": 4}
     ({"unsure": 1, "sure": 31, "top1_disagreements": 3}, Verdict.FAIL, Verdict.FAIL),
 ], ids=["none", "one", "many", "unsure", "unsure and other", "sure and other"])  # fmt: skip
 def test_answers_decided_by_rounding(task, fields, stated, guess):
-    """A guess claims nothing where rounding decides; who says that it is a classifier is told."""
+    """Make no claim for inferred logits that rounding decides, but fail stated logits."""
     decision = judge(output_parity(classification=class_parity(**fields)), task=task)
     assert decision.verdict is (guess if task == "auto" else stated), decision.problems
     claims = {check.code for check in decision.checks if check.name == "agreement"}

@@ -1,4 +1,4 @@
-"""Checks at operating points and confidence bounds of agreement."""
+"""Operating points and confidence bounds of agreement are checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ NAMES = ("threshold_crossing", "threshold_crossing_bound")
 
 
 def crossing(crossed: int = 0, **overrides: Any) -> Crossing:
-    """At 0.5: half of the samples are above on both sides, these in the reference alone."""
+    """Return a crossing at 0.5: half of the samples are above on both sides, `crossed` only in the
+    reference.
+    """
     fields: dict[str, Any] = {
         "threshold": 0.5,
         "samples": SAMPLES,
@@ -55,7 +57,7 @@ def policy(share: float | None = 0.01, upper: float | None = 0.05, **overrides: 
 
 
 def evidence(*crossings, output=None, **classes):
-    """Good evidence but for the classes of `ort-cpu` and `ort-cpu-optimized`."""
+    """Return valid evidence with these crossings and class statistics in both CPU runtimes."""
     logits = output_parity(
         classification=class_parity(crossings=crossings, **classes), **(output or {})
     )
@@ -142,19 +144,23 @@ def test_missing_operating_point_is_an_error(record, words):
 def test_probabilities_need_crossings_without_softmax():
     stated = {"outputs": {"logits": "probabilities"}}
     rows = builders.row_parity()
-    right = evidence(crossing(), output={"rows": rows}, normalised=True)
-    assert judge(right, **stated).passed
-    by_softmax = evidence(crossing(), output={"rows": rows})
-    assert {c.verdict for c in crossing_checks(judge(by_softmax, **stated))} == {Verdict.ERROR}
+    without_softmax = evidence(crossing(), output={"rows": rows}, normalised=True)
+    assert judge(without_softmax, **stated).passed
+    with_softmax = evidence(crossing(), output={"rows": rows})
+    assert {c.verdict for c in crossing_checks(judge(with_softmax, **stated))} == {Verdict.ERROR}
 
 
-BY_CLASS = {"operating_points": {3: (0.7,), 12: (0.5,)}}
-THIRD = crossing(2, threshold=0.7, label=3, samples=50, reference_above=20, candidate_above=18)
+POINTS_BY_CLASS = {"operating_points": {3: (0.7,), 12: (0.5,)}}
+CLASS_3_CROSSING = crossing(
+    2, threshold=0.7, label=3, samples=50, reference_above=20, candidate_above=18
+)
 
 
 def test_class_point_uses_samples_of_that_class():
     stated = {"operating_points": {3: (0.7,)}}
-    share, upper = crossing_checks(judge(evidence(THIRD), share=0.04, upper=0.2, **stated))
+    share, upper = crossing_checks(
+        judge(evidence(CLASS_3_CROSSING), share=0.04, upper=0.2, **stated)
+    )
     assert (share.point, share.observed, share.samples) == ("0.7 of class 3", 0.04, 50)
     assert (share.verdict, upper.verdict) == (Verdict.PASS, Verdict.PASS)
     empty = crossing(threshold=0.7, label=3, samples=0, reference_above=0, candidate_above=0)
@@ -164,16 +170,16 @@ def test_class_point_uses_samples_of_that_class():
 
 
 def test_class_point_needs_an_output_with_that_class():
-    decision = judge(evidence(THIRD), share=0.1, upper=0.2, **BY_CLASS)
+    decision = judge(evidence(CLASS_3_CROSSING), share=0.1, upper=0.2, **POINTS_BY_CLASS)
     problems = [c for c in crossing_checks(decision) if c.verdict is Verdict.ERROR]
     assert {c.point for c in problems} == {"0.5 of class 12"}
     assert "no output has a class 12; this one has 10" in render_check(problems[0])
 
     twelfth = crossing(label=12, samples=30, reference_above=9, candidate_above=9)
     wide = output_parity(
-        name="wide", classification=class_parity(classes=20, crossings=(THIRD, twelfth))
+        name="wide", classification=class_parity(classes=20, crossings=(CLASS_3_CROSSING, twelfth))
     )
-    good = evidence(THIRD)
+    good = evidence(CLASS_3_CROSSING)
     spec = good.subject.outputs[0]
     subject = good.subject.model_copy(
         update={"outputs": (spec, TensorSpec(name="wide", dtype="float32", shape=("batch", 20)))}
@@ -183,13 +189,13 @@ def test_class_point_needs_an_output_with_that_class():
         for r in good.runtimes
     )
     pair = good.model_copy(update={"subject": subject, "runtimes": runtimes})
-    decision = judge(pair, share=0.1, upper=0.2, **BY_CLASS)
+    decision = judge(pair, share=0.1, upper=0.2, **POINTS_BY_CLASS)
     assert decision.passed, [render_check(c) for c in decision.problems]
     assert [(c.output, c.point) for c in crossing_checks(decision)[::2]] == [
         ("logits", "0.7 of class 3"), ("wide", "0.7 of class 3"), ("wide", "0.5 of class 12")
     ]  # fmt: skip
-    # An output that is no classifier takes no point away from one that is.
-    decision = judge(pair, share=0.1, upper=0.2, outputs={"wide": "scores"}, **BY_CLASS)
+    # An output that is not a classifier does not take a point from one that is.
+    decision = judge(pair, share=0.1, upper=0.2, outputs={"wide": "scores"}, **POINTS_BY_CLASS)
     assert {c.point for c in decision.problems} == {"0.5 of class 12"}
 
 
@@ -233,7 +239,7 @@ def test_any_crossing_record_passes_only_within_the_bound(samples, r, c, crossed
 
 @given(st.integers(1, 2000), st.data(), st.sampled_from([0.9, 0.95, 0.99]))
 def test_crossing_upper_bound_solves_the_binomial_equation(samples, data, confidence):
-    """At the bound, seeing so few crossings or fewer has probability 1 - confidence."""
+    """Give so many crossings or fewer the probability 1 - confidence at the bound."""
     crossed = data.draw(st.integers(0, samples))
     bound = crossing_upper_bound(crossed, samples, confidence=confidence)
     if crossed == samples:
@@ -245,7 +251,7 @@ def test_crossing_upper_bound_solves_the_binomial_equation(samples, data, confid
 
 @given(st.integers(1, 2000), st.data(), st.sampled_from([0.9, 0.95, 0.99]))
 def test_agreement_lower_bound_solves_the_binomial_equation(samples, data, confidence):
-    """At the bound, seeing so many agreements or more has probability 1 - confidence."""
+    """Give so many agreements or more the probability 1 - confidence at the bound."""
     disagreements = data.draw(st.integers(0, samples))
     bound = agreement_lower_bound(disagreements, samples, confidence=confidence)
     if disagreements == samples:
@@ -317,7 +323,7 @@ def test_more_disagreements_never_improve_the_verdict(samples, disagreements, mo
 
 
 def decide_with_disagreements(samples, disagreements):
-    """Decided by a policy whose lower bound is the only bound that the answers could break."""
+    """Decide by a policy in which only the lower bound of the agreement can fail."""
     disagreements = min(disagreements, samples)
     classes = builders.class_parity(
         top1_disagreements=disagreements, top1_agreement=1 - disagreements / samples

@@ -1,8 +1,8 @@
-"""Real faults of the optimisers of ONNX Runtime 1.31.1: files that it computes rightly with
-optimizations off, and otherwise, or not at all, with them on.
+"""Real faults of optimizers of ONNX Runtime 1.31.1.
 
-Where a later version has mended one, its test fails and says so: take another fault in its place,
-as docs/adr/0023 says how they are found.
+ONNX Runtime computes these files correctly without optimizations; with them it returns a different
+result or an error. When a later version fixes a fault, its test fails with a message. Replace the
+fault then; docs/adr/0023 describes how to find one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.measure import tiny
 NUMBERS = np.random.default_rng(0)
 
 
-class Weighs(nn.Module):
-    """A sum over places with weights: a transposed matrix by a vector."""
+class WeightedSum(nn.Module):
+    """A weighted sum over positions: a transposed matrix times a vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,15 +37,15 @@ class Weighs(nn.Module):
         return self.layer(x).transpose(1, 2) @ self.weights
 
 
-class Clips(nn.Module):
-    """In float64."""
+class ReluClip(nn.Module):
+    """A ReLU and a clip, used in float64."""
 
     def forward(self, x):
         return torch.clip(torch.relu(x), -1, 1)
 
 
-class Widens(nn.Module):
-    """A norm whose weights make one column two."""
+class WideningNorm(nn.Module):
+    """A norm whose weights widen one column to two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,16 +55,16 @@ class Widens(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
 
 
-class Square(nn.Module):
-    """As a norm is written, but for the axis: what is taken from each row is of another one."""
+class OtherAxisNorm(nn.Module):
+    """A computation like a norm that subtracts the mean of a different axis."""
 
     def forward(self, x):
-        apart = x - x.mean(-1)
-        return apart / torch.sqrt((apart**2).mean(-1) + 1e-5) * torch.ones(4) + torch.zeros(4)
+        centered = x - x.mean(-1)
+        return centered / torch.sqrt((centered**2).mean(-1) + 1e-5) * torch.ones(4) + torch.zeros(4)
 
 
-class Pads(nn.Module):
-    """The largest of negative numbers and of the zeros around them."""
+class ZeroPaddedPool(nn.Module):
+    """A max pool of negative numbers padded with zeros."""
 
     def forward(self, x):
         return functional.max_pool2d(functional.pad(-x.abs(), (1, 1, 1, 1)), 2, 1)
@@ -74,8 +74,8 @@ def _floats(*shape: int) -> np.ndarray:
     return NUMBERS.normal(size=shape).astype(np.float32)
 
 
-def _written(path: Path) -> TestedFile:
-    """`Pads`, as exporters write it that compute the pads beforehand."""
+def write_padded_pool(path: Path) -> TestedFile:
+    """Write ZeroPaddedPool as exporters do that compute the pads in advance."""
     pads = numpy_helper.from_array(np.array([0, 0, 1, 1, 0, 0, 1, 1]), "pads")
     images = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 1, size, size])
@@ -87,8 +87,8 @@ def _written(path: Path) -> TestedFile:
         helper.make_node("Pad", ["neg", "pads"], ["padded"], name="pad"),
         helper.make_node("MaxPool", ["padded"], ["logits"], name="pool", kernel_shape=[2, 2]),
     ]
-    used, arguments = images
-    graph = helper.make_graph(nodes, "pads", [used], [arguments], [pads])
+    input_info, output_info = images
+    graph = helper.make_graph(nodes, "pads", [input_info], [output_info], [pads])
     opset = [helper.make_opsetid("", 13)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
     return tiny.candidate(path)
@@ -96,20 +96,20 @@ def _written(path: Path) -> TestedFile:
 
 @dataclass(frozen=True)
 class OptimizerFault:
-    """A file with one, and who is to blame."""
+    """A file that triggers a fault, and the optimizers that cause it."""
 
     model: Callable[[], nn.Module]
     inputs: np.ndarray
     names: tuple[str, ...]
     level: str
     after: str = ""
-    """The operator that it makes."""
+    """The operator type of the fused node."""
     raises: str | None = None
     written: Callable[[Path], TestedFile] | None = None
     dynamic: bool = True
 
     def file(self, path: Path) -> TestedFile:
-        """Its file."""
+        """Write the file of this fault."""
         if self.written is not None:
             return self.written(path)
         if self.dynamic:
@@ -118,27 +118,29 @@ class OptimizerFault:
 
 
 FAULTS = {
-    # A vector is no matrix with one column: the transposed product takes the wrong axis.
+    # The fusion treats a vector as a matrix with one column; the transposed product has the wrong
+    # axis.
     "a transposed matrix by a vector": OptimizerFault(
-        Weighs, _floats(6, 3, 2), ("MatmulTransposeFusion",), "ORT_ENABLE_EXTENDED", "FusedMatMul"
+        WeightedSum, _floats(6, 3, 2), ("MatmulTransposeFusion",), "ORT_ENABLE_EXTENDED", "FusedMatMul"
     ),
-    # microsoft/onnxruntime 10936, 23116, 24158: it knows no float64.
+    # microsoft/onnxruntime 10936, 23116, 24158: the fusion does not support float64.
     "ReLU and clip in float64": OptimizerFault(
-        Clips, NUMBERS.normal(size=(6, 3)), ("FuseReluClip",), "ORT_ENABLE_BASIC",
+        ReluClip, NUMBERS.normal(size=(6, 3)), ("FuseReluClip",), "ORT_ENABLE_BASIC",
         raises="Unexpected data type for Clip 'min' input",
     ),
-    # microsoft/onnxruntime 31980: the fused node can't widen.
+    # microsoft/onnxruntime 31980: the fused node can't broadcast to a wider shape.
     "a norm that widens": OptimizerFault(
-        Widens, _floats(6, 1), ("SimplifiedLayerNormFusion",), "ORT_ENABLE_EXTENDED",
+        WideningNorm, _floats(6, 1), ("SimplifiedLayerNormFusion",), "ORT_ENABLE_EXTENDED",
         "SimplifiedLayerNormalization", raises="Scale and \\(optional\\) bias must match",
     ),
-    # microsoft/onnxruntime 30513: keepdims is not looked at. Where one is off, the other does it.
+    # microsoft/onnxruntime 30513: keepdims is ignored. If one fusion is disabled, the other
+    # applies.
     "a norm of another axis": OptimizerFault(
-        Square, _floats(4, 4), ("LayerNormFusionL2", "SimplifiedLayerNormFusion"),
+        OtherAxisNorm, _floats(4, 4), ("LayerNormFusionL2", "SimplifiedLayerNormFusion"),
         "ORT_ENABLE_EXTENDED", "LayerNormalization", dynamic=False,
     ),
-    # A pool pads with the least number that there is, and not with 0.
+    # The fused pool pads with the smallest number instead of 0.
     "zeros around a pool": OptimizerFault(
-        Pads, _floats(6, 1, 4, 4), ("Pad_Fusion",), "ORT_ENABLE_BASIC", "MaxPool", written=_written
+        ZeroPaddedPool, _floats(6, 1, 4, 4), ("Pad_Fusion",), "ORT_ENABLE_BASIC", "MaxPool", written=write_padded_pool
     ),
 }  # fmt: skip

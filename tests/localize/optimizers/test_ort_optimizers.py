@@ -1,4 +1,4 @@
-"""The faulty optimizer is named for real faults of ONNX Runtime, in another process."""
+"""For real faults of ONNX Runtime, the faulty optimizer is identified in a child process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from gate.runtimes.ort import cuda_absent_reason
 from gate.sandbox.process import run_in_sandbox
 from gate.summary.render import render_optimizer
 from gate.summary.summarize import summarize
-from tests.localize.nets import found
+from tests.localize.nets import localize_file
 from tests.localize.optimizers.faults import FAULTS
 from tests.measure import tiny
 
@@ -58,10 +58,12 @@ OPTIMIZED = plain_setup("ort-cpu-optimized")
 
 
 @pytest.fixture(scope="module", params=FAULTS, ids=str)
-def located(request, tmp_path_factory):
+def localized(request, tmp_path_factory):
     fault = FAULTS[request.param]
     candidate = fault.file(tmp_path_factory.mktemp("fault") / "m.onnx")
-    reported = found(fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized")
+    reported = localize_file(
+        fault.model().eval(), candidate, fault.inputs, runtime="ort-cpu-optimized"
+    )
     assert reported.optimiser, (
         f"ONNX Runtime {onnxruntime.__version__} computes '{request.param}' as it should: "
         "the fault is mended. Take another one in its place (tests/localize/optimizers/faults)."
@@ -71,8 +73,8 @@ def located(request, tmp_path_factory):
 
 @pytest.mark.rows(4)
 class TestRealFaults:
-    def test_faulty_optimizer_is_named(self, located):
-        fault, reported = located
+    def test_faulty_optimizer_is_named(self, localized):
+        fault, reported = localized
         assert reported.blame.names == fault.names
         assert reported.blame.level == fault.level
         assert reported.blame.reason_code is None
@@ -81,8 +83,8 @@ class TestRealFaults:
         assert f"Serve with disabled_optimizers=[{names}]" in reported.remedy
         assert render_optimizer(reported.blame).text[1:] in reported.cause
 
-    def test_nodes_before_and_after_are_named(self, located):
-        fault, reported = located
+    def test_nodes_before_and_after_are_named(self, localized):
+        fault, reported = localized
         if fault.after:
             assert [node.partition(" ")[0] for node in reported.blame.after] == [fault.after]
             assert len(reported.blame.before) > 1
@@ -91,8 +93,8 @@ class TestRealFaults:
             assert (reported.blame.before, reported.blame.after) == ((), ())
             assert reported.blame.nodes_unread is not None
 
-    def test_raising_optimizer_is_described(self, located):
-        fault, reported = located
+    def test_raising_optimizer_is_described(self, localized):
+        fault, reported = localized
         if fault.raises is None:
             assert reported.blame.raises is None
             assert "a different result" in render_optimizer(reported.blame).text
@@ -102,8 +104,8 @@ class TestRealFaults:
             assert "ONNX Runtime fails" in render_optimizer(reported.blame).text
             assert reported.outcome[0]["code"] == "session_fails"
 
-    def test_file_without_the_optimizer_is_correct(self, located, tmp_path):
-        fault, reported = located
+    def test_file_without_the_optimizer_is_correct(self, localized, tmp_path):
+        fault, reported = localized
         candidate = fault.file(tmp_path / "m.onnx")
         session = onnxruntime.InferenceSession(
             candidate.path,
@@ -116,7 +118,7 @@ class TestRealFaults:
 
 
 class TestReport:
-    """After a check, on all surfaces: they print the same story."""
+    """The report names the optimizer, with the same text on all surfaces."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -133,10 +135,8 @@ class TestReport:
         )
 
     def test_headline_names_the_optimizer(self, checked):
-        fault, verdicted = checked
-        summary = summarize(
-            verdicted.decision, verdicted.evidence, explanation=verdicted.explanation
-        )
+        fault, result = checked
+        summary = summarize(result.decision, result.evidence, explanation=result.explanation)
         name = fault.names[0]
         assert (summary.headline.cause, summary.headline.blamed) == ("optimiser", name)
         text = f"With {name} enabled, ONNX Runtime computes a different result from level {fault.level} on"
@@ -147,15 +147,15 @@ class TestReport:
         assert "--runtime ort-cpu-optimized" in summary.steps[0].command
 
     def test_localization_page_names_the_optimizer(self, checked):
-        fault, verdicted = checked
-        text = " ".join(localisation_sentences(verdicted.explanation))
+        fault, result = checked
+        text = " ".join(localisation_sentences(result.explanation))
         assert fault.names[0] in text
 
 
 class TestOtherSetups:
     FAULT = FAULTS["a transposed matrix by a vector"]
 
-    def located(self, tmp_path, **options) -> Localization:
+    def localized(self, tmp_path, **options) -> Localization:
         runtime = RuntimePolicy(
             kind="ort",
             required="always",
@@ -172,18 +172,18 @@ class TestOtherSetups:
 
     @pytest.mark.proof
     def test_configured_runtime_uses_its_optimization_level(self, tmp_path):
-        reported = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
+        reported = self.localized(tmp_path, graph_optimization_level="ORT_ENABLE_EXTENDED")
         assert (reported.blame.names, reported.blame.below) == (
             self.FAULT.names,
             "ORT_ENABLE_BASIC",
         )
 
     def test_lower_optimization_level_has_no_fault(self, tmp_path):
-        reported = self.located(tmp_path, graph_optimization_level="ORT_ENABLE_BASIC")
+        reported = self.localized(tmp_path, graph_optimization_level="ORT_ENABLE_BASIC")
         assert (reported.diverges, reported.blame, reported.optimiser) == (False, None, False)
 
     def test_disabled_optimizer_has_no_fault(self, tmp_path):
-        reported = self.located(tmp_path, disabled_optimizers=list(self.FAULT.names))
+        reported = self.localized(tmp_path, disabled_optimizers=list(self.FAULT.names))
         assert (reported.diverges, reported.blame) == (False, None)
 
 
@@ -201,19 +201,19 @@ def test_no_optimizer_is_named_when_the_plain_session_fails(tmp_path):
 
 
 class ScriptedTrials(OptimizerTrials):
-    """Real sessions with another outcome: the simulator of optimisers that are to blame."""
+    """Real sessions whose outcome a rule replaces, to simulate faulty optimizers."""
 
     def __init__(self, candidate, rule: Callable[[str, frozenset[str]], bool]) -> None:
         super().__init__(candidate, OPTIMIZED, comparator=AlwaysAgrees())
         self._rule = rule
 
     def _run_trial(self, level, is_unoptimized, log):
-        real = super()._run_trial(level, is_unoptimized, log)
-        return dataclasses.replace(real, agrees=self._rule(level, is_unoptimized))
+        outcome = super()._run_trial(level, is_unoptimized, log)
+        return dataclasses.replace(outcome, agrees=self._rule(level, is_unoptimized))
 
 
 class AlwaysAgrees:
-    """A judge whom every answer suits."""
+    """A comparator that accepts every output."""
 
     def agrees(self, answers):
         return True
@@ -221,7 +221,7 @@ class AlwaysAgrees:
 
 @pytest.fixture(scope="module")
 def candidate(tmp_path_factory):
-    """A file that several optimisers change."""
+    """A file that several optimizers change."""
     return tiny.export(tiny.net(), tmp_path_factory.mktemp("net") / "m.onnx")
 
 
@@ -230,7 +230,7 @@ def is_unoptimized(level: str) -> bool:
 
 
 class TestNoFaultyOptimizer:
-    """Where no optimiser is to blame, it says that."""
+    """Give the reason if no optimizer is faulty."""
 
     @pytest.mark.parametrize(
         ("rule", "reason", "remedy"),
@@ -253,10 +253,10 @@ class TestNoFaultyOptimizer:
         assert (result is None) if remedy is None else (remedy in result)
 
     def test_failing_trial_is_a_reason(self, candidate, monkeypatch):
-        def broken(*_, **__):
+        def fail(*_, **__):
             raise RuntimeError("no room")
 
-        monkeypatch.setattr(OptimizerTrials, "outcome", broken)
+        monkeypatch.setattr(OptimizerTrials, "outcome", fail)
         reported = find_faulty_optimizer(ScriptedTrials(candidate, lambda *_: True), size_bytes=1)
         assert reported == OptimizerFault(
             reason_code="stopped", reason_params={"failure": "RuntimeError: no room"}
@@ -280,10 +280,10 @@ class TestSearch:
 
     def test_rule_set_is_named_when_no_single_rule_is_faulty(self, tmp_path):
         candidate = FAULTS["zeros around a pool"].file(tmp_path / "m.onnx")
-        complete = "Level1_RuleBasedTransformer"
-        rule = lambda level, without: is_unoptimized(level) or complete in without  # noqa: E731
+        rule_set = "Level1_RuleBasedTransformer"
+        rule = lambda level, without: is_unoptimized(level) or rule_set in without  # noqa: E731
         assert find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1).names == (
-            complete,
+            rule_set,
         )
 
     @pytest.mark.parametrize(("sessions", "named"), [(3, False), (6, True)])
@@ -330,7 +330,7 @@ def test_log_of_a_trial_is_captured(candidate, capfd):
 
 @pytest.mark.skipif(cuda_absent_reason() is None, reason="CUDA loads here")
 def test_missing_provider_is_a_reason(candidate):
-    """What it logs meanwhile is read for why it did not, too."""
+    """Report why the provider is missing, also while the log of the session is captured."""
     reported = find_faulty_optimizer(
         OptimizerTrials(candidate, plain_setup("ort-cuda-optimized"), AlwaysAgrees()), size_bytes=1
     )
@@ -347,8 +347,8 @@ def faulty_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def right():
-    """What the model computes in float32 and in float64."""
+def reference_outputs():
+    """The outputs of the model in float32 and the truth in float64."""
     model = VECTOR_FAULT.model().eval()
     expected = model(torch.from_numpy(VECTOR_FAULT.inputs)).detach().numpy()
     exact = model.double()(torch.from_numpy(VECTOR_FAULT.inputs).double()).detach().numpy()
@@ -366,32 +366,32 @@ def trial_settings(faulty_file: TestedFile) -> TrialSettings:
 
 
 @pytest.mark.further
-def test_optimizer_is_found_in_another_process(faulty_file, right, monkeypatch):
-    def never(*_, **__):
+def test_optimizer_is_found_in_another_process(faulty_file, reference_outputs, monkeypatch):
+    def fail(*_, **__):
         raise AssertionError("a session was opened in the process of the verdict")
 
-    monkeypatch.setattr(OptimizerTrials, "outcome", never)
-    result = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
+    monkeypatch.setattr(OptimizerTrials, "outcome", fail)
+    result = find_optimizer_in_sandbox(trial_settings(faulty_file), reference_outputs)
     assert (result.names, result.reason_code) == (VECTOR_FAULT.names, None)
 
 
-def test_settings_and_arrays_reach_the_other_process(faulty_file, right, monkeypatch):
-    """Without a process: the child's side, called here."""
-    arrived = {}
+def test_settings_and_arrays_reach_the_other_process(faulty_file, reference_outputs, monkeypatch):
+    """Pass settings and arrays to the function of the child process, called here directly."""
+    received = {}
 
-    def judge(answers, limits, *, bound):
-        arrived.update(right=answers, limits=limits, bound=bound)
+    def record_and_stop(answers, limits, *, bound):
+        received.update(right=answers, limits=limits, bound=bound)
         raise DigestMismatch("far enough")
 
-    monkeypatch.setattr(ort_optimizers, "OutputComparator", judge)
+    monkeypatch.setattr(ort_optimizers, "OutputComparator", record_and_stop)
     monkeypatch.setattr(
         ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: find_in_child(**arguments)
     )
-    provided = trial_settings(faulty_file)
-    result = find_optimizer_in_sandbox(dataclasses.replace(provided, bound=0.25), right)
+    settings = trial_settings(faulty_file)
+    result = find_optimizer_in_sandbox(dataclasses.replace(settings, bound=0.25), reference_outputs)
     assert result == OptimizerFault(reason_code="stopped", reason_params={"failure": "far enough"})
-    assert (arrived["limits"], arrived["bound"]) == (provided.limits, 0.25)
-    for before, after in zip(right, arrived["right"], strict=True):
+    assert (received["limits"], received["bound"]) == (settings.limits, 0.25)
+    for before, after in zip(reference_outputs, received["right"], strict=True):
         assert before.first == after.first
         for name in ("feed", "outputs", "truths"):
             np.testing.assert_equal(getattr(after, name), getattr(before, name))
@@ -404,23 +404,25 @@ def test_settings_and_arrays_reach_the_other_process(faulty_file, right, monkeyp
     (("echo", {"names": 5}), 40.0, "names"),
 ])  # fmt: skip
 def test_failure_of_the_other_process_is_a_reason(
-    faulty_file, right, monkeypatch, does, limit_s, reason
+    faulty_file, reference_outputs, monkeypatch, does, limit_s, reason
 ):
-    def other(_, arguments, **options):
-        function, provided = does
-        return run_in_sandbox(f"tests.sandbox.behavior:{function}", provided, **options)
+    def run_behavior(_, arguments, **options):
+        function, function_arguments = does
+        return run_in_sandbox(f"tests.sandbox.behavior:{function}", function_arguments, **options)
 
     monkeypatch.setattr(ort_optimizers, "APART_LIMIT_S", limit_s)
-    monkeypatch.setattr(ort_optimizers, "run_in_sandbox", other)
-    result = find_optimizer_in_sandbox(trial_settings(faulty_file), right)
+    monkeypatch.setattr(ort_optimizers, "run_in_sandbox", run_behavior)
+    result = find_optimizer_in_sandbox(trial_settings(faulty_file), reference_outputs)
     assert result.names == ()
     assert reason in result.reason_params["failure"]
     assert "Nothing was decided" not in result.reason_params["failure"]
 
 
-def test_unserializable_array_is_a_reason(faulty_file, right):
-    odd = dataclasses.replace(right[0], feed={"input": np.array([{}], dtype=object)})
-    result = find_optimizer_in_sandbox(trial_settings(faulty_file), [odd])
+def test_unserializable_array_is_a_reason(faulty_file, reference_outputs):
+    unserializable = dataclasses.replace(
+        reference_outputs[0], feed={"input": np.array([{}], dtype=object)}
+    )
+    result = find_optimizer_in_sandbox(trial_settings(faulty_file), [unserializable])
     assert (result.names, result.below) == ((), None)
     assert "ValueError" in result.reason_params["failure"]
 
@@ -428,21 +430,21 @@ def test_unserializable_array_is_a_reason(faulty_file, right):
 LOG_PREFIX = "2026-01-01 00:00:00.0 [V:onnxruntime:, graph_transformer_mgr.cc:1 ApplyTransformers]"
 
 
-def level_begins(number: int) -> str:
+def log_level(number: int) -> str:
     return f"{LOG_PREFIX} Applying 2 graph transformer(s) for level {number} for up to 10 step(s)."
 
 
-def begins(name: str) -> str:
+def log_begin(name: str) -> str:
     return f"{LOG_PREFIX} Applying graph transformer {name} on step 1."
 
 
-def ends(name: str, modified: int, status: str = "OK") -> str:
+def log_end(name: str, modified: int, status: str = "OK") -> str:
     return f"{LOG_PREFIX} GraphTransformer {name} modified: {modified} with status: {status}"
 
 
-RAN = [
-    level_begins(1), begins("A"), ends("A", 1), begins("B"), ends("B", 0),
-    level_begins(2), begins("C"), ends("C", 1), begins("A"), ends("A", 1),
+LOG = [
+    log_level(1), log_begin("A"), log_end("A", 1), log_begin("B"), log_end("B", 0),
+    log_level(2), log_begin("C"), log_end("C", 1), log_begin("A"), log_end("A", 1),
 ]  # fmt: skip
 
 
@@ -451,12 +453,12 @@ RAN = [
     [
         ([], None, ()),
         (["anything else", ""], None, ()),
-        (RAN, None, ("A", "C")),
-        (RAN, "ORT_ENABLE_BASIC", ("A", "C")),
-        ([*RAN, level_begins(3), begins("D"), ends("D", 1)], "ORT_ENABLE_LAYOUT", ("D", "A", "C")),
-        ([level_begins(1), begins("A"), ends("A", 0), begins("B")], None, ("B",)),
-        ([level_begins(1), begins("A"), ends("A", 0, "FAIL")], None, ("A",)),
-        (RAN, "ORT_ENABLE_NEW", ("A", "C")),
+        (LOG, None, ("A", "C")),
+        (LOG, "ORT_ENABLE_BASIC", ("A", "C")),
+        ([*LOG, log_level(3), log_begin("D"), log_end("D", 1)], "ORT_ENABLE_LAYOUT", ("D", "A", "C")),
+        ([log_level(1), log_begin("A"), log_end("A", 0), log_begin("B")], None, ("B",)),
+        ([log_level(1), log_begin("A"), log_end("A", 0, "FAIL")], None, ("A",)),
+        (LOG, "ORT_ENABLE_NEW", ("A", "C")),
     ],
     ids=["empty", "other lines", "changed", "at their level", "of that level first", "broke within",
          "failed", "a level that the log does not count"],
@@ -466,10 +468,10 @@ def test_optimizers_that_changed_the_graph_are_parsed(lines, at, names):
 
 
 def test_rule_names_exist_in_onnxruntime():
-    """ONNX Runtime ignores names that it does not have."""
+    """Check the rule names against the library: ONNX Runtime ignores unknown names."""
     (path,) = (Path(onnxruntime.__file__).parent / "capi").glob("onnxruntime_pybind11_state*.so")
     library = path.read_bytes()
-    sets = {name.partition("_")[2] for name in RULES}  # made of its level's number
+    sets = {name.partition("_")[2] for name in RULES}  # the prefix is generated from the level
     names = sets | {rule for rules in RULES.values() for rule in rules}
     assert not [name for name in names if name.encode() not in library], onnxruntime.__version__
 
@@ -483,20 +485,20 @@ def test_minimal_set_is_exact(needed, names):
 
 
 @given(st.sampled_from(NAMES), st.sampled_from(NAMES))
-def test_first_sufficient_optimizer_is_chosen(one, other):
+def test_first_sufficient_optimizer_is_chosen(first, second):
     result = minimal_set(
-        NAMES, lambda is_unoptimized: one in is_unoptimized or other in is_unoptimized
+        NAMES, lambda is_unoptimized: first in is_unoptimized or second in is_unoptimized
     )
-    assert result == (min(one, other),)
+    assert result == (min(first, second),)
 
 
 @given(st.sampled_from(NAMES))
 def test_minimal_set_needs_logarithmically_many_trials(needed):
-    questions = []
+    trials = []
 
     def is_correct_without(is_unoptimized: frozenset[str]) -> bool:
-        questions.append(is_unoptimized)
+        trials.append(is_unoptimized)
         return needed in is_unoptimized
 
     minimal_set(NAMES, is_correct_without)
-    assert len(questions) <= 2 * math.ceil(math.log2(len(NAMES)))
+    assert len(trials) <= 2 * math.ceil(math.log2(len(NAMES)))

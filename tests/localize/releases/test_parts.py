@@ -1,4 +1,4 @@
-"""Localization in multi-file releases: a part, a seam or the chain."""
+"""Localization in multi-file releases identifies a part, a seam or the chain."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.multi_file import tiny
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("parts")
-    tiny.exported(path)
+    tiny.export_files(path)
     return path
 
 
 def locate_release(folder, *, chain="run", runtime="ort-cpu", **files):
-    path = tiny.release(folder, **files)
+    path = tiny.write_release(folder, **files)
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
     case = case_of(
         path,
@@ -55,7 +55,9 @@ def test_outdated_part_is_localized(folder):
 
 
 def test_seam_is_named_when_each_part_is_correct(folder):
-    """The module takes any dtype, its file one."""
+    """Name the seam before a part whose PyTorch module accepts any dtype and whose file accepts
+    one.
+    """
     result = locate_release(folder, chain="run_in_double", encoder="encoder.onnx", head="head.onnx")
     assert result.part is None
     assert result.diverges
@@ -77,7 +79,7 @@ def test_unknown_runtime_is_refused(folder):
 
 
 def test_locate_command_names_part_and_layer(folder, tmp_path, capsys):
-    path = tiny.release(folder, encoder="encoder.onnx", head="yesterday.onnx")
+    path = tiny.write_release(folder, encoder="encoder.onnx", head="yesterday.onnx")
     arguments = ["locate", str(path), "--reference", "tests.multi_file.tiny:build"]
     arguments += ["--inputs", str(folder / "x.npy")]
     marked = tmp_path / "marked.onnx"
@@ -88,7 +90,7 @@ def test_locate_command_names_part_and_layer(folder, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["part"] == "head"
 
 
-QUICK = Policy.model_validate_json(
+QUICK_POLICY = Policy.model_validate_json(
     '{"task": "tensors", "instruments": {"probes": false, "search_inputs": 0}, "runtimes": '
     '{"ort-cpu": {"required": "always", "bounds": {"max_abs_diff": 0.001}}}}'
 )
@@ -97,7 +99,7 @@ QUICK = Policy.model_validate_json(
 @pytest.fixture(scope="module")
 def rectified_folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("parts")
-    tiny.exported(path)
+    tiny.export_files(path)
     rectified = tiny.build_rectified()
     tiny.export(rectified.get_submodule("head"), path / "rectified.onnx", shape=(4,), name="boxes")
     return path
@@ -105,7 +107,7 @@ def rectified_folder(tmp_path_factory):
 
 def release(rectified_folder: Path, chain: str) -> Path:
     rectified = chain in ("run_and_keep", "run_on_a_copy")
-    path = tiny.release(
+    path = tiny.write_release(
         rectified_folder,
         encoder="encoder.onnx",
         head="rectified.onnx" if rectified else "head.onnx",
@@ -119,18 +121,18 @@ def check_release(rectified_folder: Path, chain: str, factory: str) -> Evaluatio
         release(rectified_folder, chain),
         reference=Reference.from_factory(f"tests.multi_file.tiny:{factory}"),
         data=EvaluationData.open(rectified_folder / "x.npy", batch_size=8),
-        policy=QUICK,
+        policy=QUICK_POLICY,
     )
 
 
-def blamed_chain(verdicted: EvaluationResult) -> dict[str, Any] | None:
+def find_chain_fault(verdicted: EvaluationResult) -> dict[str, Any] | None:
     chained = verdicted.job.chained
     assert isinstance(chained, MultiFileRelease)
     return explain_chain(verdicted.job, chained, runtime="ort-cpu")
 
 
 def test_part_that_writes_into_its_input_is_named(rectified_folder):
-    """As an activation in place does: its file leaves the features as they were."""
+    """Name a part that writes into its input, as an in-place activation does; its file does not."""
     verdicted = check_release(rectified_folder, "run_and_keep", "build_rectified")
     assert not verdicted.decision.passed
     assert all(check.part is None for check in verdicted.decision.problems)
@@ -144,22 +146,22 @@ def test_part_that_writes_into_its_input_is_named(rectified_folder):
 def test_part_on_a_copy_passes(rectified_folder):
     verdicted = check_release(rectified_folder, "run_on_a_copy", "build_rectified")
     assert verdicted.decision.passed, verdicted.decision.problems
-    assert blamed_chain(verdicted) is None
+    assert find_chain_fault(verdicted) is None
 
 
 def test_chain_with_file_dependent_code_is_named(rectified_folder):
     verdicted = check_release(rectified_folder, "run_by_kind", "build")
     assert not verdicted.decision.passed
-    blamed = blamed_chain(verdicted)
-    assert blamed is not None
-    assert blamed["seam_code"] == "differs"
-    assert (blamed["seam_params"]["output"], blamed["seam_params"]["error"]) == (
+    chain_fault = find_chain_fault(verdicted)
+    assert chain_fault is not None
+    assert chain_fault["seam_code"] == "differs"
+    assert (chain_fault["seam_params"]["output"], chain_fault["seam_params"]["error"]) == (
         "boxes", pytest.approx(0.1, rel=1e-3),
     )  # fmt: skip
 
 
 def test_locate_command_without_part_writes_no_marked_file(rectified_folder, tmp_path, capsys):
-    requests = [
+    reference_arguments = [
         "--reference",
         "tests.multi_file.tiny:build_rectified",
         "--inputs",
@@ -167,9 +169,12 @@ def test_locate_command_without_part_writes_no_marked_file(rectified_folder, tmp
     ]
     marked = tmp_path / "marked.onnx"
     path = str(release(rectified_folder, "run_and_keep"))
-    assert cli.main(["locate", path, *requests, "--save", str(marked)]) == 1
+    assert cli.main(["locate", path, *reference_arguments, "--save", str(marked)]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "Each part is right by itself. In PyTorch the part head" in printed
     assert "not written: no part diverges" in printed
     assert not marked.exists()
-    assert cli.main(["locate", str(release(rectified_folder, "run_on_a_copy")), *requests]) == 0
+    assert (
+        cli.main(["locate", str(release(rectified_folder, "run_on_a_copy")), *reference_arguments])
+        == 0
+    )

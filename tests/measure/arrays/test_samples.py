@@ -16,45 +16,55 @@ X = RNG.normal(size=(11, 2, 3)).astype(np.float32)
 IDS = RNG.integers(0, 9, size=(11, 4))
 
 
-def joined(samples, size):
+def join_batches(samples, size):
     batches = list(samples.batches(size))
     return {name: np.concatenate([batch[name] for batch in batches]) for name in samples.names}
 
 
-def npy(folder):
+def write_npy(folder):
     np.save(folder / "x.npy", X)
     return folder / "x.npy"
 
 
-def npz(folder):
+def write_npz(folder):
     np.savez_compressed(folder / "x.npz", input=X)
     return folder / "x.npz"
 
 
-def fortran(folder):
+def write_fortran_order(folder):
     np.save(folder / "x.npy", np.asfortranarray(X))
     return folder / "x.npy"
 
 
-def big_endian(folder):
+def write_big_endian(folder):
     np.save(folder / "x.npy", X.astype(">f4"))
     return folder / "x.npy"
 
 
-def npy_shards(folder):
+def write_npy_shards(folder):
     for number, rows in enumerate((X[:4], X[4:5], X[5:])):
         np.save(folder / f"{number}.npy", rows)
     (folder / ".hidden").write_text("ignored")
     return folder
 
 
-def npz_shards(folder):
+def write_npz_shards(folder):
     np.savez(folder / "a.npz", input=X[:7])
     np.savez(folder / "b.npz", input=X[7:])
     return folder
 
 
-@pytest.mark.parametrize("save", [npy, npz, fortran, big_endian, npy_shards, npz_shards])
+@pytest.mark.parametrize(
+    "save",
+    [
+        write_npy,
+        write_npz,
+        write_fortran_order,
+        write_big_endian,
+        write_npy_shards,
+        write_npz_shards,
+    ],
+)
 def test_each_file_format_gives_the_same_samples_and_digest(tmp_path, save):
     samples = SampleSet.open(save(tmp_path))
 
@@ -63,12 +73,12 @@ def test_each_file_format_gives_the_same_samples_and_digest(tmp_path, save):
         ("input", "float32", ("samples", 2, 3))
     ]
     for size in (1, 3, 11, 50):
-        np.testing.assert_array_equal(joined(samples, size)["input"], X)
+        np.testing.assert_array_equal(join_batches(samples, size)["input"], X)
     assert samples.digest() == SampleSet.from_arrays({"input": X}).digest()
 
 
 def test_batches_are_native_writable_copies(tmp_path):
-    samples = SampleSet.open(big_endian(tmp_path))
+    samples = SampleSet.open(write_big_endian(tmp_path))
     batch = next(samples.batches(4))["input"]
     assert batch.flags.writeable
     assert batch.flags.c_contiguous
@@ -94,7 +104,7 @@ def test_digest_depends_on_names_dtypes_shapes_and_values(other):
 def test_shards_do_not_change_batches_or_digest(cuts, size):
     parts = np.split(X, sorted(set(cuts)))
     samples = SampleSet(MappedRows([Shard({"x": part}) for part in parts], origin="test"))
-    np.testing.assert_array_equal(joined(samples, size)["x"], X)
+    np.testing.assert_array_equal(join_batches(samples, size)["x"], X)
     assert samples.digest() == SampleSet.from_arrays({"x": X}).digest()
 
 
@@ -111,9 +121,9 @@ def test_slice_has_the_samples_of_its_range(cuts, ends):
     rows = X[second:third]
     assert len(part) == len(rows)
     assert part.digest() == SampleSet.from_arrays({"x": rows}).digest()
-    np.testing.assert_array_equal(joined(part, 2)["x"], rows)
+    np.testing.assert_array_equal(join_batches(part, 2)["x"], rows)
     np.testing.assert_array_equal(part.at([0, len(rows) - 1])["x"], rows[[0, -1]])
-    np.testing.assert_array_equal(joined(part.take([len(rows) - 1]), 2)["x"], rows[-1:])
+    np.testing.assert_array_equal(join_batches(part.take([len(rows) - 1]), 2)["x"], rows[-1:])
 
 
 @pytest.mark.parametrize("span", [(0, 0), (3, 2), (-1, 4), (4, 12)])
@@ -139,7 +149,7 @@ def save_array(array):
     return save
 
 
-def shards(first, second):
+def save_shards(first, second):
     def save(folder):
         np.savez(folder / "a.npz", **first)
         np.savez(folder / "b.npz", **second)
@@ -149,21 +159,21 @@ def shards(first, second):
 
 
 def change_bytes(save, change):
-    """The file of `save`, with other bytes."""
+    """Return a function that writes the file of `save` with changed bytes."""
 
-    def spoil(folder):
+    def write(folder):
         path = save(folder)
         path.write_bytes(change(path.read_bytes()))
         return path
 
-    return spoil
+    return write
 
 
-def files(*names, of=""):
-    """Empty files; the path `of` the folder is opened."""
+def touch_files(*names, of=""):
+    """Return a function that writes empty files and returns the path `of` its folder."""
 
     def save(folder):
-        npy(folder)
+        write_npy(folder)
         for name in names:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()
@@ -172,8 +182,8 @@ def files(*names, of=""):
     return save
 
 
-def strange_member(folder):
-    path = npz(folder)
+def npz_with_text_member(folder):
+    path = write_npz(folder)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("notes.txt", "hello")
     return path
@@ -181,22 +191,22 @@ def strange_member(folder):
 
 PICKLE = np.array([{"a": 1}], dtype=object)
 UNUSABLE = [
-    (change_bytes(npy, lambda data: data[:-5]), "cannot read x.npy"),
-    (change_bytes(npy, lambda data: data[:20]), "cannot read x.npy"),
-    (change_bytes(npy, lambda _: b""), "cannot read x.npy"),
+    (change_bytes(write_npy, lambda data: data[:-5]), "cannot read x.npy"),
+    (change_bytes(write_npy, lambda data: data[:20]), "cannot read x.npy"),
+    (change_bytes(write_npy, lambda _: b""), "cannot read x.npy"),
     (save_array(PICKLE), "cannot read x.npy"),
-    (shards({"x": PICKLE}, {"x": PICKLE}), "cannot read"),
-    (change_bytes(npz, lambda data: data[:60] + bytes(30) + data[90:]), "cannot read x.npz"),
-    (change_bytes(npz, lambda data: data[:80]), "cannot read x.npz"),
-    (shards({}, {}), "has no array"),
-    (strange_member, "notes.txt"),
+    (save_shards({"x": PICKLE}, {"x": PICKLE}), "cannot read"),
+    (change_bytes(write_npz, lambda data: data[:60] + bytes(30) + data[90:]), "cannot read x.npz"),
+    (change_bytes(write_npz, lambda data: data[:80]), "cannot read x.npz"),
+    (save_shards({}, {}), "has no array"),
+    (npz_with_text_member, "notes.txt"),
     (lambda folder: folder / "nothing", "does not exist"),
     (lambda folder: folder, "is empty"),
-    (files("x.npz"), "mixes"),
-    (files("labels.txt"), "labels.txt"),
-    (files("cat/1.PNG", of="cat"), "Preprocess"),
-    (files("1.jpg", of="1.jpg"), "Preprocess"),
-    (files("x.txt", of="x.txt"), "not a .npy or .npz"),
+    (touch_files("x.npz"), "mixes"),
+    (touch_files("labels.txt"), "labels.txt"),
+    (touch_files("cat/1.PNG", of="cat"), "Preprocess"),
+    (touch_files("1.jpg", of="1.jpg"), "Preprocess"),
+    (touch_files("x.txt", of="x.txt"), "not a .npy or .npz"),
     (save_array(np.float32(3)), "scalar"),
     (save_array(X[:0]), "nothing to measure"),
     (save_array(np.zeros((3, 0), np.float32)), "nothing to measure"),
@@ -204,11 +214,11 @@ UNUSABLE = [
     (save_array(np.zeros(3, complex)), "dtype"),
     (save_array(np.zeros(3, np.longdouble)), "dtype"),
     (save_array(np.zeros(3, "M8[s]")), "dtype"),
-    (shards({"x": X}, {"y": X}), "different arrays"),
-    (shards({"x": X}, {"x": X.astype(float)}), "differ"),
-    (shards({"x": X}, {"x": X[:, :1]}), "differ"),
-    (shards({"x": X}, {"x": X[:0]}), "nothing to measure"),
-    (shards({"x": X, "y": X[:3]}, {"x": X, "y": X}), "different numbers of samples"),
+    (save_shards({"x": X}, {"y": X}), "different arrays"),
+    (save_shards({"x": X}, {"x": X.astype(float)}), "differ"),
+    (save_shards({"x": X}, {"x": X[:, :1]}), "differ"),
+    (save_shards({"x": X}, {"x": X[:0]}), "nothing to measure"),
+    (save_shards({"x": X, "y": X[:3]}, {"x": X, "y": X}), "different numbers of samples"),
 ]
 
 
@@ -232,7 +242,7 @@ def test_nonfinite_values_are_refused_with_their_sample(value):
 
 
 def test_npz_without_disk_space_is_a_storage_error(tmp_path, monkeypatch):
-    path = npz(tmp_path)
+    path = write_npz(tmp_path)
     monkeypatch.setattr(
         "gate.data.array_files.shutil.disk_usage", lambda _: type("U", (), {"free": 9})
     )
@@ -241,13 +251,13 @@ def test_npz_without_disk_space_is_a_storage_error(tmp_path, monkeypatch):
 
 
 def test_npz_leaves_no_temporary_files(tmp_path, monkeypatch):
-    path = npz(tmp_path)
+    path = write_npz(tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     samples = SampleSet.open(path)
     assert list(temporary.iterdir()) == []
-    np.testing.assert_array_equal(joined(samples, 4)["input"], X)
+    np.testing.assert_array_equal(join_batches(samples, 4)["input"], X)
 
 
 def test_labels_are_copied_as_int64(tmp_path):
@@ -273,7 +283,8 @@ def test_invalid_labels_are_refused(tmp_path, labels):
 
 
 @pytest.mark.parametrize(
-    "spoil", [npz, change_bytes(npy, lambda data: data[:-5]), lambda folder: folder / "nothing"]
+    "spoil",
+    [write_npz, change_bytes(write_npy, lambda data: data[:-5]), lambda folder: folder / "nothing"],
 )
 def test_unreadable_labels_are_refused(tmp_path, spoil):
     with pytest.raises(GateError):

@@ -1,4 +1,4 @@
-"""Float64 convolutions over all samples at once equal those of PyTorch."""
+"""The float64 convolution over all samples at once equals that of PyTorch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_convolution_equals_pytorch(*, samples, channels, sizes, kernel, steps, 
     ):
         result = Convolution.from_call(func, args)
         assert result is not None
-        created = result.run()
-        assert created.is_contiguous()
-        torch.testing.assert_close(created, expected, rtol=1e-13, atol=1e-13)
+        output = result.run()
+        assert output.is_contiguous()
+        torch.testing.assert_close(output, expected, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 3), (1, 2))])
@@ -58,9 +58,10 @@ def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, mon
         dilation,
     )
     monkeypatch.setattr("gate.reference.float64._MOST_POSITIONS", 8)
-    monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)  # two rows or more
-    complete = Convolution.from_call(aten.conv2d.default, call)
-    assert complete is not None
+    # at least two output rows per block
+    monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)
+    convolution = Convolution.from_call(aten.conv2d.default, call)
+    assert convolution is not None
     unfolded: list[int] = []
     original = Convolution._unfolded
     monkeypatch.setattr(
@@ -68,21 +69,21 @@ def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, mon
         "_unfolded",
         lambda self, x, rows: unfolded.append(rows) or original(self, x, rows),
     )
-    torch.testing.assert_close(complete.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
-    assert max(unfolded) < complete.sizes[0]
+    torch.testing.assert_close(convolution.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
+    assert max(unfolded) < convolution.sizes[0]
 
 
 def test_convolution_in_sample_blocks_equals_pytorch(monkeypatch):
     call = (random_tensor(5, 2, 8, 8), random_tensor(3, 2, 3, 3))
-    complete = Convolution.from_call(aten.conv2d.default, call)
+    convolution = Convolution.from_call(aten.conv2d.default, call)
     monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 2 * 9 * 36)
-    assert complete is not None
-    torch.testing.assert_close(complete.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
+    assert convolution is not None
+    torch.testing.assert_close(convolution.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
 
 
 X, W = random_tensor(2, 4, 8, 8), random_tensor(4, 4, 3, 3)
-LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
-"""`is_contiguous`, and yet what PyTorch takes for channels_last."""
+SINGLE_CHANNEL = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
+"""A tensor that is contiguous, but that PyTorch treats as channels_last."""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ LONE = torch.empty_strided((2, 1, 8, 8), (64, 1, 8, 1), dtype=torch.float64)
         (aten.conv2d.default, (X.to(memory_format=torch.channels_last), W)),
         (aten.conv2d.default, (X, W.to(memory_format=torch.channels_last))),
         (aten.conv2d.default, (X[:, :, ::2], W)),
-        (aten.conv2d.default, (LONE, W[:, :1])),
+        (aten.conv2d.default, (SINGLE_CHANNEL, W[:, :1])),
     ],
     ids=[
         "groups",
@@ -122,14 +123,14 @@ def test_other_calls_use_pytorch(func, args):
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, nullcontext])
 def test_float64_reference_uses_the_convolution(mode, monkeypatch):
-    ran = []
-    monkeypatch.setattr(Convolution, "run", lambda self: ran.append(self) or RUN(self))
+    runs = []
+    monkeypatch.setattr(Convolution, "run", lambda self: runs.append(self) or ORIGINAL_RUN(self))
     with mode(), in_double():
-        created = functional.conv2d(X, W, stride=2, padding=1)
-    assert len(ran) == 1
+        output = functional.conv2d(X, W, stride=2, padding=1)
+    assert len(runs) == 1
     torch.testing.assert_close(
-        created, functional.conv2d(X, W, stride=2, padding=1), rtol=1e-13, atol=1e-13
+        output, functional.conv2d(X, W, stride=2, padding=1), rtol=1e-13, atol=1e-13
     )
 
 
-RUN = Convolution.run
+ORIGINAL_RUN = Convolution.run

@@ -1,4 +1,4 @@
-"""Sums of 100 000 terms: a different order of summation passes, a fault fails."""
+"""Sums of 100 000 terms pass with a different summation order; a fault fails."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ N = 102_400
 ROWS, COLUMNS = 16, 3
 
 
-class Computed(nn.Module):
+class Function(nn.Module):
     def __init__(self, compute):
         super().__init__()
         self.compute = compute
@@ -22,7 +22,7 @@ class Computed(nn.Module):
 
 
 class Images(nn.Module):
-    """A convolution of images, most of which is background, and the mean of it."""
+    """A convolution of images that are mostly background, followed by pooling."""
 
     def __init__(self, pool):
         super().__init__()
@@ -34,8 +34,8 @@ class Images(nn.Module):
         return self.pool(torch.relu(self.conv(x)))
 
 
-def rows(kind, count=ROWS):
-    """Shape (count, N): every row another constant, or nearly, or random numbers."""
+def make_rows(kind, count=ROWS):
+    """Return an array (count, N) whose rows are constant, nearly constant or random."""
     random = np.random.default_rng(0)
     if kind == "random":
         return random.random((count, N)).astype(np.float32)
@@ -52,20 +52,20 @@ def background():
 
 
 def measure_noise(model, wrong, x, tmp_path, *, opset=17):
-    """The record of a file that is exported from `wrong`."""
+    """Return the noise of a file that is exported from `wrong`."""
     file = benches.export(wrong.eval(), tmp_path / "model.onnx", {"x": x}, opset=opset)
     options = {"probes": False, "stability_samples": 0, "noise_samples": len(x)}
     measured = benches.measured(model.eval(), file, {"x": x}, **options)
     return measured.runtimes[0].outputs[0].noise
 
 
-def last(name):
+def reduce_last_axis(name):
     return lambda x: getattr(x, name)(-1, keepdim=True)
 
 
 CORRECT = {
-    "mean": last("mean"),
-    "var": last("var"),
+    "mean": reduce_last_axis("mean"),
+    "var": reduce_last_axis("var"),
     "norm": lambda x: x.norm(dim=-1, keepdim=True),
     "product": lambda x: (1.0 + 1e-6 * x).prod(-1, keepdim=True),
     "cubic norm": lambda x: x.norm(p=3, dim=-1, keepdim=True),
@@ -87,28 +87,28 @@ CORRECT = {
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("name", CORRECT)
 def test_equally_rounded_terms_pass(name, tmp_path):
-    model = Computed(CORRECT[name])
+    model = Function(CORRECT[name])
     kind = "nearly" if len(name) % 2 else "constant"
-    judged = measure_noise(model, model, rows(kind, 6), tmp_path, opset=13)
-    assert judged.ratio <= 1.5
-    assert judged.peak <= 6.0
+    noise = measure_noise(model, model, make_rows(kind, 6), tmp_path, opset=13)
+    assert noise.ratio <= 1.5
+    assert noise.peak <= 6.0
 
 
-ALTERNATING = {
+CANCELLING = {
     "linear": lambda x: functional.linear(x, torch.full((5, N), 0.3)),
     "moments": lambda x: torch.cat(torch.var_mean(x, -1, keepdim=True), -1),
 }
 
 
-@pytest.mark.parametrize("name", ALTERNATING)
+@pytest.mark.parametrize("name", CANCELLING)
 def test_cancelling_terms_pass(name, tmp_path):
-    """PyTorch's sum may be exactly 0, or its mean; ONNX Runtime's is not."""
-    model = Computed(ALTERNATING[name])
-    x = rows("constant", 6)
+    """Pass sums that cancel: PyTorch's sum may be exactly 0 where ONNX Runtime's is not."""
+    model = Function(CANCELLING[name])
+    x = make_rows("constant", 6)
     x[:, ::2] *= -1.0
-    judged = measure_noise(model, model, x, tmp_path, opset=13)
-    assert judged.ratio <= 1.5
-    assert judged.peak <= 6.0
+    noise = measure_noise(model, model, x, tmp_path, opset=13)
+    assert noise.ratio <= 1.5
+    assert noise.peak <= 6.0
 
 
 POOLS = {
@@ -122,21 +122,21 @@ POOLS = {
 @pytest.mark.parametrize("name", POOLS)
 def test_mean_over_images_with_background_passes(name, tmp_path):
     model = Images(POOLS[name])
-    judged = measure_noise(model, model, background(), tmp_path)
-    assert judged.ratio <= 1.5
-    assert judged.peak <= 6.0
+    noise = measure_noise(model, model, background(), tmp_path)
+    assert noise.ratio <= 1.5
+    assert noise.peak <= 6.0
 
 
-def several(x):
-    """The row in three orders, as channels."""
+def reorder(x):
+    """Return each row in three orders, as channels."""
     return torch.stack([x, x.flip(-1), x.roll(777, -1)], 1)
 
 
 FAULTS = {
     "n - 1 in a mean": (
         "random",
-        lambda x: several(x).mean(-1),
-        lambda x: several(x).sum(-1) / (N - 1),
+        lambda x: reorder(x).mean(-1),
+        lambda x: reorder(x).sum(-1) / (N - 1),
     ),
     "epsilon": (
         "random",
@@ -154,14 +154,14 @@ FAULTS = {
 @pytest.mark.further
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_in_a_long_sum_fails(name, tmp_path):
-    kind, right, wrong = FAULTS[name]
-    x = rows(kind)
+    kind, correct, wrong = FAULTS[name]
+    x = make_rows(kind)
 
-    assert measure_noise(Computed(right), Computed(wrong), x, tmp_path).ratio > 1.5
+    assert measure_noise(Function(correct), Function(wrong), x, tmp_path).ratio > 1.5
 
 
 class Repeated(nn.Module):
-    """The variance of numbers that repeat, so that the roundings of each add up."""
+    """The variance of repeated numbers, so that equal rounding errors add up."""
 
     def __init__(self, correction):
         super().__init__()
@@ -174,7 +174,10 @@ class Repeated(nn.Module):
 @pytest.mark.further
 @pytest.mark.parametrize(("correction", "is_right"), [(1, True), (0, False)])
 def test_variance_with_n_is_found_by_the_alternating_probe(correction, is_right, tmp_path):
-    """ONNX Runtime is farther off on the samples than n for n - 1 is."""
+    """Find a wrong divisor with the alternating probe.
+
+    On the samples, ONNX Runtime's error exceeds the difference between n and n - 1.
+    """
     x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
     file = benches.export(Repeated(correction), tmp_path / "model.onnx", {"x": x})
     measured = benches.measured(Repeated(1), file, {"x": x}, stability_samples=0)
@@ -187,7 +190,7 @@ def test_variance_with_n_is_found_by_the_alternating_probe(correction, is_right,
 
 def test_short_sums_have_no_alternating_probe(tmp_path):
     x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
-    model = Computed(last("var"))
+    model = Function(reduce_last_axis("var"))
     file = benches.export(model, tmp_path / "model.onnx", {"x": x})
     (runtime,) = benches.measured(model, file, {"x": x}, stability_samples=0).runtimes
     assert "alternating" not in {probe.name for probe in runtime.probes}
@@ -212,14 +215,16 @@ class Group(nn.Module):
     (Group(correction=1), 100.0, False),
 ], ids=["right", "eps", "n - 1"])  # fmt: skip
 def test_group_norm_is_compared_with_the_operators_of_the_file(wrong, mean, is_right, tmp_path):
-    """The file has no GroupNormalization, which takes the variance from the mean square."""
+    """Use the error model of the exported operators: the file has no GroupNormalization, which
+    computes the variance from the mean square.
+    """
     x = np.random.default_rng(0).normal(mean, 1.0, (32, 8, 100)).astype(np.float32)
     ratio = measure_noise(Group(), wrong, x, tmp_path).ratio
     assert (ratio <= 1.5) is is_right
 
 
-def attention(keys, *, scale=1.0, missing_keys=0, queries=3, **settings):
-    """Of queries, which lie in front of the keys, which lie in front of the values."""
+def make_attention(keys, *, scale=1.0, missing_keys=0, queries=3, **settings):
+    """Return an attention over queries, keys and values, concatenated in this order."""
 
     def compute(x):
         q, k, v = x.split([queries, keys, keys], 2)
@@ -228,16 +233,20 @@ def attention(keys, *, scale=1.0, missing_keys=0, queries=3, **settings):
             scale * q, k[:, :, :end], v[:, :, :end], **settings
         )
 
-    return Computed(compute)
+    return Function(compute)
 
 
-def tokens(keys, *, equal):
+def make_tokens(keys, *, equal):
     random = np.random.default_rng(0)
     count = 1 if equal else keys
-    parts = random.normal(size=(4, 2, 3, 8)), random.normal(size=(4, 2, count, 8))
+    queries_and_keys = random.normal(size=(4, 2, 3, 8)), random.normal(size=(4, 2, count, 8))
     values = random.random((4, 2, count, 8)) + 0.1 if equal else random.normal(size=(4, 2, keys, 8))
     return np.concatenate(
-        [parts[0], *(np.repeat(part, keys // count, 2) for part in (parts[1], values))], 2
+        [
+            queries_and_keys[0],
+            *(np.repeat(part, keys // count, 2) for part in (queries_and_keys[1], values)),
+        ],
+        2,
     ).astype(np.float32)
 
 
@@ -245,14 +254,16 @@ def tokens(keys, *, equal):
     ("keys", "settings"), [(4096, {}), (1024, {"is_causal": True}), (1024, {"scale": 0.2})]
 )
 def test_attention_over_equal_keys_passes(keys, settings, tmp_path):
-    """The sums of the softmax and of the values are those of ONNX Runtime's operators."""
-    model = attention(keys, **settings)
-    judged = measure_noise(model, model, tokens(keys, equal=True), tmp_path)
-    assert judged.ratio <= 1.5
-    assert judged.peak <= 6.0
+    """Pass attention over equal keys; softmax and weighted sums have the errors of ONNX Runtime's
+    operators.
+    """
+    model = make_attention(keys, **settings)
+    noise = measure_noise(model, model, make_tokens(keys, equal=True), tmp_path)
+    assert noise.ratio <= 1.5
+    assert noise.peak <= 6.0
 
 
 def test_fault_in_attention_over_many_keys_fails(tmp_path):
-    x = tokens(4096, equal=False)
-    judged = measure_noise(attention(4096), attention(4096, missing_keys=1), x, tmp_path)
-    assert judged.ratio > 10.0
+    x = make_tokens(4096, equal=False)
+    noise = measure_noise(make_attention(4096), make_attention(4096, missing_keys=1), x, tmp_path)
+    assert noise.ratio > 10.0

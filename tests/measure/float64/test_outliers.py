@@ -1,4 +1,4 @@
-"""Outlier analysis: differences explained by rounding, and faults."""
+"""The outlier analysis separates differences explained by rounding from faults."""
 
 import copy
 import math
@@ -16,12 +16,12 @@ from gate.reference.validity import UNRESTRICTED
 from tests.probes import benches
 
 
-def table(count, columns=6, seed=0):
+def make_table(count, columns=6, seed=0):
     return np.random.default_rng(seed).normal(size=(count, columns)).astype(np.float32)
 
 
-class Tail(nn.Module):
-    """`exp` of a normal variable: among enough samples some are a hundred times larger."""
+class HeavyTail(nn.Module):
+    """A model whose outputs have a heavy tail: some samples are a hundred times larger."""
 
     def __init__(self):
         super().__init__()
@@ -32,8 +32,10 @@ class Tail(nn.Module):
         return torch.exp(4.0 * self.fc(x))
 
 
-class Late(nn.Module):
-    """Another answer to one kind of samples only, of which none is among the first."""
+class LateError(nn.Module):
+    """A model with an error only for samples with a large first feature, of which none is among the
+    first.
+    """
 
     def __init__(self, model, factor):
         super().__init__()
@@ -55,44 +57,44 @@ def measure(reference, exported, tmp_path, arrays):
 @pytest.mark.further
 @pytest.mark.parametrize("count", [50, 2000])
 def test_heavy_tail_passes_with_any_number_of_samples(count, tmp_path):
-    model = Tail().eval()
-    (output,) = measure(model, model, tmp_path, {"x": table(count)}).outputs
+    model = HeavyTail().eval()
+    (output,) = measure(model, model, tmp_path, {"x": make_table(count)}).outputs
     assert output.noise.ratio <= 1.5
     assert output.noise.diff <= 8.0
 
 
 @pytest.mark.parametrize("factor", [1e-4, 0.5])
 def test_fault_of_late_samples_is_found(factor, tmp_path):
-    arrays = {"x": table(300)}
+    arrays = {"x": make_table(300)}
     arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
     arrays["x"][200, 0] = 4.0
-    model = Tail().eval()
-    (output,) = measure(model, Late(model, factor).eval(), tmp_path, arrays).outputs
+    model = HeavyTail().eval()
+    (output,) = measure(model, LateError(model, factor).eval(), tmp_path, arrays).outputs
     assert output.noise.ratio <= 1.5
     assert output.noise.diff > 50.0
 
 
 def test_analysis_of_an_outlier():
-    context = benches.context(Tail().eval(), {"x": table(20)}, size=8)
+    context = benches.context(HeavyTail().eval(), {"x": make_table(20)}, size=8)
     with torch.inference_mode():
-        look = OutlierAnalysis(context).variants(13)
-    assert look.sample == 13
-    assert (look.row, look.count) == (5, 8)
-    assert look.truth[0].shape == (1, 2)
-    floor = look.floor(0)
-    relative = floor / np.abs(look.truth[0])
+        variants = OutlierAnalysis(context).variants(13)
+    assert variants.sample == 13
+    assert (variants.row, variants.count) == (5, 8)
+    assert variants.truth[0].shape == (1, 2)
+    floor = variants.floor(0)
+    relative = floor / np.abs(variants.truth[0])
     assert (relative >= 2.0**-24).all()
     assert (relative < 1e-5).all()
-    assert len(look.alternatives(0)) == 10
+    assert len(variants.alternatives(0)) == 10
 
 
 def test_no_outlier_analysis_without_truth():
-    context = benches.context(Tail().eval(), {"x": table(20)}, noise_samples=0)
+    context = benches.context(HeavyTail().eval(), {"x": make_table(20)}, noise_samples=0)
     assert OutlierAnalysis(context).variants(3) is None
 
 
 class States(nn.Module):
-    """What an LSTM returns: the samples are axis 1."""
+    """A model that returns its samples on axis 1, as the states of an LSTM."""
 
     def __init__(self, inner):
         super().__init__()
@@ -103,7 +105,7 @@ class States(nn.Module):
 
 
 class Cancelling(nn.Module):
-    """Whose sum cancels to a ten-thousandth where the first feature is large."""
+    """A model whose sum cancels to a ten-thousandth where the first feature is large."""
 
     def __init__(self):
         super().__init__()
@@ -120,11 +122,11 @@ class Cancelling(nn.Module):
 
 @pytest.mark.further
 @pytest.mark.parametrize(("model", "of_file", "is_off"), [
-    (Tail(), Late(Tail(), 1e-4), True),
+    (HeavyTail(), LateError(HeavyTail(), 1e-4), True),
     (Cancelling(), Cancelling(), False),
 ], ids=["a fault", "rounding"])  # fmt: skip
 def test_late_samples_on_axis_one_are_analyzed(model, of_file, is_off, tmp_path):
-    arrays = {"x": table(300)}
+    arrays = {"x": make_table(300)}
     arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
     arrays["x"][200, 0] = 4.0
     (output,) = measure(States(model).eval(), States(of_file).eval(), tmp_path, arrays).outputs
@@ -133,7 +135,7 @@ def test_late_samples_on_axis_one_are_analyzed(model, of_file, is_off, tmp_path)
 
 
 class Halves(nn.Module):
-    """Rounds what lies within rounding of a half; `shift` moves it to the other side."""
+    """A model that rounds values near a half; `shift` moves them to the other side."""
 
     def __init__(self, shift=0.0):
         super().__init__()
@@ -143,9 +145,9 @@ class Halves(nn.Module):
         return torch.round(x * 0.1 * 10.0 + 0.5 + self.shift).to(torch.int32), x * 1.7
 
 
-def halves(count=100):
-    """Whole numbers, which are near-ties after the sum, only in sample 7; else far from any."""
-    x = np.round(table(count) * 10.0) + 0.25
+def make_halves(count=100):
+    """Return samples of which only sample 7 has values close to a tie."""
+    x = np.round(make_table(count) * 10.0) + 0.25
     x[7, 0] = 3.0
     return {"x": x.astype(np.float32)}
 
@@ -153,36 +155,38 @@ def halves(count=100):
 @pytest.mark.further
 def test_integers_changed_by_rounding_are_near_ties(tmp_path):
     model = Halves().eval()
-    integers, _ = measure(model, Halves(3e-7).eval(), tmp_path, halves()).outputs
-    plain, _ = measure(model, model, tmp_path, halves()).outputs
-    assert plain.unequal == 0
+    integers, _ = measure(model, Halves(3e-7).eval(), tmp_path, make_halves()).outputs
+    unchanged, _ = measure(model, model, tmp_path, make_halves()).outputs
+    assert unchanged.unequal == 0
     assert integers.max_abs_diff == 0.0
     assert integers.near_ties <= 1
-    integers, _ = measure(Halves().eval(), Halves(0.9).eval(), tmp_path, halves()).outputs
+    integers, _ = measure(Halves().eval(), Halves(0.9).eval(), tmp_path, make_halves()).outputs
     assert integers.near_ties <= 1
     assert integers.max_abs_diff >= 1.0
     assert integers.unequal > 100
 
 
 def test_classes_decided_by_rounding_are_ties(tmp_path):
-    """Two classes with the same weights, but for the last bit of one of them."""
+    """Count a changed class as a tie if two classes differ only in the last bit of a bias."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).eval()
     model[2].weight.data[1] = model[2].weight.data[0]
     model[2].bias.data[1] = model[2].bias.data[0]
-    second = copy.deepcopy(model)
-    second[2].bias.data[1] = torch.nextafter(model[2].bias.data[1], torch.tensor(9.0))
-    (output,) = measure(model, second, tmp_path, {"x": table(64)}).outputs
+    last_bit_changed = copy.deepcopy(model)
+    last_bit_changed[2].bias.data[1] = torch.nextafter(model[2].bias.data[1], torch.tensor(9.0))
+    (output,) = measure(model, last_bit_changed, tmp_path, {"x": make_table(64)}).outputs
     assert output.classification.top1_disagreements == 0
     assert output.classification.top1_ties > 0
-    far = copy.deepcopy(model)
-    far[2].bias.data[2] += 0.3
-    (output,) = measure(model, far, tmp_path, {"x": table(64)}).outputs
+    bias_changed = copy.deepcopy(model)
+    bias_changed[2].bias.data[2] += 0.3
+    (output,) = measure(model, bias_changed, tmp_path, {"x": make_table(64)}).outputs
     assert output.classification.top1_disagreements > 0
 
 
 class Pairs(nn.Module):
-    """Every sample with every other of its batch: as many columns as the batch has samples."""
+    """A model that compares all pairs of samples in a batch, so that the number of columns is the
+    batch size.
+    """
 
     def __init__(self, factor=1.0):
         super().__init__()
@@ -193,9 +197,9 @@ class Pairs(nn.Module):
 
 
 def test_output_over_pairs_of_samples_is_measured(tmp_path):
-    arrays = {"x": table(40)}
-    turned = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
-    runtime = measure(Pairs().eval(), Pairs(turned).eval(), tmp_path, arrays)
+    arrays = {"x": make_table(40)}
+    signs = torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0, 1.0])
+    runtime = measure(Pairs().eval(), Pairs(signs).eval(), tmp_path, arrays)
     assert runtime.failure is None
     assert runtime.outputs[0].near_ties == 0
     assert runtime.outputs[0].max_abs_diff > 0.0
@@ -203,23 +207,25 @@ def test_output_over_pairs_of_samples_is_measured(tmp_path):
 
 
 class Levels(nn.Module):
-    """Ten thousand levels, of which many lie on an edge in each sample and in each probe."""
+    """A model with 10 200 integer levels; in each sample and probe many values lie near an edge."""
 
     def __init__(self, gain=10200.0):
         super().__init__()
         torch.manual_seed(0)
-        self.one, self.two = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
         self.gain = gain
 
     def forward(self, x):
-        levels = torch.sigmoid(4.0 * self.two(torch.relu(self.one(x)))) * self.gain
+        levels = torch.sigmoid(4.0 * self.conv2(torch.relu(self.conv1(x)))) * self.gain
         return (levels - torch.fmod(levels, 1.0) + 0.5).to(torch.int32)
 
 
 @pytest.mark.further
 @pytest.mark.parametrize(("gain", "verdict"), [(10200.0, "PASS"), (10200.2, "FAIL")])
 def test_ties_in_probes_are_found(gain, verdict, tmp_path):
-    """The reference's own choices are no measure of what a runtime decides."""
+    """Accept other integers only where rounding may decide, although the float64 reference differs
+    too.
+    """
     rows = np.random.default_rng(2).normal(size=(24, 3, 160, 160))[:, :, :32, :32]
     arrays = {"x": rows.astype(np.float32)}
     file = benches.export(Levels(gain).eval(), tmp_path / "model.onnx", arrays).path
@@ -229,7 +235,7 @@ def test_ties_in_probes_are_found(gain, verdict, tmp_path):
 
 
 class Rounded(nn.Module):
-    """To whole numbers, of which exact halves go to the even one or up."""
+    """A model that rounds exact halves to even or up."""
 
     def __init__(self, *, even):
         super().__init__()
@@ -245,7 +251,7 @@ def test_exact_half_is_not_a_tie(tmp_path):
     rows[7::20, 3] += 2.0
     reference, exported = Rounded(even=True).eval(), Rounded(even=False).eval()
 
-    class Whole(nn.Module):
+    class Integers(nn.Module):
         def __init__(self, model):
             super().__init__()
             self.model = model
@@ -253,7 +259,7 @@ def test_exact_half_is_not_a_tie(tmp_path):
         def forward(self, x):
             return self.model(x).to(torch.int64)
 
-    (output,) = measure(Whole(reference), Whole(exported), tmp_path, {"x": rows}).outputs
+    (output,) = measure(Integers(reference), Integers(exported), tmp_path, {"x": rows}).outputs
     assert (output.near_ties, output.max_abs_diff) == (0, 1.0)
 
 
@@ -267,27 +273,29 @@ def test_exact_half_is_not_a_tie(tmp_path):
     ([math.inf, math.inf], False, [3]),
 ])  # fmt: skip
 def test_floor_is_measured_with_more_runs_when_undecided(suspicions, clear, runs, monkeypatch):
-    class Doubtful:
+    class FakeRuntime:
         def __init__(self):
-            self.left = list(suspicions)
+            self.remaining = list(suspicions)
             self.few_draws = False
             self.comparison = SimpleNamespace(floor=self)
 
         def suspicion(self):
-            return self.left[0]
+            return self.remaining[0]
 
         def widen(self, floors):
-            self.left = self.left[1:] or self.left
+            self.remaining = self.remaining[1:] or self.remaining
 
         def is_clearly_refused(self, policy):
             return clear
 
-    measure, runtime = [], Doubtful()
-    monkeypatch.setattr(outliers, "rounding_floor", lambda context, *, draws: measure.append(draws))
+    draws_used, runtime = [], FakeRuntime()
+    monkeypatch.setattr(
+        outliers, "rounding_floor", lambda context, *, draws: draws_used.append(draws)
+    )
     validity = SimpleNamespace(validity=UNRESTRICTED)
     context = SimpleNamespace(truth=validity, applied_policy=None)
     floor = outliers.RoundingFloor(context, [runtime])
     floor.widen()
     floor.widen()
-    assert measure == runs
+    assert draws_used == runs
     assert runtime.few_draws is clear

@@ -1,4 +1,4 @@
-"""The float64 reference."""
+"""The float64 reference computes the model in double precision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
 class Wrapped(nn.Module):
-    """A linear layer, and what `function` makes of its output."""
+    """A linear layer followed by `function`."""
 
     def __init__(self, function):
         super().__init__()
@@ -33,8 +33,8 @@ class Wrapped(nn.Module):
         return self.function(self.linear(x))
 
 
-def truth(function) -> np.ndarray:
-    """The same by numpy, from float32 weights and inputs."""
+def compute_truth(function) -> np.ndarray:
+    """Compute the linear layer with numpy in float64 from float32 weights and inputs."""
     linear = Wrapped(function).linear
     weight, bias = (p.detach().double().numpy() for p in (linear.weight, linear.bias))
     return X.astype(np.float64) @ weight.T + bias
@@ -56,13 +56,13 @@ def run_in_float64(function) -> np.ndarray:
     lambda y: torch.stack([y, y], -1).sum(-1, dtype=torch.float32) / 2,
     lambda y: y + torch.arange(3, dtype=torch.float32) - torch.arange(3),
     lambda y: torch.full_like(y, 0.0, dtype=torch.float32) + y,
-    lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)),  # a constant that is no buffer
+    lambda y: y @ torch.from_numpy(np.eye(3, dtype=np.float32)),  # a constant that is not a buffer
     lambda y: torch.zeros_like(y).addmm_(y, torch.from_numpy(np.eye(3, dtype=np.float32))),
 ], ids=range(12))  # fmt: skip
 def test_casts_to_float32_stay_float64(function):
     observed = run_in_float64(function)
     assert observed.dtype == np.float64
-    np.testing.assert_allclose(observed, truth(function), rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(observed, compute_truth(function), rtol=1e-14, atol=1e-14)
 
 
 def test_default_dtype_and_model_are_restored():

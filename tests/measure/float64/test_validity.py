@@ -28,28 +28,30 @@ pytestmark = [
 
 X = {"x": np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)}
 
-FEW = Instruments(probes=False, stability_samples=0, search_inputs=0, graph=False)
+FEW_INSTRUMENTS = Instruments(probes=False, stability_samples=0, search_inputs=0, graph=False)
 
 WITH_PROBES = Instruments(search_inputs=0, graph=False)
 
 
-def policy(instruments=FEW, *, precision="exact", **settings):
-    created = (
+def make_policy(instruments=FEW_INSTRUMENTS, *, precision="exact", **settings):
+    default = (
         Policy.default(task="tensors") if precision == "exact" else Policy.reduced(task="tensors")
     )
-    bounds = created.runtimes["ort-cpu"].bounds
+    bounds = default.runtimes["ort-cpu"].bounds
     if not instruments.stability_samples:
         bounds = bounds.model_copy(
             update={"repeatability_ratio": None, "batch_invariance_ratio": None}
         )
-    runtime = created.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})
-    return created.model_copy(
+    runtime = default.runtimes["ort-cpu"].model_copy(update={"bounds": bounds})
+    return default.model_copy(
         update={"runtimes": {"ort-cpu": runtime}, "instruments": instruments, **settings}
     )
 
 
 class Head(nn.Module):
-    """A linear layer, then `forward` of a subclass, times a factor that a wrong file has."""
+    """A linear layer followed by the forward of a subclass, times a factor that differs in a wrong
+    file.
+    """
 
     factor = 1.0
 
@@ -59,14 +61,14 @@ class Head(nn.Module):
         self.a, self.h = nn.Linear(12, 16), nn.Linear(16, 3)
 
     def times(self, factor):
-        wrong = type(self)().eval()
-        wrong.factor = factor
-        return wrong
+        changed = type(self)().eval()
+        changed.factor = factor
+        return changed
 
 
-class Tiny(Head):
+class SmallestNumber(Head):
     inner = 1.0
-    """Another factor that a wrong file has, before the last layer."""
+    """A factor before the last layer that differs in a wrong file."""
 
     def forward(self, x):
         p = F.relu(self.a(x))
@@ -86,7 +88,7 @@ class Branch(Head):
         return (y if y.dtype == torch.float32 else 3.0 - y)[:, None] * self.factor
 
 
-def check_file(model, file, tmp_path, *, by=None, arrays=X, **options):
+def check_file(model, file, tmp_path, *, policy=None, arrays=X, **options):
     candidate = tiny.export(
         file,
         tmp_path / "m.onnx",
@@ -94,11 +96,11 @@ def check_file(model, file, tmp_path, *, by=None, arrays=X, **options):
         outputs=("y",),
         opset=17,
     )
-    by = by or policy()
+    policy = policy or make_policy()
     samples = SampleSet.from_arrays(dict(arrays))
-    measured = measure_job(MeasurementJob(model, candidate, samples, policy=by, **options))
+    measured = measure_job(MeasurementJob(model, candidate, samples, policy=policy, **options))
     evidence = tiny.stored(measured)
-    return evidence, decide(by, evidence, decided_at="now")
+    return evidence, decide(policy, evidence, decided_at="now")
 
 
 def names(decision, verdict):
@@ -106,8 +108,8 @@ def names(decision, verdict):
 
 
 @pytest.mark.parametrize(("kind", "factor", "verdict"), [
-    (Tiny, 1.0, "PASS"),
-    (Tiny, 0.5, "FAIL"),
+    (SmallestNumber, 1.0, "PASS"),
+    (SmallestNumber, 0.5, "FAIL"),
     (Branch, 1.0, "PASS"),
     (Branch, -1.0, "FAIL"),
 ])  # fmt: skip
@@ -121,8 +123,8 @@ def test_dtype_dependent_constant_does_not_hide_errors(kind, factor, verdict, tm
     assert output.noise.baseline == "float32"
 
 
-class LateTiny(Head):
-    """`Tiny`, but zero in every sample with a marked first column."""
+class LateSmallestNumber(Head):
+    """A model like SmallestNumber that returns zero for samples with a large first column."""
 
     def forward(self, x):
         p = torch.softmax(self.a(x) * 30.0, -1)
@@ -132,10 +134,10 @@ class LateTiny(Head):
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (0.5, "FAIL")])
 def test_samples_before_the_first_nonzero_value_are_assessed(factor, verdict, tmp_path):
-    """The noise floor is then measured on more samples than the policy asks for."""
+    """Measure the noise floor on more samples than the policy requires if the first are zero."""
     arrays = {"x": np.random.default_rng(2).normal(size=(120, 12)).astype(np.float32)}
     arrays["x"][:64, 0] = 100.0
-    model = LateTiny().eval()
+    model = LateSmallestNumber().eval()
     evidence, decision = check_file(
         model, model.times(factor), tmp_path, arrays=arrays, batch_size=16
     )
@@ -156,60 +158,61 @@ def test_float64_is_valid_with_dtype_dependent_mask(factor, verdict, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "operator", "module", "source"), [
-    (Tiny, "clamp", "", "y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log()"),
+    (SmallestNumber, "clamp", "", "y = self.h(p.clamp(min=torch.finfo(p.dtype).tiny).log()"),
     (Branch, "rsub", "", "return (y if y.dtype == torch.float32 else 3.0 - y)"),
 ])  # fmt: skip
 def test_source_line_of_the_dtype_difference_is_named(kind, operator, module, source, tmp_path):
     model = kind().eval()
     evidence, decision = check_file(model, model, tmp_path)
     assert any("test_validity.py:" in text for text in summarize(decision, evidence).warnings)
-    where = evidence.validity.differs_at
-    assert (where.module, where.file) == (module, "test_validity.py")
-    assert where.source.startswith(source)
-    assert where.operator in (operator, "mul")
+    location = evidence.validity.differs_at
+    assert (location.module, location.file) == (module, "test_validity.py")
+    assert location.source.startswith(source)
+    assert location.operator in (operator, "mul")
     assert "float64" in names(decision, Verdict.PASS)
 
 
 def test_probes_and_stability_ignore_an_invalid_float64_reference(tmp_path):
-    model = Tiny().eval()
-    evidence, decision = check_file(model, model, tmp_path, by=policy(WITH_PROBES))
+    model = SmallestNumber().eval()
+    evidence, decision = check_file(model, model, tmp_path, policy=make_policy(WITH_PROBES))
     assert decision.verdict is Verdict.PASS, decision.problems
     (output,) = evidence.runtimes[0].outputs
     assert output.stability.unit < 1e-4 * output.reference_std
 
 
 def test_localization_works_with_an_invalid_float64_reference(tmp_path):
-    model, wrong = Tiny().eval(), Tiny().eval()
+    model, wrong = SmallestNumber().eval(), SmallestNumber().eval()
     wrong.inner = 0.5
     file = tiny.export(
         wrong, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",), opset=17
     )
     result = locate(
-        MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy()), runtime="ort-cpu"
+        MeasurementJob(model, file, SampleSet.from_arrays(X), policy=make_policy()),
+        runtime="ort-cpu",
     )
     assert result.first_divergence is not None
     assert {row.verdict for row in result.layers[-2:]} == {"propagated"}
 
 
 def test_other_processes_use_the_same_validity(tmp_path):
-    model = Tiny().eval()
+    model = SmallestNumber().eval()
     file = tiny.export(model, tmp_path / "m.onnx", example={"x": X["x"][:2]}, outputs=("y",))
-    case = MeasurementJob(model, file, SampleSet.from_arrays(X), policy=policy(), batch_size=8)
-    with MeasurementRun.open(case) as first:
-        first.open_runtimes()
-        first.measure_first(lambda _count: None)
-        lead = FirstUnitState.from_json(first.first_unit_state().to_json())
+    case = MeasurementJob(model, file, SampleSet.from_arrays(X), policy=make_policy(), batch_size=8)
+    with MeasurementRun.open(case) as local_run:
+        local_run.open_runtimes()
+        local_run.measure_first(lambda _count: None)
+        lead = FirstUnitState.from_json(local_run.first_unit_state().to_json())
     assert lead.validity.float64_differs == (0,)
-    with MeasurementRun.open(case, noise=False) as second:
-        second.open_runtimes()
-        second.use_first_unit(lead)
-        assert second.truth.validity.record == lead.validity
-        (floor,) = second.runtimes[0].comparison.floor.now("y")[:1]
+    with MeasurementRun.open(case, noise=False) as remote_run:
+        remote_run.open_runtimes()
+        remote_run.use_first_unit(lead)
+        assert remote_run.truth.validity.record == lead.validity
+        (floor,) = remote_run.runtimes[0].comparison.floor.now("y")[:1]
         assert 0.0 < floor.noise_floor(peaks=False)[0] < 1e-3
 
 
 class Encoder(nn.Module):
-    """A transformer over padded sequences; padded positions are those of zeros."""
+    """A transformer over padded sequences; padded positions are zero."""
 
     scale = 1.0
 
@@ -226,14 +229,14 @@ class Encoder(nn.Module):
 
 
 class Pooled(Encoder):
-    """The same, of which only the positions count that are none of padding."""
+    """The sum over positions that are not padding."""
 
     def forward(self, x):
         used = (x != 0.0).any(-1, keepdim=True)
         return (super().forward(x) * used).sum(1)
 
 
-def padded():
+def make_padded():
     x = np.random.default_rng(0).normal(size=(24, 6, 12)).astype(np.float32)
     for row, used in enumerate(np.random.default_rng(1).integers(2, 7, size=24)):
         x[row, used:] = 0.0
@@ -249,7 +252,7 @@ def _without_fast_path():
 
 def test_attention_fast_path_is_named_as_the_cause(tmp_path):
     model = Encoder().eval()
-    evidence, decision = check_file(model, model, tmp_path, arrays=padded())
+    evidence, decision = check_file(model, model, tmp_path, arrays=make_padded())
     assert decision.verdict is Verdict.FAIL
     assert evidence.validity.fast_path
     assert {"noise_ratio", "fast_path"} <= names(decision, Verdict.FAIL)
@@ -261,13 +264,13 @@ def test_attention_fast_path_is_named_as_the_cause(tmp_path):
 def test_attention_fast_path_does_not_hide_errors(tmp_path):
     model, wrong = Pooled().eval(), Pooled().eval()
     wrong.scale = 0.8
-    _, decision = check_file(model, wrong, tmp_path, arrays=padded())
+    _, decision = check_file(model, wrong, tmp_path, arrays=make_padded())
     assert "noise_ratio" in names(decision, Verdict.FAIL)
 
 
 def test_unused_padding_passes_with_the_fast_path(tmp_path):
     model = Pooled().eval()
-    evidence, decision = check_file(model, model, tmp_path, arrays=padded())
+    evidence, decision = check_file(model, model, tmp_path, arrays=make_padded())
     assert decision.verdict is Verdict.PASS, decision.problems
     assert evidence.validity is None
 
@@ -277,7 +280,7 @@ def test_unused_padding_passes_with_the_fast_path(tmp_path):
 def test_file_is_checked_without_the_fast_path(scale, verdict, tmp_path):
     model, file = Encoder().eval(), Encoder().eval()
     file.scale = scale
-    _, decision = check_file(model, file, tmp_path, arrays=padded())
+    _, decision = check_file(model, file, tmp_path, arrays=make_padded())
     assert decision.verdict == verdict, decision.problems
 
 
@@ -300,14 +303,14 @@ def test_autocast_in_an_exact_model_is_an_error(tmp_path):
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (0.5, "FAIL")])
 def test_autocast_is_checked_with_a_reduced_policy(factor, verdict, tmp_path):
     model = Autocast().eval()
-    by = policy(precision="reduced")
-    _, decision = check_file(model, model.times(factor), tmp_path, by=by)
+    policy = make_policy(precision="reduced")
+    _, decision = check_file(model, model.times(factor), tmp_path, policy=policy)
     assert decision.verdict == verdict, decision.problems
     assert "half_precision" not in {check.name for check in decision.checks}
 
 
 class Stepped(Head):
-    """Steps of a hundredth of a number that float32 rounds by 1e-5."""
+    """A model with steps of 0.01 in a number that float32 rounds by 1e-5."""
 
     edge = 0.0
     step = staticmethod(torch.floor)
@@ -318,7 +321,9 @@ class Stepped(Head):
         return (self.h(y) + self.step((z - self.edge) * 100.0))[:, None]
 
     def at_an_edge(self):
-        """Return the sample whose value lies on another side of the edge in float64."""
+        """Move an edge between the float32 and the float64 value of one sample, and return its
+        index.
+        """
         x = torch.from_numpy(X["x"][:20])
         with torch.no_grad():
             double = torch.tanh(copy.deepcopy(self.a).double()(x.double()))[:, 0]
@@ -331,21 +336,24 @@ class Stepped(Head):
 def test_flip_explained_by_rounding_passes(tmp_path):
     model = Stepped().eval()
     sample = model.at_an_edge()
-    (flips,) = assessed(model, {"x": X["x"][:20]}).flipped.values()
-    assert np.flatnonzero(flips.reshape(20, -1).any(axis=1)).tolist() == [sample]
+    (flipped,) = assess(model, {"x": X["x"][:20]}).flipped.values()
+    assert np.flatnonzero(flipped.reshape(20, -1).any(axis=1)).tolist() == [sample]
     evidence, decision = check_file(model, model, tmp_path)
     assert decision.verdict is Verdict.PASS, decision.problems
     assert evidence.validity is None
 
 
 def test_more_than_one_percent_of_flips_invalidate_float64():
-    """Each of them alone is an honest flip, by an operator whose decision is not replayed."""
+    """Invalidate float64 if more than 1 % flip, although rounding explains each flip alone.
+
+    The operator is one whose decisions are not replayed.
+    """
     model = Stepped().eval()
     model.step = lambda z: torch.heaviside(z, torch.zeros((), dtype=z.dtype))
     sample = model.at_an_edge()
     arrays = {"x": X["x"][:20].copy()}
     arrays["x"][[(sample + 1) % 20, (sample + 2) % 20]] = arrays["x"][sample]
-    validity = assessed(model, arrays)
+    validity = assess(model, arrays)
     assert validity.record.float64_differs == (0,)
     assert not validity.flipped
 
@@ -359,8 +367,8 @@ def test_flipped_sample_is_compared_with_the_nearer_side():
     assert [side.tolist() for side in sides] == [[[0, 0], [0, 0], [1, 1]], [[1, 1], [0, 0], [1, 1]]]
 
 
-class Rarely(Head):
-    """Depends on the dtype in one sample of twenty, which no rounding moves."""
+class RareDtypeDifference(Head):
+    """A model that depends on the dtype in one of twenty samples, by more than rounding."""
 
     def forward(self, x):
         y = self.h(self.a(x))
@@ -368,15 +376,15 @@ class Rarely(Head):
 
 
 def test_unexplained_difference_is_not_a_flip():
-    few = Rarely().eval()
+    model = RareDtypeDifference().eval()
     rows = np.flatnonzero(X["x"][:20, 0] > 1.7)
     assert rows.size == 1
-    validity = assessed(few, {"x": X["x"][:20]})
+    validity = assess(model, {"x": X["x"][:20]})
     assert validity.record.float64_differs == (0,)
     assert not validity.flipped
 
 
-def assessed(model, arrays):
+def assess(model, arrays):
     context = benches.context(model, arrays, noise_samples=20)
     assessment = ReferenceAssessment()
     with torch.inference_mode():
@@ -387,7 +395,7 @@ def assessed(model, arrays):
 
 
 class Unstable(Head):
-    """A difference of large numbers, which rounding alone moves by a twentieth."""
+    """A difference of large numbers, which rounding changes by 5 %."""
 
     def forward(self, x):
         y = self.h(self.a(x))
@@ -396,16 +404,16 @@ class Unstable(Head):
 
 @pytest.mark.parametrize(("most", "verdict"), [(0.001, "ERROR"), (0.5, "PASS")])
 def test_floor_beyond_max_floor_is_not_measurable(most, verdict, tmp_path):
-    instruments = FEW.model_copy(update={"max_floor": most})
+    instruments = FEW_INSTRUMENTS.model_copy(update={"max_floor": most})
     model = Unstable().eval()
-    _, decision = check_file(model, model, tmp_path, by=policy(instruments))
+    _, decision = check_file(model, model, tmp_path, policy=make_policy(instruments))
     assert decision.verdict == verdict, decision.problems
     matches = [check for check in decision.checks if check.name == "not_measurable"]
     assert [check.bound for check in matches] == ([most] if verdict == "ERROR" else [])
 
 
-class Tail(Head):
-    """Probabilities of about 3e-7; ONNX Runtime's Sigmoid is off by 1e-7."""
+class SmallSigmoid(Head):
+    """Probabilities of about 3e-7; ONNX Runtime's Sigmoid has an error of 1e-7."""
 
     shift = 15.0
 
@@ -419,27 +427,29 @@ def floor_checks(decision):
 
 
 def test_wide_floor_is_measurable_if_the_file_agrees_in_float64(tmp_path):
-    model = Tail().eval()
+    model = SmallSigmoid().eval()
     evidence, decision = check_file(model, model, tmp_path)
     assert decision.verdict == "PASS", decision.problems
     assert evidence.float64_differences["y"] < 1e-5
     for unmeasured in ({}, {"y": float("nan")}):
-        second = evidence.model_copy(update={"float64_differences": unmeasured})
-        assert decide(policy(), second, decided_at="now").verdict == "ERROR"
+        without_difference = evidence.model_copy(update={"float64_differences": unmeasured})
+        assert decide(make_policy(), without_difference, decided_at="now").verdict == "ERROR"
 
 
 @pytest.mark.parametrize(("most", "code"), [(0.01, "differs_in_float64"), (0.9, None)])
 def test_fault_below_a_wide_floor_is_not_measurable(most, code, tmp_path):
-    instruments = FEW.model_copy(update={"max_floor": most})
-    model = Tail().eval()
-    evidence, decision = check_file(model, model.times(1.0005), tmp_path, by=policy(instruments))
+    instruments = FEW_INSTRUMENTS.model_copy(update={"max_floor": most})
+    model = SmallSigmoid().eval()
+    evidence, decision = check_file(
+        model, model.times(1.0005), tmp_path, policy=make_policy(instruments)
+    )
     assert decision.verdict == ("ERROR" if code else "PASS"), decision.problems
     assert floor_checks(decision) == ({(code, most)} if code else set())
     assert 1e-4 < evidence.float64_differences["y"] < 1e-2
 
 
-class HalfTail(Tail):
-    """Rounds to float16 before Sigmoid."""
+class HalfSigmoid(SmallSigmoid):
+    """A SmallSigmoid that rounds to float16 before the sigmoid."""
 
     def forward(self, x):
         y = (self.h(self.a(x)) * self.factor).half()
@@ -447,17 +457,17 @@ class HalfTail(Tail):
 
 
 def test_wide_floor_with_float16_rounding_is_not_measurable(tmp_path):
-    evidence, decision = check_file(Tail().eval(), HalfTail().eval(), tmp_path)
+    evidence, decision = check_file(SmallSigmoid().eval(), HalfSigmoid().eval(), tmp_path)
     assert evidence.float64_differences == {}
     assert floor_checks(decision) == {("hidden", 0.01)}
 
 
 @pytest.mark.parametrize("waive", [("noise_ratio",), {"y": ("noise_ratio",)}, {"z": ("empty",)}])
 def test_output_without_valid_reference_is_waived_by_name(waive, tmp_path):
-    model = Tiny().eval()
+    model = SmallestNumber().eval()
     evidence, _ = check_file(model, model, tmp_path)
     neither = evidence.validity.model_copy(update={"rounding": "differs"})
-    by = policy(waive=waive)
-    decision = decide(by, evidence.model_copy(update={"validity": neither}), decided_at="now")
+    policy = make_policy(waive=waive)
+    decision = decide(policy, evidence.model_copy(update={"validity": neither}), decided_at="now")
     (check,) = [check for check in decision.checks if check.name == "not_measurable"]
     assert check.verdict == ("ERROR" if "z" in waive else "WAIVED")

@@ -1,4 +1,4 @@
-"""Small ONNX graphs by hand, and their reports."""
+"""Build small ONNX graphs by hand and report on them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def value(name: str, shape: Sequence[Any] = ("batch", 4), kind: int = FLOAT) -> 
 
 
 def model(nodes, weights=None, *, opset=17, domains=(), inputs=(), outputs=(), functions=()):
-    """`nodes` between x and y, both (batch, 4) unless told otherwise."""
+    """Return a model with `nodes` between x and y, by default both of shape (batch, 4)."""
     graph = helper.make_graph(
         nodes,
         "g",
@@ -47,27 +47,27 @@ def model(nodes, weights=None, *, opset=17, domains=(), inputs=(), outputs=(), f
     )
 
 
-def report(made, folder, reference=None, *, batch=None):
-    """The report on the model, against `reference` run on three samples."""
-    path = made if isinstance(made, Path) else folder / "model.onnx"
-    if not isinstance(made, Path):
-        onnx.save(made, path)
+def report(model_or_path, folder, reference=None, *, batch=None):
+    """Return the graph report of a model or path; the reference runs on three samples."""
+    path = model_or_path if isinstance(model_or_path, Path) else folder / "model.onnx"
+    if not isinstance(model_or_path, Path):
+        onnx.save(model_or_path, path)
     return read_graph(TestedFile(path, read_subject(path)), reference_run(reference, batch))
 
 
 def reference_run(reference: nn.Module | None = None, batch: dict[str, np.ndarray] | None = None):
-    """The reference is computed as `measure` does."""
-    custom = copy_model(reference or nn.Identity(), device="cpu")
+    """Return an observer that runs the reference as the measurement does."""
+    working_copy = copy_model(reference or nn.Identity(), device="cpu")
 
     def run(arrays):
         with torch.inference_mode():
-            returned = custom(*(torch.from_numpy(array.copy()) for array in arrays.values()))
+            returned = working_copy(*(torch.from_numpy(array.copy()) for array in arrays.values()))
         outputs = returned if isinstance(returned, tuple) else (returned,)
         return [output.numpy() for output in outputs]
 
-    return ReferenceObserver(custom, run, batch or {"x": np.ones((3, 4), np.float32)})
+    return ReferenceObserver(working_copy, run, batch or {"x": np.ones((3, 4), np.float32)})
 
 
 def finding_places(report: GraphReport, code: str) -> list[str]:
-    """Return the places of the findings of one kind."""
+    """Return the `place` of each finding with this code."""
     return [finding.place for finding in report.findings if finding.code == code]

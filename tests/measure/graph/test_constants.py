@@ -1,4 +1,4 @@
-"""Constants of real exports: correct ones match the model, a changed element is found."""
+"""Constants of real exports match the model; a changed element is found."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ CODES = ("other_weights", "rounded_weights")
 
 
 class Convolutions(nn.Module):
-    """Every layer that a BatchNorm is folded into."""
+    """A model with every kind of layer into which an exporter folds a BatchNorm."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Convolutions(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Attention, an embedding tied to the head, positions of which a slice is used."""
+    """A transformer with an embedding tied to the head and a slice of its position table."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Encoder(nn.Module):
 
 
 class Computing(nn.Module):
-    """Weights that forward computes from parameters."""
+    """A model whose forward computes weights from parameters."""
 
     def __init__(self):
         super().__init__()
@@ -100,16 +100,16 @@ MODES = ("folded", "unfolded", pytest.param("dynamo", marks=pytest.mark.proof))
 
 
 @pytest.fixture(autouse=True)
-def _ordinary_attention():
-    fused = torch.backends.mha.get_fastpath_enabled()
+def disable_fused_attention():
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     yield
-    torch.backends.mha.set_fastpath_enabled(fused)
+    torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 @functools.cache
 def exported(name, mode):
-    """The reference, a batch, and its correct file."""
+    """Return the reference with random weights, a batch and a correct export."""
     build, batch = CASES[name]
     torch.manual_seed(7)
     reference, samples = build().eval(), batch()
@@ -139,7 +139,7 @@ def export(net, samples, mode):
 
 
 def weights_report(reference, samples, proto, folder):
-    """The report on the weights, and the findings about them."""
+    """Return the weights report and the findings about weights."""
     observed = report(proto, folder, reference, batch={"x": samples.numpy()})
     return observed.weights, [item for item in observed.findings if item.code in CODES]
 
@@ -173,8 +173,8 @@ def test_one_changed_element_of_any_constant_is_found(name, mode, tmp_path):
         changed.reshape(-1)[changed.size // 3] += 0.05
         tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
         _, result = weights_report(reference, samples, proto, tmp_path)
-        first = [int(at) for at in np.unravel_index(changed.size // 3, changed.shape)]
-        expected = {"wrong": 1, "size": changed.size, "first": first}
+        first_index = [int(at) for at in np.unravel_index(changed.size // 3, changed.shape)]
+        expected = {"wrong": 1, "size": changed.size, "first": first_index}
         (item,) = result or (None,)
         if (
             item is None
@@ -199,18 +199,20 @@ def changed_weights(data, change):
 def test_rounded_weights_are_found(dtype, tmp_path):
     reference, samples, data = exported("encoder", "folded")
 
-    def through(_, array):
+    def round_trip(_, array):
         return torch.from_numpy(array.copy()).to(dtype).float().numpy()
 
-    weights, result = weights_report(reference, samples, changed_weights(data, through), tmp_path)
+    weights, result = weights_report(
+        reference, samples, changed_weights(data, round_trip), tmp_path
+    )
     assert {item.code for item in result} == {"rounded_weights"}
     assert len(result) == weights.constants
     formats = {item.detail_params["format"] for item in result}
     assert formats == {str(dtype).removeprefix("torch.")}
 
 
-def in_float16(data):
-    """As ONNX Runtime's own tool converts a file."""
+def convert_to_float16(data):
+    """Convert a file to float16 with ONNX Runtime's tool."""
     converted = OnnxModel(convert_float_to_float16(onnx.load_from_string(data)))
     converted.topological_sort()
     return converted.model
@@ -219,14 +221,14 @@ def in_float16(data):
 @pytest.mark.parametrize("name", CASES)
 def test_weights_of_a_float16_file_match(name, tmp_path):
     reference, samples, data = exported(name, "folded")
-    weights, result = weights_report(reference, samples, in_float16(data), tmp_path)
+    weights, result = weights_report(reference, samples, convert_to_float16(data), tmp_path)
     assert {item.code for item in result} <= {"rounded_weights"}, result
     if name == "convolutions":
         assert weights.matched["folded"] > 0
 
 
 class Half(nn.Module):
-    """A model that was made half, between inputs and outputs in float32."""
+    """A model converted to float16 with float32 inputs and outputs."""
 
     def __init__(self, inner):
         super().__init__()
@@ -236,9 +238,11 @@ class Half(nn.Module):
         return self.inner(x.half() if x.is_floating_point() else x).float()
 
 
-def made_half(name, *, small=1.0, eps=1e-5):
-    """The reference in float32, samples, and the export of the same model made half, which folds
-    in float16. `small`: what the weights and variances of its convolutions are times."""
+def export_in_float16(name, *, small=1.0, eps=1e-5):
+    """Return the float32 reference, samples, and an export of the model converted to float16.
+
+    The export folds in float16. `small`: factor of the convolution weights and running variances.
+    """
     reference, samples, _ = exported(name, "folded")
     reference = copy.deepcopy(reference)
     for module in reference.modules():
@@ -257,8 +261,8 @@ def made_half(name, *, small=1.0, eps=1e-5):
     [("convolutions", 1.0, 1e-5), ("convolutions", 1e-5, 1e-6), ("encoder", 1.0, 1e-5)],
 )
 def test_weights_of_a_model_exported_in_float16_match(name, small, eps, tmp_path):
-    """The smaller ones have no bits left in float16, nor has epsilon."""
-    reference, samples, proto = made_half(name, small=small, eps=eps)
+    """Match weights whose values and epsilon are too small for the precision of float16."""
+    reference, samples, proto = export_in_float16(name, small=small, eps=eps)
     weights, result = weights_report(reference, samples, proto, tmp_path)
     assert {item.code for item in result} <= {"rounded_weights"}, result
     assert weights.unmatched == 0
@@ -273,14 +277,16 @@ def test_weights_of_a_model_exported_in_float16_match(name, small, eps, tmp_path
 ], ids=["one weight", "one channel by a third of a percent", "an offset"])  # fmt: skip
 def test_changed_weight_of_a_folded_float16_file_is_found(made, dims, channel, factor, tmp_path):
     reference, samples, data = exported("convolutions", "folded")
-    proto = in_float16(data) if made == "converted" else made_half("convolutions")[2]
+    proto = (
+        convert_to_float16(data) if made == "converted" else export_in_float16("convolutions")[2]
+    )
     weight = next(t for t in proto.graph.initializer if list(t.dims) == dims)
     array = numpy_helper.to_array(weight).copy()
     array[channel] *= np.float16(factor)
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     _, result = weights_report(reference, samples, proto, tmp_path)
-    (second,) = [item for item in result if item.code == "other_weights"]
-    assert (second.place, second.detail_params["wrong"]) == (weight.name, array[channel].size)
+    (finding,) = [item for item in result if item.code == "other_weights"]
+    assert (finding.place, finding.detail_params["wrong"]) == (weight.name, array[channel].size)
 
 
 def test_wrong_checkpoint_is_one_finding(tmp_path):
@@ -294,20 +300,22 @@ def test_wrong_checkpoint_is_one_finding(tmp_path):
 
 def test_swapped_weights_are_found(tmp_path):
     reference, samples, data = exported("encoder", "folded")
-    second = {
+    swapped_names = {
         "layer.norm1.weight": "layer.norm2.weight",
         "layer.norm2.weight": "layer.norm1.weight",
     }
     state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
-    proto = changed_weights(data, lambda name, a: state[second[name]] if name in second else a)
+    proto = changed_weights(
+        data, lambda name, a: state[swapped_names[name]] if name in swapped_names else a
+    )
     _, result = weights_report(reference, samples, proto, tmp_path)
-    assert sorted(item.place for item in result) == sorted(second)
+    assert sorted(item.place for item in result) == sorted(swapped_names)
 
 
 def test_unmatched_constant_is_listed_without_finding(tmp_path):
-    custom = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
+    constant = np.linspace(0.1, 0.9, 12, dtype=np.float32).reshape(4, 3)
     proto = model(
-        [node("MatMul", ["x", "own"], ["y"])], {"own": custom}, outputs=[value("y", ("b", 3))]
+        [node("MatMul", ["x", "own"], ["y"])], {"own": constant}, outputs=[value("y", ("b", 3))]
     )
     weights, result = weights_report(nn.Linear(4, 3), torch.ones(3, 4), proto, tmp_path)
     assert result == []
@@ -324,7 +332,7 @@ def test_unused_constant_is_ignored(tmp_path):
 
 
 class Clamped(nn.Module):
-    """Half of the weight that it uses is the parameter, the rest is computed."""
+    """A model that clamps half of its weight to zero."""
 
     def __init__(self):
         super().__init__()
@@ -419,7 +427,7 @@ def test_embedding_with_a_merged_scale_matches(fault, tmp_path):
     assert weights.matched == ({} if fault else {"computed": 1})
 
 
-class Unwatchable(Clamped):
+class Unobservable(Clamped):
     def forward(self, x):
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
             raise RuntimeError("not under a mode")
@@ -428,7 +436,7 @@ class Unwatchable(Clamped):
 
 def test_unobservable_forward_compares_by_name_only(tmp_path):
     torch.manual_seed(3)
-    reference = Unwatchable()
+    reference = Unobservable()
     used = reference.weight.detach().clamp(min=0.0).numpy()
     shape = [value("x", ("b", 6))], [value("y", ("b", 6))]
     for name, change, count in (("w", 1, 0), ("weight", 0, 0), ("weight", 1, 1)):
@@ -440,7 +448,7 @@ def test_unobservable_forward_compares_by_name_only(tmp_path):
         assert len(result) == count
 
 
-class Beside(nn.Module):
+class DenseWithNorm(nn.Module):
     def __init__(self):
         super().__init__()
         self.dense, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
@@ -451,7 +459,7 @@ class Beside(nn.Module):
 
 @pytest.mark.parametrize("with_weight", [True, False])
 def test_changed_bias_is_found_only_when_its_weight_is_unfolded(with_weight, tmp_path):
-    reference = Beside().eval()
+    reference = DenseWithNorm().eval()
     weight = reference.dense.weight.detach().numpy()
     constants = {
         "dense.weight" if with_weight else "dense.weight_quantized": weight
@@ -464,7 +472,7 @@ def test_changed_bias_is_found_only_when_its_weight_is_unfolded(with_weight, tmp
 
 
 class Small(nn.Module):
-    """Some weights lie below the least numbers of float16, and below what converters clamp to."""
+    """A model with weights below the smallest float16 and below the limits of the converters."""
 
     def __init__(self):
         super().__init__()
@@ -478,22 +486,28 @@ class Small(nn.Module):
         return self.head(self.layer(x).relu())
 
 
-def clamped(array, least, most):
-    """As `convert_np_to_float16` of onnxconverter-common (1e-7, 1e4) and of ONNX Runtime (5.96e-8,
-    65504), 2026-11-28."""
+def clamp_to_float16(array, least, most):
+    """Clamp and convert to float16 as onnxconverter-common and ONNX Runtime do.
+
+    Limits of `convert_np_to_float16` on 2026-11-28: (1e-7, 1e4) in onnxconverter-common, (5.96e-8,
+    65504) in ONNX Runtime.
+    """
     size = np.clip(np.abs(array), least, most)
     return np.float16(np.where(array == 0.0, 0.0, np.copysign(size, array)))
 
 
-def codes_in_float16(change):
-    """The codes of a file of `Small` whose weights are what `change` makes of them, in float16."""
+def make_float16_codes(change):
+    """Return a function that gives the finding codes of a float16 file of `Small`.
 
-    def convert(tmp_path):
+    `change` maps a name and an array to the weight in the file.
+    """
+
+    def find_codes(tmp_path):
         torch.manual_seed(0)
-        custom = Small().eval()
+        reference = Small().eval()
         weights = {
             name: change(name, array.detach().numpy().copy())
-            for name, array in custom.named_parameters()
+            for name, array in reference.named_parameters()
         }
         nodes = [node("Cast", ["x"], ["h"], to=10)]
         source = "h"
@@ -506,18 +520,18 @@ def codes_in_float16(change):
                 source = "r"
         nodes.append(node("Cast", [source], ["y"], to=1))
         sizes = {"inputs": [value("x", ("b", 6))], "outputs": [value("y", ("b", 4))]}
-        created = model(nodes, weights, **sizes)
-        _, result = weights_report(custom, torch.ones(2, 6), created, tmp_path)
+        file = model(nodes, weights, **sizes)
+        _, result = weights_report(reference, torch.ones(2, 6), file, tmp_path)
         return {item.code for item in result}
 
-    return convert
+    return find_codes
 
 
 @pytest.mark.parametrize("limits", [(1e-7, 1e4), (5.96e-8, 65504.0), (0.0, 65504.0)])
 def test_small_float16_weights_may_be_rounded_or_clamped(limits, tmp_path):
-    assert "other_weights" not in codes_in_float16(lambda _, array: clamped(array, *limits))(
-        tmp_path
-    )
+    assert "other_weights" not in make_float16_codes(
+        lambda _, array: clamp_to_float16(array, *limits)
+    )(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -525,13 +539,13 @@ def test_small_float16_weights_may_be_rounded_or_clamped(limits, tmp_path):
 )
 def test_changed_small_float16_weight_is_found(place, altered, tmp_path):
     def change(name, array):
-        created = clamped(array, 1e-7, 1e4)
+        clamped = clamp_to_float16(array, 1e-7, 1e4)
         if name == "layer.weight":
             sign = np.sign(array[place])
-            created[place] = np.float16(sign * altered)
-        return created
+            clamped[place] = np.float16(sign * altered)
+        return clamped
 
-    assert "other_weights" in codes_in_float16(change)(tmp_path)
+    assert "other_weights" in make_float16_codes(change)(tmp_path)
 
 
 @pytest.mark.parametrize("number", [2e4, -6e4])
@@ -543,6 +557,10 @@ def test_clamped_large_weight_is_found(number, tmp_path, monkeypatch):
                 self.layer.weight[1, 1] = number
 
     monkeypatch.setitem(globals(), "Small", Large)
-    kept, lost = ((1e-7, 65504.0), (1e-7, 1e4))
-    assert "other_weights" not in codes_in_float16(lambda _, array: clamped(array, *kept))(tmp_path)
-    assert "other_weights" in codes_in_float16(lambda _, array: clamped(array, *lost))(tmp_path)
+    keeping_limits, clamping_limits = ((1e-7, 65504.0), (1e-7, 1e4))
+    assert "other_weights" not in make_float16_codes(
+        lambda _, array: clamp_to_float16(array, *keeping_limits)
+    )(tmp_path)
+    assert "other_weights" in make_float16_codes(
+        lambda _, array: clamp_to_float16(array, *clamping_limits)
+    )(tmp_path)

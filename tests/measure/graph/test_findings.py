@@ -1,4 +1,6 @@
-"""Graph findings in handwritten models: interface, weights, precision, training mode, external data."""
+"""The graph report finds faults in handwritten models: interface, weights, precision, training
+mode, data.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ BATCH = {"x": np.ones((3, 4), np.float32)}
 
 
 class Table(nn.Module):
-    """A result for each sample, and a table that is the same for all."""
+    """A model with one result per sample and a table that is the same for all samples."""
 
     def forward(self, x):
         return x.relu(), torch.arange(16.0).reshape(4, 4)
@@ -68,20 +70,20 @@ def test_fixed_batch_axis_is_found(tmp_path, rows_in, rows_out, places):
 def test_output_without_batch_axis_is_not_a_fixed_batch(tmp_path):
     nodes = [*RELU, node("Identity", ["t"], ["table"])]
     outputs = [value("y"), value("table", (4, 4))]
-    created = model(nodes, {"t": np.ones((4, 4), np.float32)}, outputs=outputs)
-    assert finding_places(report(created, tmp_path, Table()), "fixed_batch") == []
+    onnx_model = model(nodes, {"t": np.ones((4, 4), np.float32)}, outputs=outputs)
+    assert finding_places(report(onnx_model, tmp_path, Table()), "fixed_batch") == []
     sizes = {"inputs": [value("x", (3, 4))], "outputs": [value("y", (3, 4)), outputs[1]]}
-    created = model(nodes, {"t": np.ones((4, 4), np.float32)}, **sizes)
-    assert finding_places(report(created, tmp_path, Table()), "fixed_batch") == ["x", "y"]
-    complete = model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", [])])
-    assert finding_places(report(complete, tmp_path, Scalar()), "fixed_batch") == []
+    onnx_model = model(nodes, {"t": np.ones((4, 4), np.float32)}, **sizes)
+    assert finding_places(report(onnx_model, tmp_path, Table()), "fixed_batch") == ["x", "y"]
+    sum_model = model([node("ReduceSum", ["x"], ["y"], keepdims=0)], outputs=[value("y", [])])
+    assert finding_places(report(sum_model, tmp_path, Scalar()), "fixed_batch") == []
 
 
 def test_unused_inputs_weights_and_nodes_are_found(tmp_path):
     nodes = [*RELU, node("Neg", ["x"], ["n"], name="neg"), node("Add", ["n", "w"], ["m"])]
     weights = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
-    created = model(nodes, weights, inputs=[value("x"), value("more")])
-    assert finding_places(report(created, tmp_path), "unused_output") == [
+    onnx_model = model(nodes, weights, inputs=[value("x"), value("more")])
+    assert finding_places(report(onnx_model, tmp_path), "unused_output") == [
         "more",
         "w",
         "v",
@@ -92,11 +94,11 @@ def test_unused_inputs_weights_and_nodes_are_found(tmp_path):
 
 def test_weights_used_only_in_a_branch_are_used(tmp_path):
     then = helper.make_graph([node("Add", ["x", "w"], ["t"])], "then", [], [value("t", None)])
-    second = helper.make_graph([node("Sub", ["x", "v"], ["t"])], "else", [], [value("t", None)])
+    otherwise = helper.make_graph([node("Sub", ["x", "v"], ["t"])], "else", [], [value("t", None)])
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=0),
         node("Cast", ["sum"], ["flag"], to=onnx.TensorProto.BOOL),
-        node("If", ["flag"], ["y"], then_branch=then, else_branch=second),
+        node("If", ["flag"], ["y"], then_branch=then, else_branch=otherwise),
     ]
     weights = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
     assert report(model(nodes, weights), tmp_path).findings == ()
@@ -118,10 +120,10 @@ def test_operators_of_other_domains_are_listed(tmp_path):
         node("Scaler", ["c"], ["d"], domain="ai.onnx.ml", offset=[0.0], scale=[1.0]),
         node("Relu", ["d"], ["y"]),
     ]
-    created = model(
+    onnx_model = model(
         nodes, {"w": np.ones((4, 4), np.float32)}, domains=["com.microsoft", "ai.onnx.ml"]
     )
-    observed = report(created, tmp_path)
+    observed = report(onnx_model, tmp_path)
     assert finding_places(observed, "domain") == ["ai.onnx.ml", "com.microsoft"]
     params = [each.detail_params for each in observed.findings]
     assert {"count": 3, "operators": ["2 Gelu", "1 FusedMatMul"]} in params
@@ -157,8 +159,8 @@ BIG = np.zeros((64, 64), np.float32)
 NAN = np.full((4, 4), np.nan, np.float32)
 
 
-class Holds(nn.Module):
-    """The identity, with tensors that tests give it."""
+class Holder(nn.Module):
+    """An identity module that holds the given tensors."""
 
     def __init__(self, **tensors):
         super().__init__()
@@ -169,8 +171,8 @@ class Holds(nn.Module):
         return x
 
 
-def holding_weight(weight):
-    return Holds(weight=nn.Parameter(weight))
+def hold_weight(weight):
+    return Holder(weight=nn.Parameter(weight))
 
 
 def parameter(*shape, fill=0.0):
@@ -178,8 +180,8 @@ def parameter(*shape, fill=0.0):
 
 
 def zero_initializer_findings(weights, nodes=None, reference=None, *, folder, **settings):
-    created = model(nodes or [node("MatMul", ["x", "w"], ["y"])], weights, **settings)
-    return finding_places(report(created, folder, reference), "zero_initializer")
+    onnx_model = model(nodes or [node("MatMul", ["x", "w"], ["y"])], weights, **settings)
+    return finding_places(report(onnx_model, folder, reference), "zero_initializer")
 
 
 @pytest.mark.parametrize(("nodes", "is_reported"), [
@@ -194,8 +196,8 @@ def zero_initializer_findings(weights, nodes=None, reference=None, *, folder, **
     ([node("Relu", ["x"], ["y"]), node("MatMul", ["x", "w"], ["unused"])], False),
 ])  # fmt: skip
 def test_all_zero_weight_of_a_product_is_found(tmp_path, nodes, is_reported):
-    indices = zero_initializer_findings({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
-    assert indices == (["w"] if is_reported else [])
+    names = zero_initializer_findings({"w": ZERO, "i": np.asarray([0])}, nodes, folder=tmp_path)
+    assert names == (["w"] if is_reported else [])
 
 
 def test_zero_weights_of_convolutions_lstms_and_constants_are_found(tmp_path):
@@ -218,8 +220,8 @@ def test_zero_weights_of_convolutions_lstms_and_constants_are_found(tmp_path):
 
     constant = node("Constant", [], ["w"], value=numpy_helper.from_array(BIG[:4]))
     nodes = [constant, node("MatMul", ["x", "w"], ["z"]), node("MatMul", ["z", "v"], ["y"])]
-    indices = zero_initializer_findings({"v": np.ones((64, 4), np.float32)}, nodes, folder=tmp_path)
-    assert indices == ["w"]
+    names = zero_initializer_findings({"v": np.ones((64, 4), np.float32)}, nodes, folder=tmp_path)
+    assert names == ["w"]
 
 
 @pytest.mark.parametrize("weight", [
@@ -231,20 +233,20 @@ def test_weight_with_one_nonzero_element_is_no_finding(tmp_path, weight):
 
 
 @pytest.mark.parametrize(("reference", "is_reported"), [
-    (Holds(), True),
-    (Holds(w=parameter(4, 4)), False),
-    (Holds(w=parameter(16)), False),
-    (Holds(w=parameter(17)), True),
-    (Holds(w=parameter(4, 4, fill=1.0)), True),
-    (Holds(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(4, 4)]))), False),
-    (Holds(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(3, 4)]))), True),
-    (Holds(plain=torch.zeros(4, 4)), False),
-    (Holds(scale=parameter(4)), False),
-    (Holds(scale=parameter(5)), True),
-    (Holds(bias=parameter(4)), True),
-    (Holds(class_token=parameter(1, 1, 4)), True),
+    (Holder(), True),
+    (Holder(w=parameter(4, 4)), False),
+    (Holder(w=parameter(16)), False),
+    (Holder(w=parameter(17)), True),
+    (Holder(w=parameter(4, 4, fill=1.0)), True),
+    (Holder(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(4, 4)]))), False),
+    (Holder(w=nn.Parameter(torch.cat([torch.ones(8, 4), torch.zeros(3, 4)]))), True),
+    (Holder(plain=torch.zeros(4, 4)), False),
+    (Holder(scale=parameter(4)), False),
+    (Holder(scale=parameter(5)), True),
+    (Holder(bias=parameter(4)), True),
+    (Holder(class_token=parameter(1, 1, 4)), True),
     (nn.Sequential(nn.BatchNorm1d(4)), True),
-    (Holds(lora=parameter(4, 2)), False),
+    (Holder(lora=parameter(4, 2)), False),
 ], ids=str)  # fmt: skip
 def test_zero_weight_of_the_reference_is_no_finding(tmp_path, reference, is_reported):
     assert zero_initializer_findings({"w": ZERO}, reference=reference, folder=tmp_path) == (
@@ -253,20 +255,24 @@ def test_zero_weight_of_the_reference_is_no_finding(tmp_path, reference, is_repo
 
 
 def test_folded_zero_batch_norm_scale_is_no_finding(tmp_path):
-    """Folding the zero scale of a BatchNorm makes a weight of zeros that no parameter is."""
+    """Accept a zero weight: it results from folding a BatchNorm with zero scale."""
     block = nn.Sequential(nn.Conv2d(4, 4, 3, bias=False), nn.BatchNorm2d(4))
     image = [value("x", ("b", 4, 5, 5))], [value("y", ("b", 4, 3, 3))]
     weights = {"w": np.zeros((4, 4, 3, 3), np.float32)}
     batch = {"x": np.ones((3, 4, 5, 5), np.float32)}
-    created = model([node("Conv", ["x", "w"], ["y"])], weights, inputs=image[0], outputs=image[1])
-    assert finding_places(report(created, tmp_path, block, batch=batch), "zero_initializer") == [
+    onnx_model = model(
+        [node("Conv", ["x", "w"], ["y"])], weights, inputs=image[0], outputs=image[1]
+    )
+    assert finding_places(report(onnx_model, tmp_path, block, batch=batch), "zero_initializer") == [
         "w"
     ]
     nn.init.zeros_(block[1].weight)
-    assert finding_places(report(created, tmp_path, block, batch=batch), "zero_initializer") == []
+    assert (
+        finding_places(report(onnx_model, tmp_path, block, batch=batch), "zero_initializer") == []
+    )
 
 
-def weight_with(number, *, tensor_at=5):
+def make_weight_with(number, *, tensor_at=5):
     weight = np.ones((4, 4), np.float32)
     weight.flat[tensor_at] = number
     return weight
@@ -284,7 +290,11 @@ def weight_with(number, *, tensor_at=5):
     ([node("Relu", ["x"], ["y"])], False),
 ])  # fmt: skip
 def test_nonfinite_weights_are_found_but_not_masks(tmp_path, number, nodes, is_reported):
-    weights = {"w": weight_with(number), "v": np.ones((4, 4), np.float32), "flag": np.asarray(True)}
+    weights = {
+        "w": make_weight_with(number),
+        "v": np.ones((4, 4), np.float32),
+        "flag": np.asarray(True),
+    }
     observed = report(model(nodes, weights), tmp_path)
     assert finding_places(observed, "nonfinite_initializer") == (["w"] if is_reported else [])
 
@@ -292,7 +302,7 @@ def test_nonfinite_weights_are_found_but_not_masks(tmp_path, number, nodes, is_r
 @pytest.mark.parametrize(("number", "is_reported"), [(np.nan, True), (-np.inf, False)])
 def test_nan_in_an_embedding_row_is_found(tmp_path, number, is_reported):
     nodes = [node("Gather", ["w", "i"], ["g"]), node("Add", ["x", "g"], ["y"])]
-    observed = report(model(nodes, {"w": weight_with(number), "i": np.asarray([0])}), tmp_path)
+    observed = report(model(nodes, {"w": make_weight_with(number), "i": np.asarray([0])}), tmp_path)
     assert finding_places(observed, "nonfinite_initializer") == (["w"] if is_reported else [])
 
 
@@ -311,16 +321,16 @@ def test_nonfinite_batch_norm_statistics_are_found(tmp_path, slot):
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
 def test_nonfinite_float16_and_float64_weights_are_found(tmp_path, kind):
     nodes = [node("Cast", ["w"], ["v"], to=1), node("MatMul", ["x", "v"], ["y"])]
-    observed = report(model(nodes, {"w": weight_with(np.nan).astype(kind)}), tmp_path)
+    observed = report(model(nodes, {"w": make_weight_with(np.nan).astype(kind)}), tmp_path)
     assert finding_places(observed, "nonfinite_initializer") == ["w"]
 
 
 def test_nonfinite_weight_of_the_reference_is_no_finding(tmp_path):
-    created = model([node("MatMul", ["x", "w"], ["y"])], {"w": NAN})
-    same = Holds(w=parameter(4, 4, fill=float("nan")))
-    mask = Holds(mask=parameter(3, 3, fill=-float("inf")))
-    assert finding_places(report(created, tmp_path, same), "nonfinite_initializer") == []
-    assert finding_places(report(created, tmp_path, mask), "nonfinite_initializer") == ["w"]
+    onnx_model = model([node("MatMul", ["x", "w"], ["y"])], {"w": NAN})
+    same = Holder(w=parameter(4, 4, fill=float("nan")))
+    mask = Holder(mask=parameter(3, 3, fill=-float("inf")))
+    assert finding_places(report(onnx_model, tmp_path, same), "nonfinite_initializer") == []
+    assert finding_places(report(onnx_model, tmp_path, mask), "nonfinite_initializer") == ["w"]
 
 
 def test_large_weight_is_counted_in_chunks(tmp_path):
@@ -338,13 +348,17 @@ WEIGHT = np.asarray([[0.1, 0.2, 0.3, 0.4]], np.float32)
 BFLOAT = TensorProto.BFLOAT16
 
 
-def to(source, target, kind):
+def cast_node(source, target, kind):
     return node("Cast", [source], [target], name=f"to_{target}", to=kind)
 
 
 def low_precision_island(kind):
-    """x, rounded and doubled in another type."""
-    return [to("x", "a", kind), node("Add", ["a", "a"], ["b"], name="add"), to("b", "y", FLOAT)]
+    """Return nodes that cast x, double it, and cast the result back to float32."""
+    return [
+        cast_node("x", "a", kind),
+        node("Add", ["a", "a"], ["b"], name="add"),
+        cast_node("b", "y", FLOAT),
+    ]
 
 
 class Casts(nn.Module):
@@ -379,21 +393,21 @@ def test_low_precision_island_is_found_unless_the_model_has_it(tmp_path, kind, c
 
 
 def test_float8_island_is_found(tmp_path):
-    nodes = [to("x", "a", TensorProto.FLOAT8E5M2), to("a", "y", FLOAT)]
+    nodes = [cast_node("x", "a", TensorProto.FLOAT8E5M2), cast_node("a", "y", FLOAT)]
     assert finding_places(report(model(nodes, opset=19), tmp_path), "float16") == ["Cast:to_a"]
 
 
 def test_cast_alone_is_an_island_for_float16_only(tmp_path):
     for kind, locations in ((HALF, ["Cast:to_a"]), (DOUBLE, [])):
-        observed = report(model([to("x", "a", kind), to("a", "y", FLOAT)]), tmp_path)
+        observed = report(model([cast_node("x", "a", kind), cast_node("a", "y", FLOAT)]), tmp_path)
         assert (
             finding_places(observed, "float16") + finding_places(observed, "float64") == locations
         )
 
 
 def test_float16_input_cast_to_float32_is_no_finding(tmp_path):
-    created = model([to("x", "y", FLOAT)], inputs=[value("x", kind=HALF)])
-    assert report(created, tmp_path).findings == ()
+    onnx_model = model([cast_node("x", "y", FLOAT)], inputs=[value("x", kind=HALF)])
+    assert report(onnx_model, tmp_path).findings == ()
 
 
 @pytest.mark.parametrize(("reference", "is_reported"), [
@@ -403,67 +417,67 @@ def test_float16_input_cast_to_float32_is_no_finding(tmp_path):
     (torch.zeros(5), True),
 ])  # fmt: skip
 def test_float16_weights_are_found_unless_the_model_has_them(tmp_path, reference, is_reported):
-    nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
+    nodes = [cast_node("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
     observed = report(
-        model(nodes, {"w": WEIGHT.astype(np.float16)}), tmp_path, holding_weight(reference)
+        model(nodes, {"w": WEIGHT.astype(np.float16)}), tmp_path, hold_weight(reference)
     )
     assert finding_places(observed, "float16") == (["w"] if is_reported else [])
 
 
 def test_float16_weight_that_is_only_moved_is_no_finding(tmp_path):
     nodes = [
-        node("Transpose", ["w"], ["t"]), node("Reshape", ["t", "shape"], ["r"]), to("r", "v", FLOAT),
+        node("Transpose", ["w"], ["t"]), node("Reshape", ["t", "shape"], ["r"]), cast_node("r", "v", FLOAT),
         node("Mul", ["x", "v"], ["y"]),
     ]  # fmt: skip
     weights = {"w": WEIGHT.astype(np.float16), "shape": np.asarray([1, 4])}
-    exact = holding_weight(torch.from_numpy(WEIGHT).half())
+    exact = hold_weight(torch.from_numpy(WEIGHT).half())
     assert report(model(nodes, weights), tmp_path, exact).findings == ()
 
 
 def test_float16_scalar_is_found_unless_exact(tmp_path):
     scale = {"w": np.asarray([0.1], np.float16)}
-    nodes = [to("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
-    exact = holding_weight(torch.tensor([0.1]).half())
+    nodes = [cast_node("w", "v", FLOAT), node("Mul", ["x", "v"], ["y"])]
+    exact = hold_weight(torch.tensor([0.1]).half())
     assert finding_places(
-        report(model(nodes, scale), tmp_path, holding_weight(torch.tensor([0.1]))), "float16"
+        report(model(nodes, scale), tmp_path, hold_weight(torch.tensor([0.1]))), "float16"
     ) == ["w"]
     assert finding_places(report(model(nodes, scale), tmp_path, exact), "float16") == []
 
 
 def test_float64_shape_arithmetic_is_no_finding(tmp_path):
-    """What `interpolate(scale_factor=1.5)` leaves: sizes in double precision."""
+    """Accept float64 sizes, as `interpolate(scale_factor=1.5)` exports them."""
     nodes = [
         node("Shape", ["x"], ["shape"]),
-        to("shape", "wide", DOUBLE),
+        cast_node("shape", "wide", DOUBLE),
         node("Mul", ["wide", "scale"], ["larger"]),
         node("Floor", ["larger"], ["floor"]),
-        to("floor", "size", TensorProto.INT64),
+        cast_node("floor", "size", TensorProto.INT64),
         node("Expand", ["x", "size"], ["y"]),
     ]
-    created = model(nodes, {"scale": np.asarray([1.0, 1.0])})
-    assert report(created, tmp_path).findings == ()
+    onnx_model = model(nodes, {"scale": np.asarray([1.0, 1.0])})
+    assert report(onnx_model, tmp_path).findings == ()
 
 
 def test_float64_weight_is_found(tmp_path):
     nodes = [
-        node("Mul", ["w", "two"], ["v"], name="mul"), to("v", "f", FLOAT),
+        node("Mul", ["w", "two"], ["v"], name="mul"), cast_node("v", "f", FLOAT),
         node("MatMul", ["x", "f"], ["y"]),
     ]  # fmt: skip
-    created = model(nodes, {"w": np.ones((4, 4)), "two": np.asarray(2.0)})
-    assert finding_places(report(created, tmp_path), "float64") == ["Mul:mul"]
+    onnx_model = model(nodes, {"w": np.ones((4, 4)), "two": np.asarray(2.0)})
+    assert finding_places(report(onnx_model, tmp_path), "float64") == ["Mul:mul"]
 
 
 def test_float64_island_in_a_loop_is_found(tmp_path):
     body = helper.make_graph(
-        [to("in", "d", DOUBLE), node("Sqrt", ["d"], ["e"], name="sqrt"), to("e", "out", FLOAT),
+        [cast_node("in", "d", DOUBLE), node("Sqrt", ["d"], ["e"], name="sqrt"), cast_node("e", "out", FLOAT),
          node("Identity", ["go"], ["on"])],
         "body",
         [value("i", [], TensorProto.INT64), value("go", [], TensorProto.BOOL), value("in")],
         [value("on", [], TensorProto.BOOL), value("out")],
     )  # fmt: skip
     nodes = [node("Loop", ["n", "yes", "x"], ["y"], name="loop", body=body)]
-    created = model(nodes, {"n": np.asarray(2), "yes": np.asarray(True)})
-    assert finding_places(report(created, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
+    onnx_model = model(nodes, {"n": np.asarray(2), "yes": np.asarray(True)})
+    assert finding_places(report(onnx_model, tmp_path), "float64") == ["Loop:loop / Sqrt:sqrt"]
 
 
 def quantized_model():
@@ -498,9 +512,9 @@ def test_names_of_quantized_operators(operator, is_reported):
 
 @pytest.mark.parametrize(("count", "is_reported"), [(64, True), (4, False)])
 def test_int8_weights_are_found(tmp_path, count, is_reported):
-    """Stored in int8, cast and scaled: as some quantizers write weights."""
+    """Find weights stored in int8, then cast and scaled, as some quantizers write them."""
     nodes = [
-        to("w", "f", FLOAT),
+        cast_node("w", "f", FLOAT),
         node("Mul", ["f", "scale"], ["g"], name="scaled"),
         node("ReduceSum", ["g"], ["s"], name="sum", keepdims=0),
         node("Add", ["x", "s"], ["y"], name="add"),
@@ -511,7 +525,7 @@ def test_int8_weights_are_found(tmp_path, count, is_reported):
 
 
 class Masked(nn.Module):
-    """Holds a mask of bytes itself."""
+    """A model that holds a uint8 mask."""
 
     def __init__(self):
         super().__init__()
@@ -523,7 +537,7 @@ class Masked(nn.Module):
 
 def test_uint8_buffer_of_the_model_is_no_finding(tmp_path):
     nodes = [
-        to("w", "f", FLOAT),
+        cast_node("w", "f", FLOAT),
         node("ReduceSum", ["f"], ["s"], name="sum", keepdims=0),
         node("Add", ["x", "s"], ["y"], name="add"),
     ]
@@ -533,7 +547,7 @@ def test_uint8_buffer_of_the_model_is_no_finding(tmp_path):
 
 
 ONES = {name: np.ones(4, np.float32) for name in ("scale", "bias", "mean", "var")}
-DROP = {
+DROPOUT_INPUTS = {
     "half": np.asarray(0.5, np.float32),
     "none": np.asarray(0.0, np.float32),
     "yes": np.asarray(True),
@@ -541,11 +555,11 @@ DROP = {
 }
 
 
-def norm(*outputs, **attributes):
+def norm_node(*outputs, **attributes):
     return node("BatchNormalization", ["x", *ONES], list(outputs), name="norm", **attributes)
 
 
-def drop(*inputs, outputs=("y",), **attributes):
+def dropout_node(*inputs, outputs=("y",), **attributes):
     return node("Dropout", ["x", *inputs], list(outputs), name="drop", **attributes)
 
 
@@ -554,37 +568,37 @@ DROPPING = ["Dropout:drop"]
 
 
 @pytest.mark.parametrize(("built", "opset", "places"), [
-    (norm("y"), 17, []),
-    (norm("y", training_mode=0), 17, []),
-    (norm("y", "m", "v", training_mode=1), 17, TRAINING),
-    (norm("y", training_mode=1), 14, TRAINING),
-    (norm("y"), 13, []),
-    (norm("y", "m", "v", "sm", "sv"), 13, TRAINING),
-    (norm("y", "m", "v", "sm", "sv"), 9, TRAINING),
-    (drop(), 17, []),
-    (drop("half"), 17, []),
-    (drop("half", "no"), 17, []),
-    (drop("half", "yes"), 17, DROPPING),
-    (drop("", "yes"), 13, DROPPING),
-    (drop("none", "yes"), 17, []),
-    (drop(), 10, []),
-    (drop(outputs=("y", "mask")), 10, []),
+    (norm_node("y"), 17, []),
+    (norm_node("y", training_mode=0), 17, []),
+    (norm_node("y", "m", "v", training_mode=1), 17, TRAINING),
+    (norm_node("y", training_mode=1), 14, TRAINING),
+    (norm_node("y"), 13, []),
+    (norm_node("y", "m", "v", "sm", "sv"), 13, TRAINING),
+    (norm_node("y", "m", "v", "sm", "sv"), 9, TRAINING),
+    (dropout_node(), 17, []),
+    (dropout_node("half"), 17, []),
+    (dropout_node("half", "no"), 17, []),
+    (dropout_node("half", "yes"), 17, DROPPING),
+    (dropout_node("", "yes"), 13, DROPPING),
+    (dropout_node("none", "yes"), 17, []),
+    (dropout_node(), 10, []),
+    (dropout_node(outputs=("y", "mask")), 10, []),
 ])  # fmt: skip
 def test_training_mode_of_batch_norm_and_dropout_is_found(tmp_path, built, opset, places):
-    weights = ONES if built.op_type == "BatchNormalization" else DROP
+    weights = ONES if built.op_type == "BatchNormalization" else DROPOUT_INPUTS
     observed = report(model([built], weights, opset=opset), tmp_path)
     assert finding_places(observed, "training_mode") == places
 
 
 def test_used_mask_of_old_dropout_is_training_mode(tmp_path):
     mask = value("mask", kind=onnx.TensorProto.BOOL)
-    built = model([drop(outputs=("y", "mask"))], opset=10, outputs=[value("y"), mask])
+    built = model([dropout_node(outputs=("y", "mask"))], opset=10, outputs=[value("y"), mask])
     assert finding_places(report(built, tmp_path), "training_mode") == DROPPING
 
 
 @pytest.mark.parametrize(("old", "places"), [({}, DROPPING), ({"is_test": 1}, [])])
 def test_old_dropout_without_is_test_is_training_mode(tmp_path, old, places):
-    observed = report(model([drop(**old)], opset=6), tmp_path)
+    observed = report(model([dropout_node(**old)], opset=6), tmp_path)
     assert finding_places(observed, "training_mode") == places
 
 
@@ -595,26 +609,28 @@ def test_old_dropout_without_is_test_is_training_mode(tmp_path, old, places):
     ([node("Not", ["no"], ["b"])], DROPPING),
 ])  # fmt: skip
 def test_training_flag_is_traced_to_its_constant(tmp_path, nodes, places):
-    observed = report(model([*nodes, drop("half", "b")], DROP), tmp_path)
+    observed = report(model([*nodes, dropout_node("half", "b")], DROPOUT_INPUTS), tmp_path)
     assert finding_places(observed, "training_mode") == places
 
 
 def test_unused_dropout_is_not_training_mode(tmp_path):
-    unused = drop("half", "yes", outputs=("nowhere",))
-    observed = report(model([unused, node("Relu", ["x"], ["y"])], DROP), tmp_path)
+    unused = dropout_node("half", "yes", outputs=("nowhere",))
+    observed = report(model([unused, node("Relu", ["x"], ["y"])], DROPOUT_INPUTS), tmp_path)
     assert finding_places(observed, "training_mode") == []
     assert DROPPING[0] in finding_places(observed, "unused_output")
 
 
 def test_dropout_in_a_branch_is_training_mode(tmp_path):
-    then = helper.make_graph([drop("half", "yes", outputs=("t",))], "then", [], [value("t", None)])
-    second = helper.make_graph([node("Neg", ["x"], ["t"])], "else", [], [value("t", None)])
+    then = helper.make_graph(
+        [dropout_node("half", "yes", outputs=("t",))], "then", [], [value("t", None)]
+    )
+    otherwise = helper.make_graph([node("Neg", ["x"], ["t"])], "else", [], [value("t", None)])
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=0),
         node("Cast", ["sum"], ["flag"], to=onnx.TensorProto.BOOL),
-        node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=second),
+        node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=otherwise),
     ]
-    observed = report(model(nodes, DROP), tmp_path)
+    observed = report(model(nodes, DROPOUT_INPUTS), tmp_path)
     assert finding_places(observed, "training_mode") == ["If:if / Dropout:drop"]
     assert observed.operators == {"Cast": 1, "Dropout": 1, "If": 1, "Neg": 1, "ReduceSum": 1}
 
@@ -688,13 +704,13 @@ def test_batch_statistics_of_the_model_are_no_finding(tmp_path):
         def forward(self, x):
             return self.norm(x)
 
-    built = model([norm("y", "m", "v", training_mode=1)], ONES)
+    built = model([norm_node("y", "m", "v", training_mode=1)], ONES)
     assert finding_places(report(built, tmp_path, Norm(True)), "training_mode") == TRAINING
     assert finding_places(report(built, tmp_path, Norm(False)), "training_mode") == []
 
 
 def write_external(folder, *tensors: dict[str, str], data=bytes(64), name="w.bin"):
-    """x plus each of the tensors, which read four floats from `name` as their entries say."""
+    """Write a model that adds external tensors to x; each reads four floats from `name`."""
     nodes, last = [], "x"
     graph_tensors = []
     for number, entries in enumerate(tensors):
@@ -714,8 +730,8 @@ def write_external(folder, *tensors: dict[str, str], data=bytes(64), name="w.bin
     return path
 
 
-def tensor_at(offset: int, **more: str) -> dict[str, str]:
-    return {"offset": str(offset), **more}
+def tensor_at(offset: int, **entries: str) -> dict[str, str]:
+    return {"offset": str(offset), **entries}
 
 
 SUM = hashlib.sha1(bytes(64)).hexdigest()
@@ -726,8 +742,8 @@ SUM = hashlib.sha1(bytes(64)).hexdigest()
     [
         ([tensor_at(0), tensor_at(16), tensor_at(32)], []),
         ([{}], []),
-        ([tensor_at(0), tensor_at(0)], []),  # tied
-        ([tensor_at(48), tensor_at(0)], []),  # a gap
+        ([tensor_at(0), tensor_at(0)], []),  # tied weights
+        ([tensor_at(48), tensor_at(0)], []),  # a gap between two regions
         ([tensor_at(0), tensor_at(8)], ["t1"]),
         ([tensor_at(0), tensor_at(12), tensor_at(16)], ["t1", "t2"]),
         ([tensor_at(0, length="16")], []),

@@ -1,4 +1,4 @@
-"""Graph reports of correct files of the PyTorch exporters."""
+"""Graph reports of correct exports have no forbidden finding."""
 
 import warnings
 
@@ -19,7 +19,7 @@ from tests.measure.graph.build import model, node, reference_run, report
 
 
 class Causal(nn.Module):
-    """A transformer with a causal mask of -inf, mean over tokens."""
+    """A transformer with a causal mask of -inf that returns the mean over tokens."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Causal(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Embedding with a padding row of zeros, LSTM with a zero state."""
+    """An embedding with a zero padding row, and an LSTM with a zero initial state."""
 
     def __init__(self):
         super().__init__()
@@ -43,13 +43,13 @@ class Tokens(nn.Module):
         return self.lstm(self.embedding(x))[0]
 
 
-def vit():
-    """Before training its class token and its head are all zero."""
+def make_vit():
+    """Return an untrained ViT, whose class token and head are zero."""
     return torchvision.models.VisionTransformer(16, 8, 1, 2, 16, 32, num_classes=5)
 
 
-def swin():
-    """Shifted windows: masks in which most windows are zeros."""
+def make_swin():
+    """Return a Swin transformer, whose shifted windows have masks that are mostly zero."""
     return torchvision.models.SwinTransformer(
         patch_size=[4, 4], embed_dim=8, depths=[2], num_heads=[2], window_size=[4, 4],
         num_classes=5,
@@ -57,7 +57,9 @@ def swin():
 
 
 class ZeroResidual(nn.Module):
-    """A residual branch whose BatchNorm starts at zero: folded, its convolution is all zero."""
+    """A residual branch whose BatchNorm scale is zero; folding makes the weights of its convolution
+    zero.
+    """
 
     def __init__(self):
         super().__init__()
@@ -74,22 +76,22 @@ MODELS = {
     "net": (tiny.net, IMAGES),
     "causal": (Causal, np.ones((3, 5, 16), np.float32)),
     "tokens": (Tokens, np.arange(18).reshape(3, 6) % 9),
-    "vit": (vit, np.ones((3, 3, 16, 16), np.float32)),
-    "swin": (swin, np.ones((3, 3, 32, 32), np.float32)),
+    "vit": (make_vit, np.ones((3, 3, 16, 16), np.float32)),
+    "swin": (make_swin, np.ones((3, 3, 32, 32), np.float32)),
     "zero residual": (ZeroResidual, IMAGES),
 }
 
 
 @pytest.fixture(autouse=True)
-def _ordinary_attention():
-    """Without gradients PyTorch takes a fused attention that can't be exported."""
-    fused = torch.backends.mha.get_fastpath_enabled()
+def disable_fused_attention():
+    """Disable fused attention, which PyTorch uses without gradients and which can't be exported."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     yield
-    torch.backends.mha.set_fastpath_enabled(fused)
+    torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
-def exported(reference, batch, path, *, dynamo):
+def export(reference, batch, path, *, dynamo):
     warnings.simplefilter("ignore")
     arguments = (torch.from_numpy(batch),)
     if dynamo:
@@ -118,7 +120,7 @@ def test_correct_export_has_no_forbidden_finding(tmp_path, name, dynamo):
     torch.manual_seed(0)
     reference = build().eval()
     with warnings.catch_warnings():
-        path = exported(reference, batch, tmp_path / "model.onnx", dynamo=dynamo)
+        path = export(reference, batch, tmp_path / "model.onnx", dynamo=dynamo)
     observed = report(path, tmp_path, reference, batch={"x": batch})
     forbidden = Instruments().graph_forbid
     assert [finding for finding in observed.findings if finding.code in forbidden] == []

@@ -1,4 +1,4 @@
-"""Matching constants with tensors: layouts, recurrent cells, folding, mismatches."""
+"""Constants are matched with model tensors: layouts, recurrent cells, folding, mismatches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def weights(shape, seed=0):
 
 
 def test_scalars_are_compared():
-    """CLIP's logit_scale has no axis."""
+    """Compare scalars; CLIP's logit_scale, for example, has no axis."""
     first, second = np.array(2.5, np.float32), np.array(2.75, np.float32)
     assert equal(first, first.copy())
     assert not equal(first, second)
@@ -39,10 +39,10 @@ def test_scalars_are_compared():
 def test_any_transpose_and_reshape_is_matched(shape, data):
     values = weights(shape)
     order = data.draw(st.permutations(range(len(shape))))
-    turned = values.transpose(order)
-    again = turned.reshape(-1, turned.shape[-1])
+    transposed = values.transpose(order)
+    reshaped = transposed.reshape(-1, transposed.shape[-1])
     pool = TensorIndex([stored("other", weights(shape, 1)), stored("own", values)])
-    for item in (turned, again, turned.reshape(-1)):
+    for item in (transposed, reshaped, transposed.reshape(-1)):
         copy = np.ascontiguousarray(item)
         assert [(result.name, same(copy, values) is not None) for result in pool.alike(copy)] == [
             ("own", True)
@@ -53,15 +53,15 @@ def test_any_transpose_and_reshape_is_matched(shape, data):
 def test_changed_element_is_found_after_any_transpose(shape, data):
     values = weights(shape)
     order = data.draw(st.permutations(range(len(shape))))
-    turned = values.transpose(order).copy()
+    transposed = values.transpose(order).copy()
     at = data.draw(st.integers(0, values.size - 1))
-    turned.reshape(-1)[at] += 1.0
+    transposed.reshape(-1)[at] += 1.0
     pool = [stored("other", weights(shape, 1)), stored("own", values)]
-    assert same(turned, values) is None
-    result = nearest_mismatch("w", turned, pool)
+    assert same(transposed, values) is None
+    result = nearest_mismatch("w", transposed, pool)
     assert result is not None
     assert (result.name, result.wrong, result.size) == ("own", 1, values.size)
-    assert result.first == tuple(int(item) for item in np.unravel_index(at, turned.shape))
+    assert result.first == tuple(int(item) for item in np.unravel_index(at, transposed.shape))
 
 
 @given(st.integers(4, 12), st.integers(2, 5), st.data())
@@ -70,25 +70,28 @@ def test_slices_and_concatenations_are_matched(rows, columns, data):
     lines = Lines([stored(str(at), item) for at, item in enumerate(tables)])
     stop = data.draw(st.integers(3, rows))
     start = data.draw(st.integers(0, stop - 3))
-    for complete, way in ((tables[1][start:stop], "sliced"), (np.concatenate(tables), "joined")):
-        for turned in (complete, np.ascontiguousarray(complete.T)):
-            result = lines.read(turned)
+    for file_tensor, expected_way in (
+        (tables[1][start:stop], "sliced"),
+        (np.concatenate(tables), "joined"),
+    ):
+        for tensor in (file_tensor, np.ascontiguousarray(file_tensor.T)):
+            result = lines.read(tensor)
             assert result is not None
-            assert (result.way, np.array_equal(result.expected, turned)) == (way, True)
-    spoiled = np.concatenate(tables)
-    at = data.draw(st.integers(0, spoiled.size - 1))
-    spoiled.reshape(-1)[at] += 1.0
-    result = lines.read(spoiled)
+            assert (result.way, np.array_equal(result.expected, tensor)) == (expected_way, True)
+    changed = np.concatenate(tables)
+    at = data.draw(st.integers(0, changed.size - 1))
+    changed.reshape(-1)[at] += 1.0
+    result = lines.read(changed)
     assert result is not None
-    wrong = result.expected != spoiled
+    wrong = result.expected != changed
     assert np.flatnonzero(wrong).tolist() == [at]
     assert result.owner(at) == str(at // columns // rows)
     assert not (wrong & result.uncertain).any()
 
 
 def test_concatenation_with_unknown_tensor_is_not_matched():
-    table, second = weights((6, 4)), weights((4, 4), 1)
-    result = Lines([stored("table", table)]).read(np.concatenate([table, second]))
+    table, unknown = weights((6, 4)), weights((4, 4), 1)
+    result = Lines([stored("table", table)]).read(np.concatenate([table, unknown]))
     assert result is None or (result.uncertain & (result.expected != 0)).any()
 
 
@@ -113,40 +116,40 @@ def test_bit_sum_does_not_depend_on_order():
 
 
 @pytest.fixture(scope="module", params=[nn.LSTM, nn.GRU])
-def memory(request):
+def recurrent(request):
     torch.manual_seed(0)
     module: nn.Module = request.param(3, 2, 2, bidirectional=True)
     return module
 
 
-def packed_constants(memory: nn.Module) -> list[np.ndarray]:
-    return [np.array(stored.values) for stored in match_packed_rnn(memory)]
+def packed_constants(recurrent: nn.Module) -> list[np.ndarray]:
+    return [np.array(stored.values) for stored in match_packed_rnn(recurrent)]
 
 
-def test_correct_recurrent_weights_are_not_misplaced(memory):
-    assert misplaced(memory, packed_constants(memory)) == {}
-    assert misplaced(memory, []) == {}
+def test_correct_recurrent_weights_are_not_misplaced(recurrent):
+    assert misplaced(recurrent, packed_constants(recurrent)) == {}
+    assert misplaced(recurrent, []) == {}
 
 
-def test_changed_recurrent_weights_are_not_misplaced(memory):
-    assert misplaced(memory, [array + 1.0 for array in packed_constants(memory)]) == {}
+def test_changed_recurrent_weights_are_not_misplaced(recurrent):
+    assert misplaced(recurrent, [array + 1.0 for array in packed_constants(recurrent)]) == {}
 
 
-def test_swapped_directions_are_named(memory):
-    weight, *rest = packed_constants(memory)
+def test_swapped_directions_are_named(recurrent):
+    weight, *rest = packed_constants(recurrent)
     names = ["weight_ih_l0", "weight_ih_l0_reverse"]
-    assert misplaced(memory, [weight[::-1], *rest]) == {"directions": names}
+    assert misplaced(recurrent, [weight[::-1], *rest]) == {"directions": names}
 
 
-def test_gates_in_wrong_order_are_named(memory):
-    weight, hidden, *rest = packed_constants(memory)
+def test_gates_in_wrong_order_are_named(recurrent):
+    weight, hidden, *rest = packed_constants(recurrent)
     hidden[1] = np.roll(hidden[1], 2, axis=0)
-    result = misplaced(memory, [weight, hidden, *rest])
+    result = misplaced(recurrent, [weight, hidden, *rest])
     assert result == {"gates": ["weight_hh_l0_reverse"]}
 
 
-def test_misplaced_names_are_unique(memory):
-    (names,) = misplaced(memory, [array[::-1] for array in packed_constants(memory)]).values()
+def test_misplaced_names_are_unique(recurrent):
+    (names,) = misplaced(recurrent, [array[::-1] for array in packed_constants(recurrent)]).values()
     assert len(names) == len(set(names)) > 4
 
 
@@ -181,21 +184,21 @@ def test_batch_norm_folding_matches_pytorch(dtype, affine):
     scale = gamma / torch.sqrt(variance + 1e-6)
     assert norm.path == "0"
     offset = (bias - mean) * scale + beta
-    created = (norm.scale, norm.offset(bias.double().numpy()), norm.folded(rows.float().numpy()))
-    for item, second in zip(created, (scale, offset, rows * scale[:, None]), strict=True):
-        # In float64 the two differ by a last bit; a product is of float32.
-        assert np.allclose(item, second.double(), rtol=0.0 if dtype else 1e-7, atol=0.0)
+    computed = (norm.scale, norm.offset(bias.double().numpy()), norm.folded(rows.float().numpy()))
+    for item, expected in zip(computed, (scale, offset, rows * scale[:, None]), strict=True):
+        # In float64 the last bit may differ; products are rounded to float32.
+        assert np.allclose(item, expected.double(), rtol=0.0 if dtype else 1e-7, atol=0.0)
 
 
 def test_modules_without_running_statistics_are_not_folded():
-    rest = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.LayerNorm(3))
-    assert list(norms(rest)) == []
+    module = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.LayerNorm(3))
+    assert list(norms(module)) == []
 
 
 TABLE = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
-def one_off(table: np.ndarray) -> np.ndarray:
+def change_one_element(table: np.ndarray) -> np.ndarray:
     changed = table.copy()
     changed[1, 2] += 0.5
     return changed
@@ -204,21 +207,21 @@ def one_off(table: np.ndarray) -> np.ndarray:
 _DIFFERS = {"wrong": 1, "size": 12, "first": [1, 2], "largest": 0.5}
 
 
-def halved(table: np.ndarray) -> np.ndarray:
+def round_to_float16(table: np.ndarray) -> np.ndarray:
     return table.astype(np.float16).astype(np.float32)
 
 
 @pytest.mark.parametrize(("place", "change", "code", "params"), [
-    ("a.weight", one_off, "differs", {"name": "", **_DIFFERS}),
-    ("onnx::MatMul_7", one_off, "differs", {"name": "a.weight", **_DIFFERS}),
+    ("a.weight", change_one_element, "differs", {"name": "", **_DIFFERS}),
+    ("onnx::MatMul_7", change_one_element, "differs", {"name": "a.weight", **_DIFFERS}),
     (
         "a.weight",
         lambda table: table + np.float32(2.0),
         "differs",
         {"name": "", "wrong": 12, "size": 12, "first": [0, 0], "largest": 2.0},
     ),
-    ("a.weight", halved, "rounded", {"name": "", "format": "float16"}),
-    ("onnx::MatMul_7", halved, "rounded", {"name": "a.weight", "format": "float16"}),
+    ("a.weight", round_to_float16, "rounded", {"name": "", "format": "float16"}),
+    ("onnx::MatMul_7", round_to_float16, "rounded", {"name": "a.weight", "format": "float16"}),
     ("a.weight", lambda table: table * np.float32(1.01), "moved", {"name": ""}),
 ])  # fmt: skip
 def test_mismatch_has_code_and_params(place, change, code, params):

@@ -1,4 +1,4 @@
-"""Samples written for an external runtime, and the recording of its outputs."""
+"""Samples are exported for an external runtime, and its outputs are packed as a recording."""
 
 import json
 import shutil
@@ -22,8 +22,8 @@ POLICY = tiny.policy(
 )
 
 
-def read(folder, part):
-    """The inputs of a part twice: from the raw files, and from the .npy ones."""
+def read_inputs(folder, part):
+    """Read the inputs of a part from the raw and from the .npy files."""
     raw, npy = {}, {}
     for each in part["inputs"]:
         dtype = np.dtype(each["dtype"]).newbyteorder("<")
@@ -41,18 +41,20 @@ def test_samples_and_probes_are_written_as_raw_and_npy(good, tmp_path):
     parts = {part["name"]: part for part in header["parts"]}
     assert len(parts) == len(header["parts"])
     for part in parts.values():
-        raw, npy = read(tmp_path / "sent", part)
+        raw, npy = read_inputs(tmp_path / "sent", part)
         assert np.array_equal(raw["input"], npy["input"], equal_nan=True)
         assert len(raw["input"]) == part["size"]
     assert parts["samples"]["batch"] is None
-    assert np.array_equal(read(tmp_path / "sent", parts["samples"])[0]["input"], tiny.images())
+    assert np.array_equal(
+        read_inputs(tmp_path / "sent", parts["samples"])[0]["input"], tiny.images()
+    )
     sizes = {*POLICY.instruments.probe_batch_sizes, *drawn_batch_sizes(good.subject.sha256, ())}
     assert {f"batch_{size}" for size in POLICY.instruments.probe_batch_sizes} <= set(parts)
     assert all(parts[f"batch_{size}"]["batch"] == size for size in sizes if size < 8)
 
 
 class Words(nn.Module):
-    """Words (n, 5) to logits (n, 3); which words there are, only its table says."""
+    """An embedding: words (n, 5) to logits (n, 3). Only its table limits the word ids."""
 
     def __init__(self):
         super().__init__()
@@ -67,12 +69,12 @@ def test_model_adds_its_probes(tmp_path):
     model = Words()
     file = tiny.export(model, tmp_path / "words.onnx", example=words)
     samples = SampleSet.from_arrays(words)
-    without = Sending(file, samples, POLICY).write(tmp_path / "without")
-    requested = Sending(file, samples, POLICY, model).write(tmp_path / "asked")
-    names = [{part.name for part in header.parts} for header in (without, requested)]
+    without_model = Sending(file, samples, POLICY).write(tmp_path / "without")
+    with_model = Sending(file, samples, POLICY, model).write(tmp_path / "asked")
+    names = [{part.name for part in header.parts} for header in (without_model, with_model)]
     assert names[0] < names[1]
-    more = next(part for part in requested.parts if part.name in names[1] - names[0])
-    assert np.load(tmp_path / "asked" / more.inputs[0].npy).max() > 20
+    added = next(part for part in with_model.parts if part.name in names[1] - names[0])
+    assert np.load(tmp_path / "asked" / added.inputs[0].npy).max() > 20
 
 
 def test_inputs_have_the_names_of_the_file(tmp_path):
@@ -86,7 +88,7 @@ def test_inputs_have_the_names_of_the_file(tmp_path):
     header = Sending(file, SampleSet.from_arrays(arrays), POLICY, model).write(tmp_path / "sent")
     assert header.outputs == names
     part = json.loads(header.parts[0].to_json())
-    raw, _ = read(tmp_path / "sent", part)
+    raw, _ = read_inputs(tmp_path / "sent", part)
     assert {name: array.tolist() for name, array in raw.items()} == {
         name: array.tolist() for name, array in arrays.items()
     }
@@ -109,9 +111,9 @@ def test_existing_export_folder_is_refused(good, tmp_path):
 
 
 def test_mismatching_samples_leave_no_files(good, tmp_path):
-    second = SampleSet.from_arrays({"input": torch.zeros(4, 5).numpy()})
+    mismatching = SampleSet.from_arrays({"input": torch.zeros(4, 5).numpy()})
     with pytest.raises(InputMismatch):
-        Sending(good, second, POLICY).write(tmp_path / "sent")
+        Sending(good, mismatching, POLICY).write(tmp_path / "sent")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,7 +122,7 @@ SOURCE = RecordingSource.model_validate(consumer.META)
 
 @pytest.fixture(scope="module")
 def recorded_folder(tmp_path_factory):
-    """The file, what was sent, and what the consumer of the raw files gave back."""
+    """A folder with the file, exported samples, and the outputs of the example consumer."""
     folder = tmp_path_factory.mktemp("there")
     good = tiny.export(tiny.net(), folder / "model.onnx")
     policy = tiny.policy()
@@ -149,16 +151,16 @@ def subject(recorded_folder):
 def test_each_form_of_outputs_gives_the_same_recording(
     recorded_folder, subject, tmp_path, inputs, outputs
 ):
-    created = Packing(subject, recorded_folder / inputs, recorded_folder / outputs, SOURCE).write(
+    manifest = Packing(subject, recorded_folder / inputs, recorded_folder / outputs, SOURCE).write(
         tmp_path / "made"
     )
     recording = Recording(tmp_path / "made")
-    assert recording.manifest == created
+    assert recording.manifest == manifest
     assert np.array_equal(recording.outputs["samples"][0], np.load(recorded_folder / "logits.npy"))
-    assert created.samples.inputs_sha256 == Digest.parse(
+    assert manifest.samples.inputs_sha256 == Digest.parse(
         json.loads((recorded_folder / "sent/samples.json").read_text())["parts"][0]["inputs_sha256"]
     )
-    assert (len(created.parts) > 10) == (outputs == "outputs")
+    assert (len(manifest.parts) > 10) == (outputs == "outputs")
 
 
 @pytest.fixture
@@ -172,7 +174,7 @@ def edit_outputs(outputs, change):
     (outputs / "outputs.json").write_text(json.dumps(plain))
 
 
-def of_samples(parts):
+def samples_output(parts):
     return parts["samples"]["outputs"][0]
 
 
@@ -180,15 +182,15 @@ def of_samples(parts):
     (lambda parts: parts.pop("samples"), "expected 'samples'"),
     (lambda parts: parts.update(batch_999=parts["samples"]), "batch_999"),
     (lambda parts: parts["samples"].update(outputs=[]), "there are 0 outputs of samples"),
-    (lambda parts: parts["samples"]["outputs"].append(of_samples(parts)), "are 2 outputs"),
-    (lambda parts: of_samples(parts).update(shape=[7, 6]), "shape .7, 6. for 6 samples"),
-    (lambda parts: of_samples(parts).update(shape=[6, 8]), "has 168 bytes, float32"),
-    (lambda parts: of_samples(parts).update(shape=None), "needs dtype and shape"),
-    (lambda parts: of_samples(parts).update(dtype="object"), "needs dtype and shape"),
-    (lambda parts: of_samples(parts).update(dtype="nonsense"), "not understood"),
-    (lambda parts: of_samples(parts).update(file="../sent/samples/0.raw"), "not a path inside"),
-    (lambda parts: of_samples(parts).update(file="gone.raw"), "No such file"),
-    (lambda parts: of_samples(parts).update(file="gone.npy"), "cannot read gone.npy"),
+    (lambda parts: parts["samples"]["outputs"].append(samples_output(parts)), "are 2 outputs"),
+    (lambda parts: samples_output(parts).update(shape=[7, 6]), "shape .7, 6. for 6 samples"),
+    (lambda parts: samples_output(parts).update(shape=[6, 8]), "has 168 bytes, float32"),
+    (lambda parts: samples_output(parts).update(shape=None), "needs dtype and shape"),
+    (lambda parts: samples_output(parts).update(dtype="object"), "needs dtype and shape"),
+    (lambda parts: samples_output(parts).update(dtype="nonsense"), "not understood"),
+    (lambda parts: samples_output(parts).update(file="../sent/samples/0.raw"), "not a path inside"),
+    (lambda parts: samples_output(parts).update(file="gone.raw"), "No such file"),
+    (lambda parts: samples_output(parts).update(file="gone.npy"), "cannot read gone.npy"),
     (lambda parts: parts.update(samples={"failed": "out of memory"}), "out of memory"),
     (lambda parts: parts["batch_1"].update(failed="why"), "both outputs and failed"),
 ])  # fmt: skip
@@ -223,11 +225,11 @@ def test_changed_inputs_are_refused(recorded_folder, subject, tmp_path):
 
 @pytest.mark.parametrize("by", ["sent", "meta"])
 def test_recording_of_another_file_is_refused(recorded_folder, subject, tmp_path, by):
-    second = Digest.from_bytes(b"another")
-    whence = SOURCE.model_copy(update={"model_sha256": second if by == "meta" else None})
-    file = subject if by == "meta" else subject.model_copy(update={"sha256": second})
-    with pytest.raises(GateError, match=second.hex):
-        Packing(file, recorded_folder / "sent", recorded_folder / "outputs", whence).write(
+    other_digest = Digest.from_bytes(b"another")
+    source = SOURCE.model_copy(update={"model_sha256": other_digest if by == "meta" else None})
+    file = subject if by == "meta" else subject.model_copy(update={"sha256": other_digest})
+    with pytest.raises(GateError, match=other_digest.hex):
+        Packing(file, recorded_folder / "sent", recorded_folder / "outputs", source).write(
             tmp_path / "made"
         )
 

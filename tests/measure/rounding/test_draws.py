@@ -24,9 +24,9 @@ def test_shape_and_dtype(kind, shape):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_depend_only_on_the_seed(kind):
-    first, again, second = (draw_numbers(kind, seed, 1000) for seed in (3, 3, 4))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
+    first, repeated, other_seed = (draw_numbers(kind, seed, 1000) for seed in (3, 3, 4))
+    assert torch.equal(first, repeated)
+    assert not torch.equal(first, other_seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,12 +52,12 @@ def test_distribution(kind, mean, deviation, low, high):
 
 def test_numbers_do_not_repeat():
     numbers = draw_numbers("normal", 0, 1 << 18).abs()
-    assert len(numbers.unique()) > 0.98 * len(numbers)  # float32 has no more of them
+    assert len(numbers.unique()) > 0.98 * len(numbers)  # float32 has only so many distinct values
 
 
 @pytest.mark.parametrize("kind", ["normal", "uniform"])
 def test_long_sums_scatter_like_independent_numbers(kind):
-    """Numbers that come again with one sign only would add up: by a factor of two here."""
+    """Draw independent numbers; repeated numbers with equal signs would double these sums."""
     count = 1 << 22
     deviation = 1.0 if kind == "normal" else math.sqrt(1 / 3)
     sums = torch.stack([draw_numbers(kind, seed, count).double().sum() for seed in range(24)])

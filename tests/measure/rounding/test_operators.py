@@ -1,4 +1,4 @@
-"""Error models of operators with absolute errors."""
+"""Error models bound operators whose float32 error is absolute, not relative."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.probes import benches
 
 
 def check_model(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
-    """The default policy on the file that `exported`, or the model itself, gives."""
+    """Check a model with the default policy against its export, or the export of `exported`."""
     arrays = {"x": arrays}
     candidate = benches.export((exported or model).eval(), tmp_path / "model.onnx", arrays)
     reference = Reference(model.eval(), Source(factory="tests:build"))
@@ -28,13 +28,11 @@ def check_model(model, arrays, tmp_path, *, exported=None) -> EvaluationResult:
     )
 
 
-def noise_of_runtimes(verdicted):
-    """The noise floor of the only output, on each runtime that is here."""
-    matches = [
-        runtime.outputs[0].noise for runtime in verdicted.evidence.runtimes if runtime.outputs
-    ]
-    assert len(matches) >= 2
-    return matches
+def list_noise(result):
+    """Return the noise of the only output for each runtime that ran."""
+    noise = [runtime.outputs[0].noise for runtime in result.evidence.runtimes if runtime.outputs]
+    assert len(noise) >= 2
+    return noise
 
 
 def normal(*shape):
@@ -42,7 +40,7 @@ def normal(*shape):
 
 
 class Head(nn.Module):
-    """Two layers and a function; `prior` shifts the logits."""
+    """Two layers and an output function; `prior` shifts the logits."""
 
     def __init__(self, seed=0, *, outputs=12, prior=-4.6, function=torch.sigmoid):
         super().__init__()
@@ -65,7 +63,7 @@ class Function(nn.Module):
 
 
 class Counted(nn.Module):
-    """Prefix sums between layers, so that answers vary."""
+    """A prefix sum of scaled inputs. The scales vary, so that the outputs vary."""
 
     def __init__(self, function=lambda x: x):
         super().__init__()
@@ -91,7 +89,7 @@ class Closed(nn.Module):
 
 
 class Saturated(nn.Module):
-    """A GRU of which all that it remembers is 1 or -1."""
+    """A GRU whose state is saturated at 1 or -1."""
 
     def __init__(self):
         super().__init__()
@@ -105,7 +103,9 @@ class Saturated(nn.Module):
 
 
 class Spectrum(nn.Module):
-    """Of a length that is no power of two, as exporters of opset 17 on write it."""
+    """A short-time Fourier transform whose length is not a power of two, exported with opset 17 or
+    later.
+    """
 
     def forward(self, x):
         return torch.stft(
@@ -134,26 +134,26 @@ CORRECT = {
 @pytest.mark.parametrize("name", CORRECT)
 def test_model_with_absolute_errors_passes(name, tmp_path):
     build, shape = CORRECT[name]
-    verdicted = check_model(build(), normal(*shape), tmp_path)
-    assert verdicted.decision.verdict is Verdict.PASS
-    for noise in noise_of_runtimes(verdicted):
+    result = check_model(build(), normal(*shape), tmp_path)
+    assert result.decision.verdict is Verdict.PASS
+    for noise in list_noise(result):
         assert noise.ratio < 1.25
 
 
-def _half(z):
+def round_sigmoid_to_float16(z):
     return torch.sigmoid(z).half().float()
 
 
-def _biased(model):
+def change_bias(model):
     model = copy.deepcopy(model)
     model.last.bias.data[3] *= 1.001
     return model
 
 
 FAULTS = {
-    "sigmoids through float16": (Head(), Head(function=_half), 1.0),
+    "sigmoids through float16": (Head(), Head(function=round_sigmoid_to_float16), 1.0),
     "logits through float16": (Head(), Head(function=lambda z: torch.sigmoid(z.half().float())), 1.0),
-    "a bias that is off by a thousandth": (Head(), _biased(Head()), 1.0),
+    "a bias that is off by a thousandth": (Head(), change_bias(Head()), 1.0),
     "log1p as a logarithm": (Function(torch.log1p), Function(lambda x: torch.log(1.0 + x)), 1e-4),
     "prefix sums of rounded numbers": (Counted(), Counted(lambda x: x.half().float()), 1.0),
 }  # fmt: skip
@@ -166,24 +166,26 @@ def test_fault_with_absolute_errors_fails(name, tmp_path):
     model, wrong, scale = FAULTS[name]
     shape = (32, 4096) if isinstance(model, Counted) else (64, 16)
     x = normal(*shape) * np.float32(scale)
-    verdicted = check_model(model, np.abs(x) if scale < 1.0 else x, tmp_path, exported=wrong)
-    assert verdicted.decision.verdict is not Verdict.PASS
-    for noise in noise_of_runtimes(verdicted):
+    result = check_model(model, np.abs(x) if scale < 1.0 else x, tmp_path, exported=wrong)
+    assert result.decision.verdict is not Verdict.PASS
+    for noise in list_noise(result):
         assert noise.ratio > 3.0
 
 
-def _log_sigmoid(x):
+def log_of_sigmoid(x):
     return torch.log(torch.sigmoid(x))
 
 
-@pytest.mark.parametrize("ours", [nn.functional.logsigmoid, _log_sigmoid], ids=["log", "same"])
+@pytest.mark.parametrize("ours", [nn.functional.logsigmoid, log_of_sigmoid], ids=["log", "same"])
 def test_log_of_underflowing_sigmoid_fails(ours, tmp_path):
-    """PyTorch's answer is finite, the runtime's sigmoid is 0 and its logarithm infinite."""
-    verdicted = check_model(
-        Function(ours), 12.0 * normal(64, 16), tmp_path, exported=Function(_log_sigmoid)
+    """Fail the file: PyTorch returns a finite value; the runtime's sigmoid is 0 and its logarithm
+    -inf.
+    """
+    result = check_model(
+        Function(ours), 12.0 * normal(64, 16), tmp_path, exported=Function(log_of_sigmoid)
     )
-    assert verdicted.decision.verdict is not Verdict.PASS
-    for noise in noise_of_runtimes(verdicted):
+    assert result.decision.verdict is not Verdict.PASS
+    for noise in list_noise(result):
         assert noise.ratio == math.inf
         assert math.isfinite(noise.floor_rms)
 
@@ -196,8 +198,8 @@ def test_error_models_are_disjoint_and_have_a_source():
 
 
 def test_error_model_names_are_pytorch_operators():
-    known = {bare(schema.name) for schema in torch._C._jit_get_all_schemas()}
-    assert not [name for name in (*EXACT, *MODELS, *COMPOSITES) if name not in known]
+    operators = {bare(schema.name) for schema in torch._C._jit_get_all_schemas()}
+    assert not [name for name in (*EXACT, *MODELS, *COMPOSITES) if name not in operators]
 
 
 @pytest.mark.parametrize(("name", "row"), [

@@ -1,4 +1,4 @@
-"""Recurrent networks with PyTorch's kernels without vector instructions."""
+"""Recurrent networks pass with PyTorch's kernels without vector instructions."""
 
 import json
 import os
@@ -58,5 +58,5 @@ def test_recurrent_networks_pass_with_other_kernels(kind, tmp_path):
     assert record["kernels"] in ("DEFAULT", "NO AVX")
     assert record["noise"] <= 1.5
     assert record["failures"] == []
-    # Probes at a thousand times the samples saturate every gate.
+    # The largest probes are a thousand times the samples and saturate every gate.
     assert max(ratio for ratio in record["probes"].values() if ratio is not None) <= 8.0

@@ -15,17 +15,20 @@ UNIT = 2.0**-24
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["inference", "gradients"])
 def inference(request):
-    """Composite operators are seen whole without gradients, else in parts."""
+    """Run with and without inference mode.
+
+    Composite operators are dispatched whole in inference mode and decomposed with gradients.
+    """
     with torch.inference_mode(request.param):
         yield
 
 
 def relative_change(compute, x, *, seed=0, scale=1.0):
-    """Relative change of each element, in units of 2^-24."""
-    still = compute(x)
+    """Return the relative change of each element, in units of 2^-24."""
+    exact = compute(x)
     with RandomRounding(seed, scale=scale):
-        tossed = compute(x)
-    return ((tossed.double() / still.double() - 1.0) / UNIT).abs()
+        rounded = compute(x)
+    return ((rounded.double() / exact.double() - 1.0) / UNIT).abs()
 
 
 def draw(*shape):
@@ -43,7 +46,8 @@ def draw(*shape):
 ], ids=["product", "product in place", "exp", "exp in place", "erf", "log", "softmax"])  # fmt: skip
 def test_maximum_change_of_each_kind_of_operator(compute, units):
     off = relative_change(compute, draw(8, 3, 48, 64))
-    # 2 more: the product by the toss is rounded itself, by up to a whole ulp below a power of two.
+    # The limit has 2 more: the rounded product is rounded again, by up to one ulp below a power of
+    # two.
     assert 0.7 * units < off.max() <= units + 2.0
 
 
@@ -62,12 +66,12 @@ def test_error_of_a_sum_is_a_random_walk(compute, n):
     assert 0.85 * walk < rms < 1.25 * math.hypot(walk, 1.0)
 
 
-def error(compute, *arrays, seed=0):
-    """What the toss adds to each element, in units of 2^-24."""
-    still = compute(*arrays)
+def absolute_change(compute, *arrays, seed=0):
+    """Return the change of each element by random rounding, in units of 2^-24."""
+    exact = compute(*arrays)
     with RandomRounding(seed):
-        tossed = compute(*arrays)
-    return (tossed.double() - still.double()) / UNIT
+        rounded = compute(*arrays)
+    return (rounded.double() - exact.double()) / UNIT
 
 
 def normal(*shape):
@@ -75,7 +79,7 @@ def normal(*shape):
 
 
 def expected_rms(products):
-    """The rms error of adding the last axis one by one, as float32 would round it."""
+    """Return the RMS error of adding the last axis one by one in float32."""
     partial = products.double().cumsum(-1)
     return 0.4247 * partial.square().sum(-1).mean().sqrt()
 
@@ -95,7 +99,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize(("compute", "a", "b"), PRODUCTS.values(), ids=PRODUCTS)
 def test_error_of_a_cancelling_sum_depends_on_its_terms(compute, a, b):
-    rms = error(compute, normal(*a), normal(*b)).square().mean().sqrt()
+    rms = absolute_change(compute, normal(*a), normal(*b)).square().mean().sqrt()
     terms = normal(4000, 64) * normal(2, 4000, 64)[1]
     expected = math.sqrt(0.5) * expected_rms(terms)
     assert 0.8 * expected < rms < 1.3 * expected
@@ -109,7 +113,7 @@ def test_long_product_is_added_in_blocks():
 
 def test_error_of_a_prefix_sum_accumulates():
     x = draw(200, 1024)
-    errors = error(lambda x: x.cumsum(1), x)
+    errors = absolute_change(lambda x: x.cumsum(1), x)
     for length in (64, 1024):
         measured = errors[:, length - 1].square().mean().sqrt()
         assert 0.8 < measured / expected_rms(x[:, :length]) < 1.25
@@ -121,7 +125,7 @@ def test_repeated_terms_have_equal_rounding():
     x = draw(200, 8).repeat(1, 128)
     exact = x.double().cumsum(1)
     one_by_one = torch.from_numpy(np.add.accumulate(x.numpy(), axis=1)).double() - exact
-    floor = (error(lambda x: x.cumsum(1), x) * UNIT).square().mean().sqrt()
+    floor = (absolute_change(lambda x: x.cumsum(1), x) * UNIT).square().mean().sqrt()
     assert 0.5 < one_by_one.square().mean().sqrt() / floor < 1.2
     assert expected_rms(x) * UNIT < 0.5 * one_by_one[:, -1].square().mean().sqrt()
 
@@ -136,14 +140,15 @@ def test_relative_errors_accumulate(compute, relative):
     x = draw(400, 256) + 0.3
     off = relative_change(compute, x)
     off = (off[:, -1] if off.dim() > 1 else off).square().mean().sqrt()
-    # Squares of one sign, added one by one as ReduceL2 does, err 1.43 times as far as a walk here.
+    # ReduceL2 adds squares of one sign one by one; its error is 1.43 times that of this random
+    # walk.
     assert 0.8 < off / (0.4247 * relative) < 1.5
 
 
 @pytest.mark.parametrize("compute", [lambda x: x.logsumexp(1), lambda x: x.logcumsumexp(1)])
 def test_error_of_logsumexp_is_absolute(compute):
     x = draw(300, 1200)
-    off = error(compute, x).reshape(300, -1)[:, -1].square().mean().sqrt()
+    off = absolute_change(compute, x).reshape(300, -1)[:, -1].square().mean().sqrt()
     assert 0.8 * 0.4247 * 20.0 < off < 24.0
 
 
@@ -160,11 +165,12 @@ def test_error_of_a_norm_depends_on_its_mean(name):
     if name == "instance" and not torch.is_inference_mode_enabled():
         pytest.skip("with gradients it is shown as a batch norm in training mode")
     compute, x = NORMS[name], normal(16, 8, 4096)
-    centered, shifted = (error(compute, x + mean) for mean in (0.0, 100.0))
+    centered, shifted = (absolute_change(compute, x + mean) for mean in (0.0, 100.0))
     assert shifted.square().mean().sqrt() > 20.0 * centered.square().mean().sqrt()
-    if name == "group":  # ONNX Runtime takes the variance from the mean square, which cancels, too
+    # ONNX Runtime computes the variance from the mean square, which cancels too.
+    if name == "group":
         return
-    # One error of the mean is there for all elements that it is the mean of.
+    # All elements of a group share the error of its mean.
     assert shifted.std(-1).mean() < 0.2 * shifted.square().mean().sqrt()
 
 
@@ -185,17 +191,17 @@ def test_error_of_a_norm_depends_on_its_mean(name):
          "elu below zero", "elu above zero"],
 )  # fmt: skip
 def test_absolute_error_does_not_depend_on_the_result(compute, x, least, most):
-    errors = error(compute, x * (1.0 + 0.01 * draw(4000))).abs()
+    errors = absolute_change(compute, x * (1.0 + 0.01 * draw(4000))).abs()
     assert least <= errors.square().mean().sqrt()
     assert errors.max() <= most
 
 
 def test_approximation_error_is_correlated_between_neighbors():
     x = -4.6 + 1e-3 * draw(100_000)
-    means = [error(torch.sigmoid, x, seed=seed).mean().abs() for seed in range(9)]
+    means = [absolute_change(torch.sigmoid, x, seed=seed).mean().abs() for seed in range(9)]
     assert max(means) > 0.3
     wide = -11.0 + 8.0 * draw(100_000)
-    assert error(torch.sigmoid, wide).mean().abs() < 0.1
+    assert absolute_change(torch.sigmoid, wide).mean().abs() < 0.1
 
 
 @pytest.mark.parametrize(
@@ -205,10 +211,10 @@ def test_approximation_error_is_correlated_between_neighbors():
 def test_results_stay_in_their_range(compute, low, high):
     x = torch.linspace(-90.0, 90.0, 100_001)
     with RandomRounding(0, scale=8.0):
-        tossed = compute(x)
-    assert tossed.min() >= low
-    assert tossed.max() <= high
-    assert torch.equal(tossed == 0.0, compute(x) == 0.0)
+        rounded = compute(x)
+    assert rounded.min() >= low
+    assert rounded.max() <= high
+    assert torch.equal(rounded == 0.0, compute(x) == 0.0)
 
 
 def test_logarithm_of_sigmoid_stays_finite():
@@ -221,19 +227,19 @@ def test_zeros_infinities_and_nan_are_unchanged():
     x = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0])
     for compute in (torch.sigmoid, nn.functional.silu, torch.tanh, torch.exp, lambda x: x * 1.5):
         with RandomRounding(0):
-            tossed = compute(x)
-        still = compute(x)
-        stays = (still == 0.0) | ~still.isfinite()
-        assert torch.equal(tossed[stays].nan_to_num(3.0), still[stays].nan_to_num(3.0))
-        assert torch.equal(tossed.isnan(), still.isnan())
+            rounded = compute(x)
+        exact = compute(x)
+        unchanged = (exact == 0.0) | ~exact.isfinite()
+        assert torch.equal(rounded[unchanged].nan_to_num(3.0), exact[unchanged].nan_to_num(3.0))
+        assert torch.equal(rounded.isnan(), exact.isnan())
 
 
 def test_masks_of_the_lowest_number_stay_finite():
     x = torch.full((4, 8), torch.finfo(torch.float32).min)
     x[:, 0] = 1.7
     with RandomRounding(0):
-        tossed = nn.functional.linear(x, torch.eye(8))
-    assert torch.isfinite(tossed).all()
+        rounded = nn.functional.linear(x, torch.eye(8))
+    assert torch.isfinite(rounded).all()
 
 
 def test_out_argument_is_changed_in_place():
@@ -254,21 +260,23 @@ RECURRENT = {
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_error_of_recurrent_layers_comes_from_their_parts(name):
-    """As one operator an LSTM would be moved by one rounding; its gates err absolutely."""
+    """Round the parts of a recurrent layer: as one operator it would be rounded once."""
     module, x = RECURRENT[name], normal(8, 20, 6)
-    still = module(x)[0]
+    exact = module(x)[0]
     with RandomRounding(0):
-        tossed = module(x)[0]
-    assert torch.allclose(still, tossed, atol=1e-5)
-    later = (tossed - still)[:, 10:].double().square().mean().sqrt() / UNIT
-    first = (tossed - still)[:, 0].double().square().mean().sqrt() / UNIT
+        rounded = module(x)[0]
+    assert torch.allclose(exact, rounded, atol=1e-5)
+    later = (rounded - exact)[:, 10:].double().square().mean().sqrt() / UNIT
+    first = (rounded - exact)[:, 0].double().square().mean().sqrt() / UNIT
     assert 0.0 < first < 5.0
     assert 0.05 < later < 20.0
 
 
 @pytest.mark.parametrize(("kind", "beyond"), [(nn.GRU, 8.0), (nn.RNN, 0.0)])
 def test_only_gru_exceeds_one(kind, beyond):
-    """As ONNX Runtime's does, where the composite is seen; what it remembers is 1 or -1 here."""
+    """Let a GRU exceed 1, as ONNX Runtime's does, when it is dispatched whole. The states here are
+    1 or -1.
+    """
     module = kind(6, 5, batch_first=True)
     for weight in module.parameters():
         weight.data *= 1000.0
@@ -285,11 +293,11 @@ def test_attention_fast_path_is_disabled_and_restored():
         try:
             with RandomRounding(0), RandomRounding(1):
                 assert not torch.backends.mha.get_fastpath_enabled()
-                tossed = layer(x)
+                rounded = layer(x)
             assert torch.backends.mha.get_fastpath_enabled() is fast
         finally:
             torch.backends.mha.set_fastpath_enabled(True)
-        assert torch.allclose(tossed, layer(x), atol=1e-5)
+        assert torch.allclose(rounded, layer(x), atol=1e-5)
 
 
 def test_seed_is_reproducible_and_keeps_the_global_generator():
@@ -316,8 +324,8 @@ def test_seed_is_reproducible_and_keeps_the_global_generator():
 def test_operators_that_move_or_select_are_exact(compute):
     x = draw(8, 3, 6, 6)
     with RandomRounding(0):
-        tossed = compute(x)
-    assert torch.equal(tossed, compute(x))
+        rounded = compute(x)
+    assert torch.equal(rounded, compute(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.bool])
@@ -338,10 +346,10 @@ def test_exact_results_are_unchanged_with_ties():
 def test_order_of_equal_numbers_is_random_unless_stable():
     x = torch.zeros(20, 30)
     with RandomRounding(0):
-        values, locations = x.topk(5, dim=1)
+        values, indices = x.topk(5, dim=1)
         stable = x.sort(dim=1, stable=True).indices
     assert torch.equal(values, torch.zeros(20, 5))
-    assert len(set(locations[:, 0].tolist())) > 5
+    assert len(set(indices[:, 0].tolist())) > 5
     assert torch.equal(stable, torch.arange(30).expand(20, 30))
 
 
@@ -351,22 +359,24 @@ def test_order_of_equal_numbers_is_random_unless_stable():
     lambda x: torch.fft.irfft(torch.fft.rfft(x)),
 ], ids=["rfft", "fft2", "and back"])  # fmt: skip
 def test_error_of_fft_depends_on_the_whole_row(compute):
-    errors = error(compute, normal(50, 1024))
+    errors = absolute_change(compute, normal(50, 1024))
     rms = compute(normal(50, 1024)).square().mean().sqrt()
     assert 2.0 < errors.square().mean().sqrt() / rms < 30.0
-    assert (error(lambda x: torch.fft.rfft(x).real, torch.ones(1, 64))[0, 1:] != 0.0).any()
+    assert (
+        absolute_change(lambda x: torch.fft.rfft(x).real, torch.ones(1, 64))[0, 1:] != 0.0
+    ).any()
 
 
 @pytest.mark.parametrize("still", [[], [0.0], [3.0, -7.0], [0.0, 5.0, float(2**19)]])
 def test_zeros_and_small_integers_are_unchanged(still):
     rest = [0.3, -2.5, float(2**20), float(2**20 + 1), -3e7, 1e-30]
     with RandomRounding(0, scale=8.0):
-        tossed = torch.tensor([*rest, *still]) + 0.0
+        rounded = torch.tensor([*rest, *still]) + 0.0
     with RandomRounding(0, scale=8.0):
         expected = torch.tensor([*rest, *[0.7] * len(still)]) + 0.0
-    assert torch.equal(tossed[: len(rest)], expected[: len(rest)])
-    assert tossed[len(rest) :].tolist() == still
-    assert (tossed[: len(rest)] != torch.tensor(rest)).sum() >= 4
+    assert torch.equal(rounded[: len(rest)], expected[: len(rest)])
+    assert rounded[len(rest) :].tolist() == still
+    assert (rounded[: len(rest)] != torch.tensor(rest)).sum() >= 4
 
 
 @pytest.mark.parametrize("compute", [
@@ -388,23 +398,25 @@ SEEDS = range(8)
 
 
 def buckets(distances):
-    """As language models sort distances: 16 is on the edge, so that rounding decides there."""
-    near = distances < 8
-    far = 8 + (torch.log(distances.float() / 8) / math.log(16) * 8).to(torch.long)
-    return torch.where(near, distances, far)
+    """Return logarithmic buckets of distances as language models do; rounding decides the bucket of
+    16.
+    """
+    is_near = distances < 8
+    far_buckets = 8 + (torch.log(distances.float() / 8) / math.log(16) * 8).to(torch.long)
+    return torch.where(is_near, distances, far_buckets)
 
 
 def position_buckets():
-    """Buckets of the distances between 40 places."""
+    """Return the buckets of the distances between 40 positions."""
     indices = torch.arange(40)
     return buckets((indices[None] - indices[:, None]).abs())
 
 
 def test_buckets_of_positions_are_unchanged():
-    want = position_buckets()
+    expected = position_buckets()
     for seed in SEEDS:
         with RandomRounding(seed):
-            assert torch.equal(position_buckets(), want)
+            assert torch.equal(position_buckets(), expected)
 
 
 def test_buckets_of_inputs_may_change():
@@ -424,14 +436,14 @@ def test_buckets_of_inputs_may_change():
     lambda x: (x * 8.0 - 2.0).sign(),
 ])  # fmt: skip
 def test_steps_and_comparisons_of_constants_are_unchanged(decide):
-    def of_numbers():
+    def compute():
         quarter = torch.log(torch.full((50,), 2)) / math.log(16)
         return decide(quarter)
 
-    want = of_numbers()
+    expected = compute()
     for seed in SEEDS:
         with RandomRounding(seed):
-            assert torch.equal(of_numbers(), want)
+            assert torch.equal(compute(), expected)
 
 
 def test_computed_tables_are_changed():
@@ -439,44 +451,44 @@ def test_computed_tables_are_changed():
         return torch.sin(torch.arange(1, 65) * 0.37)
 
     with RandomRounding(0):
-        tossed = table()
-    assert 0.0 < (tossed - table()).abs().max() < 1e-5
+        rounded = table()
+    assert 0.0 < (rounded - table()).abs().max() < 1e-5
 
 
 def test_order_of_constants_is_unchanged():
-    def order():
+    def compute_order():
         return torch.topk(torch.arange(6).remainder(3) * torch.tensor(0.3), 4)
 
     with RandomRounding(0):
-        first = order()
+        first = compute_order()
     for seed in SEEDS:
         with RandomRounding(seed):
-            values, locations = order()
+            values, indices = compute_order()
         assert torch.equal(values, first[0])
-        assert torch.equal(locations, first[1])
+        assert torch.equal(indices, first[1])
 
 
 def test_tensor_with_written_input_is_not_a_constant():
-    """Also by way of a view: the tensor is no more what it was of shapes alone."""
+    """Treat a tensor as computed once an input is written to it, also through a view."""
     arguments = torch.tensor([0.5, 2.5, 3.5])
 
-    def written():
-        complete = torch.zeros(4)
-        complete[1:].copy_(arguments)
-        return complete, complete > 1.0, (complete * 1.0).floor()
+    def write_input():
+        result = torch.zeros(4)
+        result[1:].copy_(arguments)
+        return result, result > 1.0, (result * 1.0).floor()
 
     with RandomRounding(0):
-        complete, above, floor = written()
-    assert complete.tolist() == [0.0, 0.5, 2.5, 3.5]
+        result, above, floor = write_input()
+    assert result.tolist() == [0.0, 0.5, 2.5, 3.5]
     assert above.tolist() == [False, False, True, True]
     assert floor.tolist() == [0.0, 0.0, 2.0, 3.0]
 
 
 def test_random_numbers_of_the_model_are_drawn_once():
     torch.manual_seed(1)
-    want = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(1)
     with RandomRounding(0):
         drawn = torch.rand(3)
         torch.rand(3)
-    torch.testing.assert_close(drawn, want)
+    torch.testing.assert_close(drawn, expected)

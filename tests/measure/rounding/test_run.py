@@ -14,7 +14,7 @@ from tests.probes import benches
 
 
 class Counting(nn.Module):
-    """Notes with how many threads it is run."""
+    """A model that records the number of threads of each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ THREADS: list[int] = []
 
 
 @pytest.fixture(autouse=True)
-def _two_threads():
+def use_two_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     THREADS.clear()
@@ -44,36 +44,36 @@ def rows(count: int) -> dict[str, np.ndarray]:
 
 
 def context(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
-    created = benches.context(Counting(), rows(4))
+    default = benches.context(Counting(), rows(4))
     if determinism is None:
-        return created
-    policy = created.policy.model_copy(update={"determinism": determinism})
+        return default
+    policy = default.policy.model_copy(update={"determinism": determinism})
     return MeasurementContext(
-        created.model,
-        created.reference,
-        created.truth,
-        created.binding,
-        created.samples,
+        default.model,
+        default.reference,
+        default.truth,
+        default.binding,
+        default.samples,
         policy,
-        created.tested_file,
+        default.tested_file,
     )
 
 
 def test_rounded_runs_are_reproducible_by_draw():
     bench, batch = context(), rows(4)
-    (still,) = bench.reference.run(batch)
-    (first,), (again,), (second,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, second)
-    assert not np.array_equal(first, still)
-    assert np.allclose(first, still, rtol=1e-4)
+    (exact,) = bench.reference.run(batch)
+    (first,), (repeated,), (other_draw,) = (bench.rounded_run(batch, draw=n) for n in (0, 0, 1))
+    assert np.array_equal(first, repeated)
+    assert not np.array_equal(first, other_draw)
+    assert not np.array_equal(first, exact)
+    assert np.allclose(first, exact, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("count", "asked", "threads"), [(4, None, 1), (2**15 + 1, None, 2), (4, 2, 2), (4, 1, 2)]
 )
 def test_small_batch_uses_one_thread_unless_policy_sets_it(count, asked, threads):
-    """The policy's own number is set before, around the whole measurement."""
+    """Leave a thread count of the policy alone: the measurement sets it once for all runs."""
     bench = context(determinism=DeterminismPolicy(threads=asked))
     THREADS.clear()
     bench.rounded_run(rows(count), draw=0)
@@ -86,7 +86,7 @@ def test_threads_are_restored_after_an_error():
 
 
 class Wide(nn.Module):
-    """8 MiB a sample; `company` adds what the other samples of the batch do to each."""
+    """A model that needs 8 MiB per sample; `company` mixes the samples of a batch."""
 
     def __init__(self, company=lambda x: x) -> None:
         super().__init__()
@@ -99,8 +99,8 @@ class Wide(nn.Module):
         return self.company(x[:, :4] * 1.1) + wide.amax(1, keepdim=True)
 
 
-def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
-    """Batch sizes of the forwards of a run under random rounding and of one in float64."""
+def list_batch_sizes(model: nn.Module) -> tuple[list[int], list[int]]:
+    """Return the batch sizes of a forward under random rounding and of one in float64."""
     bench = benches.context(model, rows(6))
     bench.measure_sample_bytes()
     bench.truth.part_size = bench.part_size
@@ -108,18 +108,18 @@ def runs_of(model: nn.Module) -> tuple[list[int], list[int]]:
     bench.part_size(batch)
     observed = bench.model.module.sizes
     observed.clear()
-    null = bench.rounding_run(batch, RoundingRun(scale=0.0))
-    assert np.allclose(null[0], bench.answers.reference(batch)[0], rtol=1e-6)
-    moved = bench.rounded_run(batch, draw=0)[0] - null[0]
-    assert not np.array_equal(moved[0], moved[1])
+    unrounded = bench.rounding_run(batch, RoundingRun(scale=0.0))
+    assert np.allclose(unrounded[0], bench.answers.reference(batch)[0], rtol=1e-6)
+    change = bench.rounded_run(batch, draw=0)[0] - unrounded[0]
+    assert not np.array_equal(change[0], change[1])
     rounded, double = list(observed), bench.truth._float64.model.sizes
     double.clear()
-    assert bench.truth.extra_outputs(batch)[0].shape == null[0].shape
+    assert bench.truth.extra_outputs(batch)[0].shape == unrounded[0].shape
     return rounded, double
 
 
 def test_large_tensors_are_computed_one_sample_at_a_time():
-    rounded, double = runs_of(Wide())
+    rounded, double = list_batch_sizes(Wide())
     assert set(rounded) == set(double) == {1}
 
 
@@ -133,7 +133,7 @@ def test_large_tensors_are_computed_one_sample_at_a_time():
     lambda x: x + x[:1],
 ], ids=["mean", "largest", "sum of those before", "count", "one row", "the first"])  # fmt: skip
 def test_batch_is_not_split_when_samples_depend_on_each_other(company):
-    rounded, double = runs_of(Wide(company))
+    rounded, double = list_batch_sizes(Wide(company))
     assert set(rounded) == set(double) == {6}
 
 
@@ -146,11 +146,11 @@ def test_part_sizes_differ_by_at_most_one(count, size):
         return [batch["x"] * 2.0, batch["x"].sum(1)]
 
     x = rows(count)["x"]
-    created = run_in_parts(run, {"x": x}, size=size)
+    joined = run_in_parts(run, {"x": x}, size=size)
     assert max(sizes) <= size
     assert max(sizes) - min(sizes) <= 1
-    assert np.array_equal(created[0], x * 2.0)
-    assert np.array_equal(created[1], x.sum(1))
+    assert np.array_equal(joined[0], x * 2.0)
+    assert np.array_equal(joined[1], x.sum(1))
 
 
 @pytest.mark.parametrize("outputs", [
@@ -159,8 +159,8 @@ def test_part_sizes_differ_by_at_most_one(count, size):
 ], ids=["a number", "other lengths"])  # fmt: skip
 def test_unjoinable_outputs_use_the_whole_batch(outputs):
     x = np.array([[1.0, 2.0], [-1.0, 2.0]], np.float32)
-    created = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
-    assert np.array_equal(created[0], outputs(x)[0])
+    joined = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
+    assert np.array_equal(joined[0], outputs(x)[0])
 
 
 @pytest.mark.parametrize("own", [-1, 2**63 + 5])

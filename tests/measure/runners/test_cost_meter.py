@@ -1,4 +1,4 @@
-"""Times and memory of one runtime, as they are collected."""
+"""The cost meter records times and memory of one runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gate.runtimes import peak_memory
 from gate.runtimes.runtime import Proof, Session
 
 
-class Opened(Session):
+class FakeSession(Session):
     def run(self, batch: Any) -> list[Any]:
         return list(batch.values())
 
@@ -23,7 +23,7 @@ class Opened(Session):
 
 def test_first_run_batches_and_single_samples_are_separate():
     meter = CostMeter()
-    meter.open(Opened, cuda=False)
+    meter.open(FakeSession, cuda=False)
     meter.first(0.5, batch_size=2)
     for seconds in (0.9, 0.2, 0.4):
         meter.batches.add(seconds, batch_size=8)
@@ -42,7 +42,7 @@ def test_first_run_batches_and_single_samples_are_separate():
 
 
 def test_open_time_of_the_session_is_used():
-    session, meter = Opened(), CostMeter()
+    session, meter = FakeSession(), CostMeter()
     session.open_seconds = 0.25
     assert meter.open(lambda: session, cuda=False) is session
     assert meter.cost(Proof()).open_ms == 250.0
@@ -57,13 +57,16 @@ def test_batches_of_one_sample_are_single_samples():
 
 
 def test_memory_is_measured_up_to_the_first_batch(monkeypatch):
-    """What is resident is scripted: a system in need of memory takes some from whoever has it."""
+    """Freeze the memory figures after the first batch.
+
+    The resident memory is simulated, because the system may reclaim memory from any process.
+    """
     resident = {"now": 1000, "highest": 1000}
     monkeypatch.setattr(peak_memory, "_restart_peak", lambda: True)
     monkeypatch.setattr(peak_memory, "_resident", lambda: resident["now"])
     monkeypatch.setattr(peak_memory, "_highest", lambda: resident["highest"])
     meter = CostMeter()
-    meter.open(Opened, cuda=False)
+    meter.open(FakeSession, cuda=False)
     with meter.watched():
         resident |= {"now": 1200, "highest": 1500}
     meter.batches.add(0.1, batch_size=4)
@@ -75,7 +78,7 @@ def test_memory_is_measured_up_to_the_first_batch(monkeypatch):
 
 def test_memory_of_a_separate_process_is_used():
     meter, proof = CostMeter(), Proof(memory_bytes=3, peak_bytes=7)
-    meter.open(Opened, cuda=False)
+    meter.open(FakeSession, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (3, 7)
     browser = Proof(memory_bytes=3)
     assert meter.cost(browser).peak_bytes is None
@@ -86,30 +89,30 @@ def test_cuda_memory_is_the_decrease_of_free_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free), 1000))
     meter = CostMeter()
-    meter.open(Opened, cuda=True)
+    meter.open(FakeSession, cuda=True)
     with meter.watched():
         pass
     assert meter.cost(Proof()).cuda_bytes == 300
 
 
 def test_unreadable_device_memory_is_none(monkeypatch):
-    answers = iter([(900, 1000), (600, 1000)])
+    results = iter([(900, 1000), (600, 1000)])
 
-    def asked(device: int) -> tuple[int, int]:
+    def query(device: int) -> tuple[int, int]:
         try:
-            return next(answers)
+            return next(results)
         except StopIteration:
             raise RuntimeError("CUDA error: out of memory") from None
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", asked)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", query)
     meter = CostMeter()
-    meter.open(Opened, cuda=True)
+    meter.open(FakeSession, cuda=True)
     with meter.watched():
         pass
     assert meter.cost(Proof()).cuda_bytes is None
     late = CostMeter()
-    late.open(Opened, cuda=True)
+    late.open(FakeSession, cuda=True)
     assert late.cost(Proof()).cuda_bytes is None
 
 
@@ -118,7 +121,7 @@ def test_unreadable_device_memory_is_none(monkeypatch):
     [(1.5e8, 150_000_000), (np.int64(15), 15), (-1, None), (float("nan"), None), ("3", None)],
 )
 def test_invalid_figures_of_a_session_are_ignored(said, expected):
-    session, meter = Opened(), CostMeter()
+    session, meter = FakeSession(), CostMeter()
     session.open_seconds = said
     meter.open(lambda: session, cuda=False)
     proof = Proof(memory_bytes=said, peak_bytes=said)
@@ -130,7 +133,7 @@ def test_invalid_figures_of_a_session_are_ignored(said, expected):
 
 def test_separate_process_without_memory_has_none():
     meter, proof = CostMeter(), Proof(own_process=True)
-    meter.open(Opened, cuda=False)
+    meter.open(FakeSession, cuda=False)
     assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (None, None)
 
 

@@ -1,4 +1,4 @@
-"""The recorded environment, and the determinism switches that are set and restored."""
+"""The environment is recorded; determinism switches are set and restored."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_missing_affinity_and_os_name_are_no_error(monkeypatch):
 
 
 def test_version_is_that_of_the_imported_build(monkeypatch):
-    """onnxruntime and onnxruntime-gpu lie in one folder, or one of them before the other."""
+    """Use the imported version: onnxruntime and onnxruntime-gpu share one folder."""
     monkeypatch.setattr("onnxruntime.__version__", "1.2.3")
     assert environment.describe_environment(SWITCHES).versions["onnxruntime"] == "1.2.3"
 
@@ -117,8 +117,8 @@ def test_relevant_cpu_flags_are_read(text, expected, tmp_path, monkeypatch):
     assert (model == "AMD EPYC 9R14") == (text == X86)
 
 
-def state():
-    """Everything that a caller could notice."""
+def read_state():
+    """Return all global state that a caller could observe."""
     flags = []
     for read in (
         lambda: torch.backends.cudnn.allow_tf32,
@@ -152,67 +152,67 @@ def state():
     }
 
 
-def unchanged():
+def change_nothing():
     pass
 
 
-def legacy_flags():
+def set_legacy_flags():
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = True
 
 
-def medium():
+def set_medium_precision():
     torch.set_float32_matmul_precision("medium")
 
 
-def general_precision():
+def set_general_precision():
     torch.backends.fp32_precision = "tf32"
 
 
-def backend_precision():
+def set_backend_precision():
     torch.backends.cudnn.fp32_precision = "tf32"
     torch.backends.mkldnn.set_flags(_fp32_precision="bf16")
 
 
-def mixed():
+def set_mixed_precision():
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
 
-def cudnn():
+def set_cudnn():
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.deterministic = False
 
 
-def warned():
+def set_warn_only():
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
 
 
-def strict():
+def set_strict():
     torch.use_deterministic_algorithms(True)
 
 
-def off_with_warnings():
+def set_off_with_warn_only():
     torch.use_deterministic_algorithms(False, warn_only=True)
 
 
-def compiler():
+def set_compiler():
     torch._inductor.config.deterministic = True
 
 
-def single_thread():
+def set_single_thread():
     torch.set_num_threads(1)
 
 
 CALLERS = [
-    unchanged, legacy_flags, medium, general_precision, backend_precision, mixed, cudnn, warned,
-    strict, off_with_warnings, compiler, single_thread,
+    change_nothing, set_legacy_flags, set_medium_precision, set_general_precision, set_backend_precision, set_mixed_precision, set_cudnn, set_warn_only,
+    set_strict, set_off_with_warn_only, set_compiler, set_single_thread,
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def _restore_switches():
+def restore_switches():
     threads = torch.get_num_threads()
     yield
     for level in _LEVELS:
@@ -226,11 +226,13 @@ def _restore_switches():
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
-@pytest.mark.parametrize("caller", [unchanged, legacy_flags, mixed, general_precision])
+@pytest.mark.parametrize(
+    "caller", [change_nothing, set_legacy_flags, set_mixed_precision, set_general_precision]
+)
 @pytest.mark.parametrize("tf32", [False, True])
 def test_tf32_and_cudnn_switches_are_set_and_restored(caller, tf32):
     caller()
-    before = state()
+    before = read_state()
     policy = DeterminismPolicy(tf32=tf32, cudnn_benchmark=tf32, seed=7)
     with deterministic(policy) as observed:
         assert observed.tf32_matmul is tf32
@@ -242,12 +244,12 @@ def test_tf32_and_cudnn_switches_are_set_and_restored(caller, tf32):
         assert not torch.is_grad_enabled()
         for operation in ("matmul", "conv", "rnn"):
             assert torch._C._get_fp32_precision_getter("mkldnn", operation) == "ieee"
-        if caller not in (mixed, general_precision, backend_precision):
+        if caller not in (set_mixed_precision, set_general_precision, set_backend_precision):
             # Library code may still read and set the flags without a contradiction.
             with torch.backends.cudnn.flags(enabled=True):
                 pass
         torch.rand(3), random.random(), np.random.rand()
-    assert state() == before
+    assert read_state() == before
 
 
 def test_inherited_precision_stays_inherited():
@@ -272,11 +274,11 @@ def test_seed_makes_runs_equal():
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("caller", [unchanged, warned, strict])
+@pytest.mark.parametrize("caller", [change_nothing, set_warn_only, set_strict])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_and_algorithms_are_set_and_restored(caller, threads):
     caller()
-    before = state()
+    before = read_state()
     policy = DeterminismPolicy(threads=threads, algorithms=True)
     with deterministic(policy) as observed:
         assert (observed.threads, torch.get_num_threads()) == (threads, threads)
@@ -284,12 +286,12 @@ def test_threads_and_algorithms_are_set_and_restored(caller, threads):
         assert torch.empty(3).isnan().all()
         with pytest.raises(RuntimeError, match="deterministic"):
             torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
-    assert state() == before
+    assert read_state() == before
 
 
 def test_warn_only_algorithms_are_not_deterministic():
     with deterministic(DeterminismPolicy(algorithms=True)):
-        warned()
+        set_warn_only()
         with deterministic(DeterminismPolicy(algorithms=False)) as observed:
             assert not observed.algorithms
 
@@ -310,28 +312,28 @@ POLICIES = st.builds(
     st.lists(st.sampled_from(CALLERS), max_size=3), st.lists(POLICIES, max_size=3), st.booleans()
 )
 def test_any_caller_state_is_restored(callers, policies, raises):
-    """Nested as deep as it may be, whether the body raises or not."""
+    """Restore the state for any nesting, whether the body raises or not."""
     for caller in callers:
         caller()
-    before = state()
+    before = read_state()
 
-    def inside(rest):
-        if not rest:
+    def run_nested(policies):
+        if not policies:
             torch.rand(2), random.random(), np.random.rand()
             if raises:
                 raise KeyboardInterrupt
             return
-        with deterministic(rest[0]) as observed:
-            assert observed.algorithms is rest[0].algorithms
-            assert observed.threads == (rest[0].threads or torch.get_num_threads())
-            inside(rest[1:])
+        with deterministic(policies[0]) as observed:
+            assert observed.algorithms is policies[0].algorithms
+            assert observed.threads == (policies[0].threads or torch.get_num_threads())
+            run_nested(policies[1:])
 
     if policies:
         try:
-            inside(policies)
+            run_nested(policies)
         except KeyboardInterrupt:
             assert raises
-    assert state() == before
+    assert read_state() == before
 
 
 @pytest.mark.parametrize(("algorithms", "variable", "words"), [
@@ -361,10 +363,10 @@ class Interrupted(Exception):
     pass
 
 
-def caller_state(model):
-    """The caller's model and all that `state` tells."""
+def read_caller_state(model):
+    """Return the state of the caller and of its model."""
     return (
-        state(),
+        read_state(),
         [module.training for module in model.modules()],
         [(p.requires_grad, p.dtype, p.grad is None) for p in model.parameters()],
         {name: value.tolist() for name, value in model.state_dict().items()},
@@ -373,11 +375,11 @@ def caller_state(model):
 
 
 @pytest.mark.parametrize(("callers", "raises"), [
-    ([general_precision, strict], False),
-    ([legacy_flags, warned, cudnn, single_thread], True),
+    ([set_general_precision, set_strict], False),
+    ([set_legacy_flags, set_warn_only, set_cudnn, set_single_thread], True),
 ])  # fmt: skip
 def test_measuring_restores_the_caller_state(exported, callers, raises):
-    """The model in train mode, gradients on, switches and random states of the caller's own."""
+    """Restore the train mode of the model, gradients, switches and random states."""
     model = tiny.net().train()
     model.norm.eval()
     model.conv.weight.requires_grad_(False)
@@ -398,7 +400,7 @@ def test_measuring_restores_the_caller_state(exported, callers, raises):
         if raises:
             raise Interrupted
 
-    before = caller_state(model)
+    before = read_caller_state(model)
     assert torch.is_grad_enabled()
     try:
         measure_job(
@@ -406,7 +408,7 @@ def test_measuring_restores_the_caller_state(exported, callers, raises):
         )
     except Interrupted:
         assert raises
-    assert caller_state(model) == before
+    assert read_caller_state(model) == before
     assert set(calls) == {(2, True)}
 
 

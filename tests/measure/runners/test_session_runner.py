@@ -1,4 +1,4 @@
-"""Running one session on samples, and the classification of its failures."""
+"""A session is run on samples, and its failures are classified."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_session_time_is_used():
 
 
 class Counted(Session):
-    """Says how often it ran."""
+    """A session that counts its runs."""
 
-    ran = 0
+    runs = 0
 
     def run(self, batch: Any) -> list[Any]:
-        self.ran += 1
+        self.runs += 1
         return [array * 2 for array in batch.values()]
 
     def proof(self) -> Proof:
@@ -103,16 +103,16 @@ def test_probe_answer_is_cached():
     batch = {"input": np.ones((2, 3), np.float32)}
     probed = runner.run_probe(batch)
     assert np.array_equal(runner.answer({"input": np.ones((2, 3), np.float32)})[0], probed[0])
-    assert session.ran == 1
+    assert session.runs == 1
     runner.answer({"input": np.zeros((2, 3), np.float32)})
-    assert session.ran == 2
+    assert session.runs == 2
 
 
 def test_runs_are_never_cached():
-    """Whether a runtime repeats itself is not read off an answer that was kept."""
+    """Run again for each request outside of `answer`: repeatability needs new runs."""
     session = Counted()
     runner = SessionRunner(session, builders.evidence().subject, None)
     batch = {"input": np.ones((2, 3), np.float32)}
     for compute in (runner.run_probe, runner.run_probe, runner.run, runner.run):
         compute(batch)
-    assert session.ran == 4
+    assert session.runs == 4

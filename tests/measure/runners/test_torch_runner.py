@@ -19,7 +19,7 @@ from gate.reference.float64 import Float64Reference
 from gate.reference.random_rounding import RandomRounding
 from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
 
-ONE = InputBinding((("x", "x"),), 4, fixed=False)
+ONE_INPUT = InputBinding((("x", "x"),), 4, fixed=False)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     spread: torch.Tensor
 
 
-def run(function, arrays=None, binding=ONE):
+def run(function, arrays=None, binding=ONE_INPUT):
     model = nn.Module()
     model.forward = function
     with torch.inference_mode():
@@ -141,7 +141,7 @@ def test_train_without_return_value_is_supported():
 def test_keys_are_output_names(function, keys):
     model = nn.Module()
     model.forward = function
-    runner = TorchSession(model, ONE, device="cpu")
+    runner = TorchSession(model, ONE_INPUT, device="cpu")
     runner.run({"x": X})
     assert runner.keys == keys
 
@@ -150,20 +150,20 @@ def energy(x):
     return torch.tanh(x).sum()
 
 
-def by_grad(x):
+def grad(x):
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         return torch.autograd.grad(energy(x), x)[0]
 
 
-def by_backward(x):
+def backward_grad(x):
     with torch.enable_grad():
         x = x.detach().requires_grad_(True)
         energy(x).backward()
     return x.grad
 
 
-def by_switch(x):
+def switched_grad(x):
     before = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     x = x.detach().requires_grad_(True)
@@ -172,34 +172,35 @@ def by_switch(x):
     return gradient
 
 
-def by_dual_numbers(x):
+def forward_mode_grad(x):
     with forward_ad.dual_level():
         tangent = torch.ones_like(x)
         return forward_ad.unpack_dual(torch.tanh(forward_ad.make_dual(x, tangent))).tangent
 
 
-def if_it_works(x):
+def grad_or_zeros(x):
     try:
-        return by_grad(x)
+        return grad(x)
     except Exception:
         return torch.zeros_like(x)
 
 
 @pytest.mark.parametrize(
     "function",
-    [by_grad, by_backward, by_switch, by_dual_numbers, if_it_works, torch.func.grad(energy),
+    [grad, backward_grad, switched_grad, forward_mode_grad, grad_or_zeros, torch.func.grad(energy),
      torch.func.jacfwd(energy), torch.func.vmap(torch.func.grad(energy))],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["plain", "float64", "rounded"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch.func's own
+# torch.func uses torch.jit.script
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
 def test_forward_can_compute_gradients(function, mode):
     model = nn.Module()
     model.forward = lambda x: function(x)  # noqa: PLW0108 - a transform has no signature
     with deterministic(DeterminismPolicy()):
         if mode == "float64":
-            outputs = Float64Reference(model, ONE).run({"x": X})
+            outputs = Float64Reference(model, ONE_INPUT).run({"x": X})
         else:
-            session = TorchSession(model, ONE, device="cpu")
+            session = TorchSession(model, ONE_INPUT, device="cpu")
             rounding = RandomRounding(1) if mode == "rounded" else nullcontext()
             with rounding:
                 outputs = session.run({"x": X})
@@ -210,14 +211,14 @@ def test_forward_can_compute_gradients(function, mode):
 def test_dispatch_modes_receive_composite_operators():
     observed = []
 
-    class Seen(DispatchMode):
+    class RecordingMode(DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             observed.append(func._schema.name)
             return func(*args, **(kwargs or {}))
 
     with deterministic(DeterminismPolicy()):
-        session = TorchSession(nn.GRU(2, 3), ONE, device="cpu")
-        with Seen():
+        session = TorchSession(nn.GRU(2, 3), ONE_INPUT, device="cpu")
+        with RecordingMode():
             session.run({"x": X})
     assert observed.count("aten::gru") == 1
     assert "aten::tanh" not in observed

@@ -1,4 +1,4 @@
-"""Data sets that tests name as tests.measure.sources.factories:NAME."""
+"""Data sets that tests open as tests.measure.sources.factories:NAME."""
 
 import io
 import itertools
@@ -20,7 +20,7 @@ COUNT = len(X)
 
 
 class Map(Dataset):
-    """By place, what a function makes."""
+    """A map-style data set of `count` items that a function makes."""
 
     def __init__(self, item, count=COUNT):
         self.item, self.count = item, count
@@ -28,12 +28,12 @@ class Map(Dataset):
     def __len__(self):
         return self.count
 
-    def __getitem__(self, place):
-        return self.item(place)
+    def __getitem__(self, index):
+        return self.item(index)
 
 
 class Stream(IterableDataset):
-    """In order, what a function makes."""
+    """An iterable data set of `count` items that a function makes."""
 
     def __init__(self, item, count=COUNT):
         self.item, self.count = item, count
@@ -43,7 +43,7 @@ class Stream(IterableDataset):
 
 
 def pairs():
-    return Map(lambda place: (torch.from_numpy(X[place]), int(Y[place])))
+    return Map(lambda index: (torch.from_numpy(X[index]), int(Y[index])))
 
 
 def tensors():
@@ -51,11 +51,11 @@ def tensors():
 
 
 def records():
-    return Map(lambda place: {"input": X[place], "label": Y[place]})
+    return Map(lambda index: {"input": X[index], "label": Y[index]})
 
 
 def named():
-    return Map(lambda place: {"image": X[place], "ids": IDS[place], "note": "text"})
+    return Map(lambda index: {"image": X[index], "ids": IDS[index], "note": "text"})
 
 
 def unlabelled():
@@ -67,7 +67,7 @@ def array():
 
 
 def stream():
-    return Stream(lambda place: (X[place], Y[place]))
+    return Stream(lambda index: (X[index], Y[index]))
 
 
 def generator():
@@ -75,56 +75,56 @@ def generator():
 
 
 def strange_label():
-    return Map(lambda place: {"input": X[place], "label": X[place]})
+    return Map(lambda index: {"input": X[index], "label": X[index]})
 
 
-def encoded(place):
+def encode_png(index):
     file = io.BytesIO()
-    Image.fromarray(PIXELS[place]).save(file, "PNG")
+    Image.fromarray(PIXELS[index]).save(file, "PNG")
     return file.getvalue()
 
 
 def pictures():
-    return Map(lambda place: (Image.fromarray(PIXELS[place]), place), len(PIXELS))
+    return Map(lambda index: (Image.fromarray(PIXELS[index]), index), len(PIXELS))
 
 
 def picture_bytes():
     return Map(
-        lambda place: {"input": {"bytes": encoded(place), "path": None}, "label": place},
+        lambda index: {"input": {"bytes": encode_png(index), "path": None}, "label": index},
         len(PIXELS),
     )
 
 
 def picture_stream():
-    return Stream(lambda place: (encoded(place), place), len(PIXELS))
+    return Stream(lambda index: (encode_png(index), index), len(PIXELS))
 
 
 def picture_paths():
-    return Map(lambda place: (f"{place}.png", place), len(PIXELS))
+    return Map(lambda index: (f"{index}.png", index), len(PIXELS))
 
 
-_turn = itertools.count()
+_read_count = itertools.count()
 
 
 def changing():
-    return Map(lambda place: X[place] + (next(_turn) if place == 7 else 0))
+    return Map(lambda index: X[index] + (next(_read_count) if index == 7 else 0))
 
 
 def relabelled():
-    return Map(lambda place: (X[place], next(_turn) if place == 3 else 0))
+    return Map(lambda index: (X[index], next(_read_count) if index == 3 else 0))
 
 
 def other_in_each_process():
     import os
 
-    return Map(lambda place: X[place].astype(np.float64) if os.getpid() != PID else X[place])
+    return Map(lambda index: X[index].astype(np.float64) if os.getpid() != PID else X[index])
 
 
 PID = 0
 
 
 def zeros(count):
-    return Map(lambda place: np.zeros(64, np.float32), count)
+    return Map(lambda index: np.zeros(64, np.float32), count)
 
 
 def few():
@@ -136,32 +136,32 @@ def many():
 
 
 def streamed_few():
-    return Stream(lambda place: np.zeros(64, np.float32), 400)
+    return Stream(lambda index: np.zeros(64, np.float32), 400)
 
 
 def streamed_many():
-    return Stream(lambda place: np.zeros(64, np.float32), 4000)
+    return Stream(lambda index: np.zeros(64, np.float32), 4000)
 
 
 def scalars():
-    """Of which many are few bytes."""
+    """Return a data set of many very small samples."""
     return Map(np.float32, 2000)
 
 
-def at(place, spoiled):
-    """The set with one other item."""
-    return Map(lambda i: spoiled if i == place else X[i])
+def replace_item(index, item):
+    """Return a data set of X with one replaced item."""
+    return Map(lambda i: item if i == index else X[i])
 
 
 class Raising(Map):
-    """Fails at one sample."""
+    """A data set that raises an error at one sample."""
 
-    def __init__(self, error, place=4):
+    def __init__(self, error, index=4):
         super().__init__(self.fail, COUNT)
-        self.error, self.place = error, place
+        self.error, self.index = error, index
 
     def fail(self, i):
-        if i == self.place:
+        if i == self.index:
             raise self.error
         return X[i]
 
@@ -179,7 +179,7 @@ def failing():
 
 
 def deadly():
-    """Ends the worker that comes to sample 8."""
+    """Return a data set that ends the worker process that reads sample 8."""
     import os
 
-    return Map(lambda place: os._exit(9) if place == 8 and os.getpid() != PID else X[place])
+    return Map(lambda index: os._exit(9) if index == 8 and os.getpid() != PID else X[index])

@@ -1,4 +1,4 @@
-"""Samples and files that change between or during reads."""
+"""Samples and files may change between or during reads; the change is reported."""
 
 import os
 import uuid
@@ -14,15 +14,15 @@ from tests.measure.sources import factories, written
 from tests.measure.sources.factories import HERE, Map, X
 
 
-def all_batches(samples, size=4):
+def read_batches(samples, size=4):
     return [batch["input"] for batch in samples.batches(size)]
 
 
 @pytest.mark.parametrize("again", [
-    all_batches,
+    read_batches,
     lambda s: s.at([7]),
     lambda s: s.take([7]),
-    lambda s: all_batches(s.slice(5, 9)),
+    lambda s: read_batches(s.slice(5, 9)),
     lambda s: s.slice(6, 8).digest(),
 ])  # fmt: skip
 def test_sample_that_changes_on_second_read_is_named(again):
@@ -34,8 +34,8 @@ def test_sample_that_changes_on_second_read_is_named(again):
 
 def test_unchanged_samples_are_still_read():
     samples = SampleSet.open(f"{HERE}:changing")
-    all_batches(samples)
-    all_batches(samples.slice(0, 7))
+    read_batches(samples)
+    read_batches(samples.slice(0, 7))
     np.testing.assert_array_equal(samples.at([8])["input"], X[[8]])
 
 
@@ -43,7 +43,7 @@ def test_changed_label_is_refused():
     samples = SampleSet.open(f"{HERE}:relabelled")
     samples.labels()
     with pytest.raises(DataError, match="sample 3 of"):
-        all_batches(samples)
+        read_batches(samples)
 
 
 def test_shuffled_data_set_has_different_digests(monkeypatch):
@@ -56,30 +56,30 @@ def test_shuffled_data_set_has_different_digests(monkeypatch):
 
 def test_each_sample_is_read_twice(monkeypatch):
     requests = []
-    data = Map(lambda place: requests.append(place) or (X[place], 1))
+    data = Map(lambda index: requests.append(index) or (X[index], 1))
     monkeypatch.setattr(factories, "counted", lambda: data, raising=False)
     samples = SampleSet.open(f"{HERE}:counted")
     requests.clear()
     samples.digest()
     samples.labels()
-    all_batches(samples)
+    read_batches(samples)
     samples.allow_nan().digest()
     assert sorted(requests) == sorted([*range(11)] * 2)
 
 
 def touch_later(path):
-    """As written a second later: clocks of file systems are coarse."""
-    soon = path.stat().st_mtime_ns + 10**9
-    os.utime(path, ns=(soon, soon))
+    """Set the modification time one second later, because file system clocks are coarse."""
+    later = path.stat().st_mtime_ns + 10**9
+    os.utime(path, ns=(later, later))
 
 
-def npy(folder):
+def write_npy(folder):
     np.save(folder / "x.npy", X)
     return folder / "x.npy"
 
 
-WRITTEN = {
-    "npy": npy,
+WRITERS = {
+    "npy": write_npy,
     "tar": lambda d: written.tar(d / "x.tar", written.members()),
     "parquet": lambda d: written.parquet(d / "x.parquet", written.table()),
 }
@@ -94,7 +94,7 @@ WRITTEN = {
 ])  # fmt: skip
 def test_file_changed_while_reading_is_refused(kind, at, tmp_path, monkeypatch):
     monkeypatch.setattr("gate.data.location._CHECK_INTERVAL_S", 0.0)
-    path = WRITTEN[kind](tmp_path)
+    path = WRITERS[kind](tmp_path)
     batches = SampleSet.open(at.format(path)).batches(4)
     next(batches)
     with path.open("r+b") as file:
@@ -106,23 +106,23 @@ def test_file_changed_while_reading_is_refused(kind, at, tmp_path, monkeypatch):
 
 
 def test_file_truncated_while_reading_is_refused(tmp_path):
-    path = npy(tmp_path)
+    path = write_npy(tmp_path)
     samples = SampleSet.open(path)
     os.truncate(path, 128)
     with pytest.raises(DataError, match="samples 0 to 3"):
-        all_batches(samples)
+        read_batches(samples)
 
 
 @pytest.mark.parametrize("kind", ["npy", "tar"])
 def test_replaced_or_deleted_file_is_read_from_the_open_handle(kind, tmp_path):
-    samples = SampleSet.open(WRITTEN[kind](tmp_path))
+    samples = SampleSet.open(WRITERS[kind](tmp_path))
     (path,) = tmp_path.iterdir()
-    second = tmp_path / "other"
-    second.write_bytes(b"other")
-    second.replace(path)
-    np.testing.assert_array_equal(np.concatenate(all_batches(samples)), X)
+    replacement = tmp_path / "other"
+    replacement.write_bytes(b"other")
+    replacement.replace(path)
+    np.testing.assert_array_equal(np.concatenate(read_batches(samples)), X)
     path.unlink()
-    np.testing.assert_array_equal(np.concatenate(all_batches(samples)), X)
+    np.testing.assert_array_equal(np.concatenate(read_batches(samples)), X)
 
 
 @pytest.mark.parametrize("suffix", ["tar", "arrow", "parquet"])
@@ -155,14 +155,14 @@ def test_remote_arrays_are_copied_once():
 
 def test_remote_file_replaced_while_copying_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("gate.data.location._CHECK_INTERVAL_S", 0.0)
-    path = npy(tmp_path)
+    path = write_npy(tmp_path)
     cached = RemoteFile.cached
 
-    def exchanged(file, folder):
+    def cache_and_touch(file, folder):
         copy = cached(file, folder)
         touch_later(path)
         return copy
 
-    monkeypatch.setattr(RemoteFile, "cached", exchanged)
+    monkeypatch.setattr(RemoteFile, "cached", cache_and_touch)
     with pytest.raises(DataError, match=r"x\.npy was replaced .* its copy"):
         SampleSet.open(f"file://{path}")

@@ -19,27 +19,27 @@ from gate.data.columnar_files import _ReadPosition
 from gate.data.location import SampleLocation
 from gate.errors import DataError, StorageError
 from tests.measure.sources import factories, written
-from tests.measure.sources.factories import HERE, Map, Raising, Stream, X, at
+from tests.measure.sources.factories import HERE, Map, Raising, Stream, X, replace_item
 from tests.measure.sources.written import member, members, npy, tar
 
 SPEC = PreprocessSpec()
 
 
 class ExitOnUnpickle:
-    """Unpickled, it ends this process."""
+    """An object that ends the process when it is unpickled."""
 
     def __reduce__(self):
         return os._exit, (66,)
 
 
 def npy_with_header(shape, dtype="<f4", data=b""):
-    """An .npy whose header says more than there is."""
+    """Return an .npy file whose header states more data than the file has."""
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
 
 
 def huge_png():
-    """A PNG of a hundred thousand by a hundred thousand pixels, in some bytes."""
+    """Return a small PNG file whose header states 100 000 x 100 000 pixels."""
 
     def chunk(kind, data):
         return (
@@ -56,7 +56,7 @@ def huge_png():
 
 
 def register_factory(monkeypatch, data):
-    """The name of a factory that gives this."""
+    """Register a factory that returns `data`, and return its name."""
     monkeypatch.setattr(factories, "spoiled", lambda: data, raising=False)
     return f"{HERE}:spoiled"
 
@@ -81,7 +81,7 @@ ITEMS = {
 @pytest.mark.parametrize("kind", ITEMS)
 def test_item_unlike_the_first_is_refused(kind, make, monkeypatch):
     item, words = ITEMS[kind]
-    data = make(at(5, item).item)
+    data = make(replace_item(5, item).item)
     with pytest.raises(DataError, match=words):
         list(SampleSet.open(register_factory(monkeypatch, data)).batches(4))
 
@@ -155,7 +155,7 @@ def test_invalid_factory_is_refused(factory, words):
 def test_endless_stream_is_stopped(monkeypatch):
     monkeypatch.setattr("gate.data.datasets._RESERVED_BYTES", 1 << 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("U", (), {"free": 9})())
-    endless = Stream(lambda place: X[0], 1 << 12)
+    endless = Stream(lambda index: X[0], 1 << 12)
     with pytest.raises(StorageError, match="after 11 of them.*check that it ends"):
         SampleSet.open(register_factory(monkeypatch, endless))
 
@@ -190,8 +190,8 @@ TARS = {
 
 @pytest.mark.parametrize("kind", TARS)
 def test_invalid_tar_is_refused(kind, tmp_path):
-    created, words = TARS[kind]
-    path = tar(tmp_path / "x.tar", created)
+    tar_members, words = TARS[kind]
+    path = tar(tmp_path / "x.tar", tar_members)
     with pytest.raises(DataError, match=words):
         list(SampleSet.open(path, preprocessing=SPEC).batches(4))
     assert [file.name for file in tmp_path.iterdir()] == ["x.tar"]
@@ -245,16 +245,16 @@ COLUMNS = {
 @pytest.mark.parametrize("write", ["parquet", "arrow"])
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_invalid_columns_are_refused(kind, write, tmp_path):
-    created, words = COLUMNS[kind]
-    path = getattr(written, write)(tmp_path / f"x.{write}", created)
+    table, words = COLUMNS[kind]
+    path = getattr(written, write)(tmp_path / f"x.{write}", table)
     with pytest.raises(DataError, match=words):
         list(SampleSet.open(path).batches(4))
 
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_lists_of_different_length_are_refused(size, tmp_path):
-    created = column([[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4, FLOATS)
-    samples = SampleSet.open(written.arrow(tmp_path / "x.arrow", created))
+    table = column([[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4, FLOATS)
+    samples = SampleSet.open(written.arrow(tmp_path / "x.arrow", table))
     with pytest.raises(DataError, match="Give all samples the same shape"):
         list(samples.batches(size))
 
@@ -361,7 +361,7 @@ def test_remote_file_without_disk_space_is_refused(tmp_path, monkeypatch):
 
 
 class BrokenCache:
-    """A cache on a disk that is full, or broken."""
+    """A file system whose cache raises the given OS error."""
 
     def __init__(self, number):
         self.number = number

@@ -1,4 +1,4 @@
-"""Memory does not grow with the number of samples."""
+"""Reading samples needs memory that does not grow with their number."""
 
 import gc
 import subprocess
@@ -17,16 +17,16 @@ ROW = np.zeros(64, np.float32)
 
 
 @pytest.fixture(autouse=True)
-def collected_as_outside():
-    """Cycles are freed as outside of the tests, which have a higher threshold."""
+def use_default_gc_threshold():
+    """Use Python's default threshold; the test suite sets a higher one."""
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield
     gc.set_threshold(*before)
 
 
-def peak_memory(source):
-    """Bytes, of opening it, its digest, and measuring it."""
+def measure_peak_memory(source):
+    """Return the peak memory in bytes of opening, digesting and reading a source."""
     tracemalloc.start()
     try:
         samples = SampleSet.open(source)
@@ -43,13 +43,13 @@ def peak_memory(source):
 def test_memory_of_data_sets(name, monkeypatch):
     monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 13)
     monkeypatch.setattr("gate.data.array_files._CHUNK_BYTES", 1 << 13)
-    peak_memory(f"{HERE}:{name}few")  # imports take memory, too
-    few, many = (peak_memory(f"{HERE}:{name}{count}") for count in ("few", "many"))
+    measure_peak_memory(f"{HERE}:{name}few")  # Warm up: imports take memory too.
+    few, many = (measure_peak_memory(f"{HERE}:{name}{count}") for count in ("few", "many"))
     assert many < few + 64_000 < 4000 * ROW.nbytes
 
 
 def test_memory_of_many_small_samples():
-    """Each of which is more as an object than it has bytes."""
+    """Limit the memory of scalar samples, whose Python objects are larger than their data."""
     samples = SampleSet.open(f"{HERE}:scalars")
     tracemalloc.start()
     try:
@@ -67,19 +67,19 @@ def test_memory_of_tars(tmp_path, monkeypatch):
         folder = tmp_path / str(count)
         folder.mkdir()
         for number in range(count):
-            created = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(40))
-            written.tar(folder / f"{number:03}.tar", created)
+            members = (written.member(f"{row}.npy", written.npy(ROW)) for row in range(40))
+            written.tar(folder / f"{number:03}.tar", members)
         return folder
 
     few, many = shards(4), shards(20)
-    peak_memory(few)  # imports take memory, too
-    # where each row lies takes a hundred bytes, too
-    assert peak_memory(many) < peak_memory(few) + 16 * 40 * ROW.nbytes * 0.75
+    measure_peak_memory(few)  # Warm up: imports take memory too.
+    # The position of each row takes another hundred bytes.
+    assert measure_peak_memory(many) < measure_peak_memory(few) + 16 * 40 * ROW.nbytes * 0.75
 
 
 @pytest.mark.parametrize("write", [written.parquet, written.arrow])
 def test_memory_of_columns(write, tmp_path, monkeypatch):
-    """Of one group of rows, whose numbers no compression makes less."""
+    """Read one group of incompressible rows in parts."""
     monkeypatch.setattr("gate.data.reader._CHUNK_BYTES", 1 << 20)
     monkeypatch.setattr("gate.data.columnar_files._BATCH_BYTES", 1 << 18)
     values = np.random.default_rng(0).normal(size=(4000, 1024)).astype(np.float32)
@@ -93,7 +93,7 @@ def test_memory_of_columns(write, tmp_path, monkeypatch):
 
 @pytest.mark.further
 def test_tar_is_read_without_torch(tmp_path):
-    """Which takes half a gigabyte in each process that reads ahead."""
+    """Read a tar without torch, which takes 0.5 GB in each worker process."""
     path = written.tar(tmp_path / "x.tar", written.members())
     code = (
         "import sys; from gate.data.samples import SampleSet\n"

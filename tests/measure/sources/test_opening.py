@@ -1,4 +1,4 @@
-"""Each source of the same samples gives equal samples and digests."""
+"""Every source of the same samples gives equal samples and digests."""
 
 import uuid
 
@@ -11,7 +11,7 @@ from gate.errors import DataError
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.spec import Resize
 from tests.measure.sources import written
-from tests.measure.sources.factories import HERE, IDS, PIXELS, X, Y, encoded
+from tests.measure.sources.factories import HERE, IDS, PIXELS, X, Y, encode_png
 
 SPEC = PreprocessSpec(resize=Resize(size=(4, 4)))
 TENSORS = np.stack([pillow_preprocess(picture, SPEC) for picture in PIXELS])
@@ -52,7 +52,7 @@ FILES = {
 
 
 def assert_same_samples(samples, *, labels=True):
-    """Whether they are X and Y by every way in."""
+    """Assert that the samples are X and Y for every way to read them."""
     assert len(samples) == 11
     assert [(s.name, s.dtype, s.shape) for s in samples.specs] == [
         ("input", "float32", ("samples", 2, 3))
@@ -83,7 +83,7 @@ def test_data_set_factories(factory):
 
 @pytest.mark.parametrize("name", ["unlabelled", "array", "records#label=", "pairs#label="])
 def test_unlabeled_data_sets(name):
-    if name == "records#label=":  # then it is an input like any other
+    if name == "records#label=":  # here the label is an input
         assert SampleSet.open(f"{HERE}:records#label=").names == ("input", "label")
     else:
         assert_same_samples(SampleSet.open(f"{HERE}:{name}"), labels=False)
@@ -131,9 +131,9 @@ def test_array_field_called_label_is_an_input():
 
 
 def test_columns_are_selected_by_name(tmp_path):
-    created = written.table().append_column("digit", written.pa.array(Y[::-1]))
-    created = created.append_column("path", written.pa.array(["x"] * 11))
-    path = written.parquet(tmp_path / "x.parquet", created)
+    table = written.table().append_column("digit", written.pa.array(Y[::-1]))
+    table = table.append_column("path", written.pa.array(["x"] * 11))
+    path = written.parquet(tmp_path / "x.parquet", table)
     samples = SampleSet.open(f"{path}#inputs=input&label=digit")
     np.testing.assert_array_equal(samples.labels(), Y[::-1])
     assert SampleSet.open(f"{path}#inputs=label,input&label=").names == ("label", "input")
@@ -143,29 +143,29 @@ def test_columns_are_selected_by_name(tmp_path):
         SampleSet.open(path)
 
 
-def pictures_parquet(folder):
-    struct = [{"bytes": encoded(index), "path": None} for index in range(5)]
-    created = written.pa.table({"input": struct, "label": range(5)})
-    return written.parquet(folder / "x.parquet", created)
+def write_pictures_parquet(folder):
+    struct = [{"bytes": encode_png(index), "path": None} for index in range(5)]
+    table = written.pa.table({"input": struct, "label": range(5)})
+    return written.parquet(folder / "x.parquet", table)
 
 
-def pictures_tar(folder):
+def write_pictures_tar(folder):
     return written.tar(
         folder / "x.tar",
         (written.member(f"{index}.{kind}", data) for index in range(5)
-         for kind, data in (("PNG", encoded(index)), ("cls", b"%d" % index))),
+         for kind, data in (("PNG", encode_png(index)), ("cls", b"%d" % index))),
     )  # fmt: skip
 
 
-def picture_paths(folder):
+def write_picture_files(folder):
     for index in range(5):
-        (folder / f"{index}.png").write_bytes(encoded(index))
+        (folder / f"{index}.png").write_bytes(encode_png(index))
     return f"{HERE}:picture_paths"
 
 
 @pytest.mark.parametrize(
     "source",
-    [pictures_parquet, pictures_tar, picture_paths,
+    [write_pictures_parquet, write_pictures_tar, write_picture_files,
      *(lambda _, name=name: f"{HERE}:{name}" for name in ("pictures", "picture_bytes", "picture_stream"))],
 )  # fmt: skip
 def test_pictures_are_preprocessed(source, tmp_path, monkeypatch):

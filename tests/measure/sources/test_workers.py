@@ -1,4 +1,4 @@
-"""Reading ahead in worker processes."""
+"""Worker processes read samples ahead."""
 
 import os
 
@@ -21,14 +21,14 @@ def test_workers_give_the_same_samples():
     ahead = SampleSet.open(f"{HERE}:picture_bytes", preprocessing=SPEC, decode_workers=2)
     expected = [batch["input"] for batch in alone.batches(1)]
 
-    broken_off = ahead.batches(1)
-    next(broken_off), next(broken_off)
-    broken_off.close()
+    interrupted = ahead.batches(1)
+    next(interrupted), next(interrupted)
+    interrupted.close()
     for size in (1, 2):
         result = np.concatenate([batch["input"] for batch in ahead.batches(size)])
         np.testing.assert_array_equal(result, np.concatenate(expected))
-    beside = zip(ahead.batches(1), ahead.batches(1), strict=True)
-    assert all((item["input"] == second["input"]).all() for item, second in beside)
+    concurrent = zip(ahead.batches(1), ahead.batches(1), strict=True)
+    assert all((item["input"] == other_item["input"]).all() for item, other_item in concurrent)
     assert ahead.digest() == alone.digest()
     np.testing.assert_array_equal(ahead.labels(), alone.labels())
 

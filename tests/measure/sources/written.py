@@ -1,4 +1,4 @@
-"""The same samples in all kinds of files."""
+"""Write the samples X and Y to files of all supported formats."""
 
 import io
 import tarfile
@@ -11,7 +11,7 @@ from tests.measure.sources.factories import X, Y
 
 
 def fixed(array):
-    """Nested fixed-size lists."""
+    """Return an array as nested fixed-size lists."""
     column = pa.array(array.reshape(-1))
     for size in array.shape[:0:-1]:
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -19,29 +19,29 @@ def fixed(array):
 
 
 def ragged(array):
-    """Nested lists without a size of their own."""
+    """Return an array as nested lists of variable size."""
     return pa.array(array.tolist(), pa.list_(pa.list_(pa.float32())))
 
 
 def tensor(array):
-    """Arrow's own tensors."""
+    """Return an array as an Arrow tensor column."""
     return pa.FixedShapeTensorArray.from_numpy_ndarray(array)
 
 
 def table(make=fixed, rows=slice(None)):
-    """Of X and Y."""
+    """Return a table of X and Y."""
     return pa.table({"input": make(X[rows]), "label": Y[rows]})
 
 
-def parquet(path, made, **settings):
-    pq.write_table(made, path, **settings)
+def parquet(path, table, **settings):
+    pq.write_table(table, path, **settings)
     return path
 
 
-def arrow(path, made, *, streamed=False):
-    new = pa.ipc.new_stream if streamed else pa.ipc.new_file
-    with pa.OSFile(str(path), "wb") as file, new(file, made.schema) as writer:
-        writer.write_table(made, max_chunksize=4)
+def arrow(path, table, *, streamed=False):
+    open_writer = pa.ipc.new_stream if streamed else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as file, open_writer(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=4)
     return path
 
 
@@ -67,7 +67,7 @@ def tar(path, members, *, mode="w"):
 
 
 def members(rows=range(11)):
-    """Of X and Y, with what WebDataset's writers put beside them."""
+    """Yield X and Y as members of a WebDataset tar, with the JSON files that its writers add."""
     for row in rows:
         yield member(f"./part/{row:04}.npy", npy(X[row]))
         yield member(f"./part/{row:04}.json", b'{"who": "somebody"}')

@@ -1,4 +1,4 @@
-"""Units of a measurement: how samples are cut, sent as JSON and merged again."""
+"""Samples are cut into units, whose results are sent as JSON and merged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_units_cover_all_samples_in_whole_batches(samples, batch_size, lead, mos
     assert [unit.index for unit in units] == list(range(len(units)))
     assert units[0].start == 0
     assert units[-1].stop == samples
-    assert all(item.stop == second.start for item, second in itertools.pairwise(units))
+    assert all(item.stop == next_unit.start for item, next_unit in itertools.pairwise(units))
     assert all(len(unit) > 0 and unit.start % batch_size == 0 for unit in units)
     assert len(units) <= most + 1
 
@@ -93,11 +93,11 @@ def test_order_and_duplicates_do_not_change_the_result(count, chance):
     expected = PairwiseMerge(lambda left, right: left + right)
     for value in values:
         expected.add(value)
-    came = [*range(count), *(chance.randrange(count) for _ in range(count // 2))]
-    chance.shuffle(came)
+    received = [*range(count), *(chance.randrange(count) for _ in range(count // 2))]
+    chance.shuffle(received)
     fold = PairwiseMerge(lambda left, right: left + right)
     ordered = InOrder(fold.add)
-    for index in came:
+    for index in received:
         ordered.add(index, values[index])
     assert ordered.next == count
     assert fold.result().hex() == expected.result().hex()
@@ -144,11 +144,11 @@ def test_sets_survive_json(value):
     )
 )
 def test_arrays_survive_json(array):
-    back = round_trip(array)
-    assert (back.dtype, back.shape) == (array.dtype, array.shape)
-    assert back.tobytes() == array.tobytes()
-    if back.size:
-        back.reshape(-1)[0] = back.reshape(-1)[0]  # an own copy
+    restored = round_trip(array)
+    assert (restored.dtype, restored.shape) == (array.dtype, array.shape)
+    assert restored.tobytes() == array.tobytes()
+    if restored.size:
+        restored.reshape(-1)[0] = restored.reshape(-1)[0]  # the array is a writable copy
 
 
 def compare(seed: int, start: int) -> OutputComparison:
@@ -166,20 +166,20 @@ def compare(seed: int, start: int) -> OutputComparison:
 def test_comparison_continues_after_json():
     lead = compare(0, 0)
     rng = np.random.default_rng(1)
-    later, there = lead.successor(), lead.successor()
+    local, remote = lead.successor(), lead.successor()
     reference = rng.normal(size=(40, 5)).astype(np.float32)
     sides = reference, reference * np.float32(1 + 1e-4)
-    for comparison in (later, there):
-        comparison.floor = round_trip(lead.floor) if comparison is there else lead.floor
+    for comparison in (local, remote):
+        comparison.floor = round_trip(lead.floor) if comparison is remote else lead.floor
         r, c = ([side, side.argmax(axis=1)] for side in sides)
         comparison.update(r, c, Span(64, 40, np.ones(40, np.int64)))
         comparison.update_outliers(r, c, Span(64, 40))
-    back = lead.successor()
-    back.take(json.loads(json.dumps(there.state(), allow_nan=False)))
-    assert back.outliers == later.outliers != []
-    here, brought = lead.merge(later), lead.merge(back)
-    assert brought.result() == here.result()
-    assert brought.drain_rows()["logits"].tobytes() == here.drain_rows()["logits"].tobytes()
+    restored = lead.successor()
+    restored.take(json.loads(json.dumps(remote.state(), allow_nan=False)))
+    assert restored.outliers == local.outliers != []
+    expected, merged = lead.merge(local), lead.merge(restored)
+    assert merged.result() == expected.result()
+    assert merged.drain_rows()["logits"].tobytes() == expected.drain_rows()["logits"].tobytes()
 
 
 INVALID_JSON = {
@@ -214,15 +214,15 @@ def test_registered_class_survives_json():
 
 SAMPLES, BATCH, LEAD = 700, 16, 64
 NAMES = ("logits", "labels")
-COUNTED = {"samples", "elements", "unequal", "max_abs_diff", "max_abs_diff_sample", "differences",
+COUNT_FIELDS = {"samples", "elements", "unequal", "max_abs_diff", "max_abs_diff_sample", "differences",
            "worst", "near_ties", "l2_max"}  # fmt: skip
-OF_CLASSES = {"top1_agreement", "top1_disagreements", "disagreeing", "top5_agreement", "sure",
+CLASS_FIELDS = {"top1_agreement", "top1_disagreements", "disagreeing", "top5_agreement", "sure",
               "unsure", "nan_rows", "predicted_classes"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def sides():
-    """Truth, reference, candidate: rounding, and a few rows that are plainly off."""
+    """Truth, reference and candidate; three rows of the candidate are wrong."""
     rng = np.random.default_rng(0)
     truth = rng.normal(size=(SAMPLES, 7))
     reference, candidate = (
@@ -233,7 +233,7 @@ def sides():
 
 
 def compare_in_units(sides, edges):
-    """`edges`: the units."""
+    """Compare the samples in units given by `edges` and merge the results."""
     comparison = OutputComparison(OutputCheck("ort-cpu", NAMES))
     fold = PairwiseMerge(OutputComparison.merge)
     for start, stop in edges:
@@ -252,47 +252,49 @@ def compare_in_units(sides, edges):
     return fold.result()
 
 
-def picked(output: OutputParity) -> dict[str, object]:
-    return output.model_dump(include=COUNTED)
+def select_counts(output: OutputParity) -> dict[str, object]:
+    return output.model_dump(include=COUNT_FIELDS)
 
 
 def test_counts_do_not_depend_on_the_units(sides):
     units = split_into_units(SAMPLES, batch_size=BATCH, lead=LEAD)
     assert len(units) > 8
-    first = compare_in_units(sides, [(0, SAMPLES)])
-    many = compare_in_units(sides, [(unit.start, unit.stop) for unit in units])
-    assert many.outliers == first.outliers
-    assert {100, 350, 699} <= set(many.outliers)
-    assert many.mismatched_integers == first.mismatched_integers == [100, 350, 699]
-    for complete, merged in zip(first.result(), many.result(), strict=True):
-        assert picked(merged) == picked(complete)
-        assert merged.mean_abs_diff == pytest.approx(complete.mean_abs_diff, rel=1e-12)
-        assert merged.reference_std == pytest.approx(complete.reference_std, rel=1e-12)
-    complete, merged = first.result()[0], many.result()[0]
-    assert merged.noise == complete.noise
+    in_one_unit = compare_in_units(sides, [(0, SAMPLES)])
+    in_many_units = compare_in_units(sides, [(unit.start, unit.stop) for unit in units])
+    assert in_many_units.outliers == in_one_unit.outliers
+    assert {100, 350, 699} <= set(in_many_units.outliers)
+    assert in_many_units.mismatched_integers == in_one_unit.mismatched_integers == [100, 350, 699]
+    for expected, merged in zip(in_one_unit.result(), in_many_units.result(), strict=True):
+        assert select_counts(merged) == select_counts(expected)
+        assert merged.mean_abs_diff == pytest.approx(expected.mean_abs_diff, rel=1e-12)
+        assert merged.reference_std == pytest.approx(expected.reference_std, rel=1e-12)
+    expected, merged = in_one_unit.result()[0], in_many_units.result()[0]
+    assert merged.noise == expected.noise
     assert merged.noise is not None
     assert merged.noise.diff > 1000.0
     assert merged.noise.samples == LEAD
-    classes = [output.classification for output in (complete, merged)]
-    assert classes[0].model_dump(include=OF_CLASSES) == classes[1].model_dump(include=OF_CLASSES)
+    classes = [output.classification for output in (expected, merged)]
+    assert classes[0].model_dump(include=CLASS_FIELDS) == classes[1].model_dump(
+        include=CLASS_FIELDS
+    )
 
 
 def test_sample_rows_are_complete_and_ordered(sides):
-    complete = compare_in_units(sides, [(0, 64), (64, 128), (128, SAMPLES)])
-    assert complete.drain_rows()["logits"]["index"].tolist() == list(range(SAMPLES))
-    assert not len(complete.drain_rows()["logits"])  # each row is given once
+    comparison = compare_in_units(sides, [(0, 64), (64, 128), (128, SAMPLES)])
+    assert comparison.drain_rows()["logits"]["index"].tolist() == list(range(SAMPLES))
+    assert not len(comparison.drain_rows()["logits"])  # each row is returned once
 
 
 def test_empty_unit_changes_nothing(sides):
-    complete = compare_in_units(sides, [(0, SAMPLES)])
-    empty = complete.successor()
-    for merged in (complete.merge(empty), empty.merge(complete)):
-        assert merged.result() == complete.result()
+    comparison = compare_in_units(sides, [(0, SAMPLES)])
+    empty = comparison.successor()
+    for merged in (comparison.merge(empty), empty.merge(comparison)):
+        assert merged.result() == comparison.result()
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_batch_axis_is_the_same_in_a_smaller_last_batch(last):
-    """Two layers, then samples: as the states of an LSTM."""
+    """Keep the batch axis 1, as in the states of a two-layer LSTM."""
     rng = np.random.default_rng(0)
     comparison = OutputComparison(OutputCheck("ort-cpu", ("states",)))
     comparison.note_example([np.zeros((2, 1, 4), np.float32)])

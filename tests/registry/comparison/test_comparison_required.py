@@ -31,36 +31,43 @@ POLICY = builders.policy(
 REVIEWED = POLICY.model_copy(update={"review": "required"})
 
 
-def against(version: str | None, old: Release | None, new: Release, policy=POLICY) -> Release:
-    """`new`, decided against `old` as this version; None: as a first release."""
-    ours = {"subject_sha256": new.evidence.subject.sha256, "data_sha256": builders.digest("data")}
+def decide_against(
+    version: str | None, old: Release | None, new: Release, policy=POLICY
+) -> Release:
+    """Return `new` with a decision against `old`, registered as `version` (None: first release)."""
+    digests = {
+        "subject_sha256": new.evidence.subject.sha256,
+        "data_sha256": builders.digest("data"),
+    }
     incumbent = (
-        ChampionComparison(state="first", **ours)
+        ChampionComparison(state="first", **digests)
         if old is None
-        else builders.incumbent(version=version, sha256=old.evidence.subject.sha256, **ours)
+        else builders.incumbent(version=version, sha256=old.evidence.subject.sha256, **digests)
     )
     decision = decide(policy, new.evidence, incumbent=incumbent, decided_at=DECIDED_AT)
     assert decision.passed
     return dataclasses.replace(new, decision=decision)
 
 
-def run(registry, of: Release, ledger: Ledger, policy=POLICY) -> PromotionResult:
-    return promote(registry, of, policy=policy, ledger=ledger)
+def promote_release(registry, release: Release, ledger: Ledger, policy=POLICY) -> PromotionResult:
+    return promote(registry, release, policy=policy, ledger=ledger)
 
 
 @pytest.fixture
 def registry(ledger: Ledger, first: Release) -> Simulator:
-    """Version 1 serves, as a first release."""
-    created = Simulator()
-    assert run(created, against(None, None, first), ledger).outcome == "promoted"
-    return created
+    """A registry whose version 1 was promoted as a first release."""
+    registry = Simulator()
+    assert (
+        promote_release(registry, decide_against(None, None, first), ledger).outcome == "promoted"
+    )
+    return registry
 
 
 def test_release_compared_with_the_champion_is_promoted(
     registry: Simulator, ledger: Ledger, first: Release, second: Release
 ) -> None:
-    good = against("1", first, second)
-    assert run(registry, good, ledger).outcome == "promoted"
+    good = decide_against("1", first, second)
+    assert promote_release(registry, good, ledger).outcome == "promoted"
     line = ledger.entries()[-1]
     assert line.compared_with is not None
     assert good.decision.incumbent is not None
@@ -76,9 +83,9 @@ def test_release_compared_with_the_champion_is_promoted(
 def test_release_compared_with_another_version_is_refused(
     registry: Simulator, ledger: Ledger, first: Release, second: Release, version, named: str
 ) -> None:
-    late = against(version, first if version else None, second)
+    outdated = decide_against(version, first if version else None, second)
     before = dict(registry.aliases)
-    outcome = run(registry, late, ledger)
+    outcome = promote_release(registry, outdated, ledger)
     assert outcome.outcome == "refused"
     assert outcome.reason.startswith("champion is version 1 now, but the comparison was made with")
     assert named in outcome.reason
@@ -90,38 +97,51 @@ def test_release_compared_with_another_version_is_refused(
 def test_comparison_with_another_digest_of_the_champion_is_refused(
     registry: Simulator, ledger: Ledger, second: Release, third: Release
 ) -> None:
-    assert run(registry, against("1", third, second), ledger).outcome == "refused"
+    assert (
+        promote_release(registry, decide_against("1", third, second), ledger).outcome == "refused"
+    )
 
 
 def test_second_of_two_candidates_must_be_compared_again(
     registry: Simulator, ledger: Ledger, first: Release, second: Release, third: Release
 ) -> None:
-    item, another = against("1", first, second), against("1", first, third)
-    assert run(registry, item, ledger).outcome == "promoted"
-    assert "champion is version 2 now" in run(registry, another, ledger).reason
+    second_compared, third_compared = (
+        decide_against("1", first, second),
+        decide_against("1", first, third),
+    )
+    assert promote_release(registry, second_compared, ledger).outcome == "promoted"
+    assert "champion is version 2 now" in promote_release(registry, third_compared, ledger).reason
     rollback(registry, NAME, ledger=ledger, reason="wrong")
-    assert run(registry, another, ledger).outcome == "promoted"
+    assert promote_release(registry, third_compared, ledger).outcome == "promoted"
 
 
 def test_first_release_is_refused_when_only_the_alias_was_removed(
     registry: Simulator, ledger: Ledger, first: Release, second: Release
 ) -> None:
     del registry.aliases[CHAMPION]
-    assert run(registry, against(None, None, second), ledger).outcome == "refused"
-    assert run(registry, against("1", first, second), ledger).outcome == "promoted"
+    assert (
+        promote_release(registry, decide_against(None, None, second), ledger).outcome == "refused"
+    )
+    assert (
+        promote_release(registry, decide_against("1", first, second), ledger).outcome == "promoted"
+    )
 
 
 def test_promoting_the_champion_again_ignores_the_comparison(
     registry: Simulator, ledger: Ledger, first: Release
 ) -> None:
-    assert run(registry, against(None, None, first), ledger).outcome == "unchanged"
-    assert run(registry, against("1", first, first), ledger).outcome == "unchanged"
+    assert (
+        promote_release(registry, decide_against(None, None, first), ledger).outcome == "unchanged"
+    )
+    assert (
+        promote_release(registry, decide_against("1", first, first), ledger).outcome == "unchanged"
+    )
 
 
 def test_policy_without_comparison_promotes_without_one(
     registry: Simulator, ledger: Ledger, second: Release
 ) -> None:
-    assert run(registry, second, ledger, builders.policy()).outcome == "promoted"
+    assert promote_release(registry, second, ledger, builders.policy()).outcome == "promoted"
     assert ledger.entries()[-1].compared_with is None
     assert Tag.COMPARED_WITH not in registry.versions[1].tags
 
@@ -129,8 +149,8 @@ def test_policy_without_comparison_promotes_without_one(
 def test_stored_comparison_must_match_the_ledger_when_decided_again(
     registry: Simulator, ledger: Ledger, first: Release, second: Release
 ) -> None:
-    """A stricter policy of the service must not be met by who can write to the registry."""
-    run(registry, against("1", first, second), ledger)
+    """A forged comparison in the registry does not meet a stricter policy of the service."""
+    promote_release(registry, decide_against("1", first, second), ledger)
     model = RegisteredModel(registry, ledger, NAME)
     section = POLICY.incumbent.model_copy(update={"max_latency_ratio": 1.05})
     strict = POLICY.model_copy(update={"incumbent": section})
@@ -140,10 +160,10 @@ def test_stored_comparison_must_match_the_ledger_when_decided_again(
 
     assert problem(POLICY) == "None"
     assert "incumbent_latency_ratio" in problem(strict)
-    fast = against("1", first, second).decision.incumbent
+    fast = decide_against("1", first, second).decision.incumbent
     forged = fast.model_copy(update={"latency": fast.champion_latency})
     edited = decide(POLICY, second.evidence, incumbent=forged, decided_at=DECIDED_AT)
-    registry.versions[1].beside[f"{RECORDS}/{DECISION}"] = edited.to_json().encode()
+    registry.versions[1].extra_files[f"{RECORDS}/{DECISION}"] = edited.to_json().encode()
     for policy in (POLICY, strict):
         assert "the ledger has one" in problem(policy)
 
@@ -152,18 +172,18 @@ def test_approval_is_refused_when_the_champion_changed(
     registry: Simulator, ledger: Ledger, first: Release, second: Release, third: Release
 ) -> None:
     model = RegisteredModel(registry, ledger, NAME)
-    waits = against("1", first, second, REVIEWED)
-    assert run(registry, waits, ledger, REVIEWED).outcome == "passed"
-    assert run(registry, waits, ledger, REVIEWED).version == "2"
-    assert run(registry, against("1", first, third), ledger).version == "3"
+    waiting = decide_against("1", first, second, REVIEWED)
+    assert promote_release(registry, waiting, ledger, REVIEWED).outcome == "passed"
+    assert promote_release(registry, waiting, ledger, REVIEWED).version == "2"
+    assert promote_release(registry, decide_against("1", first, third), ledger).version == "3"
     registry.aliases[CANDIDATE] = "2"
     registry.versions[1].tags[Tag.REVIEW] = "approved"
-    (used,) = process_reviews(model, REVIEWED)
-    assert used.outcome == "refused"
-    assert "champion is version 3 now, but the comparison was made with version 1" in used.reason
+    (result,) = process_reviews(model, REVIEWED)
+    assert result.outcome == "refused"
+    assert "champion is version 3 now, but the comparison was made with version 1" in result.reason
     fourth = release(onnx_file(first.onnx_path.with_name("fourth.onnx"), seed=4))
-    again = against("3", third, fourth, REVIEWED)
-    assert run(registry, again, ledger, REVIEWED).version == "4"
+    again = decide_against("3", third, fourth, REVIEWED)
+    assert promote_release(registry, again, ledger, REVIEWED).version == "4"
     registry.versions[3].tags[Tag.REVIEW] = "approved"
     assert [(each.outcome, each.version) for each in process_reviews(model, REVIEWED)] == [
         ("promoted", "4")
@@ -171,7 +191,7 @@ def test_approval_is_refused_when_the_champion_changed(
 
 
 def test_edited_comparison_does_not_match_its_decision(first: Release) -> None:
-    good = against(None, None, first)
+    good = decide_against(None, None, first)
     worse = builders.incumbent(subject_sha256=first.evidence.subject.sha256, outputs=())
     edited = good.decision.model_copy(update={"incumbent": worse})
     with pytest.raises(EvidenceError, match="its evidence and policy give"):
@@ -187,27 +207,35 @@ def test_champion_moved_by_hand_needs_a_comparison_with_the_last_champion(
     third: Release,
     meanwhile: bool,
 ) -> None:
-    """Whoever approves by a tag and then moves the alias himself is faster than the review."""
+    """Version 2 is approved by a tag and made champion by hand before the review runs."""
     model = RegisteredModel(registry, ledger, NAME)
-    assert run(registry, against("1", first, second, REVIEWED), ledger, REVIEWED).version == "2"
+    assert (
+        promote_release(
+            registry, decide_against("1", first, second, REVIEWED), ledger, REVIEWED
+        ).version
+        == "2"
+    )
     if meanwhile:
-        assert run(registry, against("1", first, third), ledger).outcome == "promoted"
-        vouched = model.history().approving_entry("3")
-        model.write("deployed", "it serves", version="3", about=vouched)
+        assert (
+            promote_release(registry, decide_against("1", first, third), ledger).outcome
+            == "promoted"
+        )
+        approving_entry = model.history().approving_entry("3")
+        model.write("deployed", "it serves", version="3", about=approving_entry)
     registry.set_tag(NAME, "2", key=Tag.REVIEW, value="approved")
     registry.set_alias(NAME, CHAMPION, "2")
-    (used,) = guard_champion(model, REVIEWED, thoroughly=False)
+    (result,) = guard_champion(model, REVIEWED, thoroughly=False)
     expected = ("reverted", "3") if meanwhile else ("accepted", "2")
-    assert (used.outcome, used.version) == expected
+    assert (result.outcome, result.version) == expected
     assert (
-        "champion is version 3 now, but the comparison was made with" in used.reason
+        "champion is version 3 now, but the comparison was made with" in result.reason
     ) is meanwhile
 
 
 def test_move_by_hand_to_an_earlier_champion_needs_no_comparison(
     registry: Simulator, ledger: Ledger, first: Release, second: Release
 ) -> None:
-    run(registry, against("1", first, second), ledger)
+    promote_release(registry, decide_against("1", first, second), ledger)
     registry.set_alias(NAME, CHAMPION, "1")
-    (used,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
-    assert (used.outcome, used.version) == ("accepted", "1")
+    (result,) = guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
+    assert (result.outcome, result.version) == ("accepted", "1")

@@ -1,4 +1,4 @@
-"""load_champion: the champion as verified by the ledger, or the reason why it is missing."""
+"""load_champion returns the champion as verified by the ledger, or the reason why it is missing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ POLICY = builders.policy()
 
 @pytest.fixture
 def registry(ledger: Ledger, first: Release) -> Simulator:
-    """Version 1 serves."""
+    """A registry whose champion is version 1."""
     created = Simulator()
     assert promote(created, first, policy=POLICY, ledger=ledger).version == "1"
     return created
 
 
-def registered(registry: Simulator | Watched, ledger: Ledger) -> RegisteredModel:
+def make_model(registry: Simulator | Watched, ledger: Ledger) -> RegisteredModel:
     return RegisteredModel(registry, ledger, NAME)  # type: ignore[arg-type]
 
 
@@ -41,7 +41,7 @@ def test_champion_has_the_promoted_file_evidence_and_decision(
     registry: Simulator, ledger: Ledger, first: Release, tmp_path: Path
 ) -> None:
     lines = len(ledger.entries())
-    champion = load_champion(registered(registry, ledger), into=tmp_path)
+    champion = load_champion(make_model(registry, ledger), into=tmp_path)
     assert (champion.state, champion.version, champion.absent) == ("proven", "1", None)
     assert champion.onnx_path is not None
     assert champion.sha256 == Digest.from_file(champion.onnx_path)
@@ -52,7 +52,7 @@ def test_champion_has_the_promoted_file_evidence_and_decision(
 
 
 def test_registry_without_champion_gives_a_first_release(ledger: Ledger, tmp_path: Path) -> None:
-    champion = load_champion(registered(Simulator(), ledger), into=tmp_path)
+    champion = load_champion(make_model(Simulator(), ledger), into=tmp_path)
     assert champion.state == "first"
     assert champion.absent
 
@@ -61,7 +61,7 @@ def test_champion_is_found_in_the_ledger_without_its_alias(
     registry: Simulator, ledger: Ledger, tmp_path: Path
 ) -> None:
     del registry.aliases[CHAMPION]
-    assert load_champion(registered(registry, ledger), into=tmp_path).version == "1"
+    assert load_champion(make_model(registry, ledger), into=tmp_path).version == "1"
 
 
 def test_rolled_back_version_is_not_the_champion(
@@ -70,14 +70,14 @@ def test_rolled_back_version_is_not_the_champion(
     promote(registry, second, policy=POLICY, ledger=ledger)
     rollback(registry, NAME, ledger=ledger, reason="wrong")
     del registry.aliases[CHAMPION], registry.aliases[PREVIOUS]
-    assert load_champion(registered(registry, ledger), into=tmp_path).version == "1"
+    assert load_champion(make_model(registry, ledger), into=tmp_path).version == "1"
 
 
 def test_champion_without_evidence_is_unrecorded(
     registry: Simulator, ledger: Ledger, tmp_path: Path
 ) -> None:
-    del registry.versions[0].beside[f"{RECORDS}/{EVIDENCE}"]
-    champion = load_champion(registered(registry, ledger), into=tmp_path)
+    del registry.versions[0].extra_files[f"{RECORDS}/{EVIDENCE}"]
+    champion = load_champion(make_model(registry, ledger), into=tmp_path)
     assert (champion.state, champion.evidence) == ("unrecorded", None)
     assert "its evidence can't be read" in str(champion.absent)
 
@@ -86,19 +86,19 @@ def test_decision_on_another_file_is_ignored(
     registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
 ) -> None:
     path = f"{RECORDS}/{DECISION}"
-    registry.versions[0].beside[path] = second.decision.to_json().encode()
-    assert load_champion(registered(registry, ledger), into=tmp_path).decision is None
+    registry.versions[0].extra_files[path] = second.decision.to_json().encode()
+    assert load_champion(make_model(registry, ledger), into=tmp_path).decision is None
 
 
 def test_mismatch_is_not_recorded_when_loading_the_champion(
     registry: Simulator, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Nothing is written down: whoever promotes or guards looks twice, and condemns."""
+    """Only promotion and the guard download twice and write a violation entry."""
     registry.versions[0].data = b"other"
     lines = len(ledger.entries())
     with pytest.raises(MismatchUnconfirmed, match="not flagged"):
-        load_champion(registered(registry, ledger), into=tmp_path)
-    shown = champion_if_any(registered(registry, ledger), into=tmp_path)
+        load_champion(make_model(registry, ledger), into=tmp_path)
+    shown = champion_if_any(make_model(registry, ledger), into=tmp_path)
     assert shown.state == "unavailable"
     assert "not flagged" in str(shown.absent)
     assert len(ledger.entries()) == lines
@@ -107,23 +107,23 @@ def test_mismatch_is_not_recorded_when_loading_the_champion(
 def test_unavailable_registry_is_raised_or_reported(
     registry: Simulator, ledger: Ledger, tmp_path: Path
 ) -> None:
-    def away(call: str, _: int) -> None:
+    def raise_unavailable(call: str, _: int) -> None:
         raise RegistryUnavailable("nothing answers")
 
     watched = Watched(registry)
-    watched.before = away
+    watched.before = raise_unavailable
     with pytest.raises(RegistryUnavailable):
-        load_champion(registered(watched, ledger), into=tmp_path)
-    assert champion_if_any(registered(watched, ledger), into=tmp_path).state == "unavailable"
+        load_champion(make_model(watched, ledger), into=tmp_path)
+    assert champion_if_any(make_model(watched, ledger), into=tmp_path).state == "unavailable"
 
 
 def test_trend_grows_with_each_release(
     registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
 ) -> None:
-    before = load_champion(registered(registry, ledger), into=tmp_path).trend
+    before = load_champion(make_model(registry, ledger), into=tmp_path).trend
     release = dataclasses.replace(second, trend=before)
     promote(registry, release, policy=POLICY, ledger=ledger)
-    trend = load_champion(registered(registry, ledger), into=tmp_path).trend
+    trend = load_champion(make_model(registry, ledger), into=tmp_path).trend
     assert len(trend.rows) == 2
     assert trend.rows[0] == before.rows[0]
     assert trend.rows[1].sha256 == second.evidence.subject.sha256
@@ -147,7 +147,7 @@ def test_trend_grows_with_each_release(
 def test_invalid_trend_is_replaced_by_an_empty_one(
     registry: Simulator, ledger: Ledger, tmp_path: Path, text: bytes
 ) -> None:
-    registry.versions[0].beside[f"{RECORDS}/{TREND}"] = text
-    champion = load_champion(registered(registry, ledger), into=tmp_path)
+    registry.versions[0].extra_files[f"{RECORDS}/{TREND}"] = text
+    champion = load_champion(make_model(registry, ledger), into=tmp_path)
     assert champion.state == "proven"
     assert champion.trend == Trend()

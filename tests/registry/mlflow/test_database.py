@@ -18,7 +18,7 @@ from gate.mlflow_client import connection as database
 from gate.mlflow_client.connection import check_database, translate_errors
 from gate.mlflow_client.registry import MlflowRegistry
 from tests.registry.servers import make_run
-from tests.service.postgres import MISSING, postgres, program
+from tests.service.postgres import MISSING, find_program, run_postgres
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_read_only_folder_is_refused(tmp_path: Path, monkeypatch) -> None:
         check_database(f"sqlite:///{tmp_path}/mlflow.db")
 
 
-_HOLDS = """
+_LOCK_SCRIPT = """
 import sqlite3, sys
 held = sqlite3.connect(sys.argv[1], isolation_level=None)
 held.execute("PRAGMA locking_mode=NORMAL")
@@ -68,9 +68,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Another process holds the database."""
-    command = [sys.executable, "-c", _HOLDS, str(path)]
+def lock_database(path: Path) -> Iterator[None]:
+    """Lock the database in another process."""
+    command = [sys.executable, "-c", _LOCK_SCRIPT, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"locked\n"
@@ -78,7 +78,7 @@ def locked(path: Path) -> Iterator[None]:
         process.communicate()
 
 
-def plain_database(path: Path) -> Path:
+def create_database(path: Path) -> Path:
     with sqlite3.connect(path) as created:
         created.execute("CREATE TABLE t (x)")
     created.close()
@@ -93,9 +93,9 @@ class TestLocked:
     ) -> None:
         monkeypatch.setattr(database, "_TIMEOUT_S", 0.2)
         monkeypatch.setattr(database, "_SILENCE_S", 0.1)
-        path = plain_database(tmp_path / "mlflow.db")
+        path = create_database(tmp_path / "mlflow.db")
         before = path.read_bytes()
-        with locked(path), pytest.raises(RegistryUnavailable) as caught:
+        with lock_database(path), pytest.raises(RegistryUnavailable) as caught:
             check_database(f"sqlite:///{path}")
         message = str(caught.value)
         assert "database is locked" in message
@@ -106,17 +106,17 @@ class TestLocked:
         check_database(f"sqlite:///{path}")
 
     def test_released_lock_does_not_block(self, tmp_path: Path) -> None:
-        path = plain_database(tmp_path / "mlflow.db")
-        with locked(path):
+        path = create_database(tmp_path / "mlflow.db")
+        with lock_database(path):
             pass
         check_database(f"sqlite:///{path}")
 
     def test_lock_during_a_query_is_not_reported_as_damage(self, tmp_path: Path) -> None:
-        """As MLflow does it, by SQLAlchemy."""
-        uri = f"sqlite:///{plain_database(tmp_path / 'mlflow.db')}"
+        """MLflow queries the database through SQLAlchemy."""
+        uri = f"sqlite:///{create_database(tmp_path / 'mlflow.db')}"
         engine = create_engine(f"{uri}?timeout=0.1")
         with (
-            locked(tmp_path / "mlflow.db"),
+            lock_database(tmp_path / "mlflow.db"),
             pytest.raises(RegistryUnavailable, match="nothing is damaged") as caught,
             translate_errors(uri, "read the registry"),
             engine.connect() as connection,
@@ -126,7 +126,7 @@ class TestLocked:
         assert not [word for word in self.DANGEROUS if word in str(caught.value)]
 
 
-_DIES = """
+_KILLED_WRITER_SCRIPT = """
 import os, sqlite3, sys
 begun = sqlite3.connect(sys.argv[1], isolation_level=None)
 begun.execute("PRAGMA cache_size=2")
@@ -137,9 +137,9 @@ os.kill(os.getpid(), 9)
 
 
 def test_transaction_of_a_killed_writer_is_rolled_back(tmp_path: Path) -> None:
-    path = plain_database(tmp_path / "mlflow.db")
-    died = subprocess.run([sys.executable, "-c", _DIES, str(path)], check=False)
-    assert died.returncode == -signal.SIGKILL
+    path = create_database(tmp_path / "mlflow.db")
+    writer = subprocess.run([sys.executable, "-c", _KILLED_WRITER_SCRIPT, str(path)], check=False)
+    assert writer.returncode == -signal.SIGKILL
     assert (tmp_path / "mlflow.db-journal").stat().st_size > 0
     check_database(f"sqlite:///{path}")
     with sqlite3.connect(path) as opened:
@@ -149,16 +149,16 @@ def test_transaction_of_a_killed_writer_is_rolled_back(tmp_path: Path) -> None:
 
 class TestServers:
     def test_postgresql_database_is_usable(self) -> None:
-        if program("initdb") is None:
+        if find_program("initdb") is None:
             pytest.skip(MISSING)
-        with postgres() as server:
+        with run_postgres() as server:
             url = server.url
             check_database(url.replace("postgresql:", "postgresql+psycopg:"))
             with pytest.raises(RegistryError, match="does not exist"):
                 check_database(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")
 
     def test_closed_port_is_unavailable(self) -> None:
-        """It is said before MLflow, which would try for 100 s."""
+        """MLflow itself would retry for 100 s."""
         with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
             check_database("postgresql+psycopg://gate:hunter2@127.0.0.1:9/x")
         with pytest.raises(RegistryUnavailable, match=r"no answer from .*127\.0\.0\.1:9/x"):
@@ -167,7 +167,7 @@ class TestServers:
     def test_silent_server_times_out_without_showing_the_password(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(database, "_TIMEOUT_S", 2)  # the least that libpq takes
+        monkeypatch.setattr(database, "_TIMEOUT_S", 2)  # the minimum that libpq accepts
         monkeypatch.setattr(database, "_SILENCE_S", 0.2)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             path = f"127.0.0.1:{silent.getsockname()[1]}/x"

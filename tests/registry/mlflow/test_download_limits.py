@@ -25,15 +25,15 @@ GIB = 1 << 30
 
 @pytest.fixture
 def promoted(tmp_path: Path, ledger: Ledger) -> tuple[RegisteredModel, Path]:
-    """Version 1, whose weights lie beside its file; and the folder of its files in the store."""
+    """The promoted version 1, which has external data, and the folder with its stored files."""
     policy = builders.policy()
     instruments = policy.instruments.model_copy(update={"graph_forbid": ()})
     policy = policy.model_copy(update={"instruments": instruments})
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    of = release(onnx_file_with_data(tmp_path / "model.onnx"), policy=policy)
-    of = replace(of, run_id=make_run(uri, artifacts=tmp_path / "artifacts"))
+    created = release(onnx_file_with_data(tmp_path / "model.onnx"), policy=policy)
+    created = replace(created, run_id=make_run(uri, artifacts=tmp_path / "artifacts"))
     registry = MlflowRegistry(uri)
-    assert promote(registry, of, policy=policy, ledger=ledger).outcome == "promoted"
+    assert promote(registry, created, policy=policy, ledger=ledger).outcome == "promoted"
     (data,) = (tmp_path / "artifacts").rglob("weights.data")
     return RegisteredModel(registry, ledger, NAME), data.parent
 
@@ -53,27 +53,27 @@ def test_ledger_entry_records_size_and_file_count(promoted: tuple[RegisteredMode
     model.verify_version("1", ExpectedDigests.from_entry(approving_entry(model)))
 
 
-def huge_data_file(folder: Path) -> None:
+def enlarge_data_file(folder: Path) -> None:
     os.truncate(folder / "weights.data", 40 * GIB)
 
 
-def too_many_files(folder: Path) -> None:
+def add_many_files(folder: Path) -> None:
     for number in range(300):
         (folder / str(number)).touch()
 
 
-def nested_too_deep(folder: Path) -> None:
+def add_deep_folder(folder: Path) -> None:
     (folder / "/".join(["d"] * 300)).mkdir(parents=True)
 
 
-def huge_extra_file(folder: Path) -> None:
+def add_huge_file(folder: Path) -> None:
     (folder / "more").touch()
     os.truncate(folder / "more", 1 << 40)
 
 
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(
-    "tamper", [huge_data_file, too_many_files, nested_too_deep, huge_extra_file]
+    "tamper", [enlarge_data_file, add_many_files, add_deep_folder, add_huge_file]
 )
 def test_oversized_version_is_not_downloaded(
     promoted: tuple[RegisteredModel, Path], monkeypatch: pytest.MonkeyPatch, tamper
@@ -90,8 +90,8 @@ def test_entry_without_a_size_uses_the_default_limits(
 ) -> None:
     model, folder = promoted
     older = approving_entry(model).model_copy(update={"extent": None})
-    too_many_files(folder)
+    add_many_files(folder)
     model.verify_version("1", ExpectedDigests.from_entry(older))
-    huge_data_file(folder)
+    enlarge_data_file(folder)
     with pytest.raises(DigestMismatch, match=r"42949672960|bytes or more"):
         model.verify_version("1", ExpectedDigests.from_entry(older))

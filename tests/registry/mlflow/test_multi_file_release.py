@@ -20,7 +20,7 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.interface import CHAMPION
 from gate.storage.digest import Digest
 from tests.multi_file import tiny
-from tests.multi_file.exports import export
+from tests.multi_file.exports import export_module
 from tests.registry.servers import empty_database
 from tests.reused_charts import reused_charts
 
@@ -31,30 +31,30 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 COUNT = 12
-QUICK = (
+POLICY = (
     "task: auto\ninstruments: {probes: false, search_inputs: 0}\n"
     "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
 )
-"""What the seam does, one runtime shows."""
+"""One runtime is enough for the path through export, check, promotion and deployment."""
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reused_charts: None) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reused_charts: None) -> Path:
     empty_database(tmp_path / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "policy.yaml").write_text(QUICK)
+    (tmp_path / "policy.yaml").write_text(POLICY)
     return tmp_path
 
 
-def exported(folder: Path, opset: int) -> Path:
-    """Return a release file of two parts, beside its samples."""
+def export_release(folder: Path, opset: int) -> Path:
+    """Return a release file of two parts, next to its samples."""
     folder.mkdir()
     model = tiny.build()
     assert isinstance(model, tiny.Detector)
-    export(model.encoder, folder / "encoder.onnx", torch.zeros(2, 2, 5, 5), opset=opset)
-    export(model.head, folder / "head.onnx", torch.zeros(2, 4), opset=opset)
+    export_module(model.encoder, folder / "encoder.onnx", torch.zeros(2, 2, 5, 5), opset=opset)
+    export_module(model.head, folder / "head.onnx", torch.zeros(2, 4), opset=opset)
     samples = np.random.default_rng(0).normal(size=(COUNT, 2, 5, 5)).astype(np.float32)
     np.savez(folder / "x.npz", input=samples)
     path = folder / "release.yaml"
@@ -63,7 +63,7 @@ def exported(folder: Path, opset: int) -> Path:
     return path
 
 
-def checked(release: Path) -> int:
+def check_release(release: Path) -> int:
     inputs, report = str(release.with_name("x.npz")), str(release.with_name("report"))
     options = [
         "--reference",
@@ -78,7 +78,7 @@ def checked(release: Path) -> int:
     return cli.main(["check", str(release), *options])
 
 
-def promoted(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, Any]]:
+def promote_release(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, Any]]:
     report = str(release.with_name("report"))
     capsys.readouterr()
     code = cli.main(["promote", str(release), "--name", name, "--report", report, "--json"])
@@ -86,7 +86,7 @@ def promoted(release: Path, name: str, capsys: Capture) -> tuple[int, dict[str, 
 
 
 def reconcile(name: str) -> Slot:
-    """What the service does after an event; what serves then."""
+    """Run `gate reconcile` once and return what is deployed then."""
     assert cli.main(["reconcile", name, "--store", "store", "--policy", "policy.yaml"]) == 0
     live = ModelStore(Path("store")).live(name)
     assert live is not None
@@ -94,13 +94,13 @@ def reconcile(name: str) -> Slot:
 
 
 def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
-    place: Path, capsys: Capture
+    project: Path, capsys: Capture
 ) -> None:
     name, observed = "parts", []
     for number, opset in enumerate((17, 16), start=1):
-        release = exported(place / f"release-{number}", opset)
-        assert checked(release) == 0, capsys.readouterr()
-        code, reported = promoted(release, name, capsys)
+        release = export_release(project / f"release-{number}", opset)
+        assert check_release(release) == 0, capsys.readouterr()
+        code, reported = promote_release(release, name, capsys)
         assert (code, reported["outcome"], reported["version"]) == (0, "promoted", str(number)), (
             reported
         )
@@ -117,11 +117,11 @@ def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
     assert lines.count("promoted") == 2
     assert cli.main(["rollback", name, "--yes", "--reason", "a test"]) == 0
     assert reconcile(name) == observed[0]
-    registry = MlflowRegistry(f"sqlite:///{place}/mlflow.db")
+    registry = MlflowRegistry(f"sqlite:///{project}/mlflow.db")
     assert registry.alias(name, CHAMPION) == "1"
     assert_mlflow_refuses_to_load(f"models:/{name}/1")
-    (place / "back").mkdir()
-    back = registry.download(name, "2", place / "back")
+    (project / "back").mkdir()
+    back = registry.download(name, "2", project / "back")
     assert back.name == "release.yaml"
     assert (
         Digest.from_manifest(
@@ -132,8 +132,8 @@ def test_multi_file_release_is_promoted_deployed_and_rolled_back_as_one(
 
 
 def assert_mlflow_refuses_to_load(uri: str) -> None:
-    """By MLflow itself, which can't run the chain."""
+    """Assert that MLflow, which cannot run the chain, raises an exception."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MLflow, about itself
+        warnings.simplefilter("ignore")  # MLflow warns about its own code
         with pytest.raises(MlflowException, match="flavor"):
             mlflow.pyfunc.load_model(uri)

@@ -1,4 +1,4 @@
-"""The MLmodel flavors of a multi-file release: any other content makes the version invalid."""
+"""A version of a multi-file release is invalid if its MLmodel has unexpected flavors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PYFUNC = {"data": "encoder.onnx", "loader_module": "mlflow.onnx"}
 ONNX = {"data": "encoder.onnx"}
 
 
-def mlmodel(folder: Path, flavors: dict[str, Any]) -> None:
+def write_mlmodel(folder: Path, flavors: dict[str, Any]) -> None:
     (folder / "MLmodel").write_text(json.dumps({"flavors": flavors}))
 
 
 def test_multi_file_version_resolves_to_its_release_file(tmp_path: Path) -> None:
-    path = parts.files(tmp_path)
-    mlmodel(tmp_path, {"onnx_parts": PARTS})
+    path = parts.write_release(tmp_path)
+    write_mlmodel(tmp_path, {"onnx_parts": PARTS})
     assert _onnx_file(tmp_path) == path
 
 
@@ -44,7 +44,7 @@ def test_unexpected_flavors_make_the_version_invalid(
     tmp_path: Path, flavors: dict[str, Any]
 ) -> None:
     folder = tmp_path / "version"
-    parts.files(folder)
-    parts.files(tmp_path)
-    mlmodel(folder, flavors)
+    parts.write_release(folder)
+    parts.write_release(tmp_path)
+    write_mlmodel(folder, flavors)
     assert _onnx_file(folder) is None

@@ -45,8 +45,8 @@ def test_unknown_host_is_unavailable() -> None:
 
 
 @pytest.fixture
-def answering() -> Iterator[Any]:
-    """A server that answers everything with one status."""
+def status_server() -> Iterator[Any]:
+    """A server that answers every request with the same status."""
 
     class Handler(BaseHTTPRequestHandler):
         status = 200
@@ -79,8 +79,10 @@ def answering() -> Iterator[Any]:
         (403, RegistryDenied),
     ],
 )
-def test_http_error_status_is_reported(answering: Any, status: int, error: type[Exception]) -> None:
-    uri, handler = answering
+def test_http_error_status_is_reported(
+    status_server: Any, status: int, error: type[Exception]
+) -> None:
+    uri, handler = status_server
     handler.status = status
     with pytest.raises(error, match=r"127\.0\.0\.1"):
         check_server(uri)

@@ -43,8 +43,8 @@ from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
-from tests.registry.servers import ADMIN, Server, add_user, let_edit, make_run
-from tests.registry.signed import Signing, save, trust_in
+from tests.registry.servers import ADMIN, Server, add_user, grant_edit, make_run
+from tests.registry.signed import Signing, save_trust, trust_in
 from tests.registry.simulator import Watched
 
 POLICY = builders.policy()
@@ -53,7 +53,7 @@ _names = itertools.count(1)
 
 @dataclasses.dataclass(frozen=True)
 class RegistryAccess:
-    """A registry to promote into, under a model name of the test's own."""
+    """A registry, and a model name that no other test uses."""
 
     uri: str
     run_id: str
@@ -64,11 +64,11 @@ class RegistryAccess:
     def registry(self) -> MlflowRegistry:
         return MlflowRegistry(self.uri)
 
-    def released_here(self, of: Release) -> Release:
-        return dataclasses.replace(of, model_name=self.name, run_id=self.run_id)
+    def with_run(self, new_release: Release) -> Release:
+        return dataclasses.replace(new_release, model_name=self.name, run_id=self.run_id)
 
-    def promote(self, of: Release, ledger: Ledger) -> PromotionResult:
-        return promote(self.registry, self.released_here(of), policy=POLICY, ledger=ledger)
+    def promote(self, new_release: Release, ledger: Ledger) -> PromotionResult:
+        return promote(self.registry, self.with_run(new_release), policy=POLICY, ledger=ledger)
 
     def aliases(self) -> dict[str, str | None]:
         registry = self.registry
@@ -106,7 +106,7 @@ def registry_access(request: pytest.FixtureRequest) -> RegistryAccess:
 
 @pytest.fixture(autouse=True)
 def _no_mlflow_state_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """No test may leave an active run, another tracking URI, or a stray database behind."""
+    """Assert that no test leaves an active run, another tracking URI or a database file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     before = mlflow.get_tracking_uri()
@@ -123,7 +123,7 @@ def _no_mlflow_state_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 def test_promoted_version_holds_exactly_the_measured_file(
     registry_access: RegistryAccess, ledger: Ledger, first: Release, second: Release, tmp_path: Path
 ) -> None:
-    """Registry, file, tag and ledger: one digest."""
+    """Registry, file, tag and ledger have the same digest."""
     assert registry_access.promote(first, ledger).outcome == "promoted"
     outcome = registry_access.promote(second, ledger)
     assert (outcome.outcome, outcome.version, outcome.previous_version) == ("promoted", "2", "1")
@@ -174,7 +174,7 @@ def test_active_run_and_environment_of_the_caller_stay_unchanged(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The trap of `mlflow run`: MLFLOW_RUN_ID of a run, and another tracking URI, are about."""
+    """`mlflow run` sets MLFLOW_RUN_ID, and the caller may use another tracking URI."""
     second = f"sqlite:///{tmp_path}/other.db"
     run_id = make_run(second, artifacts=tmp_path / "other")
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
@@ -197,13 +197,13 @@ def test_mlflow_loads_the_promoted_model(
     import mlflow.onnx
     import numpy as np
 
-    of = release(make(tmp_path / "model with data.onnx"))
-    assert bool(of.evidence.subject.external_data) == (make is onnx_file_with_data)
-    outcome = registry_access.promote(of, ledger)
-    sha256 = of.evidence.subject.sha256
+    new_release = release(make(tmp_path / "model with data.onnx"))
+    assert bool(new_release.evidence.subject.external_data) == (make is onnx_file_with_data)
+    outcome = registry_access.promote(new_release, ledger)
+    sha256 = new_release.evidence.subject.sha256
     folder = tmp_path / "back"
     path = registry_access.registry.download(registry_access.name, str(outcome.version), folder)
-    names = of.evidence.subject.external_data
+    names = new_release.evidence.subject.external_data
     assert digest_of_model(path, external_data=names) == sha256
     inputs = {"input": np.ones((2, 3), np.float32)}
     with using_tracking_uri(registry_access.uri):
@@ -218,11 +218,11 @@ def test_mlflow_loads_the_promoted_model(
 def test_non_canonical_protobuf_is_stored_byte_for_byte(
     sqlite_registry: RegistryAccess, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """A field given twice: valid protobuf, and written once when it is serialised again."""
+    """The file has a field twice, which protobuf serializes only once."""
     path = onnx_file(tmp_path / "model.onnx")
     path.write_bytes(path.read_bytes() + path.read_bytes()[:2])
-    of = release(path)
-    assert sqlite_registry.promote(of, ledger).outcome == "promoted"
+    new_release = release(path)
+    assert sqlite_registry.promote(new_release, ledger).outcome == "promoted"
     back = sqlite_registry.registry.download(sqlite_registry.name, "1", tmp_path / "back")
     assert back.read_bytes() == path.read_bytes()
 
@@ -230,8 +230,8 @@ def test_non_canonical_protobuf_is_stored_byte_for_byte(
 Tamper = Callable[[RegistryAccess, Path], None]
 
 
-def _log(registry_access: RegistryAccess, file: Path) -> None:
-    """As anyone may who may write the run: through MLflow itself."""
+def _upload_file(registry_access: RegistryAccess, file: Path) -> None:
+    """Upload a file with the MLflow client, as anyone with write access to the run can."""
     with using_tracking_uri(registry_access.uri):
         client = registry_access.client()
         client.log_model_artifact(_model_id(registry_access), str(file))
@@ -243,11 +243,11 @@ def _model_id(registry_access: RegistryAccess) -> str:
         return source.removeprefix("models:/")
 
 
-def _overwritten(registry_access: RegistryAccess, folder: Path) -> None:
-    _log(registry_access, onnx_file(folder / "evil" / "model.onnx", seed=666))
+def _overwrite_model(registry_access: RegistryAccess, folder: Path) -> None:
+    _upload_file(registry_access, onnx_file(folder / "evil" / "model.onnx", seed=666))
 
 
-def _deleted(pattern: str) -> Tamper:
+def _delete_files(pattern: str) -> Tamper:
     def tamper(registry_access: RegistryAccess, _folder: Path) -> None:
         model_id = _model_id(registry_access)
         matches = [
@@ -261,8 +261,8 @@ def _deleted(pattern: str) -> Tamper:
     return tamper
 
 
-def _mlmodel(text: str = "", **flavor: object) -> Tamper:
-    """This text, or these entries of the flavor that MLflow serves."""
+def _edit_mlmodel(text: str = "", **flavor: object) -> Tamper:
+    """Replace the MLmodel by `text`, or set entries of its pyfunc flavor."""
 
     def tamper(registry_access: RegistryAccess, folder: Path) -> None:
         file = registry_access.registry.download(registry_access.name, "1", folder).with_name(
@@ -271,20 +271,20 @@ def _mlmodel(text: str = "", **flavor: object) -> Tamper:
         described = YAML(typ="safe").load(file)
         described["flavors"]["python_function"] |= flavor
         YAML(typ="safe").dump(described, file)
-        _log(registry_access, Path(file.write_text(text) and file) if text else file)
+        _upload_file(registry_access, Path(file.write_text(text) and file) if text else file)
 
     return tamper
 
 
 DAMAGED: dict[str, Tamper] = {
-    "no MLmodel": _deleted("MLmodel"),
-    "no model": _deleted("model.onnx"),
-    "another file": _overwritten,
-    "a nested MLmodel": _mlmodel("[" * 20000),
-    "no flavors": _mlmodel("flavors: []"),
-    "another file is served": _mlmodel(data="evil.onnx"),
-    "another module loads it": _mlmodel(loader_module="mlflow.sklearn"),
-    "code is loaded": _mlmodel(code="code"),
+    "no MLmodel": _delete_files("MLmodel"),
+    "no model": _delete_files("model.onnx"),
+    "another file": _overwrite_model,
+    "a nested MLmodel": _edit_mlmodel("[" * 20000),
+    "no flavors": _edit_mlmodel("flavors: []"),
+    "another file is served": _edit_mlmodel(data="evil.onnx"),
+    "another module loads it": _edit_mlmodel(loader_module="mlflow.sklearn"),
+    "code is loaded": _edit_mlmodel(code="code"),
 }
 
 
@@ -311,17 +311,17 @@ def test_damaged_version_is_recreated_and_never_a_rollback_target(
 def test_model_name_with_all_allowed_characters_is_promoted(
     sqlite_registry: RegistryAccess, ledger: Ledger, first: Release
 ) -> None:
-    odd = dataclasses.replace(sqlite_registry, name=f"{sqlite_registry.name}_O-clock.v1")
-    assert odd.promote(first, ledger).outcome == "promoted"
-    assert odd.promote(first, ledger).outcome == "unchanged"
+    renamed_access = dataclasses.replace(sqlite_registry, name=f"{sqlite_registry.name}_O-clock.v1")
+    assert renamed_access.promote(first, ledger).outcome == "promoted"
+    assert renamed_access.promote(first, ledger).outcome == "unchanged"
 
 
 def test_deleted_run_is_reported(
     registry_access: RegistryAccess, ledger: Ledger, first: Release
 ) -> None:
-    lost = dataclasses.replace(registry_access, run_id="0" * 32)
+    access_without_run = dataclasses.replace(registry_access, run_id="0" * 32)
     with pytest.raises(RegistryError, match="deleted, or belongs to another server"):
-        lost.promote(first, ledger)
+        access_without_run.promote(first, ledger)
     assert registry_access.aliases()[CHAMPION] is None
     assert registry_access.promote(first, ledger).outcome == "promoted"
 
@@ -331,11 +331,11 @@ def test_full_disk_is_a_storage_error(
 ) -> None:
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-    def full(*_: object, **__: object) -> None:
+    def raise_disk_full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalArtifactRepository, "log_artifacts", full)
+        patched.setattr(LocalArtifactRepository, "log_artifacts", raise_disk_full)
         with pytest.raises(StorageError, match="the disk is full"):
             sqlite_registry.promote(first, ledger)
     assert sqlite_registry.aliases()[CHAMPION] is None
@@ -345,23 +345,23 @@ def test_full_disk_is_a_storage_error(
 def _promote_in_process(
     registry_access: RegistryAccess, folder: Path, seed: int, queue: Any
 ) -> None:
-    of = release(onnx_file(folder / f"{seed}.onnx", seed=seed))
+    new_release = release(onnx_file(folder / f"{seed}.onnx", seed=seed))
     registry = Watched(registry_access.registry)
     barrier, queue = queue
     waited: list[bool] = []
 
-    def meet(call: str, _: int) -> None:
-        """The winner keeps the lock until the other has been turned away."""
+    def wait_at_barrier(call: str, _: int) -> None:
+        """Let the winner keep the lock until the other process has failed to take it."""
         if call == "create_version" and not waited:
             waited.append(True)
             barrier.wait(240)
 
-    registry.before = meet
+    registry.before = wait_at_barrier
     alias.LOCK_TIMEOUT_S = 0.0
     try:
         created = promote(
             registry,
-            registry_access.released_here(of),
+            registry_access.with_run(new_release),
             policy=POLICY,
             ledger=Ledger(folder / "ledger.db"),
         )
@@ -388,8 +388,8 @@ def test_exactly_one_of_two_concurrent_processes_promotes(
     results = sorted(queue.get(timeout=300) for _ in processes)
     for process in processes:
         process.join(60)
-    (lost, _, _, reported), (won, seed, pid, _) = results
-    assert (lost, won) == ("conflict", "promoted")
+    (loser_outcome, _, _, reported), (winner_outcome, seed, pid, _) = results
+    assert (loser_outcome, winner_outcome) == ("conflict", "promoted")
     assert f"process {pid} on " in reported
     ledger = Ledger(tmp_path / "ledger.db")
     assert sorted(e.action for e in ledger.entries()) == ["conflict", "promoted"]
@@ -448,7 +448,7 @@ def test_proxy_error_page_is_not_resource_gone(status: int, page: str) -> None:
 
 
 MOST_REQUESTS = 51
-"""Of the first promotion of a model: measured with MLflow 3.17. Uploads and downloads included."""
+"""Requests of the first promotion of a model with MLflow 3.17, uploads and downloads included."""
 
 
 @pytest.mark.slow
@@ -456,8 +456,8 @@ MOST_REQUESTS = 51
 def test_one_promotion_makes_a_bounded_number_of_requests(
     server: Server, ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until `champion` is moved and the page is written."""
-    here = RegistryAccess(
+    """Count up to the move of `champion` and the update of the version page."""
+    access = RegistryAccess(
         server.uri, make_run(server.uri), f"digits-{next(_names)}", server.artifacts
     )
     sent: list[str] = []
@@ -468,85 +468,85 @@ def test_one_promotion_makes_a_bounded_number_of_requests(
         return send(self, request, **options)
 
     monkeypatch.setattr(requests.Session, "send", counted_send)
-    assert here.promote(first, ledger).outcome == "promoted"
+    assert access.promote(first, ledger).outcome == "promoted"
     assert 0 < len(sent) <= MOST_REQUESTS, sent
 
 
 @pytest.fixture
-def guarded(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> RegistryAccess:
-    """The admin's champion on a server where the user of this process may only read."""
+def admin_access(guarded_server: Any, monkeypatch: pytest.MonkeyPatch) -> RegistryAccess:
+    """A registry whose server checks permissions, used as the administrator."""
     uri = guarded_server.uri
-    _become(monkeypatch, *ADMIN)
+    _log_in(monkeypatch, *ADMIN)
     return RegistryAccess(uri, make_run(uri), f"digits-{next(_names)}", guarded_server.artifacts)
 
 
-def _become(monkeypatch: pytest.MonkeyPatch, user: str, password: str) -> None:
+def _log_in(monkeypatch: pytest.MonkeyPatch, user: str, password: str) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
 
 
-def _become_new_user(uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def _log_in_as_new_user(uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
     user, password = f"user-{next(_names)}", "password-of-a-test-user"
     add_user(uri, user, password)
-    _become(monkeypatch, user, password)
+    _log_in(monkeypatch, user, password)
     return user
 
 
 @pytest.mark.slow
 @pytest.mark.proof
 def test_user_without_edit_permission_is_denied(
-    guarded: RegistryAccess, ledger: Ledger, first: Release, second: Release, monkeypatch
+    admin_access: RegistryAccess, ledger: Ledger, first: Release, second: Release, monkeypatch
 ) -> None:
-    assert guarded.promote(first, ledger).outcome == "promoted"
-    _become_new_user(guarded.uri, monkeypatch)
-    registry, name = guarded.registry, guarded.name
+    assert admin_access.promote(first, ledger).outcome == "promoted"
+    _log_in_as_new_user(admin_access.uri, monkeypatch)
+    registry, name = admin_access.registry, admin_access.name
     for write in (
-        lambda: guarded.promote(second, ledger),
-        lambda: registry.create_version(name, guarded.released_here(first).draft()),
+        lambda: admin_access.promote(second, ledger),
+        lambda: registry.create_version(name, admin_access.with_run(first).draft()),
         lambda: registry.set_alias(name, CANDIDATE, "1"),
         lambda: registry.set_tag(name, "1", key="gate.rolled_back", value="x"),
         lambda: registry.set_description(name, "1", "x"),
     ):
         with pytest.raises(RegistryDenied, match="needs EDIT on the registered model"):
             write()
-    assert guarded.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
+    assert admin_access.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
     assert [e.action for e in ledger.entries()] == ["promoted"]
 
 
 @pytest.mark.slow
 @pytest.mark.proof
-def test_wrong_password_is_denied(guarded: RegistryAccess, monkeypatch) -> None:
+def test_wrong_password_is_denied(admin_access: RegistryAccess, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
     with pytest.raises(RegistryDenied, match="MLFLOW_TRACKING_PASSWORD"):
-        guarded.registry.ensure_model(guarded.name)
+        admin_access.registry.ensure_model(admin_access.name)
 
 
 @pytest.mark.slow
 @pytest.mark.proof
 def test_submitter_needs_only_edit_permission_on_the_model(
-    guarded: RegistryAccess, first: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    admin_access: RegistryAccess, first: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CI has EDIT on the model, and neither ledger nor store; the service is the administrator."""
-    uri, name, ci = guarded.uri, guarded.name, SigningKey.make(tmp_path / "ci.pem")
-    guarded.registry.ensure_model(name)
-    let_edit(uri, _become_new_user(uri, monkeypatch), model=name)
-    with using_tracking_uri(uri):  # by default users may only read the experiments of others
-        experiment = guarded.client().create_experiment(name)
-        run_id = str(guarded.client().create_run(experiment).info.run_id)
-    here = dataclasses.replace(first, model_name=name, run_id=run_id)
-    signed = Signing(ci, registry=uri, model=name).signed(here, POLICY)
-    result = submit(guarded.registry, signed, policy=POLICY)
+    """CI has EDIT on the model but no ledger and no store; the service is the administrator."""
+    uri, name, ci = admin_access.uri, admin_access.name, SigningKey.make(tmp_path / "ci.pem")
+    admin_access.registry.ensure_model(name)
+    grant_edit(uri, _log_in_as_new_user(uri, monkeypatch), model=name)
+    with using_tracking_uri(uri):  # by default users may only read the experiments of other users
+        experiment = admin_access.client().create_experiment(name)
+        run_id = str(admin_access.client().create_run(experiment).info.run_id)
+    release_of_run = dataclasses.replace(first, model_name=name, run_id=run_id)
+    signed = Signing(ci, registry=uri, model=name).signed(release_of_run, POLICY)
+    result = submit(admin_access.registry, signed, policy=POLICY)
     assert (result.outcome, result.version) == ("handed_in", "1")
 
-    _become(monkeypatch, *ADMIN)
-    trust = TrustFile(save(trust_in(ci), tmp_path / "trust.yaml"))
+    _log_in(monkeypatch, *ADMIN)
+    trust = TrustFile(save_trust(trust_in(ci), tmp_path / "trust.yaml"))
     ledger = Ledger(tmp_path / "service" / "ledger.jsonl")
     store = ModelStore(tmp_path / "store")
-    reconcile = Reconciler(guarded.registry, ledger, POLICY, store=store, trust=trust)
+    reconcile = Reconciler(admin_access.registry, ledger, POLICY, store=store, trust=trust)
     outcomes = [getattr(item, "outcome", item) for item in reconcile(name, cause="timer")]
     assert outcomes == ["promoted", "deployed"]
-    assert guarded.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
+    assert admin_access.aliases() == {CANDIDATE: "1", CHAMPION: "1", PREVIOUS: None}
     (line, _) = ledger.entries()
-    assert line.made_at == guarded.registry.version(name, "1").created_at
+    assert line.made_at == admin_access.registry.version(name, "1").created_at
     assert line.made_at is not None
     assert list(reconcile(name, cause="timer")) == []

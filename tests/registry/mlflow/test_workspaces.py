@@ -44,10 +44,10 @@ from gate.storage.workspace import VARIABLE, current_workspace, working_in
 from tests import builders
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import NAME, onnx_file, release
-from tests.registry.servers import Server, make_run, serving
+from tests.registry.servers import Server, make_run, run_mlflow_server
 from tests.registry.signed import Signing, trust_in
 from tests.registry.simulator import Simulator
-from tests.service.deliveries import SECRET, running, settings, until
+from tests.service.deliveries import SECRET, run_service, settings, wait_until
 
 POLICY = builders.policy()
 TEAM = "team-a"
@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("_no_workspace")
 
 @pytest.fixture
 def _no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "")  # so that it is put back, whatever a test leaves
+    monkeypatch.setenv(VARIABLE, "")  # monkeypatch then restores the variable, whatever a test sets
     monkeypatch.delenv(VARIABLE)
 
 
@@ -117,7 +117,7 @@ def test_tracking_uri_with_a_workspace_is_refused() -> None:
 def test_database_without_workspaces_refuses_a_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow ignores the workspace there: what is `default`'s would count as the team's."""
+    """MLflow ignores the workspace there, so models of `default` would be taken for the team's."""
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     make_run(uri, artifacts=tmp_path / "artifacts")
     MlflowRegistry(uri).ensure_model(NAME)
@@ -130,7 +130,7 @@ def test_database_without_workspaces_refuses_a_workspace(
 
 @contextmanager
 def _server_without_workspaces(answers: dict[str, Any]) -> Iterator[str]:
-    """A server that knows no workspaces and ignores the header, as MLflow before 3.10 does."""
+    """A server without workspaces that ignores the header, as MLflow before 3.10 does."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -157,7 +157,7 @@ def _server_without_workspaces(answers: dict[str, Any]) -> Iterator[str]:
 def test_server_without_workspaces_refuses_a_workspace() -> None:
     path = "/api/2.0/mlflow/registered-models/get"
     with _server_without_workspaces({path: {"registered_model": {"name": NAME}}}) as uri:
-        assert MlflowRegistry(uri).has_model(NAME)  # the stores of the client are opened now
+        assert MlflowRegistry(uri).has_model(NAME)  # this call opens the client's stores
         with pytest.raises(RegistryError, match="enable-workspaces"):
             MlflowRegistry(uri, workspace=TEAM).has_model(NAME)
 
@@ -172,7 +172,7 @@ def test_each_workspace_exists_at_every_address_of_a_server(ledger: Ledger) -> N
 
 
 def test_promotion_in_one_workspace_does_not_affect_another(ledger: Ledger, tmp_path: Path) -> None:
-    """The same name, one server: lines, journals and doubts."""
+    """Ledger entries, pending moves and mismatches of the workspaces are separate."""
     plain = RegisteredModel(Simulator(identity="http://a"), ledger, NAME)
     team = RegisteredModel(Simulator(identity=f"http://a#/workspaces/{TEAM}"), ledger, NAME)
     for model, seeds in ((plain, (1,)), (team, (2, 3))):
@@ -214,11 +214,11 @@ def test_signed_verdict_is_valid_for_its_workspace_only(
 ) -> None:
     key = SigningKey.make(tmp_path / "ci.pem")
     options: dict[str, Any] = {"policy": POLICY, "trust": trust_in(key)}
-    homes = {"": "http://a", **{w: f"http://a#/workspaces/{w}" for w in (TEAM, "team-b")}}
-    for signed_for, second in itertools.product(homes.values(), repeat=2):
+    registries = {"": "http://a", **{w: f"http://a#/workspaces/{w}" for w in (TEAM, "team-b")}}
+    for signed_for, other_registry in itertools.product(registries.values(), repeat=2):
         signed = Signing(key, registry=signed_for).signed(first, POLICY)
-        result = submit(Simulator(identity=second), signed, **options)
-        assert (result.outcome == "handed_in") is (signed_for == second), result.reason
+        result = submit(Simulator(identity=other_registry), signed, **options)
+        assert (result.outcome == "handed_in") is (signed_for == other_registry), result.reason
         assert "same-registry" not in result.reason
 
 
@@ -274,7 +274,7 @@ def test_command_runs_in_the_workspace_of_its_model(
 def test_failed_command_does_not_reset_the_workspace_later(
     command: click.Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of it is collected at any time."""
+    """An unfinished generator of a failed command can be garbage-collected at any time."""
     gc.disable()
     try:
         wrong = ["team-a:digits", "--against", "team-b:other"]
@@ -296,7 +296,7 @@ def test_failed_command_restores_the_workspace(
 
 @dataclass(frozen=True)
 class WorkspaceRegistry:
-    """One workspace, and what is released there."""
+    """A workspace of the server, and the run for its releases."""
 
     workspace: str
     registry: MlflowRegistry
@@ -306,8 +306,8 @@ class WorkspaceRegistry:
     def key(self) -> str:
         return NAME if self.workspace == "default" else f"{self.workspace}:{NAME}"
 
-    def with_run(self, of: Release) -> Release:
-        return replace(of, run_id=self.run_id)
+    def with_run(self, new_release: Release) -> Release:
+        return replace(new_release, run_id=self.run_id)
 
     @property
     def champion(self) -> str | None:
@@ -321,10 +321,13 @@ def workspace_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
         "MLFLOW_WEBHOOK_ALLOW_PRIVATE_IPS": "true",
         "MLFLOW_WEBHOOK_SECRET_ENCRYPTION_KEY": Fernet.generate_key().decode(),
-        # Its cache is by event alone: it would hold the webhooks of whichever workspace came first.
+        # The webhook cache is keyed by event only: it would keep the webhooks of the first
+        # workspace.
         "MLFLOW_WEBHOOK_CACHE_TTL": "0",
     }
-    with serving(tmp_path_factory.mktemp("workspaces"), environment=environment) as server:
+    with run_mlflow_server(
+        tmp_path_factory.mktemp("workspaces"), environment=environment
+    ) as server:
         with using_tracking_uri(server.uri):
             from mlflow import MlflowClient
 
@@ -354,9 +357,9 @@ def two_workspaces(workspace_server: Server) -> tuple[WorkspaceRegistry, Workspa
     return created[0], created[1]
 
 
-def _outcomes(done: Any) -> list[tuple[str, str, str | None]]:
-    assert all(isinstance(item, StepResult) for item in done), done
-    return [(item.kind, item.outcome, item.version) for item in done]
+def _outcomes(results: Any) -> list[tuple[str, str, str | None]]:
+    assert all(isinstance(item, StepResult) for item in results), results
+    return [(item.kind, item.outcome, item.version) for item in results]
 
 
 @pytest.mark.slow
@@ -383,18 +386,18 @@ def test_same_model_name_in_two_workspaces_is_two_models(
         NAME: Digest.from_file(first.onnx_path),
         KEY: Digest.from_file(third.onnx_path),
     }
-    for _ in range(2):  # a promotion in one workspace takes no champion from the other
+    for _ in range(2):  # a promotion in one workspace does not change the champion of the other
         assert _outcomes(reconcile(NAME, cause="test")) == []
         assert _outcomes(reconcile(KEY, cause="test")) == []
     assert (plain.champion, team.champion) == ("1", "2")
 
-    # The guard of one sees only what is said of its own versions.
+    # The guard reads the tags of its workspace's versions only.
     team.registry.set_tag(NAME, "2", key=Tag.REVIEW, value="rejected")
     assert _outcomes(reconcile(NAME, cause="test")) == []
     assert _outcomes(reconcile(KEY, cause="test"))[0] == ("guard", "reverted", "1")
     assert (plain.champion, team.champion) == ("1", "1")
 
-    with pytest.raises(RegistryError):  # one promotion: there is nothing to go back to
+    with pytest.raises(RegistryError):  # the workspace had only one promotion
         rollback(plain.registry, NAME, ledger=ledger, reason="test")
 
     registries = {entry.registry.partition("#")[2] for entry in ledger.entries()}
@@ -419,8 +422,8 @@ def test_webhook_reports_the_workspace_where_it_is_registered(
 ) -> None:
     plain, team = two_workspaces
     hooks = WebhookSubscription(workspace_server.uri)
-    chosen = settings(tmp_path, tracking_uri=workspace_server.uri, models=(NAME, KEY))
-    with running(chosen) as service:
+    service_settings = settings(tmp_path, tracking_uri=workspace_server.uri, models=(NAME, KEY))
+    with run_service(service_settings) as service:
         with working_in(TEAM):
             url = service.address + WEBHOOK_PATH
             created = hooks.register("gate", url, secret=SECRET)[1]
@@ -429,7 +432,7 @@ def test_webhook_reports_the_workspace_where_it_is_registered(
         assert hooks.all() == ()
         plain.registry.ensure_model(NAME)
         team.registry.ensure_model(NAME)
-        until(lambda: service.recorder.causes)
+        wait_until(lambda: service.recorder.causes)
         time.sleep(1)
         reported = {model for model, cause in service.recorder.calls if cause != "timer"}
         assert reported == {KEY}

@@ -20,7 +20,7 @@ from tests.service.registry_setup import AUTOMATIC, REVIEWED, RegistrySetup
 
 @pytest.fixture
 def setup(tmp_path) -> RegistrySetup:
-    """Version 2 serves, version 1 served before; a service looked at both."""
+    """A model whose version 2 is the champion and version 1 was before; the pages are up to date."""
     created = RegistrySetup(tmp_path, AUTOMATIC)
     for seed in (1, 2):
         created.promote(seed)
@@ -32,18 +32,18 @@ def status(setup: RegistrySetup, number: str) -> str:
 
 
 def outdate(setup: RegistrySetup, *numbers: str) -> None:
-    """As whoever wrote the line was killed before the page."""
+    """Write an old status, as if the process was killed between the ledger entry and the page."""
     for number in numbers:
         setup.stored(number).description = "Status: out of date.\n\nThe body.\n"
 
 
-def watched(setup: RegistrySetup) -> Watched:
+def watch_calls(setup: RegistrySetup) -> Watched:
     setup.registry = Watched(setup.registry)
     return setup.registry
 
 
 def test_no_requests_without_new_ledger_entries(setup):
-    registry = watched(setup)
+    registry = watch_calls(setup)
     pages = PageUpdater()
     pages.follow(setup.model(), thoroughly=False)
     assert "set_description" not in registry.calls
@@ -60,7 +60,7 @@ def test_new_entries_update_the_pages_of_their_versions(setup):
     pages.follow(setup.model(), thoroughly=False)
     setup.promote(3)
     outdate(setup, "1", "2", "3")
-    registry = watched(setup)
+    registry = watch_calls(setup)
     pages.follow(setup.model(), thoroughly=False)
     assert sorted(registry.calls) == ["set_description"] * 2 + ["version"] * 2
     assert [status(setup, n)[:9] for n in ("1", "2", "3")] == [
@@ -90,7 +90,7 @@ def test_reconciler_updates_pages(setup, tmp_path):
 
 
 def fail_set_description(setup: RegistrySetup, error: RegistryError | None) -> None:
-    """What the registry says to the next descriptions."""
+    """Let `set_description` raise the error; None: let it work again."""
     setup.registry.__dict__.pop("set_description", None)
     if error is not None:
 
@@ -120,7 +120,7 @@ def test_refused_page_update_is_not_retried_each_time(setup, error):
     setup.promote(3)
     pages = PageUpdater()
     pages.follow(setup.model(), thoroughly=False)
-    registry = watched(setup)
+    registry = watch_calls(setup)
     pages.follow(setup.model(), thoroughly=False)
     assert registry.calls == []
     pages.follow(setup.model(), thoroughly=True)
@@ -128,18 +128,18 @@ def test_refused_page_update_is_not_retried_each_time(setup, error):
 
 
 def test_interrupted_rejection_is_finished(tmp_path):
-    """The line is there, and nothing of what follows it."""
+    """The process was killed right after it wrote the ledger entry of the rejection."""
     setup = RegistrySetup(tmp_path, REVIEWED)
     setup.promote(1)
     setup.tag("1", "rejected")
-    (passed,) = setup.ledger.entries()
-    setup.model().write("rejected", "no", version="1", about=passed)
+    (passed_entry,) = setup.ledger.entries()
+    setup.model().write("rejected", "no", version="1", about=passed_entry)
     PageUpdater().follow(setup.model(), thoroughly=False)
     assert setup.registry.aliases == {}
     assert setup.stored("1").tags[Tag.VERDICT] == "REJECTED by review"
     assert setup.stored("1").tags[Tag.REVIEW_RESULT].startswith("rejected at 20")
     assert status(setup, "1").startswith("rejected by review on 20")
-    registry = watched(setup)
+    registry = watch_calls(setup)
     PageUpdater().follow(setup.model(), thoroughly=False)
     assert registry.calls == ["version", "alias candidate"]
 
@@ -155,14 +155,16 @@ def test_interrupted_rejection_is_finished(tmp_path):
 def test_verdict_tag_of_a_refused_version_is_shown_as_a_claim(tmp_path, claim, shown):
     setup = RegistrySetup(tmp_path, REVIEWED)
     setup.promote(1)
-    (passed,) = setup.ledger.entries()
-    setup.model().write("refused", "handed in, and refused: it is old", version="1", about=passed)
+    (passed_entry,) = setup.ledger.entries()
+    setup.model().write(
+        "refused", "handed in, and refused: it is old", version="1", about=passed_entry
+    )
     setup.tag("1", claim, Tag.VERDICT)
     for _ in range(2):
         write_status(setup.model(), ("1",))
         assert setup.stored("1").tags[Tag.VERDICT] == shown
     assert status(setup, "1").startswith("handed in, and refused: it is old (20")
-    setup.tag("1", claim, Tag.VERDICT)  # somebody puts it back
+    setup.tag("1", claim, Tag.VERDICT)  # an editor restores the claimed tag
     PageUpdater().follow(setup.model(), thoroughly=True)
     assert setup.stored("1").tags[Tag.VERDICT] == shown
 
@@ -170,8 +172,8 @@ def test_verdict_tag_of_a_refused_version_is_shown_as_a_claim(tmp_path, claim, s
 def test_resubmission_after_a_refusal_restores_the_verdict_tag(tmp_path):
     setup = RegistrySetup(tmp_path, REVIEWED)
     setup.promote(1)
-    (passed,) = setup.ledger.entries()
-    setup.model().write("refused", "another one is the candidate", version="1", about=passed)
+    (passed_entry,) = setup.ledger.entries()
+    setup.model().write("refused", "another one is the candidate", version="1", about=passed_entry)
     write_status(setup.model(), ("1",))
     assert setup.promote(1).version == "1"  # the same version, found by its tags
     assert setup.stored("1").tags[Tag.VERDICT] == "PASS"

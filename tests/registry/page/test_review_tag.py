@@ -1,4 +1,4 @@
-"""The review tag: case and whitespace are ignored, and a rejection is never missed."""
+"""The review tag ignores case and whitespace, and a rejection is never missed."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def test_no_tag_is_neither_approval_nor_rejection():
 @given(st.text())
 def test_any_other_text_gets_a_correction(text):
     tags = {Tag.REVIEW: text}
-    yes, no = reviews.approves(tags, TAG), reviews.rejects(tags, TAG)
-    assert not (yes and no)
-    assert (reviews.correction(tags, TAG) is None) == (yes or no)
-    assert yes == (text.strip().casefold() == "approved")
+    approved, rejected = reviews.approves(tags, TAG), reviews.rejects(tags, TAG)
+    assert not (approved and rejected)
+    assert (reviews.correction(tags, TAG) is None) == (approved or rejected)
+    assert approved == (text.strip().casefold() == "approved")
 
 
 CUSTOM = ReviewTag(name="Approval_Check", approved="Approved", rejected="No-Go")
@@ -68,10 +68,12 @@ WORDS: dict[str, tuple[dict[str, str], str]] = {
 
 @pytest.mark.parametrize(("tags", "expected"), WORDS.values(), ids=list(WORDS))
 def test_configured_tag_and_values(tags, expected):
-    yes, no = reviews.approves(tags, CUSTOM), reviews.rejects(tags, CUSTOM)
+    approved, rejected = reviews.approves(tags, CUSTOM), reviews.rejects(tags, CUSTOM)
     words = {(True, False): "yes", (False, True): "no"}
-    assert words.get((yes, no), reviews.correction(tags, CUSTOM) or "nothing") == expected
-    assert reviews.has_review(tags, CUSTOM) == (yes or no)
+    assert (
+        words.get((approved, rejected), reviews.correction(tags, CUSTOM) or "nothing") == expected
+    )
+    assert reviews.has_review(tags, CUSTOM) == (approved or rejected)
 
 
 TAGS = [(Tag.REVIEW, word, TAG) for word in REJECTIONS]
@@ -101,8 +103,8 @@ def test_rejection_blocks_promotion_rollback_and_serving(ledger, first, second, 
     promote(registry, new, policy=policy, ledger=ledger)
     assert registry.aliases[PREVIOUS] != "2"
     registry.aliases[CHAMPION] = "2"
-    (used,) = guard_champion(model, policy, thoroughly=False)
-    assert (used.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
+    (result,) = guard_champion(model, policy, thoroughly=False)
+    assert (result.outcome, registry.aliases[CHAMPION]) == ("reverted", "3")
     assert ("rejected", "2") in [(e.action, e.version) for e in ledger.entries()]
     with pytest.raises(RegistryError, match="can't be rolled back to version 1: a reviewer reje"):
         rollback(

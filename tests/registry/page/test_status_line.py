@@ -173,11 +173,11 @@ STATUS = st.text(max_size=80).map(lambda text: MARK + "".join(filter(str.isprint
 
 
 @given(BODY, STATUS, STATUS)
-def test_text_below_the_status_line_stays(body, one, other):
-    first = with_status(body, one)
-    assert with_status(first, other) == with_status(body, other)
-    assert with_status(first, one) == first
-    assert first.removeprefix(one).removeprefix("\n\n") == body
+def test_text_below_the_status_line_stays(body, first_status, second_status):
+    first = with_status(body, first_status)
+    assert with_status(first, second_status) == with_status(body, second_status)
+    assert with_status(first, first_status) == first
+    assert first.removeprefix(first_status).removeprefix("\n\n") == body
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
