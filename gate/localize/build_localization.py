@@ -370,12 +370,12 @@ def _exchanged_outputs(
         # Every tensor of zeros equals an output of zeros.
         if right != name and len(np.unique(findings.survey.values[returned[name]].sketch)) > 1:
             yield name, diagnoser.wrong_output(name, right)
-        elif (earlier := findings.returned_early(name, returned.get(name))) is not None:
-            yield name, diagnoser.early_output(name, earlier)
         elif (constant := diagnoser.constant_output(name)) is not None:
             yield name, constant
         elif unread := findings.trials.inputs_of_model_only:
             yield name, diagnoser.unread_inputs(unread)
+        elif (earlier := findings.returned_early(name, returned.get(name))) is not None:
+            yield name, diagnoser.early_output(name, earlier)
 
 
 def _fault_details(causes: list[LayerFault]) -> Iterator[Detail]:
