@@ -20,20 +20,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "constraints.txt"
-EVERYTHING = ".[dev,cpu]"
+ALL_EXTRAS = ".[dev,cpu]"
 _HEAD = "# The whole dependency tree, pinned. Made by: make constraints\n"
 
 
 def main() -> int:
-    """Write the file; 0 done, 2 where pip finds no set of packages."""
+    """Write the file. Return 0 if done, or 2 if pip cannot resolve the packages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upgrade", action="store_true", help="keep no pin")
-    kept = [] if parser.parse_args().upgrade else ["-c", str(FILE)]
+    pin_options = [] if parser.parse_args().upgrade else ["-c", str(FILE)]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         command = [
             sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet",
-            "--dry-run", "--ignore-installed", "--report", str(report), *kept, EVERYTHING,
+            "--dry-run", "--ignore-installed", "--report", str(report), *pin_options, ALL_EXTRAS,
         ]  # fmt: skip
         if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
             print(
@@ -42,20 +42,22 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 2
-        found = json.loads(report.read_text(encoding="utf-8"))
-    FILE.write_text(_HEAD + "".join(f"{line}\n" for line in pins(found)), encoding="utf-8")
-    print(f"{FILE.name} pins {len(pins(found))} packages. Next: make install.")
+        report_json = json.loads(report.read_text(encoding="utf-8"))
+    FILE.write_text(_HEAD + "".join(f"{line}\n" for line in pins(report_json)), encoding="utf-8")
+    print(f"{FILE.name} pins {len(pins(report_json))} packages. Next: make install.")
     return 0
 
 
 def pins(report: dict[str, list[dict[str, dict[str, str]]]]) -> list[str]:
-    """`name==version` of each package of pip's report, in order of their names."""
-    found = {one["metadata"]["name"]: one["metadata"]["version"] for one in report["install"]}
-    found.pop("parity-gate", None)
-    return sorted((f"{name}=={version}" for name, version in found.items()), key=_normal)
+    """Return `name==version` for each package of pip's report, sorted by name."""
+    versions = {
+        package["metadata"]["name"]: package["metadata"]["version"] for package in report["install"]
+    }
+    versions.pop("parity-gate", None)
+    return sorted((f"{name}=={version}" for name, version in versions.items()), key=_normalize_name)
 
 
-def _normal(line: str) -> str:
+def _normalize_name(line: str) -> str:
     return re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower()
 
 

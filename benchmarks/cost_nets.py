@@ -1,7 +1,7 @@
-"""The eight nets of `python -m benchmarks.check_cost --nets`, with their faults.
+"""The eight nets of `python -m benchmarks.check_cost --nets`, and their faults.
 
-Each factory returns a model in eval mode with the same weights in every process. `SAMPLES` makes
-its samples; `FAULTS` changes the copy that is exported, so that the file is wrong.
+Each factory returns a model in eval mode with the same weights in every process. `NETS` also
+describes the samples. `FAULTS` modifies the model before the export, so that the file is wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 def mlp() -> nn.Module:
-    """Four linear layers with layer norms on 64 columns."""
+    """Build a perceptron of four linear layers with layer norms for 64 columns."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for width in (64, 256, 256):
@@ -27,40 +27,42 @@ def mlp() -> nn.Module:
 
 
 def resnet() -> nn.Module:
-    """resnet18 of torchvision."""
+    """Build torchvision's resnet18."""
     import torchvision
 
     torch.manual_seed(0)
-    return _settled(torchvision.models.resnet18(num_classes=10), torch.randn(8, 3, 96, 96))
+    return _calibrate_batch_norm(
+        torchvision.models.resnet18(num_classes=10), torch.randn(8, 3, 96, 96)
+    )
 
 
 def convnet() -> nn.Module:
-    """Convolutions of 64 channels at full resolution."""
+    """Build a network of 64-channel convolutions at full resolution."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for width in (3, 64, 64):
         layers += [nn.Conv2d(width, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
-    whole = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-    return _settled(whole, torch.randn(2, 3, 96, 96))
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return _calibrate_batch_norm(model, torch.randn(2, 3, 96, 96))
 
 
 class _Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(1000, 128)
-        self.places = nn.Parameter(torch.randn(64, 128) * 0.02)
+        self.tokens = nn.Embedding(1000, 128)
+        self.positions = nn.Parameter(torch.randn(64, 128) * 0.02)
         layer = nn.TransformerEncoderLayer(128, 4, 256, 0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(128)
         self.head = nn.Linear(128, 10)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        hidden = self.layers(self.words(words) + self.places)
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(self.tokens(tokens) + self.positions)
         return self.head(self.norm(hidden).mean(1))
 
 
 def transformer() -> nn.Module:
-    """Four encoder layers on 64 words."""
+    """Build a transformer of four encoder layers for 64 tokens."""
     torch.manual_seed(0)
     return _Transformer().eval()
 
@@ -76,13 +78,13 @@ class _Lstm(nn.Module):
 
 
 def lstm() -> nn.Module:
-    """Two LSTM layers on 100 steps."""
+    """Build a network of two LSTM layers for 100 time steps."""
     torch.manual_seed(0)
     return _Lstm().eval()
 
 
 class _Detector(nn.Module):
-    """One stage: per cell a box and a score, all of them returned."""
+    """A one-stage detector that returns a box and the class scores of every grid cell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,9 +103,9 @@ class _Detector(nn.Module):
 
 
 def detector() -> nn.Module:
-    """Boxes and scores of each cell of a picture of 160 x 160."""
+    """Build a detector for images of 160 x 160 pixels."""
     torch.manual_seed(0)
-    return _settled(_Detector(), torch.randn(8, 3, 160, 160))
+    return _calibrate_batch_norm(_Detector(), torch.randn(8, 3, 160, 160))
 
 
 class _Audio(nn.Module):
@@ -120,7 +122,7 @@ class _Audio(nn.Module):
 
 
 def audio() -> nn.Module:
-    """A pitch for each 256 of 16 000 values of a sound."""
+    """Build a network that predicts a pitch for each 256 of 16 000 audio samples."""
     torch.manual_seed(0)
     return _Audio().eval()
 
@@ -128,23 +130,23 @@ def audio() -> nn.Module:
 class _Embedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.EmbeddingBag(5000, 256, mode="mean")
+        self.tokens = nn.EmbeddingBag(5000, 256, mode="mean")
         self.norm = nn.LayerNorm(256)
         self.layers = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 128))
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        hidden = self.layers(self.norm(self.words.weight[words].mean(1)))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(self.norm(self.tokens.weight[tokens].mean(1)))
         return hidden / hidden.norm(dim=-1, keepdim=True)
 
 
 def embedding() -> nn.Module:
-    """A unit vector for a text of 32 words."""
+    """Build a network that returns a unit vector for a text of 32 tokens."""
     torch.manual_seed(0)
     return _Embedding().eval()
 
 
-def _settled(model: nn.Module, samples: torch.Tensor) -> nn.Module:
-    """With statistics of its batch norms as after training."""
+def _calibrate_batch_norm(model: nn.Module, samples: torch.Tensor) -> nn.Module:
+    """Update the BatchNorm statistics on `samples` and return the model in eval mode."""
     with torch.no_grad():
         for _ in range(20):
             model.train()(samples)
@@ -153,21 +155,21 @@ def _settled(model: nn.Module, samples: torch.Tensor) -> nn.Module:
 
 @dataclass(frozen=True)
 class Net:
-    """A factory, and the samples that it takes."""
+    """A model factory and the description of its samples."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    """Of one sample."""
-    words: int = 0
-    """Size of the vocabulary, where samples are integers."""
+    """Shape of one sample."""
+    vocabulary: int = 0
+    """Size of the vocabulary if samples are integers, else 0."""
     samples: int = 64
     batch_size: int = 32
 
     def inputs(self) -> NDArray[np.generic]:
-        """All samples, shape (samples, *shape)."""
+        """Return all samples, shape (samples, *shape)."""
         random, shape = np.random.default_rng(0), (self.samples, *self.shape)
-        if self.words:
-            return random.integers(0, self.words, shape)
+        if self.vocabulary:
+            return random.integers(0, self.vocabulary, shape)
         return random.normal(size=shape).astype(np.float32)
 
 
@@ -175,37 +177,37 @@ NETS = {
     "mlp": Net(mlp, (64,)),
     "resnet": Net(resnet, (3, 224, 224)),
     "convnet": Net(convnet, (3, 320, 320), samples=32, batch_size=8),
-    "transformer": Net(transformer, (64,), words=1000),
+    "transformer": Net(transformer, (64,), vocabulary=1000),
     "lstm": Net(lstm, (100, 32)),
     "detector": Net(detector, (3, 160, 160)),
     "audio": Net(audio, (1, 16_000)),
-    "embedding": Net(embedding, (32,), words=5000),
+    "embedding": Net(embedding, (32,), vocabulary=5000),
 }
 
 
-def _weights(model: nn.Module) -> list[nn.Parameter]:
+def _weight_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if p.dim() > 1 and "weight" in name]
 
 
-def half_layer(model: nn.Module) -> bool:
-    """Round one layer in the middle to float16."""
-    weights = _weights(model)
+def round_layer_to_float16(model: nn.Module) -> bool:
+    """Round the weights of a layer in the middle to float16."""
+    weights = _weight_parameters(model)
     middle = weights[len(weights) // 2]
     middle.data = middle.data.half().float()
     return True
 
 
-def perturbed(model: nn.Module) -> bool:
-    """Perturb one weight tensor by 1e-4 of its values."""
-    weights = _weights(model)
+def perturb_weight(model: nn.Module) -> bool:
+    """Perturb one weight tensor by a relative error of 1e-4."""
+    weights = _weight_parameters(model)
     middle = weights[len(weights) // 2]
     torch.manual_seed(1)
     middle.data = middle.data * (1.0 + 1e-4 * torch.randn_like(middle))
     return True
 
 
-def wrong_epsilon(model: nn.Module) -> bool:
-    """Give one normalization ten times its epsilon; False without any."""
+def enlarge_epsilon(model: nn.Module) -> bool:
+    """Multiply the epsilon of one normalization by ten; return False if the net has none."""
     norms = [module for module in model.modules() if hasattr(module, "eps")]
     for norm in norms[len(norms) // 2 :][:1]:
         norm.eps *= 10.0
@@ -213,7 +215,7 @@ def wrong_epsilon(model: nn.Module) -> bool:
 
 
 FAULTS: dict[str, Callable[[nn.Module], bool]] = {
-    "half_layer": half_layer,
-    "perturbed": perturbed,
-    "wrong_epsilon": wrong_epsilon,
+    "half_layer": round_layer_to_float16,
+    "perturbed": perturb_weight,
+    "wrong_epsilon": enlarge_epsilon,
 }

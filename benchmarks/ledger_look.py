@@ -5,8 +5,8 @@
 Uses a simulated registry, and a real ledger, store and head on disk. All entries are about one
 model, six per version. Each round reconciles with a short and a long ledger: one without new
 entries, one to which another process added an entry, and one that is read for the first time. Both
-alternate in one process, so that the ratios hold on machines with varying speed. Exits with 1 if a
-reconcile of a running service takes more than three times as long.
+ledgers alternate in one process, so that the ratios are valid on machines with varying speed. Exits
+with 1 if a reconcile of a running service takes more than three times as long.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from gate.storage.digest import Digest, canonical_json
 from tests.registry.releases import NAME
 from tests.service.registry_setup import AUTOMATIC, RegistrySetup
 
-ALLOWED = 3.0
-VERSION = ("passed", "promoted", "deployed", "unchanged", "refused", "conflict")
+RATIO_LIMIT = 3.0
+ACTIONS = ("passed", "promoted", "deployed", "unchanged", "refused", "conflict")
 
 
 def main() -> None:
@@ -37,22 +37,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         few, many = (Bench(Path(folder, str(n)), n) for n in (arguments.few, arguments.many))
         row: dict[str, object] = {"few": arguments.few, "many": arguments.many}
-        for what in ("nothing_new", "a_line_more", "at_first"):
+        for case in ("nothing_new", "a_line_more", "at_first"):
             seconds = [
-                [_timed(getattr(bench, what)) for bench in (few, many)]
+                [_measure_seconds(getattr(bench, case)) for bench in (few, many)]
                 for _ in range(arguments.rounds)
             ]
             a, b = (statistics.median(times) for times in zip(*seconds, strict=True))
-            row[what] = {"few_ms": 1e3 * a, "many_ms": 1e3 * b, "ratio": b / a}
-            print(f"{what:<12} {1e3 * a:8.2f} ms {1e3 * b:8.2f} ms  {b / a:6.2f} times")
+            row[case] = {"few_ms": 1e3 * a, "many_ms": 1e3 * b, "ratio": b / a}
+            print(f"{case:<12} {1e3 * a:8.2f} ms {1e3 * b:8.2f} ms  {b / a:6.2f} times")
     print(json.dumps(row))
     if arguments.json:
         arguments.json.write_text(json.dumps(row, indent=1) + "\n")
-    raise SystemExit(any(row[what]["ratio"] > ALLOWED for what in ("nothing_new", "a_line_more")))  # type: ignore[index]
+    raise SystemExit(
+        any(row[case]["ratio"] > RATIO_LIMIT for case in ("nothing_new", "a_line_more"))
+    )  # type: ignore[index]
 
 
 class Bench:
-    """A model that was promoted at the end of a long ledger, and is deployed."""
+    """A deployed model that was promoted at the end of a long ledger."""
 
     def __init__(self, folder: Path, lines: int) -> None:
         folder.mkdir()
@@ -60,24 +62,24 @@ class Bench:
         fill(self.setup.ledger, lines)
         self.setup.promote(1)
         self.store = ModelStore(folder / "store")
-        self._reconcile = self._made()
+        self._reconcile = self._new_reconciler()
         self.nothing_new()
 
     def nothing_new(self) -> None:
-        """As every minute."""
+        """Reconcile without new ledger entries, as every minute."""
         self._reconcile(NAME, cause="timer")
 
     def a_line_more(self) -> None:
-        """As after somebody promoted something."""
+        """Reconcile after another process added an entry."""
         self.setup.model().write("conflict", "another line")
         self.nothing_new()
 
     def at_first(self) -> None:
-        """As after a start, and as every command does."""
-        self._reconcile = self._made()
+        """Reconcile with a ledger that is read for the first time, as after a start."""
+        self._reconcile = self._new_reconciler()
         self.nothing_new()
 
-    def _made(self) -> Reconciler:
+    def _new_reconciler(self) -> Reconciler:
         stored = StoredHead(self.store.root / HEAD_FILE, location="the store")
         ledger = Ledger(self.setup.ledger.state, stored_head=stored)
         return Reconciler(
@@ -86,15 +88,15 @@ class Bench:
 
 
 def fill(ledger: Ledger, lines: int) -> None:
-    """So many lines about versions from 1000 on."""
+    """Write `lines` entries about versions from 1000 on."""
     digest, parent, rows = Digest.from_bytes(b"file"), None, []
     for number in range(lines):
         entry = LedgerEntry.model_validate(
             {
-                "action": VERSION[number % len(VERSION)],
+                "action": ACTIONS[number % len(ACTIONS)],
                 "registry": "simulator",
                 "model": NAME,
-                "version": str(1000 + number // len(VERSION)),
+                "version": str(1000 + number // len(ACTIONS)),
                 "sha256": digest,
                 "policy_sha256": digest,
                 "evidence_sha256": digest,
@@ -110,9 +112,9 @@ def fill(ledger: Ledger, lines: int) -> None:
         insert(connection, rows)
 
 
-def _timed(look: Callable[[], None]) -> float:
+def _measure_seconds(reconcile: Callable[[], None]) -> float:
     start = time.perf_counter()
-    look()
+    reconcile()
     return time.perf_counter() - start
 
 

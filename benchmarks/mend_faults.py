@@ -1,12 +1,11 @@
-"""Count the faults for which gate mend finds a file that passes, and gate reproduce writes a
-script.
+"""Count the faults that `gate mend` repairs and those that `gate reproduce` reduces to a script.
 
     .venv/bin/python -m benchmarks.mend_faults                    # 24 of the corpus, 12 others
     .venv/bin/python -m benchmarks.mend_faults 'fault/resize-*'   # by name
     .venv/bin/python -m benchmarks.mend_faults --python fresh/bin/python
 
 Each file that mend finds is checked again on new samples. `--python` runs each script of gate
-reproduce with that Python, for example one with numpy and onnxruntime only. Exit code 0 only if no
+reproduce with that Python, for example one with only numpy and onnxruntime. Exit code 0 only if no
 mended file is rejected on new samples.
 """
 
@@ -41,7 +40,7 @@ from gate.records.evidence import Source
 from gate.records.export import ExportSettings
 from gate.storage.files import temporary_folder
 
-_OF_CORPUS = (
+_CORPUS_FAULTS = (
     "fault/index-sign/negativeindices/direct-17",
     "fault/index-sign/separatedindices/traced-17",
     "fault/integer-division/floorofnegatives/traced-13",
@@ -67,18 +66,18 @@ _OF_CORPUS = (
     "fault/output-order/reversed-outputs-detector/direct-17",
     "fault/gelu-approximation/gelu-by-tanh-vit-block1.gelu/direct-17",
 )
-"""Several classes; most of them made by an exporter from a correct model."""
+"""Faults of several classes. An exporter made most of them from a correct model."""
 
 _CANDIDATES = 60
-"""That the default budget of gate mend covers."""
+"""Candidates covered by the default budget of gate mend."""
 
-_SECONDS = 900.0
-_FRESH = 24
+_TIME_LIMIT_S = 900.0
+_FRESH_SAMPLES = 24
 
 
 @dataclass(frozen=True)
 class Case:
-    """A faulty file with what it is checked by."""
+    """A faulty file with the reference and the data to check it."""
 
     pair: Pair
     reference: Reference
@@ -86,7 +85,7 @@ class Case:
 
     @classmethod
     def from_entry(cls, entry: Entry, bench: Bench, path: Path) -> Case:
-        """Write the faulty file."""
+        """Write the faulty file and return the case."""
         pair = entry.make(bench, path)
         reference = Reference(pair.model, Source(factory="benchmarks.corpus"), export=pair.record)
         samples = SampleSet.from_arrays(pair.samples)
@@ -94,8 +93,10 @@ class Case:
 
 
 def mend(case: Case, entry: Entry, folder: Path) -> tuple[str, str]:
-    """Return the title of what was found, or how the search ended; and the verdict on fresh
-    samples."""
+    """Search for a mended file and check it again on new samples.
+
+    Returns the candidate's title, or how the search ended, and the verdict on new samples.
+    """
     settings, policy = ExportSettings(opset="auto"), Policy.default()
     try:
         names = names_of(case.pair.path, settings)
@@ -103,7 +104,7 @@ def mend(case: Case, entry: Entry, folder: Path) -> tuple[str, str]:
         names = None
     samples = halves(case.data)
     budget = _CANDIDATES * len(samples[0].samples) + len(samples[1].samples)
-    search = Search(case.reference, policy, budget, deadline=time.monotonic() + _SECONDS)
+    search = Search(case.reference, policy, budget, deadline=time.monotonic() + _TIME_LIMIT_S)
     file = case.pair.path if names is not None else None
     builder = Builder(case.reference, example_of(case.data.samples, settings), file)
     outcome = MendPlan(search, builder, settings, names).run(samples, folder)
@@ -111,64 +112,67 @@ def mend(case: Case, entry: Entry, folder: Path) -> tuple[str, str]:
     if winner is None:
         closest = search.best.title if search.best else ""
         return f"nothing ({outcome.ended_by}, {len(search.trials)} trials; {closest})", ""
-    fresh = SampleSet.from_arrays(entry.architecture.draw(_FRESH, 12))
-    again = check(
+    fresh_samples = SampleSet.from_arrays(entry.architecture.draw(_FRESH_SAMPLES, 12))
+    recheck = check(
         winner.path,
         case.reference,
-        EvaluationData(fresh, batch_size=case.pair.batch_size),
+        EvaluationData(fresh_samples, batch_size=case.pair.batch_size),
         with_disabled(policy, winner.candidate.disabled_optimizers),
     )
-    found = f"{winner.candidate.stage}: {winner.candidate.title} ({len(search.trials)} trials)"
-    return found, again.decision.verdict.value
+    result = f"{winner.candidate.stage}: {winner.candidate.title} ({len(search.trials)} trials)"
+    return result, recheck.decision.verdict.value
 
 
 def reproduce(case: Case, folder: Path, python: str | None) -> tuple[int | None, str]:
-    """Return the number of nodes and the kind of the reduced graph, whose script shows the
-    difference; None and the reason where there is none."""
+    """Reduce the graph and run the generated script.
+
+    Returns the node count and the kind of the reduced graph if the script shows the difference,
+    else None and the reason.
+    """
     policy = Policy.default()
     result = check(case.pair.path, case.reference, case.data, policy)
     job = case_of(case.pair.path, reference=case.reference, data=case.data, policy=policy)
     try:
-        made = Reproducer.from_rejection(job, result.evidence, result.decision)
-        if made is None:
+        reproducer = Reproducer.from_rejection(job, result.evidence, result.decision)
+        if reproducer is None:
             return None, f"no difference of outputs ({result.decision.verdict.value})"
-        made.write(folder / "bug.zip", venv=False)
+        reproducer.write(folder / "bug.zip", venv=False)
     except NotReproduced as error:
         return None, first_line(error)
     with zipfile.ZipFile(folder / "bug.zip") as archive:
         archive.extractall(folder)
     command = [python or sys.executable, "-I", "reproduce.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 1 or done.stdout.splitlines()[-1:] != [DIFFERS]:
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if process.returncode != 1 or process.stdout.splitlines()[-1:] != [DIFFERS]:
         return None, f"{python} does not show the difference"
-    operators = [node.op_type for node in made.failure.model.graph.node]
+    operators = [node.op_type for node in reproducer.failure.model.graph.node]
     layer = ", layer.py" if (folder / "layer.py").is_file() else ""
-    return made.failure.nodes, f"{made.failure.kind}: {', '.join(operators[:8])}{layer}"
+    return reproducer.failure.nodes, f"{reproducer.failure.kind}: {', '.join(operators[:8])}{layer}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Mend and reproduce, print two lines for each fault, and return the exit code."""
+    """Mend and reproduce each fault, print two lines per fault, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("patterns", nargs="*", help="names of faults; default: all 36")
     parser.add_argument("--python", help="an interpreter that runs the scripts")
     options = parser.parse_args(arguments)
-    entries = _chosen(options.patterns)
+    entries = _select_entries(options.patterns)
     verdicts: list[str] = []
     nodes: list[int] = []
     with temporary_folder() as folder:
         bench = Bench(Path(folder))
-        for place, entry in enumerate(entries):
-            rooms = [Path(folder, f"{place}-{name}") for name in ("faulty", "mended", "bug")]
-            for room in rooms:
-                room.mkdir()
-            case = Case.from_entry(entry, bench, rooms[0] / "model.onnx")
+        for index, entry in enumerate(entries):
+            folders = [Path(folder, f"{index}-{name}") for name in ("faulty", "mended", "bug")]
+            for case_folder in folders:
+                case_folder.mkdir()
+            case = Case.from_entry(entry, bench, folders[0] / "model.onnx")
             begun = time.monotonic()
-            found, fresh = mend(case, entry, rooms[1])
+            result, verdict = mend(case, entry, folders[1])
             seconds = time.monotonic() - begun
-            print(f"{entry.name}: {found} {fresh} {seconds:.0f} s", flush=True)
-            count, shown = reproduce(case, rooms[2], options.python)
-            print(f"    {count} nodes, {shown}", flush=True)
-            verdicts += [fresh] if fresh else []
+            print(f"{entry.name}: {result} {verdict} {seconds:.0f} s", flush=True)
+            count, description = reproduce(case, folders[2], options.python)
+            print(f"    {count} nodes, {description}", flush=True)
+            verdicts += [verdict] if verdict else []
             nodes += [] if count is None else [count]
     rejected = len(verdicts) - verdicts.count("PASS")
     print(f"{len(verdicts)} of {len(entries)} mended, {rejected} rejected on fresh samples")
@@ -177,11 +181,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if rejected else 0
 
 
-def _chosen(patterns: Sequence[str]) -> list[Entry]:
+def _select_entries(patterns: Sequence[str]) -> list[Entry]:
     by_name: Mapping[str, Entry] = {entry.name: entry for entry in (*FAULTS, *MORE_FAULTS)}
-    names = list(by_name) if patterns else [*_OF_CORPUS, *(one.name for one in MORE_FAULTS)]
-    wanted = patterns or ["*"]
-    return [by_name[n] for n in names if any(fnmatch.fnmatch(n, one) for one in wanted)]
+    names = list(by_name) if patterns else [*_CORPUS_FAULTS, *(fault.name for fault in MORE_FAULTS)]
+    selected_patterns = patterns or ["*"]
+    return [
+        by_name[n]
+        for n in names
+        if any(fnmatch.fnmatch(n, pattern) for pattern in selected_patterns)
+    ]
 
 
 if __name__ == "__main__":

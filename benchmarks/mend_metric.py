@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 
 def hits(outputs: dict[str, NDArray[Any]], labels: NDArray[Any]) -> NDArray[Any]:
-    """Return 1 where the class is right and the box overlaps by half: shape (samples,)."""
-    scores, boxes, true = outputs["scores"], outputs["boxes"], labels[:, 1:]
-    lows = np.maximum(boxes[:, :2] - boxes[:, 2:] / 2, true[:, :2] - true[:, 2:] / 2)
-    highs = np.minimum(boxes[:, :2] + boxes[:, 2:] / 2, true[:, :2] + true[:, 2:] / 2)
-    shared = np.clip(highs - lows, 0, None).prod(1)
-    overlap = shared / (boxes[:, 2:].prod(1) + true[:, 2:].prod(1) - shared)
+    """Return 1 for samples with the right class and a box overlap above 0.5, shape (samples,)."""
+    scores, boxes, true_boxes = outputs["scores"], outputs["boxes"], labels[:, 1:]
+    lows = np.maximum(boxes[:, :2] - boxes[:, 2:] / 2, true_boxes[:, :2] - true_boxes[:, 2:] / 2)
+    highs = np.minimum(boxes[:, :2] + boxes[:, 2:] / 2, true_boxes[:, :2] + true_boxes[:, 2:] / 2)
+    intersection = np.clip(highs - lows, 0, None).prod(1)
+    overlap = intersection / (boxes[:, 2:].prod(1) + true_boxes[:, 2:].prod(1) - intersection)
     return (scores.argmax(1) == labels[:, 0]) & (overlap > 0.5)

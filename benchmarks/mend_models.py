@@ -12,14 +12,16 @@ from torch.nn import functional
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.bench import SAMPLES, Bench, Pair
-from benchmarks.corpus.entry import Entry, file_of, story_of
+from benchmarks.corpus.entry import Entry, export_then_edit, summary_of
 from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
 from benchmarks.corpus.samples import Arrays
 from tests.localize.optimizers.faults import FAULTS, OptimizerFault
 
 
 class Repeats(nn.Module):
-    """ONNX Runtime's optimizers lose columns of `repeat_interleave` by a tensor."""
+    """A model with `repeat_interleave` by a tensor, whose columns ONNX Runtime's optimizers
+    lose.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +33,7 @@ class Repeats(nn.Module):
 
 
 class SmallLogarithms(nn.Module):
-    """`log1p` is written as Log(1 + x), which loses the digits of small numbers."""
+    """A model with `log1p`, exported as Log(1 + x), which loses the digits of small numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,8 +44,10 @@ class SmallLogarithms(nn.Module):
 
 
 class Similar(nn.Module):
-    """`cosine_similarity` of short vectors: the exporter bounds the product of the norms by eps,
-    PyTorch each norm."""
+    """A model with `cosine_similarity` of short vectors.
+
+    The exporter bounds the product of the norms by eps, while PyTorch bounds each norm.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +58,7 @@ class Similar(nn.Module):
 
 
 class Distant(nn.Module):
-    """`pairwise_distance`: the exporter leaves eps out."""
+    """A model with `pairwise_distance`, which is exported without eps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +69,9 @@ class Distant(nn.Module):
 
 
 class Distances(nn.Module):
-    """`cdist` of points some of which are equal: NaN or infinity in their place."""
+    """A model with `cdist` of points, for which the file returns NaN or infinity if two are
+    equal.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +83,7 @@ class Distances(nn.Module):
 
 
 class Chunks(nn.Module):
-    """An in-place change of one chunk is lost."""
+    """A model that modifies one chunk in place; the exported file loses the modification."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +96,7 @@ class Chunks(nn.Module):
 
 
 class Added(nn.Module):
-    """The dynamo exporter writes `logaddexp` as Log(Exp(a) + Exp(b)), which overflows."""
+    """A model with `logaddexp`, exported by dynamo as Log(Exp(a) + Exp(b)), which overflows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +107,7 @@ class Added(nn.Module):
 
 
 class Losses(nn.Module):
-    """The loss of a sigmoid is written as logarithms of shares that are 0: infinite."""
+    """A model with a binary cross-entropy loss, exported as logarithms of probabilities of 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +119,7 @@ class Losses(nn.Module):
         return functional.binary_cross_entropy_with_logits(90 * y, targets, reduction="none")
 
 
-def _drawn(*shape: int, dtype: type = np.float32) -> Callable[[int, int], Arrays]:
+def _sampler(*shape: int, dtype: type = np.float32) -> Callable[[int, int], Arrays]:
     def draw(count: int, seed: int) -> Arrays:
         numbers = np.random.default_rng(seed).normal(size=(count, *shape))
         return {"input": numbers.astype(dtype)}
@@ -124,22 +130,24 @@ def _drawn(*shape: int, dtype: type = np.float32) -> Callable[[int, int], Arrays
 def _architecture(
     make: Callable[[], nn.Module], draw: Callable[[int, int], Arrays]
 ) -> Architecture:
-    """An architecture that keeps its random weights."""
+    """Return an architecture that keeps its random weights."""
     name = getattr(make, "__name__", "net").lower()
     return Architecture(
         name, make, draw, outputs=("output",), classes=False, settle=lambda *_: None
     )
 
 
-def _as_exported(make: Callable[[], nn.Module], *shape: int, recipe: Recipe = DIRECT_17) -> Entry:
-    """What the exporter or the runtime gets wrong by itself."""
-    architecture = _architecture(make, _drawn(*shape))
-    written = file_of(lambda *_: None, architecture, recipe)
-    return Entry("more", architecture.name, architecture, recipe, story_of(make), written)
+def _exporter_entry(
+    make: Callable[[], nn.Module], *shape: int, recipe: Recipe = DIRECT_17
+) -> Entry:
+    """Return an entry whose file the exporter or the runtime gets wrong without an edit."""
+    architecture = _architecture(make, _sampler(*shape))
+    write_file = export_then_edit(lambda *_: None, architecture, recipe)
+    return Entry("more", architecture.name, architecture, recipe, summary_of(make), write_file)
 
 
-def _of_optimizer(title: str, fault: OptimizerFault) -> Entry:
-    draw = _drawn(*fault.inputs.shape[1:], dtype=fault.inputs.dtype.type)
+def _optimizer_entry(title: str, fault: OptimizerFault) -> Entry:
+    draw = _sampler(*fault.inputs.shape[1:], dtype=fault.inputs.dtype.type)
     architecture = _architecture(fault.model, draw)
 
     def make(bench: Bench, path: Path) -> Pair:
@@ -151,15 +159,15 @@ def _of_optimizer(title: str, fault: OptimizerFault) -> Entry:
 
 
 MORE_FAULTS: list[Entry] = [
-    # The answers of "a norm of another axis" depend on the other samples of the batch.
-    *(_of_optimizer(title, fault) for title, fault in FAULTS.items() if fault.dynamic),
-    _as_exported(Repeats, 6),
-    _as_exported(SmallLogarithms, 6),
-    _as_exported(Similar, 6),
-    _as_exported(Distant, 6),
-    _as_exported(Distances, 4, 5),
-    _as_exported(Chunks, 6),
-    _as_exported(Losses, 6),
-    _as_exported(Added, 6, recipe=DYNAMO_18),
+    # The outputs of "a norm of another axis" depend on the other samples of the batch.
+    *(_optimizer_entry(title, fault) for title, fault in FAULTS.items() if fault.dynamic),
+    _exporter_entry(Repeats, 6),
+    _exporter_entry(SmallLogarithms, 6),
+    _exporter_entry(Similar, 6),
+    _exporter_entry(Distant, 6),
+    _exporter_entry(Distances, 4, 5),
+    _exporter_entry(Chunks, 6),
+    _exporter_entry(Losses, 6),
+    _exporter_entry(Added, 6, recipe=DYNAMO_18),
 ]
 """Faults of the exporters of PyTorch and of ONNX Runtime's optimizers that the corpus lacks."""

@@ -42,27 +42,27 @@ from gate.records.evidence import Source
 from gate.records.export import ExportSettings
 from gate.storage.files import temporary_folder
 
-_SAMPLES, _FRESH = {"float16": 128, "int8": 512}, {"float16": 64, "int8": 512}
-_LARGE = 1e5
-"""Beyond float16, whose largest number is 65504."""
+_SAMPLES, _FRESH_SAMPLES = {"float16": 128, "int8": 512}, {"float16": 64, "int8": 512}
+_LARGE_VALUE = 1e5
+"""A value beyond the range of float16, whose largest number is 65504."""
 
 _CANDIDATES = 600
-"""That the default budget of gate mend covers for float16 and int8."""
+"""Candidates covered by the default budget of gate mend for float16 and int8."""
 
-_MOST = 0.2
-"""The share of layers in float32."""
+_MAX_FLOAT32_SHARE = 0.2
+"""Highest allowed share of layers in float32."""
 
 _MAX_DROP = 0.05
-"""Of the metric of an int8 file, by its bound."""
+"""Highest allowed drop of the metric of an int8 file."""
 
 _STEPS, _BATCH = 300, 64
-"""Of the training."""
+"""Number of training steps and the batch size."""
 
 Array = NDArray[np.generic]
 
 
 class Amounts(nn.Module):
-    """Scores of amounts in cents, which are normalized after the first layer."""
+    """A classifier of amounts in cents whose first layer is followed by a normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Amounts(nn.Module):
 
 
 class Squares(nn.Module):
-    """A detector of one square: class, box, and the area in pixels as a share of the picture's."""
+    """A detector of one square: class, box, and the area as a share of the image's area."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,46 +93,46 @@ class Squares(nn.Module):
 
 
 class Pressures(Recurrent):
-    """Series in Pascal, which are normalized first."""
+    """A recurrent network for series in Pascal, which it normalizes first."""
 
     def forward(self, series: torch.Tensor) -> torch.Tensor:
-        return super().forward((series - _LARGE) / _LARGE)
+        return super().forward((series - _LARGE_VALUE) / _LARGE_VALUE)
 
 
 class Radiances(Segmenter):
-    """Pictures in raw counts of a sensor, which are normalized first."""
+    """A segmentation network for images in raw sensor counts, which it normalizes first."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        return super().forward(image / _LARGE)
+        return super().forward(image / _LARGE_VALUE)
 
 
-def _amounts(count: int, seed: int) -> tuple[Array, Array]:
-    drawn = np.random.default_rng(seed).normal(0.0, 3.0 * _LARGE, (count, 16))
+def _draw_amounts(count: int, seed: int) -> tuple[Array, Array]:
+    amounts = np.random.default_rng(seed).normal(0.0, 3.0 * _LARGE_VALUE, (count, 16))
     prices = np.random.default_rng(5).normal(size=(16, 6))
-    return drawn.astype(np.float32), (drawn @ prices).argmax(1)
+    return amounts.astype(np.float32), (amounts @ prices).argmax(1)
 
 
-def _quarters(count: int, seed: int) -> tuple[Array, Array]:
-    """Pictures, and the brightest quarter of each."""
-    images = samples.normalised(count, 32, seed=seed)
+def _draw_quarters(count: int, seed: int) -> tuple[Array, Array]:
+    """Return images and the index of the brightest quarter of each."""
+    images = samples.normalized(count, 32, seed=seed)
     return images, images[:, 0].reshape(count, 2, 16, 2, 16).mean((2, 4)).reshape(-1, 4).argmax(1)
 
 
-def _texts(count: int, seed: int) -> tuple[Array, Array]:
-    """Texts, and the commonest of six kinds of words in each."""
+def _draw_texts(count: int, seed: int) -> tuple[Array, Array]:
+    """Return texts and the most frequent of six kinds of tokens in each."""
     tokens = samples.tokens(count, 24, vocabulary=120, seed=seed)
     kinds = [((tokens % 6 == kind) & (tokens > 0)).sum(1) for kind in range(6)]
     return tokens, np.stack(kinds, axis=1).argmax(1)
 
 
-def _series(count: int, seed: int) -> tuple[Array, Array]:
-    drawn = samples.series(count, 20, 5, seed=seed)
-    return drawn * np.float32(_LARGE) + np.float32(_LARGE), drawn[:, -1].argmax(1)
+def _draw_series(count: int, seed: int) -> tuple[Array, Array]:
+    values = samples.series(count, 20, 5, seed=seed)
+    return values * np.float32(_LARGE_VALUE) + np.float32(_LARGE_VALUE), values[:, -1].argmax(1)
 
 
-def _squares(count: int, seed: int) -> tuple[Array, Array]:
-    """Pictures with one square, and its color, center and sides."""
-    rng, images = np.random.default_rng(seed), samples.normalised(count, 32, seed=seed)
+def _draw_squares(count: int, seed: int) -> tuple[Array, Array]:
+    """Return images with one square, and its color, center and sides."""
+    rng, images = np.random.default_rng(seed), samples.normalized(count, 32, seed=seed)
     sides, colors = rng.integers(8, 15, count), rng.integers(3, size=count)
     corners = rng.integers(0, 32 - sides[:, None], (count, 2))
     for image, side, color, (top, left) in zip(images, sides, colors, corners, strict=True):
@@ -142,28 +142,30 @@ def _squares(count: int, seed: int) -> tuple[Array, Array]:
     return images, np.column_stack([colors, centers / 32, sides / 32, sides / 32])
 
 
-def _masks(count: int, seed: int) -> tuple[Array, Array]:
-    """Pictures, and the brightness of the surroundings of each pixel in five steps."""
-    images = samples.normalised(count, 32, seed=seed)
+def _draw_masks(count: int, seed: int) -> tuple[Array, Array]:
+    """Return images and, for each pixel, the brightness of its surroundings in five steps."""
+    images = samples.normalized(count, 32, seed=seed)
     smooth = functional.avg_pool2d(torch.from_numpy(images[:, :1]), 5, 1, 2)[:, 0]
-    return images * np.float32(_LARGE), (smooth + 2.5).clamp(0, 4).long().numpy()
+    return images * np.float32(_LARGE_VALUE), (smooth + 2.5).clamp(0, 4).long().numpy()
 
 
 _NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Array, Array]], str]] = {
-    "wide": (Amounts, _amounts, "accuracy"),
-    "vit": (VisionTransformer, _quarters, "accuracy"),
-    "bert": (TokenClassifier, _texts, "accuracy"),
-    "lstm": (Pressures, _series, "accuracy"),
-    "detector": (Squares, _squares, "benchmarks.mend_metric:hits"),
-    "unet": (Radiances, _masks, "iou"),
+    "wide": (Amounts, _draw_amounts, "accuracy"),
+    "vit": (VisionTransformer, _draw_quarters, "accuracy"),
+    "bert": (TokenClassifier, _draw_texts, "accuracy"),
+    "lstm": (Pressures, _draw_series, "accuracy"),
+    "detector": (Squares, _draw_squares, "benchmarks.mend_metric:hits"),
+    "unet": (Radiances, _draw_masks, "iou"),
 }
-"""The network, its samples with labels, and its metric."""
+"""The network, a function that returns samples with labels, and the metric."""
 
 
 @cache
-def trained(name: str) -> nn.Module:
-    """Return the net after a short training. ViT and BERT get one unit of large values in a
-    perceptron, as large transformers have."""
+def train_net(name: str) -> nn.Module:
+    """Return the net after a short training.
+
+    One unit in a perceptron of ViT and BERT gets large values, as in large transformers.
+    """
     make, draw, _ = _NETS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -180,8 +182,8 @@ def trained(name: str) -> nn.Module:
     if name in ("vit", "bert"):
         with torch.no_grad():
             block.up.weight[0] *= 0.01
-            block.up.bias[0] = _LARGE
-            block.down.weight[:, 0] = 0.1 / _LARGE
+            block.up.bias[0] = _LARGE_VALUE
+            block.down.weight[:, 0] = 0.1 / _LARGE_VALUE
             block.down.bias -= 0.1
     return model.eval()
 
@@ -195,9 +197,12 @@ def _loss(outputs: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor
     )
 
 
-def policy_of(name: str, kind: str) -> Policy:
-    """Return the built-in policy of float16; of int8 one that bounds the drop of the metric, and
-    the outputs loosely."""
+def build_policy(name: str, kind: str) -> Policy:
+    """Return the policy for a precision.
+
+    For float16 this is the built-in policy. For int8 it bounds the drop of the metric, and the
+    outputs loosely.
+    """
     if kind == "float16":
         return Policy.reduced(task="auto")
     function = _NETS[name][2]
@@ -216,10 +221,10 @@ def policy_of(name: str, kind: str) -> Policy:
 
 
 def convert(name: str, kind: str, folder: Path) -> tuple[str, bool]:
-    """Return a line on what was found, and whether it holds the bounds of this program."""
-    reference = Reference(trained(name), Source(factory="benchmarks.corpus"))
-    policy = policy_of(name, kind)
-    data = _data(name, _SAMPLES[kind], 0, policy)
+    """Mend the conversion of a net. Return a summary and whether it meets the limits."""
+    reference = Reference(train_net(name), Source(factory="benchmarks.corpus"))
+    policy = build_policy(name, kind)
+    data = _draw_data(name, _SAMPLES[kind], 0, policy)
     parts = halves(data)
     names = ("scores", "boxes", "area") if name == "detector" else ("scores",)
     settings = ExportSettings(opset="auto", output_names=names)
@@ -233,23 +238,23 @@ def convert(name: str, kind: str, folder: Path) -> tuple[str, bool]:
         closest = "" if search.best is None else search.best.title
         reasons = {trial.failure or trial.headline for trial in search.trials}
         return f"nothing ({outcome.ended_by}, {count} trials; {closest}; {reasons})", False
-    again = check(
+    recheck = check(
         winner.path,
         reference,
-        _data(name, _FRESH[kind], 12, policy),
+        _draw_data(name, _FRESH_SAMPLES[kind], 12, policy),
         with_disabled(policy, winner.candidate.disabled_optimizers),
     )
     layers = winner.candidate.float32
-    verdict = again.decision.verdict.value
-    reasons = ", ".join(f"{check_.label}: {check_.code}" for check_ in again.failures)
+    verdict = recheck.decision.verdict.value
+    reasons = ", ".join(f"{check_.label}: {check_.code}" for check_ in recheck.failures)
     line = (
         f"{winner.candidate.title}: {layers.count} layers in float32, {layers.share:.1%}, "
         f"{search.conversions} conversions, fresh samples {verdict} {reasons}"
     )
-    return line, verdict == "PASS" and layers.share <= _MOST
+    return line, verdict == "PASS" and layers.share <= _MAX_FLOAT32_SHARE
 
 
-def _data(name: str, count: int, seed: int, policy: Policy) -> EvaluationData:
+def _draw_data(name: str, count: int, seed: int, policy: Policy) -> EvaluationData:
     inputs, labels = _NETS[name][1](count, seed)
     annotations = Annotations(labels) if policy.metrics else Annotations()
     return EvaluationData(
@@ -257,19 +262,19 @@ def _data(name: str, count: int, seed: int, policy: Policy) -> EvaluationData:
     )
 
 
-def main(words: Sequence[str]) -> int:
-    """Convert each net, print a line for each, and return the exit code."""
-    kinds = [kind for kind in ("float16", "int8") if kind in words] or ["float16", "int8"]
-    names = [name for name in _NETS if name in words] or list(_NETS)
-    held = True
+def main(arguments: Sequence[str]) -> int:
+    """Convert each net, print a line per net, and return the exit code."""
+    kinds = [kind for kind in ("float16", "int8") if kind in arguments] or ["float16", "int8"]
+    names = [name for name in _NETS if name in arguments] or list(_NETS)
+    all_hold = True
     for kind in kinds:
         for name in names:
             begun = time.monotonic()
             with temporary_folder() as folder:
-                line, is_held = convert(name, kind, Path(folder))
+                line, holds = convert(name, kind, Path(folder))
             print(f"{kind} {name}: {line}, {time.monotonic() - begun:.0f} s", flush=True)
-            held = held and is_held
-    return 0 if held else 1
+            all_hold = all_hold and holds
+    return 0 if all_hold else 1
 
 
 if __name__ == "__main__":

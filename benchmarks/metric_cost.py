@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.check_cost import HERE, export_logits, timed
+from benchmarks.check_cost import ROOT, export_logits, run_timed
 
 RATIO_LIMIT = 1.3
-"""CPU time of the check with metrics, in checks without."""
+"""Highest allowed CPU time of the check with metrics, in units of the check without."""
 
 _NETWORK = """
 import torch
@@ -88,16 +88,16 @@ def prepare(folder: Path, *, samples: int, width: int) -> None:
 
 
 def cpu_seconds(folder: Path, *, metrics: bool) -> float:
-    """Return the CPU time of one `gate check`. Raises SystemExit where it does not pass."""
+    """Return the CPU time of one `gate check`. Raises SystemExit unless it passes."""
     command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference", "network:build"]
     command += ["--inputs", "inputs.npy", "--labels", "labels.npy", "--jobs", "1"]
     if metrics:
         command += ["--policy", "metrics.yaml", "--slices", "slices.jsonl"]
     else:
         command += ["--policy", "plain.yaml"]
-    done, seconds = timed(command, folder, path=os.pathsep.join([str(HERE), str(folder)]))
-    if done.returncode:
-        raise SystemExit(f"gate check did not pass: {(done.stdout + done.stderr).decode()}")
+    process, seconds = run_timed(command, folder, path=os.pathsep.join([str(ROOT), str(folder)]))
+    if process.returncode:
+        raise SystemExit(f"gate check did not pass: {(process.stdout + process.stderr).decode()}")
     return seconds.cpu
 
 
@@ -107,12 +107,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     ratios = []
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        prepare(folder, samples=asked.samples, width=asked.width)
-        for _ in range(asked.rounds):
+        prepare(folder, samples=options.samples, width=options.width)
+        for _ in range(options.rounds):
             plain = cpu_seconds(folder, metrics=False)
             full = cpu_seconds(folder, metrics=True)
             ratios.append(full / plain)

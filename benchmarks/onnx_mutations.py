@@ -37,109 +37,118 @@ from gate.reference.onnx_reference import open_plain
 AXES = {"axis", "axes", "perm", "batch_axis", "time_axis", "batch_dims", "keepdims"}
 
 REPEATS = 8
-"""Calls of a file with fixed shapes."""
+"""Number of calls of a file with fixed shapes."""
 
 Inputs = dict[str, np.ndarray[Any, Any]]
 
 
-def changed_attribute(attribute: onnx.AttributeProto, by: float = 1.0) -> Any:
-    """Return another value for an attribute; None: of its kind none is changed."""
+def change_attribute(attribute: onnx.AttributeProto, by: float = 1.0) -> Any:
+    """Return another value for an attribute, or None if attributes of its kind are not changed."""
     value: Any = helper.get_attribute_value(attribute)
-    kind, made = onnx.AttributeProto, None
+    kind, changed_value = onnx.AttributeProto, None
     if attribute.type == kind.INT:
-        made = value + 1 if value < 1 else value - 1
+        changed_value = value + 1 if value < 1 else value - 1
     elif attribute.type == kind.FLOAT:
-        made = value * (1 + 0.5 * by) + 0.1 * by
+        changed_value = value * (1 + 0.5 * by) + 0.1 * by
     elif attribute.type == kind.FLOATS:
-        made = [each * (1 + 0.1 * by) + 0.01 * by for each in value]
+        changed_value = [item * (1 + 0.1 * by) + 0.01 * by for item in value]
     elif attribute.type == kind.STRINGS or attribute.name == "perm":
-        made = [*value[1:], *value[:1]]
+        changed_value = [*value[1:], *value[:1]]
     elif attribute.type == kind.INTS and value:
-        made = [value[0] + 1, *value[1:]]
-    return made
+        changed_value = [value[0] + 1, *value[1:]]
+    return changed_value
 
 
-def changed_weight(array: np.ndarray[Any, Any], by: float = 1.0) -> np.ndarray[Any, Any] | None:
+def change_weight(array: np.ndarray[Any, Any], by: float = 1.0) -> np.ndarray[Any, Any] | None:
     """Return the array with its largest element, or its first integer, changed."""
-    made = array.copy()
-    if not made.size or made.dtype.kind not in "fiu":
+    changed = array.copy()
+    if not changed.size or changed.dtype.kind not in "fiu":
         return None
-    at = np.unravel_index(np.abs(made.astype(np.float64)).argmax(), made.shape)
-    if made.dtype.kind == "f":
-        made[at] = made[at] * (1 + 0.5 * by) if made[at] else by
+    position = np.unravel_index(np.abs(changed.astype(np.float64)).argmax(), changed.shape)
+    if changed.dtype.kind == "f":
+        changed[position] = changed[position] * (1 + 0.5 * by) if changed[position] else by
     else:
-        at = (0,) * made.ndim
-        made[at] = made[at] - 1 if made[at] > 0 else made[at] + 1
-    return made
+        position = (0,) * changed.ndim
+        changed[position] = (
+            changed[position] - 1 if changed[position] > 0 else changed[position] + 1
+        )
+    return changed
 
 
-def mutations(
-    model: onnx.ModelProto, place: int, *, by: float = 1.0
+def mutate(
+    model: onnx.ModelProto, node_index: int, *, by: float = 1.0
 ) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Yield copies of a model, each with one change of the node at `place`, and what was changed.
+    """Yield copies of a model, each with one change of a node, and the kind of change.
 
-    `by`: the size of a change of a float, where 1 changes it by half.
+    `place`: index of the node. `by`: relative size of a change of a float; 1 adds about half.
     """
 
     def copy() -> tuple[onnx.ModelProto, onnx.NodeProto]:
-        made = onnx.ModelProto()
-        made.CopyFrom(model)
-        return made, made.graph.node[place]
+        model_copy = onnx.ModelProto()
+        model_copy.CopyFrom(model)
+        return model_copy, model_copy.graph.node[node_index]
 
-    node = model.graph.node[place]
-    weights = {each.name: each for each in model.graph.initializer}
+    node = model.graph.node[node_index]
+    weights = {initializer.name: initializer for initializer in model.graph.initializer}
     for index, attribute in enumerate(node.attribute):
-        value = changed_attribute(attribute, by)
+        value = change_attribute(attribute, by)
         if value is not None:
-            made, other = copy()
-            other.attribute[index].CopyFrom(helper.make_attribute(attribute.name, value))
-            yield ("axis" if attribute.name in AXES else "attribute") + f" {attribute.name}", made
+            model_copy, node_copy = copy()
+            node_copy.attribute[index].CopyFrom(helper.make_attribute(attribute.name, value))
+            yield (
+                ("axis" if attribute.name in AXES else "attribute") + f" {attribute.name}",
+                model_copy,
+            )
     for index, name in enumerate(node.input):
         array = numpy_helper.to_array(weights[name]) if name in weights else None
-        changed = None if array is None else changed_weight(array, by)
+        changed = None if array is None else change_weight(array, by)
         if changed is not None:
-            made, other = copy()
-            other.input[index] = f"{name} changed"
-            made.graph.initializer.append(numpy_helper.from_array(changed, f"{name} changed"))
-            yield f"weight {index}", made
-    yield from rewired(model, place)
+            model_copy, node_copy = copy()
+            node_copy.input[index] = f"{name} changed"
+            model_copy.graph.initializer.append(numpy_helper.from_array(changed, f"{name} changed"))
+            yield f"weight {index}", model_copy
+    yield from rewire(model, node_index)
 
 
-def rewired(model: onnx.ModelProto, place: int) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """Yield copies with the first two inputs of the node swapped, and without the node."""
-    node = model.graph.node[place]
-    weights = {each.name for each in model.graph.initializer}
-    outputs = {each.name for each in model.graph.output}
+def rewire(model: onnx.ModelProto, node_index: int) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """Yield a copy with the first two inputs of the node swapped, and a copy without the node."""
+    node = model.graph.node[node_index]
+    weights = {initializer.name for initializer in model.graph.initializer}
+    outputs = {output.name for output in model.graph.output}
     if len(node.input) > 1 and all(name and name not in weights for name in node.input[:2]):
-        made = onnx.ModelProto()
-        made.CopyFrom(model)
-        other = made.graph.node[place]
-        other.input[0], other.input[1] = node.input[1], node.input[0]
-        yield "swapped inputs", made
+        model_copy = onnx.ModelProto()
+        model_copy.CopyFrom(model)
+        node_copy = model_copy.graph.node[node_index]
+        node_copy.input[0], node_copy.input[1] = node.input[1], node.input[0]
+        yield "swapped inputs", model_copy
     if node.input and node.input[0] not in weights and not outputs & set(node.output):
-        made = onnx.ModelProto()
-        made.CopyFrom(model)
-        for each in made.graph.node:
-            for index, name in enumerate(each.input):
+        model_copy = onnx.ModelProto()
+        model_copy.CopyFrom(model)
+        for reader in model_copy.graph.node:
+            for index, name in enumerate(reader.input):
                 if name == node.output[0]:
-                    each.input[index] = node.input[0]
-        del made.graph.node[place]
-        yield "dropped", made
+                    reader.input[index] = node.input[0]
+        del model_copy.graph.node[node_index]
+        yield "dropped", model_copy
 
 
-def with_weights(model: onnx.ModelProto, inputs: list[Any]) -> tuple[onnx.ModelProto, Inputs]:
-    """Return the model with its inputs after the first as initializers, and samples of the first
-    one: several random ones near that of the test, along axis 0."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    names = [each.name for each in model.graph.input]
+def convert_inputs_to_weights(
+    model: onnx.ModelProto, inputs: list[Any]
+) -> tuple[onnx.ModelProto, Inputs]:
+    """Convert all inputs after the first to initializers, and draw samples of the first one.
+
+    The samples are random variants of the test's input, concatenated along axis 0.
+    """
+    converted = onnx.ModelProto()
+    converted.CopyFrom(model)
+    names = [value_info.name for value_info in model.graph.input]
     for name, value in zip(names[1:], inputs[1:], strict=True):
-        made.graph.initializer.append(numpy_helper.from_array(value, name))
-    del made.graph.input[1:]
-    return made, {names[0]: near(inputs[0], seed=0)}
+        converted.graph.initializer.append(numpy_helper.from_array(value, name))
+    del converted.graph.input[1:]
+    return converted, {names[0]: draw_near(inputs[0], seed=0)}
 
 
-def near(array: np.ndarray[Any, Any], *, seed: int) -> np.ndarray[Any, Any]:
+def draw_near(array: np.ndarray[Any, Any], *, seed: int) -> np.ndarray[Any, Any]:
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(REPEATS):
@@ -150,22 +159,22 @@ def near(array: np.ndarray[Any, Any], *, seed: int) -> np.ndarray[Any, Any]:
     return np.concatenate(rows)
 
 
-def outputs_of(model: onnx.ModelProto, samples: Inputs, size: int) -> list[Any]:
-    """The outputs of all calls. Raises what ONNX Runtime raises."""
+def run_all(model: onnx.ModelProto, samples: Inputs, size: int) -> list[Any]:
+    """Return the outputs of all calls. Raises the exceptions of ONNX Runtime."""
     session = open_plain(model.SerializeToString())
-    made = []
+    outputs = []
     for start in range(0, len(next(iter(samples.values()))), size):
-        made += session.run(None, {n: x[start : start + size] for n, x in samples.items()})
-    return made
+        outputs += session.run(None, {n: x[start : start + size] for n, x in samples.items()})
+    return outputs
 
 
-def runs(model: onnx.ModelProto, samples: Inputs, size: int) -> bool:
-    """Whether ONNX Runtime computes a file, in another process: some changes end the process."""
+def can_run(model: onnx.ModelProto, samples: Inputs, size: int) -> bool:
+    """Return whether ONNX Runtime can run a file, in a child process that may crash."""
 
     def compute() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         try:
-            outputs_of(model, samples, size)
+            run_all(model, samples, size)
         except Exception:
             os._exit(1)
         os._exit(0)
@@ -176,43 +185,48 @@ def runs(model: onnx.ModelProto, samples: Inputs, size: int) -> bool:
     return child.exitcode == 0
 
 
-def are_equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
+def are_equal(first: list[Any], second: list[Any]) -> bool:
+    return len(first) == len(second) and all(
         isinstance(a, np.ndarray)
         and isinstance(b, np.ndarray)
         and a.dtype == b.dtype
         and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
-def judged(old: onnx.ModelProto, new: onnx.ModelProto, samples: Inputs) -> tuple[str, str]:
-    """Return `refused`, `not judged`, `same`, `passed` or `crashed`, with the reason."""
+def judge(old: onnx.ModelProto, new: onnx.ModelProto, samples: Inputs) -> tuple[str, str]:
+    """Return `refused`, `not judged`, `same`, `passed` or `crashed`, and the reason."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{name}.onnx" for name in ("old", "new")]
         for path, model in zip(paths, (old, new), strict=True):
             onnx.save(model, path)
         try:
-            found = gate.check(paths[1], paths[0], samples)  # type: ignore[arg-type]
+            result = gate.check(paths[1], paths[0], samples)  # type: ignore[arg-type]
         except GateError as error:
             return "not judged", f"{type(error).__name__}: {error}"[:300]
         except Exception:
             return "crashed", traceback.format_exc()[-800:]
-    if not found.decision.passed:
-        return "refused", found.decision.verdict.value
+    if not result.decision.passed:
+        return "refused", result.decision.verdict.value
     name, array = next(iter(samples.items()))
     size = len(array) // REPEATS
-    others = [{name: near(array[:size], seed=seed)} for seed in (1, 2, 3)]
-    same = all(are_equal(outputs_of(old, x, size), outputs_of(new, x, size)) for x in others)
-    return ("same", "") if same else ("passed", str(found.decision.verdict.value))
+    other_inputs = [{name: draw_near(array[:size], seed=seed)} for seed in (1, 2, 3)]
+    same = all(are_equal(run_all(old, x, size), run_all(new, x, size)) for x in other_inputs)
+    return ("same", "") if same else ("passed", str(result.decision.verdict.value))
 
 
-def candidates(only: str = "") -> Iterator[tuple[str, onnx.ModelProto, onnx.ModelProto, Inputs]]:
-    """Yield a name, the original, a changed model and samples, of node tests of one node, in an
-    order that mixes operators: of each test one change that ONNX Runtime runs."""
+def draw_candidates(
+    only: str = "",
+) -> Iterator[tuple[str, onnx.ModelProto, onnx.ModelProto, Inputs]]:
+    """Yield a name, the original model, a changed model and samples.
+
+    Uses node tests of one node, in an order that mixes operators, with the first change of each
+    that ONNX Runtime runs.
+    """
     tests = list(cases())
-    for at in np.random.default_rng(0).permutation(len(tests)).tolist():
-        name, model, inputs = tests[at]
+    for test_index in np.random.default_rng(0).permutation(len(tests)).tolist():
+        name, model, inputs = tests[test_index]
         if only not in name or len(model.graph.node) != 1 or not inputs:
             continue
         if not all(isinstance(value, np.ndarray) and value.size for value in inputs):
@@ -221,21 +235,21 @@ def candidates(only: str = "") -> Iterator[tuple[str, onnx.ModelProto, onnx.Mode
         if not first.ndim or first.dtype.kind not in "fiub" or not np.isfinite(first).all():
             continue
         try:
-            old, samples = with_weights(model, inputs)
+            old, samples = convert_inputs_to_weights(model, inputs)
             size = len(first)
-            outputs_of(old, samples, size)
+            run_all(old, samples, size)
         except Exception:
-            continue  # ONNX Runtime runs it not, or not with weights
-        changes = list(mutations(old, 0))
-        for choice in np.random.default_rng(at).permutation(len(changes)).tolist():
-            what, new = changes[choice]
-            if runs(new, samples, size):
-                yield f"{name}: {what}", old, new, samples
+            continue  # ONNX Runtime does not run it, or not with initializers as weights.
+        changes = list(mutate(old, 0))
+        for choice in np.random.default_rng(test_index).permutation(len(changes)).tolist():
+            kind, new = changes[choice]
+            if can_run(new, samples, size):
+                yield f"{name}: {kind}", old, new, samples
                 break
 
 
 def main() -> None:
-    """Print what passes or can't be judged, and the counts."""
+    """Print the files that pass or cannot be judged, and the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="Changed files.")
     parser.add_argument("--only", default="", help="Tests whose name has this text.")
@@ -244,8 +258,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     results: dict[str, tuple[str, str]] = {}
-    for name, old, new, samples in itertools.islice(candidates(options.only), options.count):
-        results[name] = outcome, why = judged(old, new, samples)
+    for name, old, new, samples in itertools.islice(draw_candidates(options.only), options.count):
+        results[name] = outcome, why = judge(old, new, samples)
         if outcome != "refused":
             sys.stdout.write(f"{outcome:10} {name}: {why}\n")
             sys.stdout.flush()

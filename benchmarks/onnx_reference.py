@@ -25,14 +25,14 @@ from gate.reference.onnx_operators import from_numpy, to_numpy
 from gate.reference.onnx_reference import OnnxReference, open_plain
 
 TOLERANCE = 1e-4
-"""Of the largest value. ONNX Runtime approximates exp, tanh and erf to about 1e-6."""
+"""Relative to the largest value. ONNX Runtime approximates exp, tanh and erf to about 1e-6."""
 
 HALF_TOLERANCE = 2e-3
-"""Of outputs in 16 bits: four roundings of float16."""
+"""Tolerance of 16-bit outputs, relative to the largest value: four roundings of float16."""
 
 
 def cases() -> Iterator[tuple[str, onnx.ModelProto, list[Any]]]:
-    """Name, model and the inputs of the first data set of each node test."""
+    """Yield the name, the model and the inputs of the first data set of each node test."""
     from onnx.backend.test.loader import load_model_tests
 
     for case in load_model_tests(kind="node"):
@@ -41,10 +41,10 @@ def cases() -> Iterator[tuple[str, onnx.ModelProto, list[Any]]]:
 
 
 def compare(model: onnx.ModelProto, inputs: list[Any]) -> tuple[str, str]:
-    """Return `passed`, `differs`, `fails` or `not run by ONNX Runtime`, with the reason."""
-    names = [each.name for each in model.graph.input]
-    fed = [_array(value) for value in inputs]
-    feed = {name: value for name, value in zip(names, fed, strict=False) if value is not None}
+    """Return `passed`, `differs`, `fails` or `not run by ONNX Runtime`, and the reason."""
+    names = [value_info.name for value_info in model.graph.input]
+    arrays = [_to_array(value) for value in inputs]
+    feed = {name: value for name, value in zip(names, arrays, strict=False) if value is not None}
     try:
         expected = open_plain(model.SerializeToString()).run(None, feed)
     except Exception as error:
@@ -52,19 +52,23 @@ def compare(model: onnx.ModelProto, inputs: list[Any]) -> tuple[str, str]:
     try:
         reference = OnnxReference(model)
         types = {e.name: e.type.tensor_type.elem_type for e in model.graph.input}
-        values = [_value(value, types[name]) for name, value in zip(names, fed, strict=False)]
+        values = [
+            _to_tensor(value, types[name]) for name, value in zip(names, arrays, strict=False)
+        ]
         with torch.no_grad():
-            made = reference.compute(values)
+            computed = reference.compute(values)
     except Exception as error:
         return "fails", str(error).splitlines()[0][:160]
-    for name, one, other in zip(reference.outputs, made, expected, strict=True):
-        why = _difference(one, other)
-        if why:
-            return "differs", f"{name}: {why}"
+    for name, computed_output, expected_output in zip(
+        reference.outputs, computed, expected, strict=True
+    ):
+        difference = _describe_difference(computed_output, expected_output)
+        if difference:
+            return "differs", f"{name}: {difference}"
     return "passed", ""
 
 
-def _array(value: Any) -> Any:
+def _to_array(value: Any) -> Any:
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)
     if isinstance(value, onnx.SequenceProto):
@@ -74,23 +78,23 @@ def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _value(value: Any, elem_type: int) -> Any:
+def _to_tensor(value: Any, elem_type: int) -> Any:
     if value is None:
         return None
     if isinstance(value, list):
-        return [_value(each, elem_type) for each in value]
+        return [_to_tensor(item, elem_type) for item in value]
     array = np.asarray(value)
     return array.astype(object) if array.dtype.kind in "OUS" else from_numpy(array, elem_type)
 
 
-def _difference(one: Any, other: Any) -> str:  # noqa: PLR0911 - one a kind of value
-    if other is None or one is None:
-        return "" if one is other else f"{one} for {other}"
-    if isinstance(other, list):
-        if len(one) != len(other):
-            return f"{len(one)} items for {len(other)}"
-        return next(filter(None, map(_difference, one, other)), "")
-    a, b = to_numpy(one), np.asarray(other)
+def _describe_difference(computed: Any, expected: Any) -> str:  # noqa: PLR0911 - one per kind of value
+    if expected is None or computed is None:
+        return "" if computed is expected else f"{computed} for {expected}"
+    if isinstance(expected, list):
+        if len(computed) != len(expected):
+            return f"{len(computed)} items for {len(expected)}"
+        return next(filter(None, map(_describe_difference, computed, expected)), "")
+    a, b = to_numpy(computed), np.asarray(expected)
     if b.dtype.kind in "OU":
         return "" if np.array_equal(a.astype(str), b.astype(str)) else f"{a} for {b}"[:90]
     if a.shape != b.shape:
@@ -108,7 +112,7 @@ def _difference(one: Any, other: Any) -> str:  # noqa: PLR0911 - one a kind of v
 
 
 def main() -> None:
-    """Print the table."""
+    """Compare all node tests, and print those that differ and the counts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="Tests whose name has this text.")
     parser.add_argument("--json", type=Path, help="Where to write the results.")
@@ -117,9 +121,9 @@ def main() -> None:
     results = {
         name: compare(model, inputs) for name, model, inputs in cases() if options.only in name
     }
-    for name, (outcome, why) in results.items():
+    for name, (outcome, reason) in results.items():
         if outcome in ("fails", "differs"):
-            sys.stdout.write(f"{outcome:8} {name}: {why}\n")
+            sys.stdout.write(f"{outcome:8} {name}: {reason}\n")
     counts = Counter(outcome for outcome, _ in results.values())
     run = len(results) - counts["not run by ONNX Runtime"]
     sys.stdout.write(f"{counts['passed']} of {run} that ONNX Runtime runs; {dict(counts)}\n")

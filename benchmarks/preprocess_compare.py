@@ -35,33 +35,35 @@ SPECS = {
         resize=Resize(size=(64, 64), mode="nearest", antialias=False)
     ),
 }
-_HEAD = (
+_TABLE_HEADER = (
     "| implementation | max | mean | over 1 step | flips | confidence | within 1/255 | cause |\n"
     "|---|---|---|---|---|---|---|---|\n"
 )
 
 
 def main() -> None:
-    """Write the tables."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--images", type=int, default=100)
-    arguments.add_argument("--output", type=Path, default=Path("benchmarks/preprocess.md"))
-    asked = arguments.parse_args()
+    """Compare all implementations for each spec, print the tables and write them to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/preprocess.md"))
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        pictures = pictures_in(write_images(Path(folder) / "pictures", asked.images))
-        path = _resnet18(Path(folder) / "resnet18.onnx")
+        pictures = pictures_in(write_images(Path(folder) / "pictures", options.images))
+        path = _export_resnet18(Path(folder) / "resnet18.onnx")
         model = ModelFile(path, Digest.from_file(path))
         sections = []
         for title, spec in SPECS.items():
-            asks = model if spec.size == (224, 224) else None
+            checked_model = model if spec.size == (224, 224) else None
             selection = ConsumerSelection(tuple(IMPLEMENTATIONS))
-            parity = compare_consumers(spec, pictures, selection=selection, model=asks).parity
-            sections.append(_section(title, parity))
+            parity = compare_consumers(
+                spec, pictures, selection=selection, model=checked_model
+            ).parity
+            sections.append(_format_section(title, parity))
             print(sections[-1], flush=True)
-    files.write_text(asked.output, _introduction(asked.images) + "\n".join(sections))
+    files.write_text(options.output, _format_introduction(options.images) + "\n".join(sections))
 
 
-def _resnet18(path: Path) -> Path:
+def _export_resnet18(path: Path) -> Path:
     import torch
 
     from benchmarks.torchvision_models import build
@@ -75,9 +77,9 @@ def _resnet18(path: Path) -> Path:
     return path
 
 
-def _introduction(images: int) -> str:
-    named = ("pillow", "torchvision", "opencv-python-headless", "onnxruntime-gpu", "torch")
-    versions = ", ".join(f"{name} {version(name)}" for name in named)
+def _format_introduction(images: int) -> str:
+    packages = ("pillow", "torchvision", "opencv-python-headless", "onnxruntime-gpu", "torch")
+    versions = ", ".join(f"{name} {version(name)}" for name in packages)
     return (
         "# Preprocessing by its implementations\n\n"
         f"Made by `python -m benchmarks.preprocess_compare --images {images}`: generated pictures\n"
@@ -90,16 +92,18 @@ def _introduction(images: int) -> str:
     )
 
 
-def _section(title: str, parity: PreprocessingParity) -> str:
-    rows = "".join(_row(consumer) for consumer in parity.consumers)
-    return f"## {title}\n\nAgainst {parity.reference}, n = {parity.images}.\n\n{_HEAD}{rows}"
+def _format_section(title: str, parity: PreprocessingParity) -> str:
+    rows = "".join(_format_row(consumer) for consumer in parity.consumers)
+    return (
+        f"## {title}\n\nAgainst {parity.reference}, n = {parity.images}.\n\n{_TABLE_HEADER}{rows}"
+    )
 
 
-def _row(consumer: ConsumerParity) -> str:
-    return f"| {' | '.join((consumer.consumer, *_cells(consumer)))} |\n"
+def _format_row(consumer: ConsumerParity) -> str:
+    return f"| {' | '.join((consumer.consumer, *_format_cells(consumer)))} |\n"
 
 
-def _cells(consumer: ConsumerParity) -> Iterator[str]:
+def _format_cells(consumer: ConsumerParity) -> Iterator[str]:
     if consumer.max_diff is None:
         yield from ("", "", "", "", "", "", consumer.not_measured or consumer.failure or "")
         return

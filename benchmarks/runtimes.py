@@ -9,10 +9,13 @@ from gate.runtimes.selection import with_runtime
 
 
 def default_policy(runtimes: Sequence[str] = ()) -> Policy:
-    """With these in place of its own, each required, within the built-in bounds that fit it;
-    without any, as it is. Raises PolicyError where there is no such runtime."""
+    """Return the default policy with its runtimes replaced by these, each required.
+
+    Each runtime gets the built-in bounds that fit it. Without runtimes, return the default policy
+    unchanged. Raises PolicyError for an unknown runtime.
+    """
     policy = Policy.default()
     for name in runtimes:
         policy = with_runtime(policy, name)
-    wanted = {name: policy.runtimes[name] for name in runtimes}
-    return policy.model_copy(update={"runtimes": wanted}) if wanted else policy
+    selected = {name: policy.runtimes[name] for name in runtimes}
+    return policy.model_copy(update={"runtimes": selected}) if selected else policy

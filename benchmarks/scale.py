@@ -3,10 +3,10 @@
     python -m benchmarks.scale --samples 2000 --jobs 2
 
 Runs `gate check` on a resnet18 with one single-threaded process, with several, and with as many Ray
-workers. Prints the ratios of wall times, and whether all numbers are equal. Then simulates the
-units of many workers: the overhead of each for its worker (statistics as JSON) and for the driver
-(reading and merging) for an output of a thousand classes, and the driver's share if units take as
-long as measured, by number of workers.
+workers. Prints the ratios of wall times, and whether all numbers are equal. Then simulates units
+with an output of a thousand classes. Prints the overhead of a unit in its worker (statistics as
+JSON) and in the driver (reading and merging), and the driver's share of the measured time of a
+unit, by number of workers.
 """
 
 from __future__ import annotations
@@ -37,53 +37,54 @@ _WORKERS = (1, 2, 64)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, and return the exit code: 1 where numbers differ."""
+    """Run the measurement and print the results. Return 1 if numbers differ, else 0."""
     parser = argparse.ArgumentParser("python -m benchmarks.scale")
     parser.add_argument("--samples", type=int, default=20_000)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare(folder, asked.samples, asked.size)
-        one, one_s = _checked(folder, "--jobs", "1")
-        many, many_s = _checked(folder, "--jobs", str(asked.jobs))
-        actors, actors_s = _checked(folder, "--engine", "ray", "--workers", str(asked.jobs))
-    worker_ms, driver_ms = _unit_ms()
-    same = _untimed(one) == _untimed(many) == _untimed(actors)
-    unit_s = one_s / max(asked.samples / _UNIT, 1.0)
+        prepare(folder, options.samples, options.size)
+        single, single_s = _run_check(folder, "--jobs", "1")
+        parallel, parallel_s = _run_check(folder, "--jobs", str(options.jobs))
+        ray, ray_s = _run_check(folder, "--engine", "ray", "--workers", str(options.jobs))
+    worker_ms, driver_ms = _measure_unit_ms()
+    is_same = _without_times(single) == _without_times(parallel) == _without_times(ray)
+    unit_s = single_s / max(options.samples / _UNIT, 1.0)
     print(json.dumps({
-        "samples": asked.samples, "jobs": asked.jobs, "same_numbers": same,
-        "one_s": round(one_s, 1), "many_s": round(many_s, 1), "ratio": round(many_s / one_s, 3),
-        "ray_s": round(actors_s, 1), "ray_ratio": round(actors_s / one_s, 3),
+        "samples": options.samples, "jobs": options.jobs, "same_numbers": is_same,
+        "one_s": round(single_s, 1), "many_s": round(parallel_s, 1),
+        "ratio": round(parallel_s / single_s, 3),
+        "ray_s": round(ray_s, 1), "ray_ratio": round(ray_s / single_s, 3),
         "unit_worker_ms": round(worker_ms, 1), "unit_driver_ms": round(driver_ms, 1),
         "driver_share": {n: round(driver_ms / 1000 / (unit_s / n), 4) for n in _WORKERS},
     }))  # fmt: skip
-    return 0 if same else 1
+    return 0 if is_same else 1
 
 
-def _checked(folder: Path, *engine: str) -> tuple[Any, float]:
+def _run_check(folder: Path, *engine: str) -> tuple[Any, float]:
     command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference", "factory:build"]
     command += ["--inputs", "images.npy", *engine, "--json", "--time-limit", "10h"]
     path = os.pathsep.join([str(Path(__file__).parents[1]), str(folder)])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    begun = time.perf_counter()
-    done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
-    seconds = time.perf_counter() - begun
-    if done.returncode == 2:
-        raise SystemExit(done.stdout.decode())
+    start = time.perf_counter()
+    process = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
+    seconds = time.perf_counter() - start
+    if process.returncode == 2:
+        raise SystemExit(process.stdout.decode())
     print(f"{' '.join(engine)}: {seconds:.1f} s", flush=True)
-    return json.loads(done.stdout)["evidence"], seconds
+    return json.loads(process.stdout)["evidence"], seconds
 
 
-def _untimed(value: Any) -> Any:
+def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _untimed(item) for key, item in value.items() if key not in _TIMES}
-    return [_untimed(item) for item in value] if isinstance(value, list) else value
+        return {key: _without_times(item) for key, item in value.items() if key not in _TIMES}
+    return [_without_times(item) for item in value] if isinstance(value, list) else value
 
 
-def _unit_ms() -> tuple[float, float]:
-    """Milliseconds of a unit beside computing: in its worker, and in the driver."""
+def _measure_unit_ms() -> tuple[float, float]:
+    """Measure the overhead of a unit in milliseconds, in its worker and in the driver."""
     rng = np.random.default_rng(0)
     reference = rng.normal(size=(_UNIT, _CLASSES)).astype(np.float32)
     candidate = reference * np.float32(1 + 1e-6)
@@ -94,14 +95,14 @@ def _unit_ms() -> tuple[float, float]:
     for index in range(1, _UNITS + 1):
         unit = lead.successor()
         unit.update([reference], [candidate], Span(index * _UNIT, _UNIT))
-        begun = time.perf_counter()
+        start = time.perf_counter()
         text = json.dumps(unit.state())
-        worker.append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        taken = lead.successor()
-        taken.take(json.loads(text))
-        fold.add(taken)
-        driver.append(time.perf_counter() - begun)
+        worker.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        restored = lead.successor()
+        restored.take(json.loads(text))
+        fold.add(restored)
+        driver.append(time.perf_counter() - start)
     return 1000 * statistics.median(worker), 1000 * statistics.median(driver)
 
 

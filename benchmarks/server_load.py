@@ -28,7 +28,7 @@ _LIMIT_MB = 50.0
 
 
 def main() -> int:
-    """Run the benchmark. Returns 1 if memory grows."""
+    """Run the benchmark. Return 1 if the memory grows too much, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=50_000)
     requests = parser.parse_args().requests
@@ -44,16 +44,18 @@ def main() -> int:
             subject = read_subject(path)
             file = ServedFile(subject.sha256, subject.inputs, subject.outputs)
             session = ServerSession(file, ServerOptions(url=server.url), batch)
-            early = _run(session, batch, requests // 10)
-            late = _run(session, batch, requests - requests // 10)
+            early = _send_requests(session, batch, requests // 10)
+            late = _send_requests(session, batch, requests - requests // 10)
             session.close()
     print(f"{requests} requests: {early:.1f} MB after a tenth, {late:.1f} MB at the end")
     return int(late - early >= _LIMIT_MB)
 
 
-def _run(session: ServerSession, batch: dict[str, np.ndarray], count: int) -> float:
-    """Send requests from 8 clients; return the resident memory of this process in MB, the server
-    included."""
+def _send_requests(session: ServerSession, batch: dict[str, np.ndarray], count: int) -> float:
+    """Send `count` requests from 8 clients.
+
+    Returns the resident memory of this process, which also runs the server, in MB.
+    """
     for start in range(0, count, 1000):
         session.run_at_once([batch] * min(1000, count - start), 8)
     return float(psutil.Process().memory_info().rss / 1e6)

@@ -1,8 +1,9 @@
 """Build torchvision's classification architectures with weights that behave like trained ones.
 
-Pretrained weights can't be downloaded here, and initial weights prove little: untrained BatchNorm
-divides by one, some heads are all zero, ConvNeXt's blocks are scaled by 1e-6, and nearly every
-random network predicts one class for all images. `build` corrects only these four.
+The benchmark runs without downloads, so pretrained weights are not available. Initial weights prove
+little: untrained BatchNorm divides by one, some heads are all zero, ConvNeXt's blocks are scaled by
+1e-6, and nearly every random network predicts one class for all images. `build` corrects only these
+four.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from torch.nn.functional import interpolate
 from torchvision import models
 
 SIDE = {"inception_v3": 299}
-"""Pixels, where they are not 224."""
-_INITIALISES = ("googlenet", "inception_v3")
-"""Warn unless they are told whether to initialise."""
+"""Side length of the images in pixels, for architectures that don't take 224."""
+_WARN_WITHOUT_INIT = ("googlenet", "inception_v3")
+"""Architectures that warn unless `init_weights` is set."""
 _CALIBRATION_SEED = 1
 _CALIBRATION_IMAGES = 16
 
 
 def architectures(*, below: int) -> dict[str, int]:
-    """Name and number of parameters of each with fewer than `below`, the small ones first.
+    """Return the name and number of parameters of each architecture with fewer than `below`.
 
-    The numbers are torchvision's own, of what is left for inference: without auxiliary heads.
+    Sorted by size. The counts are those of torchvision, without auxiliary heads.
     """
     counts = {
         name: int(models.get_model_weights(name).DEFAULT.meta["num_params"])
@@ -37,25 +38,26 @@ def architectures(*, below: int) -> dict[str, int]:
 
 
 def images(count: int, name: str, *, seed: int, side: int | None = None) -> NDArray[np.float32]:
-    """Random images, shape (count, 3, side, side): a smooth field of its own and a little noise.
+    """Return random images, shape (count, 3, side, side): a smooth field with a little noise each.
 
-    All of one scale: a random network that saw 16 images answers an outlier with rounding errors
-    of up to a percent, PyTorch as much as the runtime, which says nothing about an export.
+    All images have the same scale. A random network calibrated on 16 images has rounding errors of
+    up to a percent on an outlier, in PyTorch as much as in the runtime. Such an error says nothing
+    about the export.
     """
     side = side or SIDE.get(name, 224)
     rng = torch.Generator().manual_seed(seed)
     coarse = torch.randn(count, 3, 8, 8, generator=rng)
     smooth = interpolate(coarse, size=(side, side), mode="bilinear")
-    seen = smooth + 0.3 * torch.randn(count, 3, side, side, generator=rng)
-    return np.asarray((seen / seen.std()).numpy())
+    smoothed = smooth + 0.3 * torch.randn(count, 3, side, side, generator=rng)
+    return np.asarray((smoothed / smoothed.std()).numpy())
 
 
 def build(name: str, *, seed: int = 0, side: int | None = None, **options: Any) -> nn.Module:
-    """The architecture in eval mode, 1000 classes, random weights of `seed`, then `calibrated`.
+    """Build the architecture in eval mode with 1000 classes and calibrated random weights.
 
-    `side`: pixels of the images; `options` go to the architecture.
+    `side`: pixels of the images. `options` are passed to the architecture.
     """
-    options |= {"init_weights": True} if name in _INITIALISES else {}
+    options |= {"init_weights": True} if name in _WARN_WITHOUT_INIT else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = models.get_model(name, weights=None, **options)
@@ -64,11 +66,13 @@ def build(name: str, *, seed: int = 0, side: int | None = None, **options: Any) 
     )
 
 
-def calibrated(model: nn.Module, seen: NDArray[np.float32], *, seed: int = 0) -> nn.Module:
-    """The model in eval mode: a head of zeros and the scales of ConvNeXt's blocks get the values
-    of an ordinary layer, BatchNorm the statistics of the images `seen`, and the head's bias takes
-    their mean away."""
-    head = _head(model.eval())
+def calibrated(model: nn.Module, observed: NDArray[np.float32], *, seed: int = 0) -> nn.Module:
+    """Calibrate a model on images and return it in eval mode.
+
+    A head of zeros and ConvNeXt's block scales get ordinary values, BatchNorm gets the statistics
+    of the images, and the head's bias removes the mean of the logits.
+    """
+    head = _find_head(model.eval())
     if not head.weight.any():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -76,19 +80,22 @@ def calibrated(model: nn.Module, seen: NDArray[np.float32], *, seed: int = 0) ->
     for key, parameter in model.named_parameters():
         if key.endswith("layer_scale"):
             nn.init.constant_(parameter, 0.1)
-    calibration = torch.from_numpy(seen)
+    calibration = torch.from_numpy(observed)
     with torch.inference_mode():
-        _calibrate(model, calibration)
-        _centre(model, head, calibration)
+        _calibrate_batch_norm(model, calibration)
+        _center_logits(model, head, calibration)
     return model
 
 
-def _head(model: nn.Module) -> nn.Linear | nn.Conv2d:
+def _find_head(model: nn.Module) -> nn.Linear | nn.Conv2d:
     return [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
 
 
-def _calibrate(model: nn.Module, calibration: torch.Tensor) -> None:
-    """Only BatchNorm trains, so that Dropout and stochastic depth stay off; None: plain mean."""
+def _calibrate_batch_norm(model: nn.Module, calibration: torch.Tensor) -> None:
+    """Set the BatchNorm statistics to plain means (momentum None) over the calibration images.
+
+    Only BatchNorm is in training mode, so dropout and stochastic depth stay off.
+    """
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     before = [norm.momentum for norm in norms]
     for norm in norms:
@@ -101,13 +108,15 @@ def _calibrate(model: nn.Module, calibration: torch.Tensor) -> None:
     model.eval()
 
 
-def _centre(model: nn.Module, head: nn.Linear | nn.Conv2d, calibration: torch.Tensor) -> None:
-    """Take from the bias what all images have in common: then the image decides the class."""
+def _center_logits(
+    model: nn.Module, head: nn.Linear | nn.Conv2d, calibration: torch.Tensor
+) -> None:
+    """Subtract the mean logits from the head's bias, so that the image decides the class."""
     if head.bias is None:
         return
-    seen: list[torch.Tensor] = []
-    handle = head.register_forward_hook(lambda _, __, output: seen.append(output))
+    outputs: list[torch.Tensor] = []
+    handle = head.register_forward_hook(lambda _, __, output: outputs.append(output))
     model(calibration)
     handle.remove()
-    (logits,) = seen
+    (logits,) = outputs
     head.bias -= logits.mean(dim=[axis for axis in range(logits.ndim) if axis != 1])

@@ -57,42 +57,48 @@ def main() -> None:
 def sweep(
     only: str, file: Path | None, *, jobs: int = 1, runtimes: Sequence[str] = ()
 ) -> list[Row]:
-    """A row for each architecture whose name matches; `file` keeps the others of its rows too."""
+    """Check each architecture whose name matches and return its rows.
+
+    `file`: rows of earlier runs are read from it and kept in it.
+    """
     from benchmarks.torchvision_models import architectures
 
-    kept = json.loads(file.read_text())["rows"] if file and file.exists() else []
-    rows = {row["name"]: row for row in kept}
+    earlier_rows = json.loads(file.read_text())["rows"] if file and file.exists() else []
+    rows = {row["name"]: row for row in earlier_rows}
     names = [name for name in architectures(below=PARAMETERS) if fnmatch(name, only)]
-    missing = [name for name in names if rows.get(name, {}).get("verdict") != "PASS"]
+    pending = [name for name in names if rows.get(name, {}).get("verdict") != "PASS"]
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            for done in as_completed(
-                [pool.submit(in_own_process, name, runtimes) for name in missing]
+            for future in as_completed(
+                [pool.submit(in_own_process, name, runtimes) for name in pending]
             ):
-                row = done.result()
+                row = future.result()
                 rows[row["name"]] = row
                 print(f"{row['name']}: {row['verdict']}", file=sys.stderr, flush=True)
                 if file:
-                    _keep(list(rows.values()), file)
-        except BaseException:  # Ctrl-C too
+                    _write_rows(list(rows.values()), file)
+        except BaseException:  # Also on KeyboardInterrupt.
             pool.shutdown(cancel_futures=True)
             raise
     return [rows[name] for name in names]
 
 
-def _keep(rows: list[Row], file: Path) -> None:
+def _write_rows(rows: list[Row], file: Path) -> None:
     versions = {name: version(name) for name in ("torch", "torchvision", "onnxruntime-gpu")}
-    told = {"samples": SAMPLES, "versions": versions, "rows": rows}
-    files.write_text(file, json.dumps(told, indent=1) + "\n")
+    summarize_result = {"samples": SAMPLES, "versions": versions, "rows": rows}
+    files.write_text(file, json.dumps(summarize_result, indent=1) + "\n")
 
 
 def in_own_process(name: str, runtimes: Sequence[str] = ()) -> Row:
-    """Its memory goes with it; what kills it, such as too little memory, becomes a row."""
+    """Run the trial in a separate process, which limits its memory use.
+
+    A crash, for example for lack of memory, becomes a row.
+    """
     command = [sys.executable, "-m", "benchmarks.torchvision_sweep", "--child", name]
     command += [part for runtime in runtimes for part in ("--runtime", runtime)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             check=False,
             capture_output=True,
@@ -102,16 +108,16 @@ def in_own_process(name: str, runtimes: Sequence[str] = ()) -> Row:
         )
     except subprocess.TimeoutExpired:
         return {"name": name, "verdict": "ERROR", "problems": [f"more than {_SLOWEST_S} s"]}
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        problems = [f"exit status {done.returncode}: {last}"]
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        problems = [f"exit status {process.returncode}: {last}"]
         return {"name": name, "verdict": "ERROR", "problems": problems}
-    row: Row = json.loads(done.stdout.splitlines()[-1])
+    row: Row = json.loads(process.stdout.splitlines()[-1])
     return row
 
 
 def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
-    """Build, export, check."""
+    """Build, export and check one architecture, and return its row."""
     from benchmarks.runtimes import default_policy
     from benchmarks.torchvision_models import build, images
     from gate.api import check
@@ -131,7 +137,7 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
             row["export_s"] = round(time.perf_counter() - start, 1)
             row |= {"strategy": exported.record.strategy, "opset": exported.subject.opset}
             start = time.perf_counter()
-            verdicted = check(
+            result = check(
                 file,
                 reference=Reference(model, Source(factory=f"torchvision:{name}"), exported.record),
                 data=EvaluationData(
@@ -142,11 +148,11 @@ def trial(name: str, runtimes: Sequence[str] = ()) -> Row:
         except GateError as error:
             return row | {"verdict": "ERROR", "problems": [f"{type(error).__name__}: {error}"]}
     row["check_s"] = round(time.perf_counter() - start, 1)
-    return row | told(verdicted)
+    return row | summarize_result(result)
 
 
 def export_first(model: Any, example: Any, file: Path) -> Any:
-    """Exported by the lowest opset that works. Raises the last ExportError."""
+    """Export the model with the lowest opset that works. Raises the last ExportError."""
     from gate.errors import ExportError
     from gate.export.export import export_model
     from gate.records.export import ExportSettings
@@ -161,9 +167,9 @@ def export_first(model: Any, example: Any, file: Path) -> Any:
     raise AssertionError("OPSETS is not empty")
 
 
-def told(verdicted: Any) -> Row:
-    """The numbers of the evidence that the table shows: the worst of all runtimes."""
-    measured = [r for r in verdicted.evidence.runtimes if r.outputs]
+def summarize_result(result: Any) -> Row:
+    """Return the values of the evidence that the table shows: the worst of all runtimes."""
+    measured = [r for r in result.evidence.runtimes if r.outputs]
     outputs = [output for runtime in measured for output in runtime.outputs]
     noises = {r.runtime: r.outputs[0].noise for r in measured}
     ratios = {
@@ -174,9 +180,9 @@ def told(verdicted: Any) -> Row:
     }
     worst = max(ratios, key=ratios.__getitem__, default=None)
     return {
-        "verdict": str(verdicted.decision.verdict),
+        "verdict": str(result.decision.verdict),
         "problems": [
-            f"{c.runtime or ''} {c.name}: {render_check(c)}" for c in verdicted.decision.problems
+            f"{c.runtime or ''} {c.name}: {render_check(c)}" for c in result.decision.problems
         ],
         "classes": min((o.classification.predicted_classes for o in outputs), default=0),
         "noise_ratio": {name: noise and noise.ratio for name, noise in noises.items()},
@@ -198,16 +204,16 @@ def told(verdicted: Any) -> Row:
 
 
 def table(rows: list[Row]) -> Table:
-    shown = Table(title=f"Correct exports under the default policy, {SAMPLES} images each")
+    rendered = Table(title=f"Correct exports under the default policy, {SAMPLES} images each")
     runtimes = list(dict.fromkeys(name for row in rows for name in row.get("noise_ratio", {})))
     for heading in ("architecture", "strategy"):
-        shown.add_column(heading)
+        rendered.add_column(heading)
     for heading in ("opset", *runtimes, "peak", "diff", "scaled_diff", "stability",
                     "worst probe", "of", "seconds", "verdict"):  # fmt: skip
-        shown.add_column(heading, justify="right")
+        rendered.add_column(heading, justify="right")
     for row in rows:
         ratios = row.get("noise_ratio", {})
-        shown.add_row(
+        rendered.add_row(
             row["name"],
             row.get("strategy", "-"),
             str(row.get("opset", "-")),
@@ -221,11 +227,11 @@ def table(rows: list[Row]) -> Table:
             _number(row.get("export_s", 0.0) + row.get("check_s", 0.0), "{:.0f}"),
             row["verdict"],
         )
-    return shown
+    return rendered
 
 
-def _number(value: float | None, shape: str = "{:.2f}") -> str:
-    return "-" if value is None else shape.format(value)
+def _number(value: float | None, format_spec: str = "{:.2f}") -> str:
+    return "-" if value is None else format_spec.format(value)
 
 
 def _arguments() -> argparse.Namespace:

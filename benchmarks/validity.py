@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import ARCHITECTURES
-from benchmarks.corpus.trained import trained
+from benchmarks.corpus.trained import build_trained
 from benchmarks.nets.net import draw
 from benchmarks.torchvision_models import build, images
 from gate.data.input_binding import bind_inputs
@@ -49,40 +49,46 @@ TORCHVISION = (
     "squeezenet1_1",
     "mnasnet0_5",
 )
-"""Small ones, at 64 x 64."""
+"""Small models, for images of 64 x 64 pixels."""
 
 
 def main() -> None:
-    asked = _arguments()
+    options = _arguments()
     warnings.simplefilter("ignore")
     rows = []
-    for name, model, arrays in models(asked):
+    for name, model, arrays in iterate_models(options):
         try:
-            row = {"model": name, **measured(model, arrays)}
-        except Exception as error:  # a model may need other samples: that is no result
+            row = {"model": name, **measure(model, arrays)}
+        except Exception as error:  # Some models need other samples. That is not a result.
             row = {"model": name, "failure": f"{type(error).__name__}: {error}"[:200]}
         rows.append(row)
         print(json.dumps({key: value for key, value in row.items() if key != "q"}), flush=True)
     print_distribution(rows)
-    if asked.json:
-        files.write_text(asked.json, json.dumps(rows, indent=1) + "\n")
+    if options.json:
+        files.write_text(options.json, json.dumps(rows, indent=1) + "\n")
 
 
-def models(asked: argparse.Namespace) -> Iterator[tuple[str, nn.Module, Mapping[str, Any]]]:
-    """All that is measured: name, model and samples."""
+def iterate_models(
+    options: argparse.Namespace,
+) -> Iterator[tuple[str, nn.Module, Mapping[str, Any]]]:
+    """Yield the name, the model and the samples of everything that is measured."""
     for architecture in ARCHITECTURES.values():
-        if fnmatch(architecture.name, asked.only):
-            yield architecture.name, trained(architecture, seed=0), architecture.draw(SAMPLES, 1)
-    first, _, last = asked.nets.partition(":")
+        if fnmatch(architecture.name, options.only):
+            yield (
+                architecture.name,
+                build_trained(architecture, seed=0),
+                architecture.draw(SAMPLES, 1),
+            )
+    first, _, last = options.nets.partition(":")
     for seed in range(int(first), int(last)):
-        drawn = draw(seed)
-        yield f"net {seed}", drawn.model, {n: a[:SAMPLES] for n, a in drawn.samples.items()}
-    for name in asked.torchvision:
+        net = draw(seed)
+        yield f"net {seed}", net.model, {n: a[:SAMPLES] for n, a in net.samples.items()}
+    for name in options.torchvision:
         yield name, build(name, side=64), {"x": images(SAMPLES, name, seed=2, side=64)}
 
 
-def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """q of all samples and groups, and the branch that is taken."""
+def measure(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure q of all samples and groups, and which branch of the rule applies."""
     policy = Policy.default()
     samples = SampleSet.from_arrays(dict(arrays))
     inputs = [
@@ -93,11 +99,11 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
     subject = Subject(
         sha256=Digest.from_bytes(b""), size_bytes=0, opset=18, producer="", inputs=(), outputs=()
     )
-    own = TorchReference(model).copy()
-    stand = MeasurementContext(
-        own,
-        ReferencePass(own.session(binding)),
-        Truth(own, binding, samples=SAMPLES),
+    reference_model = TorchReference(model).copy()
+    context = MeasurementContext(
+        reference_model,
+        ReferencePass(reference_model.session(binding)),
+        Truth(reference_model, binding, samples=SAMPLES),
         binding,
         samples,
         policy,
@@ -105,25 +111,31 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
     )
     with deterministic(policy.determinism):
         batch = next(samples.batches(SAMPLES))
-        reference, truth = stand.answers.reference(batch), stand.answers.truth(batch)
+        reference, truth = context.answers.reference(batch), context.answers.truth(batch)
         if truth is None:
             return {"failure": "no float64"}
         assessment = ReferenceAssessment()
         assessment.update(reference, truth, SAMPLES)
-        draws = draw_rounding(stand, [batch], draws=DRAWS)
-        kinds = [q for i, e in assessment.errors.items() for q in e.ratios(draws.for_output(i))]
+        draws = draw_rounding(context, [batch], draws=DRAWS)
+        ratios_by_output = [
+            q for i, e in assessment.errors.items() for q in e.ratios(draws.for_output(i))
+        ]
         wide = any(errors.is_wide for errors in assessment.errors.values())
         first = {n: a[:8] for n, a in batch.items()}
-        one = draw_rounding(stand, [first])
-        few = ReferenceAssessment()
-        few.update(stand.reference.run(first), stand.truth.extra_outputs(first), 8)
-        early = [q for i, e in few.errors.items() for q in e.ratios(one.for_output(i))]
-        validity = assessment.result(stand)
-    ratios = np.concatenate([q.ravel() for q in kinds] or [np.zeros(0)])
+        single_draw = draw_rounding(context, [first])
+        first_assessment = ReferenceAssessment()
+        first_assessment.update(context.reference.run(first), context.truth.extra_outputs(first), 8)
+        early_ratios = [
+            q
+            for i, e in first_assessment.errors.items()
+            for q in e.ratios(single_draw.for_output(i))
+        ]
+        validity = assessment.result(context)
+    ratios = np.concatenate([q.ravel() for q in ratios_by_output] or [np.zeros(0)])
     return {
         "q": [round(float(q), 4) for q in ratios],
         "largest": float(ratios.max(initial=0.0)),
-        "largest of one draw": max((float(q.max(initial=0.0)) for q in early), default=0.0),
+        "largest of one draw": max((float(q.max(initial=0.0)) for q in early_ratios), default=0.0),
         "null": draws.null_error,
         "wide": wide,
         "rounding": validity.record.rounding,
@@ -135,14 +147,14 @@ def measured(model: nn.Module, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_distribution(rows: list[dict[str, Any]]) -> None:
-    """Quantiles of q over all models, and how often each branch is taken."""
-    whole = [row for row in rows if "q" in row]
-    valid = [row for row in whole if row["rounding"] == "valid"]
+    """Print the quantiles of q over all models and how often each branch is taken."""
+    complete = [row for row in rows if "q" in row]
+    valid = [row for row in complete if row["rounding"] == "valid"]
     q = np.array([value for row in valid for value in row["q"]])
     worst = np.array([row["largest"] for row in valid])
     early = np.array([row["largest of one draw"] for row in valid])
-    null = np.array([row["null"] for row in whole])
-    print(f"{len(whole)} of {len(rows)} models measured, {len(q)} values of q")
+    null = np.array([row["null"] for row in complete])
+    print(f"{len(complete)} of {len(rows)} models measured, {len(q)} values of q")
     for title, values in (
         ("q", q),
         ("largest q of a model", worst),
@@ -150,15 +162,17 @@ def print_distribution(rows: list[dict[str, Any]]) -> None:
         ("null run, in roundings", null),
     ):
         if values.size:
-            shown = np.quantile(values, [0.5, 0.9, 0.99, 0.999, 1.0])
-            text = ", ".join(f"{value:.3g}" for value in shown)
+            quantiles = np.quantile(values, [0.5, 0.9, 0.99, 0.999, 1.0])
+            text = ", ".join(f"{value:.3g}" for value in quantiles)
             print(f"{title}: 50, 90, 99, 99.9, 100 %: {text}")
-    print("rounding:", dict(Counter(row["rounding"] for row in whole)))
-    more = [row for row in whole if row["wide"] or row["largest of one draw"] > MOST_ERROR]
-    print(f"5 draws: {len(more)}, of these for a wide floor {sum(row['wide'] for row in whole)}")
-    print("flips left out:", sum(bool(row["flipped"]) for row in whole))
-    print("float64 not used:", [row["model"] for row in whole if row["differs"]])
-    print("fast path:", [row["model"] for row in whole if row["fast_path"]])
+    print("rounding:", dict(Counter(row["rounding"] for row in complete)))
+    redrawn = [row for row in complete if row["wide"] or row["largest of one draw"] > MOST_ERROR]
+    print(
+        f"5 draws: {len(redrawn)}, of these for a wide floor {sum(row['wide'] for row in complete)}"
+    )
+    print("flips left out:", sum(bool(row["flipped"]) for row in complete))
+    print("float64 not used:", [row["model"] for row in complete if row["differs"]])
+    print("fast path:", [row["model"] for row in complete if row["fast_path"]])
 
 
 def _arguments() -> argparse.Namespace:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.webhook_accept [--deliveries 20000] [--concurrent 200] [--json FILE]
 
-The service runs as a separate process with a Reconcile that takes a second, as if MLflow answered
-slowly. Each delivery has a unique id; after every hundred, one has a wrong signature or none.
-Prints deliveries per second, quantiles of the time from request to answer, the growth of the
-service's memory, and the load of the machine. Exits with 1 if a signed delivery was not answered
-202, another one not 401, the 99th percentile is 1 s or more, or no reconcile began after the last
-delivery.
+The service runs as a separate process with a reconcile that takes a second, as with a slow MLflow.
+Each delivery has a unique id; after every hundred, one has a wrong signature or none. Prints
+deliveries per second, quantiles of the time from request to answer, the growth of the service's
+memory, and the load of the machine. Exits with 1 if a signed delivery was not answered with 202 or
+another one not with 401, if the 99th percentile is 1 s or more, or if no reconcile began after the
+last delivery.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from tests.service.processes import run_process
 TIMEOUT_S = 30.0
 P99_S = 1.0
 FORGED_EVERY = 100
-"""After so many deliveries comes one that is not MLflow's."""
+"""One forged delivery follows this many signed ones."""
 SLOW_S = 1.0
 
 
 class Answer(NamedTuple):
-    """What came of one delivery."""
+    """The outcome of one delivery."""
 
     status: int
     sent: float
-    """By the machine's monotonic clock, in seconds."""
-    taken: float
+    """Time of the request by the monotonic clock, in seconds."""
+    seconds_to_answer: float
     """Seconds until the answer."""
     is_signed: bool
 
@@ -64,21 +64,21 @@ def main() -> None:
 def measure(
     folder: Path, *, deliveries: int, concurrent: int
 ) -> dict[str, float | int | str | bool]:
-    """One run: sends all, waits for a look that began after the last one."""
+    """Send all deliveries, wait for a later reconcile, and return the metrics."""
     with run_process(folder, slow=SLOW_S) as service:
         address = service.address
         asyncio.run(_send(address, deliveries=concurrent, concurrent=concurrent))  # warms up
-        before = _memory_mib(service.popen.pid)
+        before = _read_memory_mib(service.popen.pid)
         start = time.perf_counter()
         answers = asyncio.run(_send(address, deliveries=deliveries, concurrent=concurrent))
         seconds = time.perf_counter() - start
-        growth = _memory_mib(service.popen.pid) - before
-        last = max(each.sent for each in answers if each.is_signed)
+        growth = _read_memory_mib(service.popen.pid) - before
+        last = max(answer.sent for answer in answers if answer.is_signed)
         wait_until(lambda: any(float(begun) >= last for begun in service.lines("begun-at")))
-        looks = len(service.lines("begun-at"))
-    times = sorted(each.taken for each in answers)
-    accepted = sum(each.status == 202 for each in answers if each.is_signed)
-    forged = [each.status for each in answers if not each.is_signed]
+        reconciles = len(service.lines("begun-at"))
+    times = sorted(answer.seconds_to_answer for answer in answers)
+    accepted = sum(answer.status == 202 for answer in answers if answer.is_signed)
+    forged = [answer.status for answer in answers if not answer.is_signed]
     refused = sum(status == 401 for status in forged)
     quantiles = statistics.quantiles(times, n=100)
     return {
@@ -92,25 +92,26 @@ def measure(
         "accepted": accepted,
         "forged": len(forged),
         "refused": refused,
-        "looks": looks,
+        "looks": reconciles,
         "load": round(os.getloadavg()[0], 1),
         "good": accepted == deliveries and refused == len(forged) and quantiles[98] < P99_S,
     }
 
 
 async def _send(address: str, *, deliveries: int, concurrent: int) -> list[Answer]:
-    """Send all by `concurrent` senders that keep a connection each.
+    """Send all deliveries with `concurrent` senders, each on its own connection.
 
-    By hand: a client library's pool costs more with 200 connections than the service does.
+    Uses plain sockets, because a client library's pool costs more with 200 connections than the
+    service does.
     """
     raw = json.dumps(event_body()).encode()
     host, _, port = address.rpartition("/")[2].partition(":")
-    left = iter(range(deliveries + deliveries // FORGED_EVERY))
+    numbers = iter(range(deliveries + deliveries // FORGED_EVERY))
     answers: list[Answer] = []
 
     async def sender() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
-        for number in left:
+        for number in numbers:
             is_signed = number % (FORGED_EVERY + 1) != FORGED_EVERY
             sent = signed_headers(
                 raw, delivery=str(uuid.uuid4()), secret=SECRET if is_signed else "x" * 40
@@ -118,9 +119,9 @@ async def _send(address: str, *, deliveries: int, concurrent: int) -> list[Answe
             if not is_signed and number % 2:
                 del sent[SIGNATURE_HEADER]
             fields = {"Host": host, "Content-Length": str(len(raw)), **sent}
-            head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+            header = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
             start = time.monotonic()
-            writer.write(f"POST {WEBHOOK_PATH} HTTP/1.1\r\n{head}\r\n".encode() + raw)
+            writer.write(f"POST {WEBHOOK_PATH} HTTP/1.1\r\n{header}\r\n".encode() + raw)
             status = await asyncio.wait_for(_status(reader), TIMEOUT_S)
             answers.append(Answer(status, start, time.monotonic() - start, is_signed))
             if status >= 400:  # the service closes the connection
@@ -133,12 +134,12 @@ async def _send(address: str, *, deliveries: int, concurrent: int) -> list[Answe
 
 
 async def _status(reader: asyncio.StreamReader) -> int:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
-    return int(head.split()[1])
+    header = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    await reader.readexactly(int(header.partition("content-length: ")[2].split()[0]))
+    return int(header.split()[1])
 
 
-def _memory_mib(pid: int) -> float:
+def _read_memory_mib(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 

@@ -36,10 +36,10 @@ COMMAND = (
 
 def main() -> int:
     """Run the command as it is, and draw what it prints."""
-    from benchmarks.screens.workbench import lay_out
+    from benchmarks.screens.workbench import write_files
 
     with tempfile.TemporaryDirectory() as scratch:
-        lay_out(Path(scratch))
+        write_files(Path(scratch))
         code, printed = _on_a_terminal([sys.executable, "-m", "gate", *COMMAND], Path(scratch))
     recorder = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     recorder.print(Text.from_ansi(printed))

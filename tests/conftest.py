@@ -72,7 +72,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a wheel of the checkout."""
-    return install_size.wheel(tmp_path_factory.mktemp("wheel"))
+    return install_size.build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture

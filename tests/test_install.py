@@ -52,7 +52,7 @@ def test_wheel_contains_nothing_of_an_earlier_build(tmp_path: Path) -> None:
     gone = tmp_path / "source" / "build" / "lib" / "gate" / "gone.py"
     gone.parent.mkdir(parents=True)
     gone.touch()
-    built = install_size.wheel(tmp_path / "built", tmp_path / "source")
+    built = install_size.build_wheel(tmp_path / "built", tmp_path / "source")
     names = zipfile.ZipFile(built).namelist()
     assert "gate/installation.py" in names
     assert "gate/gone.py" not in names

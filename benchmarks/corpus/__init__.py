@@ -1,4 +1,4 @@
-"""Measure how well the gate judges: correct files and files with known faults, in one table.
+"""Measure how many faulty files the gate refuses and how many correct files it accepts.
 
 .venv/bin/python -m benchmarks.corpus [--only GLOB] [--json FILE] [--distribution]
 """

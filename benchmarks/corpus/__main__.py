@@ -1,7 +1,7 @@
 """Judge the corpus and print which faults were detected.
 
-Exit code 0 only if nothing escaped, nothing correct was blocked, every fault has its file, and
-every layer that was named is the right one; 1 otherwise; 2 if no entry has such a name.
+Exit code 0 only if no fault passed, no correct file was refused, every faulty file was written, and
+every located layer is the right one; 1 otherwise; 2 if no entry matches the name.
 """
 
 from __future__ import annotations
@@ -19,54 +19,57 @@ from benchmarks.corpus.distribution import print_distribution
 from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.judge import Gate, parity_gate
 from benchmarks.corpus.outcome import Rates
-from benchmarks.corpus.registry import chosen
+from benchmarks.corpus.registry import select_entries
 from benchmarks.corpus.run import REGISTRY, run
-from benchmarks.corpus.table import report, sentence
+from benchmarks.corpus.table import format_rates, print_report
 from gate.commands.progress import progress_bar
 from gate.storage import files
 
 _WIDTH = 140
-"""Columns where the output is no terminal."""
+"""Width of the output in columns if it is not a terminal."""
 
 
 def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int:
-    """Judge, print, and return the exit code."""
-    parser = parser_of("python -m benchmarks.corpus", __doc__ or "")
+    """Judge the selected entries, print the results, and return the exit code."""
+    parser = build_parser("python -m benchmarks.corpus", __doc__ or "")
     parser.add_argument(
         "--runtime", action="append", metavar="NAME", help="it judges, not the policy's own"
     )
-    asked = parser.parse_args(arguments)
-    if asked.runtime:
-        gate = functools.partial(parity_gate, runtimes=asked.runtime)
-    return judged(chosen(asked.only), asked, gate=gate)
+    options = parser.parse_args(arguments)
+    if options.runtime:
+        gate = functools.partial(parity_gate, runtimes=options.runtime)
+    return judge_entries(select_entries(options.only), options, gate=gate)
 
 
-def judged(
+def judge_entries(
     entries: Sequence[Entry],
-    asked: argparse.Namespace,
+    options: argparse.Namespace,
     *,
     gate: Gate = parity_gate,
     registry: str = REGISTRY,
 ) -> int:
-    """Judge the entries of a registry as the options say, print, and return the exit code."""
+    """Judge the entries of a registry with the given options, print, and return the exit code."""
     if not entries:
-        print(f"no entry matches {asked.only!r}; names look like fault/sign/*", file=sys.stderr)
+        print(f"no entry matches {options.only!r}; names look like fault/sign/*", file=sys.stderr)
         return 2
     with progress_bar("corpus") as advance:
-        outcomes = run(entries, gate=gate, jobs=asked.jobs, advance=advance, registry=registry)
+        outcomes = run(entries, gate=gate, jobs=options.jobs, advance=advance, registry=registry)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    if asked.distribution:
+    if options.distribution:
         print_distribution(outcomes, console)
-    report(outcomes, console)
+    print_report(outcomes, console)
     rates = Rates.from_outcomes(outcomes)
-    if asked.json:
-        told = {"sentence": sentence(rates), "outcomes": [one.plain() for one in outcomes]}
-        files.write_text(asked.json, json.dumps(told, indent=1) + "\n")
+    if options.json:
+        document = {
+            "sentence": format_rates(rates),
+            "outcomes": [outcome.plain() for outcome in outcomes],
+        }
+        files.write_text(options.json, json.dumps(document, indent=1) + "\n")
     return 0 if rates.green else 1
 
 
-def parser_of(program: str, documentation: str) -> argparse.ArgumentParser:
-    """The options that every corpus has."""
+def build_parser(program: str, documentation: str) -> argparse.ArgumentParser:
+    """Build a parser with the options of every corpus."""
     description = documentation.splitlines()[0]
     parser = argparse.ArgumentParser(program, description=description)
     parser.add_argument("--only", metavar="GLOB", help="entries by name, such as 'fault/sign/*'")

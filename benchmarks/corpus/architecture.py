@@ -1,4 +1,4 @@
-"""An architecture of the corpus: how it is built, its inputs, its dynamic axes."""
+"""An architecture of the corpus: its model factory, inputs and dynamic axes."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ BATCH = "batch"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model and its inputs. All inputs and outputs have the batch on axis 0."""
+    """A model and its inputs. Axis 0 of all inputs and outputs is the batch axis."""
 
     name: str
     make: Callable[[], nn.Module]
-    """Random weights, drawn from torch's global generator."""
+    """Return a model with random weights, drawn from torch's global generator."""
     draw: Callable[[int, int], Arrays]
-    """(count, seed) to samples, in the order in which `forward` takes them."""
+    """Draw samples from (count, seed), in the order of the arguments of `forward`."""
     outputs: tuple[str, ...] = ("logits",)
     classes: bool = True
-    """Whether the largest of axis 1 of the first output is an answer."""
+    """True if the argmax along axis 1 of the first output is the predicted class."""
     head: str = "fc"
-    """Path of the layer that gives the scores; it is centered, so that classes differ."""
+    """Path of the layer that computes the scores, which are centered so that predictions vary."""
     axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """Dynamic axes beside the batch: input or output, axis, name."""
+    """Dynamic axes besides the batch: input or output, axis, name."""
     traceable: bool = True
-    """False: `forward` branches on data, so what a trace gives is among the faults."""
+    """False if `forward` branches on data. Its traces are among the faults."""
     least_opset: int = 0
-    """Below it the TorchScript-based exporter is wrong, and its file is among the faults."""
+    """Lowest opset for which the TorchScript exporter is right; lower ones are among the faults."""
     rewritten: Callable[[], nn.Module] | None = None
-    """The same parameters with another `forward`: what the dynamo exporter is given."""
+    """A model with the same parameters and another `forward`, for the dynamo exporter."""
     settle: Callable[[nn.Module, Architecture, Arrays], None] | None = None
-    """Gives the weights the statistics of trained ones, where `trained` itself is not to."""
+    """Gives the weights the statistics of trained ones, instead of the default method."""
     count: int | None = None
-    """How many samples are drawn; None: as many as the bench says."""
+    """Number of samples, or None for the default of the bench."""
     batch_size: int | None = None
-    """Of the measurement; None: as the bench says."""
+    """Batch size of the measurement, or None for the default of the bench."""
     gaps: bool = False
-    """True if NaN is an answer of the model, as whoever judges it says in the policy."""
+    """True if NaN is a valid output of the model, so that the policy must allow it."""
 
-    def dynamic(self, name: str) -> dict[int, str]:
-        """All dynamic axes of an input or output."""
+    def dynamic_axes(self, name: str) -> dict[int, str]:
+        """Return all dynamic axes of an input or output."""
         return {0: BATCH, **self.axes.get(name, {})}
 
 
@@ -59,27 +59,27 @@ _ALL = (
     Architecture(
         "resnet",
         convolutional.ResNet,
-        lambda n, seed: {"input": samples.normalised(n, 32, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
     ),
     Architecture(
         "resnet18",
         _resnet18,
-        lambda n, seed: {"input": samples.normalised(n, 64, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 64, seed=seed)},
     ),
     Architecture(
         "mobilenet",
         convolutional.MobileNet,
-        lambda n, seed: {"input": samples.normalised(n, 32, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
     ),
     Architecture(
         "pooling",
         convolutional.Pooling,
-        lambda n, seed: {"input": samples.normalised(n, 30, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 30, seed=seed)},
     ),
     Architecture(
         "vit",
         attention.VisionTransformer,
-        lambda n, seed: {"input": samples.normalised(n, 32, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
     ),
     Architecture(
         "tokens",
@@ -103,19 +103,19 @@ _ALL = (
     Architecture(
         "segmenter",
         spatial.Segmenter,
-        lambda n, seed: {"image": samples.normalised(n, 32, seed=seed)},
+        lambda n, seed: {"image": samples.normalized(n, 32, seed=seed)},
         outputs=("scores",),
         axes={"image": {2: "height", 3: "width"}, "scores": {2: "height", 3: "width"}},
     ),
     Architecture(
         "pyramid",
         spatial.Pyramid,
-        lambda n, seed: {"input": samples.normalised(n, 32, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
     ),
     Architecture(
         "generator",
         spatial.Generator,
-        lambda n, seed: {"image": samples.normalised(n, 24, seed=seed)},
+        lambda n, seed: {"image": samples.normalized(n, 24, seed=seed)},
         outputs=("generated",),
         classes=False,
         head="expand",
@@ -123,7 +123,7 @@ _ALL = (
     Architecture(
         "stylist",
         wide.Stylist,
-        lambda n, seed: {"image": samples.normalised(n, 64, seed=seed)},
+        lambda n, seed: {"image": samples.normalized(n, 64, seed=seed)},
         outputs=("styled",),
         classes=False,
         head="leave",
@@ -132,7 +132,7 @@ _ALL = (
         "denoiser",
         wide.Denoiser,
         lambda n, seed: {
-            "image": samples.normalised(n, 48, seed=seed),
+            "image": samples.normalized(n, 48, seed=seed),
             "step": samples.steps(n, seed=seed),
         },
         outputs=("noise",),
@@ -142,7 +142,7 @@ _ALL = (
     Architecture(
         "texture",
         wide.Texture,
-        lambda n, seed: {"input": samples.normalised(n, 64, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 64, seed=seed)},
     ),
     Architecture(
         "branching",
@@ -155,7 +155,7 @@ _ALL = (
         "two-inputs",
         wiring.TwoInputs,
         lambda n, seed: {
-            "image": samples.normalised(n, 32, seed=seed),
+            "image": samples.normalized(n, 32, seed=seed),
             "numbers": samples.series(n, 1, 6, seed=seed)[:, 0],
         },
     ),
@@ -163,14 +163,14 @@ _ALL = (
         "difference",
         wiring.Difference,
         lambda n, seed: {
-            "before": samples.normalised(n, 32, seed=seed),
-            "after": samples.normalised(n, 32, seed=seed + 1),
+            "before": samples.normalized(n, 32, seed=seed),
+            "after": samples.normalized(n, 32, seed=seed + 1),
         },
     ),
     Architecture(
         "detector",
         wiring.Detector,
-        lambda n, seed: {"input": samples.normalised(n, 32, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
         outputs=("scores", "boxes", "embedding", "label"),
     ),
     Architecture(
@@ -180,4 +180,4 @@ _ALL = (
     ),
 )
 
-ARCHITECTURES: dict[str, Architecture] = {one.name: one for one in _ALL}
+ARCHITECTURES: dict[str, Architecture] = {architecture.name: architecture for architecture in _ALL}

@@ -1,4 +1,4 @@
-"""Models, samples and files of the pairs, each created once and cached for the run."""
+"""Create the models, samples and files of the pairs, each once, and cache them for the run."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from torch import nn
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.exporters import Export, ExportRefused, Recipe
 from benchmarks.corpus.samples import Arrays
-from benchmarks.corpus.trained import trained
+from benchmarks.corpus.trained import build_trained
 from gate.records.evidence import ExportRecord
 
 SAMPLES = 24
 BATCH = 8
-"""Not the batch size of the export's example, which is 4."""
+"""Batch size of the measurement. It differs from that of the export example, which is 4."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A file, and the model that it should compute like."""
+    """A file and the model that must compute the same outputs."""
 
     path: Path
     model: nn.Module
     samples: Arrays
     record: ExportRecord
-    """What is known of the export."""
+    """The export record."""
     batch_size: int = BATCH
     during: Callable[[], None] | None = None
-    """Happens after the first batch was measured."""
+    """Called after the first batch was measured."""
     edited: nn.Module | None = None
-    """The model that was exported instead, where the fault was made in a model."""
+    """The edited model that was exported, if the fault was made in a model."""
     gaps: bool = False
-    """True if NaN is an answer of the model."""
+    """True if NaN is a valid output of the model."""
 
 
 class Bench:
-    """Makes and keeps models, samples and exported files, below one folder."""
+    """Creates and caches models, samples and exported files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,36 +46,36 @@ class Bench:
         self._exports: dict[tuple[str, Recipe], Export | ExportRefused] = {}
 
     def model(self, architecture: Architecture) -> nn.Module:
-        """The trained reference. Shared: copy it before you change it."""
+        """Return the reference model. It is shared: copy it before you change it."""
         if architecture.name not in self._models:
-            self._models[architecture.name] = trained(architecture)
+            self._models[architecture.name] = build_trained(architecture)
         return self._models[architecture.name]
 
     def samples(self, architecture: Architecture) -> Arrays:
-        """What both sides compute on."""
+        """Return the samples on which both sides are measured."""
         return architecture.draw(architecture.count or SAMPLES, 0)
 
     def write(self, architecture: Architecture, recipe: Recipe, path: Path) -> None:
-        """The correct file of a recipe. Raises ExportRefused."""
-        stored = recipe.exporter == "dynamo-external"
-        key = (architecture.name, replace(recipe, exporter="dynamo") if stored else recipe)
+        """Write the correct file of a recipe. Raises ExportRefused."""
+        is_external = recipe.exporter == "dynamo-external"
+        key = (architecture.name, replace(recipe, exporter="dynamo") if is_external else recipe)
         if key not in self._exports:
             try:
                 self._exports[key] = Export(self.model(architecture), architecture, recipe)
-            except ExportRefused as refused:
-                self._exports[key] = refused
+            except ExportRefused as error:
+                self._exports[key] = error
         export = self._exports[key]
         if isinstance(export, ExportRefused):
             raise export
-        export.write(path, external=stored)
+        export.write(path, external=is_external)
 
     def pair(self, architecture: Architecture, recipe: Recipe, path: Path) -> Pair:
-        """The correct pair of a recipe, with the file at `path`. Raises ExportRefused."""
+        """Write the correct file of a recipe and return the pair. Raises ExportRefused."""
         self.write(architecture, recipe, path)
-        return self.pair_of(architecture, recipe, path)
+        return self.pair_with_file(architecture, recipe, path)
 
-    def pair_of(self, architecture: Architecture, recipe: Recipe, path: Path) -> Pair:
-        """The reference and its samples, with the file at `path`, whatever that is."""
+    def pair_with_file(self, architecture: Architecture, recipe: Recipe, path: Path) -> Pair:
+        """Return the pair of the reference and an existing file at `path`."""
         return Pair(
             path,
             self.model(architecture),

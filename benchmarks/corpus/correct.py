@@ -1,6 +1,6 @@
-"""The correct pairs: every architecture with every exporter at several opsets.
+"""Correct pairs: every architecture with every exporter at several opsets.
 
-An exporter may refuse; the pair is listed with the reason then, and not counted.
+If an exporter refuses a model, the pair is listed with the reason and not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.corpus.exporters import (
     Recipe,
 )
 from benchmarks.corpus.faults import indexing, numbers, shapes
-from benchmarks.corpus.models.between import on_images
+from benchmarks.corpus.models.between import image_architecture
 
 RECIPES = (
     *(Recipe("traced", opset) for opset in (13, 17, 20)),
@@ -34,17 +34,17 @@ RECIPES = (
     EXTERNAL_18,
 )
 
-_ALSO: tuple[tuple[Architecture, tuple[Recipe, ...]], ...] = (
+_FAULT_MODELS: tuple[tuple[Architecture, tuple[Recipe, ...]], ...] = (
     *(
-        (numbers.on_intensities(make), (TRACED_13, DIRECT_17, DYNAMO_18))
+        (numbers.intensity_architecture(make), (TRACED_13, DIRECT_17, DYNAMO_18))
         for make in (numbers.Standardised, numbers.Logarithmic)
     ),
     *(
-        (on_images(make), (TRACED_13, DIRECT_17, DYNAMO_18))
+        (image_architecture(make), (TRACED_13, DIRECT_17, DYNAMO_18))
         for make in (numbers.Boxes, numbers.Sharp)
     ),
     *(
-        (on_images(make), (DYNAMO_18,))
+        (image_architecture(make), (DYNAMO_18,))
         for make in (
             indexing.FloorOfNegatives,
             indexing.NegativeIndices,
@@ -53,26 +53,27 @@ _ALSO: tuple[tuple[Architecture, tuple[Recipe, ...]], ...] = (
             indexing.ThroughAView,
         )
     ),
-    (on_images(shapes.Halving), (SCRIPTED_17,)),
+    (image_architecture(shapes.Halving), (SCRIPTED_17,)),
     (shapes.DARK_IMAGES, (SCRIPTED_17,)),
     (shapes.BAKED_SIZE, (SCRIPTED_17,)),
     (shapes.BAKED_AREA, (SCRIPTED_17,)),
-    (shapes.on_tokens(shapes.BakedLength), (SCRIPTED_17,)),
-    (shapes.on_tokens(shapes.LongSequences), (SCRIPTED_17,)),
+    (shapes.token_architecture(shapes.BakedLength), (SCRIPTED_17,)),
+    (shapes.token_architecture(shapes.LongSequences), (SCRIPTED_17,)),
 )
-"""What one exporter gets wrong and another right: without these, refusing the model whatever the
-file would be a way to catch the fault."""
+"""Models that one exporter gets wrong and another right. Without them, a gate could detect the
+fault by refusing the model whatever the file contains.
+"""
 
 
-def is_right(architecture: Architecture, recipe: Recipe) -> bool:
-    """False where it is known that this exporter writes a wrong file without a word."""
+def is_correct(architecture: Architecture, recipe: Recipe) -> bool:
+    """Return False if the exporter is known to silently write a wrong file."""
     if recipe.exporter.startswith("dynamo"):
         return True
     baked = recipe.exporter in ("traced", "direct") and not architecture.traceable
     return not baked and recipe.opset >= architecture.least_opset
 
 
-def _entry(architecture: Architecture, recipe: Recipe) -> Entry:
+def _correct_entry(architecture: Architecture, recipe: Recipe) -> Entry:
     def make(bench: Bench, path: Path) -> Pair:
         return bench.pair(architecture, recipe, path)
 
@@ -82,10 +83,14 @@ def _entry(architecture: Architecture, recipe: Recipe) -> Entry:
 
 CORRECT_PAIRS: list[Entry] = [
     *(
-        _entry(architecture, recipe)
+        _correct_entry(architecture, recipe)
         for architecture in ARCHITECTURES.values()
         for recipe in RECIPES
-        if is_right(architecture, recipe)
+        if is_correct(architecture, recipe)
     ),
-    *(_entry(architecture, recipe) for architecture, recipes in _ALSO for recipe in recipes),
+    *(
+        _correct_entry(architecture, recipe)
+        for architecture, recipes in _FAULT_MODELS
+        for recipe in recipes
+    ),
 ]

@@ -1,4 +1,4 @@
-"""Measure the size of a fault without ONNX and the gate: both PyTorch models run in float64."""
+"""Measure the size of a fault without ONNX and the gate, from both PyTorch models in float64."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.corpus.samples import Arrays
 
 _SMALLEST_FLOOR = 2.0**-24
-"""Of a value: half a unit of its last place in float32."""
+"""Smallest relative floor: half a unit in the last place of float32."""
 
 _MASK = 1e9
-"""What is as large and the same on both sides masks, and is no scale for what it does not mask."""
+"""Values at least this large that are equal on both sides are masks and are ignored."""
 
-Computed = list[NDArray[np.generic]]
+Outputs = list[NDArray[np.generic]]
 
 
-def effect_of(edited: nn.Module, model: nn.Module, samples: Arrays) -> float:
-    """rms(e64 - r64) / rms(r32 - r64) on the samples, in the output, sample, channel or column
-    where it is largest; infinite where shapes, integers or places that are not finite differ."""
+def measure_effect(edited: nn.Module, model: nn.Module, samples: Arrays) -> float:
+    """Return the largest rms(e64 - r64) / rms(r32 - r64) of any output, sample, channel or column.
+
+    Returns infinity if shapes, integers or the positions of non-finite values differ.
+    """
     outputs = zip(
-        computed(edited, samples, double=True),
-        computed(model, samples, double=True),
-        computed(model, samples),
+        compute_outputs(edited, samples, double=True),
+        compute_outputs(model, samples, double=True),
+        compute_outputs(model, samples),
         strict=True,
     )
-    return max(_effect(*arrays) for arrays in outputs)
+    return max(_output_effect(*arrays) for arrays in outputs)
 
 
-def _effect(e64: NDArray[np.generic], r64: NDArray[np.generic], r32: NDArray[np.generic]) -> float:
+def _output_effect(
+    e64: NDArray[np.generic], r64: NDArray[np.generic], r32: NDArray[np.generic]
+) -> float:
     if e64.shape != r64.shape:
         return math.inf
     if r64.dtype.kind != "f":
@@ -45,35 +49,40 @@ def _effect(e64: NDArray[np.generic], r64: NDArray[np.generic], r32: NDArray[np.
     finite = np.isfinite(r64) & ((np.abs(r64) < _MASK) | (e64 != r64))
     if not np.array_equal(e64[~finite], r64[~finite], equal_nan=True):
         return math.inf
-    moved = np.where(finite, e64 - r64, 0.0)
-    off = np.where(finite & np.isfinite(r32), r32 - r64, 0.0)
+    difference = np.where(finite, e64 - r64, 0.0)
+    rounding = np.where(finite & np.isfinite(r32), r32 - r64, 0.0)
     size = np.where(finite, r64, 0.0)
     return max(
-        _worst(_rms(moved, axes), np.maximum(_rms(off, axes), _SMALLEST_FLOOR * _rms(size, axes)))
-        for axes in _groups(moved.ndim)
+        _largest_ratio(
+            _rms(difference, axes),
+            np.maximum(_rms(rounding, axes), _SMALLEST_FLOOR * _rms(size, axes)),
+        )
+        for axes in _groups(difference.ndim)
     )
 
 
 def _groups(ndim: int) -> Iterator[tuple[int, ...]]:
-    """Axes over which is averaged: all, then all but one."""
-    every = tuple(range(ndim))
-    yield every
-    for kept in {0, 1, ndim - 1} & set(every):
-        yield tuple(axis for axis in every if axis != kept)
+    """Yield the axes to average over: all, then all but one."""
+    all_axes = tuple(range(ndim))
+    yield all_axes
+    for kept_axis in {0, 1, ndim - 1} & set(all_axes):
+        yield tuple(axis for axis in all_axes if axis != kept_axis)
 
 
 def _rms(values: NDArray[np.generic], axes: tuple[int, ...]) -> NDArray[np.float64]:
     return np.asarray(np.sqrt(np.square(values.astype(np.float64)).mean(axis=axes)))
 
 
-def _worst(moved: NDArray[np.float64], floor: NDArray[np.float64]) -> float:
-    if not np.isfinite(moved).all() or (moved[floor == 0.0] > 0.0).any():
+def _largest_ratio(difference: NDArray[np.float64], floor: NDArray[np.float64]) -> float:
+    if not np.isfinite(difference).all() or (difference[floor == 0.0] > 0.0).any():
         return math.inf
-    return float(np.divide(moved, floor, out=np.zeros_like(moved), where=floor > 0.0).max())
+    return float(
+        np.divide(difference, floor, out=np.zeros_like(difference), where=floor > 0.0).max()
+    )
 
 
-class _InDouble(TorchFunctionMode):
-    """What a model casts to float32, or makes in it, is float64 instead."""
+class _Float64Mode(TorchFunctionMode):
+    """Replace float32 by float64 in casts and factory calls of a model."""
 
     def __torch_function__(
         self,
@@ -84,27 +93,27 @@ class _InDouble(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        args = tuple(torch.float64 if one is torch.float32 else one for one in args)
-        named = {
-            name: torch.float64 if one is torch.float32 else one
-            for name, one in (kwargs or {}).items()
+        args = tuple(torch.float64 if argument is torch.float32 else argument for argument in args)
+        keywords = {
+            name: torch.float64 if argument is torch.float32 else argument
+            for name, argument in (kwargs or {}).items()
         }
-        made = func(*args, **named)
-        fresh = func in _FACTORIES and "dtype" not in named
-        return made.double() if fresh and made.dtype == torch.float32 else made
+        result = func(*args, **keywords)
+        is_float32_factory = func in _FACTORIES and "dtype" not in keywords
+        return result.double() if is_float32_factory and result.dtype == torch.float32 else result
 
 
 _FACTORIES = {torch.zeros, torch.ones, torch.full, torch.tensor, torch.arange, torch.linspace,
               torch.eye, torch.empty}  # fmt: skip
 
 
-def computed(model: nn.Module, samples: Arrays, *, double: bool = False) -> Computed:
-    """All outputs of all samples at once, by a copy of the model."""
+def compute_outputs(model: nn.Module, samples: Arrays, *, double: bool = False) -> Outputs:
+    """Return all outputs of a copy of the model for all samples in one batch."""
     copied = copy.deepcopy(model)
     tensors = [torch.from_numpy(array.copy()) for array in samples.values()]
     if double:
         copied = copied.double()
         tensors = [t.double() if t.is_floating_point() else t for t in tensors]
-    with torch.no_grad(), _InDouble() if double else nullcontext():
-        returned = copied(*tensors)
-    return [one.numpy() for one in torch.utils._pytree.tree_leaves(returned)]
+    with torch.no_grad(), _Float64Mode() if double else nullcontext():
+        outputs = copied(*tensors)
+    return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]

@@ -1,8 +1,8 @@
-"""An entry of the corpus, and the decorator that registers a fault.
+"""An entry of the corpus, and the decorators that register a fault.
 
 @in_layer("missing activation", ("resnet", "stage2.relu1", DIRECT_17))
 def activation_left_out(layer: nn.Module, architecture: Architecture) -> nn.Module:
-    \"\"\"The exported model has no activation behind a convolution.\"\"\"
+    \"\"\"Remove the activation after a convolution.\"\"\"
     return nn.Identity()
 """
 
@@ -22,55 +22,58 @@ from benchmarks.corpus.exporters import Export, Recipe
 from benchmarks.corpus.samples import Arrays
 
 ModelEdit = Callable[[nn.Module, Architecture], nn.Module | None]
-"""Changes a copy of the model (or of one layer) in eval mode, or returns what takes its place."""
+"""Changes a copy of the model or of one layer in eval mode, or returns a replacement."""
 GraphEdit = Callable[[onnx.ModelProto], None]
 FileEdit = Callable[[Path, Bench, Architecture], Callable[[], None] | None]
-"""Changes the exported file; what it returns happens while the file is measured."""
+"""Changes the exported file. The returned function is called while the file is measured."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One pair of the corpus, made when it is needed."""
+    """One pair of the corpus, which is created on demand."""
 
     kind: str
-    """The class of the fault; `correct` for a correct pair."""
+    """The class of the fault, or `correct` for a correct pair."""
     title: str
     architecture: Architecture
     recipe: Recipe
     summary: str
     make: Callable[[Bench, Path], Pair]
-    """Writes the file at the path. Raises ExportRefused."""
+    """Writes the file to the path and returns the pair. Raises ExportRefused."""
     layer: str | None = None
-    """Path of the only module that is wrong, where there is one."""
+    """Path of the only faulty module, if there is exactly one."""
     reach: Callable[[], Arrays] | None = None
-    """Inputs on which the fault shows, where the samples don't: what it is judged to be real by.
-    The gate does not get them."""
+    """Returns inputs on which the fault shows, if no sample shows it. They prove that the fault is
+    real; the gate does not get them.
+    """
 
     @property
     def faulty(self) -> bool:
-        """True if the file must not pass."""
+        """Return True if the gate must refuse the file."""
         return self.kind != CORRECT
 
     @property
     def name(self) -> str:
-        """Unique: `fault/<class>/<title>/<recipe>`, `correct/<architecture>/<recipe>`."""
+        """Return the unique name: `fault/<class>/<title>/<recipe>` or
+        `correct/<model>/<recipe>`.
+        """
         parts = [*(["fault"] if self.faulty else []), self.kind, self.title, self.recipe.name]
         return "/".join(part.replace(" ", "-").replace("_", "-") for part in parts)
 
 
 CORRECT = "correct"
 FAULTS: list[Entry] = []
-"""All faults, in the order in which the modules of `faults` are read."""
+"""All faults, in the order in which the modules of `faults` are imported."""
 
 
-def in_layer(kind: str, *places: tuple[str, str, Recipe]) -> Callable[[ModelEdit], ModelEdit]:
-    """A fault of a single layer; a place is (architecture, path of the module, recipe)."""
+def in_layer(kind: str, *targets: tuple[str, str, Recipe]) -> Callable[[ModelEdit], ModelEdit]:
+    """Register a fault of a single layer for each (architecture, module path, recipe)."""
 
     def register(edit: ModelEdit) -> ModelEdit:
-        for name, layer, recipe in places:
+        for name, layer, recipe in targets:
             architecture = ARCHITECTURES[name]
 
-            def whole(
+            def edit_model(
                 model: nn.Module, architecture: Architecture, layer: str = layer
             ) -> nn.Module | None:
                 replaced = edit(model.get_submodule(layer), architecture)
@@ -79,8 +82,8 @@ def in_layer(kind: str, *places: tuple[str, str, Recipe]) -> Callable[[ModelEdit
                 return None
 
             title = f"{edit.__name__}-{name}-{layer}"
-            make = exported_with(whole, architecture, recipe)
-            summary = story_of(edit)
+            make = edit_then_export(edit_model, architecture, recipe)
+            summary = summary_of(edit)
             FAULTS.append(Entry(kind, title, architecture, recipe, summary, make, layer))
         return edit
 
@@ -88,86 +91,86 @@ def in_layer(kind: str, *places: tuple[str, str, Recipe]) -> Callable[[ModelEdit
 
 
 def in_model(
-    kind: str, *places: tuple[str | Architecture, Recipe], layer: str | None = None
+    kind: str, *targets: tuple[str | Architecture, Recipe], layer: str | None = None
 ) -> Callable[[ModelEdit], ModelEdit]:
-    """A fault of the exported model; a place is (architecture, recipe)."""
+    """Register a fault of the exported model for each (architecture, recipe)."""
 
     def register(edit: ModelEdit) -> ModelEdit:
-        for given, recipe in places:
-            architecture = ARCHITECTURES[given] if isinstance(given, str) else given
+        for target, recipe in targets:
+            architecture = ARCHITECTURES[target] if isinstance(target, str) else target
             title = f"{edit.__name__}-{architecture.name}"
-            make = exported_with(edit, architecture, recipe)
-            FAULTS.append(Entry(kind, title, architecture, recipe, story_of(edit), make, layer))
+            make = edit_then_export(edit, architecture, recipe)
+            FAULTS.append(Entry(kind, title, architecture, recipe, summary_of(edit), make, layer))
         return edit
 
     return register
 
 
 def in_graph(
-    kind: str, *places: tuple[str, Recipe], layer: str | None = None, batch_size: int | None = None
+    kind: str, *targets: tuple[str, Recipe], layer: str | None = None, batch_size: int | None = None
 ) -> Callable[[GraphEdit], GraphEdit]:
-    """A fault of the ONNX graph that the exporter wrote."""
+    """Register a fault of the exported ONNX graph for each (architecture, recipe)."""
 
     def register(edit: GraphEdit) -> GraphEdit:
-        def edited(path: Path, _bench: Bench, _architecture: Architecture) -> None:
+        def edit_file(path: Path, _bench: Bench, _architecture: Architecture) -> None:
             model = onnx.load(str(path))
             edit(model)
             onnx.save(model, str(path))
 
-        for name, recipe in places:
+        for name, recipe in targets:
             architecture = ARCHITECTURES[name]
-            make = file_of(edited, architecture, recipe, batch_size=batch_size)
+            make = export_then_edit(edit_file, architecture, recipe, batch_size=batch_size)
             title = f"{edit.__name__}-{name}"
-            FAULTS.append(Entry(kind, title, architecture, recipe, story_of(edit), make, layer))
+            FAULTS.append(Entry(kind, title, architecture, recipe, summary_of(edit), make, layer))
         return edit
 
     return register
 
 
-def in_file(kind: str, *places: tuple[str, Recipe]) -> Callable[[FileEdit], FileEdit]:
-    """A fault of the file or of the files beside it."""
+def in_file(kind: str, *targets: tuple[str, Recipe]) -> Callable[[FileEdit], FileEdit]:
+    """Register a fault of the file or its external data for each (architecture, recipe)."""
 
     def register(edit: FileEdit) -> FileEdit:
-        for name, recipe in places:
+        for name, recipe in targets:
             architecture = ARCHITECTURES[name]
-            make = file_of(edit, architecture, recipe)
+            make = export_then_edit(edit, architecture, recipe)
             title = f"{edit.__name__}-{name}"
-            FAULTS.append(Entry(kind, title, architecture, recipe, story_of(edit), make))
+            FAULTS.append(Entry(kind, title, architecture, recipe, summary_of(edit), make))
         return edit
 
     return register
 
 
-def as_exported(
-    kind: str, *places: tuple[Architecture, Recipe], batch_size: int | None = None
+def register_exporter_fault(
+    kind: str, *targets: tuple[Architecture, Recipe], batch_size: int | None = None
 ) -> None:
-    """What an exporter gets wrong by itself; the story is the model's own docstring."""
-    for architecture, recipe in places:
-        make = file_of(lambda *_: None, architecture, recipe, batch_size=batch_size)
+    """Register files that an exporter gets wrong, described by the docstring of the model."""
+    for architecture, recipe in targets:
+        make = export_then_edit(lambda *_: None, architecture, recipe, batch_size=batch_size)
         title = architecture.name
-        summary = story_of(architecture.make)
+        summary = summary_of(architecture.make)
         FAULTS.append(Entry(kind, title, architecture, recipe, summary, make))
 
 
-def exported_with(
+def edit_then_export(
     edit: ModelEdit, architecture: Architecture, recipe: Recipe
 ) -> Callable[[Bench, Path], Pair]:
-    """Writes the file of a changed copy of the model."""
+    """Return a function that exports an edited copy of the model."""
 
     def make(bench: Bench, path: Path) -> Pair:
         edited = copy.deepcopy(bench.model(architecture)).requires_grad_(False)
         edited = edit(edited, architecture) or edited
         export = Export(edited, architecture, recipe)
         export.write(path, external=recipe.exporter == "dynamo-external")
-        return replace(bench.pair_of(architecture, recipe, path), edited=edited)
+        return replace(bench.pair_with_file(architecture, recipe, path), edited=edited)
 
     return make
 
 
-def file_of(
+def export_then_edit(
     edit: FileEdit, architecture: Architecture, recipe: Recipe, *, batch_size: int | None = None
 ) -> Callable[[Bench, Path], Pair]:
-    """Writes the file as it is exported, then changes it."""
+    """Return a function that exports the model and then edits the file."""
 
     def make(bench: Bench, path: Path) -> Pair:
         pair = bench.pair(architecture, recipe, path)
@@ -177,5 +180,5 @@ def file_of(
     return make
 
 
-def story_of(of: Callable[..., object]) -> str:
-    return " ".join((of.__doc__ or "").split())
+def summary_of(documented: Callable[..., object]) -> str:
+    return " ".join((documented.__doc__ or "").split())

@@ -1,4 +1,4 @@
-"""PyTorch's exporters by name. All are called with a dynamic batch."""
+"""PyTorch's exporters by name, called with a dynamic batch axis unless a recipe disables it."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.corpus.trained import tensors
+from benchmarks.corpus.trained import to_tensors
 from gate.export.export_warnings import captured
 from gate.records.evidence import ExportRecord
 
 EXAMPLE = 4
-"""Samples in the example that is exported with."""
+"""Number of samples in the example of the export."""
 
 
 class ExportRefused(Exception):
-    """The exporter says no; the message is its first line."""
+    """An error of an exporter. The message is the first line of the exporter's message."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which exporter, with which settings."""
+    """An exporter with its settings."""
 
     exporter: str
     """`traced`: `torch.jit.trace`, then the TorchScript-based exporter; `direct`: that exporter on
-    the module; `scripted`: on `torch.jit.script` of it; `dynamo`: on `torch.export`;
-    `dynamo-external`: the same with the weights in a file of their own."""
+    the module; `scripted`: on the result of `torch.jit.script`; `dynamo`: the exporter on
+    `torch.export`; `dynamo-external`: the same with external data.
+    """
     opset: int
     folding: bool = True
-    """Constant folding, of the TorchScript-based exporter."""
+    """Whether the TorchScript-based exporter folds constants."""
     training: bool = False
-    """Parts that are in training mode stay so; BatchNorm is not folded into convolutions then."""
+    """Whether modules in training mode stay in it. BatchNorm is then not folded into convolutions.
+    """
     dynamic_batch: bool = True
 
     @property
     def name(self) -> str:
-        """`traced-13`, `direct-17-unfolded`."""
+        """Return the name, such as `traced-13` or `direct-17-unfolded`."""
         parts = [self.exporter, str(self.opset)]
         parts += [] if self.folding else ["unfolded"]
         parts += ["preserved"] if self.training else []
@@ -51,7 +53,7 @@ class Recipe:
         return "-".join(parts)
 
     def record(self) -> ExportRecord:
-        """What a pipeline would have written down: it always asks for a dynamic batch."""
+        """Return the record that a pipeline would write, which always has a dynamic batch axis."""
         return ExportRecord(
             strategy=self.exporter,
             settings={
@@ -74,42 +76,41 @@ Example = tuple[torch.Tensor, ...]
 
 
 class Export:
-    """One run of an exporter; it can be written more than once. Works on a copy of the model."""
+    """One run of an exporter on a copy of the model, which can be written more than once."""
 
     def __init__(self, model: nn.Module, architecture: Architecture, recipe: Recipe) -> None:
-        """Raises ExportRefused where `torch.export` or the translation fails."""
+        """Export with dynamo if the recipe says so. Raises ExportRefused if that fails."""
         self._architecture, self._recipe = architecture, recipe
         self._model = copy.deepcopy(model)
-        self._example = tensors(architecture.draw(EXAMPLE, 7), 0, EXAMPLE)
+        self._example = to_tensors(architecture.draw(EXAMPLE, 7), 0, EXAMPLE)
         self._inputs = list(architecture.draw(1, 0))
         self._program: Any = None
         if recipe.exporter.startswith("dynamo"):
-            with _plainly():
-                self._program = self._translated()
+            with _export_context():
+                self._program = self._export_with_dynamo()
 
     def write(self, path: Path, *, external: bool = False) -> None:
-        """Write `path`; `external`: with the weights beside it (dynamo only). Raises
-        ExportRefused."""
-        with _plainly():
+        """Write the file, with external data if `external` (dynamo only). Raises ExportRefused."""
+        with _export_context():
             if self._program is not None:
                 self._program.save(str(path), external_data=external)
             else:
-                self._by_torchscript(path)
+                self._export_with_torchscript(path)
         if not path.is_file():
             raise ExportRefused("no file was written")
 
-    def _translated(self) -> Any:
+    def _export_with_dynamo(self) -> Any:
         model, architecture = self._model, self._architecture
         if architecture.rewritten is not None:
-            rewritten = architecture.rewritten()
-            rewritten.load_state_dict(model.state_dict())
-            model = rewritten.eval()
+            rewritten_model = architecture.rewritten()
+            rewritten_model.load_state_dict(model.state_dict())
+            model = rewritten_model.eval()
         shapes: tuple[Any, ...] = tuple(
-            dict.fromkeys(architecture.dynamic(name), torch.export.Dim.DYNAMIC)
+            dict.fromkeys(architecture.dynamic_axes(name), torch.export.Dim.DYNAMIC)
             for name in self._inputs
         )
         parameters = inspect.signature(model.forward).parameters.values()
-        if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             shapes = (shapes,)
         return torch.onnx.export(
             model,
@@ -122,14 +123,14 @@ class Export:
             verbose=False,
         )
 
-    def _by_torchscript(self, path: Path) -> None:
+    def _export_with_torchscript(self, path: Path) -> None:
         recipe, model = self._recipe, self._model
         if recipe.exporter == "traced":
             model = torch.jit.trace(model, self._example, check_trace=False, strict=False)
         elif recipe.exporter == "scripted":
             model = torch.jit.script(model)
         outputs = list(self._architecture.outputs)
-        axes = {name: self._architecture.dynamic(name) for name in (*self._inputs, *outputs)}
+        axes = {name: self._architecture.dynamic_axes(name) for name in (*self._inputs, *outputs)}
         mode = torch.onnx.TrainingMode
         torch.onnx.export(
             model,
@@ -146,17 +147,19 @@ class Export:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
-    """No noise on the terminal, no gradients, attention by ordinary operators (the fused one can't
-    be exported). What breaks is ExportRefused."""
+def _export_context() -> Iterator[None]:
+    """Suppress output and gradients, and disable fused attention, which cannot be exported.
+
+    Raises ExportRefused for any exception.
+    """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with captured(), torch.no_grad():
             yield
     except Exception as error:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        first = first.partition("  [Caused by")[0]
-        raise ExportRefused(f"{type(error).__name__}: {first[:200]}") from error
+        message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        message = message.partition("  [Caused by")[0]
+        raise ExportRefused(f"{type(error).__name__}: {message[:200]}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -1,4 +1,4 @@
-"""Small edits of an ONNX graph, like those of tools between exporter and server."""
+"""Small edits of an ONNX graph, like those of tools between the exporter and the server."""
 
 from __future__ import annotations
 
@@ -10,79 +10,85 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 
-def node(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
-    """The node of that name."""
-    (found,) = [one for one in model.graph.node if one.name == name]
-    return found
+def find_node(model: onnx.ModelProto, name: str) -> onnx.NodeProto:
+    """Return the node with this name."""
+    (match,) = [candidate for candidate in model.graph.node if candidate.name == name]
+    return match
 
 
-def nodes(model: onnx.ModelProto, operator: str) -> list[onnx.NodeProto]:
-    """All nodes of an operator, in order; at least one."""
-    found = [one for one in model.graph.node if one.op_type == operator]
-    if not found:
+def find_nodes(model: onnx.ModelProto, operator: str) -> list[onnx.NodeProto]:
+    """Return all nodes of an operator in order. Raises LookupError if there is none."""
+    match = [candidate for candidate in model.graph.node if candidate.op_type == operator]
+    if not match:
         raise LookupError(f"no {operator} among {sorted({n.op_type for n in model.graph.node})}")
-    return found
+    return match
 
 
-def attribute(of: onnx.NodeProto, name: str) -> Any:
-    """The value of an attribute that is there."""
-    (found,) = [one for one in of.attribute if one.name == name]
-    return helper.get_attribute_value(found)
+def get_attribute(node: onnx.NodeProto, name: str) -> Any:
+    """Return the value of an existing attribute."""
+    (match,) = [candidate for candidate in node.attribute if candidate.name == name]
+    return helper.get_attribute_value(match)
 
 
-def set_attribute(of: onnx.NodeProto, name: str, value: Any) -> None:
-    """Give an attribute another value, or its first."""
-    kept = [one for one in of.attribute if one.name != name]
-    del of.attribute[:]
-    of.attribute.extend([*kept, helper.make_attribute(name, value)])
+def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
+    """Set the value of an attribute, which may be new."""
+    other_attributes = [candidate for candidate in node.attribute if candidate.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*other_attributes, helper.make_attribute(name, value)])
 
 
-def constant(model: onnx.ModelProto, name: str, values: NDArray[np.generic]) -> str:
-    """Add an initializer; returns its name."""
+def add_initializer(model: onnx.ModelProto, name: str, values: NDArray[np.generic]) -> str:
+    """Add an initializer and return its name."""
     model.graph.initializer.append(numpy_helper.from_array(values, name))
     return name
 
 
-def value_of(model: onnx.ModelProto, name: str) -> NDArray[np.generic]:
-    """The value of an initializer or of a Constant node."""
+def get_value(model: onnx.ModelProto, name: str) -> NDArray[np.generic]:
+    """Return the value of an initializer or a Constant node."""
     for tensor in model.graph.initializer:
         if tensor.name == name:
             return numpy_helper.to_array(tensor)
-    for one in model.graph.node:
-        if one.op_type == "Constant" and name in one.output:
-            return numpy_helper.to_array(attribute(one, "value"))
+    for candidate in model.graph.node:
+        if candidate.op_type == "Constant" and name in candidate.output:
+            return numpy_helper.to_array(get_attribute(candidate, "value"))
     raise LookupError(f"'{name}' is no constant")
 
 
-def behind(model: onnx.ModelProto, tensor: str, operator: str, **attributes: Any) -> onnx.NodeProto:
-    """Put a node of one input behind `tensor`: its readers, and the graph's outputs, get its
-    result instead. Returns the node, to which more inputs can be added."""
-    fresh = f"{tensor}_{operator}"
-    made = helper.make_node(operator, [tensor], [fresh], name=fresh, **attributes)
-    _rename_read(model.graph, tensor, fresh)
-    at = next((i for i, one in enumerate(model.graph.node) if tensor in one.output), -1)
-    model.graph.node.insert(at + 1, made)  # as a copy
+def insert_after(
+    model: onnx.ModelProto, tensor: str, operator: str, **attributes: Any
+) -> onnx.NodeProto:
+    """Insert a node after `tensor` and connect its consumers and graph outputs to the result.
+
+    Returns the node, to which more inputs can be added.
+    """
+    result_name = f"{tensor}_{operator}"
+    inserted = helper.make_node(operator, [tensor], [result_name], name=result_name, **attributes)
+    _rename_inputs(model.graph, tensor, result_name)
+    producer_index = next(
+        (i for i, candidate in enumerate(model.graph.node) if tensor in candidate.output), -1
+    )
+    model.graph.node.insert(producer_index + 1, inserted)  # `insert` copies the node.
     for output in model.graph.output:
-        if output.name == tensor:  # the output keeps its name, the tensor inside gets another
-            _rename(model, tensor, f"before_{fresh}")
-            _rename(model, fresh, tensor)
-    return model.graph.node[at + 1]
+        if output.name == tensor:  # The output keeps its name, so the inner tensor is renamed.
+            _rename(model, tensor, f"before_{result_name}")
+            _rename(model, result_name, tensor)
+    return model.graph.node[producer_index + 1]
 
 
-def _rename_read(of: onnx.GraphProto, old: str, new: str) -> None:
-    """Where a node reads `old`, in branches and loops too."""
-    for one in of.node:
-        for place, name in enumerate(one.input):
+def _rename_inputs(subgraph: onnx.GraphProto, old: str, new: str) -> None:
+    """Rename an input of nodes, including those in branches and loops."""
+    for candidate in subgraph.node:
+        for index, name in enumerate(candidate.input):
             if name == old:
-                one.input[place] = new
-        for held in one.attribute:
-            if held.HasField("g"):
-                _rename_read(held.g, old, new)
+                candidate.input[index] = new
+        for attribute in candidate.attribute:
+            if attribute.HasField("g"):
+                _rename_inputs(attribute.g, old, new)
 
 
 def _rename(model: onnx.ModelProto, old: str, new: str) -> None:
-    for one in model.graph.node:
-        for names in (one.input, one.output):
-            for place, name in enumerate(names):
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
                 if name == old:
-                    names[place] = new
+                    names[index] = new

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.corpus.bench import Bench, Pair
-from benchmarks.corpus.effect import effect_of
+from benchmarks.corpus.effect import measure_effect
 from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.exporters import ExportRefused
 from benchmarks.corpus.outcome import Outcome, Ruling, Top1
@@ -32,35 +32,38 @@ Gate = Callable[[Pair], Ruling]
 
 
 def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
-    """Our gate as anyone uses it: `check` without a policy, or with the one word for a model that
-    answers NaN. An error is no pass. `runtimes`: instead of the policy's own."""
+    """Judge a pair with the gate's default policy. An error of the gate is a refusal.
+
+    The policy allows NaN if it is a valid output of the model. `runtimes` replace those of the
+    policy.
+    """
     reference = Reference(pair.model, Source(factory="benchmarks.corpus"), export=pair.record)
     workload = EvaluationData(SampleSet.from_arrays(pair.samples), batch_size=pair.batch_size)
-    first = [pair.during] if pair.during else []
+    callbacks = [pair.during] if pair.during else []
 
     def progress(_done: int, _total: int) -> None:
-        while first:
-            first.pop()()
+        while callbacks:
+            callbacks.pop()()
 
     update = {"nonfinite": "same_places"} if pair.gaps else {}
     policy = default_policy(runtimes).model_copy(update=update)
     try:
-        verdicted = check_(
+        result = check_(
             pair.path, reference=reference, data=workload, policy=policy, progress=progress
         )
     except GateError as error:
         return Ruling(False, (type(error).__name__,), str(error))
-    problems = verdicted.decision.problems
-    explanation = verdicted.explanation
-    found = explanation.localisation
-    summary = summarize(verdicted.decision, verdicted.evidence, explanation=explanation)
+    problems = result.decision.problems
+    explanation = result.explanation
+    localization = explanation.localisation
+    summary = summarize(result.decision, result.evidence, explanation=explanation)
     return Ruling(
-        passed=verdicted.decision.passed,
+        passed=result.decision.passed,
         caught_by=tuple(dict.fromkeys(check.name for check in problems)),
         told=render_check(problems[0]) if problems else "",
-        numbers=numbers(verdicted.evidence),
-        located=found.first_divergence if found else None,
-        explained=(found.cause if found else explanation.failure) or "",
+        numbers=numbers(result.evidence),
+        located=localization.first_divergence if localization else None,
+        explained=(localization.cause if localization else explanation.failure) or "",
         results=tuple(
             f"{check.title}: {check.verdict}, {check.observed!r} {check.relation} {check.bound!r}"
             for check in problems
@@ -70,15 +73,15 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
 
 
 def judge(entry: Entry, bench: Bench, *, gate: Gate = parity_gate) -> Outcome:
-    """Make the pair in a folder of its own, judge it, remove it."""
+    """Create the pair in a temporary folder, judge it and remove it."""
     folder = bench.folder / "entry"
     folder.mkdir()
     start = time.perf_counter()
     try:
         pair = entry.make(bench, folder / "model.onnx")
         inputs = entry.reach() if entry.reach else pair.samples
-        effect = None if pair.edited is None else effect_of(pair.edited, pair.model, inputs)
-        top1 = top1_alone(pair) if entry.architecture.classes else "silent"
+        effect = None if pair.edited is None else measure_effect(pair.edited, pair.model, inputs)
+        top1 = judge_by_top1(pair) if entry.architecture.classes else "silent"
         ruling = gate(pair)
     except ExportRefused as refused:
         return Outcome.from_entry(entry, refused=str(refused))
@@ -98,59 +101,58 @@ def judge(entry: Entry, bench: Bench, *, gate: Gate = parity_gate) -> Outcome:
 
 
 def numbers(evidence: Evidence) -> dict[str, float]:
-    """Metric to its worst value; NaN counts as infinite."""
-    found: dict[str, list[float | None]] = {}
+    """Return the worst value of each metric. NaN counts as infinite."""
+    by_metric: dict[str, list[float | None]] = {}
     for runtime in evidence.runtimes:
         for output in runtime.outputs:
-            found.setdefault("scaled_diff", []).append(output.scaled_diff)
+            by_metric.setdefault("scaled_diff", []).append(output.scaled_diff)
             if output.noise is not None:
-                found.setdefault("noise_ratio", []).append(output.noise.ratio)
-                found.setdefault("noise_peak", []).append(output.noise.peak)
-                found.setdefault("noise_diff", []).append(output.noise.diff)
+                by_metric.setdefault("noise_ratio", []).append(output.noise.ratio)
+                by_metric.setdefault("noise_peak", []).append(output.noise.peak)
+                by_metric.setdefault("noise_diff", []).append(output.noise.diff)
             if output.stability is not None:
                 for name in ("repeatability_ratio", "batch_invariance_ratio"):
-                    found.setdefault(name, []).append(getattr(output.stability, name))
+                    by_metric.setdefault(name, []).append(getattr(output.stability, name))
         for probe in runtime.probes:
-            found.setdefault("probe_noise_ratio", []).append(probe.noise_ratio)
-            found.setdefault("probe_relative_diff", []).append(probe.relative_diff)
-    return {name: _worst(values) for name, values in found.items() if _known(values)}
+            by_metric.setdefault("probe_noise_ratio", []).append(probe.noise_ratio)
+            by_metric.setdefault("probe_relative_diff", []).append(probe.relative_diff)
+    return {name: _worst(values) for name, values in by_metric.items() if _without_none(values)}
 
 
-def top1_alone(pair: Pair) -> Top1:
-    """What a script says that runs both on the samples and compares the winning classes of the
-    first output."""
+def judge_by_top1(pair: Pair) -> Top1:
+    """Return the verdict of a script that compares only the top-1 classes of the first output."""
     try:
         session = _session(pair)
         axis = session.get_inputs()[0].shape[0]
         size = axis if isinstance(axis, int) else pair.batch_size
         names = [value.name for value in session.get_inputs()]
-        seen = np.concatenate(
+        computed = np.concatenate(
             [session.run(None, dict(zip(names, batch, strict=True)))[0]
              for batch in _batches(pair.samples, size)]
         )  # fmt: skip
         expected = np.concatenate(
-            [_first(pair.model, batch) for batch in _batches(pair.samples, size)]
+            [_first_output(pair.model, batch) for batch in _batches(pair.samples, size)]
         )
     except Exception:
         return "refuses"
-    same = seen.shape == expected.shape and (seen.argmax(1) == expected.argmax(1)).all()
-    return "passes" if same else "refuses"
+    agree = computed.shape == expected.shape and (computed.argmax(1) == expected.argmax(1)).all()
+    return "passes" if agree else "refuses"
 
 
 def _session(pair: Pair) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = torch.get_num_threads()
-    # Threads that spin after a run would take the cores from whatever is measured next.
+    # Spinning threads would take CPU time from the next measurement.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(pair.path), options, providers=["CPUExecutionProvider"])
 
 
 def _worst(values: Iterable[float | None]) -> float:
-    return max(math.inf if math.isnan(value) else value for value in _known(values))
+    return max(math.inf if math.isnan(value) else value for value in _without_none(values))
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def _without_none(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
@@ -160,8 +162,8 @@ def _batches(samples: Arrays, size: int) -> Iterator[list[NDArray[np.generic]]]:
         yield [array[start : start + size] for array in samples.values()]
 
 
-def _first(model: nn.Module, batch: list[NDArray[np.generic]]) -> NDArray[np.generic]:
+def _first_output(model: nn.Module, batch: list[NDArray[np.generic]]) -> NDArray[np.generic]:
     with torch.no_grad():
-        returned = model(*(torch.from_numpy(array.copy()) for array in batch))
-    first = returned if isinstance(returned, torch.Tensor) else returned[0]
+        outputs = model(*(torch.from_numpy(array.copy()) for array in batch))
+    first = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
     return np.asarray(first.numpy())

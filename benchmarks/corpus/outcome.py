@@ -10,33 +10,33 @@ from typing import Any, Literal
 from benchmarks.corpus.entry import Entry
 
 Top1 = Literal["passes", "refuses", "silent"]
-"""`silent`: the model has no classes, so agreement says nothing and stops nothing."""
+"""`silent`: the first output has no classes, so top-1 agreement can't refuse the file."""
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """What a gate said of a pair."""
+    """The decision of a gate about a pair."""
 
     passed: bool
     caught_by: tuple[str, ...] = ()
-    """Names of the checks that failed, in the gate's order, or the type of its error."""
+    """Names of the failed checks in the gate's order, or the type of the gate's error."""
     told: str = ""
-    """What the first of them said."""
+    """Message of the first failed check."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """Metric to its worst value over all runtimes, outputs and probes."""
+    """Worst value of each metric over all runtimes, outputs and probes."""
     located: str | None = None
-    """The layer that was named as the first to diverge."""
+    """The layer that was reported as the first to diverge."""
     explained: str = ""
-    """What localisation said, or why it could say nothing."""
+    """The cause that localization reported, or why it failed."""
     results: tuple[str, ...] = ()
-    """Of each check that failed: where, verdict, observed value and bound."""
+    """Title, verdict, observed value and bound of each failed check."""
     cause: str = ""
-    """Title of the main cause; empty if it passed."""
+    """Title of the main cause; empty if the file passed."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One entry, judged."""
+    """The outcome of one entry."""
 
     name: str
     kind: str
@@ -45,22 +45,23 @@ class Outcome:
     recipe: str
     summary: str
     refused: str | None = None
-    """Why the exporter wrote no file; then nothing was judged."""
+    """Why the exporter wrote no file, in which case nothing was judged."""
     ruling: Ruling | None = None
     top1: Top1 | None = None
-    """What a script that compares winning classes would have said."""
+    """The verdict of a script that compares top-1 classes."""
     effect: float | None = None
-    """rms(e64 - r64) / rms(r32 - r64) on the samples, in the output, sample, channel or column
-    where it is largest; e is the model that was exported instead of r: the size of the fault in
-    units of rounding, without ONNX and without the gate."""
+    """Size of the fault in units of float32 rounding, without ONNX and the gate: rms(e64 - r64) /
+    rms(r32 - r64) in the output, sample, channel or column where it is largest. e is the edited
+    model and r the reference.
+    """
     layer: str | None = None
     located_right: bool | None = None
-    """Whether localisation named `layer`; None where there is none, or the file passed."""
+    """Whether localization reported `layer`; None if there is none or the file passed."""
     seconds: float = 0.0
 
     @classmethod
-    def from_entry(cls, entry: Entry, **seen: Any) -> Outcome:
-        """The outcome of an entry."""
+    def from_entry(cls, entry: Entry, **fields: Any) -> Outcome:
+        """Return the outcome of an entry."""
         return cls(
             name=entry.name,
             kind=entry.kind,
@@ -69,73 +70,73 @@ class Outcome:
             recipe=entry.recipe.name,
             summary=entry.summary,
             layer=entry.layer,
-            **seen,
+            **fields,
         )
 
     @property
     def escaped(self) -> bool:
-        """A faulty file passed."""
+        """Return True if a faulty file passed."""
         return self.faulty and self.ruling is not None and self.ruling.passed
 
     @property
     def blocked(self) -> bool:
-        """A correct file was refused."""
+        """Return True if a correct file was refused."""
         return not self.faulty and self.ruling is not None and not self.ruling.passed
 
     def plain(self) -> dict[str, Any]:
-        """For JSON: NaN and infinities as words."""
+        """Return the outcome for JSON, with NaN and infinity as strings."""
         return _plain(asdict(self))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Counts over outcomes that were judged."""
+    """Counts over the judged outcomes."""
 
     faults: int
     escaped: int
     correct: int
     blocked: int
     refused: int
-    """Entries that no exporter wrote a file for."""
+    """Entries for which the exporter wrote no file."""
     lost: int
-    """Faults among them: their class is not covered."""
+    """Faults for which the exporter wrote no file, so their class is not covered."""
     top1_passes: int
-    """Faults that agreement of the winning class alone would let pass."""
+    """Faults that top-1 agreement alone would accept."""
     layers: int
-    """Faults of a single layer that were refused, so that there was something to localise."""
+    """Refused faults of a single layer, which localization should report."""
     located: int
 
     @classmethod
     def from_outcomes(cls, outcomes: Iterable[Outcome]) -> Rates:
-        """Count."""
-        seen = list(outcomes)
-        judged = [one for one in seen if one.ruling is not None]
-        faults = [one for one in judged if one.faulty]
-        layers = [one for one in faults if one.located_right is not None]
+        """Count the outcomes."""
+        all_outcomes = list(outcomes)
+        judged = [outcome for outcome in all_outcomes if outcome.ruling is not None]
+        faults = [outcome for outcome in judged if outcome.faulty]
+        layers = [outcome for outcome in faults if outcome.located_right is not None]
         return cls(
             faults=len(faults),
-            escaped=sum(one.escaped for one in faults),
+            escaped=sum(outcome.escaped for outcome in faults),
             correct=len(judged) - len(faults),
-            blocked=sum(one.blocked for one in judged),
-            refused=sum(one.refused is not None for one in seen),
-            lost=sum(one.faulty and one.refused is not None for one in seen),
-            top1_passes=sum(one.top1 in ("passes", "silent") for one in faults),
+            blocked=sum(outcome.blocked for outcome in judged),
+            refused=sum(outcome.refused is not None for outcome in all_outcomes),
+            lost=sum(outcome.faulty and outcome.refused is not None for outcome in all_outcomes),
+            top1_passes=sum(outcome.top1 in ("passes", "silent") for outcome in faults),
             layers=len(layers),
-            located=sum(bool(one.located_right) for one in layers),
+            located=sum(bool(outcome.located_right) for outcome in layers),
         )
 
     @property
     def green(self) -> bool:
-        """Something was judged, and nothing escaped, was blocked, misplaced or lost."""
+        """Return True if entries were judged and no outcome is wrong, mislocated or lost."""
         wrong = self.escaped + self.blocked + self.layers - self.located + self.lost
         return self.faults + self.correct > 0 and wrong == 0
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -8,11 +8,11 @@ from benchmarks.corpus import faults
 from benchmarks.corpus.correct import CORRECT_PAIRS
 from benchmarks.corpus.entry import FAULTS, Entry
 
-assert faults.__all__  # reading them fills FAULTS
+assert faults.__all__  # Importing the modules fills FAULTS.
 
 ENTRIES: list[Entry] = [*CORRECT_PAIRS, *FAULTS]
 
 
-def chosen(glob: str | None) -> list[Entry]:
-    """The entries whose name matches, in order; all of them without a glob."""
+def select_entries(glob: str | None) -> list[Entry]:
+    """Return the entries whose name matches, in order. None selects all."""
     return [entry for entry in ENTRIES if glob is None or fnmatch(entry.name, glob)]

@@ -22,7 +22,7 @@ from benchmarks.corpus.outcome import Outcome
 
 REGISTRY = "benchmarks.corpus.registry"
 Advance = Callable[[int, int], None]
-"""Called with the entries that are judged and their total."""
+"""Called with the number of judged entries and their total."""
 
 
 def run(
@@ -33,26 +33,26 @@ def run(
     advance: Advance | None = None,
     registry: str = REGISTRY,
 ) -> list[Outcome]:
-    """Judge the entries; the outcomes are in their order.
+    """Judge the entries and return the outcomes in the same order.
 
-    `jobs` processes share the work by architecture, because models and exports are kept within a
-    process; `gate` must be a function of a module then, and `registry` is the module whose
-    `ENTRIES` they are.
+    `jobs` processes share the work by architecture, because models and exports are cached within a
+    process. With several processes, `gate` must be a module-level function and `registry` the
+    module whose `ENTRIES` contains the entries.
     """
-    done: dict[str, Outcome] = {}
+    outcomes_by_name: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:
-        judged = _here(entries, Path(folder), gate) if jobs == 1 else None
-        for outcome in judged or _in_processes(entries, Path(folder), gate, jobs, registry):
-            done[outcome.name] = outcome
+        local_outcomes = _run_here(entries, Path(folder), gate) if jobs == 1 else None
+        for outcome in local_outcomes or _in_processes(entries, Path(folder), gate, jobs, registry):
+            outcomes_by_name[outcome.name] = outcome
             if advance is not None:
-                advance(len(done), len(entries))
-    return [done[entry.name] for entry in entries]
+                advance(len(outcomes_by_name), len(entries))
+    return [outcomes_by_name[entry.name] for entry in entries]
 
 
-def _here(entries: Iterable[Entry], folder: Path, gate: Gate) -> Iterator[Outcome]:
+def _run_here(entries: Iterable[Entry], folder: Path, gate: Gate) -> Iterator[Outcome]:
     bench = Bench(folder)
     for entry in entries:
-        with _quietly_on_one_thread():
+        with _single_thread():
             outcome = judge(entry, bench, gate=gate)
         yield outcome
 
@@ -65,30 +65,34 @@ def _in_processes(
         names.setdefault(entry.architecture.name, []).append(entry.name)
     largest_first = sorted(names.values(), key=len, reverse=True)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(_there, group, folder, gate, registry) for group in largest_first]
+        futures = [
+            pool.submit(_run_in_worker, group, folder, gate, registry) for group in largest_first
+        ]
         for future in as_completed(futures):
             yield from future.result()
 
 
-def _there(names: Sequence[str], folder: Path, gate: Gate, registry: str) -> list[Outcome]:
-    entries = importlib.import_module(registry).ENTRIES  # which reads all faults
+def _run_in_worker(names: Sequence[str], folder: Path, gate: Gate, registry: str) -> list[Outcome]:
+    entries = importlib.import_module(registry).ENTRIES  # Importing it registers all faults.
     by_name = {entry.name: entry for entry in entries}
-    return list(_here([by_name[name] for name in names], _own(folder), gate))
+    return list(_run_here([by_name[name] for name in names], _process_folder(folder), gate))
 
 
 @functools.cache
-def _own(folder: Path) -> Path:
-    """A folder of this process."""
-    own = folder / str(os.getpid())
-    own.mkdir()
-    return own
+def _process_folder(folder: Path) -> Path:
+    """Create a folder for this process."""
+    process_folder = folder / str(os.getpid())
+    process_folder.mkdir()
+    return process_folder
 
 
 @contextmanager
-def _quietly_on_one_thread() -> Iterator[None]:
-    """One thread, because threads wait for each other longer than layers as small as these
-    compute: on a busy machine twenty times as long. No warnings: what libraries say while faults
-    are made and judged would bury the table."""
+def _single_thread() -> Iterator[None]:
+    """Use one thread and suppress warnings.
+
+    With several threads, small layers spend most of the time in synchronization: up to twenty times
+    as long on a busy machine. Warnings of libraries would bury the table.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Print the corpus as a table: one row per class, a description of faults, then the rates."""
+"""Print the corpus as a table with one row per class, then the undetected faults and the rates."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _FAMILIES = (
     ("batch_invariance", "stability"),
     ("top1", "top-1"),
 )
-_SHOWN = 4
-"""Families of checks named in a row."""
+_MAX_FAMILIES = 4
+"""Number of check families listed in a row."""
 
 
-def report(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Print everything that a reader needs; the last line is the verdict."""
-    console.print(_by_class(outcomes))
-    console.print(_by_exporter(outcomes))
-    _refusals(outcomes, console)
-    for one in outcomes:
-        _wrong(one, console)
+def print_report(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Print the tables and all wrong outcomes. The last line is the verdict."""
+    console.print(_class_table(outcomes))
+    console.print(_exporter_table(outcomes))
+    _print_refusals(outcomes, console)
+    for outcome in outcomes:
+        _print_wrong_outcome(outcome, console)
     rates = Rates.from_outcomes(outcomes)
-    console.print(Text(sentence(rates), "bold green" if rates.green else "bold red"))
+    console.print(Text(format_rates(rates), "bold green" if rates.green else "bold red"))
 
 
-def sentence(rates: Rates) -> str:
-    """The rates in words, each with its n."""
+def format_rates(rates: Rates) -> str:
+    """Return the rates as a sentence, each with its count."""
     parts = [
         f"Escaped: {_share(rates.escaped, rates.faults)} faulty files",
         f"blocked: {_share(rates.blocked, rates.correct)} correct files",
@@ -47,15 +47,15 @@ def sentence(rates: Rates) -> str:
     return "; ".join(parts) + "."
 
 
-def _by_class(outcomes: Iterable[Outcome]) -> Table:
+def _class_table(outcomes: Iterable[Outcome]) -> Table:
     table = Table(title="Faulty files", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("class", "n", "escaped", "top-1 passes", "layer", "caught by (files)"):
-        right = heading in ("n", "escaped", "top-1 passes", "layer")
-        table.add_column(heading, justify="right" if right else "left")
+        is_numeric = heading in ("n", "escaped", "top-1 passes", "layer")
+        table.add_column(heading, justify="right" if is_numeric else "left")
     kinds: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        if one.faulty:
-            kinds.setdefault(one.kind, []).append(one)
+    for outcome in outcomes:
+        if outcome.faulty:
+            kinds.setdefault(outcome.kind, []).append(outcome)
     for kind, group in [*kinds.items(), ("all", [o for g in kinds.values() for o in g])]:
         if kind == "all":
             table.add_section()
@@ -68,9 +68,9 @@ def _row(kind: str, group: list[Outcome]) -> list[Text]:
     layer = f"{rates.located}/{rates.layers}" if rates.layers else ""
     caught = Counter(
         family
-        for one in group
-        if one.ruling is not None
-        for family in dict.fromkeys(map(family_of, one.ruling.caught_by))
+        for outcome in group
+        if outcome.ruling is not None
+        for family in dict.fromkeys(map(family_of, outcome.ruling.caught_by))
     )
     return [
         Text(kind),
@@ -78,23 +78,23 @@ def _row(kind: str, group: list[Outcome]) -> list[Text]:
         Text(str(rates.escaped or ""), "bold red"),
         Text(str(rates.top1_passes or "")),
         Text(layer, "" if rates.located == rates.layers else "bold red"),
-        Text(", ".join(f"{name} {count}" for name, count in caught.most_common(_SHOWN))),
+        Text(", ".join(f"{name} {count}" for name, count in caught.most_common(_MAX_FAMILIES))),
     ]
 
 
 def family_of(check: str) -> str:
-    """`probe_zeros` is one of the probes, `noise_peak` of the noise floor."""
+    """Return the family of a check, such as probes for `probe_zeros`."""
     return next((family for start, family in _FAMILIES if check.startswith(start)), check)
 
 
-def _by_exporter(outcomes: Iterable[Outcome]) -> Table:
+def _exporter_table(outcomes: Iterable[Outcome]) -> Table:
     table = Table(title="Correct files", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("recipe", "n", "blocked", "not exported"):
         table.add_column(heading, justify="left" if heading == "recipe" else "right")
     recipes: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        if not one.faulty:
-            recipes.setdefault(one.recipe, []).append(one)
+    for outcome in outcomes:
+        if not outcome.faulty:
+            recipes.setdefault(outcome.recipe, []).append(outcome)
     for recipe, group in [*recipes.items(), ("all", [o for g in recipes.values() for o in g])]:
         if recipe == "all":
             table.add_section()
@@ -108,33 +108,37 @@ def _by_exporter(outcomes: Iterable[Outcome]) -> Table:
     return table
 
 
-def _refusals(outcomes: Iterable[Outcome], console: Console) -> None:
+def _print_refusals(outcomes: Iterable[Outcome], console: Console) -> None:
     reasons: dict[str, list[str]] = {}
-    for one in outcomes:
-        if one.refused is not None:
-            reasons.setdefault(one.refused, []).append(one.name)
+    for outcome in outcomes:
+        if outcome.refused is not None:
+            reasons.setdefault(outcome.refused, []).append(outcome.name)
     for reason, names in reasons.items():
         console.print(Text(f"not exported  {', '.join(names)}: {reason}", "dim"))
 
 
-def _wrong(one: Outcome, console: Console) -> None:
-    ruling = one.ruling
-    if one.refused is not None and one.faulty:
-        console.print(Text(f"fault without a file  {one.name}", "bold red"))
+def _print_wrong_outcome(outcome: Outcome, console: Console) -> None:
+    ruling = outcome.ruling
+    if outcome.refused is not None and outcome.faulty:
+        console.print(Text(f"fault without a file  {outcome.name}", "bold red"))
     if ruling is None:
         return
-    if one.escaped:
-        effect = "" if one.effect is None else f" It moves the outputs by {one.effect:.3g} units "
+    if outcome.escaped:
+        effect = (
+            ""
+            if outcome.effect is None
+            else f" It moves the outputs by {outcome.effect:.3g} units "
+        )
         effect += "of rounding." if effect else ""
-        console.print(Text(f"escaped  {one.name}: {one.summary}{effect}", "bold red"))
-    if one.blocked:
+        console.print(Text(f"escaped  {outcome.name}: {outcome.summary}{effect}", "bold red"))
+    if outcome.blocked:
         checks = ", ".join(ruling.caught_by)
-        console.print(Text(f"blocked  {one.name}: {checks}: {ruling.told}", "bold red"))
-    if one.located_right is False:
-        named = f"named {ruling.located}" if ruling.located else "named nothing"
-        told = f"the fault is in {one.layer}, localisation {named}: {ruling.explained}"
-        console.print(Text(f"layer  {one.name}: {told}", "red"))
+        console.print(Text(f"blocked  {outcome.name}: {checks}: {ruling.told}", "bold red"))
+    if outcome.located_right is False:
+        located = f"named {ruling.located}" if ruling.located else "named nothing"
+        message = f"the fault is in {outcome.layer}, localisation {located}: {ruling.explained}"
+        console.print(Text(f"layer  {outcome.name}: {message}", "red"))
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part} of {whole}" + (f" ({part / whole:.1%})" if whole and part else "")
+def _share(part: int, total: int) -> str:
+    return f"{part} of {total}" + (f" ({part / total:.1%})" if total and part else "")

@@ -1,7 +1,7 @@
 """Generate random weights with the statistics of trained ones within a second.
 
-Training would make the same kinds of numbers, slower: BatchNorm statistics that fit the data, no
-two channels alike, scores that differ from sample to sample.
+Training would produce similar numbers more slowly: BatchNorm statistics that fit the data, channels
+that differ, and scores that vary between samples.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SPREAD = 2.0
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm2d)
 
 
-def trained(architecture: Architecture, *, seed: int = 0) -> nn.Module:
-    """The model in eval mode: same seed, same weights. Torch's generator stays as it was."""
+def build_trained(architecture: Architecture, *, seed: int = 0) -> nn.Module:
+    """Return the model in eval mode with weights that depend only on the seed."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = architecture.make().eval()
@@ -34,15 +34,15 @@ def trained(architecture: Architecture, *, seed: int = 0) -> nn.Module:
 
 def _settle(model: nn.Module, architecture: Architecture, arrays: Arrays) -> None:
     for module in model.modules():
-        _vary(module)
+        _randomize(module)
     calibrate(model, arrays)
-    centre(model, model.get_submodule(architecture.head), arrays)
+    center_logits(model, model.get_submodule(architecture.head), arrays)
 
 
 def calibrate(model: nn.Module, arrays: Arrays) -> None:
     """Set the running statistics of each BatchNorm to the mean over batches of `arrays`."""
-    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-    norms = [m for m in model.modules() if isinstance(m, kinds)]
+    batch_norms = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    norms = [m for m in model.modules() if isinstance(m, batch_norms)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -51,36 +51,35 @@ def calibrate(model: nn.Module, arrays: Arrays) -> None:
     count = len(next(iter(arrays.values())))
     with torch.no_grad():
         for start in range(0, count, _BATCH):
-            model(*tensors(arrays, start, start + _BATCH))
+            model(*to_tensors(arrays, start, start + _BATCH))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         norm.eval()
 
 
-def later_checkpoint(model: nn.Module, arrays: Arrays, *, steps: int) -> nn.Module:
-    """A copy after `steps` more steps of SGD (rate 0.01) towards random classes, and in eval mode:
-    what the next checkpoint of the same training would be."""
+def train_further(model: nn.Module, arrays: Arrays, *, steps: int) -> nn.Module:
+    """Return a copy in eval mode after `steps` more steps of SGD (rate 0.01) on random classes."""
     copied = copy.deepcopy(model).train()
-    optimiser = torch.optim.SGD(copied.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(copied.parameters(), lr=0.01, momentum=0.9)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for step in range(steps):
-            scores = copied(*tensors(arrays, step * 4, step * 4 + 8))
+            scores = copied(*to_tensors(arrays, step * 4, step * 4 + 8))
             labels = torch.randint(0, scores.shape[1], (8,))
             loss = functional.cross_entropy(scores, labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     return copied.eval()
 
 
-def tensors(arrays: Arrays, start: int, stop: int) -> tuple[torch.Tensor, ...]:
-    """Some of the samples, in order of the inputs."""
+def to_tensors(arrays: Arrays, start: int, stop: int) -> tuple[torch.Tensor, ...]:
+    """Return samples `start` to `stop` as tensors, in the order of the inputs."""
     return tuple(torch.from_numpy(array[start:stop].copy()) for array in arrays.values())
 
 
-def _vary(module: nn.Module) -> None:
-    """Norms with a scale and shift of their own for each channel, biases that are not zero."""
+def _randomize(module: nn.Module) -> None:
+    """Randomize the affine parameters of norms, and set biases to values other than zero."""
     if isinstance(module, _NORMS) and module.weight is not None:
         nn.init.uniform_(module.weight, 0.6, 1.4)
         nn.init.normal_(module.bias, 0.0, 0.2)
@@ -90,14 +89,14 @@ def _vary(module: nn.Module) -> None:
             nn.init.normal_(module.bias, 0.0, 0.1)
 
 
-def centre(model: nn.Module, head: nn.Module, arrays: Arrays) -> None:
-    """Give each class the mean 0 and all of them the deviation `_SPREAD`."""
-    seen: list[torch.Tensor] = []
-    handle = head.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
-    model(*tensors(arrays, 0, _CALIBRATION))
+def center_logits(model: nn.Module, head: nn.Module, arrays: Arrays) -> None:
+    """Set the mean of each class's scores to 0 and the deviation of all to `_SPREAD`."""
+    outputs: list[torch.Tensor] = []
+    handle = head.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    model(*to_tensors(arrays, 0, _CALIBRATION))
     handle.remove()
-    channels = -1 if isinstance(head, nn.Linear) else 1
-    scores = seen[0].movedim(channels, -1).flatten(0, -2)
+    channel_axis = -1 if isinstance(head, nn.Linear) else 1
+    scores = outputs[0].movedim(channel_axis, -1).flatten(0, -2)
     mean = scores.mean(0)
     scale = _SPREAD / (scores - mean).std()
     head.weight.mul_(scale)

@@ -1,1 +1,1 @@
-"""Run all measurements that need a CUDA device in one command: see docs/cuda.md."""
+"""Run all measurements that need a CUDA device with one command; docs/cuda.md describes it."""

@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.cuda                 # on a machine with a device
     .venv/bin/python -m benchmarks.cuda --dry-run       # on the CPU, to test the procedure
 
-What is measured is kept, so that an interrupted run continues. Exit code 1: something failed or
-was left out; 2: no device. docs/cuda.md explains the results. The tests of the same device:
+Measurements are written to files, so that an interrupted run continues. Exit code 1: something
+failed or was left out; 2: no device. docs/cuda.md explains the results. Tests of the same device:
 `.venv/bin/python -m pytest -m gpu`.
 """
 
@@ -45,26 +45,28 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     device.prepare()
     folder = options.output or Path("build") / ("cuda-dry-run" if device.dry else "cuda")
-    kept = Measurements(folder, device)
+    measurements = Measurements(folder, device)
     names = [name for job in jobs for name in job.names]
     count = itertools.count(1)
-    with progress_bar("cuda", total=len(names)) as shown:
-        kept.measure(
+    with progress_bar("cuda", total=len(names)) as advance:
+        measurements.measure(
             jobs,
             deadline=time.monotonic() + options.limit_minutes * 60,
             workers=options.jobs,
-            done=lambda _: shown(next(count), len(names)),
+            report_done=lambda _: advance(next(count), len(names)),
         )
-    results = {name: kept.read(name) for name in names}
-    measured = [one for one in results.values() if one is not None]
-    left_out = [name for name, one in results.items() if one is None]
-    cells = [cell for one in measured for cell in judge(one, device)]
+    results = {name: measurements.read(name) for name in names}
+    measured = [result for result in results.values() if result is not None]
+    left_out = [name for name, result in results.items() if result is None]
+    cells = [cell for result in measured for cell in judge(result, device)]
     failed = [f"{cell.name}: {cell.reason}" for cell in cells if cell.status == "failed"]
     proposal = propose(measured, device)
     tables: dict[str, Table] = {
-        "matrix": [row(cell, device) for cell in cells if not cell.measured.setting.in_corpus],
+        "matrix": [
+            matrix_row(cell, device) for cell in cells if not cell.measured.setting.in_corpus
+        ],
         "corpus": [*corpus_rows(cells, device)],
-        "distribution": [asdict(one) for one in proposal.spreads],
+        "distribution": [asdict(spread) for spread in proposal.spreads],
     }
     lists = {
         "objections to the proposal": proposal.objections,
@@ -75,17 +77,19 @@ def main(arguments: list[str] | None = None) -> int:
         "failed": failed,
         "left out for lack of time": left_out,
     }
-    plain = {"machine": kept.machine, **tables, "proposal": proposal.bounds, **lists}
-    files.write_text(folder / "cuda.json", json.dumps(_finite(plain), indent=1) + "\n")
-    files.write_text(folder / "cuda.md", "\n".join(page(kept.machine, tables, proposal, lists)))
+    document = {"machine": measurements.machine, **tables, "proposal": proposal.bounds, **lists}
+    files.write_text(folder / "cuda.json", json.dumps(_finite(document), indent=1) + "\n")
+    files.write_text(
+        folder / "cuda.md", "\n".join(format_page(measurements.machine, tables, proposal, lists))
+    )
     print(f"{len(measured)} of {len(names)} measured, {len(failed)} failed; "
           f"written: {folder / 'cuda.json'} and {folder / 'cuda.md'}")  # fmt: skip
     return 1 if failed or left_out else 0
 
 
-def row(cell: Cell, device: Device) -> dict[str, Any]:
-    """Return the numbers of one cell of the matrix; None where there are none."""
-    runtime, found = cell.runtime, cell.numbers or {}
+def matrix_row(cell: Cell, device: Device) -> dict[str, Any]:
+    """Return the numbers of one cell of the matrix; a number that was not measured is None."""
+    runtime, numbers = cell.runtime, cell.numbers or {}
     outputs = runtime.outputs if runtime else ()
     classes = [output.classification for output in outputs if output.classification]
     metrics = ("noise_ratio", "noise_peak", "noise_diff", "repeatability_ratio",
@@ -95,33 +99,37 @@ def row(cell: Cell, device: Device) -> dict[str, Any]:
         "setting": cell.measured.setting.name,
         "runtime": device.name(cell.role),
         "max_abs_diff": max((output.max_abs_diff for output in outputs), default=None),
-        **{name: found.get(name) for name in metrics},
-        "top1_agreement": min((each.top1_agreement for each in classes), default=None),
+        **{name: numbers.get(name) for name in metrics},
+        "top1_agreement": min(
+            (classification.top1_agreement for classification in classes), default=None
+        ),
         "nodes": dict(runtime.nodes_per_provider) if runtime else {},
         "fallback_nodes": len(runtime.fallback_nodes) if runtime else None,
         "median_ms": runtime.latency.median_ms if runtime and runtime.latency else None,
-        "verdict": "pass" if cell.passes else f"{cell.status}: {cell.why}",
+        "verdict": "pass" if cell.passes else f"{cell.status}: {cell.explanation}",
     }
 
 
 def corpus_rows(cells: Sequence[Cell], device: Device) -> Iterator[dict[str, Any]]:
-    """Yield for each runtime how many files of the corpus it judges rightly."""
+    """Yield for each runtime how many files of the corpus it judges correctly."""
     cells = [cell for cell in cells if cell.measured.setting.in_corpus]
     for role in dict.fromkeys(cell.role for cell in cells):
-        own = [cell for cell in cells if cell.role == role]
-        judged = [cell for cell in own if cell.passes or cell.refused]
+        role_cells = [cell for cell in cells if cell.role == role]
+        judged_cells = [cell for cell in role_cells if cell.passes or cell.refused]
         yield {
             "runtime": device.name(role),
-            "correct": sum(not cell.faulty for cell in judged),
-            "correct_refused": [c.measured.subject for c in judged if c.refused and not c.faulty],
-            "faults": sum(cell.faulty for cell in judged),
-            "faults_passing": [c.measured.subject for c in judged if c.passes and c.faulty],
-            "not_exported": sum(cell.status == "not exported" for cell in own),
-            "failed": sum(cell.status == "failed" for cell in own),
+            "correct": sum(not cell.faulty for cell in judged_cells),
+            "correct_refused": [
+                c.measured.subject for c in judged_cells if c.refused and not c.faulty
+            ],
+            "faults": sum(cell.faulty for cell in judged_cells),
+            "faults_passing": [c.measured.subject for c in judged_cells if c.passes and c.faulty],
+            "not_exported": sum(cell.status == "not exported" for cell in role_cells),
+            "failed": sum(cell.status == "failed" for cell in role_cells),
         }
 
 
-def page(
+def format_page(
     machine: dict[str, Any],
     tables: dict[str, Table],
     proposal: Proposal,
@@ -135,8 +143,8 @@ def page(
         if rows:
             yield f"| {' | '.join(rows[0])} |"
             yield f"|{'---|' * len(rows[0])}"
-        for each in rows:
-            yield f"| {' | '.join(map(_cell, each.values()))} |"
+        for table_row in rows:
+            yield f"| {' | '.join(map(_cell, table_row.values()))} |"
         yield ""
     yield "## bounds by the formula\n"
     yield from (f"    {name}={bound:g}," for name, bound in proposal.bounds.items())
@@ -159,11 +167,11 @@ def _cell(value: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has neither infinity nor NaN: write them as text."""
+    """Replace infinity and NaN, which JSON does not have, by text."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 

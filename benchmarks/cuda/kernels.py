@@ -2,8 +2,8 @@
 
     python -m benchmarks.cuda.kernels
 
-It asks the build for its registered kernels, so it needs a machine on which the CUDA provider's
-library loads, and, because ONNX Runtime asks all providers of the build, that of TensorRT, too.
+Reads the kernels that ONNX Runtime has registered. This needs a machine on which the libraries of
+the CUDA and TensorRT providers load, because ONNX Runtime queries all providers of the build.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 TABLE = Path("gate/decision/cuda_kernels.txt")
 
-_OPEN = 2**31 - 1
-"""The last opset of a kernel that has none."""
+_NO_LAST_OPSET = 2**31 - 1
+"""Last opset of a kernel without an upper limit."""
 
-_INTERNAL = "com.ms.internal.nhwc"
-"""Operators that only ONNX Runtime itself puts into a graph, with the layout of CUDA."""
+_INTERNAL_DOMAIN = "com.ms.internal.nhwc"
+"""Domain of operators that only ONNX Runtime itself inserts into a graph, with CUDA's layout."""
 
 Row = tuple[str, str, int, int]
 
@@ -29,56 +29,61 @@ def main() -> None:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     kernels = state.get_all_opkernel_def()
-    cuda = [each for each in kernels if each.provider == "CUDAExecutionProvider"]
-    lines = _lines(cuda, state.get_all_operator_schema())
+    cuda = [kernel for kernel in kernels if kernel.provider == "CUDAExecutionProvider"]
+    lines = _format_table(cuda, state.get_all_operator_schema())
     TABLE.write_text("\n".join((f"# onnxruntime-gpu {onnxruntime.__version__}", *lines)) + "\n")
 
 
-def _lines(kernels: Iterable[Any], schemas: Iterable[Any]) -> list[str]:
-    """One line for an operator and range of its versions: which types which inputs (`i0`) and
-    outputs (`o0`) may have, over all kernels of the range."""
+def _format_table(kernels: Iterable[Any], schemas: Iterable[Any]) -> list[str]:
+    """Return one line for each operator and range of versions.
+
+    A line lists the allowed types of inputs (`i0`) and outputs (`o0`) over all kernels of the
+    range.
+    """
     by_name: dict[tuple[str, str], dict[int, Any]] = defaultdict(dict)
     for schema in schemas:
-        by_name[_domain(schema.domain), schema.name][schema.since_version] = schema
+        by_name[_normalize_domain(schema.domain), schema.name][schema.since_version] = schema
     rows: dict[Row, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for kernel in kernels:
-        if kernel.domain == _INTERNAL:
+        if kernel.domain == _INTERNAL_DOMAIN:
             continue
         first, last = kernel.version_range
-        versions = by_name[_domain(kernel.domain), kernel.op_name]
-        inside = [version for version in versions if first <= version <= last]
-        schema = versions[min(inside) if inside else max(v for v in versions if v <= first)]
-        row = rows[_domain(kernel.domain), kernel.op_name, first, last]
+        versions = by_name[_normalize_domain(kernel.domain), kernel.op_name]
+        matching_versions = [version for version in versions if first <= version <= last]
+        schema = versions[
+            min(matching_versions) if matching_versions else max(v for v in versions if v <= first)
+        ]
+        row = rows[_normalize_domain(kernel.domain), kernel.op_name, first, last]
         for constraint, types in kernel.type_constraints.items():
-            for slot in _slots(schema, constraint):
+            for slot in _find_slots(schema, constraint):
                 row[slot] |= {kind.removeprefix("tensor(").removesuffix(")") for kind in types}
-    return [_line(key, row) for key, row in sorted(rows.items())]
+    return [_format_row(key, row) for key, row in sorted(rows.items())]
 
 
-def _domain(name: str) -> str:
+def _normalize_domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
-def _slots(schema: Any, constraint: str) -> list[str]:
-    """The inputs of a constraint; where it has none, the outputs."""
-    found = []
+def _find_slots(schema: Any, constraint: str) -> list[str]:
+    """Return the inputs of a type constraint, or the outputs if no input has it."""
+    slots = []
     for letter, parameters in (("i", schema.inputs), ("o", schema.outputs)):
-        found = found or [
-            f"{letter}{place}"
-            for place, parameter in enumerate(parameters)
+        slots = slots or [
+            f"{letter}{index}"
+            for index, parameter in enumerate(parameters)
             if constraint in (parameter.typeStr, parameter.name)
         ]
-    return found
+    return slots
 
 
-def _line(key: Row, row: dict[str, set[str]]) -> str:
+def _format_row(key: Row, row: dict[str, set[str]]) -> str:
     domain, name, first, last = key
     by_types: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for slot, types in sorted(row.items()):
         by_types[tuple(sorted(types))].append(slot)
     allowed = [f"{','.join(slots)}={','.join(types)}" for types, slots in by_types.items()]
     operator = f"{domain}::{name}" if domain else name
-    versions = f"{first}+" if last == _OPEN else f"{first}-{last}"
+    versions = f"{first}+" if last == _NO_LAST_OPSET else f"{first}-{last}"
     return " ".join((operator, versions, *allowed))
 
 

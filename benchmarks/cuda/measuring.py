@@ -1,6 +1,6 @@
-"""Measure models under settings: each job in a process, whose end takes nothing else with it.
+"""Measure models under settings, each job in a separate process, so that a crash affects only it.
 
-A measurement is kept in a file, so that an interrupted run continues.
+Each measurement is written to a file, so that an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ROOT = Path(__file__).parents[2]
 _SLICE = 8
 """Entries of one architecture in a job, which share a model."""
 _SLOWEST_S = 300.0
-"""A subject that takes longer on a device is ended."""
+"""Time limit of a subject on a device, in seconds."""
 _QUICK = (
     "*/grouped",
     "corpus*/correct/points/direct-17",
@@ -63,7 +63,7 @@ _QUICK = (
 )
 
 Status = Literal["measured", "refused", "not exported", "failed"]
-"""`refused`: by an error of the gate, of a corpus file."""
+"""`refused`: the gate raised an error for a file of the corpus."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Job:
 
     @property
     def names(self) -> list[str]:
-        """Return `tf32/resnet50`, `corpus/fault/sign/…` of each subject."""
+        """Return the names of the subjects, such as `tf32/resnet50` or `corpus/fault/sign/…`."""
         return [f"{self.setting.name}/{subject}" for subject in self.subjects]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """The result of one subject under one setting."""
 
     setting: Setting
@@ -97,26 +97,26 @@ def plan(only: Sequence[str] = (), *, quick: bool = False) -> list[Job]:
     only: glob patterns of names. quick: the smallest model and a few files of the corpus.
     """
     last_direct = sorted(CORRECT_PAIRS, key=lambda entry: entry.name.endswith("/direct-17"))
-    of_each = {entry.architecture.name: entry.name for entry in last_direct}
+    file_by_architecture = {entry.architecture.name: entry.name for entry in last_direct}
     jobs = [
         *_matrix([DEFAULT]),
         # PyTorch runs the same model for all files of an architecture.
-        *(Job(CORPUS_IN_TORCH, (name,)) for name in of_each.values()),
+        *(Job(CORPUS_IN_TORCH, (name,)) for name in file_by_architecture.values()),
         *_corpus(CORRECT_PAIRS),
         *_matrix(ONE_SWITCH),
         *_corpus(entry for entry in ENTRIES if entry.faulty),
         *_matrix(TWO_SWITCHES),
     ]
-    wanted = [only or ("*",), _QUICK if quick else ("*",)]
-    chosen = []
+    glob_groups = [only or ("*",), _QUICK if quick else ("*",)]
+    selected = []
     for job in jobs:
-        kept = [
+        subjects = [
             subject
             for subject, name in zip(job.subjects, job.names, strict=True)
-            if all(any(fnmatch(name, glob) for glob in globs) for globs in wanted)
+            if all(any(fnmatch(name, glob) for glob in globs) for globs in glob_groups)
         ]
-        chosen += [replace(job, subjects=tuple(kept))] if kept else []
-    return chosen
+        selected += [replace(job, subjects=tuple(subjects))] if subjects else []
+    return selected
 
 
 def _matrix(settings: Iterable[Setting]) -> list[Job]:
@@ -129,15 +129,18 @@ def _corpus(entries: Iterable[Entry]) -> list[Job]:
     for entry in entries:
         names.setdefault(entry.architecture.name, []).append(entry.name)
     slices = [
-        [tuple(each[start : start + _SLICE]) for start in range(0, len(each), _SLICE)]
-        for each in names.values()
+        [
+            tuple(names_of_one[start : start + _SLICE])
+            for start in range(0, len(names_of_one), _SLICE)
+        ]
+        for names_of_one in names.values()
     ]
     rounds = itertools.zip_longest(*slices)
-    return [Job(CORPUS, part) for each in rounds for part in each if part]
+    return [Job(CORPUS, names_slice) for round_ in rounds for names_slice in round_ if names_slice]
 
 
 class Measurements:
-    """The folder of what was measured on this device by this code."""
+    """The folder with the measurements of this device and this version of the code."""
 
     def __init__(self, folder: Path, device: Device) -> None:
         code = [*_ROOT.glob("gate/**/*.py"), *_ROOT.glob("benchmarks/**/*.py")]
@@ -147,49 +150,56 @@ class Measurements:
         self.folder = folder / Digest.from_bytes(identity).hex[:12]
         self._device = device
 
-    def read(self, name: str) -> Measured | None:
-        """Return a measurement; None where it is not there or not readable."""
+    def read(self, name: str) -> Measurement | None:
+        """Return a measurement, or None if it is missing or not readable."""
         setting, _, subject = name.partition("/")
         try:
-            plain = json.loads(gzip.decompress(_path(self.folder, name).read_bytes()))
+            document = json.loads(gzip.decompress(_path(self.folder, name).read_bytes()))
         except (OSError, EOFError, ValueError):
             return None
-        evidence = plain.pop("evidence")
-        return Measured(
+        evidence = document.pop("evidence")
+        return Measurement(
             SETTINGS[setting],
             subject,
             evidence=None if evidence is None else Evidence.from_json(json.dumps(evidence)),
-            **plain,
+            **document,
         )
 
     def measure(
-        self, jobs: Iterable[Job], *, deadline: float, workers: int, done: Callable[[str], None]
+        self,
+        jobs: Iterable[Job],
+        *,
+        deadline: float,
+        workers: int,
+        report_done: Callable[[str], None],
     ) -> None:
         """Measure what is missing or failed until `deadline`, a time of `time.monotonic`."""
         for in_corpus, group in itertools.groupby(jobs, lambda job: job.setting.in_corpus):
-            # Latency is measured in the matrix: one process at a time.
+            # Only one process measures the matrix at a time, because it measures latency.
             with ThreadPoolExecutor(workers if in_corpus else 1) as pool:
-                for _ in pool.map(lambda job: self._run(job, deadline, done), group):
+                for _ in pool.map(lambda job: self._run(job, deadline, report_done), group):
                     pass
 
-    def _run(self, job: Job, deadline: float, done: Callable[[str], None]) -> None:
-        kept = {name: self.read(name) for name in job.names}
-        left = [name for name, one in kept.items() if one is None or one.status == "failed"]
-        for name in left:
+    def _run(self, job: Job, deadline: float, report_done: Callable[[str], None]) -> None:
+        earlier = {name: self.read(name) for name in job.names}
+        remaining = [
+            name for name, result in earlier.items() if result is None or result.status == "failed"
+        ]
+        for name in remaining:
             _path(self.folder, name).unlink(missing_ok=True)
-        while left and (left_s := deadline - time.monotonic()) > 0:
-            slowest = _SLOWEST_S * (4 if self._device.dry else 1) * len(left)
-            lost = self._process(job.setting, left, min(left_s, slowest))
-            measured = [name for name in left if _path(self.folder, name).exists()]
-            left = left[len(measured) :]
-            if lost and left and time.monotonic() < deadline:
-                _write(self.folder, left[0], "failed", lost)
-                measured.append(left.pop(0))
+        while remaining and (remaining_s := deadline - time.monotonic()) > 0:
+            limit_s = _SLOWEST_S * (4 if self._device.dry else 1) * len(remaining)
+            failure = self._run_process(job.setting, remaining, min(remaining_s, limit_s))
+            measured = [name for name in remaining if _path(self.folder, name).exists()]
+            remaining = remaining[len(measured) :]
+            if failure and remaining and time.monotonic() < deadline:
+                _write(self.folder, remaining[0], "failed", failure)
+                measured.append(remaining.pop(0))
             for name in measured:
-                done(name)
+                report_done(name)
 
-    def _process(self, setting: Setting, names: Sequence[str], limit_s: float) -> str:
-        """Measure in a process; return why it ended early, or an empty text."""
+    def _run_process(self, setting: Setting, names: Sequence[str], limit_s: float) -> str:
+        """Measure in a process. Return why it ended early, or an empty string."""
         log = self.folder / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, **setting.environment(self._device)}
@@ -198,19 +208,21 @@ class Measurements:
         command += ["--dry-run"] if self._device.dry else []
         with log.open("ab") as stream:
             try:
-                status = subprocess.run(
+                exit_status = subprocess.run(
                     [*command, *names], env=environment, stdout=stream, stderr=stream,
                     timeout=limit_s, check=False,
                 ).returncode  # fmt: skip
             except subprocess.TimeoutExpired:
                 return f"it took longer than {limit_s:.0f} s"
-        return f"its process ended with status {status} ({log} has more)" if status else ""
+        return (
+            f"its process ended with status {exit_status} ({log} has more)" if exit_status else ""
+        )
 
 
 def main(folder: str, *names: str) -> None:
-    """Measure these names, and write a file for each.
+    """Measure these names and write a file for each.
 
-    Ends after a failure: an error of CUDA spoils all that the process computes afterwards.
+    Stops after a failure, because a CUDA error affects all later computations of the process.
     """
     dry, names = "--dry-run" in names, tuple(name for name in names if name != "--dry-run")
     device = Device(dry=dry)
@@ -224,15 +236,15 @@ def main(folder: str, *names: str) -> None:
 
 
 def _measure(bench: Bench, setting: Setting, subject: str, device: Device, folder: Path) -> bool:
-    """Measure one subject and write its file. False: it failed."""
+    """Measure one subject and write its file. Return False if it failed."""
     status: Status = "measured"
     reason, evidence = "", None
     try:
         pair = _pair(bench, setting, subject)
         evidence = collect(pair, setting.policy(device, gaps=pair.gaps))
-    except ExportRefused as refused:
+    except ExportRefused as error:
         status = "not exported" if setting.in_corpus else "failed"
-        reason = str(refused)
+        reason = str(error)
     except Exception as error:
         status = "refused" if setting.in_corpus and isinstance(error, GateError) else "failed"
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -253,11 +265,11 @@ def _pair(bench: Bench, setting: Setting, subject: str) -> Pair:
 
 def collect(pair: Pair, policy: Policy) -> Evidence:
     """Return the evidence of `gate check`. Raises GateError."""
-    first = [pair.during] if pair.during else []
+    callbacks = [pair.during] if pair.during else []
 
     def progress(_done: int, _total: int) -> None:
-        while first:
-            first.pop()()
+        while callbacks:
+            callbacks.pop()()
 
     return collect_evidence(
         pair.path,
@@ -275,9 +287,9 @@ def _path(folder: Path, name: str) -> Path:
 def _write(
     folder: Path, name: str, status: Status, reason: str, evidence: Evidence | None = None
 ) -> None:
-    plain: dict[str, Any] = {"status": status, "reason": reason}
-    plain["evidence"] = evidence.to_plain() if evidence else None
-    files.write_bytes(_path(folder, name), gzip.compress(json.dumps(plain).encode(), mtime=0))
+    document: dict[str, Any] = {"status": status, "reason": reason}
+    document["evidence"] = evidence.to_plain() if evidence else None
+    files.write_bytes(_path(folder, name), gzip.compress(json.dumps(document).encode(), mtime=0))
 
 
 if __name__ == "__main__":

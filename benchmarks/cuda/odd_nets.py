@@ -9,28 +9,28 @@ from benchmarks.corpus.models.attention import SelfAttention
 
 
 class TwoTexts(nn.Module):
-    """Tokens and their mask to scores: the usual encoder, 4 layers of width 128."""
+    """A text encoder that maps tokens and a mask to scores, with 4 layers of width 128."""
 
     def __init__(self, classes: int = 12, vocabulary: int = 500, width: int = 128) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(128, width)
-        self.blocks = nn.ModuleList(_Masked(width, 8) for _ in range(4))
+        self.blocks = nn.ModuleList(_MaskedBlock(width, 8) for _ in range(4))
         self.norm = nn.LayerNorm(width)
         self.fc = nn.Linear(width, classes)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        kept = mask.to(torch.float32).unsqueeze(-1)
-        x = self.embedding(tokens) + self.positions(places)
+        indices = torch.arange(tokens.shape[1], device=tokens.device)
+        unpadded = mask.to(torch.float32).unsqueeze(-1)
+        x = self.embedding(tokens) + self.positions(indices)
         for block in self.blocks:
             x = block(x, mask == 0)
-        x = self.norm(x) * kept
-        return self.fc(x.sum(1) / kept.sum(1).clamp(min=1.0))
+        x = self.norm(x) * unpadded
+        return self.fc(x.sum(1) / unpadded.sum(1).clamp(min=1.0))
 
 
-class _Masked(nn.Module):
-    """Attention that sees no padding, and a perceptron, each behind a LayerNorm."""
+class _MaskedBlock(nn.Module):
+    """A pre-norm block of masked attention and a perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -46,16 +46,18 @@ class _Masked(nn.Module):
 
 
 class Grouped(nn.Module):
-    """Depthwise, grouped and dilated convolutions, each with BatchNorm, and a gate by channel:
-    cuDNN has other kernels for each, and ONNX Runtime fuses BatchNorm into them."""
+    """Depthwise, grouped and dilated convolutions with BatchNorm, and a gate per channel.
+
+    cuDNN has a different kernel for each, and ONNX Runtime fuses BatchNorm into them.
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
-        self.stem = _convolved(3, 32, 3, stride=2, padding=1)
-        self.depthwise = _convolved(32, 32, 5, padding=2, groups=32)
-        self.widen = _convolved(32, 96, 1)
-        self.grouped = _convolved(96, 96, 3, padding=1, groups=8)
-        self.dilated = _convolved(96, 96, 3, padding=4, dilation=4, groups=96)
+        self.stem = _convolution_block(3, 32, 3, stride=2, padding=1)
+        self.depthwise = _convolution_block(32, 32, 5, padding=2, groups=32)
+        self.widen = _convolution_block(32, 96, 1)
+        self.grouped = _convolution_block(96, 96, 3, padding=1, groups=8)
+        self.dilated = _convolution_block(96, 96, 3, padding=4, dilation=4, groups=96)
         self.gate = nn.Conv2d(96, 96, 1)
         self.fc = nn.Linear(96, classes)
 
@@ -67,8 +69,10 @@ class Grouped(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A GRU in both directions and an LSTM of two layers: cuDNN's own loops, with sums of their
-    own and TF32 by a switch of their own."""
+    """A bidirectional GRU and a two-layer LSTM.
+
+    cuDNN implements their loops with another order of sums, and has a separate switch for TF32.
+    """
 
     def __init__(self, classes: int = 8, features: int = 12) -> None:
         super().__init__()
@@ -81,8 +85,10 @@ class Recurrent(nn.Module):
 
 
 class Volumes(nn.Module):
-    """Convolutions in three dimensions and back up by a transposed one, GroupNorm and
-    InstanceNorm: sums over long windows, and gradients' kernels run forwards."""
+    """3D convolutions followed by a transposed 2D convolution, GroupNorm and InstanceNorm.
+
+    These have sums over long windows, and the transposed convolution uses a gradient kernel.
+    """
 
     def __init__(self, classes: int = 6) -> None:
         super().__init__()
@@ -100,7 +106,7 @@ class Volumes(nn.Module):
         return self.fc(x.square().mean((2, 3)))
 
 
-def _convolved(channels: int, out: int, kernel: int, **how: int) -> nn.Sequential:
+def _convolution_block(channels: int, out: int, kernel: int, **options: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(channels, out, kernel, bias=False, **how), nn.BatchNorm2d(out), nn.SiLU()
+        nn.Conv2d(channels, out, kernel, bias=False, **options), nn.BatchNorm2d(out), nn.SiLU()
     )

@@ -28,18 +28,18 @@ ON_CUDA: tuple[Role, ...] = ("ort-cuda", "ort-cuda-optimized", "torch-cuda")
 _ON_ORT: tuple[Role, ...] = ("ort-cuda", "ort-cuda-optimized")
 _ON_TORCH: tuple[Role, ...] = ("torch-cuda",)
 _NUMBERS_ONLY = Instruments(probes=False, search_inputs=0, graph=False)
-"""What a switch can change: samples and stability."""
+"""Instruments that a switch can affect: samples and stability."""
 _TORCH_KIND = "dry-run-torch"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device; `dry`: the CPU in its place, to test the procedure."""
+    """A CUDA device. With `dry`, the CPU replaces it, to test the procedure."""
 
     dry: bool = False
 
     def name(self, role: Role) -> RuntimeName:
-        """Return the runtime's name: never that of a CUDA runtime in a dry run."""
+        """Return the runtime's name, which is never that of a CUDA runtime in a dry run."""
         return f"dry-run-{role}" if self.dry and role != BASELINE else role
 
     def prepare(self) -> None:
@@ -48,7 +48,7 @@ class Device:
             selection.BUILTIN[_TORCH_KIND] = f"{__name__}:TorchOnCpu"
 
     def absent_reason(self) -> str | None:
-        """Return why nothing can be measured here; None: it can."""
+        """Return why nothing can be measured on this machine, or None if it can."""
         from gate.runtimes.ort import cuda_absent_reason, cuda_unusable_reason
 
         return None if self.dry else cuda_absent_reason() or cuda_unusable_reason()
@@ -61,7 +61,7 @@ class Device:
         return {"dry_run": self.dry} | {name: plain.get(name) for name in names}
 
     def runtime(self, role: Role, bounds: Bounds | None) -> RuntimePolicy:
-        """Return the policy of a runtime; `bounds` replace the default ones on CUDA."""
+        """Return the policy of a runtime. `bounds` replace the default ones on CUDA."""
         if role == BASELINE:
             return RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
         options: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class Device:
 
 
 class TorchOnCpu(Runtime):
-    """PyTorch on the CPU in the place of `torch-cuda`."""
+    """PyTorch on the CPU, which replaces `torch-cuda` in a dry run."""
 
     promises = Promises(CPU_PROVIDER, "cuda")
     runs: ClassVar[Literal["file", "model"]] = "model"
@@ -91,11 +91,11 @@ class TorchOnCpu(Runtime):
         example: Batch,  # noqa: ARG002 - nothing is traced
     ) -> Session:
         assert file.in_torch is not None
-        return _InFloat32(file.in_torch("cpu"))
+        return _Float32Session(file.in_torch("cpu"))
 
 
-class _InFloat32(Session):
-    """A session that declares its precision, which the gate requires of runtimes of others."""
+class _Float32Session(Session):
+    """A session that declares its precision, which the gate requires of third-party runtimes."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -123,20 +123,20 @@ class Setting:
     cudnn_deterministic: bool = True
     search: Literal["DEFAULT", "HEURISTIC", "EXHAUSTIVE"] = "HEURISTIC"
     algorithms: bool = False
-    """Deterministic algorithms only."""
+    """Whether only deterministic algorithms are allowed."""
     every_instrument: bool = False
     threads: int | None = None
-    """None: as many as the machine has; one in a dry run."""
+    """Number of threads, or None for that of the machine (one in a dry run)."""
     switches: dict[str, str] = field(default_factory=dict)
     """Environment variables that CUDA reads when it starts."""
 
     @property
     def in_corpus(self) -> bool:
-        """True if its subjects are entries of the corpus."""
+        """Return True if the subjects are entries of the corpus."""
         return self.name.startswith("corpus")
 
     def environment(self, device: Device) -> dict[str, str]:
-        """Return the environment variables of a process that measures."""
+        """Return the environment variables of a measuring process."""
         threads = self.threads or (1 if device.dry else None)
         return self.switches | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
 
@@ -156,7 +156,7 @@ class Setting:
             instruments = instruments.model_copy(update={"probe_noise_ratio": proposed[1]})
         roles = self.roles
         if not any(RUNTIMES[role].engine == "onnxruntime" for role in roles):
-            roles = (*roles, BASELINE)  # a policy needs a runtime that runs the file
+            roles = (*roles, BASELINE)  # A policy needs a runtime that runs the file.
         bounds = proposed[0] if proposed else None
         return Policy(
             task="auto",

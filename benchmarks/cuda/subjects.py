@@ -1,5 +1,8 @@
-"""The models of the matrix: the pipeline's digits model, two of torchvision, a transformer with two
-inputs, and unusual ones. Weights are random from fixed seeds; nothing is downloaded."""
+"""The models of the matrix, with random weights from fixed seeds.
+
+These are the pipeline's digits model, two models of torchvision, a transformer with two inputs, and
+unusual ones. Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from benchmarks.torchvision_models import calibrated, images
 from gate.model.loading import torchvision_model
 
 DIGITS_SIDE, DIGITS_CLASSES = 64, 10
-"""As params.yaml has them."""
+"""The image size and the number of classes in params.yaml."""
 _CALIBRATION = 16
 
 
@@ -28,32 +31,32 @@ def _texts(count: int, seed: int) -> Arrays:
     return {"tokens": tokens, "mask": (tokens != 0).astype(np.int64)}
 
 
-def _calibrated(model: nn.Module, _architecture: Architecture, arrays: Arrays) -> None:
+def _calibrate(model: nn.Module, _architecture: Architecture, arrays: Arrays) -> None:
     calibrated(model, np.asarray(arrays["input"][:_CALIBRATION], np.float32))
 
 
-def _of_torchvision(name: str) -> Architecture:
+def _torchvision_architecture(name: str) -> Architecture:
     return Architecture(
         name,
         lambda: models.get_model(name, weights=None),
         lambda n, seed: {"input": images(n, name, seed=seed)},
-        settle=_calibrated,
-        count=8,  # as in benchmarks.torchvision_sweep: their float64 truth takes long
+        settle=_calibrate,
+        count=8,  # As in benchmarks.torchvision_sweep, because their float64 reference takes long.
         batch_size=4,
     )
 
 
 MODELS: dict[str, Architecture] = {
-    one.name: one
-    for one in (
+    architecture.name: architecture
+    for architecture in (
         Architecture(
             "digits",
             _digits,
-            lambda n, seed: {"input": samples.normalised(n, DIGITS_SIDE, seed=seed)},
+            lambda n, seed: {"input": samples.normalized(n, DIGITS_SIDE, seed=seed)},
         ),
         Architecture("two-texts", TwoTexts, _texts, axes={n: {1: "length"} for n in _texts(1, 0)}),
         Architecture(
-            "grouped", Grouped, lambda n, seed: {"input": samples.normalised(n, 48, seed=seed)}
+            "grouped", Grouped, lambda n, seed: {"input": samples.normalized(n, 48, seed=seed)}
         ),
         Architecture(
             "recurrent",
@@ -65,10 +68,10 @@ MODELS: dict[str, Architecture] = {
             "volumes",
             Volumes,
             lambda n, seed: {
-                "volume": samples.normalised(n, 32, seed=seed)[:, :1, None]
+                "volume": samples.normalized(n, 32, seed=seed)[:, :1, None]
                 * np.linspace(0.5, 1.5, 8, dtype=np.float32)[:, None, None]
             },
         ),
-        *map(_of_torchvision, ("resnet50", "vit_b_16")),
+        *map(_torchvision_architecture, ("resnet50", "vit_b_16")),
     )
 }

@@ -1,1 +1,1 @@
-"""Random correct small nets, each from a seed: does the gate refuse a correct file?"""
+"""Random correct small nets, each from a seed, to measure how often the gate refuses one."""

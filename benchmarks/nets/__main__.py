@@ -12,59 +12,61 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks.nets.judge import Outcome, judge
-from benchmarks.nets.run import outcomes
+from benchmarks.nets.run import judge_seeds
 from gate.storage import files
 
-ALLOWED = 1e-3
-"""Share of correct nets that may be refused."""
+MAX_REFUSED_SHARE = 1e-3
+"""Highest allowed share of refused correct nets."""
 
 
-def main(arguments: list[str] | None = None, *, judged: Callable[[int], Outcome] = judge) -> int:
-    """Judge, print, and return the exit code."""
-    asked = _parser().parse_args(arguments)
-    found = []
-    for one in outcomes(asked.seeds, jobs=asked.jobs, judged=judged):
-        found.append(one)
-        line = _line(one)
+def main(
+    arguments: list[str] | None = None, *, judge_seed: Callable[[int], Outcome] = judge
+) -> int:
+    """Judge the nets, print the refused ones and the rates, and return the exit code."""
+    options = _parser().parse_args(arguments)
+    finished = []
+    for outcome in judge_seeds(options.seeds, jobs=options.jobs, judge_seed=judge_seed):
+        finished.append(outcome)
+        line = _line(outcome)
         if line:
             print(line, flush=True)
-        if asked.json:
-            told = [each.plain() for each in found]
-            files.write_text(asked.json, json.dumps(told, indent=1) + "\n")
-    print(sentence(found))
-    return 0 if holds(found) else 1
+        if options.json:
+            rows = [item.plain() for item in finished]
+            files.write_text(options.json, json.dumps(rows, indent=1) + "\n")
+    print(format_rates(finished))
+    return 0 if holds(finished) else 1
 
 
-def holds(found: Iterable[Outcome]) -> bool:
-    """True if nets were judged, and few enough refused."""
-    judged = [one for one in found if one.ruling is not None and not one.shaky]
-    blocked = sum(one.blocked for one in judged)
-    return bool(judged) and blocked <= max(1, int(ALLOWED * len(judged)))
+def holds(results: Iterable[Outcome]) -> bool:
+    """Return True if at least one net was judged and few enough were refused."""
+    judged = [outcome for outcome in results if outcome.ruling is not None and not outcome.shaky]
+    blocked = sum(outcome.blocked for outcome in judged)
+    return bool(judged) and blocked <= max(1, int(MAX_REFUSED_SHARE * len(judged)))
 
 
-def sentence(found: Iterable[Outcome]) -> str:
-    """The rates in one line."""
-    seen = list(found)
-    judged = [one for one in seen if one.ruling is not None]
-    shaky = [one for one in judged if one.shaky]
-    firm = [one for one in judged if not one.shaky]
-    rest = f"{len(seen) - len(judged)} of {len(seen)} seeds not applicable"
-    blocked = sum(one.blocked for one in firm)
-    also = sum(one.blocked for one in shaky)
+def format_rates(results: Iterable[Outcome]) -> str:
+    """Return the rates in one line."""
+    all_results = list(results)
+    judged = [outcome for outcome in all_results if outcome.ruling is not None]
+    shaky = [outcome for outcome in judged if outcome.shaky]
+    firm = [outcome for outcome in judged if not outcome.shaky]
+    inapplicable = f"{len(all_results) - len(judged)} of {len(all_results)} seeds not applicable"
+    blocked = sum(outcome.blocked for outcome in firm)
+    blocked_shaky = sum(outcome.blocked for outcome in shaky)
     return (
         f"{blocked} of {len(firm)} correct nets refused; of {len(shaky)} that float32 itself does "
-        f"not answer, {also}; {rest}."
+        f"not answer, {blocked_shaky}; {inapplicable}."
     )
 
 
-def _line(one: Outcome) -> str:
-    """Of what was judged wrongly, or not at all."""
-    place = f"{one.seed} {one.summary}"
-    if one.inapplicable:
-        return f"n/a     {place} | {one.inapplicable}"
-    if one.blocked and one.ruling is not None:
-        word = "shaky  " if one.shaky else "REFUSED"
-        return f"{word} {place} | " + "; ".join(one.ruling.reasons[:8])
+def _line(outcome: Outcome) -> str:
+    """Return a line for a net that was refused or not applicable, else an empty string."""
+    description = f"{outcome.seed} {outcome.summary}"
+    if outcome.inapplicable:
+        return f"n/a     {description} | {outcome.inapplicable}"
+    if outcome.blocked and outcome.ruling is not None:
+        word = "shaky  " if outcome.shaky else "REFUSED"
+        return f"{word} {description} | " + "; ".join(outcome.ruling.reasons[:8])
     return ""
 
 

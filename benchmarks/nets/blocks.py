@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 
-def activation(rng: np.random.Generator) -> nn.Module:
-    """One of those that people use."""
+def draw_activation(rng: np.random.Generator) -> nn.Module:
+    """Draw one of the usual activations."""
     kinds = (nn.ReLU, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.Softplus,
              nn.Mish, nn.Hardswish, nn.ReLU6, nn.Sigmoid)  # fmt: skip
     return kinds[rng.integers(len(kinds))]()
@@ -24,7 +24,7 @@ class Residual(nn.Module):
         return x + self.inner(x)
 
 
-class Gate(nn.Module):
+class GatedLinearUnit(nn.Module):
     """A gated linear unit."""
 
     def __init__(self, width: int) -> None:
@@ -36,7 +36,7 @@ class Gate(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Experts weighed by a softmax; `hard`: only the winner, by its weight."""
+    """Experts weighted by a softmax. With `hard`, only the largest weight is used."""
 
     def __init__(self, width: int, experts: int, *, hard: bool) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Mixture(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = torch.softmax(self.router(x), -1)
         if self.hard:
-            chosen = functional.one_hot(weights.argmax(-1), len(self.experts))
-            weights = weights * chosen.to(weights.dtype)
-        made = torch.stack([expert(x) for expert in self.experts], -1)
-        return torch.relu((made * weights.unsqueeze(-2)).sum(-1))
+            is_selected = functional.one_hot(weights.argmax(-1), len(self.experts))
+            weights = weights * is_selected.to(weights.dtype)
+        expert_outputs = torch.stack([expert(x) for expert in self.experts], -1)
+        return torch.relu((expert_outputs * weights.unsqueeze(-2)).sum(-1))
 
 
-class Squeeze(nn.Module):
-    """Squeeze and excitation: channels weighed by their means."""
+class SqueezeExcite(nn.Module):
+    """Squeeze and excitation: channels scaled by a function of their means."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Squeeze(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention by hand, as models have it that are exported."""
+    """Self-attention written with matrix products, as in many exported models."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -74,15 +74,15 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
-        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        projected = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
         scores = query @ key.transpose(-2, -1) * (width // self.heads) ** -0.5
         mixed = torch.softmax(scores, -1) @ value
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Recurrent(nn.Module):
-    """LSTM or GRU; returns the steps and the state (layers, batch, hidden)."""
+    """An LSTM or GRU, which returns all steps and the last state (layers, batch, hidden)."""
 
     def __init__(self, width: int, layers: int, *, lstm: bool) -> None:
         super().__init__()
@@ -90,5 +90,5 @@ class Recurrent(nn.Module):
         self.cell, self.lstm = kind(width, width, layers, batch_first=True), lstm
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made, state = self.cell(x)
-        return made, state[0] if self.lstm else state
+        steps, state = self.cell(x)
+        return steps, state[0] if self.lstm else state

@@ -1,4 +1,4 @@
-"""Random heads: the outputs of a net."""
+"""Random heads, which compute the outputs of a net."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _sigmoid(rng: np.random.Generator) -> Design:
     return Design(width, lambda y, _: (torch.sigmoid(y),), gain=gain, bias=bias, roles=("scores",))
 
 
-def _units(rng: np.random.Generator) -> Design:
-    """Columns in units of their own beside a probability."""
+def _mixed_units(rng: np.random.Generator) -> Design:
+    """Draw a head with columns in different units and a probability."""
     units = 10.0 ** rng.uniform(-6.0, 9.0, int(rng.integers(1, 7)))
 
     def columns(y: torch.Tensor, t: torch.Tensor) -> Tensors:
@@ -48,8 +48,8 @@ def _boxes(rng: np.random.Generator) -> Design:
     prior = rng.uniform(-5.0, 0.0)
 
     def boxes(y: torch.Tensor, t: torch.Tensor) -> Tensors:
-        centre, size = torch.sigmoid(y[:, :2]) * 640.0, torch.exp(y[:, 2:4].clamp(max=4.0)) * 32.0
-        corners = torch.cat([centre - size / 2, centre + size / 2], 1).clamp(0.0, 640.0)
+        center, size = torch.sigmoid(y[:, :2]) * 640.0, torch.exp(y[:, 2:4].clamp(max=4.0)) * 32.0
+        corners = torch.cat([center - size / 2, center + size / 2], 1).clamp(0.0, 640.0)
         return corners, torch.sigmoid(y[:, 4:] + t)
 
     return Design(
@@ -57,7 +57,7 @@ def _boxes(rng: np.random.Generator) -> Design:
     )
 
 
-def _heavy(rng: np.random.Generator) -> Design:
+def _heavy_tail(rng: np.random.Generator) -> Design:
     gain = rng.uniform(0.5, 3.0)
     return Design(int(rng.integers(1, 5)), lambda y, _: (torch.exp(y),), gain=gain)
 
@@ -92,9 +92,9 @@ def _embedding(rng: np.random.Generator) -> Design:
         lambda y, t: (y, y @ y.t() * t.mean()),
     ]
     table = rng.normal(0.0, 1.0, width).tolist()
-    place = int(rng.integers(len(kinds)))
-    roles: tuple[Role, ...] = ("embedding",) if place in (0, 3) else ()
-    return Design(width, kinds[place], bias=bias, table=table, roles=roles)
+    kind_index = int(rng.integers(len(kinds)))
+    roles: tuple[Role, ...] = ("embedding",) if kind_index in (0, 3) else ()
+    return Design(width, kinds[kind_index], bias=bias, table=table, roles=roles)
 
 
 def _ranked(rng: np.random.Generator) -> Design:
@@ -121,15 +121,15 @@ def _integers(rng: np.random.Generator) -> Design:
 
 
 def _masked(rng: np.random.Generator) -> Design:
-    """Scores where words that are forbidden, always or by sample, have the lowest value."""
+    """Draw a head whose scores are the lowest value for masked tokens, fixed or by sample."""
     width = int(rng.choice([6, 20]))
     lowest = float(rng.choice([-1e9, torch.finfo(torch.float32).min, -np.inf]))
     table = (rng.random(width) < rng.uniform(0.1, 0.7)).astype(float)
     table[:2] = 0.0
-    always = rng.random() < 0.6
+    is_fixed = rng.random() < 0.6
 
     def masked(y: torch.Tensor, t: torch.Tensor) -> Tensors:
-        if always:
+        if is_fixed:
             return (y.masked_fill(t > 0.5, lowest),)
         return (y.masked_fill((y < -0.7) & (t > 0.5), lowest),)
 
@@ -137,7 +137,7 @@ def _masked(rng: np.random.Generator) -> Design:
 
 
 def _constant(rng: np.random.Generator) -> Design:
-    """Scores, and beside them what no sample changes."""
+    """Draw a head with scores and an output that is the same for all samples."""
     kinds: list[Function] = [
         lambda y, t: (y, t.exp()),
         lambda y, _: (y, torch.arange(y.shape[1], device=y.device).expand(y.shape[0], -1)),
@@ -161,15 +161,15 @@ def _quantiles(rng: np.random.Generator) -> Design:
     return Design(int(rng.choice([3, 9])), sorted_steps, gain=gain)
 
 
-def _places(rng: np.random.Generator) -> Design:
-    """Latitude and longitude around a town."""
+def _coordinates(rng: np.random.Generator) -> Design:
+    """Draw a head for latitude and longitude around a town."""
     table = [rng.uniform(-60.0, 60.0), rng.uniform(-170.0, 170.0)]
     reach = 10.0 ** rng.uniform(-3.0, 0.5)
     return Design(2, lambda y, t: (t + reach * torch.tanh(y),), table=table)
 
 
-def _mixed(rng: np.random.Generator) -> Design:
-    """Experts beside each other and a router, both returned."""
+def _mixture(rng: np.random.Generator) -> Design:
+    """Draw a head that returns the output of a mixture of experts and its weights."""
     count = int(rng.integers(2, 5))
 
     def mixture(y: torch.Tensor, _: torch.Tensor) -> Tensors:
@@ -180,7 +180,7 @@ def _mixed(rng: np.random.Generator) -> Design:
 
 
 def _spread(rng: np.random.Generator) -> Design:
-    """Answers for each pixel or step."""
+    """Draw a head with outputs for each pixel or time step."""
     kinds: list[Function] = [
         lambda y, _: (y,),
         lambda y, _: (y.argmax(1),),
@@ -202,9 +202,9 @@ KINDS: dict[str, Callable[[np.random.Generator], Design]] = {
     "logits": _logits,
     "softmax": _softmax,
     "sigmoid": _sigmoid,
-    "units": _units,
+    "units": _mixed_units,
     "boxes": _boxes,
-    "heavy": _heavy,
+    "heavy": _heavy_tail,
     "softplus": _softplus,
     "cumsum": _cumsum,
     "sums": _sums,
@@ -214,8 +214,8 @@ KINDS: dict[str, Callable[[np.random.Generator], Design]] = {
     "masked": _masked,
     "constant": _constant,
     "quantiles": _quantiles,
-    "places": _places,
-    "mixed": _mixed,
+    "places": _coordinates,
+    "mixed": _mixture,
     "spread": _spread,
     "states": _states,
 }

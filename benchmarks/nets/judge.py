@@ -1,4 +1,4 @@
-"""Process one seed: generate, export, prove independently, judge by the gate."""
+"""Process one seed: draw the net, export it, prove the file correct and judge it by the gate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus.exporters import ExportRefused
-from benchmarks.nets.net import Drawn, draw
+from benchmarks.nets.net import RandomNet, draw
 from benchmarks.nets.pair import run, run_file, write
 from benchmarks.nets.proof import prove
 from gate.api import check
@@ -26,103 +26,106 @@ from gate.summary.render import render_check
 
 @dataclass(frozen=True)
 class Ruling:
-    """What the gate said of a file."""
+    """The decision of the gate about a file."""
 
     passed: bool
     reasons: tuple[str, ...] = ()
-    """`check runtime output: observed / bound`, one for each that is FAIL or ERROR."""
+    """`check runtime output: observed / bound` of each check that is FAIL or ERROR."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One seed, judged."""
+    """The outcome of one seed."""
 
     seed: int
     summary: str
     inapplicable: str = ""
-    """Why nothing was judged: no export, or a wrong one."""
+    """Why nothing was judged: the export failed, or the exporter is wrong."""
     shaky: str = ""
-    """Where float32 itself gives no answer, so that nothing can be said of the file."""
+    """Outputs for which float32 itself is inaccurate, so that the file cannot be judged."""
     ruling: Ruling | None = None
     seconds: float = 0.0
 
     @property
     def blocked(self) -> bool:
-        """True if a correct file was refused."""
+        """Return True if a correct file was refused."""
         return self.ruling is not None and not self.ruling.passed
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the outcome for JSON."""
         return asdict(self)
 
 
-def parity_gate(drawn: Drawn, path: Path) -> Ruling:
-    """Our gate with the policy of the seed. An error is no pass."""
-    policy = _policy(drawn, path)
-    reference = Reference(copy.deepcopy(drawn.model), Source(factory="benchmarks.nets"))
-    workload = EvaluationData(SampleSet.from_arrays(drawn.samples), batch_size=drawn.batch_size)
+def parity_gate(net: RandomNet, path: Path) -> Ruling:
+    """Judge a file by the gate with the policy of the seed. An error of the gate is a refusal."""
+    policy = _policy(net, path)
+    reference = Reference(copy.deepcopy(net.model), Source(factory="benchmarks.nets"))
+    workload = EvaluationData(SampleSet.from_arrays(net.samples), batch_size=net.batch_size)
     try:
-        verdicted = check(path, reference=reference, data=workload, policy=policy)
+        result = check(path, reference=reference, data=workload, policy=policy)
     except GateError as error:
         return Ruling(False, (f"{type(error).__name__}: {str(error)[:200]}",))
     return Ruling(
-        verdicted.decision.passed, tuple(_reason(one) for one in verdicted.decision.problems)
+        result.decision.passed,
+        tuple(_format_problem(problem) for problem in result.decision.problems),
     )
 
 
-def _policy(drawn: Drawn, path: Path) -> Policy | None:
-    """None: the gate's own choice. Roles are by the file's names: an exporter may give a constant
-    another than was asked for."""
-    if drawn.task == "default":
+def _policy(net: RandomNet, path: Path) -> Policy | None:
+    """Return the policy of a net, or None for the gate's default.
+
+    Roles use the names of the file, because an exporter may rename a constant output.
+    """
+    if net.task == "default":
         return None
-    if drawn.task == "roles":
+    if net.task == "roles":
         names = (spec.name for spec in read_subject(path).outputs)
-        roles = dict(zip(names, drawn.roles.values(), strict=True))
+        roles = dict(zip(names, net.roles.values(), strict=True))
         return Policy.default(task="auto").with_answers(outputs=roles)
-    policy = Policy.default(task=drawn.task)
-    return policy.model_copy(update={"logits": (drawn.logits,)}) if drawn.logits else policy
+    policy = Policy.default(task=net.task)
+    return policy.model_copy(update={"logits": (net.logits,)}) if net.logits else policy
 
 
 def judge(seed: int) -> Outcome:
-    """Judge the net of a seed, and keep no file."""
+    """Judge the net of a seed without keeping its file."""
     start = time.perf_counter()
-    drawn = draw(seed)
-    outcome = Outcome(seed, drawn.summary)
+    net = draw(seed)
+    outcome = Outcome(seed, net.summary)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         try:
-            shaky = _make(drawn, path)
+            shaky = _export_and_prove(net, path)
         except Inapplicable as reason:
             return replace(outcome, inapplicable=str(reason))
-        ruling = parity_gate(drawn, path)
+        ruling = parity_gate(net, path)
     return replace(outcome, shaky=shaky, ruling=ruling, seconds=time.perf_counter() - start)
 
 
 class Inapplicable(Exception):
-    """There is nothing to judge."""
+    """The net of a seed cannot be judged."""
 
 
-def _make(drawn: Drawn, path: Path) -> str:
-    """Write the file; returns where float32 itself gives no answer. Raises Inapplicable."""
-    size = drawn.batch_size
+def _export_and_prove(net: RandomNet, path: Path) -> str:
+    """Write the file and return where float32 is inaccurate. Raises Inapplicable."""
+    size = net.batch_size
     try:
-        write(drawn, path)
-        c = run_file(path, drawn.samples, size)
-    except ExportRefused as refused:
-        raise Inapplicable(f"not exported: {refused}") from refused
+        write(net, path)
+        candidate = run_file(path, net.samples, size)
+    except ExportRefused as error:
+        raise Inapplicable(f"not exported: {error}") from error
     except Exception as error:
-        # An exporter that is wrong may write what no runtime takes.
+        # A wrong exporter may write a file that no runtime accepts.
         raise Inapplicable(f"{type(error).__name__}: {str(error)[:200]}") from error
-    r32 = run(drawn.model, drawn.samples, size)
-    r64 = run(drawn.model, drawn.samples, size, double=True)
-    proof = prove(r32, c, r64)
+    r32 = run(net.model, net.samples, size)
+    r64 = run(net.model, net.samples, size, double=True)
+    proof = prove(r32, candidate, r64)
     if proof.wrong:
         raise Inapplicable(f"the exporter is wrong: {proof.wrong}")
     return proof.shaky
 
 
-def _reason(one: CheckResult) -> str:
-    place = " ".join(filter(None, (one.runtime, one.output)))
-    if one.observed is None:
-        return f"{one.name} {place}: {one.verdict.value} {render_check(one)[:160]}"
-    return f"{one.name} {place}: {one.observed:.3g} / {one.bound:.3g}"
+def _format_problem(result: CheckResult) -> str:
+    location = " ".join(filter(None, (result.runtime, result.output)))
+    if result.observed is None:
+        return f"{result.name} {location}: {result.verdict.value} {render_check(result)[:160]}"
+    return f"{result.name} {location}: {result.observed:.3g} / {result.bound:.3g}"

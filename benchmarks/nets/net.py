@@ -1,4 +1,4 @@
-"""A random correct small net from a seed: model, samples, export, policy."""
+"""A random correct small net from a seed: model, samples, export and policy."""
 
 from __future__ import annotations
 
@@ -19,132 +19,134 @@ from benchmarks.nets.trunks import Trunk
 from gate.policy.sections import Role
 
 Task = Literal["default", "tensors", "classification", "roles"]
-"""The policy: none, an explicit task, or what each output is."""
-LEAST, MOST = 16, 2000
-"""Samples."""
+"""The policy: the default, an explicit task, or a role for each output."""
+MIN_SAMPLES, MAX_SAMPLES = 16, 2000
+"""Smallest and largest number of samples."""
 _CALIBRATION = 256
 
 
 class Net(nn.Module):
-    """A trunk and one to four heads; returns a tensor, a tuple or a dict."""
+    """A trunk with one to four heads, which returns a tensor, a tuple or a dict."""
 
-    def __init__(self, trunk: Trunk, chosen: nn.ModuleList, *, named: bool) -> None:
+    def __init__(self, trunk: Trunk, head_modules: nn.ModuleList, *, returns_dict: bool) -> None:
         super().__init__()
-        self.trunk, self.heads, self.named = trunk, chosen, named
+        self.trunk, self.heads, self.returns_dict = trunk, head_modules, returns_dict
 
     def forward(self, first: torch.Tensor, second: torch.Tensor | None = None) -> Any:
         features = self.trunk(first, second)
-        made = [tensor for head in self.heads for tensor in head(features)]
-        if self.named:
-            return {f"out{place}": tensor for place, tensor in enumerate(made)}
-        return made[0] if len(made) == 1 else tuple(made)
+        outputs = [tensor for head in self.heads for tensor in head(features)]
+        if self.returns_dict:
+            return {f"out{index}": tensor for index, tensor in enumerate(outputs)}
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What a seed gives."""
+class RandomNet:
+    """A net with its samples, export recipe and policy."""
 
     seed: int
     model: nn.Module
     samples: Arrays
     kinds: tuple[str, ...]
-    """Of the heads, in order."""
+    """Kinds of the heads, in order."""
     outputs: int
     recipe: Recipe
     task: Task
     logits: str | None
-    """The output that holds the classes, with the task `classification`."""
+    """The output with the class scores, for the task `classification`."""
     roles: dict[str, Role]
-    """What each output is, with the task `roles`."""
+    """The role of each output, for the task `roles`."""
     batch_size: int
 
     @property
     def summary(self) -> str:
-        """`image 312 traced-13 tensors: logits, sums`."""
+        """Return a summary such as `image 312 traced-13 tensors: logits, sums`."""
         count = len(next(iter(self.samples.values())))
         first = next(iter(self.samples))
         return f"{first} {count} {self.recipe.name} {self.task}: {', '.join(self.kinds)}"
 
 
-def draw(seed: int) -> Drawn:
-    """The net of a seed. Always the same, whatever was drawn before."""
+def draw(seed: int) -> RandomNet:
+    """Draw the net of a seed, independently of global random states."""
     rng = np.random.default_rng([seed, 9])
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        count = round(float(np.exp(rng.uniform(np.log(LEAST), np.log(MOST + 0.4)))))
-        given = inputs.draw(rng, count)
-        trunk = trunks.draw(rng, given)
-        _weigh(trunk, rng)
-        tensors = [torch.from_numpy(a[:_CALIBRATION].copy()) for a in given.arrays.values()]
+        count = round(float(np.exp(rng.uniform(np.log(MIN_SAMPLES), np.log(MAX_SAMPLES + 0.4)))))
+        drawn_inputs = inputs.draw(rng, count)
+        trunk = trunks.draw(rng, drawn_inputs)
+        _scale_weights(trunk, rng)
+        tensors = [torch.from_numpy(a[:_CALIBRATION].copy()) for a in drawn_inputs.arrays.values()]
         _calibrate(trunk, tensors, standard=bool(rng.random() < 0.8))
         features = trunk(*tensors)
         kinds = rng.choice(
             list(heads.KINDS), int(rng.choice([1, 1, 2, 3, 4])), p=heads.WEIGHTS, replace=False
         )
         designs = [heads.KINDS[kind](rng) for kind in kinds]
-        chosen = nn.ModuleList(_head(design, features) for design in designs)
-        model = Net(trunk, chosen, named=bool(rng.random() < 0.3)).eval()
-        answers = tensors_of(model(*tensors))
-        place = _classes(model, features, designs)
+        head_modules = nn.ModuleList(_build_head(design, features) for design in designs)
+        model = Net(trunk, head_modules, returns_dict=bool(rng.random() < 0.3)).eval()
+        outputs = flatten_outputs(model(*tensors))
+        class_output = _find_class_output(model, features, designs)
         task = str(rng.choice(["default", "default", "tensors", "classification", "roles"]))
-        if task == "classification" and place is None:
+        if task == "classification" and class_output is None:
             task = "default"
         recipe = Recipe("dynamo", 18)
         if rng.random() < 0.85:
-            exporter = "direct" if model.named else str(rng.choice(["direct", "traced"]))
+            exporter = "direct" if model.returns_dict else str(rng.choice(["direct", "traced"]))
             recipe = Recipe(exporter, int(rng.integers(14, 18)))
-        return Drawn(
+        return RandomNet(
             seed=seed,
             model=model,
-            samples=given.arrays,
+            samples=drawn_inputs.arrays,
             kinds=tuple(map(str, kinds)),
-            outputs=len(answers),
+            outputs=len(outputs),
             recipe=recipe,
             task=task,  # type: ignore[arg-type]
-            logits=f"out{place}" if task == "classification" else None,
-            roles=_roles(model, features, designs) if task == "roles" else {},
+            logits=f"out{class_output}" if task == "classification" else None,
+            roles=_assign_roles(model, features, designs) if task == "roles" else {},
             batch_size=int(rng.choice([8, 32, 32])),
         )
 
 
-def tensors_of(returned: Any) -> list[torch.Tensor]:
-    """The outputs of a net in order."""
-    if isinstance(returned, torch.Tensor):
-        return [returned]
-    return list(returned.values() if isinstance(returned, dict) else returned)
+def flatten_outputs(outputs: Any) -> list[torch.Tensor]:
+    """Return the outputs of a net in order."""
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    return list(outputs.values() if isinstance(outputs, dict) else outputs)
 
 
-def _head(design: Design, features: trunks.Features) -> Head:
-    read = getattr(features, design.source)
-    spatial = read.ndim == 4
-    return Head(design, read.shape[1 if spatial else -1], spatial=spatial)
+def _build_head(design: Design, features: trunks.Features) -> Head:
+    values = getattr(features, design.source)
+    spatial = values.ndim == 4
+    return Head(design, values.shape[1 if spatial else -1], spatial=spatial)
 
 
-def _weigh(trunk: Trunk, rng: np.random.Generator) -> None:
-    """Scale the weights of each layer, in some nets each row of them, by a factor of its own."""
-    wild = rng.random() < 0.3
+def _scale_weights(trunk: Trunk, rng: np.random.Generator) -> None:
+    """Multiply the weights of each layer, in some nets each row, by a random factor."""
+    scale_rows = rng.random() < 0.3
     for parameter in trunk.parameters():
         if parameter.ndim > 1:
             parameter.mul_(float(10.0 ** rng.uniform(-0.4, 0.6)))
-            if wild:
+            if scale_rows:
                 factors = 10.0 ** rng.normal(0.0, 0.5, parameter.shape[0])
                 shape = (-1, *[1] * (parameter.ndim - 1))
                 parameter.mul_(torch.from_numpy(factors).to(parameter.dtype).view(shape))
 
 
 def _calibrate(trunk: Trunk, tensors: list[torch.Tensor], *, standard: bool) -> None:
-    """BatchNorms take the statistics of the samples; `standard`: so do the features."""
-    with _learning(trunk):
+    """Set the BatchNorm statistics to those of the samples. `standard`: standardize features
+    too.
+    """
+    with _collect_statistics(trunk):
         features = trunk(*tensors)
     if standard:
         width = features.vector.shape[1]
         trunk.standard = nn.BatchNorm1d(width, affine=False)
-        with _learning(trunk):
+        with _collect_statistics(trunk):
             trunk(*tensors)
 
 
 @contextmanager
-def _learning(trunk: Trunk) -> Iterator[None]:
+def _collect_statistics(trunk: Trunk) -> Iterator[None]:
     norms = [m for m in trunk.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     trunk.eval()
     for norm in norms:
@@ -154,30 +156,34 @@ def _learning(trunk: Trunk) -> Iterator[None]:
     trunk.eval()
 
 
-def _classes(model: Net, features: trunks.Features, designs: list[Design]) -> int | None:
-    """The first output whose winning class varies over the samples of a classifier."""
-    place = 0
+def _find_class_output(model: Net, features: trunks.Features, designs: list[Design]) -> int | None:
+    """Return the index of the first output whose top-1 class varies over the samples, or None."""
+    output_index = 0
     for head, design in zip(model.heads, designs, strict=True):
-        made = head(features)
-        if design.classes and len(made[0].argmax(1).unique()) > 1:
-            return place
-        place += len(made)
+        outputs = head(features)
+        if design.classes and len(outputs[0].argmax(1).unique()) > 1:
+            return output_index
+        output_index += len(outputs)
     return None
 
 
-def _roles(model: Net, features: trunks.Features, designs: list[Design]) -> dict[str, Role]:
-    """What a careful user would say of each output: logits and probabilities of one class are
-    tensors."""
-    found: dict[str, Role] = {}
+def _assign_roles(model: Net, features: trunks.Features, designs: list[Design]) -> dict[str, Role]:
+    """Return the role that a careful user would assign to each output.
+
+    Logits and probabilities of a single class are tensors.
+    """
+    roles: dict[str, Role] = {}
     for head, design in zip(model.heads, designs, strict=True):
-        for place, made in enumerate(head(features)):
+        for index, output in enumerate(head(features)):
             role: Role = "tensor"
-            if made.dtype == torch.bool:
+            if output.dtype == torch.bool:
                 role = "mask"
-            elif not made.is_floating_point():
-                role = "indices" if made.dtype in (torch.int32, torch.int64) else "tensor"
-            elif place < len(design.roles):
-                role = design.roles[place]
-            one = role in ("logits", "probabilities") and len(made.argmax(1).unique()) < 2
-            found[f"out{len(found)}"] = "tensor" if one else role
-    return found
+            elif not output.is_floating_point():
+                role = "indices" if output.dtype in (torch.int32, torch.int64) else "tensor"
+            elif index < len(design.roles):
+                role = design.roles[index]
+            is_single_class = (
+                role in ("logits", "probabilities") and len(output.argmax(1).unique()) < 2
+            )
+            roles[f"out{len(roles)}"] = "tensor" if is_single_class else role
+    return roles

@@ -1,4 +1,4 @@
-"""The file of a net, and whether it is correct, determined without the gate."""
+"""Write the file of a net and run both sides, without the gate."""
 
 from __future__ import annotations
 
@@ -15,75 +15,75 @@ from torch import nn
 
 from benchmarks.corpus.architecture import BATCH, Architecture
 from benchmarks.corpus.exporters import EXAMPLE, Export
-from benchmarks.nets.net import Drawn, tensors_of
+from benchmarks.nets.net import RandomNet, flatten_outputs
 
 Outputs = list[NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
-class _Exported(Architecture):
-    """A net as the exporters of the corpus take it: with the axes as they are."""
+class _ExplicitArchitecture(Architecture):
+    """A net in the form that the exporters of the corpus take, with explicit dynamic axes."""
 
-    moving: dict[str, dict[int, str]] = field(default_factory=dict)
+    axes_by_name: dict[str, dict[int, str]] = field(default_factory=dict)
 
-    def dynamic(self, name: str) -> dict[int, str]:
-        return self.moving[name]
+    def dynamic_axes(self, name: str) -> dict[int, str]:
+        return self.axes_by_name[name]
 
 
-def write(drawn: Drawn, path: Path) -> None:
+def write(net: RandomNet, path: Path) -> None:
     """Export the net. Raises ExportRefused."""
-    names = [f"out{place}" for place in range(drawn.outputs)]
-    architecture = _Exported(
-        name=str(drawn.seed),
-        make=lambda: drawn.model,
-        draw=lambda count, _seed: {name: a[:count] for name, a in drawn.samples.items()},
+    names = [f"out{index}" for index in range(net.outputs)]
+    architecture = _ExplicitArchitecture(
+        name=str(net.seed),
+        make=lambda: net.model,
+        draw=lambda count, _seed: {name: a[:count] for name, a in net.samples.items()},
         outputs=tuple(names),
-        moving={name: {0: BATCH} for name in drawn.samples}
-        | dict(zip(names, _moving(drawn), strict=True)),
+        axes_by_name={name: {0: BATCH} for name in net.samples}
+        | dict(zip(names, _find_batch_axes(net), strict=True)),
     )
-    Export(drawn.model, architecture, drawn.recipe).write(path)
+    Export(net.model, architecture, net.recipe).write(path)
 
 
-def _moving(drawn: Drawn) -> Iterator[dict[int, str]]:
-    """For each output the axes that follow the size of the batch."""
-    fewer, more = (
-        run(drawn.model, {name: a[:count] for name, a in drawn.samples.items()}, count)
+def _find_batch_axes(net: RandomNet) -> Iterator[dict[int, str]]:
+    """Yield the axes of each output whose size depends on the batch size."""
+    small, large = (
+        run(net.model, {name: a[:count] for name, a in net.samples.items()}, count)
         for count in (EXAMPLE, EXAMPLE + 3)
     )
-    for one, other in zip(fewer, more, strict=True):
-        sizes = zip(one[0].shape, other[0].shape, strict=True)
+    for small_batches, large_batches in zip(small, large, strict=True):
+        sizes = zip(small_batches[0].shape, large_batches[0].shape, strict=True)
         yield {axis: f"{BATCH}{axis}" for axis, (a, b) in enumerate(sizes) if a != b}
 
 
 def run(
     model: nn.Module, samples: dict[str, NDArray[np.generic]], size: int, *, double: bool = False
 ) -> list[Outputs]:
-    """For each output of the model its values, batch by batch."""
+    """Return the values of each output of the model, batch by batch."""
     copied = copy.deepcopy(model)
     if double:
         copied = copied.double()
-    made = []
+    batch_outputs = []
     for batch in _batches(samples, size):
         tensors = [torch.from_numpy(array.copy()) for array in batch.values()]
         if double:
             tensors = [t.double() if t.is_floating_point() else t for t in tensors]
         with torch.no_grad():
-            made.append([t.numpy() for t in tensors_of(copied(*tensors))])
-    return [list(arrays) for arrays in zip(*made, strict=True)]
+            batch_outputs.append([t.numpy() for t in flatten_outputs(copied(*tensors))])
+    return [list(arrays) for arrays in zip(*batch_outputs, strict=True)]
 
 
 def run_file(path: Path, samples: dict[str, NDArray[np.generic]], size: int) -> list[Outputs]:
-    """The same of the file, in ONNX Runtime without optimizations."""
+    """Return the values of each output of the file in ONNX Runtime without optimizations."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
-    made = []
+    batch_outputs = []
     for batch in _batches(samples, size):
-        made.append(session.run(None, {k: v for k, v in batch.items() if k in names}))
-    return [list(arrays) for arrays in zip(*made, strict=True)]
+        batch_outputs.append(session.run(None, {k: v for k, v in batch.items() if k in names}))
+    return [list(arrays) for arrays in zip(*batch_outputs, strict=True)]
 
 
 def _batches(

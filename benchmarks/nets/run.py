@@ -13,28 +13,31 @@ import torch
 from benchmarks.nets.judge import Outcome, judge
 
 
-def outcomes(
+def judge_seeds(
     seeds: Sequence[int],
     *,
     jobs: int = 1,
-    judged: Callable[[int], Outcome] = judge,
+    judge_seed: Callable[[int], Outcome] = judge,
 ) -> Iterator[Outcome]:
-    """Yield the outcomes in the order of the seeds, each as soon as it is there."""
-    one = functools.partial(_quietly, judged=judged)
+    """Yield the outcomes in the order of the seeds, each as soon as it is available."""
+    judge_one = functools.partial(_judge_single_threaded, judge_seed=judge_seed)
     if jobs == 1:
-        yield from map(one, seeds)
+        yield from map(judge_one, seeds)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(one, seeds)
+        yield from pool.map(judge_one, seeds)
 
 
-def _quietly(seed: int, *, judged: Callable[[int], Outcome]) -> Outcome:
-    """One thread: more of them wait for each other longer than nets as small compute."""
+def _judge_single_threaded(seed: int, *, judge_seed: Callable[[int], Outcome]) -> Outcome:
+    """Judge one seed with one thread and without warnings.
+
+    With several threads, nets as small as these spend most of the time in synchronization.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return judged(seed)
+            return judge_seed(seed)
     finally:
         torch.set_num_threads(before)

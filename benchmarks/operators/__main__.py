@@ -1,7 +1,6 @@
 """Measure ONNX Runtime's operators against float64 in units of the gate's error models.
 
-Exit code 0 if none is farther off than its model says, 1 otherwise, 2 if no operator has such a
-name.
+Exit code 0 if no operator exceeds its error model; 1 otherwise; 2 if no operator matches the name.
 """
 
 from __future__ import annotations
@@ -19,36 +18,43 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.operators.case import Case
-from benchmarks.operators.composites import composites
-from benchmarks.operators.functions import functions
-from benchmarks.operators.measuring import Row, measure, worst
-from benchmarks.operators.sums import long_sums, pictures, products, sums
+from benchmarks.operators.composites import composite_cases
+from benchmarks.operators.functions import function_cases
+from benchmarks.operators.measuring import Row, find_worst, measure
+from benchmarks.operators.sums import image_cases, long_sum_cases, product_cases, sum_cases
 from gate.reference.error_models import COMPOSITES, DEFAULT, MODELS
 from gate.storage import files
 
 
 def cases(only: str = "*") -> Iterator[Case]:
-    """All of them, of operators whose aten name matches."""
-    everything = chain(functions(), sums(), long_sums(), products(), pictures(), composites())
-    return (case for case in everything if fnmatch(case.operator, only))
+    """Yield the cases of all operators whose aten name matches."""
+    all_cases = chain(
+        function_cases(),
+        sum_cases(),
+        long_sum_cases(),
+        product_cases(),
+        image_cases(),
+        composite_cases(),
+    )
+    return (case for case in all_cases if fnmatch(case.operator, only))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, and return the exit code."""
-    asked = _parser().parse_args(arguments)
+    """Measure, print the table, and return the exit code."""
+    options = _parser().parse_args(arguments)
     torch.set_num_threads(1)
-    rows = [row for case in cases(asked.only) for row in measure(case)]
+    rows = [row for case in cases(options.only) for row in measure(case)]
     if not rows:
-        print(f"no operator matches {asked.only!r}; names are those of aten", file=sys.stderr)
+        print(f"no operator matches {options.only!r}; names are those of aten", file=sys.stderr)
         return 2
     Console(width=None if sys.stdout.isatty() else 150).print(_table(rows))
-    if asked.json:
-        files.write_text(asked.json, json.dumps([row.plain() for row in rows], indent=1) + "\n")
+    if options.json:
+        files.write_text(options.json, json.dumps([row.plain() for row in rows], indent=1) + "\n")
     return 1 if any(row.exceeds for row in rows) else 0
 
 
-def bound(operator: str) -> str:
-    """Its model in short: `5 |y| + 3 + 1 |x| + n reduced`."""
+def format_error_model(operator: str) -> str:
+    """Return the error model of an operator in short: `5 |y| + 3 + 1 |x| + n reduced`."""
     if operator in COMPOSITES:
         return "its parts"
     model = MODELS.get(operator, DEFAULT)
@@ -62,11 +68,18 @@ def bound(operator: str) -> str:
 def _table(rows: list[Row]) -> Table:
     columns = ("operator", "bound (2^-24)", "cases", "rms / floor", "error / bound")
     table = Table(*columns, "ONNX", "where", "runtime", "PyTorch")
-    for operator, row in worst(rows).items():
-        same = [other for other in rows if other.operator == operator]
-        largest = max((other.largest for other in same if other.largest is not None), default=None)
+    for operator, row in find_worst(rows).items():
+        operator_rows = [operator_row for operator_row in rows if operator_row.operator == operator]
+        largest = max(
+            (
+                operator_row.largest
+                for operator_row in operator_rows
+                if operator_row.largest is not None
+            ),
+            default=None,
+        )
         table.add_row(
-            operator, bound(operator), str(len(same)),
+            operator, format_error_model(operator), str(len(operator_rows)),
             f"{row.share:.2f}{' !' if row.exceeds else ''}",
             "" if largest is None else f"{largest:.2f}",
             row.onnx, row.label + (", optimized" if row.optimized else ""),

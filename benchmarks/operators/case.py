@@ -1,4 +1,4 @@
-"""One operator on one input, in PyTorch and as a graph of one or a few nodes."""
+"""One operator on one input, in PyTorch and as a graph of a few nodes."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from onnx import TensorProto, helper, numpy_helper
 
 Array = NDArray[Any]
 Node = tuple[str, Sequence[str], dict[str, Any]]
-"""Operator, inputs, attributes; a node's output is named `n0`, `n1`, ... in order."""
+"""Operator, inputs and attributes. The output of the i-th node is named `n{i}`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs are `x0`, `x1`, ..., constants by their names; the last node is the result."""
+    """An operator with inputs `x0`, `x1`, ... and named constants. The last node is the result."""
 
     operator: str
-    """The row of the table: a bare aten name."""
+    """Name in aten, without a suffix: the row of the table."""
     label: str
-    """What is special about the input."""
+    """The property of the input that distinguishes this case."""
     compute: Callable[..., torch.Tensor]
-    """Takes tensors, one an input, in float32 or float64."""
+    """Takes one tensor per input, in float32 or float64."""
     inputs: tuple[Array, ...]
     nodes: tuple[Node, ...]
     constants: dict[str, Array] = field(default_factory=dict)
     opset: int = 20
     elementwise: bool = False
-    """True if the largest error is bounded as well, not only the random walk."""
+    """Whether the largest error is bounded as well, not only the rms."""
 
     @property
     def onnx(self) -> str:
-        """The operators of the graph."""
+        """Return the operators of the graph."""
         return " ".join(node[0] for node in self.nodes)
 
     def model(self) -> bytes:
-        """The graph, serialized."""
+        """Return the serialized model."""
         nodes = [
-            helper.make_node(operator, list(inputs), [f"n{place}"], **attributes)
-            for place, (operator, inputs, attributes) in enumerate(self.nodes)
+            helper.make_node(operator, list(inputs), [f"n{index}"], **attributes)
+            for index, (operator, inputs, attributes) in enumerate(self.nodes)
         ]
         graph = helper.make_graph(
             nodes,
             self.operator,
-            [_value(f"x{place}", array.ndim) for place, array in enumerate(self.inputs)],
+            [_float_value_info(f"x{index}", array.ndim) for index, array in enumerate(self.inputs)],
             [helper.make_tensor_value_info(f"n{len(nodes) - 1}", TensorProto.FLOAT, None)],
             [numpy_helper.from_array(array, name) for name, array in self.constants.items()],
         )
@@ -58,7 +58,7 @@ class Case:
         return bytes(model.SerializeToString())
 
     def run(self, *, optimized: bool) -> Array:
-        """What ONNX Runtime's CPU kernels make of it, in one thread."""
+        """Return the output of ONNX Runtime's CPU kernels with one thread."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
@@ -68,16 +68,16 @@ class Case:
         )
         providers = ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(self.model(), options, providers=providers)
-        feeds = {f"x{place}": array for place, array in enumerate(self.inputs)}
+        feeds = {f"x{index}": array for index, array in enumerate(self.inputs)}
         result: Array = session.run(None, feeds)[0]
         return result
 
 
-def _value(name: str, axes: int) -> onnx.ValueInfoProto:
+def _float_value_info(name: str, axes: int) -> onnx.ValueInfoProto:
     shape = [f"{name}_{axis}" for axis in range(axes)]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
-def floats(values: object) -> Array:
-    """As float32."""
+def to_float32(values: object) -> Array:
+    """Convert to float32."""
     return np.asarray(values, np.float32)

@@ -1,4 +1,4 @@
-"""Operators composed of several others: recurrent layers, attention, cosine similarity."""
+"""Cases of operators composed of several others: recurrent layers, attention, cosine similarity."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.operators.case import Array, Case, floats
+from benchmarks.operators.case import Array, Case, to_float32
 
 _WIDTH, _HIDDEN, _STEPS, _BATCH = 24, 32, 50, 8
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
-"""ONNX' order of the gates, by their places in PyTorch's."""
+"""Order of the gates in ONNX, as indices into PyTorch's order."""
 
 
-def composites() -> Iterator[Case]:
-    """All of them."""
+def composite_cases() -> Iterator[Case]:
+    """Yield all cases."""
     for scale in (1.0, 4.0, 64.0):
-        yield from _recurrent(scale)
+        yield from _recurrent_cases(scale)
     random = np.random.default_rng(0)
     for n in (9, 400, 512, 4096, 16000):
         yield Case(
             "fft_rfft", f"n = {n}", lambda x: torch.view_as_real(torch.fft.rfft(x[..., 0])),
-            (floats(random.standard_normal((16, n, 1))),),
+            (to_float32(random.standard_normal((16, n, 1))),),
             (("DFT", ("x0", "", "axis"), {"onesided": 1}),), {"axis": np.array(1, np.int64)},
         )  # fmt: skip
-    q, k, v = (floats(random.standard_normal((2, 4, 64, 32))) for _ in range(3))
+    q, k, v = (to_float32(random.standard_normal((2, 4, 64, 32))) for _ in range(3))
     for scale in (1.0, 3.0):
         yield Case(
             "scaled_dot_product_attention", f"logits of {scale**2:g}",
-            functional.scaled_dot_product_attention, (floats(scale * q), floats(scale * k), v),
+            functional.scaled_dot_product_attention,
+            (to_float32(scale * q), to_float32(scale * k), v),
             (
                 ("Transpose", ("x1",), {"perm": [0, 1, 3, 2]}),
                 ("MatMul", ("x0", "n0"), {}),
@@ -40,9 +41,9 @@ def composites() -> Iterator[Case]:
                 ("Softmax", ("n2",), {"axis": -1}),
                 ("MatMul", ("n3", "x2"), {}),
             ),
-            {"scale": floats(32**-0.5)},
+            {"scale": to_float32(32**-0.5)},
         )  # fmt: skip
-    a, b = (floats(random.standard_normal((64, 300))) for _ in range(2))
+    a, b = (to_float32(random.standard_normal((64, 300))) for _ in range(2))
     yield Case(
         "einsum", "n = 300", lambda a, b: torch.einsum("ik,jk->ij", a, b), (a, b),
         (("Einsum", ("x0", "x1"), {"equation": "ik,jk->ij"}),),
@@ -61,36 +62,36 @@ def composites() -> Iterator[Case]:
     )  # fmt: skip
 
 
-def _recurrent(scale: float) -> Iterator[Case]:
+def _recurrent_cases(scale: float) -> Iterator[Case]:
     for operator, kind in (("LSTM", nn.LSTM), ("GRU", nn.GRU), ("RNN", nn.RNN)):
         torch.manual_seed(0)
         module = kind(_WIDTH, _HIDDEN)
         for weight in module.parameters():
             weight.data *= scale
-        parts = [_reordered(operator, weight) for weight in module.parameters()]
+        arrays = [_reorder_gates(operator, weight) for weight in module.parameters()]
         constants = {
-            "w": parts[0][None],
-            "r": parts[1][None],
-            "b": np.concatenate(parts[2:])[None],
+            "w": arrays[0][None],
+            "r": arrays[1][None],
+            "b": np.concatenate(arrays[2:])[None],
             "axis": np.array([1], np.int64),
         }
         attributes: dict[str, object] = {"hidden_size": _HIDDEN}
         if operator == "GRU":
             attributes["linear_before_reset"] = 1
-        x = floats(np.random.default_rng(1).standard_normal((_STEPS, _BATCH, _WIDTH)))
+        x = to_float32(np.random.default_rng(1).standard_normal((_STEPS, _BATCH, _WIDTH)))
         yield Case(
             "rnn_tanh" if operator == "RNN" else operator.lower(), f"weights times {scale:g}",
-            _call(module), (x,),
+            _forward(module), (x,),
             ((operator, ("x0", "w", "r", "b"), attributes), ("Squeeze", ("n0", "axis"), {})),
             constants,
         )  # fmt: skip
 
 
-def _reordered(operator: str, weight: nn.Parameter) -> Array:
+def _reorder_gates(operator: str, weight: nn.Parameter) -> Array:
     gates = np.split(weight.detach().numpy(), len(_GATES[operator]))
-    return np.concatenate([gates[place] for place in _GATES[operator]])
+    return np.concatenate([gates[index] for index in _GATES[operator]])
 
 
-def _call(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+def _forward(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     by_type = {torch.float32: module, torch.float64: copy.deepcopy(module).double()}
     return lambda x: by_type[x.dtype](x)[0]

@@ -1,4 +1,4 @@
-"""Functions of one number: narrow ranges like those of an output column, and tails."""
+"""Cases of elementwise functions, on narrow ranges like those of an output column, and on tails."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks.operators.case import Array, Case, Node, floats
+from benchmarks.operators.case import Array, Case, Node, to_float32
 
 _POINTS = 4096
 _WIDTH = 0.25
-_CENTRES = (-17, -14, -11, -8, -6, -5, -4.6, -4, -3, -2, -1, -0.5, 0.5, 1, 2, 3, 4, 6, 8, 12, 30)
+_CENTERS = (-17, -14, -11, -8, -6, -5, -4.6, -4, -3, -2, -1, -0.5, 0.5, 1, 2, 3, 4, 6, 8, 12, 30)
 _DECADES = tuple(range(-7, 0))
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _windows(low: float = -np.inf, high: float = np.inf) -> dict[str, Array]:
-    """Around the centers, and by decade on both sides of zero; what lies between the limits."""
-    made = {
-        f"near {centre:g}": np.linspace(centre, centre + _WIDTH, _POINTS) for centre in _CENTRES
+    """Return windows around the centers and by decade around zero, within the limits."""
+    windows = {
+        f"near {center:g}": np.linspace(center, center + _WIDTH, _POINTS) for center in _CENTERS
     }
     for decade in _DECADES:
         small = np.geomspace(10.0**decade, 10.0 ** (decade + 1), _POINTS)
-        made |= {f"1e{decade}": small, f"-1e{decade}": -small}
+        windows |= {f"1e{decade}": small, f"-1e{decade}": -small}
     return {
-        label: floats(x) for label, x in made.items() if low <= float(x.min()) <= x.max() <= high
+        label: to_float32(x)
+        for label, x in windows.items()
+        if low <= float(x.min()) <= x.max() <= high
     }
 
 
-def _positive() -> dict[str, Array]:
+def _positive_windows() -> dict[str, Array]:
     decades = {
-        f"1e{d}": floats(np.geomspace(10.0**d, 10.0 ** (d + 1), _POINTS))
+        f"1e{d}": to_float32(np.geomspace(10.0**d, 10.0 ** (d + 1), _POINTS))
         for d in (-30, -10, -5, -2, -1, 0, 1, 2, 5, 10, 30)
     }
     return decades | {
-        "just below 1": floats(1.0 - np.geomspace(1e-6, 0.3, _POINTS)),
-        "just above 1": floats(1.0 + np.geomspace(1e-6, 0.3, _POINTS)),
+        "just below 1": to_float32(1.0 - np.geomspace(1e-6, 0.3, _POINTS)),
+        "just above 1": to_float32(1.0 + np.geomspace(1e-6, 0.3, _POINTS)),
     }
 
 
@@ -52,10 +54,10 @@ _ERF: tuple[Node, ...] = (
     ("Mul", ("n3", "half"), {}),
 )
 _CONSTANTS = {
-    "one": floats(1.0),
-    "half": floats(0.5),
-    "root": floats(np.sqrt(2.0)),
-    "log2": floats(np.log(2)),
+    "one": to_float32(1.0),
+    "half": to_float32(0.5),
+    "root": to_float32(np.sqrt(2.0)),
+    "log2": to_float32(np.log(2)),
 }
 
 
@@ -63,7 +65,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
-_EVERYWHERE: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
+_FOR_ALL_X: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
     ("sigmoid", torch.sigmoid, (_SIGMOID,)),
     ("silu", functional.silu, (_SIGMOID, ("Mul", ("x0", "n0"), {}))),
     ("tanh", torch.tanh, (("Tanh", _X, {}),)),
@@ -93,12 +95,12 @@ _EVERYWHERE: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
     ("exp", torch.exp, (("Exp", _X, {}),)),
     ("reciprocal", torch.reciprocal, (("Reciprocal", _X, {}),)),
 )
-_WITHIN: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
+_FOR_UNIT_INTERVAL: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
     ("asin", torch.asin, (("Asin", _X, {}),)),
     ("acos", torch.acos, (("Acos", _X, {}),)),
     ("atanh", torch.atanh, (("Atanh", _X, {}),)),
 )
-_ABOVE: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
+_FOR_POSITIVE_X: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
     ("log", torch.log, (("Log", _X, {}),)),
     ("log2", torch.log2, (("Log", _X, {}), ("Div", ("n0", "log2"), {}))),
     ("sqrt", torch.sqrt, (("Sqrt", _X, {}),)),
@@ -106,23 +108,23 @@ _ABOVE: tuple[tuple[str, Function, tuple[Node, ...]], ...] = (
 )
 
 
-def functions() -> Iterator[Case]:
-    """Every function on every window that it is defined on."""
+def function_cases() -> Iterator[Case]:
+    """Yield each function on every window on which it is defined."""
     for rows, windows in (
-        (_EVERYWHERE, _windows()),
-        (_WITHIN, _windows(-0.999, 0.999)),
-        (_ABOVE, _positive()),
+        (_FOR_ALL_X, _windows()),
+        (_FOR_UNIT_INTERVAL, _windows(-0.999, 0.999)),
+        (_FOR_POSITIVE_X, _positive_windows()),
     ):
         for name, compute, nodes in rows:
-            used = {text for _, inputs, _ in nodes for text in inputs}
-            constants = {key: value for key, value in _CONSTANTS.items() if key in used}
+            used_names = {text for _, inputs, _ in nodes for text in inputs}
+            constants = {key: value for key, value in _CONSTANTS.items() if key in used_names}
             for label, x in windows.items():
                 yield Case(name, label, compute, (x,), nodes, constants, elementwise=True)
-    yield from _powers()
+    yield from _power_cases()
 
 
-def _powers() -> Iterator[Case]:
-    x = floats(np.geomspace(1e-2, 10.0, _POINTS))
+def _power_cases() -> Iterator[Case]:
+    x = to_float32(np.geomspace(1e-2, 10.0, _POINTS))
     for exponent in (0.5, 2.0, 3.0, -1.0, 2.5):
         yield Case(
             "pow",
@@ -130,6 +132,6 @@ def _powers() -> Iterator[Case]:
             lambda x, exponent=exponent: torch.pow(x, exponent),
             (x,),
             (("Pow", ("x0", "exponent"), {}),),
-            {"exponent": floats(exponent)},
+            {"exponent": to_float32(exponent)},
             elementwise=True,
         )

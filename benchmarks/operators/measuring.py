@@ -15,57 +15,62 @@ from gate.reference.random_rounding import RandomRounding
 
 _DRAWS = 3
 LIMIT = 1.25
-"""What the gate calls suspicious; the rest is the scatter of a rms of few elements."""
+"""The highest allowed ratio, which allows for the scatter of a rms of few elements."""
 _NORMAL = 2.0**-126
-"""Below it a runtime may flush to zero."""
+"""Smallest normal float32. A runtime may flush smaller values to zero."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case on ONNX Runtime, optimizations off or on; errors in units of 2^-24."""
+    """One case on ONNX Runtime with optimizations off or on. Errors are in units of 2^-24."""
 
     operator: str
     onnx: str
     label: str
     optimized: bool
     share: float
-    """rms(c - r64) in units of the noise floor: the larger of PyTorch's own error and that of
-    random rounding, and one rounding of the truth at least."""
+    """rms(c - r64) in units of the noise floor.
+
+    The floor is the larger of PyTorch's error and that of random rounding, and at least one
+    rounding of the true values.
+    """
     largest: float | None
-    """The largest of |c - r64| in units of what the error model allows that element; None for
-    sums, whose errors have no bound but a variance."""
+    """Largest |c - r64| in units of what the error model allows for the element, or None.
+
+    None is used for sums, whose errors are bounded only in their variance.
+    """
     runtime: float
     """rms(c - r64) in units of 2^-24 rms(r64)."""
     own: float
-    """rms(r32 - r64) in the same units: PyTorch's."""
+    """rms(r32 - r64) of PyTorch in the same units."""
     allowed: float
-    """That of random rounding."""
+    """The error of random rounding in the same units."""
 
     @property
     def exceeds(self) -> bool:
-        """True if ONNX Runtime is farther off than its error model says."""
+        """Return True if ONNX Runtime's error exceeds its error model."""
         return not (self.share <= LIMIT and (self.largest or 0.0) <= 1.0)
 
     def plain(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the row for JSON."""
         return asdict(self) | {"exceeds": self.exceeds}
 
 
 def measure(case: Case) -> list[Row]:
-    """One row with optimizations off, and one with them on where that makes a difference."""
+    """Return a row with optimizations off, and another with them on if that changes the output."""
     tensors = [torch.from_numpy(array) for array in case.inputs]
     with torch.inference_mode(), np.errstate(all="ignore"):
         truth = case.compute(*[tensor.double() for tensor in tensors]).numpy()
         reference = case.compute(*tensors).numpy()
-        tossed = [_tossed(case, tensors, seed) for seed in range(_DRAWS)]
+        rounded = [_compute_rounded(case, tensors, seed) for seed in range(_DRAWS)]
         plain, optimized = (case.run(optimized=on).reshape(truth.shape) for on in (False, True))
-        rows = [_row(case, truth, reference, tossed, plain)]
+        rows = [_row(case, truth, reference, rounded, plain)]
         if not np.array_equal(plain, optimized, equal_nan=True):
-            rows.append(_row(case, truth, reference, tossed, optimized, optimized=True))
+            rows.append(_row(case, truth, reference, rounded, optimized, optimized=True))
     return rows
 
 
-def _tossed(case: Case, tensors: list[torch.Tensor], seed: int) -> Array:
+def _compute_rounded(case: Case, tensors: list[torch.Tensor], seed: int) -> Array:
     with RandomRounding(seed):
         return case.compute(*tensors).numpy()
 
@@ -74,30 +79,34 @@ def _row(
     case: Case,
     truth: Array,
     reference: Array,
-    tossed: list[Array],
+    rounded: list[Array],
     candidate: Array,
     *,
     optimized: bool = False,
 ) -> Row:
-    judged = np.isfinite(truth) & np.isfinite(reference) & ~((truth != 0) & (abs(truth) < _NORMAL))
-    runtime, own = _rms(candidate - truth, judged), _rms(reference - truth, judged)
-    allowed = float(np.median([_rms(draw - truth, judged) for draw in tossed]))
-    one = EPSILON * _rms(truth, judged)
-    floor = max(own, allowed, one, _NORMAL)
+    is_finite = (
+        np.isfinite(truth) & np.isfinite(reference) & ~((truth != 0) & (abs(truth) < _NORMAL))
+    )
+    runtime, pytorch = _rms(candidate - truth, is_finite), _rms(reference - truth, is_finite)
+    allowed = float(np.median([_rms(draw - truth, is_finite) for draw in rounded]))
+    one_rounding = EPSILON * _rms(truth, is_finite)
+    floor = max(pytorch, allowed, one_rounding, _NORMAL)
     largest = None
     if case.elementwise:
         bound = EPSILON * _envelope(MODELS.get(case.operator, DEFAULT), case.inputs[0], truth)
-        largest = float((np.abs(candidate - truth) / bound)[judged].max(initial=0.0))
-    units = max(one, _NORMAL)
+        largest = float((np.abs(candidate - truth) / bound)[is_finite].max(initial=0.0))
+    units = max(one_rounding, _NORMAL)
     return Row(
         case.operator, case.onnx, case.label, optimized, runtime / floor, largest,
-        runtime / units, own / units, allowed / units,
+        runtime / units, pytorch / units, allowed / units,
     )  # fmt: skip
 
 
-def _rms(errors: Array, judged: Array) -> float:
+def _rms(errors: Array, is_finite: Array) -> float:
     return (
-        float(np.sqrt(np.square(errors[judged], dtype=np.float64).mean())) if judged.any() else 0.0
+        float(np.sqrt(np.square(errors[is_finite], dtype=np.float64).mean()))
+        if is_finite.any()
+        else 0.0
     )
 
 
@@ -109,11 +118,11 @@ def _envelope(model: ErrorModel, x: Array, truth: Array) -> Array:
     return envelope
 
 
-def worst(rows: Iterable[Row]) -> dict[str, Row]:
-    """By operator the row with the largest share, or that exceeds its largest error."""
-    found: dict[str, Row] = {}
+def find_worst(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return the worst row of each operator: one that exceeds its bound, or the largest share."""
+    worst: dict[str, Row] = {}
     for row in rows:
-        other = found.get(row.operator)
-        if other is None or (row.exceeds, row.share) > (other.exceeds, other.share):
-            found[row.operator] = row
-    return found
+        current = worst.get(row.operator)
+        if current is None or (row.exceeds, row.share) > (current.exceeds, current.share):
+            worst[row.operator] = row
+    return worst

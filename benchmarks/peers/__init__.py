@@ -3,6 +3,6 @@
     pip install -c constraints.txt -e '.[peers]'
     python -m benchmarks.peers [--corpus] [--world tune|confirm] [--json FILE]
 
-Each peer is used as its own documentation uses it, with its defaults, on the CPU. What differs is
-only what is compared with what: ours and theirs get the same model, file, samples and threads.
+Each peer is used with its defaults on the CPU, as in its documentation. All tools get the same
+model, file, samples and number of threads.
 """

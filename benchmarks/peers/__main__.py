@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from benchmarks.corpus.entry import Entry
     from benchmarks.peers.case import Judge
 
-NEEDED = ("polygraphy", "onnx_ir", "onnxscript")
+REQUIRED = ("polygraphy", "onnx_ir", "onnxscript")
 DISTRIBUTIONS = ("torch", "polygraphy", "onnxscript", "onnx-ir", "numpy")
-MAYBE = ("onnx-diagnostic", "optimum-onnx", "pytest-torch", "olive-ai", "transformers")
+OPTIONAL = ("onnx-diagnostic", "optimum-onnx", "pytest-torch", "olive-ai", "transformers")
 THREADS = 2
 
 
@@ -38,23 +38,23 @@ def main() -> None:
     results: dict[str, Any] = {"conditions": conditions()}
     console.print(results["conditions"])
     if arguments.rounds:
-        results["race"] = raced(arguments.rounds, console)
+        results["race"] = run_race(arguments.rounds, console)
     if arguments.corpus:
-        from benchmarks.corpus.registry import chosen
+        from benchmarks.corpus.registry import select_entries
 
-        results["corpus"] = judged(chosen(arguments.only), arguments.peer, console)
+        results["corpus"] = judge_corpus(select_entries(arguments.only), arguments.peer, console)
     if arguments.world:
-        from benchmarks.world.registry import chosen as of_half
+        from benchmarks.world.registry import select_entries as select_world_entries
 
-        entries = of_half(arguments.only, arguments.world)
-        results["world"] = judged(entries, arguments.peer, console)
+        entries = select_world_entries(arguments.only, arguments.world)
+        results["world"] = judge_corpus(entries, arguments.peer, console)
     if arguments.json:
         files.write_text(arguments.json, json.dumps(results, indent=1) + "\n")
 
 
 def require_extra() -> None:
-    """Leave with the command that helps, where the extra is not installed."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
+    """Exit with the install command if the extra is not installed."""
+    missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         sys.exit(
             f"benchmarks.peers compares with other tools, and {', '.join(missing)} is not "
@@ -63,9 +63,9 @@ def require_extra() -> None:
 
 
 def conditions() -> dict[str, Any]:
-    """What the numbers depend on beside the code."""
+    """Return the versions and settings on which the numbers depend."""
     versions = {name: version(name) for name in DISTRIBUTIONS} | onnx_runtimes()
-    for name in MAYBE:
+    for name in OPTIONAL:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
@@ -75,7 +75,7 @@ def conditions() -> dict[str, Any]:
     }
 
 
-def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
+def run_race(rounds: int, console: Console) -> list[dict[str, Any]]:
     import torch
 
     from benchmarks.peers import race
@@ -88,41 +88,44 @@ def raced(rounds: int, console: Console) -> list[dict[str, Any]]:
     )
     for heading in ("by", "seconds", "ratio to the loop", "least", "most"):
         table.add_column(heading, justify="left" if heading == "by" else "right")
-    for one in standings:
-        numbers = (one.seconds, one.ratio, one.least, one.most)
-        table.add_row(one.name, *(f"{number:.2f}" for number in numbers))
+    for standing in standings:
+        numbers = (standing.seconds, standing.ratio, standing.least, standing.most)
+        table.add_row(standing.name, *(f"{number:.2f}" for number in numbers))
     console.print(table)
-    return [asdict(one) for one in standings]
+    return [asdict(standing) for standing in standings]
 
 
-def judged(entries: Sequence[Entry], names: Sequence[str], console: Console) -> dict[str, Any]:
-    """All opinions on the entries of a corpus; of the peers in `names` alone, if there are any."""
+def judge_corpus(
+    entries: Sequence[Entry], names: Sequence[str], console: Console
+) -> dict[str, Any]:
+    """Return the opinions of all judges, or only of the peers in `names`, on a corpus."""
     import torch
 
     from benchmarks.corpus.judge import parity_gate
     from benchmarks.peers import escapes
     from gate.commands.progress import progress_bar
 
-    torch.set_num_threads(1)  # the corpus' layers are small: more threads wait for each other
+    # The layers of the corpus are small, so several threads would mostly wait for each other.
+    torch.set_num_threads(1)
     with progress_bar("corpus") as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if names:
-            peers = chosen_peers(names)
+            peers = select_peers(names)
             opinions = escapes.run(entries, None, peers=peers, advance=advance)
         else:
             opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
-    console.print(escapes.rates(opinions), escapes.by_kind(opinions))
-    return escapes.told(opinions)
+    console.print(escapes.rates_table(opinions), escapes.kinds_table(opinions))
+    return escapes.summarize(opinions)
 
 
-def chosen_peers(names: Sequence[str]) -> dict[str, Judge]:
-    """The peers of these names. Leaves with the names that there are, for another one."""
+def select_peers(names: Sequence[str]) -> dict[str, Judge]:
+    """Return the peers with these names. Exits with the valid names if one is unknown."""
     from benchmarks.peers import escapes
 
-    every = escapes.PEERS | escapes.MORE_PEERS
-    if unknown := [name for name in names if name not in every]:
-        sys.exit(f"--peer {unknown[0]}: expected one of {', '.join(every)}")
-    return {name: every[name] for name in names}
+    all_peers = escapes.PEERS | escapes.MORE_PEERS
+    if unknown := [name for name in names if name not in all_peers]:
+        sys.exit(f"--peer {unknown[0]}: expected one of {', '.join(all_peers)}")
+    return {name: all_peers[name] for name in names}
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""The input of a tool: a model, a file, samples; and the ONNX Runtime session of all tools."""
+"""The input of a tool: a model, a file and samples; and the ONNX Runtime session of all tools."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 
 class CannotJudge(Exception):
-    """The peer can't compare this model with any file; a file that breaks is refused instead."""
+    """The tool cannot compare this model with any file. A broken file is refused instead."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One (reference, file) pair."""
+    """A reference model and a file."""
 
     model: nn.Module
-    """In eval mode, on the CPU."""
+    """The model in eval mode on the CPU."""
     file: Path
     samples: Arrays
-    """In the order in which `forward` takes them; axis 0 is the sample."""
+    """Samples in the order of the arguments of `forward`; axis 0 is the sample."""
     outputs: tuple[str, ...] = ("logits",)
-    """How the model's author calls what it returns."""
+    """Names of the model's outputs."""
     classes: bool = True
-    """Whether the largest of axis 1 of the first output is an answer."""
+    """True if the argmax along axis 1 of the first output is the predicted class."""
     batch_size: int = 4
-    """The batch that the file was exported with."""
+    """Batch size of the export."""
 
     def batches(self) -> Iterator[dict[str, NDArray[np.generic]]]:
-        """Whole batches, so that a file with a fixed batch can be fed too."""
+        """Yield only complete batches, so that a file with a fixed batch size can be run too."""
         count = len(next(iter(self.samples.values())))
         for start in range(0, count - self.batch_size + 1, self.batch_size):
             stop = start + self.batch_size
             yield {name: array[start:stop].copy() for name, array in self.samples.items()}
 
-    def expected(self, batch: Arrays) -> list[NDArray[np.generic]]:
-        """What the model returns, nested containers flattened."""
+    def expected_outputs(self, batch: Arrays) -> list[NDArray[np.generic]]:
+        """Return the outputs of the model, with nested containers flattened."""
         with torch.no_grad():
-            returned = self.model(*tensors(batch))
-        return [tensor.numpy() for tensor in torch.utils._pytree.tree_leaves(returned)]
+            outputs = self.model(*to_tensors(batch))
+        return [tensor.numpy() for tensor in torch.utils._pytree.tree_leaves(outputs)]
 
 
 Judge = Callable[[Case], bool]
-"""True if the file passes. Raises CannotJudge; what else it raises about the file is a refusal."""
+"""Returns True if the file passes. Raises CannotJudge; any other exception is a refusal."""
 
 
-def tensors(batch: Arrays) -> tuple[torch.Tensor, ...]:
+def to_tensors(batch: Arrays) -> tuple[torch.Tensor, ...]:
     return tuple(torch.from_numpy(array) for array in batch.values())
 
 
-def session(model: str | bytes, *, optimized: bool = True) -> onnxruntime.InferenceSession:
-    """On the CPU, with PyTorch's number of threads; else as ONNX Runtime's defaults are."""
+def open_session(model: str | bytes, *, optimized: bool = True) -> onnxruntime.InferenceSession:
+    """Open a CPU session with PyTorch's number of threads and ONNX Runtime's other defaults."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4

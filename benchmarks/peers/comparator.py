@@ -1,8 +1,8 @@
-"""NVIDIA Polygraphy's comparator with its defaults: an element fails if it differs by more than
-1e-5 and by more than 1e-5 of the reference.
+"""NVIDIA Polygraphy's comparator with its defaults.
 
-Its own runner for PyTorch needs CUDA, so the reference runs in one made after its example of a
-custom runner. The reference comes second, as its tolerances are relative to the second.
+An element fails if it differs by more than 1e-5 and by more than 1e-5 of the reference.
+Polygraphy's runner for PyTorch needs CUDA, so the reference runs in a custom runner as in its
+examples. The reference comes second, because tolerances are relative to the second runner.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from polygraphy.common import TensorMetadata
 from polygraphy.comparator import Comparator
 from polygraphy.logger import G_LOGGER
 
-from benchmarks.peers.case import Case, session
+from benchmarks.peers.case import Case, open_session
 
 
 def judge(case: Case, *, optimized: bool = True) -> bool:
-    """All samples; `optimized` is what its ONNX Runtime runner does by default."""
+    """Compare all samples. `optimized` is the default of Polygraphy's ONNX Runtime runner."""
     runners = [
-        OnnxrtRunner(lambda: session(str(case.file), optimized=optimized)),
+        OnnxrtRunner(lambda: open_session(str(case.file), optimized=optimized)),
         TorchRunner(case),
     ]
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
@@ -33,7 +33,7 @@ def judge(case: Case, *, optimized: bool = True) -> bool:
 
 
 class TorchRunner(BaseRunner):
-    """The reference as Polygraphy runs it."""
+    """A Polygraphy runner for the reference model."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(name="torch")
@@ -50,6 +50,6 @@ class TorchRunner(BaseRunner):
     ) -> OrderedDict[str, NDArray[np.generic]]:
         start = time.time()
         ordered = {name: feed_dict[name] for name in self._case.samples}
-        outputs = self._case.expected(ordered)
+        outputs = self._case.expected_outputs(ordered)
         self.inference_time = time.time() - start
         return OrderedDict(zip(self._case.outputs, outputs, strict=True))

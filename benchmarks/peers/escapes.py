@@ -1,4 +1,4 @@
-"""Run the tools on the corpus: which faulty files pass, which correct ones are refused."""
+"""Run the tools on the corpus, and count faulty files that pass and correct ones refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.corpus.exporters import EXAMPLE, ExportRefused
 from benchmarks.peers import comparator, loop, validations, verification
 from benchmarks.peers.case import CannotJudge, Case, Judge
 
-Said = Literal["passed", "refused", "unjudged"]
+Verdict = Literal["passed", "refused", "unjudged"]
 
 OURS = "gate"
 PEERS: dict[str, Judge] = {
@@ -27,7 +27,7 @@ PEERS: dict[str, Judge] = {
     "Polygraphy": comparator.judge,
     "verify_onnx_program": verification.judge,
 }
-"""Judged with the batch of the export, as their documentation does."""
+"""Peers that use the batch size of the export, as their documentation does."""
 
 MORE_PEERS: dict[str, Judge] = {
     "onnx-diagnostic": validations.onnx_diagnostic,
@@ -35,17 +35,17 @@ MORE_PEERS: dict[str, Judge] = {
     "pytest-torch": validations.pytest_torch,
     "olive-ai": validations.olive,
 }
-"""Each tool needs a separate environment (benchmarks/README.md)."""
+"""Peers that need a separate environment each (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one said of one entry."""
+    """The verdict of one judge on one entry."""
 
     entry: str
     kind: str
     judge: str
-    said: Said
+    said: Verdict
     reason: str = ""
 
 
@@ -56,110 +56,120 @@ def run(
     peers: Mapping[str, Judge] = PEERS,
     advance: Callable[[int, int], None] | None = None,
 ) -> list[Opinion]:
-    """Of every entry that can be exported: first by the peers, then by the gate, because what
-    happens to a file while the gate measures it would else be seen by whoever comes later.
-    `ours`: None leaves the gate out. `advance` is called with (judged, all)."""
-    said: list[Opinion] = []
-    with tempfile.TemporaryDirectory() as kept:
-        bench = Bench(Path(kept))
-        for place, entry in enumerate(entries, start=1):
+    """Return the opinions on every entry that can be exported.
+
+    The gate runs last, because some faults change the file while the gate measures it. `ours`: None
+    leaves the gate out. `advance` is called with the number of judged entries and their total.
+    """
+    collected: list[Opinion] = []
+    with tempfile.TemporaryDirectory() as bench_folder:
+        bench = Bench(Path(bench_folder))
+        for count, entry in enumerate(entries, start=1):
             with tempfile.TemporaryDirectory() as folder, suppress(ExportRefused):
                 pair = entry.make(bench, Path(folder) / "model.onnx")
-                said += opinions(entry, pair, ours, peers)
+                collected += collect_opinions(entry, pair, ours, peers)
             if advance is not None:
-                advance(place, len(entries))
-    return said
+                advance(count, len(entries))
+    return collected
 
 
-def opinions(
+def collect_opinions(
     entry: Entry,
     pair: Pair,
     ours: Callable[[Pair], bool] | None,
     peers: Mapping[str, Judge],
 ) -> Iterator[Opinion]:
-    """Of all judges on one pair."""
-    made = entry.architecture
-    case = Case(pair.model, pair.path, pair.samples, made.outputs, made.classes, EXAMPLE)
+    """Yield the opinions of all judges on one pair."""
+    architecture = entry.architecture
+    case = Case(
+        pair.model, pair.path, pair.samples, architecture.outputs, architecture.classes, EXAMPLE
+    )
     for name, judge in peers.items():
-        yield opinion(entry, name, partial(judge, case))
+        yield judge_pair(entry, name, partial(judge, case))
     if ours is not None:
-        yield opinion(entry, OURS, partial(ours, pair))
+        yield judge_pair(entry, OURS, partial(ours, pair))
 
 
-def opinion(entry: Entry, judge: str, passes: Callable[[], bool]) -> Opinion:
-    """An exception about the file ends the script that asked, so it is a refusal."""
+def judge_pair(entry: Entry, judge: str, passes: Callable[[], bool]) -> Opinion:
+    """Return the opinion of one judge. An exception about the file is a refusal."""
     try:
-        said: Said = "passed" if passes() else "refused"
+        verdict: Verdict = "passed" if passes() else "refused"
         reason = ""
     except CannotJudge as error:
-        said, reason = "unjudged", str(error)
+        verdict, reason = "unjudged", str(error)
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        said, reason = "refused", f"{type(error).__name__}: {first[:160]}"
-    return Opinion(entry.name, entry.kind, judge, said, reason)
+        message = (str(error).strip().splitlines() or [""])[0]
+        verdict, reason = "refused", f"{type(error).__name__}: {message[:160]}"
+    return Opinion(entry.name, entry.kind, judge, verdict, reason)
 
 
-def rates(opinions: Sequence[Opinion]) -> Table:
-    """Escapes and false blocks of each, of what it could judge."""
+def rates_table(opinions: Sequence[Opinion]) -> Table:
+    """Return a table of the escapes and false blocks of each judge."""
     table = Table(title="What each says of the corpus")
     for heading in ("judge", "escaped", "of faulty", "escape rate", "blocked", "of correct",
                     "false-block rate", "not judged"):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "judge" else "right")
-    for name, one in told(opinions)["judges"].items():
+    for name, counts in summarize(opinions)["judges"].items():
         table.add_row(
             name,
-            str(one["escaped"]),
-            str(one["faulty"]),
-            _percent(one["escaped"], one["faulty"]),
-            str(one["blocked"]),
-            str(one["correct"]),
-            _percent(one["blocked"], one["correct"]),
-            str(one["unjudged"]),
+            str(counts["escaped"]),
+            str(counts["faulty"]),
+            _percent(counts["escaped"], counts["faulty"]),
+            str(counts["blocked"]),
+            str(counts["correct"]),
+            _percent(counts["blocked"], counts["correct"]),
+            str(counts["unjudged"]),
         )
     return table
 
 
-def by_kind(opinions: Sequence[Opinion]) -> Table:
-    """Escapes by class of fault, of the entries that the judge could judge."""
+def kinds_table(opinions: Sequence[Opinion]) -> Table:
+    """Return a table of the escapes by class of fault, without unjudged entries."""
     table = Table(title="Escaped by class of fault")
     table.add_column("class")
-    names = judges_of(opinions)
+    names = list_judges(opinions)
     for name in names:
         table.add_column(name, justify="right")
-    for kind in dict.fromkeys(one.kind for one in opinions if one.kind != CORRECT):
+    for kind in dict.fromkeys(opinion_.kind for opinion_ in opinions if opinion_.kind != CORRECT):
         cells = []
         for name in names:
-            of = [one for one in opinions if (one.kind, one.judge) == (kind, name)]
-            judged = [one for one in of if one.said != "unjudged"]
-            escaped = sum(one.said == "passed" for one in judged)
-            cells.append(f"{escaped} / {len(judged)}" if judged else "-")
+            kind_opinions = [
+                opinion_ for opinion_ in opinions if (opinion_.kind, opinion_.judge) == (kind, name)
+            ]
+            valid = [opinion_ for opinion_ in kind_opinions if opinion_.said != "unjudged"]
+            escaped = sum(opinion_.said == "passed" for opinion_ in valid)
+            cells.append(f"{escaped} / {len(valid)}" if valid else "-")
         table.add_row(kind, *cells)
     return table
 
 
-def judges_of(opinions: Sequence[Opinion]) -> list[str]:
-    return list(dict.fromkeys(one.judge for one in opinions))
+def list_judges(opinions: Sequence[Opinion]) -> list[str]:
+    return list(dict.fromkeys(opinion_.judge for opinion_ in opinions))
 
 
-def told(opinions: Sequence[Opinion]) -> dict[str, Any]:
-    """The counts of each judge, and every opinion that is wrong or missing."""
+def summarize(opinions: Sequence[Opinion]) -> dict[str, Any]:
+    """Return the counts of each judge, and every opinion that is wrong or missing."""
     judges = {}
-    for name in judges_of(opinions):
-        own = [one for one in opinions if one.judge == name]
-        judged = [one for one in own if one.said != "unjudged"]
-        faulty = [one for one in judged if one.kind != CORRECT]
-        correct = [one for one in judged if one.kind == CORRECT]
+    for name in list_judges(opinions):
+        judge_opinions = [opinion_ for opinion_ in opinions if opinion_.judge == name]
+        valid = [opinion_ for opinion_ in judge_opinions if opinion_.said != "unjudged"]
+        faulty = [opinion_ for opinion_ in valid if opinion_.kind != CORRECT]
+        correct = [opinion_ for opinion_ in valid if opinion_.kind == CORRECT]
         judges[name] = {
             "faulty": len(faulty),
-            "escaped": sum(one.said == "passed" for one in faulty),
+            "escaped": sum(opinion_.said == "passed" for opinion_ in faulty),
             "correct": len(correct),
-            "blocked": sum(one.said == "refused" for one in correct),
-            "unjudged": len(own) - len(judged),
+            "blocked": sum(opinion_.said == "refused" for opinion_ in correct),
+            "unjudged": len(judge_opinions) - len(valid),
         }
-    right = {True: "passed", False: "refused"}
-    wrong = [asdict(one) for one in opinions if one.said != right[one.kind == CORRECT]]
+    correct_verdict = {True: "passed", False: "refused"}
+    wrong = [
+        asdict(opinion_)
+        for opinion_ in opinions
+        if opinion_.said != correct_verdict[opinion_.kind == CORRECT]
+    ]
     return {"judges": judges, "wrong": wrong}
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+def _percent(part: int, total: int) -> str:
+    return f"{100 * part / total:.1f} %" if total else "-"

@@ -1,4 +1,4 @@
-"""The gate: as a library on samples alone, and with its defaults."""
+"""Run the gate as a library: on samples only, and with its defaults."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SAMPLES_ONLY = Policy(
 
 
 def judge(case: Case, *, export: ExportRecord | None = None) -> bool:
-    """The default policy: both optimization levels, every instrument."""
-    verdicted = check(
+    """Judge with the default policy: both optimization levels and every instrument."""
+    result = check(
         case.file,
         reference=Reference(case.model, Source(factory="benchmarks.peers"), export),
         data=EvaluationData(_samples(case), batch_size=case.batch_size),
     )
-    return verdicted.decision.passed
+    return result.decision.passed
 
 
-def measured(case: Case) -> float:
-    """The largest difference with ONNX Runtime unoptimized, and every metric, no instrument."""
+def measure_difference(case: Case) -> float:
+    """Return the largest difference in ONNX Runtime without optimizations, with all metrics."""
     candidate = TestedFile(case.file, read_subject(case.file))
     measurement = measure_job(
         job.MeasurementJob(

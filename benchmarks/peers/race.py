@@ -1,4 +1,4 @@
-"""The same job for all tools: resnet18 at 224 px, 64 images in batches of 8, two threads."""
+"""Time the same job with all tools: resnet18 at 224 px, 64 images in batches of 8, two threads."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Standing:
-    """Of one contestant, over all rounds but the first."""
+    """The times of one contestant over all rounds but the first."""
 
     name: str
     seconds: float
-    """Median."""
+    """Median of the seconds."""
     ratio: float
-    """Median of the ratios to the loop in the same round."""
+    """Median of the ratios to the baseline in the same round."""
     least: float
     most: float
 
 
 def run(*, rounds: int) -> list[Standing]:
-    """Each round every contestant has its turn, in an order that rotates; sessions are built in
-    the turn. The first round warms up and is left out."""
+    """Run all contestants in each round, in a rotating order.
+
+    Each run includes the creation of its sessions. The first round warms up and is left out.
+    """
     with tempfile.TemporaryDirectory() as folder:
         model = build(ARCHITECTURE)
         samples = images(IMAGES, ARCHITECTURE, seed=2)
         file = Path(folder) / "model.onnx"
         export_first(model, samples[:4], file)
         case = Case(model, file, {"input": samples}, batch_size=BATCH_SIZE)
-        contestants = entered(case)
-        seconds = [turns(contestants, shift=number) for number in range(rounds + 1)][1:]
-    return [_standing(name, seconds) for name in contestants]
+        contestants = build_contestants(case)
+        seconds = [run_round(contestants, shift=number) for number in range(rounds + 1)][1:]
+    return [_summarize(name, seconds) for name in contestants]
 
 
-def entered(case: Case) -> dict[str, Work]:
-    """What each does with all batches of the case."""
-    program = verification.exported(case)
+def build_contestants(case: Case) -> dict[str, Work]:
+    """Return the work of each contestant for all batches of the case."""
+    program = verification.export_program(case)
     batches = IMAGES // BATCH_SIZE
     return {
         BASELINE: lambda: loop.largest_difference(case, optimized=False),
@@ -59,30 +61,30 @@ def entered(case: Case) -> dict[str, Work]:
         "Polygraphy": lambda: comparator.judge(case),
         "verify_onnx_program": lambda: verification.verify(case, program, batches=batches),
         "the same with torch.export": lambda: verification.verify(
-            case, verification.exported(case), batches=batches
+            case, verification.export_program(case), batches=batches
         ),
-        "gate, samples only": lambda: ours.measured(case),
+        "gate, samples only": lambda: ours.measure_difference(case),
         "gate, default policy": lambda: ours.judge(case),
     }
 
 
-def turns(contestants: dict[str, Work], *, shift: int) -> dict[str, float]:
-    """Seconds of each."""
+def run_round(contestants: dict[str, Work], *, shift: int) -> dict[str, float]:
+    """Run each contestant once and return the seconds."""
     names = list(contestants)
-    first = shift % len(names)
+    offset = shift % len(names)
     seconds = {}
-    for name in names[first:] + names[:first]:
+    for name in names[offset:] + names[:offset]:
         start = time.perf_counter()
         contestants[name]()
         seconds[name] = time.perf_counter() - start
     return seconds
 
 
-def _standing(name: str, rounds: list[dict[str, float]]) -> Standing:
-    ratios = [turn[name] / turn[BASELINE] for turn in rounds]
+def _summarize(name: str, rounds: list[dict[str, float]]) -> Standing:
+    ratios = [round_seconds[name] / round_seconds[BASELINE] for round_seconds in rounds]
     return Standing(
         name,
-        statistics.median(turn[name] for turn in rounds),
+        statistics.median(round_seconds[name] for round_seconds in rounds),
         statistics.median(ratios),
         min(ratios),
         max(ratios),

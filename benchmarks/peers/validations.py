@@ -11,48 +11,54 @@ import onnx
 import torch
 from torch import nn
 
-from benchmarks.peers.case import CannotJudge, Case, session, tensors
+from benchmarks.peers.case import CannotJudge, Case, open_session, to_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def onnx_diagnostic(case: Case) -> bool:
-    """`ExtTestCase.assert_onnx_disc` on all samples, with its defaults: an output fails if it
-    differs by more than 1e-5 or by more than 1e-3 of the reference."""
+    """Run `ExtTestCase.assert_onnx_disc` on all samples with its defaults.
+
+    An output fails if it differs by more than 1e-5 or by more than 1e-3 of the reference.
+    """
     from onnx_diagnostic.ext_test_case import ExtTestCase
 
     # It writes a file that does not load into the current folder.
     with torch.no_grad(), contextlib.chdir(case.file.parent):
         ExtTestCase().assert_onnx_disc(
-            "", onnx.load(case.file), case.model, [tensors(batch) for batch in case.batches()]
+            "", onnx.load(case.file), case.model, [to_tensors(batch) for batch in case.batches()]
         )
-    return True  # else it raised AssertionError
+    return True  # Otherwise it raised AssertionError.
 
 
 def pytest_torch(case: Case) -> bool:
-    """`assert_onnx_parity` on the first batch, with its defaults: 1e-4 plus 1e-3 of the reference.
-    Exports its own file and does not read the file of the case."""
+    """Run `assert_onnx_parity` on the first batch with its defaults, 1e-4 plus 1e-3 relative.
+
+    It exports its own file and does not read the file of the case.
+    """
     from pytest_torch import assert_onnx_parity
 
-    assert_onnx_parity(case.model, tensors(next(case.batches())))
-    return True  # else it raised AssertionError
+    assert_onnx_parity(case.model, to_tensors(next(case.batches())))
+    return True  # Otherwise it raised AssertionError.
 
 
 def optimum(case: Case) -> bool:
-    """`validate_model_outputs` of optimum-onnx on the first batch, where it would generate one, and
-    with the tolerance of its configurations: 1e-5 plus 1e-5 of the reference. In an export the
-    mismatch that it raises becomes a warning."""
+    """Run `validate_model_outputs` of optimum-onnx on the first batch.
+
+    Uses the tolerance of its configurations, 1e-5 plus 1e-5 of the reference. In an export, the
+    mismatch that it raises becomes a warning.
+    """
     from optimum.exporters.onnx.base import OnnxConfig
     from optimum.exporters.onnx.convert import validate_model_outputs
 
     axes = {
         output.name: dict(enumerate(output.shape))
-        for output in session(str(case.file)).get_outputs()
+        for output in open_session(str(case.file)).get_outputs()
     }
 
     class Config(OnnxConfig):
-        """Of the case's model, which is none of transformers."""
+        """A configuration for the case's model, which is not one of transformers."""
 
         inputs: ClassVar[Any] = {}
         outputs: ClassVar[Any] = {name: axes.get(name, {}) for name in case.outputs}
@@ -62,30 +68,32 @@ def optimum(case: Case) -> bool:
 
         def generate_dummy_inputs(self, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
             batch = next(case.batches())
-            return dict(zip(batch, tensors(batch), strict=True))
+            return dict(zip(batch, to_tensors(batch), strict=True))
 
         @contextlib.contextmanager
         def patch_model_for_export(self, *_: Any, **__: Any) -> Iterator[None]:
             yield
 
-    class Named(nn.Module):
-        """Returns outputs by name, as models of transformers do."""
+    class NamedOutputs(nn.Module):
+        """A wrapper that returns outputs by name, as models of transformers do."""
 
         def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-            returned = case.model(*inputs.values())
-            leaves = torch.utils._pytree.tree_leaves(returned)
+            outputs = case.model(*inputs.values())
+            leaves = torch.utils._pytree.tree_leaves(outputs)
             return dict(zip(case.outputs, leaves, strict=True))
 
     logging.getLogger("optimum").setLevel(logging.CRITICAL)
     validate_model_outputs(
-        Config(), Named().eval(), case.file, list(case.outputs), use_subprocess=False
+        Config(), NamedOutputs().eval(), case.file, list(case.outputs), use_subprocess=False
     )
-    return True  # else it raised
+    return True  # Otherwise it raised an exception.
 
 
 def olive(case: Case) -> bool:
-    """Olive's pass `OnnxDiscrepancyCheck` with its defaults, which are no bound, on inputs that it
-    makes. It reads the model from a folder of transformers, and knows axes by their names alone."""
+    """Run Olive's pass `OnnxDiscrepancyCheck` with its defaults, which have no bound.
+
+    It generates inputs, reads the model from a folder of transformers, and identifies axes by name.
+    """
     model: Any = getattr(case.model, "model", None)
     if not type(model).__name__.endswith("ForCausalLM"):
         raise CannotJudge("it takes causal language models of transformers")
@@ -106,4 +114,4 @@ def olive(case: Case) -> bool:
         settings = {"reference_model_path": folder}
         check = create_pass_from_dict(OnnxDiscrepancyCheck, settings, disable_search=True)
         check.run(ONNXModelHandler(file), f"{folder}/checked")
-    return True  # else it raised
+    return True  # Otherwise it raised an exception.

@@ -1,6 +1,6 @@
 """Check, promote, review and revert files with a real MLflow server, and take screenshots.
 
-They are written to build/screens/, with index.html, which shows them side by side.
+The screenshots are written to build/screens/, with index.html, which shows them side by side.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.screens import scene
-from benchmarks.screens.camera import LAPTOP, SCREEN, TELEPHONE, Camera, camera
-from benchmarks.screens.scene import MODEL, ExplanationInputs, Pages
-from benchmarks.screens.sheet import write_sheet, write_small
-from benchmarks.screens.workbench import lay_out
+from benchmarks.screens.camera import LAPTOP, SCREEN, TELEPHONE, Camera, open_camera
+from benchmarks.screens.scene import MODEL, GateCommands, ResultPages
+from benchmarks.screens.sheet import write_docs_images, write_sheet
+from benchmarks.screens.workbench import write_files
 from gate.commands.result import ExitCode
 from gate.errors import GateError
 from gate.mlflow_client.connection import quiet_process
@@ -26,93 +26,110 @@ _DARK = ("passed", "rejected by layer")
 
 
 def main() -> int:
-    """Take them all. Exit code 2 where a command did not end as it should."""
+    """Take all screenshots. Returns exit code 2 if a command ended with an unexpected code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.screens", description=__doc__)
     parser.add_argument("--folder", type=Path, default=scene.ROOT / "build" / "screens")
     parser.add_argument("--docs", action="store_true", help="also write those of the README")
-    asked = parser.parse_args()
-    folder: Path = asked.folder.resolve()
+    options = parser.parse_args()
+    folder: Path = options.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     quiet_process()
     with tempfile.TemporaryDirectory(prefix="screens-") as scratch:
-        place = Path(scratch)
-        (place / "server").mkdir()
-        (place / "files").mkdir()
-        _say("Training a small network on handwritten digits, exporting and spoiling it")
-        lay_out(place / "files")
-        _say("Starting MLflow")
-        with run_mlflow_server(place / "server") as server, camera(folder) as taking:
-            _act(ExplanationInputs(place / "files", server.uri), taking)
-    sheet = write_sheet(folder, taking.taken)
-    if asked.docs:
-        write_small(folder, scene.ROOT / "docs")
-    print(f"Took {len(taking.taken)} pictures of reports and of MLflow's pages: {sheet}")
+        work_folder = Path(scratch)
+        (work_folder / "server").mkdir()
+        (work_folder / "files").mkdir()
+        _print_step("Training a small network on handwritten digits, exporting and spoiling it")
+        write_files(work_folder / "files")
+        _print_step("Starting MLflow")
+        with (
+            run_mlflow_server(work_folder / "server") as server,
+            open_camera(folder) as screenshots,
+        ):
+            _run_scene(GateCommands(work_folder / "files", server.uri), screenshots)
+    sheet = write_sheet(folder, screenshots.pictures)
+    if options.docs:
+        write_docs_images(folder, scene.ROOT / "docs")
+    print(f"Took {len(screenshots.pictures)} pictures of reports and of MLflow's pages: {sheet}")
     return ExitCode.DONE
 
 
-def _act(acted: ExplanationInputs, taking: Camera) -> None:
-    """The story of a model, with a picture of each of its states."""
-    seen: dict[str, Pages] = {}
-    _judge(acted, scene.FIRST, seen)
-    _say("Promoting the first release")
-    acted.promote(scene.FIRST)
-    _judge(acted, scene.SECOND, seen)
-    _say("Promoting the second, which waits for review")
-    version = acted.promote(scene.SECOND)
-    _version(acted, taking, "version that waits", version, shows="Status: waits for review")
-    _say("Approving it")
-    acted.approve(version)
-    acted.reconcile()
-    _version(acted, taking, "version approved", version, shows="Status: champion since")
-    for judged in scene.REJECTED:
-        _judge(acted, judged, seen)
-    _say("Putting a rejected file into service by hand; the guard takes it out")
-    version = acted.serve_by_hand(seen["rejected by layer"])
-    acted.reconcile()
-    _version(acted, taking, "version after a revert", version, shows="Status:")
-    del seen[scene.FIRST.name]
-    _reports(taking, seen)
-    _runs(acted, taking, seen)
+def _run_scene(commands: GateCommands, screenshots: Camera) -> None:
+    """Run the scene, and take screenshots of each state of the model."""
+    pages_by_check: dict[str, ResultPages] = {}
+    _check(commands, scene.FIRST, pages_by_check)
+    _print_step("Promoting the first release")
+    commands.promote(scene.FIRST)
+    _check(commands, scene.SECOND, pages_by_check)
+    _print_step("Promoting the second, which waits for review")
+    version = commands.promote(scene.SECOND)
+    _shoot_version(
+        commands,
+        screenshots,
+        "version that waits",
+        version,
+        awaited_text="Status: waits for review",
+    )
+    _print_step("Approving it")
+    commands.approve(version)
+    commands.reconcile()
+    _shoot_version(
+        commands, screenshots, "version approved", version, awaited_text="Status: champion since"
+    )
+    for check in scene.REJECTED:
+        _check(commands, check, pages_by_check)
+    _print_step("Putting a rejected file into service by hand; the guard takes it out")
+    version = commands.set_alias_manually(pages_by_check["rejected by layer"])
+    commands.reconcile()
+    _shoot_version(commands, screenshots, "version after a revert", version, awaited_text="Status:")
+    del pages_by_check[scene.FIRST.name]
+    _shoot_reports(screenshots, pages_by_check)
+    _shoot_runs(commands, screenshots, pages_by_check)
 
 
-def _judge(acted: ExplanationInputs, judged: scene.Judged, seen: dict[str, Pages]) -> None:
-    _say(f"gate check: {judged.name}")
-    seen[judged.name] = acted.judge(judged)
-
-
-def _version(
-    acted: ExplanationInputs, taking: Camera, name: str, version: str, *, shows: str
+def _check(
+    commands: GateCommands, check: scene.CheckedFile, pages_by_check: dict[str, ResultPages]
 ) -> None:
-    address = f"{acted.uri}/#/models/{MODEL}/versions/{version}"
+    _print_step(f"gate check: {check.name}")
+    pages_by_check[check.name] = commands.judge(check)
+
+
+def _shoot_version(
+    commands: GateCommands, screenshots: Camera, name: str, version: str, *, awaited_text: str
+) -> None:
+    address = f"{commands.uri}/#/models/{MODEL}/versions/{version}"
     for size in (LAPTOP, SCREEN):
-        taking.server(name, address, shows=shows, size=size)
+        screenshots.server(name, address, awaited_text=awaited_text, size=size)
 
 
-def _reports(taking: Camera, seen: Mapping[str, Pages]) -> None:
-    for name, pages in seen.items():
+def _shoot_reports(screenshots: Camera, pages_by_check: Mapping[str, ResultPages]) -> None:
+    for name, pages in pages_by_check.items():
         for size in (TELEPHONE, LAPTOP, SCREEN):
-            taking.report(name, pages.report, size=size)
+            screenshots.report(name, pages.report, size=size)
         for size in (TELEPHONE, LAPTOP):
-            taking.report(name, pages.report, size=size, whole=True)
+            screenshots.report(name, pages.report, size=size, full_page=True)
     for name in _DARK:
-        taking.report(name, seen[name].report, size=TELEPHONE, scheme="dark")
-        taking.report(name, seen[name].report, size=LAPTOP, scheme="dark", whole=True)
-    taking.print("rejected by layer", seen["rejected by layer"].report)
+        screenshots.report(name, pages_by_check[name].report, size=TELEPHONE, scheme="dark")
+        screenshots.report(
+            name, pages_by_check[name].report, size=LAPTOP, scheme="dark", full_page=True
+        )
+    screenshots.print("rejected by layer", pages_by_check["rejected by layer"].report)
 
 
-def _runs(acted: ExplanationInputs, taking: Camera, seen: Mapping[str, Pages]) -> None:
-    run = seen["rejected by layer"].run
+def _shoot_runs(
+    commands: GateCommands, screenshots: Camera, pages_by_check: Mapping[str, ResultPages]
+) -> None:
+    run = pages_by_check["rejected by layer"].run
     experiment = run.split("/experiments/")[1].split("/")[0]
-    plain = f"{acted.uri}/#/experiments/{experiment}/runs"
-    taking.server("plain list of runs", plain, shows="gate FAIL", size=LAPTOP)
+    runs_address = f"{commands.uri}/#/experiments/{experiment}/runs"
+    screenshots.server("plain list of runs", runs_address, awaited_text="gate FAIL", size=LAPTOP)
     for size in (LAPTOP, SCREEN):
-        taking.server("run page", run, shows="gate FAIL", size=size)
-    shown = f"{run}/artifacts/report.html"
-    taking.server("report in MLflow", shown, shows="report.html", size=SCREEN)
+        screenshots.server("run page", run, awaited_text="gate FAIL", size=size)
+    report_address = f"{run}/artifacts/report.html"
+    screenshots.server("report in MLflow", report_address, awaited_text="report.html", size=SCREEN)
 
 
-def _say(text: str) -> None:
+def _print_step(text: str) -> None:
     print(text, flush=True)
 
 

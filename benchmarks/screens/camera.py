@@ -15,18 +15,18 @@ from gate.errors import GateError
 
 TELEPHONE, LAPTOP, SCREEN, PAPER = (390, 844), (1280, 800), (1920, 1080), (794, 1123)
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-_PATIENCE_MS = 60_000
+_TIMEOUT_MS = 60_000
 _SETTLED_MS = 1_500
-"""MLflow draws its pages in steps, and says of none that it is the last."""
+"""Wait time in milliseconds, because MLflow renders its pages in steps."""
 
 
 class BrowserMissing(GateError):
-    """There is no Chromium here."""
+    """No Chromium is installed."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One that was taken."""
+    """A screenshot."""
 
     path: Path
     size: tuple[int, int]
@@ -35,11 +35,11 @@ class Picture:
 
 @dataclass
 class Camera:
-    """Takes pictures into a folder."""
+    """Takes screenshots into a folder."""
 
     browser: Browser
     folder: Path
-    taken: list[Picture] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
 
     def report(
         self,
@@ -48,58 +48,62 @@ class Camera:
         *,
         size: tuple[int, int],
         scheme: Literal["light", "dark"] = "light",
-        whole: bool = False,
+        full_page: bool = False,
     ) -> None:
-        """A report's page: what is on the screen, or `whole`, its length."""
+        """Take a screenshot of a report: the visible part, or all of it with `full_page`."""
         with self._page(size, scheme) as page:
             page.goto(report.as_uri())
-            words = f"{name}, {size[0]} px, {scheme}, {'whole page' if whole else 'first screen'}"
-            self._take(page, words, whole=whole)
+            words = (
+                f"{name}, {size[0]} px, {scheme}, {'whole page' if full_page else 'first screen'}"
+            )
+            self._take(page, words, full_page=full_page)
 
     def print(self, name: str, report: Path) -> None:
-        """A report on paper, and its PDF."""
+        """Take a screenshot of the printed report, and save its PDF."""
         with self._page(PAPER, "light") as page:
             page.goto(report.as_uri())
             page.emulate_media(media="print")
             page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-            self._take(page, f"{name}, printed", whole=True)
-            page.pdf(path=self.folder / f"{_file(name)}.pdf", format="A4")
+            self._take(page, f"{name}, printed", full_page=True)
+            page.pdf(path=self.folder / f"{_file_name(name)}.pdf", format="A4")
 
-    def server(self, name: str, address: str, *, shows: str, size: tuple[int, int]) -> None:
-        """A page of MLflow, as soon as it `shows` a text."""
+    def server(self, name: str, address: str, *, awaited_text: str, size: tuple[int, int]) -> None:
+        """Take a screenshot of an MLflow page after `awaited_text` appears."""
         with self._page(size, "light") as page:
             page.goto(address)
-            page.get_by_text(shows).first.wait_for()
+            page.get_by_text(awaited_text).first.wait_for()
             page.wait_for_timeout(_SETTLED_MS)
-            aside = page.locator("[data-component-id='mlflow.assistant.chat_panel.close']")
-            if aside.count():  # it opens by itself in a browser that was never here
-                aside.first.click()
+            assistant_panel = page.locator(
+                "[data-component-id='mlflow.assistant.chat_panel.close']"
+            )
+            if assistant_panel.count():  # It opens by itself in a new browser profile.
+                assistant_panel.first.click()
                 page.wait_for_timeout(_SETTLED_MS)
-            self._take(page, f"{name}, {size[0]} px", whole=False)
+            self._take(page, f"{name}, {size[0]} px", full_page=False)
 
     @contextmanager
     def _page(self, size: tuple[int, int], scheme: Literal["light", "dark"]) -> Iterator[Page]:
         viewport = {"width": size[0], "height": size[1]}
         page = self.browser.new_page(viewport=viewport, color_scheme=scheme)  # type: ignore[arg-type]
-        page.set_default_timeout(_PATIENCE_MS)
+        page.set_default_timeout(_TIMEOUT_MS)
         try:
             yield page
         finally:
             page.close()
 
-    def _take(self, page: Page, words: str, *, whole: bool) -> None:
-        path = self.folder / f"{_file(words)}.png"
-        page.screenshot(path=path, full_page=whole)
+    def _take(self, page: Page, words: str, *, full_page: bool) -> None:
+        path = self.folder / f"{_file_name(words)}.png"
+        page.screenshot(path=path, full_page=full_page)
         size = page.viewport_size
         assert size is not None
-        made = Picture(path, (size["width"], size["height"]), words)
-        self.taken.append(made)
+        picture = Picture(path, (size["width"], size["height"]), words)
+        self.pictures.append(picture)
         print(f"  {path.name:<64} {path.stat().st_size / 1e3:6.0f} kB", flush=True)
 
 
 @contextmanager
-def camera(folder: Path) -> Iterator[Camera]:
-    """A camera with a browser of its own. Raises BrowserMissing."""
+def open_camera(folder: Path) -> Iterator[Camera]:
+    """Open a camera with a new browser. Raises BrowserMissing."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         raise BrowserMissing(
@@ -114,5 +118,5 @@ def camera(folder: Path) -> Iterator[Camera]:
             browser.close()
 
 
-def _file(words: str) -> str:
+def _file_name(words: str) -> str:
     return words.replace(",", "").replace(" ", "-")

@@ -1,7 +1,7 @@
 """Train a small network on scikit-learn's handwritten digits in seconds.
 
-The scene puts a copy of this module beside its files, so that pages say `digits:network`, as a
-user's own page would.
+The scene copies this module next to its files, so that the reports show `digits:network`, as for a
+user's module.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from PIL import Image
 from torch import nn
 
 SIDE, PIXELS = 16, 48
-"""Of the model's input, and of a picture as it is stored."""
+"""Side length of the model's input, and of the stored images."""
 EVALUATED = 450
 
 
-class Gelu(nn.Module):
-    """A constant that is nearly the square root of two: ONNX Runtime's fusion takes it for that."""
+class InexactGelu(nn.Module):
+    """GELU with a constant close to the square root of two, which ONNX Runtime's fusion rounds."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 0.5 * (1 + torch.erf(x / 1.414225))
 
 
 class Block(nn.Module):
-    """Adds what it computes to what it got."""
+    """A residual block of two convolutions."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Digits(nn.Module):
-    """Ten classes of 16x16 pictures."""
+    """A classifier of 16 x 16 images into ten classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,48 +58,49 @@ class Digits(nn.Module):
 
 
 def network() -> nn.Module:
-    """The model."""
+    """Build the model."""
     torch.manual_seed(0)
     return Digits()
 
 
 def gelu_network() -> nn.Module:
-    """The same with an activation that ONNX Runtime's optimiser computes in another way."""
+    """Build the model with an activation that ONNX Runtime's optimizer computes differently."""
     torch.manual_seed(0)
     model = Digits()
-    model.layer2.act = Gelu()  # type: ignore[assignment]
+    model.layer2.act = InexactGelu()  # type: ignore[assignment]
     return model
 
 
 def pictures() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All digits, RGB with sharp edges as a scanner gives them, and their labels."""
+    """Return all digits as RGB images with sharp edges, like scans, and their labels."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)
-    large = grey.repeat(PIXELS // 8, axis=1).repeat(PIXELS // 8, axis=2)
+    gray = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)
+    large = gray.repeat(PIXELS // 8, axis=1).repeat(PIXELS // 8, axis=2)
     return np.stack([large] * 3, axis=-1), digits.target.astype(np.int64)
 
 
-def save_pictures(folder: Path, kept: NDArray[np.uint8]) -> None:
-    """PNG files by number."""
+def save_pictures(folder: Path, images: NDArray[np.uint8]) -> None:
+    """Write images as numbered PNG files."""
     folder.mkdir()
-    for place, picture in enumerate(kept):
-        Image.fromarray(picture).save(folder / f"{place:05d}.png")
+    for index, picture in enumerate(images):
+        Image.fromarray(picture).save(folder / f"{index:05d}.png")
 
 
 def train(
     model: nn.Module, inputs: NDArray[np.float32], labels: NDArray[np.int64], *, epochs: int
 ) -> nn.Module:
-    """Train in place, by a fixed seed; gives the model in eval mode."""
+    """Train the model in place with a fixed seed, and return it in eval mode."""
     torch.manual_seed(1)
-    torch.set_num_threads(1)  # of so small a network, more wait for each other
+    # With more threads, so small a network mostly waits for synchronization.
+    torch.set_num_threads(1)
     samples, targets = torch.from_numpy(inputs), torch.from_numpy(labels)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     model.train()
     for _ in range(epochs):
         for batch in torch.randperm(len(samples)).split(32):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(model(samples[batch]), targets[batch]).backward()
-            optimiser.step()
+            optimizer.step()
     return model.eval()

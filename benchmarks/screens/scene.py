@@ -1,5 +1,4 @@
-"""The steps before the screenshots: files are checked, promoted, reviewed and reverted by the
-commands of `gate`."""
+"""Run the commands of `gate` before the screenshots: check, promote, review and revert files."""
 
 from __future__ import annotations
 
@@ -24,109 +23,111 @@ _CHAMPION = ("--against", MODEL)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One file, and how it is judged."""
+class CheckedFile:
+    """A file, and the arguments and the expected result of its check."""
 
     name: str
     file: str
     code: int
-    """What `gate check` must end with."""
+    """Expected exit code of `gate check`."""
     checkpoint: str = "second.safetensors"
     factory: str = "digits:network"
     samples: Sequence[str] = _SAMPLES
     policy: str = "policy.yaml"
-    more: Sequence[str] = ()
+    extra_arguments: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
-class Pages:
-    """Where a judgment can be seen."""
+class ResultPages:
+    """The pages that show the result of a check."""
 
     report: Path
     run: str
-    """Its address."""
+    """Address of the MLflow run."""
 
 
-FIRST = Judged("first release", "first.onnx", 0, checkpoint="first.safetensors")
-SECOND = Judged("passed", "second.onnx", 0, policy="reviewed.yaml", more=_CHAMPION)
+FIRST = CheckedFile("first release", "first.onnx", 0, checkpoint="first.safetensors")
+SECOND = CheckedFile("passed", "second.onnx", 0, policy="reviewed.yaml", extra_arguments=_CHAMPION)
 REJECTED = (
-    Judged("rejected by layer", "half.onnx", 1, policy="reviewed.yaml", more=_CHAMPION),
-    Judged(
+    CheckedFile("rejected by layer", "half.onnx", 1, policy="reviewed.yaml",
+                extra_arguments=_CHAMPION),
+    CheckedFile(
         "rejected by optimiser", "gelu.onnx", 1,
         checkpoint="gelu.safetensors", factory="digits:gelu_network",
     ),
-    Judged(
+    CheckedFile(
         "rejected by preprocessing", "second.onnx", 1,
-        policy="consumers.yaml", more=("--pictures", "scans"),
+        policy="consumers.yaml", extra_arguments=("--pictures", "scans"),
     ),
-    Judged(
+    CheckedFile(
         "could not judge", "second.onnx", 2,
         samples=("--inputs", "one-digit.npy", "--labels", "one-label.npy"),
     ),
 )  # fmt: skip
 
 
-class ExplanationInputs:
-    """A folder with the files, and the server."""
+class GateCommands:
+    """The commands of `gate` in a folder with the files, for one MLflow server."""
 
     def __init__(self, folder: Path, uri: str) -> None:
         self.folder, self.uri = folder, uri
 
-    def judge(self, judged: Judged) -> Pages:
+    def judge(self, checked: CheckedFile) -> ResultPages:
         """Run `gate check --track`."""
-        report = judged.name.replace(" ", "-")
-        told = self._gate(
-            "check", judged.file, "--reference", judged.factory, "--checkpoint", judged.checkpoint,
-            *judged.samples, "--preprocessing", "preprocessing.json", "--policy", judged.policy,
-            *judged.more, "--report", report, "--track", "--tracking-uri", self.uri,
-            code=judged.code,
+        report = checked.name.replace(" ", "-")
+        result = self._gate(
+            "check", checked.file, "--reference", checked.factory,
+            "--checkpoint", checked.checkpoint,
+            *checked.samples, "--preprocessing", "preprocessing.json", "--policy", checked.policy,
+            *checked.extra_arguments, "--report", report, "--track", "--tracking-uri", self.uri,
+            code=checked.code,
         )  # fmt: skip
-        if told["run"]["error"] is not None:
-            raise RegistryUnavailable(f"The run was not written: {told['run']['error']}")
-        return Pages(self.folder / report / "report.html", told["run"]["address"])
+        if result["run"]["error"] is not None:
+            raise RegistryUnavailable(f"The run was not written: {result['run']['error']}")
+        return ResultPages(self.folder / report / "report.html", result["run"]["address"])
 
-    def promote(self, judged: Judged) -> str:
-        """Run `gate promote`; gives the number of the version."""
-        told = self._gate(
-            "promote", judged.file, "--name", MODEL, "--report", judged.name.replace(" ", "-"),
-            "--policy", judged.policy, "--preprocessing", "preprocessing.json",
+    def promote(self, checked: CheckedFile) -> str:
+        """Run `gate promote` and return the model version."""
+        result = self._gate(
+            "promote", checked.file, "--name", MODEL, "--report", checked.name.replace(" ", "-"),
+            "--policy", checked.policy, "--preprocessing", "preprocessing.json",
             "--tracking-uri", self.uri,
         )  # fmt: skip
-        return str(told["version"])
+        return str(result["version"])
 
-    def serve_by_hand(self, pages: Pages) -> str:
-        """As somebody does who goes around the gate: a version of a run that was rejected."""
+    def set_alias_manually(self, pages: ResultPages) -> str:
+        """Create a version of a rejected run and set the alias, bypassing the gate."""
         with using_tracking_uri(self.uri):
             from mlflow import MlflowClient
 
             client = MlflowClient(self.uri, self.uri)
             run = pages.run.rpartition("/")[2]
             source = f"runs:/{run}/plots"
-            made = client.create_model_version(MODEL, source=source, run_id=run)
-        version = str(made.version)
+            created = client.create_model_version(MODEL, source=source, run_id=run)
+        version = str(created.version)
         MlflowRegistry(self.uri).set_alias(MODEL, CHAMPION, version)
         return version
 
     def approve(self, version: str) -> None:
-        """As a reviewer does."""
+        """Approve a version with the tags that a reviewer sets."""
         registry = MlflowRegistry(self.uri)
         registry.set_tag(MODEL, version, key=Tag.REVIEW_COMMENT, value="looked at the sevens")
         registry.set_tag(MODEL, version, key=Tag.REVIEW, value="approved")
 
     def reconcile(self) -> None:
-        """What the service does after an event."""
+        """Run `gate reconcile`, as the service does after an event."""
         self._gate("reconcile", MODEL, "--policy", "reviewed.yaml", "--tracking-uri", self.uri)
 
     def _gate(self, *arguments: str, code: int = 0) -> dict[str, Any]:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "gate", *arguments, "--json"],
             cwd=self.folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
             capture_output=True, text=True,
         )  # fmt: skip
-        if done.returncode != code:
+        if process.returncode != code:
             raise RegistryUnavailable(
-                f"gate {' '.join(arguments)} ended with {done.returncode}, expected {code}: "
-                f"{(done.stderr or done.stdout)[-2000:]}"
+                f"gate {' '.join(arguments)} ended with {process.returncode}, expected {code}: "
+                f"{(process.stderr or process.stdout)[-2000:]}"
             )
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        result: dict[str, Any] = json.loads(process.stdout)
+        return result

@@ -38,24 +38,25 @@ img { display: block; width: 100%; max-height: 640px; object-fit: cover; object-
 
 README = {
     "report": ("rejected-by-layer-1280-px-light-first-screen", 570),
-    "runs": ("list-of-judged-files-1280-px", 520),
     "version": ("version-that-waits-1280-px", 720),
 }
-"""Name in docs/: the picture, and how much of its height is shown."""
+"""Name in docs/, with the screenshot and the height of the visible part."""
 
 
-def write_small(folder: Path, docs: Path) -> None:
-    """Write the pictures of the README and the pages, with few colors, so that they are small."""
-    for name, (taken, height) in README.items():
-        with Image.open(folder / f"{taken}.png") as whole:
-            part = whole.convert("RGB").crop((0, 0, whole.width, height))
-        # Rare colors stay: the red of a cross is what the picture is about.
-        small = part.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        small.save(docs / f"{name}.png", optimize=True)
+def write_docs_images(folder: Path, docs: Path) -> None:
+    """Write the images of the README and the docs with few colors, so that they are small."""
+    for name, (screenshot, height) in README.items():
+        with Image.open(folder / f"{screenshot}.png") as image:
+            cropped = image.convert("RGB").crop((0, 0, image.width, height))
+        # Rare colors are preserved, such as the red of a failed check.
+        quantized = cropped.quantize(
+            256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
+        quantized.save(docs / f"{name}.png", optimize=True)
 
 
 def write_sheet(folder: Path, pictures: Sequence[Picture]) -> Path:
-    """Write `index.html`; gives its path. Raises StorageError."""
+    """Write `index.html` and return its path. Raises StorageError."""
     path = folder / "index.html"
     page = Environment(autoescape=True).from_string(_PAGE).render(pictures=pictures)
     files.write_text(path, page)

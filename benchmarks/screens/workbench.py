@@ -1,4 +1,4 @@
-"""The judged files: a trained network, its exports, some with a fault, and policies."""
+"""Write the checked files: trained networks, their exports, some with a fault, and policies."""
 
 from __future__ import annotations
 
@@ -31,33 +31,35 @@ SPEC = PreprocessSpec(
 PHOTOGRAPHS = 60
 
 
-def lay_out(folder: Path) -> None:
-    """Train, export, spoil; write everything that the commands of the scene read into `folder`."""
+def write_files(folder: Path) -> None:
+    """Train, export and edit the models, and write all inputs of the scene into `folder`."""
     shutil.copy(digits.__file__, folder / "digits.py")
-    shown, labels = digits.pictures()
-    inputs = np.stack([implementations.pillow_preprocess(one, SPEC) for one in shown])
-    held = digits.EVALUATED
-    np.save(folder / "samples.npy", inputs[-held:])
-    np.save(folder / "labels.npy", labels[-held:])
-    np.save(folder / "one-digit.npy", np.repeat(inputs[-1:], held, axis=0))
-    np.save(folder / "one-label.npy", np.repeat(labels[-1:], held, axis=0))
-    digits.save_pictures(folder / "scans", shown[-PHOTOGRAPHS:])
+    images, labels = digits.pictures()
+    inputs = np.stack([implementations.pillow_preprocess(image, SPEC) for image in images])
+    evaluated = digits.EVALUATED
+    np.save(folder / "samples.npy", inputs[-evaluated:])
+    np.save(folder / "labels.npy", labels[-evaluated:])
+    np.save(folder / "one-digit.npy", np.repeat(inputs[-1:], evaluated, axis=0))
+    np.save(folder / "one-label.npy", np.repeat(labels[-1:], evaluated, axis=0))
+    digits.save_pictures(folder / "scans", images[-PHOTOGRAPHS:])
     SPEC.save(folder / "preprocessing.json")
-    known = inputs[:-held], labels[:-held]
-    first = digits.train(digits.network(), *known, epochs=4)
+    training_data = inputs[:-evaluated], labels[:-evaluated]
+    first = digits.train(digits.network(), *training_data, epochs=4)
     _save(folder, "first", first, inputs)
-    second = digits.train(digits.network(), *known, epochs=9)
+    second = digits.train(digits.network(), *training_data, epochs=9)
     _save(folder, "second", second, inputs)
-    third = digits.train(digits.gelu_network(), *known, epochs=4)
+    third = digits.train(digits.gelu_network(), *training_data, epochs=4)
     _save(folder, "gelu", third, inputs, factory="digits:gelu_network")
-    _spoil(folder / "second.onnx", folder / "half.onnx", half_a_layer)
+    _edit_file(folder / "second.onnx", folder / "half.onnx", round_layer_to_float16)
     for name, policy in _policies().items():
         YAML(typ="safe").dump({"gate": policy.to_plain()}, folder / f"{name}.yaml")
 
 
-def half_a_layer(model: onnx.ModelProto) -> None:
-    """The weights of one layer went through half precision."""
-    tensor = next(one for one in model.graph.initializer if one.name == "layer3.conv2.weight")
+def round_layer_to_float16(model: onnx.ModelProto) -> None:
+    """Round the weights of one layer to float16."""
+    tensor = next(
+        tensor for tensor in model.graph.initializer if tensor.name == "layer3.conv2.weight"
+    )
     rounded = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
     tensor.CopyFrom(numpy_helper.from_array(rounded, tensor.name))
 
@@ -84,28 +86,28 @@ def _save(
     )  # fmt: skip
 
 
-def _spoil(source: Path, target: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+def _edit_file(source: Path, target: Path, change: Callable[[onnx.ModelProto], None]) -> None:
     model = onnx.load(source)
     change(model)
     onnx.save(model, target)
 
 
 def _policies() -> dict[str, Policy]:
-    """By the name of their file."""
+    """Return the policies by file name."""
     default = Policy.default(task="classification")
-    further: dict[str, Any] = {
+    extra_bounds: dict[str, Any] = {
         "top1_lower_bound": 0.99, "confidence_diff": 1e-4, "accuracy_drop": 0.0,
         "max_abs_diff": 1e-3,
     }  # fmt: skip
     runtimes = {
-        name: runtime.model_copy(update={"bounds": runtime.bounds.model_copy(update=further)})
+        name: runtime.model_copy(update={"bounds": runtime.bounds.model_copy(update=extra_bounds)})
         for name, runtime in default.runtimes.items()
     }
-    plain = default.model_copy(update={"runtimes": runtimes, "min_samples": 400})
-    against = ChampionPolicy(max_accuracy_drop=0.02, min_agreement=0.9)
-    browser = PreprocessingPolicy(consumers=("opencv", "torchvision"))
+    policy = default.model_copy(update={"runtimes": runtimes, "min_samples": 400})
+    champion = ChampionPolicy(max_accuracy_drop=0.02, min_agreement=0.9)
+    preprocessing = PreprocessingPolicy(consumers=("opencv", "torchvision"))
     return {
-        "policy": plain,
-        "reviewed": plain.model_copy(update={"incumbent": against, "review": "required"}),
-        "consumers": plain.model_copy(update={"preprocessing": browser}),
+        "policy": policy,
+        "reviewed": policy.model_copy(update={"incumbent": champion, "review": "required"}),
+        "consumers": policy.model_copy(update={"preprocessing": preprocessing}),
     }

@@ -1,1 +1,1 @@
-"""The second corpus: models of other projects. See README.md in this folder."""
+"""The second corpus: models of other projects. README.md in this folder describes it."""

@@ -1,7 +1,7 @@
-"""The correct pairs: every architecture with both exporters, other seeds with one.
+"""Correct pairs: every architecture with both exporters, and further seeds with one exporter.
 
-Which of an exporter's files are right was decided by float64 and ONNX Runtime alone, on the samples
-and on other batch sizes; where one is wrong without a word, the pair is among the faults.
+Float64 and ONNX Runtime alone decided which exported files are right, on the samples and on other
+batch sizes. A pair whose file is silently wrong is listed among the faults.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ WRONG: dict[str, tuple[str, ...]] = {
     "hf-patchtst": ("direct",),
     "hf-patch-mixer": ("direct",),
 }
-"""Exporters that write a wrong file of an architecture."""
+"""Exporters that silently write a wrong file, by architecture."""
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "timm-eva02-tiny-patch14-224": ("direct",),
     "hf-fnet": ("direct",),
     "hf-univnet": ("direct",),
 }
-"""Exporters that write none, with an error: left out, so that no time is spent on them."""
+"""Exporters that raise an error, by architecture. Their pairs are left out to save time."""
 
 
-def entry_of(architecture: Architecture, recipe: Recipe) -> Entry:
-    """The pair as the exporter writes it."""
+def correct_entry(architecture: Architecture, recipe: Recipe) -> Entry:
+    """Return the pair of an architecture and the file written by an exporter."""
 
     def make(bench: Bench, path: Path) -> Pair:
         return bench.pair(architecture, recipe, path)
@@ -45,7 +45,7 @@ def entry_of(architecture: Architecture, recipe: Recipe) -> Entry:
 
 
 CORRECT_PAIRS: list[Entry] = [
-    entry_of(architecture, recipe)
+    correct_entry(architecture, recipe)
     for architecture in ARCHITECTURES.values()
     for recipe in (RECIPES if "." not in architecture.name else (DIRECT_17,))
     if recipe.exporter not in WRONG.get(architecture.name, ())

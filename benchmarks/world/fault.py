@@ -1,9 +1,8 @@
-"""Definition of faults in the second corpus: a function that modifies a copy of the model, and the
-layers to which it applies.
+"""The decorator that registers a fault of the second corpus for one or more layers.
 
 @fault_of("one weight", ("hf-bert", "model.bert.pooler.dense"))
 def one_weight_larger(layer: nn.Module, architecture: Architecture) -> None:
-    \"\"\"The largest weight is 10 % larger.\"\"\"
+    \"\"\"Scale the largest weight by 1.1.\"\"\"
 """
 
 from __future__ import annotations
@@ -15,30 +14,33 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.corpus.entry import Entry, ModelEdit, exported_with, file_of, story_of
+from benchmarks.corpus.entry import Entry, ModelEdit, edit_then_export, export_then_edit, summary_of
 from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
 from benchmarks.corpus.samples import Arrays
 from benchmarks.world.architectures import ARCHITECTURES
 
 FAULTS: list[Entry] = []
-"""All faults, in the order in which the modules of `faults` are read."""
+"""All faults, in the order in which the modules of `faults` are imported."""
 
 FaultTarget = str | tuple[str, str] | tuple[str, str, Recipe]
-"""An architecture; with the path of its only layer that is wrong, "" for none; and by which
-exporter."""
+"""An architecture, or a tuple of it, the path of the only faulty layer ("" for none) and a recipe.
+"""
 Reach = Callable[[Architecture], Arrays]
 
 
 def fault_of(
     kind: str, *targets: FaultTarget, reach: Reach | None = None
 ) -> Callable[[ModelEdit], ModelEdit]:
-    """Register a fault for each target. The edit gets the layer, or the model where none is named,
-    and may return what takes its place. `reach`: inputs on which it shows, where no sample does;
-    no layer diverges then that localisation could name."""
+    """Register a fault for each target.
+
+    The edit gets the layer, or the model if the target names no layer, and may return a
+    replacement. `reach` returns inputs on which the fault shows if no sample shows it. In that case
+    no layer diverges that localization could report.
+    """
 
     def register(edit: ModelEdit) -> ModelEdit:
         for target in targets:
-            name, layer, recipe = _unpacked(target)
+            name, layer, recipe = _unpack_target(target)
             architecture = ARCHITECTURES[name]
             title = "-".join([edit.__name__, name, *([layer] if layer else [])])
             FAULTS.append(
@@ -47,8 +49,8 @@ def fault_of(
                     title,
                     architecture,
                     recipe,
-                    story_of(edit),
-                    exported_with(_at(layer, edit), architecture, recipe),
+                    summary_of(edit),
+                    edit_then_export(_edit_layer(layer, edit), architecture, recipe),
                     layer if layer and not reach else None,
                     partial(reach, architecture) if reach else None,
                 )
@@ -59,53 +61,53 @@ def fault_of(
 
 
 def as_exported(kind: str, name: str, recipe: Recipe, summary: str) -> None:
-    """What an exporter gets wrong by itself."""
+    """Register a file that the exporter gets wrong without an edit."""
     architecture = ARCHITECTURES[name]
-    make = file_of(lambda *_: None, architecture, recipe)
+    make = export_then_edit(lambda *_: None, architecture, recipe)
     FAULTS.append(Entry(kind, name, architecture, recipe, summary, make))
 
 
-def _unpacked(target: FaultTarget) -> tuple[str, str, Recipe]:
+def _unpack_target(target: FaultTarget) -> tuple[str, str, Recipe]:
     if isinstance(target, str):
         return target, "", DIRECT_17
     name, layer, *recipe = target
     return name, layer, recipe[0] if recipe else DIRECT_17
 
 
-def _at(layer: str, edit: ModelEdit) -> ModelEdit:
+def _edit_layer(layer: str, edit: ModelEdit) -> ModelEdit:
     if not layer:
         return edit
 
-    def whole(model: nn.Module, architecture: Architecture) -> None:
+    def edit_model(model: nn.Module, architecture: Architecture) -> None:
         replaced = edit(model.get_submodule(layer), architecture)
         if replaced is not None:
             model.set_submodule(layer, replaced.eval())
 
-    return whole
+    return edit_model
 
 
 class AppliedAfter(nn.Module):
-    """A model, and something that is done to what it returns."""
+    """A model followed by a function that is applied to its outputs."""
 
-    def __init__(self, model: nn.Module, changed: Callable[..., object]) -> None:
+    def __init__(self, model: nn.Module, function: Callable[..., object]) -> None:
         super().__init__()
-        self.model, self._changed = model, changed
+        self.model, self._function = model, function
 
-    def forward(self, *given: torch.Tensor) -> object:
-        returned = self.model(*given)
-        return self._changed(*returned) if isinstance(returned, tuple) else self._changed(returned)
+    def forward(self, *inputs: torch.Tensor) -> object:
+        outputs = self.model(*inputs)
+        return self._function(*outputs) if isinstance(outputs, tuple) else self._function(outputs)
 
 
 class AppliedBefore(nn.Module):
-    """A model, and something that is done to what it is given."""
+    """A model preceded by a function that is applied to its inputs."""
 
-    def __init__(self, model: nn.Module, changed: Callable[..., object]) -> None:
+    def __init__(self, model: nn.Module, function: Callable[..., object]) -> None:
         super().__init__()
-        self.model, self._changed = model, changed
+        self.model, self._function = model, function
 
-    def forward(self, *given: torch.Tensor) -> object:
-        changed = self._changed(*given)
-        return self.model(*(changed if isinstance(changed, tuple) else (changed,)))
+    def forward(self, *inputs: torch.Tensor) -> object:
+        function = self._function(*inputs)
+        return self.model(*(function if isinstance(function, tuple) else (function,)))
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The whole second corpus: the correct pairs, the faults, and its two halves."""
+"""The whole second corpus: the correct pairs and the faults, and the selection of entries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.world.correct_pairs import CORRECT_PAIRS
 from benchmarks.world.fault import FAULTS
 from benchmarks.world.halves import Half, half_of
 
-assert faults.__all__  # reading them fills FAULTS
+assert faults.__all__  # Importing the modules fills FAULTS.
 
 ENTRIES: list[Entry] = [*CORRECT_PAIRS, *FAULTS]
 
 
-def chosen(glob: str | None, half: Half | None) -> list[Entry]:
-    """The entries of a half whose name matches, in order; None: all."""
+def select_entries(glob: str | None, half: Half | None) -> list[Entry]:
+    """Return the entries of a half whose name matches, in order. None selects all."""
     return [
         entry
         for entry in ENTRIES

@@ -1,5 +1,6 @@
 """Generate samples for models of other projects: tokens with a mask, word boxes, sounds, series in
-several units, categories."""
+several units, categories.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +14,35 @@ from benchmarks.corpus.samples import Arrays
 
 VOCABULARY = 100
 LENGTH = 16
-FIRST = 3
-"""Below it are the special tokens: padding, beginning, end."""
+FIRST_TOKEN = 3
+"""First ordinary token; smaller ids are special: padding, beginning, end."""
 
 
 def text(
     count: int, seed: int, *, padding: int = 0, length: int = LENGTH, masked: bool = True
 ) -> Arrays:
-    """`input_ids` and `attention_mask`, both int64 (count, length); rows end in `padding`."""
-    ids = samples.tokens(count, length, vocabulary=VOCABULARY - FIRST, seed=seed)
-    kept = ids != 0 if masked else np.ones_like(ids, dtype=bool)
-    ids = np.where(kept, ids + FIRST - 1 + (ids == 0), padding).astype(np.int64)
-    mask = kept.astype(np.int64)
+    """Return `input_ids` and `attention_mask`, int64 (count, length), right-padded with
+    `padding`.
+    """
+    ids = samples.tokens(count, length, vocabulary=VOCABULARY - FIRST_TOKEN, seed=seed)
+    is_kept = ids != 0 if masked else np.ones_like(ids, dtype=bool)
+    ids = np.where(is_kept, ids + FIRST_TOKEN - 1 + (ids == 0), padding).astype(np.int64)
+    mask = is_kept.astype(np.int64)
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def tokens(count: int, seed: int, *, length: int = LENGTH) -> Arrays:
-    """`input_ids` alone, int64 (count, length), nothing padded."""
+    """Return `input_ids` only, int64 (count, length), without padding."""
     return {"input_ids": text(count, seed, length=length, masked=False)["input_ids"]}
 
 
 def image(count: int, seed: int, *, size: int = 32) -> Arrays:
-    """`pixel_values`, float32 (count, 3, size, size)."""
-    return {"pixel_values": samples.normalised(count, size, seed=seed)}
+    """Return `pixel_values`, float32 (count, 3, size, size)."""
+    return {"pixel_values": samples.normalized(count, size, seed=seed)}
 
 
 def pages(count: int, seed: int) -> Arrays:
-    """Words and their boxes on a page: left, top, right, bottom in 0..63."""
+    """Return tokens and their boxes on a page: left, top, right, bottom in 0..63."""
     rng = np.random.default_rng(seed)
     corner = rng.integers(0, 40, (count, LENGTH, 2))
     boxes = np.concatenate([corner, corner + rng.integers(1, 24, (count, LENGTH, 2))], axis=2)
@@ -49,7 +52,7 @@ def pages(count: int, seed: int) -> Arrays:
 def sound(
     count: int, seed: int, *, length: int = 1600, name: str = "input_values"
 ) -> dict[str, Any]:
-    """Chords with noise, float32 (count, length), at most about 1."""
+    """Return chords with noise, float32 (count, length), with an amplitude of about 1."""
     rng = np.random.default_rng(seed)
     time = np.arange(length) / 8000.0
     pitch = rng.uniform(80.0, 2000.0, (count, 3, 1))
@@ -61,20 +64,20 @@ def sound(
 
 
 def spectrum(count: int, seed: int, *, bands: int = 16, frames: int = 80) -> NDArray[np.float32]:
-    """Logarithms of a mel spectrum, float32 (count, bands, frames): smooth, about unit scale."""
+    """Return log-mel spectra, float32 (count, bands, frames): smooth, of about unit scale."""
     walks = samples.series(count, frames, bands, seed=seed)
     return np.ascontiguousarray(walks.transpose(0, 2, 1))
 
 
 def past(count: int, seed: int, *, length: int = 48, channels: int = 4) -> NDArray[np.float32]:
-    """Series in units of their own, float32 (count, length, channels)."""
+    """Return series with a different unit per channel, float32 (count, length, channels)."""
     scale = np.array([1.0, 30.0, 0.05, 400.0, 5.0, 1000.0], dtype=np.float32)[:channels]
     level = np.array([0.0, 15.0, 0.5, 1000.0, -3.0, 5e3], dtype=np.float32)[:channels]
     return (samples.series(count, length, channels, seed=seed) * scale + level).astype(np.float32)
 
 
 def forecast(count: int, seed: int, *, past_length: int = 27, future: int = 8) -> Arrays:
-    """What the forecasters of transformers take, in the order of their `forward`."""
+    """Return the inputs of the forecasters of transformers, in the order of their `forward`."""
     rng = np.random.default_rng(seed)
     steps = samples.series(count, past_length + future, 1, seed=seed)[:, :, 0] + 5.0
     clock = rng.uniform(-0.5, 0.5, (count, past_length + future, 2)).astype(np.float32)
@@ -89,7 +92,9 @@ def forecast(count: int, seed: int, *, past_length: int = 27, future: int = 8) -
 
 
 def clicks(count: int, seed: int, *, sizes: tuple[int, ...], numbers: int) -> Arrays:
-    """Categories, frequent ones small, int64 (count, len(sizes)), and counts in log units."""
+    """Return categories, int64 (count, len(sizes)), most of them small, and logarithms of
+    counts.
+    """
     rng = np.random.default_rng(seed)
     columns = [np.minimum(rng.zipf(1.4, count) - 1, size - 1) for size in sizes]
     amounts = np.log1p(rng.lognormal(1.0, 1.0, (count, numbers)))

@@ -68,7 +68,7 @@ def test_nothing_but_names_and_versions_is_written() -> None:
     assert first.endswith(REMEDY)
     assert lines
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line) for line in lines)
-    assert lines == sorted(lines, key=constraints._normal)
+    assert lines == sorted(lines, key=constraints._normalize_name)
 
 
 def _pip(monkeypatch: pytest.MonkeyPatch, code: int, report: dict) -> list[list[str]]:
@@ -98,7 +98,7 @@ def test_the_file_is_made_from_pips_report(tmp_path: Path, monkeypatch: pytest.M
     assert constraints.main() == 0
     assert constraints.FILE.read_text().splitlines()[1:] == ["alpha==1", "zed-a==3", "Zed_x==2"]
     assert "-c" in calls[0]
-    assert constraints.EVERYTHING in calls[0]
+    assert constraints.ALL_EXTRAS in calls[0]
     monkeypatch.setattr("sys.argv", ["constraints", "--upgrade"])
     assert constraints.main() == 0
     assert "-c" not in calls[1]

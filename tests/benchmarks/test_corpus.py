@@ -22,7 +22,7 @@ from benchmarks.corpus.exporters import Recipe
 from benchmarks.corpus.outcome import Outcome, Rates, Ruling
 from benchmarks.corpus.registry import ENTRIES
 from benchmarks.corpus.run import run
-from benchmarks.corpus.trained import tensors, trained
+from benchmarks.corpus.trained import build_trained, to_tensors
 from tests.exhaustive import EXHAUSTIVE, exhaustive, further_as_proofs, some
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the corpus is judged in one go
@@ -95,7 +95,7 @@ def test_the_corpus_is_as_large_as_it_says() -> None:
 @pytest.mark.parametrize("name", further_as_proofs(ARCHITECTURES, 5))
 def test_references_tell_samples_apart_and_are_the_same_every_time(name: str) -> None:
     architecture = ARCHITECTURES[name]
-    model, again = trained(architecture), trained(architecture)
+    model, again = build_trained(architecture), build_trained(architecture)
     assert not model.training
     for key, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[key]), key
@@ -103,7 +103,7 @@ def test_references_tell_samples_apart_and_are_the_same_every_time(name: str) ->
     for key, array in architecture.draw(SAMPLES, 0).items():
         assert np.array_equal(array, samples[key])
     with torch.no_grad():
-        returned = model(*tensors(samples, 0, SAMPLES))
+        returned = model(*to_tensors(samples, 0, SAMPLES))
     first = returned if isinstance(returned, torch.Tensor) else returned[0]
     assert len(first.argmax(1).unique()) >= 3
     assert 0.5 < float(first.std()) < 5.0

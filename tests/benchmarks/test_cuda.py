@@ -13,8 +13,8 @@ import pytest
 from benchmarks.corpus.registry import ENTRIES
 from benchmarks.cuda import judged, measuring
 from benchmarks.cuda.__main__ import main
-from benchmarks.cuda.judged import MARGINS, Proposal, faults_passing, judge, propose, rounded_up
-from benchmarks.cuda.measuring import Job, Measured, Measurements, plan
+from benchmarks.cuda.judged import MARGINS, Proposal, faults_passing, judge, propose, round_up
+from benchmarks.cuda.measuring import Job, Measurement, Measurements, plan
 from benchmarks.cuda.settings import BASELINE, DEFAULT, ON_CUDA, SETTINGS, Device, Role
 from benchmarks.cuda.subjects import MODELS
 from gate.runtimes import selection
@@ -35,7 +35,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(
     subject: str, setting: str = "corpus", *, wrong: Role = "ort-cuda", **noise: float
-) -> Measured:
+) -> Measurement:
     """A correct file's numbers, except for those of one runtime."""
     chosen = SETTINGS[setting]
     runtimes = []
@@ -61,10 +61,10 @@ def measured(
     )
     environment = evidence.environment.model_copy(update={"determinism": switches})
     evidence = evidence.model_copy(update={"environment": environment})
-    return Measured(chosen, subject, "measured", evidence=builders.with_drawn_probes(evidence))
+    return Measurement(chosen, subject, "measured", evidence=builders.with_drawn_probes(evidence))
 
 
-def proposed(*results: Measured) -> Proposal:
+def proposed(*results: Measurement) -> Proposal:
     return propose(results, Device())
 
 
@@ -108,7 +108,7 @@ def test_a_subject_that_ends_its_process_takes_no_other_with_it(
     process, kept = Process(monkeypatch), Measurements(tmp_path, Device())
     job = Job(DEFAULT, ("a", "deadly", "b", "failing", "c"))
     result: list[str] = []
-    kept.measure([job], deadline=time.monotonic() + 60, workers=1, done=result.append)
+    kept.measure([job], deadline=time.monotonic() + 60, workers=1, report_done=result.append)
     assert result == job.names
     matches = {name: kept.read(name) for name in job.names}
     statuses = [item.status for item in matches.values() if item]
@@ -117,7 +117,7 @@ def test_a_subject_that_ends_its_process_takes_no_other_with_it(
     assert died is not None
     assert "status -11" in died.reason
     process.begun.clear()
-    kept.measure([job], deadline=time.monotonic() + 60, workers=1, done=result.append)
+    kept.measure([job], deadline=time.monotonic() + 60, workers=1, report_done=result.append)
     assert process.begun[0] == ["default/deadly", "default/failing"]  # failures alone, again
 
 
@@ -133,7 +133,7 @@ def test_a_bound_is_the_largest_of_the_correct_files_with_its_margin(
         measured(FAULT, ratio=11.0, wrong="ort-cuda"),  # nor a fault
     )
     assert result.objections == ()
-    assert result.bounds["noise_ratio"] == rounded_up(10.0 * MARGINS["noise_ratio"]) == 12.0
+    assert result.bounds["noise_ratio"] == round_up(10.0 * MARGINS["noise_ratio"]) == 12.0
     assert result.bounds["noise_peak"] == 46.0
     assert result.bounds["noise_diff"] == 32.0  # never below the CPU's
     (ratio,) = (item for item in result.spreads if item.metric == "noise_ratio")

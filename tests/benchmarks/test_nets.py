@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.nets.__main__ import holds, main, sentence
+from benchmarks.nets.__main__ import format_rates, holds, main
 from benchmarks.nets.judge import Outcome, Ruling, judge
 from benchmarks.nets.net import draw
 from benchmarks.nets.pair import run, run_file, write
@@ -73,7 +73,7 @@ def test_the_command_prints_what_was_refused(
 ) -> None:
     file = tmp_path / "out.json"
 
-    code = main(["--seeds", "0:6", "--json", str(file)], judged=_judged)
+    code = main(["--seeds", "0:6", "--json", str(file)], judge_seed=_judged)
 
     assert code == 1
     out = capsys.readouterr().out
@@ -90,4 +90,4 @@ def test_one_refused_of_a_thousand_is_allowed() -> None:
     assert not holds([])
     shaky = replace(_judged(1), shaky="out0")
     assert holds([*right, shaky, shaky])
-    assert "of 2 that float32 itself does not answer, 2" in sentence([shaky, shaky])
+    assert "of 2 that float32 itself does not answer, 2" in format_rates([shaky, shaky])

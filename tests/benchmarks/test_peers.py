@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.judge import parity_gate
-from benchmarks.corpus.registry import chosen
+from benchmarks.corpus.registry import select_entries
 from benchmarks.peers import comparator, escapes, loop, ours, race, validations, verification
-from benchmarks.peers.__main__ import chosen_peers
+from benchmarks.peers.__main__ import select_peers
 from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.export import export_model
 from gate.records.export import ExportSettings
@@ -137,40 +137,42 @@ def test_what_a_peer_cannot_take_is_no_judgment(
 
 @pytest.mark.proof
 def test_the_corpus_is_judged_by_all_and_counted() -> None:
-    entries = chosen("correct/resnet/traced-13") + chosen("fault/stale-digest/replaced-*")
+    entries = select_entries("correct/resnet/traced-13") + select_entries(
+        "fault/stale-digest/replaced-*"
+    )
     assert [entry.faulty for entry in entries] == [False, True]
     observed: list[tuple[int, int]] = []
     opinions = escapes.run(
         entries, lambda pair: parity_gate(pair).passed, advance=lambda *at: observed.append(at)
     )
     assert observed == [(1, 2), (2, 2)]
-    judges = escapes.told(opinions)["judges"]
+    judges = escapes.summarize(opinions)["judges"]
     everything = {"faulty": 1, "escaped": 0, "correct": 1, "blocked": 0, "unjudged": 0}
     assert set(judges) == {*escapes.PEERS, escapes.OURS}
     assert all((item["faulty"], item["correct"]) == (1, 1) for item in judges.values())
     assert judges[escapes.OURS] == everything
     assert all(judges[name]["escaped"] == 1 for name in escapes.PEERS)
-    assert escapes.rates(opinions).row_count == len(judges)
-    assert escapes.by_kind(opinions).row_count == 1
+    assert escapes.rates_table(opinions).row_count == len(judges)
+    assert escapes.kinds_table(opinions).row_count == 1
 
 
 def test_peers_can_be_chosen_and_then_judge_alone() -> None:
-    entries = chosen("fault/stale-digest/replaced-*")
-    peers = chosen_peers(["loop, allclose"])
+    entries = select_entries("fault/stale-digest/replaced-*")
+    peers = select_peers(["loop, allclose"])
     (only,) = escapes.run(entries, None, peers=peers)
     assert (only.judge, only.said) == ("loop, allclose", "passed")
-    assert set(escapes.told([only])["judges"]) == {"loop, allclose"}
-    assert {*chosen_peers(["olive-ai"])} == {"olive-ai"}
+    assert set(escapes.summarize([only])["judges"]) == {"loop, allclose"}
+    assert {*select_peers(["olive-ai"])} == {"olive-ai"}
     with pytest.raises(SystemExit, match="Polygraphy"):
-        chosen_peers(["polygraphy"])
+        select_peers(["polygraphy"])
 
 
 def test_all_that_race_do_the_job(right: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race, "IMAGES", 16)
-    contestants = race.entered(right)
+    contestants = race.build_contestants(right)
     assert race.BASELINE in contestants
-    seconds = race.turns(contestants, shift=3)
+    seconds = race.run_round(contestants, shift=3)
     assert set(seconds) == set(contestants)
     assert next(iter(seconds)) == list(contestants)[3]
     assert all(value > 0.0 for value in seconds.values())
-    assert loop.largest_difference(right, optimized=False) == ours.measured(right)
+    assert loop.largest_difference(right, optimized=False) == ours.measure_difference(right)

@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.bench import Bench, Pair
-from benchmarks.corpus.effect import computed, effect_of
+from benchmarks.corpus.effect import compute_outputs, measure_effect
 from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.outcome import Ruling
-from benchmarks.corpus.trained import trained
+from benchmarks.corpus.trained import build_trained
 from benchmarks.world.__main__ import main
 from benchmarks.world.architectures import ARCHITECTURES
 from benchmarks.world.correct_pairs import CORRECT_PAIRS, REFUSED, WRONG
 from benchmarks.world.fault import FAULTS
 from benchmarks.world.halves import half_of
-from benchmarks.world.registry import ENTRIES, chosen
+from benchmarks.world.registry import ENTRIES, select_entries
 
 VISIBLE = 5.0
 """Units of rounding; the mildest fault of the first corpus moves its outputs by 2.4."""
@@ -65,7 +65,7 @@ def _by_exporter_alone(fault: Entry) -> bool:
 
 
 def test_halves_are_split_by_architecture_and_both_large() -> None:
-    halves = {half: chosen(None, half) for half in ("tune", "confirm")}
+    halves = {half: select_entries(None, half) for half in ("tune", "confirm")}
     assert sum(map(len, halves.values())) == len(ENTRIES)
     names = [{entry.architecture.name for entry in half} for half in halves.values()]
     assert names[0].isdisjoint(names[1])
@@ -98,16 +98,16 @@ def test_faults_show_in_the_samples_or_within_their_reach(fault: Entry, tmp_path
         copied = copy.deepcopy(model)
         captured.append(freevars["edit"].cell_contents(copied, fault.architecture) or copied)
     inputs = fault.reach() if fault.reach else bench.samples(fault.architecture)
-    assert effect_of(captured[0], model, inputs) > VISIBLE
+    assert measure_effect(captured[0], model, inputs) > VISIBLE
 
 
 @pytest.mark.parametrize("name", ["own-money", "own-experts", "hf-bert", "tv-fcn", "timm-mixer"])
 def test_references_are_the_same_every_time_and_answers_vary(name: str) -> None:
     architecture = ARCHITECTURES[name]
-    model, again = trained(architecture), trained(architecture)
+    model, again = build_trained(architecture), build_trained(architecture)
     for key, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[key]), key
-    (answers, *_) = computed(model, architecture.draw(architecture.count or 24, 0))
+    (answers, *_) = compute_outputs(model, architecture.draw(architecture.count or 24, 0))
     assert np.all(answers.std(axis=0) > 0)
 
 
@@ -124,8 +124,8 @@ def test_an_effect_is_that_of_the_worst_column() -> None:
             return self.linear(rows) * self.scale
 
     rows = {"rows": np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)}
-    assert effect_of(Scaled(1.0), Scaled(1.0), rows) == 0.0
-    assert 10.0 < effect_of(Scaled(1.001), Scaled(1.0), rows) < math.inf
+    assert measure_effect(Scaled(1.0), Scaled(1.0), rows) == 0.0
+    assert 10.0 < measure_effect(Scaled(1.001), Scaled(1.0), rows) < math.inf
 
 
 def _planted(pair: Pair) -> Ruling:

@@ -1,4 +1,4 @@
-"""All faults. Importing these modules fills `benchmarks.corpus.entry.FAULTS`."""
+"""All faults. Importing the modules fills `benchmarks.corpus.entry.FAULTS`."""
 
 from benchmarks.corpus.faults import (
     checkpoints,

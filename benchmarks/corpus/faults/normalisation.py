@@ -1,4 +1,4 @@
-"""Faults of normalization parameters."""
+"""Faults of normalization layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.corpus.exporters import (
     TRACED_13,
     TRACED_17,
 )
-from benchmarks.corpus.trained import calibrate, tensors
+from benchmarks.corpus.trained import calibrate, to_tensors
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 @in_model("norm epsilon", ("resnet", TRACED_13), ("detector", DYNAMO_18))
 def epsilon_of_tensorflow(model: nn.Module, _: Architecture) -> None:
-    """Every BatchNorm has epsilon 1e-3, the model has 1e-5."""
+    """Set the epsilon of every BatchNorm to 1e-3 instead of 1e-5."""
     for module in model.modules():
         if isinstance(module, _BATCH_NORMS):
             module.eps = 1e-3
@@ -33,7 +33,7 @@ def epsilon_of_tensorflow(model: nn.Module, _: Architecture) -> None:
 
 @in_layer("norm epsilon", ("mobilenet", "block1.norm1", DIRECT_17), ("vit", "norm", DIRECT_17))
 def epsilon_of_pytorch(layer: nn.Module, _: Architecture) -> None:
-    """The norm has PyTorch's default epsilon of 1e-5; the model was trained with another."""
+    """Set the epsilon to PyTorch's default of 1e-5, while the model has another."""
     layer.eps = 1e-5
 
 
@@ -44,7 +44,7 @@ def epsilon_of_pytorch(layer: nn.Module, _: Architecture) -> None:
     ("tokens", "norm2", DYNAMO_18),
 )
 def epsilon_of_keras(layer: nn.Module, _: Architecture) -> None:
-    """The norm has Keras's default epsilon of 1e-3."""
+    """Set the epsilon to Keras's default of 1e-3."""
     layer.eps = 1e-3
 
 
@@ -52,7 +52,7 @@ def epsilon_of_keras(layer: nn.Module, _: Architecture) -> None:
     "running mean", ("resnet18", "layer1.0.bn1", DIRECT_17), ("pyramid", "body.norm", SCRIPTED_17)
 )
 def running_mean_lost(layer: nn.Module, _: Architecture) -> None:
-    """The running mean is zero."""
+    """Set the running mean to zero."""
     layer.running_mean.zero_()
 
 
@@ -60,29 +60,29 @@ def running_mean_lost(layer: nn.Module, _: Architecture) -> None:
     "running variance", ("segmenter", "first.norm", DIRECT_13), ("two-inputs", "norm", DYNAMO_18)
 )
 def running_variance_lost(layer: nn.Module, _: Architecture) -> None:
-    """The running variance is one."""
+    """Set the running variance to one."""
     layer.running_var.fill_(1.0)
 
 
 @in_layer("running variance", ("camera", "backbone.two.norm", TRACED_13))
 def biased_variance(layer: nn.Module, _: Architecture) -> None:
-    """Another framework keeps the biased variance: smaller by one part in a thousand."""
+    """Scale the running variance by 0.999, as in a framework that stores the biased variance."""
     layer.running_var.mul_(1.0 - 1e-3)
 
 
 @in_model("stale statistics", ("pyramid", DIRECT_17), ("resnet", DIRECT_17))
 def one_batch_more(model: nn.Module, architecture: Architecture) -> None:
-    """A forward pass in training mode moved the running statistics after the checkpoint."""
+    """Update the running statistics by a forward pass in training mode."""
     for module in model.modules():
         if isinstance(module, _BATCH_NORMS):
             module.train()
-    model(*tensors(architecture.draw(16, 3000), 0, 16))
+    model(*to_tensors(architecture.draw(16, 3000), 0, 16))
     model.eval()
 
 
 @in_model("stale statistics", ("mobilenet", DYNAMO_18))
 def other_calibration(model: nn.Module, architecture: Architecture) -> None:
-    """The running statistics were taken on other samples of the same data."""
+    """Compute the running statistics on other samples of the same distribution."""
     calibrate(model, architecture.draw(64, 4000))
 
 
@@ -90,7 +90,7 @@ def other_calibration(model: nn.Module, architecture: Architecture) -> None:
     "training mode", ("resnet", "stage2.bn1", PRESERVED_17), ("two-inputs", "norm", PRESERVED_17)
 )
 def norm_in_training(layer: nn.Module, _: Architecture) -> None:
-    """One BatchNorm was left in training mode: it normalises by the batch that it sees."""
+    """Leave one BatchNorm in training mode, so that it normalizes by batch statistics."""
     layer.train()
 
 
@@ -98,25 +98,25 @@ def norm_in_training(layer: nn.Module, _: Architecture) -> None:
     "training mode", ("pooling", "dropout", PRESERVED_17), ("mobilenet", "dropout", PRESERVED_17)
 )
 def dropout_in_training(layer: nn.Module, _: Architecture) -> None:
-    """Dropout is active in the file: two runs give two answers."""
+    """Leave dropout active in the file, so that two runs give different outputs."""
     layer.train()
 
 
 @in_model("training mode", ("pyramid", PRESERVED_17))
 def everything_in_training(model: nn.Module, _: Architecture) -> None:
-    """The whole model was exported in training mode."""
+    """Export the whole model in training mode."""
     model.train()
 
 
 @in_layer("norm layout", ("generator", "group", DIRECT_17))
 def other_groups(layer: nn.Module, _: Architecture) -> None:
-    """GroupNorm over six groups, the model has four."""
+    """Set GroupNorm to six groups instead of four."""
     layer.num_groups = 6
 
 
 @in_layer("norm layout", ("generator", "instance", DYNAMO_18))
 def instance_as_layer(layer: nn.Module, _: Architecture) -> nn.Module:
-    """The channels are normalised together, the model normalises each by itself."""
+    """Normalize all channels together instead of each alone."""
     group = nn.GroupNorm(1, layer.num_features, eps=layer.eps)
     group.load_state_dict(layer.state_dict())
     return group
@@ -124,17 +124,17 @@ def instance_as_layer(layer: nn.Module, _: Architecture) -> nn.Module:
 
 @in_layer("norm layout", ("recurrent", "norm", DIRECT_17), ("vit", "block1.norm2", DIRECT_17))
 def affine_lost(layer: nn.Module, _: Architecture) -> nn.Module:
-    """LayerNorm without its learned scale and shift."""
+    """Remove the learned scale and shift of a LayerNorm."""
     return nn.LayerNorm(layer.normalized_shape, eps=layer.eps, elementwise_affine=False)
 
 
 @in_graph("norm epsilon", ("resnet", PRESERVED_17), layer="stage3.bn2")
 def folded_without_epsilon(model: onnx.ModelProto) -> None:
-    """A fusing tool folds BatchNorm with variance alone, without epsilon."""
-    graph.set_attribute(graph.node(model, "/stage3/bn2/BatchNormalization"), "epsilon", 0.0)
+    """Set epsilon to zero, as a tool does that folds BatchNorm without epsilon."""
+    graph.set_attribute(graph.find_node(model, "/stage3/bn2/BatchNormalization"), "epsilon", 0.0)
 
 
 @in_layer("running mean", ("difference", "backbone.one.norm", DIRECT_17))
 def neighbors_mean(layer: nn.Module, _: Architecture) -> None:
-    """The running means are shifted by one channel."""
+    """Shift the running means by one channel."""
     layer.running_mean.copy_(torch.roll(layer.running_mean, 1))

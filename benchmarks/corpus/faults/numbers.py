@@ -1,4 +1,4 @@
-"""Files that are correct unless a number is zero, large or negative."""
+"""Files that are correct unless a value is zero, large or negative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from benchmarks.corpus import samples
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.corpus.entry import as_exported, in_model
+from benchmarks.corpus.entry import in_model, register_exporter_fault
 from benchmarks.corpus.exporters import (
     DIRECT_13,
     DIRECT_17,
@@ -17,12 +17,12 @@ from benchmarks.corpus.exporters import (
     TRACED_13,
     TRACED_17,
 )
-from benchmarks.corpus.models.between import Between, on_images
+from benchmarks.corpus.models.between import MiddleOperation, image_architecture
 from benchmarks.corpus.models.spatial import Pair
 
 
 class Standardised(nn.Module):
-    """Each image is standardised by its own mean and deviation first."""
+    """A classifier that standardizes each image by its mean and deviation first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Standardised(nn.Module):
         return self.fc(self.two(self.one(centered / deviation)).mean((2, 3)))
 
     def deviation(self, _: torch.Tensor, centered: torch.Tensor) -> torch.Tensor:
-        """Of each image, shape (batch, 1, 1, 1)."""
+        """Return the deviation of each image, shape (batch, 1, 1, 1)."""
         return centered.square().mean((1, 2, 3), keepdim=True).sqrt()
 
 
 class Logarithmic(nn.Module):
-    """Works on the logarithm of intensities, kept from zero."""
+    """A classifier that takes the logarithm of intensities, clamped above zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Logarithmic(nn.Module):
 
 
 class Boxes(nn.Module):
-    """Widths as exponentials, kept from overflow as in every detector."""
+    """A model that returns box widths as exponentials, clamped against overflow as in detectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Boxes(nn.Module):
 
 
 class Sharp(nn.Module):
-    """Probabilities at a low temperature."""
+    """A classifier that returns probabilities at a low temperature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,29 +80,29 @@ class Sharp(nn.Module):
         return self.softmax(8.0 * self.fc(self.two(self.one(x)).mean((2, 3))))
 
     def softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """Over axis 1."""
+        """Return the softmax over axis 1."""
         return functional.softmax(scores, dim=1)
 
 
-class LogSigmoid(Between):
-    """Log-sigmoid is written as Log(Sigmoid(x)): minus infinity from -104 downwards."""
+class LogSigmoid(MiddleOperation):
+    """A model with log-sigmoid, exported as Log(Sigmoid(x)), which is -inf below -104."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.logsigmoid(20.0 * super().forward(x))
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
         return y
 
 
-class SteepSoftplus(Between):
-    """Softplus is linear from its threshold on; the exporter forgets the threshold."""
+class SteepSoftplus(MiddleOperation):
+    """A classifier with softplus, which is linear above a threshold that the exporter ignores."""
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
         return functional.softplus(y, beta=3.0, threshold=5.0)
 
 
-def on_intensities(make: type[nn.Module]) -> Architecture:
-    """Images in 0.05..0.95: no sample is ever zero or flat."""
+def intensity_architecture(make: type[nn.Module]) -> Architecture:
+    """Return an architecture for images in 0.05..0.95, which are never zero or flat."""
     return Architecture(
         make.__name__.lower(),
         make,
@@ -112,11 +112,11 @@ def on_intensities(make: type[nn.Module]) -> Architecture:
 
 @in_model(
     "nan for some inputs",
-    (on_intensities(Standardised), DIRECT_17),
-    (on_intensities(Standardised), DYNAMO_18),
+    (intensity_architecture(Standardised), DIRECT_17),
+    (intensity_architecture(Standardised), DYNAMO_18),
 )
 def divided_by_zero(model: nn.Module, _: Architecture) -> None:
-    """The deviation is not kept from zero: NaN for every flat image."""
+    """Remove the lower bound of the deviation, which gives NaN for every flat image."""
     model.least = 0.0
 
 
@@ -127,21 +127,21 @@ class _ByMoments(Standardised):
         return (square - x.mean(axes, keepdim=True).square()).sqrt()
 
 
-@in_model("nan for some inputs", (on_intensities(Standardised), TRACED_13))
+@in_model("nan for some inputs", (intensity_architecture(Standardised), TRACED_13))
 def variance_by_moments(model: nn.Module, _: Architecture) -> None:
-    """The variance is the mean of squares less the square of the mean: negative by rounding."""
+    """Compute the variance as E[x^2] - E[x]^2, which rounding can make negative."""
     model.__class__ = _ByMoments
 
 
-@in_model("inf on one side", (on_intensities(Logarithmic), DIRECT_17))
+@in_model("inf on one side", (intensity_architecture(Logarithmic), DIRECT_17))
 def logarithm_of_zero(model: nn.Module, _: Architecture) -> None:
-    """The logarithm is not kept from zero: infinite for every black pixel."""
+    """Remove the lower bound of the logarithm, which gives -inf for every black pixel."""
     model.floor = 0.0
 
 
-@in_model("overflow", (on_images(Boxes), DIRECT_20))
+@in_model("overflow", (image_architecture(Boxes), DIRECT_20))
 def clamp_left_out(model: nn.Module, _: Architecture) -> None:
-    """The exponential is not kept from overflow."""
+    """Remove the upper bound of the exponential, which can overflow."""
     model.limit = float("inf")
 
 
@@ -151,13 +151,15 @@ class _Naive(Sharp):
         return powers / powers.sum(1, keepdim=True)
 
 
-@in_model("overflow", (on_images(Sharp), DIRECT_13))
+@in_model("overflow", (image_architecture(Sharp), DIRECT_13))
 def softmax_without_maximum(model: nn.Module, _: Architecture) -> None:
-    """Softmax by exponentials that overflow from 88 on; below they are right."""
+    """Compute softmax without subtracting the maximum, which overflows for scores above 88."""
     model.__class__ = _Naive
 
 
-as_exported(
-    "inf on one side", (on_images(LogSigmoid), TRACED_17), (on_images(LogSigmoid), DYNAMO_18)
+register_exporter_fault(
+    "inf on one side",
+    (image_architecture(LogSigmoid), TRACED_17),
+    (image_architecture(LogSigmoid), DYNAMO_18),
 )
-as_exported("ignored argument", (on_images(SteepSoftplus), DIRECT_17))
+register_exporter_fault("ignored argument", (image_architecture(SteepSoftplus), DIRECT_17))

@@ -1,4 +1,4 @@
-"""Graphs that compute in a wrong precision, or not deterministically."""
+"""Graphs that compute in a wrong precision or not deterministically."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from benchmarks.corpus.exporters import DIRECT_17, DIRECT_20, DYNAMO_18, TRACED_
 
 @in_graph("float16 island", ("segmenter", DIRECT_17), ("recurrent", TRACED_13))
 def tensor_through_float16(model: onnx.ModelProto) -> None:
-    """A mixed-precision tool left one tensor in float16."""
+    """Cast one tensor to float16 and back, as left over from a mixed-precision tool."""
     tensor = next(n for n in model.graph.node if n.op_type in ("Conv", "LSTM")).output[0]
-    graph.behind(model, tensor, "Cast", to=TensorProto.FLOAT16)
-    graph.behind(model, f"{tensor}_Cast", "Cast", to=TensorProto.FLOAT)
+    graph.insert_after(model, tensor, "Cast", to=TensorProto.FLOAT16)
+    graph.insert_after(model, f"{tensor}_Cast", "Cast", to=TensorProto.FLOAT)
 
 
 @in_graph("quantised tensor", ("mobilenet", DIRECT_17), ("vit", DYNAMO_18))
 def activations_through_int8(model: onnx.ModelProto) -> None:
-    """The last features go through 8 bits and back: calibration nodes that were left."""
-    features = graph.nodes(model, "Gemm")[-1].input[0]
-    scale = graph.constant(model, "scale", np.float32(0.04))
-    zero = graph.constant(model, "zero", np.int8(0))
-    graph.behind(model, features, "QuantizeLinear").input.extend([scale, zero])
-    graph.behind(model, f"{features}_QuantizeLinear", "DequantizeLinear").input.extend(
+    """Quantize the last features to 8 bits and back, as left over from calibration."""
+    features = graph.find_nodes(model, "Gemm")[-1].input[0]
+    scale = graph.add_initializer(model, "scale", np.float32(0.04))
+    zero = graph.add_initializer(model, "zero", np.int8(0))
+    graph.insert_after(model, features, "QuantizeLinear").input.extend([scale, zero])
+    graph.insert_after(model, f"{features}_QuantizeLinear", "DequantizeLinear").input.extend(
         [scale, zero]
     )
 
 
 @in_graph("random", ("resnet", DIRECT_17), ("tokens", DIRECT_20))
 def noise_added(model: onnx.ModelProto) -> None:
-    """A layer that adds noise for training is still in the graph: no two runs agree."""
-    tensor = graph.nodes(model, "Gemm")[-1].input[0]
+    """Add random noise, as by a training layer that is still in the graph."""
+    tensor = graph.find_nodes(model, "Gemm")[-1].input[0]
     noise = onnx.helper.make_node(
         "RandomNormalLike", [tensor], ["noise"], mean=0.0, scale=0.01, name="noise"
     )
-    at = next(i for i, one in enumerate(model.graph.node) if tensor in one.output)
-    graph.behind(model, tensor, "Add").input.append("noise")
-    model.graph.node.insert(at + 1, noise)
+    producer_index = next(i for i, node in enumerate(model.graph.node) if tensor in node.output)
+    graph.insert_after(model, tensor, "Add").input.append("noise")
+    model.graph.node.insert(producer_index + 1, noise)

@@ -1,4 +1,4 @@
-"""Values that a trace bakes in: sizes, lengths, branches and numbers of the example."""
+"""Values of the example that a trace makes constant: sizes, lengths, branches and numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from benchmarks.corpus import graph, samples
 from benchmarks.corpus.architecture import ARCHITECTURES, Architecture
-from benchmarks.corpus.entry import as_exported, in_graph
+from benchmarks.corpus.entry import in_graph, register_exporter_fault
 from benchmarks.corpus.exporters import (
     DIRECT_13,
     DIRECT_17,
@@ -20,51 +20,51 @@ from benchmarks.corpus.exporters import (
     TRACED_17,
     Recipe,
 )
-from benchmarks.corpus.models.between import Between, on_images
+from benchmarks.corpus.models.between import MiddleOperation, image_architecture
 from benchmarks.corpus.models.spatial import Pair
 
 
-class ShareOfBatch(Between):
-    """Features relative to the batch's mean, divided by a baked `len(x)`."""
+class ShareOfBatch(MiddleOperation):
+    """A classifier that divides by `len(x)`, which the trace makes constant."""
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
         return y - 0.5 * y.sum(0, keepdim=True) / len(y)
 
 
-class CountedBatch(Between):
-    """A reshape to `int(x.shape[0])` rows."""
+class CountedBatch(MiddleOperation):
+    """A classifier that reshapes to `int(x.shape[0])` rows, which the trace makes constant."""
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
         return y.reshape(int(y.shape[0]), 4, 4, 8, 8).amax(2).repeat(1, 4, 1, 1)
 
 
-class StateOfExample(Between):
-    """An initial state for `int(x.shape[0])` rows is joined to the features."""
+class StateOfExample(MiddleOperation):
+    """A classifier that appends `int(x.shape[0])` rows of state, which the trace makes constant."""
 
     width = 20
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
         return torch.cat([y, torch.ones(int(y.shape[0]), 4, 8, 8, dtype=y.dtype)], dim=1)
 
 
-class Halving(Between):
-    """Halves while anything is above 1: the trace bakes the number of turns."""
+class Halving(MiddleOperation):
+    """A classifier that halves features while any is above 1; the trace fixes the iterations."""
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
         while bool(y.max() > 1.0):
             y = y * 0.5
         return y
 
 
-class ScaledByItem(Between):
-    """Divides by `y.max().item()`: the example's number is baked in."""
+class ScaledByItem(MiddleOperation):
+    """A classifier that divides by `y.max().item()`, which the trace makes constant."""
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
         return y / y.max().item()
 
 
 class DarkImages(nn.Module):
-    """Brightens the batch if it is dark; no sample is."""
+    """A classifier that brightens dark batches, which no sample is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class DarkImages(nn.Module):
 
 
 class Sequence(nn.Module):
-    """Tokens to scores through their mean; `mean` says how."""
+    """A token classifier over the mean of the features; subclasses override the mean or the cut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,37 +91,41 @@ class Sequence(nn.Module):
         return self.fc(self.mean(y))
 
     def cut(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Which tokens are looked at."""
+        """Return the tokens that are used."""
         return tokens
 
     def mean(self, y: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) to (batch, width)."""
+        """Reduce (batch, length, width) to (batch, width)."""
         return y.mean(1)
 
 
 class BakedLength(Sequence):
-    """The sum over the sequence is divided by a baked `len`; the length is declared dynamic."""
+    """A token classifier that divides by `len`, which the trace makes constant."""
 
     def mean(self, y: torch.Tensor) -> torch.Tensor:
         return y.sum(1) / len(y[0])
 
 
 class LongSequences(Sequence):
-    """Sequences over 32 tokens are cut; the example's 24 are not, so the branch is not there."""
+    """A token classifier that cuts sequences to 32 tokens, a branch that the example does not
+    take.
+    """
 
     def cut(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens[:, :32] if tokens.shape[1] > 32 else tokens
 
 
 class LongestRow(Sequence):
-    """Columns behind the longest row are cut, at the longest row of the example."""
+    """A token classifier that cuts columns after the longest row, which the trace makes
+    constant.
+    """
 
     def cut(self, tokens: torch.Tensor) -> torch.Tensor:
         return tokens[:, : int((tokens != 0).sum(1).max())]
 
 
 class InPlaceShape(nn.Module):
-    """`length += 2` on a traced shape changes the shape itself, so every later reader of it."""
+    """A classifier with `length += 2` on a traced shape, which also changes its later uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +141,7 @@ class InPlaceShape(nn.Module):
 
 
 class BakedSize(nn.Module):
-    """Interpolates to `int(shape)`: right for the example's size, declared dynamic."""
+    """A model that interpolates to `int(shape)`, which the trace makes constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,8 +156,7 @@ class BakedSize(nn.Module):
 
 
 class BakedArea(nn.Module):
-    """A mean over the image with a baked number of pixels; height and width are declared
-    dynamic."""
+    """A classifier with a mean over a constant number of pixels, but a dynamic image size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +168,7 @@ class BakedArea(nn.Module):
         return self.fc(y.sum((2, 3)) / float(int(y.shape[2]) * int(y.shape[3])))
 
 
-def on_tokens(make: type[nn.Module]) -> Architecture:
+def token_architecture(make: type[nn.Module]) -> Architecture:
     return Architecture(
         make.__name__.lower(),
         make,
@@ -174,19 +177,19 @@ def on_tokens(make: type[nn.Module]) -> Architecture:
     )
 
 
-_SIZED = {"image": {2: "height", 3: "width"}}
+_IMAGE_AXES = {"image": {2: "height", 3: "width"}}
 BAKED_SIZE = Architecture(
     "bakedsize",
     BakedSize,
-    lambda n, seed: {"image": samples.normalised(n, 32, seed=seed)},
+    lambda n, seed: {"image": samples.normalized(n, 32, seed=seed)},
     outputs=("scores",),
-    axes={**_SIZED, "scores": {2: "height", 3: "width"}},
+    axes={**_IMAGE_AXES, "scores": {2: "height", 3: "width"}},
 )
 BAKED_AREA = Architecture(
     "bakedarea",
     BakedArea,
-    lambda n, seed: {"image": samples.normalised(n, 32, seed=seed)},
-    axes=_SIZED,
+    lambda n, seed: {"image": samples.normalized(n, 32, seed=seed)},
+    axes=_IMAGE_AXES,
 )
 _IN_PLACE_SHAPE = Architecture(
     "inplaceshape",
@@ -198,39 +201,44 @@ DARK_IMAGES = Architecture(
     "darkimages", DarkImages, lambda n, seed: {"input": samples.images(n, 32, seed=seed)}
 )
 
-as_exported(
+register_exporter_fault(
     "baked batch",
-    (on_images(ShareOfBatch), DIRECT_17),
-    (on_images(CountedBatch), TRACED_17),
-    (on_images(StateOfExample), DIRECT_13),
+    (image_architecture(ShareOfBatch), DIRECT_17),
+    (image_architecture(CountedBatch), TRACED_17),
+    (image_architecture(StateOfExample), DIRECT_13),
     batch_size=EXAMPLE,
 )
-as_exported("fixed batch", (ARCHITECTURES["mobilenet"], Recipe("direct", 17, dynamic_batch=False)))
-as_exported(
+register_exporter_fault(
+    "fixed batch", (ARCHITECTURES["mobilenet"], Recipe("direct", 17, dynamic_batch=False))
+)
+register_exporter_fault(
     "baked branch",
     (ARCHITECTURES["branching"], TRACED_13),
     (ARCHITECTURES["branching"], DIRECT_17),
     (DARK_IMAGES, DIRECT_17),
-    (on_tokens(LongSequences), DIRECT_17),
-    (on_images(Halving), TRACED_17),
+    (token_architecture(LongSequences), DIRECT_17),
+    (image_architecture(Halving), TRACED_17),
 )
-as_exported("baked number", (on_images(ScaledByItem), DIRECT_17))
-as_exported("baked length", (on_tokens(BakedLength), DIRECT_20), (on_tokens(LongestRow), DIRECT_17))
-as_exported("in-place shape", (_IN_PLACE_SHAPE, TRACED_17))
-as_exported("baked size", (BAKED_SIZE, DIRECT_17), (BAKED_AREA, TRACED_13))
+register_exporter_fault("baked number", (image_architecture(ScaledByItem), DIRECT_17))
+register_exporter_fault(
+    "baked length",
+    (token_architecture(BakedLength), DIRECT_20),
+    (token_architecture(LongestRow), DIRECT_17),
+)
+register_exporter_fault("in-place shape", (_IN_PLACE_SHAPE, TRACED_17))
+register_exporter_fault("baked size", (BAKED_SIZE, DIRECT_17), (BAKED_AREA, TRACED_13))
 
 
 @in_graph("baked batch", ("vit", DIRECT_17), batch_size=EXAMPLE)
 def reshape_to_four(model: onnx.ModelProto) -> None:
-    """A Reshape in the middle has the example's batch size as a constant; the batch axis is
-    declared dynamic."""
-    reshape = graph.nodes(model, "Reshape")[0]
-    shape = np.array([EXAMPLE, *_shape_behind(model, reshape)], np.int64)
-    reshape.input[1] = graph.constant(model, "baked_shape", shape)
+    """Set the batch size of a Reshape to that of the example; the batch axis is dynamic."""
+    reshape = graph.find_nodes(model, "Reshape")[0]
+    shape = np.array([EXAMPLE, *_infer_output_shape(model, reshape)], np.int64)
+    reshape.input[1] = graph.add_initializer(model, "baked_shape", shape)
 
 
-def _shape_behind(model: onnx.ModelProto, reshape: onnx.NodeProto) -> list[int]:
-    """The shape of the Reshape's output without the batch, by shape inference."""
+def _infer_output_shape(model: onnx.ModelProto, reshape: onnx.NodeProto) -> list[int]:
+    """Infer the shape of the Reshape's output without the batch axis."""
     inferred = onnx.shape_inference.infer_shapes(model)
-    (found,) = [v for v in inferred.graph.value_info if v.name == reshape.output[0]]
-    return [dim.dim_value for dim in found.type.tensor_type.shape.dim[1:]]
+    (value_info,) = [v for v in inferred.graph.value_info if v.name == reshape.output[0]]
+    return [dim.dim_value for dim in value_info.type.tensor_type.shape.dim[1:]]

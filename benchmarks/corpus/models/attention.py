@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Encoder(nn.Module):
-    """Attention and a two-layer perceptron, each behind a LayerNorm and around a shortcut."""
+    """A pre-norm encoder layer: attention and a two-layer perceptron, each with a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Encoder(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches of 8x8, a class token, learned positions."""
+    """A vision transformer with patches of 8 x 8, a class token and learned positions."""
 
     def __init__(self, classes: int = 10, width: int = 48) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class VisionTransformer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Scaled dot products written out; padding is masked."""
+    """Attention written as scaled dot products, with a padding mask."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class SelfAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width) to (batch, heads, length, width / heads)."""
+        """Reshape (batch, length, width) to (batch, heads, length, width / heads)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class TokenClassifier(nn.Module):
-    """Embeddings with positions, masked attention, the mean over what is no padding."""
+    """A token classifier with positions, masked attention and the mean over unpadded tokens."""
 
     def __init__(self, classes: int = 6, vocabulary: int = 120, width: int = 32) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class TokenClassifier(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         padding = tokens == 0
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.embedding(tokens) + self.positions(places)
+        indices = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.embedding(tokens) + self.positions(indices)
         x = x + self.attention(self.norm1(x), padding)
         x = x + self.down(self.gelu(self.up(self.norm2(x))))
-        kept = (~padding).to(x.dtype).unsqueeze(-1)
-        return self.fc((x * kept).sum(1) / kept.sum(1).clamp(min=1.0))
+        mask = (~padding).to(x.dtype).unsqueeze(-1)
+        return self.fc((x * mask).sum(1) / mask.sum(1).clamp(min=1.0))

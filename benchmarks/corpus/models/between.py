@@ -1,4 +1,4 @@
-"""A classifier whose middle contains one operation that exporters get wrong."""
+"""A classifier with one operation in the middle that exporters get wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.models.spatial import Pair
 
 
-class Between(nn.Module):
-    """Features of shape (batch, 16, 8, 8), `between`, their means, scores."""
+class MiddleOperation(nn.Module):
+    """Two strided convolutions to (batch, 16, 8, 8), the method `middle`, a mean, and scores."""
 
     width = 16
-    """Channels that `between` returns."""
+    """Number of channels that `middle` returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,17 +23,17 @@ class Between(nn.Module):
         self.fc = nn.Linear(self.width, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.between(self.two(self.one(x))).mean((2, 3)))
+        return self.fc(self.middle(self.two(self.one(x))).mean((2, 3)))
 
-    def between(self, y: torch.Tensor) -> torch.Tensor:
-        """What the exporter gets wrong."""
+    def middle(self, y: torch.Tensor) -> torch.Tensor:
+        """Apply the operation that the exporter gets wrong."""
         raise NotImplementedError
 
 
-def on_images(make: type[nn.Module]) -> Architecture:
-    """An architecture that takes normalised images of 32 pixels."""
+def image_architecture(make: type[nn.Module]) -> Architecture:
+    """Return an architecture that takes normalized images of 32 pixels."""
     return Architecture(
         make.__name__.lower(),
         make,
-        lambda n, seed: {"input": samples.normalised(n, 32, seed=seed)},
+        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
     )

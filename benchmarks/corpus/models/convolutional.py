@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with BatchNorm, and a shortcut around them."""
+    """A residual block of two 3x3 convolutions with BatchNorm."""
 
     def __init__(self, inside: int, outside: int, stride: int = 1) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A small residual network."""
+    """A small residual network with three stages."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Channels weighed by their own means."""
+    """A squeeze-and-excitation layer, which scales channels by a function of their means."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Expand, depthwise, squeeze-excite, project."""
+    """An inverted residual block: expand, depthwise, squeeze-excite, project."""
 
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Inverted(nn.Module):
 
 
 class MobileNet(nn.Module):
-    """Depthwise separable, as on phones."""
+    """A network of depthwise separable convolutions, like those for phones."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -109,8 +109,10 @@ class MobileNet(nn.Module):
 
 
 class Pooling(nn.Module):
-    """No normalisation, every kind of pooling, a dilated convolution, a dense head. 30 pixels, so
-    that ceil_mode means something."""
+    """A network with all kinds of pooling, a dilated convolution and a dense head.
+
+    It has no normalization. It takes images of 30 pixels, for which ceil_mode changes the size.
+    """
 
     def __init__(self, classes: int = 8) -> None:
         super().__init__()

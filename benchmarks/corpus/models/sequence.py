@@ -1,4 +1,4 @@
-"""Recurrent layers, and points that are counted into cells by index."""
+"""Recurrent layers, and points that are summed into grid cells by index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Recurrent(nn.Module):
-    """A GRU in both directions, an LSTM on top; any length."""
+    """A bidirectional GRU followed by an LSTM, for any length."""
 
     def __init__(self, classes: int = 6) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Recurrent(nn.Module):
 
 
 class Points(nn.Module):
-    """Features of points are summed into the cells of a grid: indices, duplicates among them."""
+    """A network that sums features of points into grid cells with duplicate indices."""
 
     def __init__(self, classes: int = 6, cells: int = 6, width: int = 12) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class Points(nn.Module):
         self.fc = nn.Linear(16, classes)
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        place = ((points + 1.0) * (0.5 * self.cells)).to(torch.int64).clamp(0, self.cells - 1)
-        index = (place[..., 0] * self.cells + place[..., 1]).unsqueeze(-1)
+        cell = ((points + 1.0) * (0.5 * self.cells)).to(torch.int64).clamp(0, self.cells - 1)
+        index = (cell[..., 0] * self.cells + cell[..., 1]).unsqueeze(-1)
         features = self.act(self.feature(points))
         grid = features.new_zeros(points.shape[0], self.cells * self.cells, self.width)
         grid = grid.scatter_add(1, index.expand(-1, -1, self.width), features)

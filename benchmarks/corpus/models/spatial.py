@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 class Pair(nn.Module):
-    """Convolution, BatchNorm, ReLU."""
+    """A convolution with BatchNorm and ReLU."""
 
     def __init__(self, inside: int, outside: int, stride: int = 1) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Pair(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """A U-Net; any height and width. Returns a class score for each pixel."""
+    """A U-Net for any height and width, which returns class scores for each pixel."""
 
     def __init__(self, classes: int = 5) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Segmenter(nn.Module):
 
 
 class Pyramid(nn.Module):
-    """Resizes in every way, then classifies what comes of it."""
+    """A classifier that resizes features in every mode."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -70,7 +70,9 @@ class Pyramid(nn.Module):
 
 
 class Generator(nn.Module):
-    """Image to image: reflected borders, instance and group norms, transposed convolution."""
+    """An image-to-image model with reflected borders, several norms and a transposed
+    convolution.
+    """
 
     def __init__(self) -> None:
         super().__init__()

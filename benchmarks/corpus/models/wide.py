@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Stylist(nn.Module):
-    """Style transfer: InstanceNorm over whole images."""
+    """A style transfer network with InstanceNorm over whole images."""
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Stylist(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """A step of diffusion: GroupNorm over whole images, and the step as sines and cosines."""
+    """One step of diffusion, with GroupNorm over whole images and a sinusoidal step embedding."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -45,16 +45,16 @@ class Denoiser(nn.Module):
 
     def forward(self, image: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
         half = self.width // 2
-        places = torch.arange(half, device=image.device).to(image.dtype)
-        angles = step[:, None] * torch.exp(places * (-math.log(1000.0) / half))
-        known = self.time(torch.cat([angles.sin(), angles.cos()], dim=1))
-        y = self.enter(image) + known[:, :, None, None]
+        indices = torch.arange(half, device=image.device).to(image.dtype)
+        angles = step[:, None] * torch.exp(indices * (-math.log(1000.0) / half))
+        step_features = self.time(torch.cat([angles.sin(), angles.cos()], dim=1))
+        y = self.enter(image) + step_features[:, :, None, None]
         y = y + self.inner(self.act1(self.norm1(y)))
         return self.leave(self.act2(self.norm2(y)))
 
 
 class Texture(nn.Module):
-    """A classifier without strides: the global mean is over the whole image."""
+    """A classifier without strides, with a global mean over the whole image."""
 
     def __init__(self, classes: int = 8) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models with complex wiring: branches, two inputs, several outputs, preprocessing."""
+"""Models with branches, two inputs, several outputs or preprocessing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.corpus.models.spatial import Pair
 
 
 class Backbone(nn.Module):
-    """Three strided stages; 32 features."""
+    """Three convolution stages, two of them strided, with 32 output channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Backbone(nn.Module):
 
 
 class Branching(nn.Module):
-    """Takes images in 0..1 or in 0..255 and looks at the data to tell which they are."""
+    """A classifier of images in 0..1 or in 0..255, which it detects from the data."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Branching(nn.Module):
 
 
 class Conditional(Branching):
-    """The same with `torch.cond`: what one rewrites it to before the dynamo exporter takes it."""
+    """The same classifier with `torch.cond`, as rewritten for the dynamo exporter."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.cond(x.max() > 2.0, lambda y: y / 255.0, lambda y: y.clone(), (x,))
@@ -47,7 +47,7 @@ class Conditional(Branching):
 
 
 class TwoInputs(nn.Module):
-    """An image and a row of measurements."""
+    """A classifier with two inputs: an image and a row of measurements."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class TwoInputs(nn.Module):
         self.fc = nn.Linear(48, classes)
 
     def forward(self, image: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        seen = self.backbone(image).mean((2, 3))
-        known = self.act(self.norm(self.dense(numbers)))
-        return self.fc(torch.cat([seen, known], dim=1))
+        features = self.backbone(image).mean((2, 3))
+        number_features = self.act(self.norm(self.dense(numbers)))
+        return self.fc(torch.cat([features, number_features], dim=1))
 
 
 class Difference(nn.Module):
-    """Two images of one shape: what changed from the first to the second."""
+    """A classifier of the change between two images of equal shape."""
 
     def __init__(self, classes: int = 6) -> None:
         super().__init__()
@@ -74,13 +74,17 @@ class Difference(nn.Module):
         self.fc = nn.Linear(32, classes)
 
     def forward(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-        one = self.backbone(before).mean((2, 3))
-        two = self.backbone(after).mean((2, 3))
-        return self.fc(self.relu(self.dense(torch.cat([one, two - one], dim=1))))
+        before_features = self.backbone(before).mean((2, 3))
+        after_features = self.backbone(after).mean((2, 3))
+        return self.fc(
+            self.relu(
+                self.dense(torch.cat([before_features, after_features - before_features], dim=1))
+            )
+        )
 
 
 class Detections(NamedTuple):
-    """What a detector returns, by name."""
+    """The named outputs of a detector."""
 
     scores: torch.Tensor
     boxes: torch.Tensor
@@ -89,7 +93,7 @@ class Detections(NamedTuple):
 
 
 class Detector(nn.Module):
-    """Class scores, a box, an embedding of unit length, and the winning class."""
+    """A detector that returns class scores, a box, a unit embedding and the top-1 class."""
 
     def __init__(self, classes: int = 8) -> None:
         super().__init__()
@@ -100,15 +104,17 @@ class Detector(nn.Module):
         self.embed = nn.Linear(32, 8)
 
     def forward(self, x: torch.Tensor) -> Detections:
-        seen = self.backbone(x).mean((2, 3))
-        scores = self.fc(seen)
-        unit = functional.normalize(self.embed(seen), dim=1)
-        return Detections(scores, self.scale(self.box(seen)), unit, scores.argmax(1))
+        features = self.backbone(x).mean((2, 3))
+        scores = self.fc(features)
+        unit = functional.normalize(self.embed(features), dim=1)
+        return Detections(scores, self.scale(self.box(features)), unit, scores.argmax(1))
 
 
 class Camera(nn.Module):
-    """Takes a camera's bytes, shape (batch, height, width, 3) in RGB, and does the preprocessing
-    itself: scale, layout, resize, mean and deviation."""
+    """A classifier of camera bytes, shape (batch, height, width, 3) in RGB, with its preprocessing.
+
+    The preprocessing scales, transposes, resizes and normalizes.
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

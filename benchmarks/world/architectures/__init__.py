@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.world.architectures import custom, images, text, vision, vision_sound_series
-from benchmarks.world.architectures.seeds import seeded
+from benchmarks.world.architectures.seeds import with_seeds
 
 _ALL = (
     *images.ARCHITECTURES,
@@ -14,4 +14,6 @@ _ALL = (
     *custom.ARCHITECTURES,
 )
 
-ARCHITECTURES: dict[str, Architecture] = {one.name: one for one in (*_ALL, *seeded(_ALL))}
+ARCHITECTURES: dict[str, Architecture] = {
+    architecture.name: architecture for architecture in (*_ALL, *with_seeds(_ALL))
+}

@@ -1,5 +1,7 @@
-"""Heads, recommenders, forecasters and sound models as companies write them
-(`benchmarks.world.models`)."""
+"""Heads, recommenders, forecasters and sound models as companies write them.
+
+The models are in `benchmarks.world.models`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ Draw = Callable[[int, int], Arrays]
 
 
 def rows(count: int, seed: int) -> Arrays:
-    """Rows of a table, float32 (count, 12), each column of unit scale."""
-    drawn = np.random.default_rng(seed).normal(size=(count, heads.FEATURES))
-    return {"rows": drawn.astype(np.float32)}
+    """Return rows of a table, float32 (count, 12), with columns of unit scale."""
+    values = np.random.default_rng(seed).normal(size=(count, heads.FEATURES))
+    return {"rows": values.astype(np.float32)}
 
 
 def clicks(count: int, seed: int) -> Arrays:
-    """Categories and numbers of a recommender."""
+    """Return the categories and numbers of a recommender."""
     return sample_generators.clicks(
         count, seed, sizes=recommenders.SIZES, numbers=recommenders.NUMBERS
     )
@@ -41,7 +43,7 @@ def _history(count: int, seed: int) -> Arrays:
 
 
 def _pictures(count: int, seed: int) -> Arrays:
-    return {"picture": samples.normalised(count, 32, seed=seed)}
+    return {"picture": samples.normalized(count, 32, seed=seed)}
 
 
 def _past(count: int, seed: int) -> Arrays:
@@ -56,7 +58,7 @@ def _steps(count: int, seed: int) -> Arrays:
     return {"steps": samples.series(count, 4096, 1, seed=seed)[:, :, 0] + np.float32(0.5)}
 
 
-def _own(
+def _custom(
     name: str,
     make: Callable[[], nn.Module],
     draw_: Draw,
@@ -76,55 +78,55 @@ def _own(
     )
 
 
-def _headed(
+def _custom_head(
     name: str, make: Callable[[], nn.Module], *outputs: str, count: int = 64
 ) -> Architecture:
-    return _own(name, make, rows, *outputs, head="head", count=count)
+    return _custom(name, make, rows, *outputs, head="head", count=count)
 
 
 ARCHITECTURES: list[Architecture] = [
-    _headed("money", heads.Money, count=200),
-    _headed("weather", heads.Weather, count=100),
-    _headed("place", heads.Place),
-    _headed("sorted-scores", heads.SortedScores),
-    _headed("boxes-and-score", heads.BoxesAndScore, count=100),
-    _headed("tagger", heads.Tagger, count=100),
-    _headed("fraud", heads.Fraud, count=500),
-    _headed("masked-words", heads.MaskedWords, "logits"),
-    _headed("least-words", heads.LeastWords, "logits"),
-    _headed("lost-words", heads.LostWords, "logits"),
-    _headed("log-probabilities", heads.LogProbabilities, "logits"),
-    _headed("log-likelihood", heads.LogLikelihood, count=100),
-    _headed("small-increase", heads.SmallIncrease),
-    _headed("heavy-tail", heads.HeavyTail, count=500),
-    _headed("embedded", heads.Embedded),
-    _headed("ranked", heads.Ranked, "best", "who", count=300),
-    _headed(
+    _custom_head("money", heads.Amounts, count=200),
+    _custom_head("weather", heads.WeatherUnits, count=100),
+    _custom_head("place", heads.Coordinates),
+    _custom_head("sorted-scores", heads.SortedScores),
+    _custom_head("boxes-and-score", heads.BoxesAndScore, count=100),
+    _custom_head("tagger", heads.Tagger, count=100),
+    _custom_head("fraud", heads.FraudProbability, count=500),
+    _custom_head("masked-words", heads.MaskedWords, "logits"),
+    _custom_head("least-words", heads.LowestFloatMaskedWords, "logits"),
+    _custom_head("lost-words", heads.InfinityMaskedWords, "logits"),
+    _custom_head("log-probabilities", heads.LogProbabilities, "logits"),
+    _custom_head("log-likelihood", heads.LogLikelihood, count=100),
+    _custom_head("small-increase", heads.SmallIncrease),
+    _custom_head("heavy-tail", heads.HeavyTail, count=500),
+    _custom_head("embedded", heads.UnitEmbedding),
+    _custom_head("ranked", heads.TopThree, "best", "who", count=300),
+    _custom_head(
         "with-constants", heads.WithConstants, "logits", "temperature", "grid", "positions", "kept"
     ),
-    replace(_headed("gaps", heads.Gaps), gaps=True),
-    _headed("limited", heads.Limited, "logits"),
-    _headed("softened", heads.Softened),
-    _own("experts", heads.Experts, rows, "logits", count=100),
-    _own("running", heads.Running, _steps, count=32),
-    _own("class-map", pictures.ClassMap, _pictures, "map", head="head"),
-    _own("map-and-scores", pictures.MapAndScores, _pictures, "scores", "map", head="head"),
-    _own("bytes", pictures.Bytes, _pictures, "shown", head="head"),
-    _own("depth", pictures.Depth, _pictures, "metres", head="head", count=32),
-    _own("centre-net", pictures.CentreNet, _pictures, "heat", "boxes", head="head", count=32),
-    _own("dlrm", recommenders.Dlrm, clicks, "click", count=300),
-    _own("wide-and-deep", recommenders.WideAndDeep, clicks, "score", count=200),
-    _own("cross-network", recommenders.CrossNetwork, clicks, "click", "buy", count=200),
-    _own("factorisation-machine", recommenders.FactorisationMachine, clicks, "score"),
-    _own("matrix-factorisation", recommenders.MatrixFactorisation, _categories, "rating"),
-    _own("two-towers", recommenders.TwoTowers, clicks, "user", "item", "cosine", count=100),
-    _own("next-item", recommenders.NextItem, _history, "logits", head="head"),
-    _own("blocks", series.Blocks, _past, "forecast", count=100),
-    _own("causal", series.Causal, _past, "forecast"),
-    _own("deep-ar", series.DeepAr, _past, "expected", "spread", count=48),
-    _own("sequences", series.Sequences, _past, "forecast", "hidden", "cell"),
-    _own("both-ways", series.BothWays, _past, "logits", head="head"),
-    _own("m5", series.M5, _sound, "logits", head="head", count=32),
-    _own("mel-front", series.MelFront, _sound, "logits", head="head", count=32),
-    _own("separator", series.Separator, _sound, "speakers", count=32),
+    replace(_custom_head("gaps", heads.MissingValues), gaps=True),
+    _custom_head("limited", heads.ClippedInput, "logits"),
+    _custom_head("softened", heads.EarlySoftplus),
+    _custom("experts", heads.Experts, rows, "logits", count=100),
+    _custom("running", heads.RunningSum, _steps, count=32),
+    _custom("class-map", pictures.ClassMap, _pictures, "map", head="head"),
+    _custom("map-and-scores", pictures.MapAndScores, _pictures, "scores", "map", head="head"),
+    _custom("bytes", pictures.ByteImage, _pictures, "shown", head="head"),
+    _custom("depth", pictures.Depth, _pictures, "metres", head="head", count=32),
+    _custom("centre-net", pictures.CenterNet, _pictures, "heat", "boxes", head="head", count=32),
+    _custom("dlrm", recommenders.Dlrm, clicks, "click", count=300),
+    _custom("wide-and-deep", recommenders.WideAndDeep, clicks, "score", count=200),
+    _custom("cross-network", recommenders.CrossNetwork, clicks, "click", "buy", count=200),
+    _custom("factorisation-machine", recommenders.FactorizationMachine, clicks, "score"),
+    _custom("matrix-factorisation", recommenders.MatrixFactorization, _categories, "rating"),
+    _custom("two-towers", recommenders.TwoTowers, clicks, "user", "item", "cosine", count=100),
+    _custom("next-item", recommenders.NextItem, _history, "logits", head="head"),
+    _custom("blocks", series.NBeats, _past, "forecast", count=100),
+    _custom("causal", series.CausalConvolutions, _past, "forecast"),
+    _custom("deep-ar", series.DeepAr, _past, "expected", "spread", count=48),
+    _custom("sequences", series.EncoderDecoder, _past, "forecast", "hidden", "cell"),
+    _custom("both-ways", series.BidirectionalGru, _past, "logits", head="head"),
+    _custom("m5", series.M5, _sound, "logits", head="head", count=32),
+    _custom("mel-front", series.MelFrontend, _sound, "logits", head="head", count=32),
+    _custom("separator", series.Separator, _sound, "speakers", count=32),
 ]

@@ -1,4 +1,4 @@
-"""timm: image classifiers, narrow and shallow, built by their own constructors."""
+"""Image classifiers of timm, narrow and shallow, built by its constructors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.corpus import samples
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.samples import Arrays
-from benchmarks.corpus.trained import centre
+from benchmarks.corpus.trained import center_logits
 from benchmarks.world.initial_weights import settle
 
 CLASSES = 10
@@ -70,8 +70,8 @@ _BY_NAME: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("swin_tiny_patch4_window7_224", 32, _WINDOWS),
     ("swinv2_tiny_window8_256", 32, _WINDOWS),
 )
-_SIZED = ("visformer_tiny",)
-"""Constructors that need the size of the image where it is not their own."""
+_NEED_IMAGE_SIZE = ("visformer_tiny",)
+"""Constructors that need the image size unless it is their default."""
 
 _MLP: dict[str, Any] = {
     "img_size": 32,
@@ -86,7 +86,7 @@ def _poolformer() -> nn.Module:
     return MetaFormer(depths=(1, 1, 1), dims=(16, 24, 32), num_classes=CLASSES, use_mlp_head=False)
 
 
-_OTHERS: tuple[tuple[str, Callable[[], nn.Module]], ...] = (
+_MIXERS: tuple[tuple[str, Callable[[], nn.Module]], ...] = (
     ("mixer", partial(MlpMixer, **_MLP)),
     (
         "gmlp",
@@ -99,19 +99,19 @@ _OTHERS: tuple[tuple[str, Callable[[], nn.Module]], ...] = (
 )
 
 
-def _draw(size: int) -> Callable[[int, int], Arrays]:
-    return lambda count, seed: {"pixels": samples.normalised(count, size, seed=seed)}
+def _image_sampler(size: int) -> Callable[[int, int], Arrays]:
+    return lambda count, seed: {"pixels": samples.normalized(count, size, seed=seed)}
 
 
 def _build(name: str, **settings: Any) -> nn.Module:
     return timm.create_model(name, pretrained=False, num_classes=CLASSES, **settings)
 
 
-def _entered(name: str, make: Callable[[], nn.Module], size: int) -> Architecture:
+def _timm_architecture(name: str, make: Callable[[], nn.Module], size: int) -> Architecture:
     return Architecture(
         f"timm-{name.replace('_', '-')}",
         make,
-        _draw(size),
+        _image_sampler(size),
         head="",
         settle=_settle,
         count=32,
@@ -122,17 +122,19 @@ def _settle(model: nn.Module, architecture: Architecture, arrays: Arrays) -> Non
     settle(model, architecture, arrays)
     heads = model.get_classifier()
     for head in heads if isinstance(heads, tuple) else (heads,):
-        centre(model, head, arrays)
+        center_logits(model, head, arrays)
 
 
 ARCHITECTURES = [
     *(
-        _entered(
+        _timm_architecture(
             name,
-            partial(_build, name, **settings, **({"img_size": size} if name in _SIZED else {})),
+            partial(
+                _build, name, **settings, **({"img_size": size} if name in _NEED_IMAGE_SIZE else {})
+            ),
             size,
         )
         for name, size, settings in _BY_NAME
     ),
-    *(_entered(name, make, 32) for name, make in _OTHERS),
+    *(_timm_architecture(name, make, 32) for name, make in _MIXERS),
 ]

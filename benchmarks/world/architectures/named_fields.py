@@ -1,4 +1,4 @@
-"""Wrap models that return an object with named fields: exporters need tensors in and out."""
+"""Wrap models that return an object with named fields, because exporters need plain tensors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from benchmarks.world.initial_weights import settle
 
 
 class NamedFields(nn.Module):
-    """Calls `model` with named inputs and returns the fields that are wanted, in their order."""
+    """Calls `model` with named inputs and returns selected fields in order."""
 
     def __init__(self, model: nn.Module, inputs: tuple[str, ...], fields: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self._inputs, self._fields = model, inputs, fields
 
-    def forward(self, *given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        returned = self.model(**dict(zip(self._inputs, given, strict=True)))
-        fields = tuple(returned[field] for field in self._fields)
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        outputs = self.model(**dict(zip(self._inputs, inputs, strict=True)))
+        fields = tuple(outputs[field] for field in self._fields)
         return fields[0] if len(fields) == 1 else fields
 
 
@@ -39,8 +39,11 @@ def hf_architecture(
     head: str = "",
     axes: dict[str, dict[int, str]] | None = None,
 ) -> Architecture:
-    """An architecture of transformers; the inputs are those that `draw` makes. The layer `head`
-    gives scores of classes."""
+    """Return the architecture of a transformers model.
+
+    The inputs are those that `draw` returns. `head` is the path of the layer that computes class
+    scores.
+    """
     inputs = tuple(draw(1, 0))
     return Architecture(
         f"hf-{name}",
@@ -56,5 +59,5 @@ def hf_architecture(
 
 
 def per_token(architecture: Architecture) -> Architecture:
-    """The same where the head classifies every word or frame, which axis 1 counts."""
+    """Return the architecture with a head that classifies every token or frame along axis 1."""
     return replace(architecture, classes=False)

@@ -1,5 +1,7 @@
-"""The same architectures with other weights and samples: `own-fraud.2` is `own-fraud` with seed
-2."""
+"""The same architectures with other weights and samples.
+
+For example, `own-fraud.2` is `own-fraud` with seed 2.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.samples import Arrays
 
 SEEDS = (1, 2, 3)
-_APART = 10_000
-"""Between the seeds of samples, so that no two architectures share any."""
+_SEED_STEP = 10_000
+"""Distance between the sample seeds, so that no two architectures share samples."""
 _NAMES = (
     "own-money",
     "own-weather",
@@ -37,22 +39,22 @@ _NAMES = (
     "tv-retina",
     "tv-ssd",
 )
-"""Those that judges refused now and then: small probabilities, tails, near-ties, columns."""
+"""Architectures that some gates wrongly refused: small probabilities, tails, near-ties, columns."""
 
 
-def seeded(architectures: Iterable[Architecture]) -> Iterator[Architecture]:
-    """Some of the architectures, each with every seed."""
-    for one in architectures:
-        if one.name in _NAMES:
-            yield from (_seeded(one, seed) for seed in SEEDS)
+def with_seeds(architectures: Iterable[Architecture]) -> Iterator[Architecture]:
+    """Yield some of the architectures, each with every seed."""
+    for architecture in architectures:
+        if architecture.name in _NAMES:
+            yield from (_with_seed(architecture, seed) for seed in SEEDS)
 
 
-def _seeded(one: Architecture, seed: int) -> Architecture:
+def _with_seed(architecture: Architecture, seed: int) -> Architecture:
     def make() -> nn.Module:
         torch.manual_seed(seed)
-        return one.make()
+        return architecture.make()
 
-    def draw(count: int, drawn: int) -> Arrays:
-        return one.draw(count, drawn + _APART * seed)
+    def draw(count: int, sample_seed: int) -> Arrays:
+        return architecture.draw(count, sample_seed + _SEED_STEP * seed)
 
-    return replace(one, name=f"{one.name}.{seed}", make=make, draw=draw)
+    return replace(architecture, name=f"{architecture.name}.{seed}", make=make, draw=draw)

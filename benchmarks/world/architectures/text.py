@@ -1,4 +1,4 @@
-"""transformers: language models of two layers and 32 dimensions with eager attention."""
+"""Language models of transformers with two layers, 32 dimensions and eager attention."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _GROUPED: dict[str, Any] = {**_DECODER, "num_key_value_heads": 2}
 _LENGTHS = {"input_ids": {1: "length"}, "attention_mask": {1: "length"}}
 
 
-def _of(model: Any, config: Any, **settings: Any) -> Callable[[], nn.Module]:
+def _factory(model: Any, config: Any, **settings: Any) -> Callable[[], nn.Module]:
     return lambda: model(config(**settings))
 
 
-def _encoder(model: Any, config: Any, **more: Any) -> Callable[[], nn.Module]:
-    return _of(model, config, **{**_ENCODER, **more})
+def _encoder(model: Any, config: Any, **settings: Any) -> Callable[[], nn.Module]:
+    return _factory(model, config, **{**_ENCODER, **settings})
 
 
-def _decoder(model: Any, config: Any, **more: Any) -> Callable[[], nn.Module]:
-    return _of(model, config, **{**_DECODER, **more})
+def _decoder(model: Any, config: Any, **settings: Any) -> Callable[[], nn.Module]:
+    return _factory(model, config, **{**_DECODER, **settings})
 
 
 def _distilbert() -> nn.Module:
@@ -117,7 +117,7 @@ def _opt() -> nn.Module:
 _SQUEEZE = {**SMALL, "embedding_size": 32, "num_labels": 5}
 _STATES = ("last_hidden_state",)
 
-_FIRST: tuple[tuple[str, Callable[[], nn.Module], tuple[str, ...], str], ...] = (
+_PADDED_MODELS: tuple[tuple[str, Callable[[], nn.Module], tuple[str, ...], str], ...] = (
     (
         "bert",
         _encoder(hf.BertForSequenceClassification, hf.BertConfig, num_labels=5),
@@ -144,17 +144,17 @@ _FIRST: tuple[tuple[str, Callable[[], nn.Module], tuple[str, ...], str], ...] = 
     ("mpnet", _encoder(hf.MPNetModel, hf.MPNetConfig), ("last_hidden_state", "pooler_output"), ""),
     ("gpt2", _gpt2, ("logits",), ""),
     ("gpt-neox", _decoder(hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig), ("logits",), ""),
-    ("llama", _of(hf.LlamaForCausalLM, hf.LlamaConfig, **_GROUPED), ("logits",), ""),
+    ("llama", _factory(hf.LlamaForCausalLM, hf.LlamaConfig, **_GROUPED), ("logits",), ""),
     (
         "mistral",
-        _of(hf.MistralForCausalLM, hf.MistralConfig, **_GROUPED, sliding_window=6),
+        _factory(hf.MistralForCausalLM, hf.MistralConfig, **_GROUPED, sliding_window=6),
         ("logits",),
         "",
     ),
-    ("qwen2", _of(hf.Qwen2ForCausalLM, hf.Qwen2Config, **_GROUPED), ("logits",), ""),
+    ("qwen2", _factory(hf.Qwen2ForCausalLM, hf.Qwen2Config, **_GROUPED), ("logits",), ""),
     (
         "gemma",
-        _of(hf.GemmaForCausalLM, hf.GemmaConfig, **{**_GROUPED, "num_key_value_heads": 1},
+        _factory(hf.GemmaForCausalLM, hf.GemmaConfig, **{**_GROUPED, "num_key_value_heads": 1},
             head_dim=8),
         ("logits",),
         "",
@@ -173,7 +173,7 @@ _FIRST: tuple[tuple[str, Callable[[], nn.Module], tuple[str, ...], str], ...] = 
     ("bart", _bart, _STATES, ""),
     (
         "squeezebert",
-        _of(hf.SqueezeBertForSequenceClassification, hf.SqueezeBertConfig, **_SQUEEZE),
+        _factory(hf.SqueezeBertForSequenceClassification, hf.SqueezeBertConfig, **_SQUEEZE),
         ("logits",),
         "model.classifier",
     ),
@@ -188,7 +188,7 @@ _FIRST: tuple[tuple[str, Callable[[], nn.Module], tuple[str, ...], str], ...] = 
 ARCHITECTURES: list[Architecture] = [
     *(
         hf_architecture(name, make, sample_generators.text, fields=fields, head=head, axes=_LENGTHS)
-        for name, make, fields, head in _FIRST
+        for name, make, fields, head in _PADDED_MODELS
     ),
     *(
         hf_architecture(
@@ -198,7 +198,7 @@ ARCHITECTURES: list[Architecture] = [
             head=head,
             axes=_LENGTHS,
         )
-        for name, make, _, head in (_FIRST[0], _FIRST[4])
+        for name, make, _, head in (_PADDED_MODELS[0], _PADDED_MODELS[4])
     ),
     per_token(
         hf_architecture(
@@ -238,7 +238,7 @@ ARCHITECTURES: list[Architecture] = [
     ),
     hf_architecture(
         "mamba",
-        _of(
+        _factory(
             hf.MambaForCausalLM,
             hf.MambaConfig,
             vocab_size=sample_generators.VOCABULARY,
@@ -252,7 +252,7 @@ ARCHITECTURES: list[Architecture] = [
     ),
     hf_architecture(
         "fnet",
-        _of(
+        _factory(
             hf.FNetModel,
             hf.FNetConfig,
             vocab_size=sample_generators.VOCABULARY,

@@ -1,4 +1,4 @@
-"""torchvision: narrow parts of detection, segmentation and video models, and classifiers."""
+"""Narrow parts of torchvision's detection, segmentation and video models, and classifiers."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _SIZE = 64
 
 
 def _image(count: int, seed: int) -> Arrays:
-    return {"image": samples.normalised(count, _SIZE, seed=seed)}
+    return {"image": samples.normalized(count, _SIZE, seed=seed)}
 
 
-def _small(count: int, seed: int) -> Arrays:
-    return {"image": samples.normalised(count, 32, seed=seed)}
+def _small_image(count: int, seed: int) -> Arrays:
+    return {"image": samples.normalized(count, 32, seed=seed)}
 
 
 def _clip(count: int, seed: int) -> Arrays:
-    """Four pictures of 32 pixels, each a little brighter: float32 (count, 3, 4, 32, 32)."""
-    first = samples.normalised(count, 32, seed=seed)[:, :, None]
+    """Return clips of four images with rising brightness: float32 (count, 3, 4, 32, 32)."""
+    first = samples.normalized(count, 32, seed=seed)[:, :, None]
     return {"clip": (first * np.linspace(0.8, 1.2, 4)[:, None, None]).astype(np.float32)}
 
 
-def _made(
+def _torchvision_architecture(
     name: str,
     make: Callable[[], nn.Module],
     *outputs: str,
     head: str = "",
-    drawn: Callable[[int, int], Arrays] = _image,
+    draw: Callable[[int, int], Arrays] = _image,
 ) -> Architecture:
     return Architecture(
         f"tv-{name}",
         make,
-        drawn,
+        draw,
         outputs=outputs or ("logits",),
         classes=not outputs,
         head=head,
@@ -50,18 +50,18 @@ def _made(
 
 
 ARCHITECTURES: list[Architecture] = [
-    _made("retina", vision.Retina, "scores", "deltas"),
-    _made("fcos", vision.Fcos, "scores", "distances"),
-    _made("ssd", vision.Ssd, "scores", "deltas"),
-    _made("proposals", vision.Proposals, "objects", "coarse", "deltas"),
-    _made("keypoints", vision.Keypoints, "heat"),
-    _made("fcn", vision.fcn, head="head.4"),
-    _made("deeplab", vision.deeplab, head="head.4"),
-    _made("lraspp", vision.Lraspp),
-    _made("swin-video", vision.swin_video, head="head", drawn=_clip),
-    _made("maxvit", vision.maxvit, drawn=_small),
-    _made("convnext", vision.convnext, head="classifier.2", drawn=_small),
-    _made("shufflenet", vision.shufflenet, head="fc"),
-    _made("squeezenet", vision.squeezenet, head="classifier.1"),
-    _made("regnet", vision.regnet, head="fc"),
+    _torchvision_architecture("retina", vision.Retina, "scores", "deltas"),
+    _torchvision_architecture("fcos", vision.Fcos, "scores", "distances"),
+    _torchvision_architecture("ssd", vision.Ssd, "scores", "deltas"),
+    _torchvision_architecture("proposals", vision.Proposals, "objects", "coarse", "deltas"),
+    _torchvision_architecture("keypoints", vision.Keypoints, "heat"),
+    _torchvision_architecture("fcn", vision.fcn, head="head.4"),
+    _torchvision_architecture("deeplab", vision.deeplab, head="head.4"),
+    _torchvision_architecture("lraspp", vision.Lraspp),
+    _torchvision_architecture("swin-video", vision.swin_video, head="head", draw=_clip),
+    _torchvision_architecture("maxvit", vision.maxvit, draw=_small_image),
+    _torchvision_architecture("convnext", vision.convnext, head="classifier.2", draw=_small_image),
+    _torchvision_architecture("shufflenet", vision.shufflenet, head="fc"),
+    _torchvision_architecture("squeezenet", vision.squeezenet, head="classifier.1"),
+    _torchvision_architecture("regnet", vision.regnet, head="fc"),
 ]

@@ -1,4 +1,4 @@
-"""transformers: vision, sound and time series models in small configurations."""
+"""Vision, sound and time series models of transformers in small configurations."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ def _detr() -> nn.Module:
 
 
 def _yolos() -> nn.Module:
-    sized = {**_PATCHES, "image_size": [32, 32]}
+    settings = {**_PATCHES, "image_size": [32, 32]}
     return hf.YolosForObjectDetection(
-        hf.YolosConfig(**sized, num_detection_tokens=10, num_labels=7)
+        hf.YolosConfig(**settings, num_detection_tokens=10, num_labels=7)
     )
 
 
@@ -287,19 +287,19 @@ def _mel_and_noise(count: int, seed: int) -> Arrays:
 def _episodes(count: int, seed: int) -> Arrays:
     rng = np.random.default_rng(seed)
     shapes = {"states": 5, "actions": 3, "rewards": 1, "returns_to_go": 1}
-    drawn = {
+    arrays = {
         name: rng.normal(size=(count, 6, width)).astype(np.float32)
         for name, width in shapes.items()
     }
     start = rng.integers(0, 40, (count, 1))
     clock = (start + np.arange(6)).astype(np.int64)
     mask = (np.arange(6) >= rng.integers(0, 4, (count, 1))).astype(np.int64)
-    return {**drawn, "timesteps": clock, "attention_mask": mask}
+    return {**arrays, "timesteps": clock, "attention_mask": mask}
 
 
 _EMBEDDED = ("last_hidden_state",)
 _TOWERS = ("logits_per_image", "text_embeds", "image_embeds")
-_BETWEEN = {"logits_per_image": {1: "batch"}}
+_PAIR_AXES = {"logits_per_image": {1: "batch"}}
 _FORECAST = ("last_hidden_state", "loc", "scale")
 _BOXES = ("logits", "pred_boxes")
 _ACTIONS = ("state_preds", "action_preds", "return_preds")
@@ -317,8 +317,8 @@ ARCHITECTURES: list[Architecture] = [
         partial(sample_generators.image, size=64),
         head="model.decode_head.classifier",
     ),
-    hf_architecture("clip", _clip, _pairs, fields=_TOWERS, axes=_BETWEEN),
-    hf_architecture("siglip", _siglip, _pairs, fields=_TOWERS, axes=_BETWEEN),
+    hf_architecture("clip", _clip, _pairs, fields=_TOWERS, axes=_PAIR_AXES),
+    hf_architecture("siglip", _siglip, _pairs, fields=_TOWERS, axes=_PAIR_AXES),
     hf_architecture("clipseg", _clipseg, _pairs),
     hf_architecture("detr", _detr, partial(sample_generators.image, size=64), fields=_BOXES),
     hf_architecture("yolos", _yolos, sample_generators.image, fields=_BOXES),

@@ -1,4 +1,4 @@
-"""All faults of the second corpus. Importing them registers them."""
+"""All faults of the second corpus. Importing the modules registers the faults."""
 
 from benchmarks.world.faults import (
     absolute_errors,

@@ -1,4 +1,4 @@
-"""Section 1: a faulty column or channel next to others in larger units, or behind a mask."""
+"""Section 1: a faulty column or channel next to others in larger units, or to masked values."""
 
 from __future__ import annotations
 
@@ -21,55 +21,55 @@ _SMALLEST = {
     "hf-patchtst": 2,
     "hf-patch-mixer": 2,
 }
-"""The column of the first output that is in the smallest unit."""
+"""Index of the column of the first output that has the smallest unit."""
 
 
-_EVERY = tuple(
+_ALL_TARGETS = tuple(
     (name, "", DYNAMO_18 if name.startswith("hf-patch") else DIRECT_17) for name in _SMALLEST
 )
 
 
-def _column(model: nn.Module, architecture: Architecture, change: Change) -> nn.Module:
-    place = _SMALLEST[architecture.name.partition(".")[0]]
+def _change_column(model: nn.Module, architecture: Architecture, change: Change) -> nn.Module:
+    column_index = _SMALLEST[architecture.name.partition(".")[0]]
 
-    def changed(first: torch.Tensor, *others: torch.Tensor) -> object:
+    def change_outputs(first: torch.Tensor, *others: torch.Tensor) -> object:
         columns = list(first.unbind(-1))
-        columns[place] = change(columns[place])
-        whole = torch.stack(columns, dim=-1)
-        return (whole, *others) if others else whole
+        columns[column_index] = change(columns[column_index])
+        stacked = torch.stack(columns, dim=-1)
+        return (stacked, *others) if others else stacked
 
-    return AppliedAfter(model, changed)
+    return AppliedAfter(model, change_outputs)
 
 
 _SEEDED = tuple(f"{name}.{seed}" for name in ("own-money", "own-weather") for seed in SEEDS)
 
 
-@fault_of("small column negated", *_EVERY, *_SEEDED, ("own-money", "", DYNAMO_18))
+@fault_of("small column negated", *_ALL_TARGETS, *_SEEDED, ("own-money", "", DYNAMO_18))
 def negated(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """The column in the smallest unit has the other sign."""
-    return _column(model, architecture, torch.neg)
+    """Negate the column in the smallest unit."""
+    return _change_column(model, architecture, torch.neg)
 
 
-@fault_of("small column scaled", *_EVERY, *_SEEDED, ("own-weather", "", DYNAMO_18))
+@fault_of("small column scaled", *_ALL_TARGETS, *_SEEDED, ("own-weather", "", DYNAMO_18))
 def scaled(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """The column in the smallest unit is 3 % too large."""
-    return _column(model, architecture, lambda column: column * 1.03)
+    """Scale the column in the smallest unit by 1.03."""
+    return _change_column(model, architecture, lambda column: column * 1.03)
 
 
-@fault_of("small column in fp16", *_EVERY, ("own-boxes-and-score", "", DYNAMO_18))
+@fault_of("small column in fp16", *_ALL_TARGETS, ("own-boxes-and-score", "", DYNAMO_18))
 def in_half(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """The column in the smallest unit goes through fp16."""
-    return _column(model, architecture, lambda column: column.half().float())
+    """Round the column in the smallest unit to float16."""
+    return _change_column(model, architecture, lambda column: column.half().float())
 
 
-@fault_of("small column shifted", *_EVERY)
+@fault_of("small column shifted", *_ALL_TARGETS)
 def shifted(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """The column in the smallest unit is off by a thousandth of its own spread."""
+    """Shift the column in the smallest unit by a thousandth of its spread."""
 
     def change(column: torch.Tensor) -> torch.Tensor:
         return column + _SPREADS.get(architecture.name, 1e-4)
 
-    return _column(model, architecture, change)
+    return _change_column(model, architecture, change)
 
 
 _SPREADS = {"own-weather": 2e-6, "hf-patchtst": 5e-5, "hf-patch-mixer": 5e-5, "own-deep-ar": 5e-5}
@@ -87,33 +87,33 @@ _SPREADS = {"own-weather": 2e-6, "hf-patchtst": 5e-5, "hf-patch-mixer": 5e-5, "o
     ("hf-yolos", "", DYNAMO_18),
 )
 def one_coordinate(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """The third coordinate of every box is off by a thousandth of the picture."""
+    """Shift the third coordinate of every box by a thousandth of the image size."""
     step = {"own-boxes-and-score": 0.64, "own-centre-net": 0.032, "tv-fcos": 0.064}
-    add = step.get(architecture.name, 1e-3)
+    shift = step.get(architecture.name, 1e-3)
     channels = -3 if architecture.name == "own-centre-net" else -1
 
-    def changed(*outputs: torch.Tensor) -> object:
+    def change_outputs(*outputs: torch.Tensor) -> object:
         boxes = outputs[-1]
-        places = torch.arange(boxes.shape[channels])
-        at = (places == 2).to(boxes.dtype).reshape(-1, *[1] * (-1 - channels))
-        moved = boxes + at * add
+        indices = torch.arange(boxes.shape[channels])
+        selected = (indices == 2).to(boxes.dtype).reshape(-1, *[1] * (-1 - channels))
+        moved = boxes + selected * shift
         return (*outputs[:-1], moved) if len(outputs) > 1 else moved
 
-    return AppliedAfter(model, changed)
+    return AppliedAfter(model, change_outputs)
 
 
 @fault_of(
     "other words win", "own-masked-words", "own-least-words", "own-lost-words", "own-next-item"
 )
 def words_swapped(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """The scores of neighboring words are swapped where both are allowed."""
+    """Swap the scores of neighboring tokens unless one of them is masked."""
 
-    def changed(scores: torch.Tensor) -> torch.Tensor:
-        other = scores.roll(1, dims=1)
-        both = (scores > -1e8) & (other > -1e8)
-        return torch.where(both, other, scores)
+    def change_outputs(scores: torch.Tensor) -> torch.Tensor:
+        neighbors = scores.roll(1, dims=1)
+        unmasked = (scores > -1e8) & (neighbors > -1e8)
+        return torch.where(unmasked, neighbors, scores)
 
-    return AppliedAfter(model, changed)
+    return AppliedAfter(model, change_outputs)
 
 
 @fault_of(
@@ -125,29 +125,29 @@ def words_swapped(model: nn.Module, _architecture: Architecture) -> nn.Module:
     ("own-masked-words", "", DYNAMO_18),
 )
 def unmasked_in_half(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """What is not masked goes through fp16."""
+    """Round the scores that are not masked to float16."""
 
-    def changed(scores: torch.Tensor) -> torch.Tensor:
+    def change_outputs(scores: torch.Tensor) -> torch.Tensor:
         return torch.where(scores > -1e8, scores.clamp(-1e4, 1e4).half().to(scores.dtype), scores)
 
-    return AppliedAfter(model, changed)
+    return AppliedAfter(model, change_outputs)
 
 
 @fault_of("another temperature", "own-masked-words", "own-least-words", "own-lost-words")
 def warmer(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """What is not masked is 1 % larger."""
+    """Scale the scores that are not masked by 1.01."""
     return AppliedAfter(model, lambda scores: torch.where(scores > -1e8, scores * 1.01, scores))
 
 
 @fault_of("one word more is masked", "own-masked-words", "own-lost-words", "own-next-item")
 def masked_more(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """One word is always masked."""
+    """Mask one additional token in all samples."""
 
-    def changed(scores: torch.Tensor) -> torch.Tensor:
-        lost = torch.arange(scores.shape[1]) == 7
-        return torch.where(lost, torch.full((), -1e9, dtype=scores.dtype), scores)
+    def change_outputs(scores: torch.Tensor) -> torch.Tensor:
+        is_masked = torch.arange(scores.shape[1]) == 7
+        return torch.where(is_masked, torch.full((), -1e9, dtype=scores.dtype), scores)
 
-    return AppliedAfter(model, changed)
+    return AppliedAfter(model, change_outputs)
 
 
 _CHANNELS = {
@@ -165,12 +165,12 @@ _CHANNELS = {
 
 @fault_of("one channel", *_CHANNELS, ("tv-fcn", "", DYNAMO_18))
 def one_channel(model: nn.Module, architecture: Architecture) -> nn.Module:
-    """One channel of axis 1 is 1 % too large."""
-    place = _CHANNELS[architecture.name]
+    """Scale one channel along axis 1 by 1.01."""
+    channel = _CHANNELS[architecture.name]
 
-    def changed(first: torch.Tensor, *others: torch.Tensor) -> object:
-        at = (torch.arange(first.shape[1]) == place).to(first.dtype)
-        whole = first * (1 + 0.01 * at.reshape(-1, *[1] * (first.ndim - 2)))
-        return (whole, *others) if others else whole
+    def change_outputs(first: torch.Tensor, *others: torch.Tensor) -> object:
+        selected = (torch.arange(first.shape[1]) == channel).to(first.dtype)
+        scaled_output = first * (1 + 0.01 * selected.reshape(-1, *[1] * (first.ndim - 2)))
+        return (scaled_output, *others) if others else scaled_output
 
-    return AppliedAfter(model, changed)
+    return AppliedAfter(model, change_outputs)

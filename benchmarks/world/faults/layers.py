@@ -40,7 +40,7 @@ _WEIGHTS = (
 
 @fault_of("one weight", *_WEIGHTS)
 def one_weight(layer: nn.Module, _architecture: Architecture) -> None:
-    """The largest weight is 10 % larger."""
+    """Scale the weight with the largest magnitude by 1.1."""
     weights = layer.weight.view(-1)
     weights[int(weights.abs().argmax())] *= 1.1
 
@@ -59,7 +59,7 @@ def one_weight(layer: nn.Module, _architecture: Architecture) -> None:
     ("tv-deeplab", "head.1"),
 )
 def in_half(layer: nn.Module, _architecture: Architecture) -> None:
-    """The weights went through fp16."""
+    """Round the weights to float16."""
     layer.weight.copy_(layer.weight.half())
 
 
@@ -75,7 +75,7 @@ def in_half(layer: nn.Module, _architecture: Architecture) -> None:
     ("tv-lraspp", "head.low_classifier"),
 )
 def one_bias(layer: nn.Module, _architecture: Architecture) -> None:
-    """The largest bias is lost."""
+    """Set the bias with the largest magnitude to zero."""
     layer.bias[int(layer.bias.abs().argmax())] = 0.0
 
 
@@ -93,7 +93,7 @@ def one_bias(layer: nn.Module, _architecture: Architecture) -> None:
     ("own-separator", "norm"),
 )
 def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
-    """The epsilon of the norm is a thousandth, not what it was."""
+    """Set the epsilon of the norm to 0.001."""
     layer.eps = 1e-3
 
 
@@ -105,7 +105,7 @@ def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     ("own-m5", "second"),
 )
 def batch_epsilon(layer: nn.Module, _architecture: Architecture) -> None:
-    """The epsilon of BatchNorm is that of another framework, a thousandth."""
+    """Set the epsilon of BatchNorm to 0.001, the default of another framework."""
     layer.eps = 1e-3
 
 
@@ -118,12 +118,12 @@ def batch_epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     ("own-wide-and-deep", "mlp.1"),
 )
 def stale(layer: nn.Module, _architecture: Architecture) -> None:
-    """The running mean of one channel is a tenth of a deviation off."""
+    """Shift the running mean of one channel by a tenth of its standard deviation."""
     layer.running_mean[1] += 0.1 * float(layer.running_var[1]) ** 0.5
 
 
 class TanhGelu(nn.Module):
-    """GELU by tanh."""
+    """GELU with the tanh approximation."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return functional.gelu(hidden, approximate="tanh")
@@ -138,7 +138,7 @@ class TanhGelu(nn.Module):
     ("hf-segformer", "model.segformer.stages.0.blocks.0.mlp.activation_fn"),
 )
 def by_tanh(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
-    """GELU by its approximation with tanh instead of erf."""
+    """Replace GELU by erf with its tanh approximation."""
     return TanhGelu()
 
 
@@ -148,7 +148,7 @@ def by_tanh(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
     ("timm-ecaresnet26t", "layer2.0.se.gate"),
 )
 def hardened(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
-    """The gate is piecewise linear."""
+    """Replace the sigmoid of the gate with a piecewise linear function."""
     return nn.Hardsigmoid()
 
 
@@ -161,7 +161,7 @@ def hardened(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
     ("own-matrix-factorisation", "items"),
 )
 def frequent_row(layer: nn.Module, _architecture: Architecture) -> None:
-    """The rows 3 and 4, which are frequent, are swapped."""
+    """Swap the rows 3 and 4, which belong to frequent tokens."""
     layer.weight[[3, 4]] = layer.weight[[4, 3]]
 
 
@@ -172,7 +172,7 @@ def frequent_row(layer: nn.Module, _architecture: Architecture) -> None:
     ("tv-swin-video", "features.0.0.attn.qkv"),
 )
 def order_of_three(layer: nn.Module, _architecture: Architecture) -> None:
-    """Queries and keys are packed in the other order."""
+    """Swap the packed weights of queries and keys."""
     for packed in (layer.weight, layer.bias):
         first, second, third = packed.chunk(3)
         packed.copy_(torch.cat([second, first, third]))
@@ -185,7 +185,7 @@ def order_of_three(layer: nn.Module, _architecture: Architecture) -> None:
     ("own-deep-ar", "lstm", DYNAMO_18),
 )
 def gates_swapped(layer: nn.Module, _architecture: Architecture) -> None:
-    """The input and the forget gate are packed in the other order."""
+    """Swap the packed weights of the input gate and the forget gate."""
     for packed in (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0):
         first, second, *others = packed.chunk(4)
         packed.copy_(torch.cat([second, first, *others]))
@@ -198,7 +198,7 @@ def gates_swapped(layer: nn.Module, _architecture: Architecture) -> None:
     ("own-next-item", "gru", DYNAMO_18),
 )
 def recurrent_weight(layer: nn.Module, _architecture: Architecture) -> None:
-    """The largest recurrent weight is 10 % larger."""
+    """Scale the recurrent weight with the largest magnitude by 1.1."""
     weights = layer.weight_hh_l0.view(-1)
     weights[int(weights.abs().argmax())] *= 1.1
 
@@ -209,13 +209,13 @@ def recurrent_weight(layer: nn.Module, _architecture: Architecture) -> None:
     ("timm-poolformer", "stages.1.blocks.0.token_mixer.pool", DYNAMO_18),
 )
 def border_counted(layer: nn.Module, _architecture: Architecture) -> None:
-    """The padding counts in the average."""
+    """Include the padding in the average."""
     layer.count_include_pad = True
 
 
 @fault_of("groups of a norm", ("tv-retina", "head.classification_head.conv.0.1"))
 def other_groups(layer: nn.Module, _architecture: Architecture) -> nn.Module:
-    """The channels are normalised in two groups instead of four."""
+    """Normalize the channels in two groups instead of four."""
     grouped = nn.GroupNorm(2, layer.num_channels, eps=layer.eps)
     grouped.load_state_dict(layer.state_dict())
     return grouped
@@ -227,9 +227,9 @@ def other_groups(layer: nn.Module, _architecture: Architecture) -> nn.Module:
     ("tv-deeplab", "head.0.convs.2.0"),
 )
 def undilated(layer: nn.Module, _architecture: Architecture) -> None:
-    """The convolution is not dilated."""
+    """Remove the dilation of the convolution."""
     layer.padding = tuple(
-        one // two for one, two in zip(layer.padding, layer.dilation, strict=True)
+        padding // dilation for padding, dilation in zip(layer.padding, layer.dilation, strict=True)
     )
     layer.dilation = tuple(1 for _ in layer.dilation)
 
@@ -244,7 +244,7 @@ as_exported(
 
 @fault_of("end of softplus", ("own-softened", "soften", DYNAMO_18))
 def default_softplus(layer: nn.Module, _architecture: Architecture) -> None:
-    """The threshold of softplus is the usual one."""
+    """Set the threshold of softplus to its default."""
     layer.threshold = 20
 
 
@@ -254,17 +254,17 @@ def default_softplus(layer: nn.Module, _architecture: Architecture) -> None:
     ("tv-lraspp", "resize", DYNAMO_18),
 )
 def corners_aligned(layer: nn.Module, _architecture: Architecture) -> None:
-    """The corners of image and scores are aligned."""
+    """Align the corners of image and scores."""
     layer._settings = {"mode": "bilinear", "align_corners": True}
 
 
 @fault_of("mode of a resize", ("tv-deeplab", "resize"))
 def nearest(layer: nn.Module, _architecture: Architecture) -> None:
-    """The nearest pixel is taken."""
+    """Use the nearest pixel instead of interpolating."""
     layer._settings = {"mode": "nearest"}
 
 
 @fault_of("cubic resize", ("tv-lraspp", "resize"))
 def cubic(layer: nn.Module, _architecture: Architecture) -> None:
-    """The resize is cubic instead of linear."""
+    """Use cubic instead of linear interpolation."""
     layer._settings = {"mode": "bicubic", "align_corners": False}

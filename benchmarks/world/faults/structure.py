@@ -1,4 +1,4 @@
-"""Faults of exporters and of rewritten attention: masks, scales, rotations, branches."""
+"""Faults of exporters and of rewritten attention: masks, scales, rotations, tables."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.world.architectures.named_fields import NamedFields
-from benchmarks.world.fault import DIRECT_17, DYNAMO_18, AppliedBefore, as_exported, fault_of
+from benchmarks.world.fault import (
+    DIRECT_17,
+    DYNAMO_18,
+    AppliedBefore,
+    as_exported,
+    fault_of,
+)
 
 
 class Unmasked(nn.Module):
-    """The attention gets a mask of four axes that hides nothing."""
+    """A model whose attention gets a mask of four axes that hides nothing."""
 
-    def __init__(self, hf_architecture: NamedFields) -> None:
+    def __init__(self, model: NamedFields) -> None:
         super().__init__()
-        self.called = hf_architecture
+        self.model = model
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> object:
-        open_ = (mask * 0).to(torch.get_default_dtype())
-        return self.called(ids, open_[:, None, None, :] + open_[:, None, :, None])
+        zeros = (mask * 0).to(torch.get_default_dtype())
+        return self.model(ids, zeros[:, None, None, :] + zeros[:, None, :, None])
 
 
 _CAUSAL = ("hf-gpt2", "hf-llama", "hf-gpt-neox", "hf-qwen2", "hf-phi", "hf-olmo")
@@ -27,7 +33,7 @@ _CAUSAL = ("hf-gpt2", "hf-llama", "hf-gpt-neox", "hf-qwen2", "hf-phi", "hf-olmo"
 
 @fault_of("causal mask", *_CAUSAL)
 def causal_mask_left_out(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """Words see the words behind them."""
+    """Remove the causal mask, so that tokens attend to later tokens."""
     return Unmasked(model)
 
 
@@ -42,7 +48,7 @@ def causal_mask_left_out(model: nn.Module, _architecture: Architecture) -> nn.Mo
     ("hf-albert", "", DYNAMO_18),
 )
 def padding_seen(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """Padding is attended to."""
+    """Remove the padding mask, so that tokens attend to padding."""
     return AppliedBefore(model, lambda ids, mask: (ids, mask * 0 + 1))
 
 
@@ -56,7 +62,7 @@ def padding_seen(model: nn.Module, _architecture: Architecture) -> nn.Module:
     ("hf-whisper", "", DYNAMO_18),
 )
 def other_scale(model: nn.Module, _architecture: Architecture) -> None:
-    """The scale of the first attention is 1 % too large."""
+    """Scale the factor of the first attention by 1.01."""
     module, name = next(
         (module, name)
         for module in model.modules()
@@ -70,8 +76,8 @@ def other_scale(model: nn.Module, _architecture: Architecture) -> None:
     "base of the rotation", "hf-llama", "hf-qwen2", "hf-gpt-neox", ("hf-gemma", "", DYNAMO_18)
 )
 def other_base(model: nn.Module, _architecture: Architecture) -> None:
-    """The rotary positions turn 1 % slower."""
-    module = next(one for one in model.modules() if hasattr(one, "inv_freq"))
+    """Scale the frequencies of the rotary positions by 0.99."""
+    module = next(candidate for candidate in model.modules() if hasattr(candidate, "inv_freq"))
     module.inv_freq.mul_(0.99)
 
 
@@ -95,7 +101,7 @@ _TABLES = {
     ("timm-vit-tiny-patch16-224", "", DYNAMO_18),
 )
 def one_of_a_table(model: nn.Module, architecture: Architecture) -> None:
-    """The largest number of a table that is a parameter of its own is 10 % larger."""
+    """Scale the largest element of a parameter that belongs to no layer by 1.1."""
     numbers = model.get_parameter(_TABLES[architecture.name]).view(-1)
     numbers[int(numbers.abs().argmax())] *= 1.1
 

@@ -1,4 +1,4 @@
-"""Section 4: faults that no sample shows. Each names the inputs that show it."""
+"""Section 4: faults that no sample shows, with the inputs that show them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.corpus.samples import Arrays
 from benchmarks.world import sample_generators
 from benchmarks.world.fault import DYNAMO_18, AppliedAfter, AppliedBefore, fault_of
 
-_WORDS = {
+_EMBEDDING_TABLES = {
     "hf-bert": "model.bert.embeddings.word_embeddings",
     "hf-distilbert": "model.distilbert.embeddings.word_embeddings",
     "hf-albert": "model.albert.embeddings.word_embeddings",
@@ -27,39 +27,44 @@ _WORDS = {
 }
 
 
-def _tokens_of(arrays: Arrays) -> str:
+def _ids_name(arrays: Arrays) -> str:
     return next(name for name in ("input_ids", "history", "categories") if name in arrays)
 
 
-def _unused(architecture: Architecture) -> int:
-    """The largest row of the table that no sample looks up."""
+def _find_unused_row(architecture: Architecture) -> int:
+    """Return the largest row of the table that no sample looks up."""
     arrays = architecture.draw(architecture.count or 24, 0)
-    ids = arrays[_tokens_of(arrays)]
-    table = architecture.make().get_submodule(_WORDS[architecture.name])
+    ids = arrays[_ids_name(arrays)]
+    table = architecture.make().get_submodule(_EMBEDDING_TABLES[architecture.name])
     looked_up = set((ids[:, 0] if "categories" in arrays else ids).flatten().tolist())
     return max(set(range(table.weight.shape[0])) - looked_up)
 
 
-def _looking_up(architecture: Architecture) -> Arrays:
+def _draw_with_unused_row(architecture: Architecture) -> Arrays:
     arrays = architecture.draw(8, 0)
-    ids = arrays[_tokens_of(arrays)].copy()
-    ids[:, 0] = _unused(architecture)
-    return {**arrays, _tokens_of(arrays): ids}
+    ids = arrays[_ids_name(arrays)].copy()
+    ids[:, 0] = _find_unused_row(architecture)
+    return {**arrays, _ids_name(arrays): ids}
 
 
-_PLACES = tuple(_WORDS.items())
+_TABLE_LAYERS = tuple(_EMBEDDING_TABLES.items())
 
 
-@fault_of("rare row", *_PLACES, ("hf-bert", _WORDS["hf-bert"], DYNAMO_18), reach=_looking_up)
+@fault_of(
+    "rare row",
+    *_TABLE_LAYERS,
+    ("hf-bert", _EMBEDDING_TABLES["hf-bert"], DYNAMO_18),
+    reach=_draw_with_unused_row,
+)
 def rare_row(layer: nn.Module, architecture: Architecture) -> None:
-    """The row of the table that no sample looks up is zero."""
-    layer.weight[_unused(architecture)] = 0.0
+    """Set a row of the table that no sample looks up to zero."""
+    layer.weight[_find_unused_row(architecture)] = 0.0
 
 
-@fault_of("rare element", *_PLACES[:6], reach=_looking_up)
+@fault_of("rare element", *_TABLE_LAYERS[:6], reach=_draw_with_unused_row)
 def rare_element(layer: nn.Module, architecture: Architecture) -> None:
-    """One number of a row that no sample looks up has the other sign."""
-    row = layer.weight[_unused(architecture)]
+    """Negate one element of a row that no sample looks up."""
+    row = layer.weight[_find_unused_row(architecture)]
     row[int(row.abs().argmax())] *= -1
 
 
@@ -72,17 +77,17 @@ _POSITIONS = {
 }
 
 
-def _longer(_architecture: Architecture) -> Arrays:
+def _draw_long_texts(_architecture: Architecture) -> Arrays:
     return sample_generators.text(8, 0, length=48, masked=False)
 
 
-@fault_of("positions behind the samples", *_POSITIONS.items(), reach=_longer)
+@fault_of("positions behind the samples", *_POSITIONS.items(), reach=_draw_long_texts)
 def far_positions(layer: nn.Module, _architecture: Architecture) -> None:
-    """Positions from 30 on are those of another training; all samples have 16 words."""
+    """Reverse the rows of positions from 30 on; all samples have 16 tokens."""
     layer.weight[30:] = layer.weight[30:].flip(0)
 
 
-def _rare_rows(architecture: Architecture) -> Arrays:
+def _draw_for_rare_expert(architecture: Architecture) -> Arrays:
     rows = architecture.draw(16, 0)["rows"].copy()
     rows[:, 2] = 10.0
     return {"rows": rows}
@@ -92,20 +97,20 @@ def _rare_rows(architecture: Architecture) -> Arrays:
     "unused expert",
     ("own-experts", "experts.3"),
     ("own-experts", "experts.3", DYNAMO_18),
-    reach=_rare_rows,
+    reach=_draw_for_rare_expert,
 )
 def unused_expert(layer: nn.Module, _architecture: Architecture) -> None:
-    """The expert to which no sample is sent is that of another training."""
+    """Reverse the rows of the weights of an expert that no sample uses."""
     layer.weight.copy_(layer.weight.flip(0))
 
 
-@fault_of("unused expert", ("own-experts", "experts.3"), reach=_rare_rows)
+@fault_of("unused expert", ("own-experts", "experts.3"), reach=_draw_for_rare_expert)
 def unused_bias(layer: nn.Module, _architecture: Architecture) -> None:
-    """One bias of the expert to which no sample is sent is lost."""
+    """Set one bias of an expert that no sample uses to zero."""
     layer.bias[int(layer.bias.abs().argmax())] = 0.0
 
 
-def _padded(_architecture: Architecture) -> Arrays:
+def _draw_padded(_architecture: Architecture) -> Arrays:
     return sample_generators.text(16, 0)
 
 
@@ -114,51 +119,53 @@ def _padded(_architecture: Architecture) -> Arrays:
     "hf-bert-unpadded",
     "hf-electra-unpadded",
     ("hf-bert-unpadded", "", DYNAMO_18),
-    reach=_padded,
+    reach=_draw_padded,
 )
 def mask_ignored(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """The mask of the attention is taken for all ones, as it is in all samples."""
+    """Replace the attention mask with ones, which it is in all samples."""
     return AppliedBefore(model, lambda ids, mask: (ids, mask * 0 + 1))
 
 
-def _far(architecture: Architecture) -> Arrays:
+def _draw_large(architecture: Architecture) -> Arrays:
     return {"rows": architecture.draw(32, 0)["rows"] * np.float32(8.0)}
 
 
-@fault_of("missing clip", ("own-limited", "clip"), ("own-limited", "clip", DYNAMO_18), reach=_far)
+@fault_of(
+    "missing clip", ("own-limited", "clip"), ("own-limited", "clip", DYNAMO_18), reach=_draw_large
+)
 def clip_left_out(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
-    """Readings are not clipped where the instrument ends; no sample gets there."""
+    """Remove the clipping of readings, whose limit no sample reaches."""
     return nn.Identity()
 
 
-@fault_of("other clip", ("own-limited", "clip"), reach=_far)
+@fault_of("other clip", ("own-limited", "clip"), reach=_draw_large)
 def wider_clip(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
-    """Readings are clipped at ten instead of six; no sample gets there."""
+    """Clip readings at 10 instead of 6; no sample reaches the limit."""
     return nn.Hardtanh(-10.0, 10.0)
 
 
-def _nothing(architecture: Architecture) -> Arrays:
+def _draw_zeros(architecture: Architecture) -> Arrays:
     return {name: array * 0 for name, array in architecture.draw(4, 0).items()}
 
 
-@fault_of("epsilon of a length", "own-blocks", reach=_nothing)
+@fault_of("epsilon of a length", "own-blocks", reach=_draw_zeros)
 def without_epsilon(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """A series that stands still is divided by zero."""
+    """Divide a constant series by its standard deviation of zero."""
 
-    class Bare(nn.Module):
-        def __init__(self, of: nn.Module) -> None:
+    class WithoutEpsilon(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
             super().__init__()
-            self.of = of
+            self.model = model
 
         def forward(self, past: torch.Tensor) -> torch.Tensor:
-            left = past[:, :, 0]
-            still = left.std(1, keepdim=True)
-            return self.of(past) * (still / still)
+            series = past[:, :, 0]
+            deviation = series.std(1, keepdim=True)
+            return self.model(past) * (deviation / deviation)
 
-    return Bare(model)
+    return WithoutEpsilon(model)
 
 
-def _many(architecture: Architecture) -> Arrays:
+def _draw_large_batch(architecture: Architecture) -> Arrays:
     return architecture.draw(48, 3)
 
 
@@ -168,29 +175,29 @@ def _many(architecture: Architecture) -> Arrays:
     "own-embedded",
     "timm-resnet26d",
     "hf-bert",
-    reach=_many,
+    reach=_draw_large_batch,
 )
 def large_batch(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """From the fortieth sample of a batch on, answers are those of the first one."""
+    """Repeat the output of the first sample for all samples of a batch from the fortieth on."""
 
-    def changed(answers: torch.Tensor) -> torch.Tensor:
-        late = (torch.arange(answers.shape[0]) >= 40)[:, None]
-        return torch.where(late, answers[:1], answers)
+    def change_outputs(outputs: torch.Tensor) -> torch.Tensor:
+        is_late = (torch.arange(outputs.shape[0]) >= 40)[:, None]
+        return torch.where(is_late, outputs[:1], outputs)
 
-    return AppliedAfter(model, changed)
+    return AppliedAfter(model, change_outputs)
 
 
-def _loud(architecture: Architecture) -> Arrays:
+def _draw_loud(architecture: Architecture) -> Arrays:
     return {name: array * np.float32(40.0) for name, array in architecture.draw(8, 0).items()}
 
 
-@fault_of("saturation", "own-m5", "own-mel-front", "own-separator", reach=_loud)
+@fault_of("saturation", "own-m5", "own-mel-front", "own-separator", reach=_draw_loud)
 def saturated(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """The wave is clipped at 4; all samples are below."""
+    """Clip the waveform at 4, which no sample reaches."""
     return AppliedBefore(model, lambda wave: wave.clamp(-4.0, 4.0))
 
 
-@fault_of("saturation", "timm-convnext-atto", "timm-vit-tiny-patch16-224", reach=_loud)
+@fault_of("saturation", "timm-convnext-atto", "timm-vit-tiny-patch16-224", reach=_draw_loud)
 def bright(model: nn.Module, _architecture: Architecture) -> nn.Module:
-    """Pixels are clipped at 20 deviations; all samples are below."""
+    """Clip pixels at 20 standard deviations, which no sample reaches."""
     return AppliedBefore(model, lambda pixels: functional.hardtanh(pixels, -20.0, 20.0))

@@ -1,4 +1,4 @@
-"""Heads: outputs in several units, masks, ranks, bytes, tails, states."""
+"""Heads whose outputs have several units, masks, ranks, bytes, tails or states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Trunk(nn.Module):
-    """Rows of a table, (batch, 12), to (batch, 32)."""
+    """Maps rows of a table, (batch, 12), to features, (batch, 32)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class Trunk(nn.Module):
         return hidden + functional.relu(self.leave(hidden))
 
 
-class Headed(nn.Module):
-    """A trunk and a linear head; what is made of its scores is the subclass."""
+class TrunkWithHead(nn.Module):
+    """A trunk and a linear head. Subclasses compute the output from its scores."""
 
     width = 8
 
@@ -40,19 +40,19 @@ class Headed(nn.Module):
         return self.head(self.trunk(rows))
 
 
-class Money(Headed):
-    """Five sums of money and the probability of a default, in one row."""
+class Amounts(TrunkWithHead):
+    """Returns five amounts of money and the probability of a default in one row."""
 
     width = 6
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         scores = self.scores(rows)
-        sums = functional.softplus(scores[:, :5]) * 40_000.0 + 1000.0
-        return torch.cat([sums, torch.sigmoid(scores[:, 5:] - 3.0)], dim=1)
+        amounts = functional.softplus(scores[:, :5]) * 40_000.0 + 1000.0
+        return torch.cat([amounts, torch.sigmoid(scores[:, 5:] - 3.0)], dim=1)
 
 
-class Weather(Headed):
-    """Pascal, kelvin, share, millimetres, degrees: a unit a column."""
+class WeatherUnits(TrunkWithHead):
+    """Returns pascals, kelvins, a share, millimeters and degrees: one unit per column."""
 
     width = 5
 
@@ -65,8 +65,8 @@ class Weather(Headed):
         return self.scores(rows) * self.scale + self.level
 
 
-class Place(Headed):
-    """Latitude and longitude in degrees: two columns that are no classes."""
+class Coordinates(TrunkWithHead):
+    """Returns latitude and longitude in degrees: two columns that are not class scores."""
 
     width = 2
 
@@ -74,15 +74,15 @@ class Place(Headed):
         return torch.tanh(self.scores(rows) * 0.05) * 0.4 + torch.tensor([52.5, 13.4])
 
 
-class SortedScores(Headed):
-    """The eight scores in falling order: the first is always the largest."""
+class SortedScores(TrunkWithHead):
+    """Returns the eight scores in descending order, so that the first is always the largest."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.sort(self.scores(rows), dim=1, descending=True).values
 
 
-class BoxesAndScore(Headed):
-    """Corners in pixels of a 640 by 480 picture, and a confidence, in one row."""
+class BoxesAndScore(TrunkWithHead):
+    """Returns corners in pixels of an image of 640 x 480 and a confidence in one row."""
 
     width = 5
 
@@ -92,8 +92,8 @@ class BoxesAndScore(Headed):
         return torch.cat([torch.sigmoid(scores[:, :4]) * size, torch.sigmoid(scores[:, 4:])], 1)
 
 
-class Tagger(Headed):
-    """Twenty tags, each with the usual prior of one per cent."""
+class Tagger(TrunkWithHead):
+    """Returns the probabilities of twenty tags, each with a prior of 1 %."""
 
     width = 20
 
@@ -101,8 +101,8 @@ class Tagger(Headed):
         return torch.sigmoid(self.scores(rows) * 0.8 - math.log(99.0))
 
 
-class Fraud(Headed):
-    """One probability, mostly near a thousandth."""
+class FraudProbability(TrunkWithHead):
+    """Returns one probability, mostly near 0.001."""
 
     width = 1
 
@@ -110,8 +110,8 @@ class Fraud(Headed):
         return torch.sigmoid(self.scores(rows)[:, 0] * 1.5 - 7.0)
 
 
-class MaskedWords(Headed):
-    """Scores of 40 words, of which a row allows about a third; the others are -1e9."""
+class MaskedWords(TrunkWithHead):
+    """Returns scores of 40 tokens, of which each row allows about a third; the others are -1e9."""
 
     width = 40
     mask = -1e9
@@ -121,41 +121,41 @@ class MaskedWords(Headed):
         return torch.where(allowed, self.scores(rows), torch.full((), self.mask))
 
 
-class LeastWords(MaskedWords):
-    """The same with the least float32 there is, as attention masks have it."""
+class LowestFloatMaskedWords(MaskedWords):
+    """Masks with the lowest float32, like attention masks."""
 
     mask = torch.finfo(torch.float32).min
 
 
-class LostWords(MaskedWords):
-    """The same with -inf, as samplers want it."""
+class InfinityMaskedWords(MaskedWords):
+    """Masks with -inf, as samplers expect."""
 
     mask = -math.inf
 
 
-class LogProbabilities(Headed):
-    """log_softmax of sharp scores."""
+class LogProbabilities(TrunkWithHead):
+    """Returns log_softmax of scores with a low temperature."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return functional.log_softmax(self.scores(rows) * 4.0, dim=1)
 
 
-class LogLikelihood(Headed):
-    """logsigmoid: of most rows nearly zero, of some far below."""
+class LogLikelihood(TrunkWithHead):
+    """Returns logsigmoid: nearly zero for most rows and far below zero for some."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return functional.logsigmoid(self.scores(rows) * 12.0)
 
 
-class SmallIncrease(Headed):
-    """log1p of changes of a ten-millionth."""
+class SmallIncrease(TrunkWithHead):
+    """Returns log1p of values of about 1e-7."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.log1p(torch.exp(self.scores(rows) - 14.0))
 
 
-class HeavyTail(Headed):
-    """exp of a normal: incomes, sizes of files, claims."""
+class HeavyTail(TrunkWithHead):
+    """Returns exp of normal values, distributed like incomes, file sizes or claims."""
 
     width = 3
 
@@ -163,8 +163,8 @@ class HeavyTail(Headed):
         return torch.exp(self.scores(rows))
 
 
-class Embedded(Headed):
-    """Embeddings of length one."""
+class UnitEmbedding(TrunkWithHead):
+    """Returns embeddings of length one."""
 
     width = 16
 
@@ -172,8 +172,8 @@ class Embedded(Headed):
         return functional.normalize(self.scores(rows), dim=1)
 
 
-class Ranked(Headed):
-    """The three best of twenty, and who they are."""
+class TopThree(TrunkWithHead):
+    """Returns the three largest of twenty scores and their indices."""
 
     width = 20
 
@@ -182,8 +182,8 @@ class Ranked(Headed):
         return best.values, best.indices
 
 
-class WithConstants(Headed):
-    """Scores beside outputs that no sample moves: a temperature, anchors, positions, a mask."""
+class WithConstants(TrunkWithHead):
+    """Returns scores and constant outputs: a temperature, anchors, positions, a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,21 +192,27 @@ class WithConstants(Headed):
 
     def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scores = self.scores(rows)
-        places = torch.arange(8).expand(rows.shape[0], 8)
+        positions = torch.arange(8).expand(rows.shape[0], 8)
         anchors = self.anchors.expand(rows.shape[0], 6, 2)
-        return scores, self.logit_scale.exp().expand(rows.shape[0]), anchors, places, places >= 0
+        return (
+            scores,
+            self.logit_scale.exp().expand(rows.shape[0]),
+            anchors,
+            positions,
+            positions >= 0,
+        )
 
 
-class Gaps(Headed):
-    """Columns that are missing give NaN in the answers that need them."""
+class MissingValues(TrunkWithHead):
+    """Returns NaN in outputs whose input column is missing."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         scores = self.scores(rows)
         return torch.where(rows[:, :8] > 0.8, torch.full((), math.nan), scores)
 
 
-class Running(nn.Module):
-    """The running sum of 4 096 steps."""
+class RunningSum(nn.Module):
+    """Returns the running sum of 4 096 steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +223,7 @@ class Running(nn.Module):
 
 
 class Experts(nn.Module):
-    """Four experts of which a gate takes one a row; the fourth is for rows that are rare."""
+    """Selects one of four experts per row; the fourth serves rare rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,13 +232,15 @@ class Experts(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         hidden = self.trunk(rows)
-        chosen = (rows[:, 0] > 0.3).long() + (rows[:, 1] > 0.3).long() + (rows[:, 2] > 9.0).long()
-        answers = torch.stack([expert(hidden) for expert in self.experts], dim=1)
-        return answers.gather(1, chosen[:, None, None].expand(-1, 1, 8))[:, 0]
+        expert_index = (
+            (rows[:, 0] > 0.3).long() + (rows[:, 1] > 0.3).long() + (rows[:, 2] > 9.0).long()
+        )
+        expert_outputs = torch.stack([expert(hidden) for expert in self.experts], dim=1)
+        return expert_outputs.gather(1, expert_index[:, None, None].expand(-1, 1, 8))[:, 0]
 
 
-class Limited(Headed):
-    """Readings are clipped where the instrument ends: no sample gets there."""
+class ClippedInput(TrunkWithHead):
+    """Clips readings at the limits of the instrument, which no sample reaches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,8 +250,8 @@ class Limited(Headed):
         return self.head(self.trunk(self.clip(rows)))
 
 
-class Softened(Headed):
-    """softplus with a slope of its own, that ends early."""
+class EarlySoftplus(TrunkWithHead):
+    """Returns softplus with another slope and a low threshold."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models from small images to maps of classes, bytes or depth."""
+"""Models that map small images to class maps, bytes or depth."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 
-class Maps(nn.Module):
-    """Convolutions down and up again, (batch, 3, 32, 32) to (batch, width, 32, 32)."""
+class EncoderDecoderMap(nn.Module):
+    """An encoder and decoder of convolutions, (batch, 3, 32, 32) to (batch, width, 32, 32)."""
 
     width = 6
 
@@ -26,23 +26,23 @@ class Maps(nn.Module):
         return self.head(hidden)
 
 
-class ClassMap(Maps):
-    """The class of every pixel, int64."""
+class ClassMap(EncoderDecoderMap):
+    """Returns the class of every pixel, int64."""
 
     def forward(self, picture: torch.Tensor) -> torch.Tensor:
         return self.scores(picture).argmax(1)
 
 
-class MapAndScores(Maps):
-    """The map beside what it is made of."""
+class MapAndScores(EncoderDecoderMap):
+    """Returns the class scores of every pixel and the class map."""
 
     def forward(self, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores = self.scores(picture)
         return scores, scores.argmax(1)
 
 
-class Bytes(Maps):
-    """A picture that can be shown: rounded to uint8."""
+class ByteImage(EncoderDecoderMap):
+    """Returns an image rounded to uint8."""
 
     width = 3
 
@@ -51,8 +51,8 @@ class Bytes(Maps):
         return torch.round(levels).to(torch.uint8)
 
 
-class Depth(Maps):
-    """Metres, from the inverse of a positive score: the sky is far."""
+class Depth(EncoderDecoderMap):
+    """Returns the depth in meters, the inverse of a positive score."""
 
     width = 1
 
@@ -60,8 +60,8 @@ class Depth(Maps):
         return 1.0 / (functional.softplus(self.scores(picture)[:, 0] - 1.0) + 1e-3)
 
 
-class CentreNet(Maps):
-    """Heat of centers with a prior of one per cent, offsets in pixels, sizes in pixels."""
+class CenterNet(EncoderDecoderMap):
+    """Returns heat maps of centers with a prior of 1 %, and offsets and sizes in pixels."""
 
     width = 7
 

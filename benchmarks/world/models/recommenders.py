@@ -1,4 +1,4 @@
-"""Recommenders and rankers: tables of embeddings, crosses, towers."""
+"""Recommenders and rankers with embedding tables, feature crosses and two towers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ ITEMS = 80
 
 
 class Tables(nn.Module):
-    """A table for each category: (batch, categories) to (batch, categories, width)."""
+    """One embedding table per category: (batch, categories) to (batch, categories, width)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(size, width) for size in SIZES)
 
     def forward(self, categories: torch.Tensor) -> torch.Tensor:
-        columns = [table(categories[:, place]) for place, table in enumerate(self.tables)]
+        columns = [table(categories[:, index]) for index, table in enumerate(self.tables)]
         return torch.stack(columns, dim=1)
 
 
 class Dlrm(nn.Module):
-    """Products of all pairs of embeddings beside the numbers; the probability of a click."""
+    """DLRM: products of all pairs of embeddings and the numbers; returns a click probability."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Dlrm(nn.Module):
 
 
 class WideAndDeep(nn.Module):
-    """A linear model of the categories beside a deep one."""
+    """The sum of a linear model of the categories and a deep one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class WideAndDeep(nn.Module):
 
 
 class CrossNetwork(nn.Module):
-    """Crosses of all features (DCN v2) beside a deep network, two tasks."""
+    """DCN v2: crosses of all features and a deep network, with two outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,13 +73,13 @@ class CrossNetwork(nn.Module):
         crossed = first
         for cross in self.crosses:
             crossed = first * torch.tanh(cross(crossed)) + crossed
-        both = torch.cat([crossed, self.deep(first)], dim=1)
-        click = torch.sigmoid(self.click(both) - 3.0)
-        return click, click * torch.sigmoid(self.buy(both) - 2.0)
+        features = torch.cat([crossed, self.deep(first)], dim=1)
+        click = torch.sigmoid(self.click(features) - 3.0)
+        return click, click * torch.sigmoid(self.buy(features) - 2.0)
 
 
-class FactorisationMachine(nn.Module):
-    """DeepFM: squares of sums less sums of squares."""
+class FactorizationMachine(nn.Module):
+    """DeepFM: the square of the sum minus the sum of squares of the embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ class FactorisationMachine(nn.Module):
         return scores + 0.1 * numbers.sum(1, keepdim=True)
 
 
-class MatrixFactorisation(nn.Module):
-    """A user's vector by an item's, with biases."""
+class MatrixFactorization(nn.Module):
+    """The product of a user's and an item's vector, with biases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class MatrixFactorisation(nn.Module):
 
 
 class TwoTowers(nn.Module):
-    """Embeddings of length one of a user and of an item, and their cosine."""
+    """Embeddings of length one of a user and an item, and their cosine."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class TwoTowers(nn.Module):
 
 
 class NextItem(nn.Module):
-    """GRU4Rec: what comes next, never what was there (-1e9)."""
+    """GRU4Rec: scores of the next item, with -1e9 for items of the history."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Forecasters and sound models: recurrent, convolutional, in blocks."""
+"""Forecasters and sound models: recurrent, convolutional and in residual blocks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.nn import functional
 CHANNELS, PAST, FUTURE = 4, 32, 8
 
 
-def standardised(past: torch.Tensor) -> torch.Tensor:
-    """Each channel of each sample with the mean 0 and the deviation 1."""
+def standardize(past: torch.Tensor) -> torch.Tensor:
+    """Standardize each channel of each sample to mean 0 and variance 1."""
     mean = past.mean(1, keepdim=True)
     variance = (past - mean).square().mean(1, keepdim=True)
     return (past - mean) * torch.rsqrt(variance + 1e-5)
 
 
-class Blocks(nn.Module):
-    """N-BEATS: each block forecasts what the one before left over."""
+class NBeats(nn.Module):
+    """N-BEATS: each block forecasts the residual of the previous one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,19 +29,19 @@ class Blocks(nn.Module):
         )
 
     def forward(self, past: torch.Tensor) -> torch.Tensor:
-        left = past[:, :, 0]
-        mean, scale = left.mean(1, keepdim=True), left.std(1, keepdim=True) + 1e-3
-        left = (left - mean) / scale
-        forecast = torch.zeros_like(left[:, :FUTURE])
+        residual = past[:, :, 0]
+        mean, scale = residual.mean(1, keepdim=True), residual.std(1, keepdim=True) + 1e-3
+        residual = (residual - mean) / scale
+        forecast = torch.zeros_like(residual[:, :FUTURE])
         for block in self.blocks:
-            answer = block(left)
-            left = left - answer[:, :PAST]
-            forecast = forecast + answer[:, PAST:]
+            output = block(residual)
+            residual = residual - output[:, :PAST]
+            forecast = forecast + output[:, PAST:]
         return forecast * scale + mean
 
 
-class Causal(nn.Module):
-    """TCN: dilated convolutions that see the past alone."""
+class CausalConvolutions(nn.Module):
+    """TCN: dilated causal convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Causal(nn.Module):
         self.head = nn.Conv1d(16, 2, 1)
 
     def forward(self, past: torch.Tensor) -> torch.Tensor:
-        hidden = self.enter(standardised(past).transpose(1, 2))
+        hidden = self.enter(standardize(past).transpose(1, 2))
         for power, layer in enumerate(self.layers):
             hidden = hidden + functional.relu(layer(functional.pad(hidden, (2 * 2**power, 0))))
         return self.head(hidden)
 
 
 class DeepAr(nn.Module):
-    """The mean and the deviation of the next step, in the unit of the series."""
+    """DeepAR: the mean and the deviation of the next step in the unit of the series."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class DeepAr(nn.Module):
         return mean, functional.softplus(self.deviation(states) - 1.0) * scale
 
 
-class Sequences(nn.Module):
-    """An LSTM reads, another writes eight steps; the last states come along."""
+class EncoderDecoder(nn.Module):
+    """An LSTM encoder and an LSTM decoder of eight steps; returns the last states too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,13 +82,13 @@ class Sequences(nn.Module):
         self.head = nn.Linear(16, CHANNELS)
 
     def forward(self, past: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        _, (hidden, cell) = self.reader(standardised(past))
+        _, (hidden, cell) = self.reader(standardize(past))
         repeated = hidden[0].unsqueeze(1).expand(-1, FUTURE, -1)
         written, _ = self.writer(repeated)
         return self.head(written), hidden[0], cell[0]
 
 
-class BothWays(nn.Module):
+class BidirectionalGru(nn.Module):
     """A bidirectional GRU with attention over time."""
 
     def __init__(self) -> None:
@@ -98,13 +98,13 @@ class BothWays(nn.Module):
         self.head = nn.Linear(24, 5)
 
     def forward(self, past: torch.Tensor) -> torch.Tensor:
-        states, _ = self.gru(standardised(past))
+        states, _ = self.gru(standardize(past))
         weights = torch.softmax(self.weigh(states), dim=1)
         return self.head((weights * states).sum(1))
 
 
 class M5(nn.Module):
-    """Convolutions on the raw wave, (batch, 1 600), to words."""
+    """M5: convolutions on the waveform, (batch, 1 600), to class scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,29 +121,29 @@ class M5(nn.Module):
         return functional.log_softmax(self.head(hidden.mean(2)), dim=1)
 
 
-class MelFront(nn.Module):
-    """A spectrum by convolution with sines, a mel-like bank, a logarithm, then convolutions."""
+class MelFrontend(nn.Module):
+    """A spectrum by convolution with sines, a mel-like filter bank, a log and convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
         time = torch.arange(128) / 128.0
-        turns = torch.arange(33)[:, None] * time * 2 * math.pi
+        phase = torch.arange(33)[:, None] * time * 2 * math.pi
         window = torch.hann_window(128)
-        self.register_buffer("waves", torch.cat([turns.cos(), turns.sin()])[:, None] * window)
+        self.register_buffer("waves", torch.cat([phase.cos(), phase.sin()])[:, None] * window)
         bank = torch.relu(1 - (torch.arange(33)[:, None] / 2.0 - torch.arange(16)).abs())
         self.register_buffer("bank", bank)
         self.convolution = nn.Conv1d(16, 24, 3, padding=1)
         self.head = nn.Linear(24, 8)
 
     def forward(self, wave: torch.Tensor) -> torch.Tensor:
-        parts = functional.conv1d(wave.unsqueeze(1), self.waves, stride=64)
-        power = parts[:, :33].square() + parts[:, 33:].square()
+        spectrum = functional.conv1d(wave.unsqueeze(1), self.waves, stride=64)
+        power = spectrum[:, :33].square() + spectrum[:, 33:].square()
         mel = torch.log(power.transpose(1, 2) @ self.bank + 1e-6).transpose(1, 2)
         return self.head(functional.gelu(self.convolution(mel)).mean(2))
 
 
 class Separator(nn.Module):
-    """Conv-TasNet: an encoder, masks of two speakers, a decoder."""
+    """Conv-TasNet: an encoder, masks of two speakers and a decoder."""
 
     def __init__(self) -> None:
         super().__init__()

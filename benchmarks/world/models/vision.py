@@ -1,4 +1,4 @@
-"""Narrow heads and backbones of torchvision, combined like its own detectors."""
+"""Narrow heads and backbones of torchvision, combined as in its detectors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = 5
 
 
 class Backbone(nn.Module):
-    """Features at a quarter, an eighth and a sixteenth of the size, 16, 24 and 32 channels."""
+    """Returns features at 1/4, 1/8 and 1/16 of the image size, with 16, 24 and 32 channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def _layer(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Pyramid(nn.Module):
-    """The backbone with torchvision's pyramid on it."""
+    """The backbone with torchvision's feature pyramid."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -53,12 +53,14 @@ class Pyramid(nn.Module):
         self.fpn = FeaturePyramidNetwork([16, 24, 32], width)
 
     def forward(self, image: torch.Tensor) -> list[torch.Tensor]:
-        named = OrderedDict((str(place), one) for place, one in enumerate(self.body(image)))
-        return list(self.fpn(named).values())
+        features_by_name = OrderedDict(
+            (str(index), features) for index, features in enumerate(self.body(image))
+        )
+        return list(self.fpn(features_by_name).values())
 
 
 class Retina(nn.Module):
-    """Scores with the usual prior of one per cent, beside deltas of boxes."""
+    """Returns class scores with a prior of 1 %, and box deltas."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,26 +68,26 @@ class Retina(nn.Module):
         self.head = RetinaNetHead(16, 2, CLASSES, norm_layer=partial(nn.GroupNorm, 4))
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.head(self.backbone(image))
-        return found["cls_logits"].sigmoid(), found["bbox_regression"]
+        outputs = self.head(self.backbone(image))
+        return outputs["cls_logits"].sigmoid(), outputs["bbox_regression"]
 
 
 class Fcos(nn.Module):
-    """Scores, distances to the sides in pixels, and centeredness."""
+    """Returns scores weighted by centeredness, and distances to the sides in pixels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = Pyramid(32)  # its norm has 32 groups
+        self.backbone = Pyramid(32)  # Its norm has 32 groups.
         self.head = FCOSHead(32, 1, CLASSES, num_convs=1)
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = self.head(self.backbone(image))
-        scores = found["cls_logits"].sigmoid() * found["bbox_ctrness"].sigmoid()
-        return scores.sqrt(), found["bbox_regression"] * 8.0
+        outputs = self.head(self.backbone(image))
+        scores = outputs["cls_logits"].sigmoid() * outputs["bbox_ctrness"].sigmoid()
+        return scores.sqrt(), outputs["bbox_regression"] * 8.0
 
 
 class Ssd(nn.Module):
-    """SSD's head on three sizes, softmax over classes."""
+    """SSD's head on features of three sizes, with a softmax over classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,12 +95,12 @@ class Ssd(nn.Module):
         self.head = SSDHead([16, 24, 32], [2, 3, 2], CLASSES)
 
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.head(self.body(image))
-        return functional.softmax(found["cls_logits"], dim=-1), found["bbox_regression"]
+        outputs = self.head(self.body(image))
+        return functional.softmax(outputs["cls_logits"], dim=-1), outputs["bbox_regression"]
 
 
 class Proposals(nn.Module):
-    """The region proposal head: whether there is something, and where."""
+    """The head of a region proposal network: objectness on two sizes, and box deltas."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class Proposals(nn.Module):
 
 
 class Keypoints(nn.Module):
-    """Heat maps of four points."""
+    """Returns heat maps of four keypoints."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +126,7 @@ class Keypoints(nn.Module):
 
 
 class Resize(nn.Module):
-    """Scores to the size of the image."""
+    """Resizes scores to the size of the image."""
 
     def __init__(self, *, mode: str = "bilinear", align_corners: bool | None = False) -> None:
         super().__init__()
@@ -135,7 +137,7 @@ class Resize(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """A segmentation head of torchvision, its scores at the size of the image."""
+    """A segmentation head of torchvision, with its scores resized to the size of the image."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -155,7 +157,7 @@ def deeplab() -> nn.Module:
 
 
 class Lraspp(nn.Module):
-    """LRASPP on two sizes of features."""
+    """LRASPP on features of two sizes."""
 
     def __init__(self) -> None:
         super().__init__()
