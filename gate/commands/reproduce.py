@@ -81,11 +81,11 @@ def command(**request: Any) -> CommandResult:
             reproducer.write(request["output"], venv=request["venv"])
     except NotReproduced as error:
         reason = str(error)
-        plain = {"schema_version": 1, "output": None, "reason": reason}
-        return text_result(plain, f"not reproduced: {reason}", status=ExitCode.REJECTED)
+        empty = {"schema_version": 1, "output": None, "reason": reason}
+        return text_result(empty, f"not reproduced: {reason}", status=ExitCode.REJECTED)
     failure, output = reproducer.failure, str(request["output"])
     located = reproducer.localization
-    plain = {
+    plain: dict[str, Any] = {
         "schema_version": 1,
         "output": output,
         "kind": failure.kind,

@@ -355,8 +355,8 @@ def _whole_batches(
     size = binding.batch_size if binding.fixed else 1
     needed = -(-limit // size) * size
     inputs = next(case.inputs.batches(min(needed, len(case.inputs))))
-    rows = whole_batches(length(inputs), size).ravel()
-    return binding, {name: array[rows] for name, array in inputs.items()}
+    indices = whole_batches(length(inputs), size).ravel()
+    return binding, {name: array[indices] for name, array in inputs.items()}
 
 
 def _batch_size_within(survey: ValueSurvey, size: int, budget: int) -> int:

@@ -112,8 +112,8 @@ def _draw_row(axes: NDArray[Any], name: str, worst: WorstPicture, spec: Preproce
         panel.set_title(title, fontsize=9, parse_math=False)
         panel.set_xticks([])
         panel.set_yticks([])
-    picture = literal(worst.picture.rpartition("/")[2], 72)
-    axes[0].set_ylabel(picture, fontsize=8, parse_math=False)
+    label = literal(worst.picture.rpartition("/")[2], 72)
+    axes[0].set_ylabel(label, fontsize=8, parse_math=False)
     axes[2].set_xlabel(f"largest {format_number(float(difference.max()))} of 255", fontsize=8)
 
 

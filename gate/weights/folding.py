@@ -338,5 +338,6 @@ def _product(layer: nn.Module, inputs: torch.Tensor, weight: torch.Tensor) -> to
     if isinstance(layer, nn.Embedding):
         return weight[inputs.long()]
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return layer._conv_forward(inputs, weight, None)
+        convolved: torch.Tensor = layer._conv_forward(inputs, weight, None)
+        return convolved
     return inputs @ (weight.T if weight.shape[1] == inputs.shape[-1] else weight)
