@@ -130,7 +130,7 @@ class _Search:
             return
         runs = [first, *filter(None, map(self._run, self._further_inputs()))]
         for index in sorted(range(len(first.steps)), key=lambda i: first.steps[i].levels.size):
-            for number, batch in enumerate(self._inputs_beside(index, runs)):
+            for number, batch in enumerate(self._inputs_near_step(index, runs)):
                 title = f"threshold_{index}_{number}"
                 build: Callable[[], Batch] = partial(copy.copy, batch)
                 yield Probe(title, "value", self._profile.small, build)
@@ -153,7 +153,7 @@ class _Search:
             if is_small and {name: a.shape for name, a in probe.batch.items()} == shapes:
                 yield probe.batch
 
-    def _inputs_beside(self, index: int, runs: Sequence[_Run]) -> Sequence[Batch]:
+    def _inputs_near_step(self, index: int, runs: Sequence[_Run]) -> Sequence[Batch]:
         """Return an input near a threshold on either side; none if the runs are near on both
         sides, all on one side, or if no line between them leads to the threshold."""
         steps = [run.steps[index] for run in runs]
