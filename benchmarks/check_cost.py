@@ -347,7 +347,7 @@ with torch.no_grad():
                 largest = max(largest, float(np.abs(c - r).max()))
 """
 
-_LEAST_SAMPLES = 64
+_MIN_SAMPLES = 64
 _POLL_S = 0.02
 _MIB = 2**20
 
@@ -440,7 +440,7 @@ def _row(name: str, net: Net, faults: Sequence[str]) -> Row:
         folder = Path(text)
         np.save(folder / "inputs.npy", net.inputs())
         _export(net, folder / "correct.onnx")
-        count = str(max(net.samples, _LEAST_SAMPLES))
+        count = str(max(net.samples, _MIN_SAMPLES))
         loop = [sys.executable, "-c", _NET_LOOP, name, count, str(net.batch_size)]
         check = [
             sys.executable, "-m", "gate", "check", "--reference", f"benchmarks.cost_nets:{name}",

@@ -26,7 +26,7 @@ from benchmarks.corpus.bench import Bench, Pair
 from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.registry import FAULTS
 from benchmarks.mend_models import MORE_FAULTS
-from gate.api import case_of, check
+from gate.api import build_job, check
 from gate.data.samples import SampleSet
 from gate.errors import GateError, first_line
 from gate.localize.reduce import NotReproduced
@@ -131,7 +131,7 @@ def reproduce(case: Case, folder: Path, python: str | None) -> tuple[int | None,
     """
     policy = Policy.default()
     result = check(case.pair.path, case.reference, case.data, policy)
-    job = case_of(case.pair.path, reference=case.reference, data=case.data, policy=policy)
+    job = build_job(case.pair.path, reference=case.reference, data=case.data, policy=policy)
     try:
         reproducer = Reproducer.from_rejection(job, result.evidence, result.decision)
         if reproducer is None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gate.metrics.builtin import built_in
-from gate.metrics.intervals import MOST_BLOCKS
+from gate.metrics.intervals import MAX_BLOCKS
 from gate.metrics.metric import Metric, OfSums, PerSample, State, drop_between, sides_of
 
 Floats = NDArray[np.float64]
@@ -176,7 +176,7 @@ def _map_case(lost: float) -> Case:
     metric = built_in("map", {"thresholds": [0.5]})
     before, after = _detections(np.random.default_rng(0), 1_000_000, lost)
     values = [
-        float(metric.statistic(state)(np.ones((1, MOST_BLOCKS)))[0]) for state in (before, after)
+        float(metric.statistic(state)(np.ones((1, MAX_BLOCKS)))[0]) for state in (before, after)
     ]
     return Case(lambda rng, n: DataSet(metric, *_detections(rng, n, lost)), values[0] - values[1])
 

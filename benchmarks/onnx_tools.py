@@ -46,7 +46,7 @@ from gate.policy.policy import Policy
 from gate.reference.onnx_reference import OnnxReference, open_plain
 
 Arrays = dict[str, NDArray[Any]]
-CLASSES, COUNT, FEW = 8, 128, 32
+CLASSES, COUNT, FAULT_SAMPLES = 8, 128, 32
 
 
 # Nets.
@@ -422,7 +422,7 @@ def run_default(path: Path, samples: Arrays) -> list[Any]:
 
 
 def judge(
-    old: Path, new: Path, samples: Arrays, precision: str, *, few: int = FEW
+    old: Path, new: Path, samples: Arrays, precision: str, *, few: int = FAULT_SAMPLES
 ) -> dict[str, Any]:
     """Check a file and return the verdict, the problems and the first diverging node."""
     start = time.process_time()
@@ -530,7 +530,7 @@ def draw_faults(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[d
     These are the changed node and, if the node was dropped or is equal for all samples, also the
     nodes that read its output.
     """
-    few = {name: rows[:FEW] for name, rows in samples.items()}
+    few = {name: rows[:FAULT_SAMPLES] for name, rows in samples.items()}
     typed = onnx.shape_inference.infer_shapes(model).graph
     types = {
         element.name: element.type.tensor_type.elem_type
@@ -538,7 +538,10 @@ def draw_faults(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[d
     }
     # None stands for a type that was not inferred.
     judged_types = {onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, None}
-    expected_outputs, paths = run_unoptimized(model, few, FEW), OnnxReference(model).node_paths()
+    expected_outputs, paths = (
+        run_unoptimized(model, few, FAULT_SAMPLES),
+        OnnxReference(model).node_paths(),
+    )
     constants = find_constants(model)
     times_used: dict[str, int] = {}
     tried_changes: set[tuple[int, str]] = set()
@@ -555,9 +558,9 @@ def draw_faults(net: str, model: onnx.ModelProto, samples: Arrays) -> Iterator[d
             if (node_index, change) in tried_changes:
                 continue
             tried_changes.add((node_index, change))
-            if not remaining or not can_run(new, few, FEW):
+            if not remaining or not can_run(new, few, FAULT_SAMPLES):
                 continue
-            if not differ(expected_outputs, run_unoptimized(new, few, FEW)):
+            if not differ(expected_outputs, run_unoptimized(new, few, FAULT_SAMPLES)):
                 continue
             names = {paths.get(node.output[0], node.name)}
             affected = (

@@ -36,7 +36,7 @@ from gate.records.evidence import Subject, TensorSpec
 from gate.reference.environment import deterministic
 from gate.reference.float64 import Truth
 from gate.reference.torch_reference import TorchReference
-from gate.reference.validity import MOST_ERROR
+from gate.reference.validity import MAX_ERROR
 from gate.storage import files
 from gate.storage.digest import Digest
 
@@ -166,7 +166,7 @@ def print_distribution(rows: list[dict[str, Any]]) -> None:
             text = ", ".join(f"{value:.3g}" for value in quantiles)
             print(f"{title}: 50, 90, 99, 99.9, 100 %: {text}")
     print("rounding:", dict(Counter(row["rounding"] for row in complete)))
-    redrawn = [row for row in complete if row["wide"] or row["largest of one draw"] > MOST_ERROR]
+    redrawn = [row for row in complete if row["wide"] or row["largest of one draw"] > MAX_ERROR]
     print(
         f"5 draws: {len(redrawn)}, of these for a wide floor {sum(row['wide'] for row in complete)}"
     )

@@ -168,21 +168,21 @@ def check(
     data, policy = EvaluationData.from_data(data), _policy(policy)
     if data.recordings:
         policy = with_recordings(policy, data.recordings)
-    evidence, case, samples, metric_values = measure_files(
+    evidence, job, samples, metric_values = measure_files(
         onnx, reference=reference, data=data, policy=policy, progress=progress
     )
     _steps.debug("decide")
     preprocessing = _preprocessing(policy, reference, data, onnx)
     evidence = evidence.model_copy(update={"preprocessing": preprocessing})
-    champion = _measure_champion(case, evidence, data.against)
+    champion = _measure_champion(job, evidence, data.against)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    compared = champion.compared_by(case.policy) if champion else None
+    compared = champion.compared_by(job.policy) if champion else None
     decision = decide(policy, evidence, incumbent=compared, decided_at=now)
     return EvaluationResult(
         evidence,
         decision,
-        case,
-        explain_failure(case, evidence, decision),
+        job,
+        explain_failure(job, evidence, decision),
         samples,
         metric_values,
         compare_with_champion(decision, evidence, champion),
@@ -196,21 +196,21 @@ def measure_job(job: MeasurementJob, *, progress: Progress | None = None) -> Evi
         return run.run(INSTRUMENTS, progress=progress)
 
 
-def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
+def explain_failure(job: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
     """Explain why a file was rejected; return an empty explanation for a file that passes."""
     if decision.passed:
         return Explanation()
     from gate.localize.locate import locate_failure
 
     _steps.debug("look for the layer that diverges first")
-    if not isinstance(case.chained, MultiFileRelease):
-        return locate_failure(case, evidence, decision)
-    for part in case.chained.parts:  # the first failing part affects the inputs of the others
+    if not isinstance(job.chained, MultiFileRelease):
+        return locate_failure(job, evidence, decision)
+    for part in job.chained.parts:  # the first failing part affects the inputs of the others
         part_evidence = evidence.parts[part.name]
-        refused = decide(part.policy(case.policy), part_evidence, decided_at=decision.decided_at)
+        refused = decide(part.policy(job.policy), part_evidence, decided_at=decision.decided_at)
         if not refused.passed:
-            part_case = part.case(case.policy, case.batch_size)
-            explanation = locate_failure(part_case, part_evidence, refused)
+            part_job = part.job(job.policy, job.batch_size)
+            explanation = locate_failure(part_job, part_evidence, refused)
             located = explanation.localisation
             if located is not None:
                 located = located.model_copy(update={"part": part.name})
@@ -221,29 +221,29 @@ def explain_failure(case: MeasurementJob, evidence: Evidence, decision: Decision
     if not numbers:
         return Explanation()
     runtime = str(numbers[0].runtime)  # only the chain differs
-    return Explanation(localisation=blamed_on_chain(case, case.chained, runtime=runtime))
+    return Explanation(localisation=blamed_on_chain(job, job.chained, runtime=runtime))
 
 
 def _measure_champion(
-    case: MeasurementJob, evidence: Evidence, champion: Champion | None
+    job: MeasurementJob, evidence: Evidence, champion: Champion | None
 ) -> Champion | None:
     """Return the serving version, with the result of running it and the file on the same samples;
     an error is only recorded, unless the policy requires the comparison."""
     if champion is None:
         return None
     compared = ComparisonJob(
-        case.candidate,
-        case.samples,
-        case.labels,
-        case.batch_size,
-        case.policy,
-        case.chained,
-        case.annotations,
+        job.candidate,
+        job.samples,
+        job.labels,
+        job.batch_size,
+        job.policy,
+        job.chained,
+        job.annotations,
     )
     try:
         incumbent = measure_incumbent(champion, comparison=compared, evidence=evidence)
     except GateError as error:
-        if case.policy.incumbent is not None:
+        if job.policy.incumbent is not None:
             raise
         return Champion.unavailable(str(error))
     return replace(champion, incumbent=incumbent)
@@ -287,7 +287,7 @@ def measure_files(
 ) -> tuple[Evidence, MeasurementJob, SampleTable, bytes]:
     """Return the evidence, the measured job, one row per sample, and the values of the metrics as
     safetensors. Raises the exceptions of `check`."""
-    job = case_of(onnx, reference=reference, data=data, policy=policy)
+    job = build_job(onnx, reference=reference, data=data, policy=policy)
     parts = _parts_of(job, reference)
     if reference.note is not None:
         reference.note.verify(job.candidate.subject, path=onnx)
@@ -310,17 +310,17 @@ def measure_files(
     return evidence.model_copy(update={"parts": parts}), job, samples, run.metric_values
 
 
-def _code(case: MeasurementJob, reference: Reference) -> ModelCode:
+def _code(job: MeasurementJob, reference: Reference) -> ModelCode:
     """Return the code of the model, including the chain of a release."""
-    release, source, model = case.chained, reference.source, as_reference(reference.model)
+    release, source, model = job.chained, reference.source, as_reference(reference.model)
     if isinstance(release, MultiFileRelease):
         return model.collect_code(source.factory, chain=release.chain_name)
     return source.code or model.collect_code()
 
 
-def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]:
+def _parts_of(job: MeasurementJob, reference: Reference) -> dict[str, Evidence]:
     """Return the evidence of each part of a release, by name; empty for a single file."""
-    release = case.chained
+    release = job.chained
     if not isinstance(release, MultiFileRelease):
         return {}
     evidence = {}
@@ -330,8 +330,8 @@ def _parts_of(case: MeasurementJob, reference: Reference) -> dict[str, Evidence]
             evidence[part.name] = collect_evidence(
                 part.candidate.path,
                 reference=Reference(part.module, reference.source),
-                data=EvaluationData(part.samples, batch_size=case.batch_size),
-                policy=part.policy(case.policy),
+                data=EvaluationData(part.samples, batch_size=job.batch_size),
+                policy=part.policy(job.policy),
             )
         except GateError as error:
             raise type(error)(f"the part {part.name}: {error}") from error
@@ -353,7 +353,7 @@ def _require_outputs(policy: Policy, subject: Subject) -> None:
         )
 
 
-def case_of(
+def build_job(
     onnx: Path, *, reference: Reference, data: EvaluationData, policy: Policy
 ) -> MeasurementJob:
     """Return the job of a measurement.

@@ -33,7 +33,7 @@ MARGINS = {
 }
 PROBES = "probe_noise_ratio"
 """The metric with one bound for all runtimes, in `Instruments`."""
-LEAST_FILES = 200
+MIN_FILES = 200
 """Smallest number of correct files; the maximum of fewer is a poor estimate for further files."""
 
 
@@ -171,8 +171,8 @@ def propose(measured: Sequence[Measurement], device: Device) -> Proposal:
     )
     objections = ["dry run: the CPU stands in for CUDA"] if device.dry else []
     files = {cell.measured.subject for cell in cells if cell.calibrates}
-    if len(files) < LEAST_FILES:
-        objections.append(f"{len(files)} correct files were measured; {LEAST_FILES} are needed")
+    if len(files) < MIN_FILES:
+        objections.append(f"{len(files)} correct files were measured; {MIN_FILES} are needed")
     infinite = [spread.metric for spread in spreads if not math.isfinite(spread.bound)]
     missing = [metric for metric in MARGINS if metric not in {spread.metric for spread in spreads}]
     objections += [f"{name} of a correct file is infinite" for name in infinite]

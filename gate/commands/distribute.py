@@ -180,16 +180,16 @@ def plan_command(output: Path, units: int | None, threads: int, **options: Any) 
     request = CheckRequest(**options)
     policy = policy_from_request(request)
     with spinner("reading model and samples"):
-        from gate.api import case_of
+        from gate.api import build_job
         from gate.distributed.plan import MeasurementPlan
         from gate.measure.job import Reference
-        from gate.measure.work_units import MOST
+        from gate.measure.work_units import MAX_UNITS
 
         reference = Reference.from_factory(request.reference, checkpoint=request.checkpoint)
         data = request.open_data(policy)
-        case = case_of(request.model, reference=reference, data=data, policy=policy)
-        case = replace(case, units=MOST if units is None else units - 1)
-        plan = MeasurementPlan.from_job(case, reference, data, threads=threads)
+        job = build_job(request.model, reference=reference, data=data, policy=policy)
+        job = replace(job, units=MAX_UNITS if units is None else units - 1)
+        plan = MeasurementPlan.from_job(job, reference, data, threads=threads)
     plan.save(output)
     last = len(plan.units) - 1
     lines = [

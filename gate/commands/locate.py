@@ -78,7 +78,7 @@ def command(
 
     judging_policy = load_policy(policy, precision, task="tensors")
     with loading():
-        from gate.api import case_of
+        from gate.api import build_job
         from gate.localize.locate import locate
         from gate.localize.locate_part import locate_part
         from gate.localize.marked_file import write_marked_file
@@ -92,18 +92,18 @@ def command(
         data = open_samples(inputs, preprocessing=preprocessing, batch_axes=batch_axes)
         loaded = open_reference(reference, checkpoint=checkpoint)
     with spinner("comparing layers"):
-        case = case_of(model, reference=loaded, data=EvaluationData(data), policy=judging_policy)
-        release = case.chained
+        job = build_job(model, reference=loaded, data=EvaluationData(data), policy=judging_policy)
+        release = job.chained
         if isinstance(release, MultiFileRelease):
-            localization = locate_part(case, release, runtime=runtime, limit=samples)
-            case = case if localization.part is None else release.cases(case)[localization.part]
+            localization = locate_part(job, release, runtime=runtime, limit=samples)
+            job = job if localization.part is None else release.jobs(job)[localization.part]
         else:
-            localization = locate(case, runtime=runtime, limit=samples)
+            localization = locate(job, runtime=runtime, limit=samples)
         is_onnx, fault = loaded.source.is_onnx, localization.fault_code
         remedy = remedy_for(localization.remedy, onnx_reference=is_onnx, fault=fault)
         localization = localization.model_copy(update={"remedy": remedy})
     if save is not None and localization.layers:
-        write_marked_file(case, localization, save)
+        write_marked_file(job, localization, save)
     chart = None if report is None else report / PLOTS / "localisation.svg"
     if report is not None and chart is not None:
         localization.save(report / LOCALISATION)

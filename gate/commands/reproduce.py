@@ -103,7 +103,7 @@ def command(**request: Any) -> CommandResult:
 
 def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     """Find the smallest graph. Raises NotReproduced, DigestMismatch and what gate check raises."""
-    from gate.api import case_of
+    from gate.api import build_job
     from gate.decision.decide import Decision
     from gate.localize.reduce import NotReproduced
     from gate.localize.reproducer import Reproducer
@@ -132,10 +132,10 @@ def _reproducer(request: Mapping[str, Any]) -> Reproducer:
     weights = Path(files.checkpoint) if files.checkpoint else None
     reference = open_reference(request["reference"] or evidence.source.factory, checkpoint=weights)
     data = EvaluationData(samples)
-    case = case_of(Path(files.model), reference=reference, data=data, policy=policy)
-    _verify(case, reference, evidence)
+    job = build_job(Path(files.model), reference=reference, data=data, policy=policy)
+    _verify(job, reference, evidence)
     with spinner("comparing the layers"):
-        reproducer = Reproducer.from_rejection(case, evidence, decision)
+        reproducer = Reproducer.from_rejection(job, evidence, decision)
         if reproducer is None:
             reasons = {
                 f"{check.label}: {render_check(check, 'headline')}."
@@ -179,7 +179,7 @@ def _checked_files(request: Mapping[str, Any]) -> CheckArguments:
     return files
 
 
-def _verify(case: MeasurementJob, reference: Reference, evidence: Evidence) -> None:
+def _verify(job: MeasurementJob, reference: Reference, evidence: Evidence) -> None:
     """Raise DigestMismatch unless file, weights, code and samples are those of the evidence."""
     if evidence.subject.parts:
         raise EvidenceError(
@@ -190,10 +190,10 @@ def _verify(case: MeasurementJob, reference: Reference, evidence: Evidence) -> N
     files = then.code.files if then.code is not None else {}
     read = now.code.files if now.code is not None else {}
     pairs = {
-        "--model": (case.candidate.subject.sha256, evidence.subject.sha256),
+        "--model": (job.candidate.subject.sha256, evidence.subject.sha256),
         "--checkpoint": (now.checkpoint_sha256, then.checkpoint_sha256),
         "--reference": (now.onnx_sha256, then.onnx_sha256),
-        "--inputs": (case.samples.digest(), evidence.dataset.sha256),
+        "--inputs": (job.samples.digest(), evidence.dataset.sha256),
     }
     for option, (actual, expected) in pairs.items():
         if actual != expected:

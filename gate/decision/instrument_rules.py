@@ -273,7 +273,7 @@ def _compared_number(
     return BoundedMetric("relative_diff", probe.relative_diff, "<=", bound)
 
 
-_SAMPLE_SHARES, _MOST_SHARE = 2.0, 0.9
+_SAMPLE_SHARES, _MAX_SHARE = 2.0, 0.9
 
 
 def _share_of_samples(runtime: RuntimeEvidence) -> float:
@@ -288,7 +288,7 @@ def _share_of_samples(runtime: RuntimeEvidence) -> float:
         if output.reference_abs_max > 0.0
     ]
     largest = max((share for share in shares if math.isfinite(share)), default=0.0)
-    return min(_SAMPLE_SHARES * largest, _MOST_SHARE)
+    return min(_SAMPLE_SHARES * largest, _MAX_SHARE)
 
 
 def _uses_noise_ratio(policy: Policy, probe: ProbeResult | BeyondRange) -> bool:

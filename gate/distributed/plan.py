@@ -138,16 +138,16 @@ class MeasurementPlan(Record):
 
     @classmethod
     def from_job(
-        cls, case: MeasurementJob, reference: Reference, workload: EvaluationData, *, threads: int
+        cls, job: MeasurementJob, reference: Reference, workload: EvaluationData, *, threads: int
     ) -> Self:
         """Split the case into at most `case.units` units in addition to the lead.
 
         Reads all samples once. Raises PolicyError if other processes can't open the case, and the
         exceptions of `MeasurementRun.open`.
         """
-        _check(case.policy)
-        assignment = JobSpec.from_job(case, reference, workload)
-        with MeasurementRun.open(case, noise=False) as run:
+        _check(job.policy)
+        assignment = JobSpec.from_job(job, reference, workload)
+        with MeasurementRun.open(job, noise=False) as run:
             digests = ((unit, *run.digests(unit)) for unit in run.units)
             units = tuple(
                 PlannedUnit(
@@ -184,7 +184,7 @@ class MeasurementPlan(Record):
             )
         return WorkUnit(index, self.units[index].start, self.units[index].stop)
 
-    def case(self) -> MeasurementJob:
+    def job(self) -> MeasurementJob:
         """Open the planned job. Raises GateError; DigestMismatch for changed files, EvidenceError
         for another version of the gate."""
         version = metadata.version("parity-gate")
@@ -233,7 +233,7 @@ def measure_unit(plan: MeasurementPlan, index: int, *, lead: Path | None = None)
     """
     unit = plan.unit(index)
     measured = None if lead is None else UnitFile.open(lead, plan=plan).lead
-    with opened(plan.case(), threads=plan.threads, noise=measured is None) as run:
+    with opened(plan.job(), threads=plan.threads, noise=measured is None) as run:
         state = measured or _lead(run)
         plan.verify(0, samples=state.samples_sha256, labels=state.labels_sha256)
         if index == 0:

@@ -89,11 +89,11 @@ class JobSpec(Record):
 
     @classmethod
     def from_job(
-        cls, case: MeasurementJob, reference: Reference, workload: EvaluationData
+        cls, job: MeasurementJob, reference: Reference, workload: EvaluationData
     ) -> JobSpec:
         """Describe a job of this process. Raises PolicyError if other processes can't open it."""
         origin = workload.origin
-        if not reference.loaded or origin is None or workload.recordings or case.chained:
+        if not reference.loaded or origin is None or workload.recordings or job.chained:
             raise PolicyError(SINGLE_FILE_ONLY)
         if urlsplit(origin.inputs).password:
             raise PolicyError(
@@ -102,8 +102,8 @@ class JobSpec(Record):
             )
         return cls(
             gate_sha256=package_digest(),
-            onnx=str(case.candidate.path),
-            subject_sha256=case.candidate.subject.sha256,
+            onnx=str(job.candidate.path),
+            subject_sha256=job.candidate.subject.sha256,
             factory=reference.address,
             checkpoint=_text(reference.checkpoint),
             model_sha256=as_reference(reference.model).weights_digest(),
@@ -113,11 +113,11 @@ class JobSpec(Record):
             labels=_text(origin.labels),
             labelled=workload.labels is not None,
             batch_size=workload.batch_size,
-            policy=case.policy,
-            most_units=case.units,
-            batch_axes=case.samples.stated,
+            policy=job.policy,
+            most_units=job.units,
+            batch_axes=job.samples.stated,
             slices=_text(origin.slices),
-            annotations_sha256=case.annotations.sha256,
+            annotations_sha256=job.annotations.sha256,
             reference_sha256=reference.source.onnx_sha256,
         )
 
@@ -148,10 +148,10 @@ class JobSpec(Record):
             units=self.most_units,
             spec=spec,
         )
-        case = MeasurementJob.from_files(
+        job = MeasurementJob.from_files(
             Path(self.onnx), model=reference.model, data=workload, policy=self.policy
         )
-        return replace(case, source_labels=self.labelled and labels is None)
+        return replace(job, source_labels=self.labelled and labels is None)
 
     def verify_annotations(self, annotations: Annotations) -> None:
         """Raise DigestMismatch if a file with labels or slices for the metrics has changed."""
@@ -269,21 +269,21 @@ def _open_once(text: str, threads: int, delivery: Delivery | None) -> Measuremen
             if delivery is not None:
                 spec = delivery.unpacked(spec, stack.enter_context(temporary_folder()))
                 samples = delivery.samples()
-            case = spec.to_job(samples)
-            _open_job.run = stack.enter_context(opened(case, threads=threads, noise=False))
+            job = spec.to_job(samples)
+            _open_job.run = stack.enter_context(opened(job, threads=threads, noise=False))
             _open_job.stack.push(stack.pop_all())
     return _open_job.run
 
 
 @contextlib.contextmanager
-def opened(case: MeasurementJob, *, threads: int, noise: bool) -> Iterator[MeasurementRun]:
+def opened(job: MeasurementJob, *, threads: int, noise: bool) -> Iterator[MeasurementRun]:
     """Open the model and all runtimes within the `with` block. Raises GateError.
 
     case: opened before, because the model's module may set threads. noise: whether to include the
     float64 reference.
     """
     torch.set_num_threads(threads)
-    with MeasurementRun.open(case, noise=noise) as run:
+    with MeasurementRun.open(job, noise=noise) as run:
         run.open_runtimes()
         yield run
 

@@ -57,7 +57,7 @@ _EXIT_S = 1.0
 
 _END_S = 10.0
 
-_LEAST_BYTES = 2**29
+_MIN_BYTES = 2**29
 """Memory of a process with PyTorch and ONNX Runtime but without a model (measured: 0.45 GiB)."""
 
 
@@ -251,7 +251,7 @@ def most_processes(count: int) -> tuple[int, str]:
     """Return how many of `count` processes fit the cores and the free memory, at least one, and a
     text with the limiting resource."""
     logical = logical_cores()
-    room = max(psutil.virtual_memory().available // _LEAST_BYTES, 1)
+    room = max(psutil.virtual_memory().available // _MIN_BYTES, 1)
     if room < logical:
         return min(count, room), f"the free memory is enough for {room} of at least 512 MiB"
     return min(count, logical), f"this machine has {logical} cores"
@@ -557,7 +557,7 @@ class Workers:
 _WORTH_S = 20.0
 """Minimum time in one process for which more processes, which take seconds to start, pay off."""
 
-_LEAST_BATCHES = 100
+_MIN_BATCHES = 100
 """Minimum number of batches for which a trial of a few batches is cheap."""
 
 _TENSORS = 9
@@ -577,34 +577,34 @@ class Jobs:
     reason: str
 
 
-def requested_jobs(count: int, case: MeasurementJob) -> Jobs:
+def requested_jobs(count: int, job: MeasurementJob) -> Jobs:
     """Return the requested processes, limited by the free memory."""
-    threads = case.policy.determinism.threads
+    threads = job.policy.determinism.threads
     if count == 1:
         return Jobs(1, threads, "one process was asked for")
-    reason, room = f"{count} processes were asked for", max(_room(case), 1)
+    reason, room = f"{count} processes were asked for", max(_room(job), 1)
     if room < count:
         count, reason = room, f"{reason}, the free memory holds {room}"
     return Jobs(count, threads if count == 1 else threads or 1, reason)
 
 
-def chosen(case: MeasurementJob) -> Jobs:
+def chosen(job: MeasurementJob) -> Jobs:
     """Return the fastest number of processes.
 
     It is one process per physical core with one thread each, if this is faster than one process
     with all threads. If the policy sets the number of threads, there are as many processes as the
     cores allow. Raises the exceptions of `MeasurementRun.open`.
     """
-    threads = case.policy.determinism.threads
+    threads = job.policy.determinism.threads
     single = Jobs(1, threads, "one process is fast enough")
-    count, batches = cores() // (threads or 1), _batches(case.samples, case.batch_size)
-    if count < 2 or batches < _LEAST_BATCHES or not _on_the_cpu(case):
+    count, batches = cores() // (threads or 1), _batches(job.samples, job.batch_size)
+    if count < 2 or batches < _MIN_BATCHES or not _on_the_cpu(job):
         return single
-    trial = _trial(case, (cores(), 1) if threads is None else (threads, threads))
+    trial = _trial(job, (cores(), 1) if threads is None else (threads, threads))
     together, alone = (seconds * batches for seconds in trial)
     if together < _WORTH_S or alone / count > _FASTER * together:
         return single
-    count = min(count, _room(case))
+    count = min(count, _room(job))
     if count < 2 or alone / count > _FASTER * together:
         return single
     reason = (
@@ -618,19 +618,19 @@ def chosen(case: MeasurementJob) -> Jobs:
 
 def worth_a_trial(samples: SampleSet, batch_size: int) -> bool:
     """Return whether there are enough batches and cores for several processes."""
-    return cores() > 1 and _batches(samples, batch_size) >= _LEAST_BATCHES
+    return cores() > 1 and _batches(samples, batch_size) >= _MIN_BATCHES
 
 
 def _batches(samples: SampleSet, batch_size: int) -> int:
     return math.ceil(len(samples) / batch_size)
 
 
-def _room(case: MeasurementJob) -> int:
+def _room(job: MeasurementJob) -> int:
     """Return how many processes with the activations of a batch fit into the free memory."""
     from gate.measure.run import MeasurementRun
 
     activations = 0
-    with contextlib.suppress(GateError), MeasurementRun.open(case, noise=False) as run:
+    with contextlib.suppress(GateError), MeasurementRun.open(job, noise=False) as run:
         context = run.context
         context.measure_sample_bytes()
         activations = _TENSORS * context.sample_bytes * context.binding.batch_size
@@ -638,15 +638,15 @@ def _room(case: MeasurementJob) -> int:
     return int(psutil.virtual_memory().available // each)
 
 
-def _on_the_cpu(case: MeasurementJob) -> bool:
+def _on_the_cpu(job: MeasurementJob) -> bool:
     """Return whether all available runtimes compute on the CPU, in these processes."""
     from gate.records.runtime import CPU_PROVIDER
     from gate.runtimes.selection import selected_runtimes
 
-    if case.recordings:
+    if job.recordings:
         return False
     with contextlib.ExitStack() as opened:
-        runtimes = selected_runtimes(case.policy, case.recordings)
+        runtimes = selected_runtimes(job.policy, job.recordings)
         for runtime in runtimes:
             opened.callback(runtime.close)
         try:
@@ -656,13 +656,13 @@ def _on_the_cpu(case: MeasurementJob) -> bool:
             return False
 
 
-def _trial(case: MeasurementJob, threads: tuple[int, int]) -> list[float]:
+def _trial(job: MeasurementJob, threads: tuple[int, int]) -> list[float]:
     """Return the seconds of a warm batch of the reference, for each number of threads."""
     from gate.measure.run import MeasurementRun
     from gate.reference.environment import threads_set
 
     seconds = []
-    with MeasurementRun.open(case, noise=False) as run:
+    with MeasurementRun.open(job, noise=False) as run:
         batch = next(run.samples.batches(run.binding.batch_size))
         for number in threads:
             with threads_set(number):
@@ -693,19 +693,19 @@ class CheckedFile:
         if several processes are requested but not possible, and the exceptions of opening the
         files.
         """
-        samples = self.data.samples if self.data.samples.count else self._case().samples
+        samples = self.data.samples if self.data.samples.count else self._job().samples
         few = not samples.count or not worth_a_trial(samples, self.data.batch_size)
         if jobs == 1 or (jobs is None and few):
             yield self.data
             return
-        case = self._case()
+        job = self._job()
         try:
-            spec = self._spec(case)
+            spec = self._spec(job)
         except PolicyError:
             if jobs is not None:
                 raise
             jobs = 1
-        chosen_jobs = chosen(case) if jobs is None else requested_jobs(jobs, case)
+        chosen_jobs = chosen(job) if jobs is None else requested_jobs(jobs, job)
         if chosen_jobs.count == 1:
             yield self.data
             return
@@ -715,7 +715,7 @@ class CheckedFile:
                 pool = stack.enter_context(ProcessPool(chosen_jobs.count))
             pool.limit(chosen_jobs.count)
             workers = Workers(pool, spec, chosen_jobs.threads or 1)
-            yield stack.enter_context(self._shared(workers, case))
+            yield stack.enter_context(self._shared(workers, job))
 
     @contextlib.contextmanager
     def by_cluster(self, pool: RayPool) -> Iterator[EvaluationData]:
@@ -726,12 +726,12 @@ class CheckedFile:
         """
         from gate.distributed.worker import Delivery
 
-        case = self._case()
-        spec = self._spec(case)
+        job = self._job()
+        spec = self._spec(job)
         _steps.debug("measure by %d tasks of Ray", pool.count)
         threads = self.policy.determinism.threads or pool.cluster.cpus
         delivery = None if pool.is_local else Delivery.from_spec(spec)
-        with self._shared(Workers(pool, spec, threads, delivery), case) as data:
+        with self._shared(Workers(pool, spec, threads, delivery), job) as data:
             yield data
 
     @contextlib.contextmanager
@@ -748,18 +748,18 @@ class CheckedFile:
             yield
 
     @contextlib.contextmanager
-    def _shared(self, workers: Workers, case: MeasurementJob) -> Iterator[EvaluationData]:
+    def _shared(self, workers: Workers, job: MeasurementJob) -> Iterator[EvaluationData]:
         from gate.reference.environment import threads_set
 
         with threads_set(workers.threads), workers as shared:
-            yield replace(self.data, samples=case.samples, workers=shared)
+            yield replace(self.data, samples=job.samples, workers=shared)
 
-    def _spec(self, case: MeasurementJob) -> JobSpec:
+    def _spec(self, job: MeasurementJob) -> JobSpec:
         from gate.distributed.worker import JobSpec
 
-        return JobSpec.from_job(case, self.reference, self.data)
+        return JobSpec.from_job(job, self.reference, self.data)
 
-    def _case(self) -> MeasurementJob:
+    def _job(self) -> MeasurementJob:
         from gate.distributed.worker import SINGLE_FILE_ONLY
         from gate.measure.job import MeasurementJob
         from gate.onnx_file.release_file import is_release_file

@@ -410,7 +410,7 @@ def _only_containers(prefix: str, path: str, modules: dict[str, nn.Module]) -> b
 
 CUSTOM_SYMBOLICS = "export.custom_symbolics: package.module:register (docs/custom-operators.md)"
 
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -481,7 +481,7 @@ def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -
     in_dynamo = ((name, family(name)) for name in every_name)
     by_dynamo = {name: match.opset for name, match in in_dynamo if match and match.opset}
     never = [name for name in every_name if name not in since and name not in by_dynamo]
-    opsets = [f"{opset} has {name}" for name, opset in list(since.items())[:_MOST_NAMES]]
+    opsets = [f"{opset} has {name}" for name, opset in list(since.items())[:_MAX_NAMES]]
     opsets += [f"{opset} has {name} (strategy dynamo)" for name, opset in by_dynamo.items()]
     if never:
         opsets.append(f"none that this exporter writes has {list_first(never)}")
@@ -490,7 +490,7 @@ def ways_out(operators: Sequence[UnsupportedOperator], tried: Collection[str]) -
     return (
         f"a higher export.opset: {'; '.join(opsets)}.",
         f"another form: other operators in the model{_strategy_suggestion(tried)}.",
-        *(f"  {line}" for line in list(reasons)[:_MOST_NAMES]),
+        *(f"  {line}" for line in list(reasons)[:_MAX_NAMES]),
         f"a symbolic function of your own: {CUSTOM_SYMBOLICS}.",
     )
 
@@ -678,7 +678,7 @@ def _is_machinery(filename: str) -> bool:
     return source_location(filename, 0).startswith(_MACHINERY)
 
 
-_MOST_KINDS = 64
+_MAX_KINDS = 64
 
 _DOMAIN = "parity_gate"
 
@@ -722,7 +722,7 @@ def unwritten(
     kinds: dict[str, UnsupportedOperator] = {}
     locations, error = _record_locations(export, module, kinds)
     while (missing := operator_in(error) if error is not None else None) is not None:
-        if missing.name in kinds or len(kinds) == _MOST_KINDS:
+        if missing.name in kinds or len(kinds) == _MAX_KINDS:
             break
         if missing.reason and kinds:
             break  # a placeholder's result may itself be unsupported here
@@ -797,14 +797,14 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch._C.Value) and value.type().kind() == "TensorType"
 
 
-MOST_LINES = 30
+MAX_LINES = 30
 """Largest number of lines of a failure; torch's messages have hundreds."""
 
-_MOST_OPERATORS = 12
+_MAX_OPERATORS = 12
 
-_MOST_LOCATIONS = 4
+_MAX_LOCATIONS = 4
 
-_MOST_NOTES = 6
+_MAX_NOTES = 6
 
 
 @dataclass(frozen=True)
@@ -866,11 +866,11 @@ class ExportFailure:
         return ExportFailure(cause, advice, self.operators, tuple(tried))
 
     def text(self, *, notes: Sequence[str] = (), log: Path | None = None) -> str:
-        """Return the full text, at most `MOST_LINES` lines, with the remedy last.
+        """Return the full text, at most `MAX_LINES` lines, with the remedy last.
 
         notes: lines about earlier attempts. log: file with torch's output.
         """
-        lines = [self.cause, *(clipped(note) for note in _first_items(notes, _MOST_NOTES))]
+        lines = [self.cause, *(clipped(note) for note in _first_items(notes, _MAX_NOTES))]
         if self.operators:
             lines += [*_operator_lines(self.operators), "Ways out:"]
             lines += [f"  {way}" for way in ways_out(self.operators, self.tried)]
@@ -894,12 +894,12 @@ def _explain(operators: Sequence[UnsupportedOperator], opset: int | None) -> str
 def _operator_lines(operators: Sequence[UnsupportedOperator]) -> Iterator[str]:
     """Yield one line per operator with its locations; the last line names all others."""
     operator_names = names(operators)
-    for name in operator_names[:_MOST_OPERATORS]:
+    for name in operator_names[:_MAX_OPERATORS]:
         of_name = [operator for operator in operators if operator.name == name]
         locations = [clipped(location) for operator in of_name if (location := operator.located())]
-        suffix = f" at {', '.join(_first_items(locations, _MOST_LOCATIONS))}" if locations else ""
+        suffix = f" at {', '.join(_first_items(locations, _MAX_LOCATIONS))}" if locations else ""
         yield f"  {name}{_reason_text(of_name[0])}{suffix}"
-    if rest := operator_names[_MOST_OPERATORS:]:
+    if rest := operator_names[_MAX_OPERATORS:]:
         yield f"  and {len(rest)} more: {', '.join(rest)}"
 
 

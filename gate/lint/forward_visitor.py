@@ -49,7 +49,7 @@ from gate.lint.values import (
 )
 from gate.records.export import LintFinding, LintLevel, Strategy
 
-_MOST_NESTED = 16
+_MAX_NESTED = 16
 """Nested calls; the results of deeper ones are unknown."""
 
 _NUMERIC = ("numpy", "math", "cmath", "statistics")
@@ -179,7 +179,7 @@ class ModelLinter:
     def call_local(self, local: _LocalFunction, arguments: Arguments) -> Value:
         """Return the result of a function that is defined inside another one."""
         outer, definition = local.scope, local.definition
-        if outer.depth >= _MOST_NESTED or definition in self._open:
+        if outer.depth >= _MAX_NESTED or definition in self._open:
             return unknown()
         inner = outer.inner(bind(definition, None, arguments), depth=outer.depth + 1)
         self._open.add(definition)
@@ -199,7 +199,7 @@ class ModelLinter:
         key = (function, id(owner), arguments.signature if arguments else None)
         if key in self._results:
             return self._results[key]
-        if key in self._open or depth > _MOST_NESTED:
+        if key in self._open or depth > _MAX_NESTED:
             return unknown()
         try:
             code = FunctionSource.from_function(function)

@@ -81,7 +81,7 @@ _FACTORIES: dict[str, Callable[..., torch.Tensor]] = {
 _PURE = frozenset({"unsqueeze", "reshape", "view", "flatten", "long", "int", "t", "to", "tolist"})
 """Methods that are computed where tensor and arguments are known."""
 
-_FEW = 4096
+_MAX_ELEMENTS = 4096
 """Elements of a tensor that is computed."""
 
 
@@ -110,12 +110,12 @@ def _compute_constant(name: str, arguments: Arguments) -> Value | None:
     operands = [value.object for value in arguments.positional]
     if arguments.spread or any(each is NOTHING for each in operands):
         return tensor(Rank(0, 1) if name == "arange" else None)
-    if any(isinstance(each, torch.Tensor) and each.numel() > _FEW for each in operands):
+    if any(isinstance(each, torch.Tensor) and each.numel() > _MAX_ELEMENTS for each in operands):
         return None
     with contextlib.suppress(Exception), torch.no_grad():
         factory = _FACTORIES.get(name) or operator.methodcaller(name, *operands[1:])
         result = factory(*operands) if name in _FACTORIES else factory(operands[0])
-        if isinstance(result, list) or result.numel() <= _FEW:
+        if isinstance(result, list) or result.numel() <= _MAX_ELEMENTS:
             return from_object(result)
     return tensor()
 
@@ -282,7 +282,7 @@ def _computed(operation: ast.AST, left: Value, right: Value) -> Any:
 
 
 def _is_small(value: Value) -> bool:
-    return value.elements is not None and value.elements.numel() <= _FEW
+    return value.elements is not None and value.elements.numel() <= _MAX_ELEMENTS
 
 
 def _in(left: Value, right: Value) -> bool | None:

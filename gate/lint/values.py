@@ -45,7 +45,7 @@ _ids = itertools.count(1)
 _CONDITIONS = (bool, int, float, str, list, tuple, dict, set, frozenset, type(None), nn.Module)
 """Objects whose truth does not depend on the input."""
 
-_FEW = 16
+_MAX_ITEMS = 16
 """Items of a list that are looked at."""
 
 
@@ -259,7 +259,7 @@ def _item_of_object(container: Any, position: int | None) -> Value:
         return python()
     if position is not None and -len(container) <= position < len(container):
         return from_object(container[position])
-    return join(map(from_object, container[:_FEW])) if container else unknown()
+    return join(map(from_object, container[:_MAX_ITEMS])) if container else unknown()
 
 
 @dataclass(frozen=True)

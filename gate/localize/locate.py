@@ -75,13 +75,13 @@ class LayerComparison:
         return _model_switches(self.context.policy)
 
 
-def locate(case: MeasurementJob, *, runtime: RuntimeName, limit: int = 8) -> Localization:
+def locate(job: MeasurementJob, *, runtime: RuntimeName, limit: int = 8) -> Localization:
     """Return the record of `compare_layers`. Raises the exceptions of `compare_layers`."""
-    return compare_layers(case, runtime=runtime, limit=limit).localization
+    return compare_layers(job, runtime=runtime, limit=limit).localization
 
 
 def compare_layers(
-    case: MeasurementJob,
+    job: MeasurementJob,
     *,
     runtime: RuntimeName,
     limit: int = 8,
@@ -103,16 +103,16 @@ def compare_layers(
     them, nothing can be matched, or the runtime does not expose tensors; DigestMismatch if the file
     is not the one that `candidate.subject` describes.
     """
-    candidate, policy = case.candidate, case.policy
+    candidate, policy = job.candidate, job.policy
     setup = _exposing_setup(policy, runtime)
-    binding, inputs = _whole_batches(case, batch_size=batch_size, limit=limit)
+    binding, inputs = _whole_batches(job, batch_size=batch_size, limit=limit)
     size = binding.batch_size
     if not binding.fixed and beyond is None and length(inputs) == size + 1:
         size += 1  # avoid a last batch of one sample: a batch norm may need two rows
     with _model_switches(policy):
         graph = FileGraph(candidate)
-        copy = case.reference.copy(double=binding.double)
-        runner = ModelRunner(copy.module, binding, original=case.reference.module)
+        copy = job.reference.copy(double=binding.double)
+        runner = ModelRunner(copy.module, binding, original=job.reference.module)
         first = {name: array[:size] for name, array in inputs.items()}
         fake_quantization = FakeQuantization()
         with fake_quantization:
@@ -343,18 +343,18 @@ def _model_switches(policy: Policy) -> Iterator[None]:
 
 
 def _whole_batches(
-    case: MeasurementJob, *, batch_size: int, limit: int
+    job: MeasurementJob, *, batch_size: int, limit: int
 ) -> tuple[InputBinding, Batch]:
     """Return the binding and `limit` samples, rounded up to whole batches for a fixed batch axis of
     the file or of a reference file."""
-    binding = case.bind(batch_size=batch_size)
-    module = case.reference.module
+    binding = job.bind(batch_size=batch_size)
+    module = job.reference.module
     rows = module.rows if isinstance(module, OnnxReference) else None
     if rows is not None:
         binding = replace(binding, batch_size=rows, fixed=True)
     size = binding.batch_size if binding.fixed else 1
     needed = -(-limit // size) * size
-    inputs = next(case.inputs.batches(min(needed, len(case.inputs))))
+    inputs = next(job.inputs.batches(min(needed, len(job.inputs))))
     indices = whole_batches(length(inputs), size).ravel()
     return binding, {name: array[indices] for name, array in inputs.items()}
 
@@ -405,19 +405,19 @@ SAMPLES = 8
 """Number of samples on which the layers are compared."""
 
 
-def locate_failure(case: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
+def locate_failure(job: MeasurementJob, evidence: Evidence, decision: Decision) -> Explanation:
     """Return the localization of `compare_failure`, or the reason why there is none.
 
     It runs after the verdict and never changes it."""
     try:
-        comparison = compare_failure(case, evidence, decision)
+        comparison = compare_failure(job, evidence, decision)
     except Exception as error:
         return Explanation(failure=describe_failure(error))
     return Explanation(localisation=None if comparison is None else comparison.localization)
 
 
 def compare_failure(
-    case: MeasurementJob, evidence: Evidence, decision: Decision
+    job: MeasurementJob, evidence: Evidence, decision: Decision
 ) -> LayerComparison | None:
     """Compare layers if outputs differ in values or shape, optimizations break the file, or only a
     value probe fails; else return None.
@@ -428,31 +428,31 @@ def compare_failure(
     if decision.verdict is not Verdict.FAIL:
         return None
     failed = _failed_runtimes(decision)
-    runtime = _runtime_to_compare(case, evidence, failed)
+    runtime = _runtime_to_compare(job, evidence, failed)
     if runtime is not None:
-        return _compare_runtime(case, runtime, refused=failed)
-    return _compare_broken_runtime(case, evidence) or _compare_probe(case, evidence, decision)
+        return _compare_runtime(job, runtime, refused=failed)
+    return _compare_broken_runtime(job, evidence) or _compare_probe(job, evidence, decision)
 
 
 def compare_rejected(
-    case: MeasurementJob, evidence: Evidence, decision: Decision
+    job: MeasurementJob, evidence: Evidence, decision: Decision
 ) -> LayerComparison | None:
     """Return `compare_failure`, or compare the layers of a file whose outputs have another order,
     number or shape, or that refuses some batch sizes; else return None.
 
     Raises the exceptions of `compare_layers`."""
-    compared = compare_failure(case, evidence, decision)
+    compared = compare_failure(job, evidence, decision)
     if compared is not None or decision.verdict is not Verdict.FAIL:
         return compared
     for runtime in evidence.runtimes:
-        if ort_setup(case.policy, runtime.runtime) is None:
+        if ort_setup(job.policy, runtime.runtime) is None:
             continue
         if runtime.failure_code == "wrong_outputs":
-            return _compare_runtime(case, runtime, refused=())
-        if sizes := _accepted_batches(case, runtime, decision):
-            rows = [row % len(case.samples) for row in range(sizes[0])]
+            return _compare_runtime(job, runtime, refused=())
+        if sizes := _accepted_batches(job, runtime, decision):
+            rows = [row % len(job.samples) for row in range(sizes[0])]
             compared = compare_layers(
-                replace(case, samples=case.samples.take(rows)),
+                replace(job, samples=job.samples.take(rows)),
                 runtime=runtime.runtime,
                 limit=sizes[0],
                 batch_size=sizes[0],
@@ -462,27 +462,27 @@ def compare_rejected(
 
 
 def _accepted_batches(
-    case: MeasurementJob, runtime: RuntimeEvidence, decision: Decision
+    job: MeasurementJob, runtime: RuntimeEvidence, decision: Decision
 ) -> tuple[int, ...]:
     """Return the only batch sizes of a file that should accept all; empty if it does."""
     if runtime.failure_code == "only_batches":
         return tuple(cast("list[int]", runtime.failure_params["batch_sizes"]))
     is_fixed = any(check.name == "graph_fixed_batch" for check in decision.problems)
-    return (case.bind().batch_size,) if is_fixed and runtime.failure is None else ()
+    return (job.bind().batch_size,) if is_fixed and runtime.failure is None else ()
 
 
-def _compare_broken_runtime(case: MeasurementJob, evidence: Evidence) -> LayerComparison | None:
+def _compare_broken_runtime(job: MeasurementJob, evidence: Evidence) -> LayerComparison | None:
     """Compare layers in the first runtime that returns another shape, or that fails only with
     optimizations.
 
     Return None if neither a layer nor an optimization is the cause, because then the error of the
     runtime is more informative.
     """
-    runtime = next((r for r in evidence.runtimes if _shows_cause(case, evidence, r)), None)
+    runtime = next((r for r in evidence.runtimes if _shows_cause(job, evidence, r)), None)
     if runtime is None:
         return None
     try:
-        compared = _compare_runtime(case, runtime, refused=[runtime.runtime])
+        compared = _compare_runtime(job, runtime, refused=[runtime.runtime])
     except Exception:
         return None
     localization = compared.localization
@@ -490,16 +490,16 @@ def _compare_broken_runtime(case: MeasurementJob, evidence: Evidence) -> LayerCo
     return compared if reshaped or localization.optimiser else None
 
 
-def _shows_cause(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+def _shows_cause(job: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
     """Return whether comparing layers may explain why a runtime fails."""
-    if ort_setup(case.policy, runtime.runtime) is None:
+    if ort_setup(job.policy, runtime.runtime) is None:
         return False
     reshaped = runtime.failure_params.get("mismatch") in ("shape", "first_axis")
-    return reshaped or _breaks_optimized(case, evidence, runtime)
+    return reshaped or _breaks_optimized(job, evidence, runtime)
 
 
 def _compare_probe(
-    case: MeasurementJob, evidence: Evidence, decision: Decision
+    job: MeasurementJob, evidence: Evidence, decision: Decision
 ) -> LayerComparison | None:
     """Compare layers on the failed value probe that deviates most; None if no layer diverges."""
     failed = [
@@ -510,7 +510,7 @@ def _compare_probe(
         if check.verdict is Verdict.FAIL
         and (check.runtime, check.name) == (runtime.runtime, f"probe_{probe.name}")
         and (probe.kind, probe.failure) == ("value", None)
-        and ort_setup(case.policy, runtime.runtime) is not None
+        and ort_setup(job.policy, runtime.runtime) is not None
     ]
     if not failed:
         return None
@@ -518,9 +518,9 @@ def _compare_probe(
     probe = max((p for r, p in failed if r.runtime == first), key=_deviation)
     refused = [r.runtime for r, p in failed if p.name == probe.name]
     try:
-        worst_inputs = _worst_sample_of_probe(case, probe.name)
+        worst_inputs = _worst_sample_of_probe(job, probe.name)
         compared = compare_layers(
-            case, runtime=first, limit=len(worst_inputs), refused=refused, beyond=worst_inputs
+            job, runtime=first, limit=len(worst_inputs), refused=refused, beyond=worst_inputs
         )
     except Exception:
         return None
@@ -536,23 +536,23 @@ def _deviation(probe: ProbeResult) -> float:
     return math.inf if number is None or math.isnan(number) else number
 
 
-def _worst_sample_of_probe(case: MeasurementJob, name: str) -> SampleSet:
+def _worst_sample_of_probe(job: MeasurementJob, name: str) -> SampleSet:
     """Return the worst sample of a probe, repeated `MATCHED` times; the whole probe for a file with
     a fixed batch. Raises anything."""
-    with deterministic(case.policy.determinism):
-        context = MeasurementContext.bare(case)
+    with deterministic(job.policy.determinism):
+        context = MeasurementContext.bare(job)
         probe = ProbeInstrument(context).find(name)
         if probe is None:
             raise EvidenceError(f"there is no probe {name}. Measure the file again.")
         batch = probe.batch
         if not context.binding.fixed:
-            session = open_on_cpu(case.candidate.path)
+            session = open_on_cpu(job.candidate.path)
             returned = session.run(None, context.binding.by_input(batch))
             outputs = context.binding.from_call([text_digests(output) for output in returned])
             worst = _worst_sample(context.answers.reference(batch), outputs, size=probe.size)
-            times = min(MATCHED, len(case.samples))
+            times = min(MATCHED, len(job.samples))
             batch = {name: np.stack([array[worst]] * times) for name, array in batch.items()}
-    return case.samples.like(batch).allow_nan()
+    return job.samples.like(batch).allow_nan()
 
 
 def _worst_sample(
@@ -571,22 +571,22 @@ def _worst_sample(
     return int(ratios.argmax())
 
 
-def _breaks_optimized(case: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+def _breaks_optimized(job: MeasurementJob, evidence: Evidence, runtime: RuntimeEvidence) -> bool:
     """Return whether a runtime fails, and no runtime without optimizations fails."""
-    setup = ort_setup(case.policy, runtime.runtime)
+    setup = ort_setup(job.policy, runtime.runtime)
     if setup is None or setup == setup.plain or not runtime.failure:
         return False
-    failed = (ort_setup(case.policy, r.runtime) for r in evidence.runtimes if r.failure)
+    failed = (ort_setup(job.policy, r.runtime) for r in evidence.runtimes if r.failure)
     return not any(setup and setup == setup.plain for setup in failed)
 
 
 def _compare_runtime(
-    case: MeasurementJob, runtime: RuntimeEvidence, *, refused: Sequence[RuntimeName]
+    job: MeasurementJob, runtime: RuntimeEvidence, *, refused: Sequence[RuntimeName]
 ) -> LayerComparison:
-    indices = _sample_indices(case, runtime)
-    samples = case.samples.take(indices)
+    indices = _sample_indices(job, runtime)
+    samples = job.samples.take(indices)
     return compare_layers(
-        replace(case, samples=samples), runtime=runtime.runtime, limit=len(indices), refused=refused
+        replace(job, samples=samples), runtime=runtime.runtime, limit=len(indices), refused=refused
     )
 
 
@@ -603,20 +603,20 @@ def _failed_runtimes(decision: Decision) -> list[RuntimeName]:
 
 
 def _runtime_to_compare(
-    case: MeasurementJob, evidence: Evidence, failed: Sequence[RuntimeName]
+    job: MeasurementJob, evidence: Evidence, failed: Sequence[RuntimeName]
 ) -> RuntimeEvidence | None:
     """Return the first failed runtime of ONNX Runtime, which exposes its tensors, or else the first
     failed one."""
-    ort_names = [name for name in failed if ort_setup(case.policy, name) is not None]
+    ort_names = [name for name in failed if ort_setup(job.policy, name) is not None]
     name = next(iter(ort_names or failed), None)
     return None if name is None else evidence.runtime(name)
 
 
-def _sample_indices(case: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:
+def _sample_indices(job: MeasurementJob, runtime: RuntimeEvidence) -> list[int]:
     """Return the worst and the first samples; for a fixed batch, the batch of the worst sample."""
-    total = len(case.samples)
+    total = len(job.samples)
     worst = next((o.max_abs_diff_sample for o in runtime.outputs if o.max_abs_diff_sample), 0)
-    binding = case.bind()
+    binding = job.bind()
     if binding.fixed:
         size = binding.batch_size
         start = min(worst, total - 1) // size * size

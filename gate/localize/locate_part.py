@@ -42,15 +42,15 @@ def _seam(code: str, **params: Any) -> _Seam:
 
 
 def explain_chain(
-    case: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
+    job: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> _Seam | None:
     """Return how the chain differs with the files on the first batch of samples.
 
     None if it does not differ, or can't be run.
     """
-    batch = _first_batch(case)
+    batch = _first_batch(job)
     try:
-        files = _with_files(case, release, runtime, batch)
+        files = _with_files(job, release, runtime, batch)
         parts = dict(release.chain.parts.items())
         modules = _with_modules(release, batch, parts)
         copied = _with_modules(
@@ -75,12 +75,12 @@ def explain_chain(
 
 
 def _with_files(
-    case: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName, batch: Batch
+    job: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName, batch: Batch
 ) -> Sequence[Array]:
-    selected = SelectedRuntime(runtime, case.policy.runtimes[runtime])
+    selected = SelectedRuntime(runtime, job.policy.runtimes[runtime])
     with (
         closing(selected),
-        closing(release.session(selected, case.policy, conditions=Conditions())) as session,
+        closing(release.session(selected, job.policy, conditions=Conditions())) as session,
     ):
         return session.run(batch)
 
@@ -121,7 +121,7 @@ def _difference(actual: Array, reference: Array) -> float:
 
 
 def locate_part(
-    case: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName, limit: int = 8
+    job: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName, limit: int = 8
 ) -> Localization:
     """Run `locate` on the parts in the order of the chain's calls, and return the first divergence.
 
@@ -130,11 +130,11 @@ def locate_part(
 
     Raises the exceptions of `locate`, prefixed with the name of the part.
     """
-    cases = release.cases(case)
-    seam, compared = _seam_of(case, release, runtime), list[str]()
-    for name in sorted(cases, key=list(release.calls.by_part).index):
+    jobs = release.jobs(job)
+    seam, compared = _seam_of(job, release, runtime), list[str]()
+    for name in sorted(jobs, key=list(release.calls.by_part).index):
         try:
-            localization = locate(cases[name], runtime=runtime, limit=limit)
+            localization = locate(jobs[name], runtime=runtime, limit=limit)
         except GateError as error:
             if seam is not None:  # more specific: the part does not accept its inputs
                 break
@@ -144,28 +144,28 @@ def locate_part(
         compared.append(name)
     outcome = {"code": "no_part", "parts": compared} if compared else {"code": "no_part_compared"}
     if seam is not None:
-        return _without_layers(case, release, runtime, outcome, {"code": "seam"}, between=seam)
-    blamed = blamed_on_chain(case, release, runtime=runtime)
+        return _without_layers(job, release, runtime, outcome, {"code": "seam"}, between=seam)
+    blamed = blamed_on_chain(job, release, runtime=runtime)
     if blamed is not None:
         return blamed
-    return _without_layers(case, release, runtime, outcome, {"code": "parts_fit"})
+    return _without_layers(job, release, runtime, outcome, {"code": "parts_fit"})
 
 
 def blamed_on_chain(
-    case: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
+    job: MeasurementJob, release: MultiFileRelease, *, runtime: RuntimeName
 ) -> Localization | None:
     """Return a localization if the chain differs with the files although each part matches.
 
     None if it does not differ, or can't be run.
     """
-    seam = explain_chain(case, release, runtime=runtime)
+    seam = explain_chain(job, release, runtime=runtime)
     if seam is None:
         return None
-    return _without_layers(case, release, runtime, {"code": "chain"}, between=seam)
+    return _without_layers(job, release, runtime, {"code": "chain"}, between=seam)
 
 
 def _without_layers(
-    case: MeasurementJob,
+    job: MeasurementJob,
     release: MultiFileRelease,
     runtime: RuntimeName,
     *outcome: dict[str, Any],
@@ -174,7 +174,7 @@ def _without_layers(
     localization = Localization(
         subject_sha256=release.subject.sha256,
         runtime=runtime,
-        samples=min(case.batch_size, len(case.samples)),
+        samples=min(job.batch_size, len(job.samples)),
         layers=(),
         first_divergence=None,
         outcome=outcome,
@@ -183,16 +183,16 @@ def _without_layers(
     return with_fault_texts(localization)
 
 
-def _first_batch(case: MeasurementJob) -> Batch:
+def _first_batch(job: MeasurementJob) -> Batch:
     """Return the first batch of samples as the chain's input."""
-    binding = case.bind()
-    return binding.by_input(next(case.samples.batches(binding.batch_size)))
+    binding = job.bind()
+    return binding.by_input(next(job.samples.batches(binding.batch_size)))
 
 
-def _seam_of(case: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName) -> _Seam | None:
+def _seam_of(job: MeasurementJob, release: MultiFileRelease, runtime: RuntimeName) -> _Seam | None:
     """Return the error of the chain that occurs with the files but not with the modules, or
     None."""
-    policy = case.policy
+    policy = job.policy
     if runtime not in policy.runtimes:
         raise PolicyError(
             f"the policy names no runtime {runtime}, only {', '.join(policy.runtimes)}. Name one "
@@ -213,7 +213,7 @@ def _seam_of(case: MeasurementJob, release: MultiFileRelease, runtime: RuntimeNa
         except Exception as error:
             return _seam("unopened", failure=describe_failure(error))
         try:
-            session.run(_first_batch(case))
+            session.run(_first_batch(job))
         except GateError as error:
             return _seam("misfit", reason=str(error).rstrip("."))
         except Exception as error:

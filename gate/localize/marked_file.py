@@ -33,7 +33,7 @@ class MarkedFile:
     """The added outputs, in the order of the layers."""
 
 
-def write_marked_file(case: MeasurementJob, localization: Localization, path: Path) -> MarkedFile:
+def write_marked_file(job: MeasurementJob, localization: Localization, path: Path) -> MarkedFile:
     """Write the file with the tensor of each mapped layer as an additional output, atomically.
 
     The description of an output names its layer's module and verdict. An older file at `path` is
@@ -43,10 +43,10 @@ def write_marked_file(case: MeasurementJob, localization: Localization, path: Pa
     has external data; EvidenceError if ONNX Runtime can't compute the tensors or load the file;
     OnnxFileError if it is not valid.
     """
-    candidate = case.candidate
+    candidate = job.candidate
     _check_output_path(candidate, path)
     rows = _rows_by_tensor(localization, candidate)
-    arrays = _compute_tensors(case, tuple(rows))
+    arrays = _compute_tensors(job, tuple(rows))
     model = load_graph(candidate.verified())
     shapes = _declared_shapes(model)
     for name, array in arrays.items():
@@ -89,13 +89,13 @@ def _rows_by_tensor(localization: Localization, candidate: TestedFile) -> dict[s
     return rows
 
 
-def _compute_tensors(case: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputArray]:
+def _compute_tensors(job: MeasurementJob, names: tuple[str, ...]) -> dict[str, OutputArray]:
     """Return the tensors on a few samples, computed by the file without optimizations."""
     if not names:  # the only layer computes the output itself
         return {}
-    binding = case.bind(batch_size=_SAMPLES)
-    batch = next(case.inputs.batches(binding.batch_size))
-    graph = FileGraph(case.candidate)
+    binding = job.bind(batch_size=_SAMPLES)
+    batch = next(job.inputs.batches(binding.batch_size))
+    graph = FileGraph(job.candidate)
     try:
         session = SubgraphSession(graph.marked(names), plain_setup("ort-cpu"))
         tensors = [name for name in session.outputs if name in names]

@@ -312,11 +312,11 @@ def _run_session(session: Any, feed: Mapping[str, OutputArray]) -> dict[str, Out
     return dict(zip(names, session.run(names, dict(feed), quiet_run()), strict=True))
 
 
-MOST_BYTES = 512 << 20
+MAX_BYTES = 512 << 20
 """Largest file whose optimized graphs are written, in bytes; ONNX Runtime writes the weights
 too."""
 
-_MOST_NODES = 64
+_MAX_NODES = 64
 
 
 def changed_nodes(
@@ -358,7 +358,7 @@ def _unmatched(nodes: list[onnx.NodeProto], reference: list[onnx.NodeProto]) -> 
             else:
                 unmatched.append(node)
         nodes = unmatched
-    return tuple(f"{node.op_type} {node.name}".strip() for node in nodes[:_MOST_NODES])
+    return tuple(f"{node.op_type} {node.name}".strip() for node in nodes[:_MAX_NODES])
 
 
 def _key(node: onnx.NodeProto, *, outputs: bool) -> tuple[object, ...]:
@@ -489,8 +489,8 @@ def _replace_rules(trials: OptimizerTrials, names: Sequence[str], rule_set: str)
 def _add_nodes(fault: OptimizerFault, trials: OptimizerTrials, size_bytes: int) -> OptimizerFault:
     """Add the nodes that the optimizers replace, or the reason why they are unknown."""
     update: dict[str, Any]
-    if size_bytes > MOST_BYTES:
-        params = {"limit": MOST_BYTES >> 20}
+    if size_bytes > MAX_BYTES:
+        params = {"limit": MAX_BYTES >> 20}
         update = {"nodes_unread_code": "too_large", "nodes_unread_params": params}
     else:
         try:

@@ -35,7 +35,7 @@ Kind = Literal["exporter", "runtime", "optimizer"]
 from the ONNX reference evaluator. `optimizer`: ONNX Runtime differs with and without
 optimizations."""
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Largest size of one sample's tensors for which optimizers and kernels are reduced, in bytes."""
 
 _MIN_FOLDED_NODES = 12
@@ -441,7 +441,7 @@ class _Reducer:
 
     def _evaluate_reference(self, measured: _MeasuredPiece) -> dict[str, OutputArray] | None:
         """Return all tensors of the piece by the ONNX reference evaluator; None if it fails."""
-        if sum(array.nbytes for array in measured.references.values()) > MOST_BYTES // 16:
+        if sum(array.nbytes for array in measured.references.values()) > MAX_BYTES // 16:
             return None
         standalone = Standalone.from_piece(measured.piece, measured.fed)
         model = standalone.model
@@ -500,7 +500,7 @@ class _Reducer:
         feed = dict(self._context.feed(batch))
         session = SubgraphSession(self._graph.marked(self._graph.tensors), plain)
         values = {**session(feed), **feed}
-        return values if sum(v.nbytes for v in values.values()) <= MOST_BYTES else None
+        return values if sum(v.nbytes for v in values.values()) <= MAX_BYTES else None
 
     def _replaced_nodes(self) -> tuple[int, ...]:
         """Return the indices of the file's nodes that the optimizer at fault replaces."""

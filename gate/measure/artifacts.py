@@ -35,14 +35,14 @@ _CHOICE = 4
 _RECORDED = ("torch", "torchvision", "onnxruntime", "numpy")
 
 
-def has_golden(case: MeasurementJob) -> bool:
+def has_golden(job: MeasurementJob) -> bool:
     """Return False if golden vectors do not support the dtype of an input: strings, bfloat16."""
-    parts = case.chained.cases(case).values() if case.chained else ()
-    subjects = [part.candidate.subject for part in (case, *parts)]
+    parts = job.chained.jobs(job).values() if job.chained else ()
+    subjects = [part.candidate.subject for part in (job, *parts)]
     return all(spec.dtype in get_args(DType) for subject in subjects for spec in subject.inputs)
 
 
-def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -> GoldenManifest:
+def write_golden_of(folder: Path, job: MeasurementJob, *, evidence: Evidence) -> GoldenManifest:
     """Write golden vectors of the measured file: some samples with the reference's outputs.
 
     A release gets vectors of the chain and of each part. The samples are spread over the data.
@@ -57,30 +57,30 @@ def write_golden_of(folder: Path, case: MeasurementJob, *, evidence: Evidence) -
     """
     versions, code = evidence.environment.versions, evidence.source.code
     parts = {}
-    for name, part in (case.chained.cases(case) if case.chained else {}).items():
-        allowed = tolerances_of_part(case.policy, evidence, name)
-        file = str(part.candidate.path.relative_to(case.candidate.path.parent))
+    for name, part in (job.chained.jobs(job) if job.chained else {}).items():
+        allowed = tolerances_of_part(job.policy, evidence, name)
+        file = str(part.candidate.path.relative_to(job.candidate.path.parent))
         parts[name] = _answers(part, allowed, file=file)
     return write_golden(
         folder,
-        _answers(case, tolerances_for(case.policy, evidence), file=case.candidate.path.name),
+        _answers(job, tolerances_for(job.policy, evidence), file=job.candidate.path.name),
         parts=parts,
         origin=Origin(
-            policy_sha256=case.policy.digest(),
+            policy_sha256=job.policy.digest(),
             versions={name: versions[name] for name in _RECORDED if name in versions},
             code_sha256=None if code is None else code.digest(),
         ),
     )
 
 
-def _answers(case: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: str) -> FileVectors:
+def _answers(job: MeasurementJob, allowed: Mapping[str, Tolerance], *, file: str) -> FileVectors:
     """Return the golden vectors of one file. `file`: its name for the record."""
-    subject, policy = case.candidate.subject, case.policy
-    samples = case.inputs
-    binding = case.bind(batch_size=min(SAMPLES, len(samples)))
+    subject, policy = job.candidate.subject, job.policy
+    samples = job.inputs
+    binding = job.bind(batch_size=min(SAMPLES, len(samples)))
     names = [spec.name for spec in subject.outputs]
     with deterministic(policy.determinism):
-        reference = ReferencePass(case.reference.copy(double=binding.double).session(binding))
+        reference = ReferencePass(job.reference.copy(double=binding.double).session(binding))
         chosen = samples.take(_choose(reference, samples, binding, [allowed[n] for n in names]))
         batch = next(chosen.batches(binding.batch_size))
         outputs = reference.run(batch)
@@ -144,7 +144,7 @@ def _is_clear(values: Array, row: int, allowed: Tolerance) -> bool:
 SIDE = 96
 """Maximum length of the longer side, in pixels."""
 
-MOST = 24
+MAX_THUMBNAILS = 24
 """Maximum number of pictures in a report, those with the largest differences first."""
 
 _SMALLEST = 4
@@ -192,7 +192,7 @@ def _worst(evidence: Evidence, *, count: int) -> list[int]:
         for runtime in evidence.runtimes
         for output in runtime.outputs
     ]
-    return [sample for sample in interleave(lists) if sample < count][:MOST]
+    return [sample for sample in interleave(lists) if sample < count][:MAX_THUMBNAILS]
 
 
 def picture_layout(specs: tuple[TensorSpec, ...]) -> str | None:

@@ -238,16 +238,16 @@ class MeasurementContext:
     _separable: dict[bytes, bool] = field(default_factory=dict, init=False)
 
     @classmethod
-    def bare(cls, case: MeasurementJob) -> MeasurementContext:
+    def bare(cls, job: MeasurementJob) -> MeasurementContext:
         """Return a context without a float64 reference, which only generates probes.
 
         Raises InputMismatch and DataError for samples that don't fit.
         """
-        binding = case.bind()
-        model = case.reference.copy(double=binding.double)
+        binding = job.bind()
+        model = job.reference.copy(double=binding.double)
         truth = Truth(model, binding, samples=0)
         reference = ReferencePass(model.session(binding))
-        bare = cls(model, reference, truth, binding, case.inputs, case.policy, case.candidate)
+        bare = cls(model, reference, truth, binding, job.inputs, job.policy, job.candidate)
         with contextlib.suppress(EvidenceError):  # each probe reports the error itself
             bare.run_example()
             bare.measure_sample_bytes()

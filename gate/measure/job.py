@@ -21,7 +21,7 @@ from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import DataError, InputMismatch, ModelError
 from gate.installation import package_versions
-from gate.measure.work_units import MOST, UnitWorkers
+from gate.measure.work_units import MAX_UNITS, UnitWorkers
 from gate.metrics.slices import Annotations
 from gate.model.checkpoint import load_checkpoint
 from gate.model.factory import is_onnx_file, parse_registered
@@ -199,7 +199,7 @@ class Chained(Opener, Protocol):
     ) -> Session:
         """Open all files in this runtime as one session. Raises any exception."""
 
-    def cases(self, release: MeasurementJob) -> Mapping[str, MeasurementJob]:
+    def jobs(self, release: MeasurementJob) -> Mapping[str, MeasurementJob]:
         """Return a job for each file and its submodule, by the name of the part."""
 
 
@@ -224,7 +224,7 @@ class MeasurementJob:
     """Labels and columns for the metrics of the policy."""
     chained: Chained | None = None
     """The files of a release, with `model` as their chain; None for a single ONNX file."""
-    units: int = MOST
+    units: int = MAX_UNITS
     """Maximum number of units, in addition to the lead (`gate.measure.work_units`)."""
     source: Source | None = None
     """The origin of the model; None: only its class is recorded."""
@@ -369,7 +369,7 @@ class EvaluationData:
     """The preprocessing of the samples, if known."""
     origin: SamplesOrigin | None = None
     """The arguments with which other processes open the samples."""
-    units: int = MOST
+    units: int = MAX_UNITS
     """Maximum number of units (`gate.measure.work_units`)."""
     annotations: Annotations = field(default_factory=Annotations)
     """Labels of any kind and columns, for the metrics of the policy."""

@@ -361,7 +361,7 @@ _PLAIN = 1e-3
 """A sample with a larger difference, relative to its largest value, is always computed again: the
 floor hides everything if one of the first samples has huge rounding errors."""
 
-_MOST_PLAIN = 16
+_MAX_PLAIN = 16
 
 
 @serializable
@@ -424,9 +424,9 @@ class OutlierTracker:
             ranked = sorted(self._scores, key=lambda sample: (-self._scores[sample], sample))
             self._unstored = max(self._unstored, self._scores[ranked[KEPT]])
             self._scores = {sample: self._scores[sample] for sample in ranked[:KEPT]}
-        if len(self._plain) > _MOST_PLAIN:
+        if len(self._plain) > _MAX_PLAIN:
             ranked = sorted(self._plain, key=lambda sample: (-self._plain[sample], sample))
-            self._plain = {sample: self._plain[sample] for sample in ranked[:_MOST_PLAIN]}
+            self._plain = {sample: self._plain[sample] for sample in ranked[:_MAX_PLAIN]}
 
     def _keep_plain(self, errors: Floats, reference: OutputArray, start: int) -> None:
         with np.errstate(all="ignore"):

@@ -11,7 +11,7 @@ from gate.decision.bound_rules import floor_share
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import BASELINE_DRAWS, DRAWS, MORE_DRAWS, rounding_floor
-from gate.measure.runtime_measurement import MOST_LOOKS, RuntimeMeasurement
+from gate.measure.runtime_measurement import MAX_EXAMINED, RuntimeMeasurement
 from gate.measure.session_runner import RoundingVariants, row_of, select_sample
 from gate.records.evidence import RuntimeEvidence
 from gate.reference.float64 import Float64Reference
@@ -36,7 +36,7 @@ _MORE_DRAWS = 64
 """Number of draws if few integers of a sample are unexplained: some ties are rarely reached by
 rounding."""
 
-_FEW = 8
+_MAX_LEFT = 8
 """Maximum number of unexplained integers for more draws; alternatively an eighth of the initial
 number."""
 
@@ -209,8 +209,8 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
     analysis, policy = OutlierAnalysis(context), context.applied_policy
     doubtful = [runtime.comparison.outliers for runtime in runtimes]
     pairs = zip(doubtful, runtimes, strict=True)
-    selected = [indices[: runtime.looks(policy)] for indices, runtime in pairs]
-    samples = interleave(selected)[:MOST_LOOKS]
+    selected = [indices[: runtime.examined_limit(policy)] for indices, runtime in pairs]
+    samples = interleave(selected)[:MAX_EXAMINED]
     looked: set[int] = set()
     for index, sample in enumerate(samples):
         if not any(sample in indices for indices in selected):
@@ -223,13 +223,13 @@ def analyze_outliers(context: MeasurementContext, runtimes: Sequence[RuntimeMeas
         for number, runtime in enumerate(runtimes):
             runtime.accept_variants(look)
             if runtime.has_settled(policy):
-                selected[number] = selected[number][: runtime.looks(policy)]
+                selected[number] = selected[number][: runtime.examined_limit(policy)]
     for indices, runtime in zip(doubtful, runtimes, strict=True):
-        limit = runtime.looks(policy)
-        if limit < MOST_LOOKS:
+        limit = runtime.examined_limit(policy)
+        if limit < MAX_EXAMINED:
             mismatched = [] if limit else runtime.comparison.mismatched_integers
             runtime.leave_out(len({*indices, *mismatched} - looked))
-    _excuse_ties(analysis, [runtime for runtime in runtimes if runtime.looks(policy)])
+    _excuse_ties(analysis, [runtime for runtime in runtimes if runtime.examined_limit(policy)])
 
 
 def _excuse_ties(analysis: OutlierAnalysis, runtimes: Sequence[RuntimeMeasurement]) -> None:
@@ -243,7 +243,7 @@ def _excuse_ties(analysis: OutlierAnalysis, runtimes: Sequence[RuntimeMeasuremen
             for runtime in runtimes:
                 runtime.excuse(sample, run, drawn=number >= _EXACT)
             left = _unexplained(runtimes, sample)
-            if not left or (number > _DRAWS and left > max(_FEW, before // 8)):
+            if not left or (number > _DRAWS and left > max(_MAX_LEFT, before // 8)):
                 break
         patience -= bool(_unexplained(runtimes, sample))
         if not patience:

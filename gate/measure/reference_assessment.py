@@ -44,7 +44,7 @@ _MORE_DRAWS = 32
 """Number of draws for a single sample, to find one with the same decision as float64."""
 
 
-_MOST_FLIPS = 8
+_MAX_FLIPS = 8
 """Maximum number of samples per output for which these draws are made."""
 
 
@@ -200,7 +200,7 @@ class ReferenceAssessment:
         samples = np.flatnonzero(mask.reshape(len(mask), -1).any(axis=1)).tolist()
         return (
             len(mask) == self._samples
-            and len(samples) <= _MOST_FLIPS
+            and len(samples) <= _MAX_FLIPS
             and are_few(ratios)
             and all(_is_explained(context, record, sample, output) for sample in samples)
         )

@@ -466,7 +466,7 @@ def _check_classes(
         )
 
 
-_LEAST, _LEAST_FULL, _MOST = 3, 2, 20
+_MIN_TURNS, _MIN_FULL_TURNS, _MAX_TURNS = 3, 2, 20
 """Minimum turns with one sample and with a whole batch, and maximum; the first turn warms up."""
 
 _SHARE = 0.02
@@ -489,7 +489,7 @@ def take_turns(
     allowed = max(_SHARE * seconds, _FREE_S)
     if meter.batches.is_cold:
         batch = next(context.samples.batches(size))
-        for _ in _turns(allowed, least=_LEAST_FULL, first=1):
+        for _ in _turns(allowed, least=_MIN_FULL_TURNS, first=1):
             expected = context.reference.timed_run(batch, meter.batches)
             for runtime in runtimes:
                 _take_turn(runtime, batch, expected, runtime.meter.batches)
@@ -500,8 +500,8 @@ def take_turns(
         for each in (meter, *(runtime.meter for runtime in runtimes)):
             each.single_unmeasured = reason
         return
-    samples = cycle(islice(context.samples.batches(1), _LEAST))
-    for sample, _ in zip(samples, _turns(allowed, least=_LEAST), strict=False):
+    samples = cycle(islice(context.samples.batches(1), _MIN_TURNS))
+    for sample, _ in zip(samples, _turns(allowed, least=_MIN_TURNS), strict=False):
         expected = context.reference.timed_run(sample, meter.singles)
         context.answers.note_reference(sample, expected)
         for runtime in runtimes:
@@ -527,7 +527,7 @@ def _take_turn(
 def _turns(allowed: float, *, least: int, first: int = 0) -> Iterator[int]:
     """Yield turns from `first` on for `allowed` seconds, but until there are `least` in total."""
     start = time.perf_counter()
-    for turn in range(first, _MOST):
+    for turn in range(first, _MAX_TURNS):
         if turn >= least and time.perf_counter() - start > allowed:
             return
         yield turn

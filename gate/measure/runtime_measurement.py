@@ -276,10 +276,10 @@ class OutputComparison:
 Replayed = Callable[[Batch], ReplayedReference | None]
 """`MeasurementContext.replayed` of one runtime."""
 
-MOST_LOOKS = 256
+MAX_EXAMINED = 256
 """Maximum number of samples that are computed again, the worst ones."""
 
-_FEW_LOOKS = 4
+_MAX_EXAMINED_IF_REJECTED = 4
 """The same for a runtime that exceeds a bound and is rejected anyway."""
 
 _FAR = 10.0
@@ -343,7 +343,7 @@ class RuntimeMeasurement:
         self._unprobed: list[str] = []
         self._noise: dict[str, NoiseParity | None] = {}
         """Noise of the first samples by output, set by `looks`."""
-        self._looks: int | None = None
+        self._examined_limit: int | None = None
         self._unexamined = self._second_looks = self._look_draws = 0
         self.outputs: list[OutputArray] | None = None
         """Outputs of the last batch; None if it failed or does not match the model's."""
@@ -526,23 +526,25 @@ class RuntimeMeasurement:
             self._unprobed.append(name)
         return can_run
 
-    def looks(self, policy: Policy) -> int:
+    def examined_limit(self, policy: Policy) -> int:
         """Return how many samples, and how many probes, are computed again.
 
         They are few if a bound is exceeded, and none if it is exceeded 10 times: more would not
         change the verdict.
         """
-        if self._looks is None and self.runner is not None:
+        if self._examined_limit is None and self.runner is not None:
             self._noise = self.comparison.floor.results()
             far = is_refused(policy, self.name, self._noise, times=_FAR)
             refused = far or is_refused(policy, self.name, self._noise)
-            self._looks = 0 if far else _FEW_LOOKS if refused else MOST_LOOKS
-        return self._looks or 0
+            self._examined_limit = (
+                0 if far else _MAX_EXAMINED_IF_REJECTED if refused else MAX_EXAMINED
+            )
+        return self._examined_limit or 0
 
     def has_settled(self, policy: Policy) -> bool:
         """Return whether a sample exceeds a bound after it was computed again. Then only few more
         samples and probes are computed again."""
-        if self.runner is None or not self.looks(policy):
+        if self.runner is None or not self.examined_limit(policy):
             return False
         noise = {
             name: record.model_copy(update={"settled": self.comparison.settled.get(name)})
@@ -550,8 +552,8 @@ class RuntimeMeasurement:
             if record is not None
         }
         if is_refused(policy, self.name, noise):
-            self._looks = _FEW_LOOKS
-        return self._looks == _FEW_LOOKS
+            self._examined_limit = _MAX_EXAMINED_IF_REJECTED
+        return self._examined_limit == _MAX_EXAMINED_IF_REJECTED
 
     def is_clearly_refused(self, policy: Policy) -> bool:
         """Return whether more runs under random rounding can't make the runtime pass."""

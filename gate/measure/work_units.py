@@ -21,10 +21,10 @@ from gate.storage.record import Count, Measured, Record, Sha256, added_field
 # unit gets the same numbers, in any order of units.
 
 
-MOST = 256
+MAX_UNITS = 256
 """Default maximum number of units, in addition to the lead."""
 
-_LEAST = 4
+_MIN_BATCHES = 4
 """Minimum number of batches per unit, which limits the overhead."""
 
 
@@ -42,7 +42,7 @@ class WorkUnit:
 
 
 def split_into_units(
-    samples: int, *, batch_size: int, lead: int, most: int = MOST, least: int = 1
+    samples: int, *, batch_size: int, lead: int, most: int = MAX_UNITS, least: int = 1
 ) -> tuple[WorkUnit, ...]:
     """Return the units of a data set, in order.
 
@@ -52,7 +52,7 @@ def split_into_units(
     """
     first = min(math.ceil(lead / batch_size) * batch_size, samples)
     batches = math.ceil((samples - first) / batch_size)
-    step = max(_LEAST, math.ceil(batches / most)) * batch_size
+    step = max(_MIN_BATCHES, math.ceil(batches / most)) * batch_size
     edges = sorted({0, *range(first, max(samples - least + 1, 0), step), samples})
     return tuple(
         WorkUnit(index, start, stop)

@@ -46,7 +46,7 @@ result."""
 _ATTEMPTS = 2
 """Largest number of conversions of a float32 file; the second one with a margin."""
 
-_LEAST_TARGET, _MOST_TARGET = 0.1, 0.8
+_MIN_TARGET, _MAX_TARGET = 0.1, 0.8
 """Limits of the target of the second search, as a share of the bound."""
 
 Conversion = tuple[Stage, Float16Settings | QuantizeSettings, Smallest]
@@ -396,8 +396,8 @@ def _with_margin(passed: float | None, refused: float | None) -> float:
     It is the share of the bound that would have passed on both halves if their ratios are
     proportional.
     """
-    share = passed / refused if passed and refused and refused > 1.0 else _MOST_TARGET
-    return min(max(share, _LEAST_TARGET), _MOST_TARGET)
+    share = passed / refused if passed and refused and refused > 1.0 else _MAX_TARGET
+    return min(max(share, _MIN_TARGET), _MAX_TARGET)
 
 
 def _touches(paths: Sequence[str], layer: str | None) -> bool:

@@ -14,7 +14,7 @@ from gate.metrics import intervals
 from gate.metrics.intervals import Array, Statistic
 from gate.metrics.metric import Metric, OfSums, PerSample, State
 
-_MOST_PSNR = 100.0
+_MAX_PSNR = 100.0
 """PSNR of equal images, in dB."""
 
 _RECALLS = np.linspace(0.0, 1.0, 101)
@@ -24,7 +24,7 @@ _COCO_THRESHOLDS = tuple(0.5 + 0.05 * step for step in range(10))
 
 _INTEGERS = {"blank", "ignore", "k", "positive"}
 
-_MOST_DETECTIONS = 100
+_MAX_DETECTIONS = 100
 """Most detections of an image, by score, as in COCO."""
 
 
@@ -158,7 +158,7 @@ def _psnr(data_range: float = 1.0) -> Metric:
         array, target = _numbers(outputs, labels)
         error = ((array - target) ** 2).mean(axis=1)
         with np.errstate(divide="ignore"):
-            return np.minimum(10.0 * np.log10(data_range**2 / error), _MOST_PSNR)
+            return np.minimum(10.0 * np.log10(data_range**2 / error), _MAX_PSNR)
 
     return PerSample(values)
 
@@ -507,7 +507,7 @@ def _matched(boxes: Array, scores: Array, classes: Array, label: Any, levels: Ar
     if not (objects[:, :2] <= objects[:, 2:]).all():
         raise DataError("a box of the label does not have x1 <= x2 and y1 <= y2, or has NaN")
     kept = np.argsort(-scores, kind="stable")
-    kept = kept[scores[kept] > 0][:_MOST_DETECTIONS]
+    kept = kept[scores[kept] > 0][:_MAX_DETECTIONS]
     boxes, scores, classes = boxes[kept].astype(np.float64), scores[kept], classes[kept]
     rows = np.zeros((len(kept) + len(objects), 3 + len(levels)))
     rows[: len(kept), 1], rows[: len(kept), 2] = classes, scores

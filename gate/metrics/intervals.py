@@ -21,7 +21,7 @@ Statistic = Callable[[Array], Array]
 
 SEED = 51
 
-MOST_BLOCKS = 500
+MAX_BLOCKS = 500
 """More samples are resampled in blocks, because the jackknife of n samples takes n^2 steps.
 Blocks of s samples have 1/s of the variance and 1/sqrt(s) of the skewness, so that the variance and
 the acceleration of BCa stay those of single samples."""
@@ -31,11 +31,11 @@ RESAMPLES = 4_999
 OUTPUT_ROUNDING = 1e-5
 """Share of a value up to which a change is the rounding of float32 outputs."""
 
-FEW_CHANGES = 10
+MIN_CHANGES = 10
 """Least number of changed samples for which BCa alone gives the bound. It resamples only changes
 that occurred. A few may all be improvements, so the bound is at least that of the rule of three."""
 
-_MOST_EXPANDED = 10.0
+_MAX_EXPANDED = 10.0
 """Largest factor by which alpha is reduced: the t tails of a few samples are very long."""
 
 _SUM_ROUNDING = 1e-12
@@ -195,7 +195,7 @@ def expanded_level(level: float, samples: int) -> float:
         return level
     quantile = stdtrit(samples - 1, level)
     expanded = float(ndtr(math.sqrt(samples / (samples - 1)) * quantile))
-    return min(expanded, 1.0 - (1.0 - level) / _MOST_EXPANDED)
+    return min(expanded, 1.0 - (1.0 - level) / _MAX_EXPANDED)
 
 
 @functools.lru_cache(maxsize=4)
@@ -210,15 +210,15 @@ def _weights(blocks: int, resamples: int) -> Array:
 
 def assign_blocks(samples: int) -> NDArray[np.int64]:
     """Return the block of each sample, at random but always the same: shape (samples,)."""
-    if samples <= MOST_BLOCKS:
+    if samples <= MAX_BLOCKS:
         return np.arange(samples)
     rng = np.random.default_rng([SEED, samples])
-    return rng.permutation(np.arange(samples) % MOST_BLOCKS)
+    return rng.permutation(np.arange(samples) % MAX_BLOCKS)
 
 
 def block_sums(values: Array) -> Array:
     """Return sums over the blocks of samples: shape (samples, k) to (blocks, k)."""
-    if len(values) <= MOST_BLOCKS:
+    if len(values) <= MAX_BLOCKS:
         return values
     blocks = assign_blocks(len(values))
     return np.stack([np.bincount(blocks, weights=column) for column in values.T], axis=1)

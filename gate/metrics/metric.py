@@ -327,7 +327,7 @@ class Side:
     @cached_property
     def distribution(self) -> Distribution:
         """The metric on all samples, on resamples and without each block."""
-        blocks = min(self.state.samples, intervals.MOST_BLOCKS)
+        blocks = min(self.state.samples, intervals.MAX_BLOCKS)
         statistic = self.metric.statistic(self.state)
         return intervals.resample(statistic, blocks, resamples=self.metric.resamples)
 
@@ -386,7 +386,7 @@ def drop_between(
             effects = changed
             if side.metric.ranks:
                 effects = min(changed, intervals.influential_blocks(difference))
-            if effects >= intervals.FEW_CHANGES or not bounds.upper[0] > upper[0]:
+            if effects >= intervals.MIN_CHANGES or not bounds.upper[0] > upper[0]:
                 bounds = DropBounds("bca", upper)
     return MetricDrop(
         drop=drop, changed=changed, method=bounds.method, bounds=bounds.upper, scale=scale

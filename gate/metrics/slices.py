@@ -21,7 +21,7 @@ from gate.storage.digest import Digest
 LABEL = "label"
 """The column of labels in JSON lines and Parquet."""
 
-MOST_VALUES = 50
+MAX_VALUES = 50
 """Maximum number of distinct values of a slice column; a column with more is an ID."""
 
 _NPY, _JSONL, _PARQUET = ".npy", ".jsonl", ".parquet"
@@ -72,10 +72,10 @@ class Annotations:
                 raise DataError(_missing(name, origin, columns))
             _check_length(len(columns[name]), samples, origin)
             texts[name] = tuple(map(_text, columns[name]))
-            if len(set(texts[name])) > MOST_VALUES:
+            if len(set(texts[name])) > MAX_VALUES:
                 raise DataError(
                     f"the column '{name}' of {origin} has {len(set(texts[name]))} distinct values. "
-                    f"Slices need a column of at most {MOST_VALUES}: group the values."
+                    f"Slices need a column of at most {MAX_VALUES}: group the values."
                 )
         files = [Digest.from_file(path).hex for path in (labels, slices) if path is not None]
         return cls(

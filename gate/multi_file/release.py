@@ -52,7 +52,7 @@ class Part:
         """Return the policy of the part, derived from the policy of the release."""
         return policy.for_part([spec.name for spec in self.candidate.subject.outputs])
 
-    def case(self, policy: Policy, batch_size: int) -> MeasurementJob:
+    def job(self, policy: Policy, batch_size: int) -> MeasurementJob:
         """Return the measurement job of the part."""
         return MeasurementJob(
             self.module, self.candidate, self.samples, self.policy(policy), batch_size
@@ -124,9 +124,9 @@ class MultiFileRelease:
         """
         return _part_inputs(self.calls, part.candidate, name=part.name)
 
-    def cases(self, job: MeasurementJob) -> dict[str, MeasurementJob]:
+    def jobs(self, job: MeasurementJob) -> dict[str, MeasurementJob]:
         """Return the measurement job of each part."""
-        return {part.name: part.case(job.policy, job.batch_size) for part in self.parts}
+        return {part.name: part.job(job.policy, job.batch_size) for part in self.parts}
 
     def open_release(self, file: TestedFile) -> ConsumerChain:
         """Open a release of the same parts as `Interfaces.open_release` does."""

@@ -40,13 +40,13 @@ _MORE_RUNS_FROM, _MORE_RUNS_UP_TO = 8.0, 1024.0
 """Ratios between which more runs are made: with a thousand columns, some have a small error in all
 three runs by chance."""
 
-_MOST_ELEMENTS = 2**22
+_MAX_ELEMENTS = 2**22
 """Largest number of output elements for which more runs are made. Larger outputs have enough."""
 
-_MOST_DRAWS = 32
+_MAX_DRAWS = 32
 """Largest number of runs with random rounding."""
 
-_MOST_SHARED = 2**20
+_MAX_SHARED = 2**20
 """Largest number of output elements whose runs are shared by several probes: 32 take 128 MiB."""
 
 _ALLOWED_ROUNDING_MOVES = 16.0
@@ -56,11 +56,11 @@ _OVERFLOW_FACTOR = 10.0 * (1.0 - 1e-6)
 """Multiple of the samples' range from which `instruments.probe_beyond_range` decides about an
 overflow. A factor of ten is not exact in float32."""
 
-_MOST_OVERFLOW_ERROR = 1e-3
+_MAX_OVERFLOW_ERROR = 1e-3
 """Largest relative distance from the float64 value where PyTorch overflows in float32. There is no
 rounding error of PyTorch to compare with."""
 
-_LEAST_SCALE = 2.0**-96
+_MIN_SCALE = 2.0**-96
 """Samples with smaller outputs use the scale of the whole output, because a value that may be
 flushed to zero can't serve as a scale."""
 
@@ -142,7 +142,7 @@ class SampleRuns:
             return []
         count = len(self._by_digest)
         by_sample = all(r.ndim > 0 and len(r) == count for r in outputs)
-        return outputs if by_sample and sum(r.size for r in outputs) <= _MOST_SHARED else []
+        return outputs if by_sample and sum(r.size for r in outputs) <= _MAX_SHARED else []
 
 
 class ExpectedOutputs:
@@ -273,7 +273,7 @@ class ExpectedOutputs:
         if self._truth is None or r.dtype.kind != "f":
             return np.zeros(r.shape, np.bool_)
         truth = self._truth[index].astype(np.float64)
-        near = np.abs(c.astype(np.float64) - truth) <= _MOST_OVERFLOW_ERROR * np.abs(truth)
+        near = np.abs(c.astype(np.float64) - truth) <= _MAX_OVERFLOW_ERROR * np.abs(truth)
         return np.asarray(~np.isfinite(r) & np.isfinite(truth) & near)
 
     @cached_property
@@ -490,7 +490,7 @@ class ExpectedOutputs:
         """
         if not numbers.is_suspicious:
             return False
-        ratio, is_small = numbers.ratio, sum(r.size for r in self._reference) <= _MOST_ELEMENTS
+        ratio, is_small = numbers.ratio, sum(r.size for r in self._reference) <= _MAX_ELEMENTS
         # A file of reduced precision may be far beyond the rounding of float32.
         near_bound = self._context.policy.instruments.probe_noise_ratio / 4
         least = max(_MORE_RUNS_FROM, near_bound)
@@ -541,7 +541,7 @@ class ExpectedOutputs:
         counted = np.isfinite(r) if left_out is None else np.isfinite(r) & ~left_out
         rows = np.where(counted, np.abs(r), 0.0).astype(np.float64).reshape(len(r), -1)
         largest = rows.max(axis=1)
-        scale = np.where(largest > _LEAST_SCALE, np.exp2(np.frexp(largest)[1]), 1.0)
+        scale = np.where(largest > _MIN_SCALE, np.exp2(np.frexp(largest)[1]), 1.0)
         return scale.reshape(-1, *[1] * (r.ndim - 1))
 
     def _by_sample(self, r: OutputArray) -> bool:
@@ -558,9 +558,9 @@ class ExpectedOutputs:
         return self._run_perturbed(range(1))
 
     def _run_more(self) -> bool:
-        """Double the number of runs, up to `_MOST_DRAWS`; return False if there are no more."""
+        """Double the number of runs, up to `_MAX_DRAWS`; return False if there are no more."""
         count = len(self._runs)
-        draws = range(count, min(2 * count, _MOST_DRAWS))
+        draws = range(count, min(2 * count, _MAX_DRAWS))
         more = self._run_perturbed(draws) if draws else []
         self._runs += more
         return bool(more)

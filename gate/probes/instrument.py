@@ -13,7 +13,7 @@ from typing import Any
 from gate.errors import GateError
 from gate.measure.context import MeasurementContext, ProbeSource
 from gate.measure.job import MeasurementJob
-from gate.measure.runtime_measurement import MOST_LOOKS, RuntimeMeasurement
+from gate.measure.runtime_measurement import MAX_EXAMINED, RuntimeMeasurement
 from gate.measure.session_runner import SessionRunner
 from gate.probes.expected_outputs import ExpectedOutputs, SampleRuns
 from gate.probes.integer_probes import integer_probes
@@ -144,12 +144,12 @@ class ProbeInstrument:
         for runtime in runtimes:
             if runtime.takes_probe(probe.name, probe.batch):
                 compute = partial(runtime.compute, by=SessionRunner.run_probe)
-                limit = runtime.looks(self._context.applied_policy)
+                limit = runtime.examined_limit(self._context.applied_policy)
                 result = expected.parity(
                     compute,
                     runtime=runtime.name,
                     examine=self._examined_counts[runtime.name] < limit,
-                    refused=limit < MOST_LOOKS,
+                    refused=limit < MAX_EXAMINED,
                 )
                 runtime.probes.append(result)
                 self._examined_counts[runtime.name] += expected.examined

@@ -63,7 +63,7 @@ class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
                 continue
             for name, array in self._inputs.items():
                 bounds = self.bounds[name]
-                if len(bounds) < _MOST_BOUNDS and _is_input(side, array):
+                if len(bounds) < _MAX_BOUNDS and _is_input(side, array):
                     bound = _floor_of(opposite, side.shape, array.shape)
                     if bound is not None and not any(np.array_equal(bound, b) for b in bounds):
                         bounds.append(bound)
@@ -131,33 +131,33 @@ def _is_mask_index(indices: torch.Tensor) -> bool:
 # positions.
 
 
-_MOST_BOUNDS = 8
+_MAX_BOUNDS = 8
 """Largest number of comparisons that are kept per input."""
 
 _BOUND_STEPS = (0, -1, 1)
 """Steps from the number that an integer is compared with. They distinguish `<` from `<=`, and
 reveal a bound that is off by one."""
 
-_MOST_COLUMNS = 64
+_MAX_COLUMNS = 64
 """Largest number of columns that may have different ranges."""
 
 _EVERY_VALUE_UP_TO = 64
-"""Number of values of a column up to which all are tried. Of more, as many as fit into `_FEW`
-samples."""
+"""Number of values of a column up to which all are tried. Of more, as many as fit into
+`_MIN_SAMPLES` samples."""
 
-_FEW = 8
+_MIN_SAMPLES = 8
 
-_MOST_SAMPLES = 512
+_MAX_SAMPLES = 512
 """Largest number of samples of a probe whose columns have different ranges; such inputs are
 small."""
 
-_MOST_CANDIDATES = 2**16
+_MAX_CANDIDATES = 2**16
 """Number of values among which unsampled ones are selected."""
 
-_MOST_ELEMENTS = 2**18
-"""Largest number of elements of a probe with more samples than `_FEW`."""
+_MAX_ELEMENTS = 2**18
+"""Largest number of elements of a probe with more samples than `_MIN_SAMPLES`."""
 
-_MOST_RUNS = 96
+_MAX_RUNS = 96
 """Largest number of forward passes for the table ends of one input."""
 
 _EDGE_VALUES = 4
@@ -251,7 +251,7 @@ class _Column:
         self.high = int(profile.high[name])
         self.rows = profile.rows[name]
         self.limits: Any = np.iinfo(self.rows.dtype)
-        self._runs_left = _MOST_RUNS
+        self._runs_left = _MAX_RUNS
 
     @property
     def has_onnx_reference(self) -> bool:
@@ -277,11 +277,11 @@ class _Column:
     def most(self) -> int:
         """Largest number of samples of a probe; fewer if samples are large."""
         elements = sum(int(array[0].size) for array in self.profile.rows.values())
-        return min(_MOST_SAMPLES, max(_FEW, _MOST_ELEMENTS // max(elements, 1)))
+        return min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_ELEMENTS // max(elements, 1)))
 
     @property
     def by_column(self) -> bool:
-        return self.rows.ndim == 2 and 1 < self.rows.shape[1] <= _MOST_COLUMNS
+        return self.rows.ndim == 2 and 1 < self.rows.shape[1] <= _MAX_COLUMNS
 
     def _end(self, values: OutputArray, read: Sequence[Lookup], column: int | None) -> int | None:
         """Return the size of the largest table read with exactly these values whose last row is
@@ -328,7 +328,9 @@ def _value_changes(column: _Column, read: Sequence[Lookup]) -> Iterator[tuple[st
         beyond |= {"zero": 0, "above": column.high + 1, "far": 2 * column.high + 1}
         below = range(1, column.low)
         if below:  # for example lengths that are equal in all samples
-            values = np.asarray(_spaced(below, _FEW)).reshape(-1, *[1] * (column.rows.ndim - 1))
+            values = np.asarray(_spaced(below, _MIN_SAMPLES)).reshape(
+                -1, *[1] * (column.rows.ndim - 1)
+            )
             shape = (len(values), *column.rows.shape[1:])
             yield "less", np.broadcast_to(values, shape).astype(limits.dtype)
     shape = (column.profile.small, *column.rows.shape[1:])
@@ -358,15 +360,15 @@ def _select_values(column: _Column, every: range, sampled: OutputArray) -> Value
 
     The order is: both ends and the neighbors of the samples' range, unsampled values, the rest.
     """
-    limit = max(_MOST_SAMPLES, _FEW * math.prod(column.rows.shape[1:]))
+    limit = max(_MAX_SAMPLES, _MIN_SAMPLES * math.prod(column.rows.shape[1:]))
     above = range(int(sampled.max()) + 1, every.stop)
     inexact = range(max(every.start, _EXACT_FLOAT32) | 1, every.stop, 2)
-    candidates = range(every.start, min(every.stop, every.start + _MOST_CANDIDATES))
+    candidates = range(every.start, min(every.stop, every.start + _MAX_CANDIDATES))
     unsampled = np.setdiff1d(np.asarray(candidates), sampled).tolist()
     selected = [
         *every[-1:], *above[:_EDGE_VALUES], *above[-_EDGE_VALUES:], *every[:_EDGE_VALUES],
-        *_spaced(inexact, _FEW), *_spaced(unsampled, limit // 2), *_spaced(above, limit // 2),
-        *_spaced(every, limit),
+        *_spaced(inexact, _MIN_SAMPLES), *_spaced(unsampled, limit // 2),
+        *_spaced(above, limit // 2), *_spaced(every, limit),
     ]  # fmt: skip
     return np.asarray(list(dict.fromkeys(selected)), column.rows.dtype)
 
@@ -394,7 +396,7 @@ def _distribute(column: _Column, values: Sequence[Values]) -> OutputArray:
     width = max(1, math.prod(shape))
     longest = max(map(len, values))
     if len(values) == 1 and width > 1 and not (column.by_column and longest <= _EVERY_VALUE_UP_TO):
-        size = min(_FEW, math.ceil(longest / width))
+        size = min(_MIN_SAMPLES, math.ceil(longest / width))
         rows = column.profile.random(column.name).permuted(np.resize(values[0], size * width))
     else:
         size = min(longest, column.most)
@@ -453,7 +455,7 @@ def _probes(
     """
     alone = profile.fixed or name in profile.shared
     size = profile.small if alone else len(changed)
-    parts = min(_FEW, math.ceil(len(changed) / size))
+    parts = min(_MIN_SAMPLES, math.ceil(len(changed) / size))
     for part in range(parts):
         rows = np.take(changed, range(part * size, (part + 1) * size), axis=0, mode="wrap")
         suffix = f"_{part + 1}" if parts > 1 else ""

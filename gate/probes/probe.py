@@ -16,15 +16,15 @@ from gate.records.instruments import ProbeKind
 from gate.reference.random_rounding import seed
 from gate.storage.arrays import Batch, OutputArray
 
-_MOST_EXAMINED = 256
+_MAX_EXAMINED = 256
 """Number of samples whose range of values is examined, evenly spread."""
 
-_MOST_ELEMENTS = 2**22
+_MAX_ELEMENTS = 2**22
 """Largest number of elements that are examined; at least 64 samples of any size."""
 
-_LEAST_EXAMINED = 64
+_MIN_EXAMINED = 64
 
-LEAST_RATIO = 3.0
+MIN_RATIO = 3.0
 """Smallest ratio to the samples' range at which a scaled sample counts as scaled. Ten times a small
 sample may still lie within the range."""
 
@@ -122,7 +122,7 @@ class SampleProfile:
             if array.dtype.kind == "f" and len(array) == probe.size:
                 ratios = np.maximum(ratios, self.ratios(name, array))
         scaled = np.abs(probe.factors) if probe.factors else ratios
-        return np.where(ratios >= LEAST_RATIO, np.maximum(ratios, scaled), ratios)
+        return np.where(ratios >= MIN_RATIO, np.maximum(ratios, scaled), ratios)
 
     def ratios(self, name: str, array: OutputArray) -> NDArray[np.float64]:
         """Return the largest magnitude of each sample divided by that of all samples; 0 if all
@@ -145,7 +145,7 @@ def _finite(array: OutputArray) -> OutputArray:
 
 def _examined_count(rows: Batch) -> int:
     width = sum(int(array[0].size) for array in rows.values())
-    return min(_MOST_EXAMINED, max(_LEAST_EXAMINED, _MOST_ELEMENTS // max(width, 1)))
+    return min(_MAX_EXAMINED, max(_MIN_EXAMINED, _MAX_ELEMENTS // max(width, 1)))
 
 
 def _evenly_spread(samples: SampleSet, count: int) -> Batch:

@@ -26,10 +26,10 @@ from gate.storage.digest import Digest
 # comparison's margin along an axis shows where it flips.
 
 
-_MOST_INPUT_ELEMENTS = 2**18
+_MAX_INPUT_ELEMENTS = 2**18
 """Largest number of elements of an input, unless 16 samples have more."""
 
-_MOST_SAMPLES = 16
+_MAX_SAMPLES = 16
 
 
 def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[tuple[str, Batch]]:
@@ -42,7 +42,7 @@ def inputs_beyond_edges(traced: TracedReference, axes: DynamicAxes) -> Iterator[
     if base_reads is None or len(base_reads.reads) == len(plain_reads.reads):
         return
     width = _elements(example) // small
-    allowed = min(max(_MOST_INPUT_ELEMENTS, _MOST_SAMPLES * width), axes.profile.most * width)
+    allowed = min(max(_MAX_INPUT_ELEMENTS, _MAX_SAMPLES * width), axes.profile.most * width)
     tried = {current}
     for axis in range(axes.profile.fixed, len(current)):
         step = max(1, current[axis] // 4)
@@ -92,7 +92,7 @@ _LONGEST_SINGLE = 512
 """Largest length of an only axis that becomes ten times as long; attention windows often end here.
 """
 
-_MOST_SINGLE_AXES = 3
+_MAX_SINGLE_AXES = 3
 """Largest number of axes that are lengthened one at a time."""
 
 _INDEX_RANGE = 2**16
@@ -265,7 +265,7 @@ _FLIPS = 4
 """Largest number of flips of one condition, nearest to the samples' size. A remainder flips
 often."""
 
-_MOST_ELEMENTS = 2**22
+_MAX_ELEMENTS = 2**22
 """Largest number of elements of an input made for a condition, unless `_SCANNED` sizes have
 more."""
 
@@ -318,7 +318,7 @@ def _candidates(
     """Return small sizes, sizes next to the constants of the file, and powers of two."""
     current, axis = location
     width = max(array[0].size for array in axes.profile.rows.values()) * current[0]
-    largest = max(_SCANNED, min(_LONGEST + 1, _MOST_ELEMENTS * current[axis] // max(width, 1)))
+    largest = max(_SCANNED, min(_LONGEST + 1, _MAX_ELEMENTS * current[axis] // max(width, 1)))
     near = [constant + step for constant in conditions.constants for step in (-1, 0, 1)]
     sizes = {*range(1, _SCANNED + 1), *near, *(2**power for power in range(11))}
     return sorted(size for size in sizes if 1 <= size <= largest)
@@ -360,7 +360,7 @@ def _variations(lengths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     yield tuple(size + 1 + size % 2 for size in lengths)
     if len(lengths) > 1:
         yield tuple(larger[i] if i % 2 else smaller[i] for i in range(len(lengths)))
-        for index, size in enumerate(lengths[:_MOST_SINGLE_AXES]):
+        for index, size in enumerate(lengths[:_MAX_SINGLE_AXES]):
             yield (*lengths[:index], 3 * size + 1, *lengths[index + 1 :])
     else:
         yield from ((1,), (2,), (2 * lengths[0],), (3 * lengths[0] + 1,))
@@ -378,5 +378,5 @@ def _fits(axes: DynamicAxes, sizes: tuple[int, ...]) -> bool:
     """Return True if the inputs are not much larger than all samples together."""
     example = max(int(array[0].size) for array in axes.profile.rows.values())
     current, changed = math.prod(axes.lengths), math.prod(sizes)
-    most = min(max(_MOST_INPUT_ELEMENTS, _MOST_SAMPLES * example), axes.profile.most * example)
+    most = min(max(_MAX_INPUT_ELEMENTS, _MAX_SAMPLES * example), axes.profile.most * example)
     return changed * example <= most * current

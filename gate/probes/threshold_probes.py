@@ -40,21 +40,21 @@ _SIDES: dict[str, Callable[..., _Sides]] = {
 }
 """The operand of each step function and its nearest threshold, from the function's arguments."""
 
-_MOST_ELEMENTS = 2**12
+_MAX_ELEMENTS = 2**12
 """Larger step functions are left out: the samples come near to their thresholds anyway."""
 
-_MOST_STEPS = 3
+_MAX_STEPS = 3
 """Largest number of step functions that get probes."""
 
 _NEAR = 2.5e-4
 """Distance from a threshold that is near, in units of the larger operand: thousands of roundings
 of float32."""
 
-_LEAST_NEAR = 2.0**-16
+_MIN_NEAR = 2.0**-16
 """Smallest distance that is near, in units of the larger operand at the far end of a line: hundreds
 of roundings."""
 
-_MOST_BISECTIONS = 20
+_MAX_BISECTIONS = 20
 
 
 class StepValues(NamedTuple):
@@ -78,7 +78,7 @@ class StepFunctions(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         sides = _SIDES.get(func._schema.name)
-        if sides and any(map(_is_float, args[:2])) and returned.numel() <= _MOST_ELEMENTS:
+        if sides and any(map(_is_float, args[:2])) and returned.numel() <= _MAX_ELEMENTS:
             operand, threshold = sides(*(torch.as_tensor(arg).double() for arg in args[:2]))
             scale = torch.maximum(operand.abs(), threshold.abs())
             arrays = (returned.double(), (operand - threshold).abs(), scale)
@@ -109,7 +109,7 @@ def threshold_probes(
     None for a precision that moves the operands farther than the probes are from the threshold.
     """
     if context.policy.precision == "exact":
-        yield from islice(_Search(context, profile, computed).probes(), 2 * _MOST_STEPS)
+        yield from islice(_Search(context, profile, computed).probes(), 2 * _MAX_STEPS)
 
 
 class _Search:
@@ -178,9 +178,9 @@ class _Search:
             return float(getattr(run.steps[index], field).flat[element])
 
         scales = [value(run, "scales") for run in ends]
-        near = max(_NEAR * min(scales), _LEAST_NEAR * max(scales))
+        near = max(_NEAR * min(scales), _MIN_NEAR * max(scales))
         low, high = ends
-        for _ in range(_MOST_BISECTIONS):
+        for _ in range(_MAX_BISECTIONS):
             if max(value(low, "distances"), value(high, "distances")) <= near:
                 return low.batch, high.batch
             middle = self._run(_mix(low.batch, high.batch, 0.5))

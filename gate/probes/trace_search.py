@@ -271,7 +271,7 @@ class SearchTrials:
 # value from its tensors can only have baked in a size or a constant, so only a few inputs are run.
 
 
-_MOST_PROBES = 5
+_MAX_PROBES = 5
 """Largest number of probes that the search returns."""
 
 _UNSUSPECTED_RUNS = 6
@@ -392,7 +392,7 @@ class TraceSearcher:
         probes: list[Probe] = []
         for trial in different:
             key = (trial.path, trial.shapes)
-            if trial.batch is None or key in covered or len(probes) == _MOST_PROBES:
+            if trial.batch is None or key in covered or len(probes) == _MAX_PROBES:
                 continue
             covered.add(key)
             probes.append(_probe(trial.name, trial.batch))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
 from gate.measure.context import MeasurementContext
-from gate.probes.probe import LEAST_RATIO, Probe, SampleProfile
+from gate.probes.probe import MIN_RATIO, Probe, SampleProfile
 from gate.reference.error_models import bare, error_model_for
 from gate.reference.torch_session import DispatchMode
 from gate.storage.arrays import Batch, OutputArray
@@ -164,7 +164,7 @@ def _scale_back(profile: SampleProfile, probe: Probe) -> Batch:
     batch = dict(probe.batch)
     for name, array in batch.items():
         if array.dtype.kind == "f" and len(array) == probe.size:
-            outside = profile.ratios(name, array) >= LEAST_RATIO
+            outside = profile.ratios(name, array) >= MIN_RATIO
             factors = np.where(outside, shrink, 1.0).reshape(-1, *[1] * (array.ndim - 1))
             batch[name] = within(array.astype(np.float64) * factors, array)
     return batch
@@ -355,7 +355,7 @@ def _alternate_signs(profile: SampleProfile, names: Sequence[str]) -> Batch:
 # columns at once rarely reach such a branch.
 
 
-_MOST_COLUMNS = 64
+_MAX_COLUMNS = 64
 """Largest number of columns of a table."""
 
 _SPECIAL_VALUES = (0.0, 1.0, -1.0, -999.0)
@@ -370,7 +370,7 @@ def column_probes(profile: SampleProfile) -> Iterator[Probe]:
     if profile.fixed:
         return
     for name, rows in profile.rows.items():
-        if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MOST_COLUMNS:
+        if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MAX_COLUMNS:
             size = rows.shape[1] * (len(_SPECIAL_VALUES) + 2)
             build = partial(_change_columns, profile, name)
             yield Probe(f"columns_{name}", "value", size, build, scaled_by_sample=True)

@@ -50,7 +50,7 @@ larger change comes from an earlier choice that is not recorded, such as that of
 _EDGE_TOLERANCE = 1e-3
 """Largest difference of two bucket edges that count as equal, relative to the largest edge."""
 
-_MOST_BOXES = 4096
+_MAX_BOXES = 4096
 """Largest number of boxes whose overlaps are compared in pairs."""
 
 _ONNX = {
@@ -501,7 +501,7 @@ def is_open(call: Call, errors: Sequence[Floats]) -> bool:
     errors: for each operand, the error of each element by rounding.
     """
     if call.name == "nms":
-        return len(call.operands[1]) <= _MOST_BOXES and _may_suppress(call, errors)
+        return len(call.operands[1]) <= _MAX_BOXES and _may_suppress(call, errors)
     if call.name == "to":
         return bool((_is_possible(call, errors[0]) | _has_no_result(call, errors[0])).all())
     if call.step is not None:

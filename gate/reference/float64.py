@@ -30,10 +30,10 @@ from gate.storage.arrays import Batch, OutputArray
 # arithmetic: resnet18 on 32 samples of 64 x 64 took twice the CPU time.
 
 
-_MOST_POSITIONS = 4096
+_MAX_POSITIONS = 4096
 """With a larger output one sample is enough work for a product, and is computed by rows."""
 
-_MOST_ELEMENTS = 2**20
+_MAX_ELEMENTS = 2**20
 """Size of the unfolded inputs that are held at a time: 8 MiB fit into the caches."""
 
 _DEFAULTS = (None, 1, 0, 1, 1)
@@ -74,7 +74,7 @@ class Convolution:
             return None
         conv = cls(x, weight, bias, *map(_pair, steps))
         positions = conv.sizes[0] * conv.sizes[1]
-        return conv if positions > _MOST_POSITIONS or (positions > 0 and len(x) > 1) else None
+        return conv if positions > _MAX_POSITIONS or (positions > 0 and len(x) > 1) else None
 
     @property
     def sizes(self) -> Pair:
@@ -101,9 +101,9 @@ class Convolution:
         padded = functional.pad(self.x, (left, left, above, above)) if above or left else self.x
         flat = self.weight.reshape(channels, -1)
         rows, columns = self.sizes
-        samples = max(1, _MOST_ELEMENTS // (flat.shape[1] * rows * columns))
+        samples = max(1, _MAX_ELEMENTS // (flat.shape[1] * rows * columns))
         # Unfolding a large picture at once allocates pages that the system has to clear each time.
-        height = rows if samples > 1 else max(1, _MOST_ELEMENTS // (flat.shape[1] * columns))
+        height = rows if samples > 1 else max(1, _MAX_ELEMENTS // (flat.shape[1] * columns))
         output = self.x.new_empty(len(self.x), channels, rows, columns)
         for start in range(0, len(padded), samples):
             part = padded[start : start + samples]

@@ -249,7 +249,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 EXACT = 2.0**20
 """Integers below it are counts, indices, or sums that every implementation computes exactly."""
 
-_LEAST = 0.125
+_MIN_SHARE = 0.125
 """The share of a result that remains if an absolute error is larger than the result: a nonzero
 value must not become zero, or a following logarithm would be infinite."""
 
@@ -474,7 +474,7 @@ class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
             error.mul_(result < 0.0)
         share.addcdiv_(error, result, value=self._unit)
         # Zeros and infinities have no relative error and stay unchanged.
-        return share.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=_LEAST - 1.0)
+        return share.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).clamp_(min=_MIN_SHARE - 1.0)
 
 
 def _moves(tensor: torch.Tensor, *, saturates: bool) -> torch.Tensor | None:

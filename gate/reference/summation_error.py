@@ -187,7 +187,7 @@ _SEQUENTIAL = (_in_lanes(1),)
 _COLUMNS: tuple[_Add, ...] = (_in_blocks(128), _in_blocks(256))
 """Orders of MatMul and Gemm."""
 
-_FEW_COLUMNS = ((32, _in_blocks(512)), (16, _in_blocks(1024)))
+_ORDERS_BY_COLUMNS = ((32, _in_blocks(512)), (16, _in_blocks(1024)))
 """Additional orders if the computed factor has at most this many columns."""
 
 _NARROW, _NARROW_ORDERS = 16, tuple(_in_lanes(lanes) for lanes in (1, 4, 8))
@@ -205,7 +205,7 @@ _SAME_SIGN, _EQUAL = 0.2, 0.9
 at an edge where a window of positive numbers is padded with zeros. Few products reach the first
 value by chance, so they must reach the second."""
 
-_MOST_ADDED, _LEAST_RESULTS = 1 << 20, 16
+_MAX_ADDED, _MIN_RESULTS = 1 << 20, 16
 """Number of products that are added one by one, and least number of results for which this is done.
 Other results take the relative error of the nearest one."""
 
@@ -508,7 +508,7 @@ def _contracted(operation: Operation, y: torch.Tensor, draw: Draw) -> torch.Tens
             return left.expand(shape)[at] * right.expand(shape)[at]
 
         number = 1 if b.dim() == 1 else y.shape[-1]
-        orders = (*_COLUMNS, *(add for most, add in _FEW_COLUMNS if number <= most))
+        orders = (*_COLUMNS, *(add for most, add in _ORDERS_BY_COLUMNS if number <= most))
         if a.dim() == 1 or min(number, a.shape[-2]) <= _NARROW:
             orders = (*orders, *_NARROW_ORDERS)
         error = _with_product_errors(error, y, _equal_signs(y, squares, n), n, terms, orders)
@@ -541,7 +541,7 @@ def _with_product_errors(
     selected = same_sign.flatten().nonzero()[:, 0]
     if not len(selected):
         return error
-    step = -(-len(selected) // max(_MOST_ADDED // n, _LEAST_RESULTS))
+    step = -(-len(selected) // max(_MAX_ADDED // n, _MIN_RESULTS))
     sampled = selected[::step]
     sampled_terms = terms(torch.unravel_index(sampled, y.shape)).detach().numpy()
     sampled_error = _farthest_error(lambda rows, add: add(rows), sampled_terms, orders)

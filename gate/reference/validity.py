@@ -20,7 +20,7 @@ from gate.storage.arrays import OutputArray
 # units of run - null.
 
 
-MOST_ERROR = 28.0
+MAX_ERROR = 28.0
 """Q: the largest q of a float64 reference that computes the model's function. Twice 13.7, the
 99.9th percentile of the largest q of 231 correct models (`python -m benchmarks.validity`)."""
 
@@ -30,7 +30,7 @@ NULL_UNITS = 8.0
 WIDE_FLOOR = 1e-4
 """Share of an output's spread above which more draws measure the floor."""
 
-_FEW = 0.01
+_MAX_EXCEPTIONS = 0.01
 """Share of the samples (at least one) that may exceed Q if a correct run explains them."""
 
 Mask = NDArray[np.bool_]
@@ -153,7 +153,7 @@ class OutputErrors:
     def explained(self, draws: Sequence[GroupedSquares]) -> list[Mask]:
         """Return a mask of samples that one of the runs changes as much as float64 does."""
         ratios = self._ratios(draws, lambda several: several.max(axis=0))
-        return [q <= MOST_ERROR for q in ratios]
+        return [q <= MAX_ERROR for q in ratios]
 
     def _ratios(
         self, draws: Sequence[GroupedSquares], combine: Callable[[Floats], Floats]
@@ -212,7 +212,7 @@ def _axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 def exceeding(ratios: Sequence[Floats], rank: int) -> Mask | None:
     """Return the elements of an output of this rank, of all samples, whose group exceeds Q, in a
     shape that broadcasts; None without any."""
-    over = [q > MOST_ERROR for q in ratios]
+    over = [q > MAX_ERROR for q in ratios]
     if not any(kind.any() for kind in over):
         return None
     mask = over[0].reshape(-1, *[1] * (rank - 1))
@@ -223,12 +223,12 @@ def exceeding(ratios: Sequence[Floats], rank: int) -> Mask | None:
 
 def most_flips(samples: int) -> int:
     """Return how many samples a correct run may decide differently: 1 %, or one."""
-    return max(1, math.floor(_FEW * samples))
+    return max(1, math.floor(_MAX_EXCEPTIONS * samples))
 
 
 def are_few(ratios: Sequence[Floats]) -> bool:
     """Return True if no group exceeds Q in more than one sample, or 1 % of them."""
-    return all(bool(((q > MOST_ERROR).sum(axis=0) <= most_flips(len(q))).all()) for q in ratios)
+    return all(bool(((q > MAX_ERROR).sum(axis=0) <= most_flips(len(q))).all()) for q in ratios)
 
 
 def is_near(truth: OutputArray, reference: OutputArray) -> bool:

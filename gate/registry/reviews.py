@@ -119,7 +119,7 @@ def _values(tags: Mapping[str, str], tag: ReviewTag) -> Iterator[str]:
 STATEMENT_LIMIT = 5000
 """Maximum number of characters in a tag's value; databases other than SQLite refuse more."""
 
-_MOST_BYTES = {
+_MAX_BYTES = {
     f"{RECORDS}/{DECISION}": RECORD_LIMIT,
     f"{RECORDS}/{EVIDENCE_STATEMENT}": ENVELOPE_LIMIT,
     f"{RECORDS}/{DECISION_STATEMENT}": ENVELOPE_LIMIT,
@@ -145,7 +145,7 @@ class ReviewSubmission:
         """
         version = registry.version(model, number)
         with temporary_folder() as folder:
-            registry.fetch(model, number, folder, most_bytes=_MOST_BYTES)
+            registry.fetch(model, number, folder, most_bytes=_MAX_BYTES)
             path = folder / "model.onnx"
             decision, statements = load_decision(path), load_statements(path)
         subject = Reviewable(

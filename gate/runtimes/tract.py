@@ -20,7 +20,7 @@ from gate.storage.arrays import Batch, RuntimeArray
 _ENGINE = "default"
 """tract's name of the CPU engine."""
 
-_MOST_SHAPES = 4
+_MAX_SHAPES = 4
 """Largest number of prepared models that are kept."""
 
 _BACKTRACE = "Stack backtrace:"
@@ -85,7 +85,7 @@ class TractSession(Session):
                 raise EvidenceError(
                     f"{error}. With symbolic sizes: {self._why_not}. tract can't run this file."
                 ) from error
-            while len(self._by_shape) >= _MOST_SHAPES:
+            while len(self._by_shape) >= _MAX_SHAPES:
                 self._by_shape.popitem(last=False)
         self._by_shape[shapes] = prepared
         self._by_shape.move_to_end(shapes)

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2
 from gate.errors import EvidenceError, RuntimeUnusable
 from gate.runtimes.v2_protocol import (
     DATATYPES,
-    MOST_BYTES,
+    MAX_BYTES,
     InferenceResponse,
     ServerOptions,
     certificates_error,
@@ -30,13 +30,13 @@ from gate.storage.arrays import Batch
 _SERVICE = "/inference.GRPCInferenceService"
 
 _CHANNEL = (
-    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # else all clients share one connection
 )
 
-MOST_REQUEST_BYTES = MOST_BYTES - (1 << 20)
+MAX_REQUEST_BYTES = MAX_BYTES - (1 << 20)
 """Largest size of a request's tensors: a protobuf message must be below 2 GiB with all names."""
 
 _REFUSED = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE", "INTERNAL", "UNKNOWN")
@@ -109,10 +109,10 @@ class GrpcClient:
         Raises EvidenceError if the server refuses it, RuntimeUnusable if gRPC can't send it.
         """
         size = sum(values.nbytes for values in batch.values())
-        if size > MOST_REQUEST_BYTES:
+        if size > MAX_REQUEST_BYTES:
             raise RuntimeUnusable(
                 f"a batch has {size} bytes; a request over gRPC takes at most "
-                f"{MOST_REQUEST_BYTES}. Send smaller batches (options: max_batch_size), or ask "
+                f"{MAX_REQUEST_BYTES}. Send smaller batches (options: max_batch_size), or ask "
                 "the server over HTTP."
             )
         inputs, contents = [], []

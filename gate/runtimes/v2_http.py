@@ -13,7 +13,7 @@ import numpy as np
 from gate.errors import EvidenceError, RuntimeUnusable
 from gate.runtimes.v2_protocol import (
     DATATYPES,
-    MOST_BYTES,
+    MAX_BYTES,
     InferenceResponse,
     ServerOptions,
     certificates_error,
@@ -187,8 +187,8 @@ class HttpClient:
                 body = bytearray()
                 for chunk in response.iter_raw():
                     body += chunk
-                    if len(body) > MOST_BYTES:
-                        raise RuntimeUnusable(f"{url} sent more than {MOST_BYTES} bytes.")
+                    if len(body) > MAX_BYTES:
+                        raise RuntimeUnusable(f"{url} sent more than {MAX_BYTES} bytes.")
                 return response.status_code, response.headers, bytes(body)
         except TimeoutError as error:
             raise RuntimeUnusable(timeout_message(url, self._options.timeout_s)) from error

@@ -26,7 +26,7 @@ DTYPES = {
 
 DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
-MOST_BYTES = (1 << 31) - 1
+MAX_BYTES = (1 << 31) - 1
 """Largest size of a response, in bytes; it is also the largest limit that gRPC supports."""
 
 _MODEL_URL = re.compile(r"((?i:https?|grpcs?)://.+/v2)/models/([^/]+)(?:/versions/([^/]+))?/?")

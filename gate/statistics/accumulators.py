@@ -88,7 +88,7 @@ def worst_ratio(change: Floats, unit: Floats) -> float:
 # The scale of an output is its standard deviation without elements that are equal in all samples.
 
 
-MOST = 1 << 20
+MAX_TRACKED = 1 << 20
 """Maximum number of elements of a sample that are tracked individually."""
 
 
@@ -157,7 +157,7 @@ class ElementMoments:
         self._all = self._all.merge(Moments.from_values(reference[finite]))
         if not self._tracks_elements or not reference.size:
             return
-        if reference.shape[1] > MOST or (
+        if reference.shape[1] > MAX_TRACKED or (
             self._counts is not None and len(self._counts) != reference.shape[1]
         ):
             self._tracks_elements = False

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.generic]
 
 
-MOST = 100_000
+MAX_KEPT = 100_000
 """Largest number of kept elements; if more differ, none of them counts as a near-tie."""
 
 
@@ -61,7 +61,7 @@ class IntegerMismatches:
         self._widths.add(diff.shape[1])
         rows, columns = np.nonzero(diff)
         self._count += len(rows)
-        if self._count > MOST:
+        if self._count > MAX_KEPT:
             self._overflown = True
             return
         sizes, values = diff[rows, columns].tolist(), candidate[rows, columns].tolist()
@@ -79,7 +79,7 @@ class IntegerMismatches:
         merged._count = self._count + other._count
         merged._excused = self._excused + other._excused
         merged._widths = self._widths | other._widths
-        merged._overflown = self._overflown or other._overflown or merged._count > MOST
+        merged._overflown = self._overflown or other._overflown or merged._count > MAX_KEPT
         if merged._overflown:
             merged._kept = {}
         return merged

@@ -184,7 +184,7 @@ def _lengths(rows: Floats) -> Floats:
     return np.where(lengths > 0.0, lengths, 1.0)
 
 
-MOST = 1_000_000
+MAX_ROWS = 1_000_000
 """Largest sample index with a row, exclusive."""
 
 COLUMNS = ("runtime", "output", "index", "label", "reference_top1", "candidate_top1",
@@ -227,7 +227,7 @@ class SampleRows:
 
         start: index of the batch's first sample.
         """
-        part = np.zeros(max(0, min(len(largest), MOST - start)), ROW)
+        part = np.zeros(max(0, min(len(largest), MAX_ROWS - start)), ROW)
         if not len(part):
             return
         part["index"] = np.arange(start, start + len(part))

@@ -124,7 +124,7 @@ def test_a_subject_that_ends_its_process_takes_no_other_with_it(
 def test_a_bound_is_the_largest_of_the_correct_files_with_its_margin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(judged, "LEAST_FILES", 2)
+    monkeypatch.setattr(judged, "MIN_FILES", 2)
     result = proposed(
         measured(RIGHT[0]),
         measured(RIGHT[1], ratio=10.0, peak=20.0),

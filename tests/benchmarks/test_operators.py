@@ -12,16 +12,16 @@ from benchmarks.operators.__main__ import cases, main
 from gate.reference import error_models
 
 pytestmark = pytest.mark.further
-FEW = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
+OPERATORS = ("sigmoid", "elu", "cumsum", "lstm", "adaptive_avg_pool2d")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def measured():
-    """The operators that have cases. Drawing all inputs takes 5 s and 3 GB: those of FEW are kept."""
+    """The operators that have cases. Drawing all inputs takes 5 s and 3 GB: those of OPERATORS are kept."""
     operators, kept = set(), []
     for case in cases():
         operators.add(case.operator)
-        if case.operator in FEW:
+        if case.operator in OPERATORS:
             kept.append(case)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -32,7 +32,7 @@ def measured():
 
 
 @pytest.mark.rows(4)
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", OPERATORS)
 def test_a_row_is_within_its_bound(name, tmp_path, capsys):
     assert main(["--only", name, "--json", str(tmp_path / "rows.json")]) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())

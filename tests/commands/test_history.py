@@ -191,7 +191,9 @@ def test_forged_entry_is_reported_with_its_number(
 
 
 def rewritten_with_the_key(audited: AuditedLedger) -> list[Row]:
-    return forged.rebuild_chain(forged.rewrite_first_entry(audited.good), key=audited.writers.key("ci"))
+    return forged.rebuild_chain(
+        forged.rewrite_first_entry(audited.good), key=audited.writers.key("ci")
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.api import case_of, collect_evidence
+from gate.api import build_job, collect_evidence
 from gate.distributed.plan import MeasurementPlan, MergedParts, UnitFile, measure_unit
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
 from gate.measure.job import EvaluationData, Reference
@@ -62,7 +62,7 @@ def request_arguments(
 
 def planned(folder: Path, **policy: Any) -> MeasurementPlan:
     onnx, reference, workload, chosen = request_arguments(folder, **policy)
-    case = case_of(onnx, reference=reference, data=workload, policy=chosen)
+    case = build_job(onnx, reference=reference, data=workload, policy=chosen)
     return MeasurementPlan.from_job(case, reference, workload, threads=1)
 
 
@@ -184,7 +184,9 @@ def test_changed_samples_or_labels_in_a_unit_are_refused(
     monkeypatch.chdir(folder)
     reference = Reference.from_factory("tests.distributed.tiny:rare")
     workload = EvaluationData.open(Path("x.npy"), labels=Path("labels.npy"), batch_size=BATCH)
-    case = case_of(Path("model.onnx"), reference=reference, data=workload, policy=Policy.default())
+    case = build_job(
+        Path("model.onnx"), reference=reference, data=workload, policy=Policy.default()
+    )
     labelled = MeasurementPlan.from_job(
         replace(case, units=UNITS - 1), reference, workload, threads=1
     )
@@ -325,7 +327,7 @@ def test_plan_of_other_code_is_refused(plan: MeasurementPlan) -> None:
 def test_unshareable_input_is_not_planned(folder: Path) -> None:
     onnx, reference, workload, policy = request_arguments(folder)
     reference = replace(reference, loaded=False)
-    case = case_of(onnx, reference=reference, data=workload, policy=policy)
+    case = build_job(onnx, reference=reference, data=workload, policy=policy)
     with pytest.raises(PolicyError, match="with one job"):
         MeasurementPlan.from_job(case, reference, workload, threads=1)
 
@@ -359,7 +361,7 @@ def test_plan_contains_no_password(folder: Path) -> None:
     onnx, reference, workload, policy = request_arguments(folder)
     assert workload.origin is not None
     origin = replace(workload.origin, inputs="s3://key:secret@bucket/x.npy")
-    case = case_of(onnx, reference=reference, data=workload, policy=policy)
+    case = build_job(onnx, reference=reference, data=workload, policy=policy)
     with pytest.raises(PolicyError, match="has a password") as refused:
         MeasurementPlan.from_job(case, reference, replace(workload, origin=origin), threads=1)
     assert "secret" not in str(refused.value)

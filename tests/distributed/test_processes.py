@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.api import case_of, collect_evidence
+from gate.api import build_job, collect_evidence
 from gate.distributed.worker import JobSpec
 from gate.distributed.worker_pool import ProcessPool, Workers
 from gate.errors import DigestMismatch
@@ -55,7 +55,7 @@ def evidence(
     workload = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
     if jobs == 1:
         return collect_evidence(onnx, reference=reference, data=workload, policy=policy)
-    case = case_of(onnx, reference=reference, data=workload, policy=policy)
+    case = build_job(onnx, reference=reference, data=workload, policy=policy)
     spec = JobSpec.from_job(case, reference, workload)
     with ProcessPool(jobs) as pool, Workers(pool, spec, 1) as crew:
         shared = replace(workload, workers=crew)
@@ -122,7 +122,7 @@ def test_no_process_or_file_is_left(folder: Path) -> None:
     """However it ends, and whatever a worker computes."""
     reference = Reference.from_factory("tests.distributed.tiny:build")
     workload = EvaluationData.open(folder / "x.npy", batch_size=BATCH)
-    case = case_of(
+    case = build_job(
         folder / "model.onnx", reference=reference, data=workload, policy=Policy.default()
     )
     spec = JobSpec.from_job(case, reference, workload)

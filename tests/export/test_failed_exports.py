@@ -20,7 +20,7 @@ from gate.records.export import ExportSettings
 from tests.exhaustive import exhaustive
 from tests.export import failing
 
-MOST = 40
+MAX_LINES = 40
 SAMPLES = np.random.default_rng(0).random((4, 4, 4), dtype=np.float32)
 EXAMPLE, STRUCTURED = {"x": SAMPLES}, {"x": SAMPLES, "scale": SAMPLES}
 ADVICE = (
@@ -52,7 +52,7 @@ def failure_text(model: nn.Module, folder: Path, **settings: Any) -> str:
 
 def assert_short(text: str) -> None:
     lines = text.splitlines()
-    assert len(lines) <= MOST
+    assert len(lines) <= MAX_LINES
     assert all(len(line) < 4000 for line in lines)
     assert lines[-1].startswith(ADVICE), lines[-1]
     assert "graph(" not in text
@@ -101,7 +101,7 @@ def test_failure_of_any_net_is_short(net, broken, strategy):
 def test_failure_is_short_and_ends_with_advice(tmp_path, capfd, kind, settings, says):
     text = failure_text(kind(), tmp_path, **settings)
     lines = text.splitlines()
-    assert len(lines) <= MOST
+    assert len(lines) <= MAX_LINES
     assert any(advice.lower() in lines[-1].lower() for advice in ADVICE), lines[-1]
     assert says in text
     captured = capfd.readouterr()
@@ -128,7 +128,7 @@ def test_graph_is_written_to_the_log(tmp_path):
     assert_short(text)
     log = tmp_path / "model.onnx.export.log"
     assert f"The exporter's log is {log}." in text
-    assert len(log.read_text().splitlines()) > 5 * MOST
+    assert len(log.read_text().splitlines()) > 5 * MAX_LINES
 
 
 def test_file_with_unknown_operators_is_refused(tmp_path):
@@ -151,7 +151,7 @@ def test_export_command_prints_at_most_forty_lines(tmp_path, capfd):
     assert cli.main(command) == 2
     captured = capfd.readouterr()
     lines = (captured.out + captured.err).splitlines()
-    assert len(lines) <= MOST
+    assert len(lines) <= MAX_LINES
     assert "example::shifted_swish at right.odd" in captured.err
     assert lines[-1].startswith(ADVICE), lines[-1]
     assert (tmp_path / "model.onnx.export.log").exists()

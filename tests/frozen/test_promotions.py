@@ -32,7 +32,7 @@ Act = Callable[[], object]
 WRITES = ("create_version", "set_", "delete_", "append")
 TEXTS = ("set_tag", "set_description")
 """Of these only the first write is interrupted."""
-MOST_RECONCILES = 6
+MAX_RECONCILES = 6
 
 
 class SimulatedModel(Model):
@@ -124,7 +124,7 @@ def outcome(
         act()
     act()
     reconciles = next(
-        (number for number in range(MOST_RECONCILES) if not model.reconcile_once()), None
+        (number for number in range(MAX_RECONCILES) if not model.reconcile_once()), None
     )
     assert reconciles is not None, "the service does not converge"
     ledger = model.setup.ledger.entries()

@@ -23,7 +23,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from gate import Localization, MeasurementJob, Policy, SampleSet, cli
-from gate.api import case_of, check
+from gate.api import build_job, check
 from gate.localize.file_graph import Piece
 from gate.localize.layer_script import LayerScript
 from gate.localize.locate import compare_layers
@@ -164,7 +164,7 @@ def test_file_that_cannot_be_compared_is_reduced(tmp_path, edit, operator, kind,
         "data": EvaluationData(SampleSet.from_arrays({"input": x})),
     }
     result = check(path, *arguments.values(), policy)
-    job = case_of(path, policy=policy, **arguments)
+    job = build_job(path, policy=policy, **arguments)
     reproducer = Reproducer.from_rejection(job, result.evidence, result.decision)
     assert reproducer is not None
     reproducer.write(tmp_path / "bug.zip", venv=False)

@@ -37,7 +37,7 @@ def test_both_sides_have_single_and_batch_latency(model, good):
         assert cost.single is not None
         assert (latency.batch_size, latency.batches, latency.cold) == (4, 2, False)
         assert cost.single.batch_size == 1
-        assert turns._LEAST - 1 <= cost.single.batches < turns._MOST
+        assert turns._MIN_TURNS - 1 <= cost.single.batches < turns._MAX_TURNS
         assert 0.0 < cost.single.median_ms <= cost.single.p95_ms
         assert cost.first_batch_size == 1
         assert cost.first_ms is not None
@@ -86,7 +86,7 @@ def test_only_full_batch_is_repeated_for_timing(model, good, tmp_path, count, ba
         assert latency is not None
         assert not latency.cold
         assert latency.batch_size == min(count, batch_size)
-        assert turns._LEAST - 1 <= latency.batches < turns._MOST
+        assert turns._MIN_TURNS - 1 <= latency.batches < turns._MAX_TURNS
 
 
 def test_failure_of_a_repeated_batch_is_a_failure(model, good, monkeypatch):
@@ -133,7 +133,7 @@ def test_timed_single_samples_are_reused(model, good, monkeypatch):
 
     count_single_runs(TorchSession, "reference")
     count_single_runs(OrtSession, "runtime")
-    monkeypatch.setattr(turns, "_MOST", turns._LEAST)
+    monkeypatch.setattr(turns, "_MAX_TURNS", turns._MIN_TURNS)
     result = measure_job(MeasurementJob(model, good, tiny.samples(12), policy, batch_size=4))
     assert result.runtimes[0].outputs[0].stability is not None
     # Sample 0 is the example. The reference computes it twice to check repeatability, and once to

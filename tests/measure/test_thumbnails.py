@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from gate import Evidence, PreprocessSpec, SampleSet
-from gate.measure.artifacts import MOST, SIDE, thumbnails
+from gate.measure.artifacts import MAX_THUMBNAILS, SIDE, thumbnails
 from gate.preprocess.spec import Resize, to_tensor
 from gate.records.outputs import WorstSample
 from tests import builders
@@ -97,7 +97,7 @@ def test_size_and_number_of_thumbnails_are_limited():
     assert list(pictures) == [p for pair in zip(first, second, strict=True) for p in pair]
     assert decode_png(pictures[0]).shape == (SIDE, SIDE // 2)
     limited = thumbnails(samples, evidence_with_worst(tuple(range(30))))
-    assert len(limited) == MOST
+    assert len(limited) == MAX_THUMBNAILS
 
 
 @pytest.mark.parametrize("arrays", [

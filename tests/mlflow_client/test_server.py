@@ -45,7 +45,7 @@ WORK = {
     # C code without releasing the GIL: Python runs no signal handler before it returns.
     "deaf": "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
 }
-MOST_BEFORE_THE_VERDICT = 15
+MAX_BEFORE_THE_VERDICT = 15
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_few_requests_before_the_verdict(server: Server, tmp_path: Path) -> None
         process.stdout.read()
     assert process.returncode == 0
     assert first.startswith("PASS")
-    assert 0 < requests_before_verdict <= MOST_BEFORE_THE_VERDICT
+    assert 0 < requests_before_verdict <= MAX_BEFORE_THE_VERDICT
     requested = _requests(server)[before:]
     assert sum("log-batch" in path for path in requested) <= 4
     (run,) = _runs(server)

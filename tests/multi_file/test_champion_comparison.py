@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.api import EvaluationResult, case_of, check
+from gate.api import EvaluationResult, build_job, check
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.errors import ModelError
@@ -70,7 +70,7 @@ def make_candidate(folder: Path, target: Path, **files: str) -> TestedFile:
     target.mkdir()
     for file in files.values():
         (target / file).write_bytes((folder / file).read_bytes())
-    case = case_of(
+    case = build_job(
         tiny.write_release(target, **files),
         reference=Reference.from_factory("tests.multi_file.tiny:build"),
         data=EvaluationData.open(folder / "x.npy", batch_size=8),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, case_of
+from gate.api import EvaluationResult, build_job
 from gate.api import check as check_
 from gate.decision.catalog import CHAIN
 from gate.decision.check_result import Verdict
@@ -163,7 +163,7 @@ def test_recording_is_refused_for_a_multi_file_release(folder: Path) -> None:
     arguments = {"phone": folder}
     workload = EvaluationData.open(folder / "x.npy", batch_size=8)
     with pytest.raises(PolicyError, match="a recording is about one file"):
-        case_of(
+        build_job(
             path, reference=Reference.from_factory("tests.multi_file.tiny:build"),
             data=replace(workload, recordings=arguments), policy=Policy.default(),
         )  # fmt: skip

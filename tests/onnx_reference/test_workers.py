@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from gate import cli
-from gate.api import case_of
+from gate.api import build_job
 from gate.distributed.worker import Delivery, JobSpec
 from gate.errors import DigestMismatch
 from gate.measure.job import EvaluationData, Reference
@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 def spec(folder: Path) -> JobSpec:
     reference = Reference.from_model(folder / "old.onnx")
     data = EvaluationData.open(folder / "x.npy", batch_size=8)
-    case = case_of(folder / "new.onnx", reference=reference, data=data, policy=Policy.default())
+    case = build_job(folder / "new.onnx", reference=reference, data=data, policy=Policy.default())
     return JobSpec.from_job(case, reference, data)
 
 

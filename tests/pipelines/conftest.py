@@ -34,7 +34,7 @@ TINY = (
     "registry.model_name=tiny",
     "gate.runtimes.browser-wasm.required=never",
 )
-FEW = ("gate.min_samples=2", "model.num_classes=null")
+FEW_SAMPLES = ("gate.min_samples=2", "model.num_classes=null")
 """For data of a test's own: any number of samples, of any classes."""
 
 

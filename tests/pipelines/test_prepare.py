@@ -14,7 +14,7 @@ from gate.storage.digest import Digest
 from pipelines import images, paths, prepare
 from pipelines.override import override
 from pipelines.prepare import split
-from tests.pipelines.conftest import FEW
+from tests.pipelines.conftest import FEW_SAMPLES
 
 
 def files() -> dict[str, bytes]:
@@ -57,7 +57,7 @@ def test_data_is_reproducible_by_seed(trained: Path) -> None:
 
 def test_picture_folder(project: Path) -> None:
     pictures(project / "data" / "raw")
-    override(["prepare.source=folder", *FEW])
+    override(["prepare.source=folder", *FEW_SAMPLES])
     assert prepare.main() == 0
     manifest = json.loads(paths.MANIFEST.read_text())
     assert manifest["classes"] == ["class0", "class1", "class2"]
@@ -68,7 +68,7 @@ def test_picture_folder(project: Path) -> None:
 def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing holds more than a picture: the file grows by one sample with each that is read."""
     pictures(project / "data" / "raw")
-    override(["prepare.source=folder", *FEW])
+    override(["prepare.source=folder", *FEW_SAMPLES])
     sizes = []
     to_tensor = images.to_tensor
 
@@ -85,7 +85,7 @@ def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.Monk
 def test_npz_with_pictures_or_tensors(project: Path) -> None:
     labels = np.arange(12) % 3
     grey = np.random.default_rng(0).integers(0, 256, (12, 10, 10), dtype=np.uint8)
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW_SAMPLES])
     np.savez("data/raw/x.npz", images=grey, labels=labels)
     assert prepare.main() == 0
     assert np.load(paths.TRAIN_IMAGES).shape[1:] == (3, 16, 16)
@@ -153,7 +153,7 @@ def file_without_class(folder: Path) -> None:
 def test_bad_folder_is_refused_and_old_data_kept(trained: Path, tamper: Any, says: str) -> None:
     before = files()
     tamper(trained / "data" / "raw")
-    override(["prepare.source=folder", *FEW])
+    override(["prepare.source=folder", *FEW_SAMPLES])
     with pytest.raises(DataError, match=says):
         prepare.main()
     assert files() == before
@@ -184,7 +184,7 @@ LABELS = np.array([0, 1, 0, 1, 0, 1])
     ],
 )
 def test_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) -> None:
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW_SAMPLES])
     np.savez("data/raw/x.npz", **arrays)
     with pytest.raises(DataError, match=says):
         prepare.main()
@@ -192,7 +192,7 @@ def test_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) ->
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 torn"])
 def test_missing_or_truncated_npz_is_refused(project: Path, content: bytes | None) -> None:
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW_SAMPLES])
     if content is not None:
         Path("data/raw/x.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"cannot read data/raw/x\.npz"):

@@ -18,7 +18,7 @@ from pipelines import images, paths, prepare
 from pipelines.measuring import preprocessing_of
 from pipelines.override import override
 from pipelines.params import PrepareParams
-from tests.pipelines.conftest import FEW, ONNX
+from tests.pipelines.conftest import FEW_SAMPLES, ONNX
 
 
 def test_stored_picture_gives_its_sample(project: Path) -> None:
@@ -45,7 +45,7 @@ def test_pictures_of_earlier_settings_are_removed(project: Path) -> None:
 def test_tensor_data_has_no_pictures(project: Path) -> None:
     tensors = np.random.default_rng(0).normal(size=(12, 3, 5, 7)).astype(np.float32)
     np.savez("data/raw/x.npz", images=tensors, labels=np.arange(12) % 3)
-    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW])
+    override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW_SAMPLES])
     prepare.main()
     assert list(paths.PICTURES.iterdir()) == []
     settings = PreprocessingPolicy(consumers=("rust-image",))

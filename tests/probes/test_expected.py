@@ -433,7 +433,7 @@ def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, bound, run
         return real(context, batch, draws=draws)
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
-    monkeypatch.setattr(expected_outputs, "_MOST_ELEMENTS", few_elements)
+    monkeypatch.setattr(expected_outputs, "_MAX_ELEMENTS", few_elements)
     unit = compare(Linear(), off_by(1e-5)).noise_ratio
     requested.clear()
     off = off_by(1e-5 * ratio / unit)

@@ -25,7 +25,7 @@ from tests.registry.signed import Signing, trust_in
 from tests.registry.simulator import Simulator, Watched
 
 POLICY = builders.policy()
-MOST_REQUESTS = 51
+MAX_REQUESTS = 51
 """Requests of the first promotion of a model with MLflow 3.17, uploads and downloads included."""
 
 

@@ -221,8 +221,8 @@ def test_refused_request_is_not_an_unusable_server(files: dict[str, Path], fault
 def test_too_large_request_is_an_unusable_server(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert v2_grpc.MOST_REQUEST_BYTES < 1 << 31
-    monkeypatch.setattr(v2_grpc, "MOST_REQUEST_BYTES", SAMPLES.nbytes)
+    assert v2_grpc.MAX_REQUEST_BYTES < 1 << 31
+    monkeypatch.setattr(v2_grpc, "MAX_REQUEST_BYTES", SAMPLES.nbytes)
     with serving(files["model"]) as server:
         with closing(opened(files, url=server.url)) as session:
             session.run({"x": SAMPLES})

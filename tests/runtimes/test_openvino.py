@@ -26,7 +26,7 @@ from tests.runtimes.strange_files import made, opened
 pytestmark = pytest.mark.alone
 openvino = pytest.importorskip("openvino", reason="pip install 'parity-gate[openvino]'")
 IN_BFLOAT16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-FEW = Instruments(probes=False, search_inputs=0)
+INSTRUMENTS = Instruments(probes=False, search_inputs=0)
 
 
 def policy(instruments: Instruments | None = None, **options: dict[str, Any]) -> Policy:
@@ -80,7 +80,7 @@ def test_openvino_proves_float32_and_fails_with_lower_precision(model, good):
 
 def test_wrong_weights_fail(model, good, tmp_path):
     wrong = tiny.export(tiny.net(seed=1), tmp_path / "wrong.onnx")
-    _, problems, verdict = check_runtimes(model, wrong, policy(FEW, exact={}))
+    _, problems, verdict = check_runtimes(model, wrong, policy(INSTRUMENTS, exact={}))
     assert verdict is Verdict.FAIL
     assert ("exact", "noise_ratio") in problems
 
@@ -93,7 +93,7 @@ def test_unsupported_operator_is_a_failure(model, good, tmp_path):
         del gemm.attribute[:]
 
     strange = tiny.edit(good, tmp_path / "strange.onnx", change)
-    records, _, verdict = check_runtimes(model, strange, policy(FEW, exact={}))
+    records, _, verdict = check_runtimes(model, strange, policy(INSTRUMENTS, exact={}))
     assert "acme.Head" in records["exact"].failure
     assert verdict is Verdict.FAIL
 

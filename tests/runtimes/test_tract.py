@@ -20,7 +20,7 @@ from tests.runtimes import strange_files
 from tests.runtimes.strange_files import made, opened
 
 tract = pytest.importorskip("tract", reason="pip install 'parity-gate[tract]'")
-FEW = Instruments(probes=False, search_inputs=0)
+INSTRUMENTS = Instruments(probes=False, search_inputs=0)
 
 
 def measure_and_decide(model, candidate, **policy):
@@ -46,7 +46,7 @@ def test_correct_file_passes(model, good):
 
 def test_wrong_weights_fail(model, tmp_path):
     _, problems, verdict = measure_and_decide(
-        model, tiny.export(tiny.net(seed=1), tmp_path / "wrong.onnx"), instruments=FEW
+        model, tiny.export(tiny.net(seed=1), tmp_path / "wrong.onnx"), instruments=INSTRUMENTS
     )
     assert verdict is Verdict.FAIL
     assert "noise_ratio" in problems
@@ -60,7 +60,7 @@ def test_unsupported_operator_is_a_failure(model, good, tmp_path):
         del gemm.attribute[:]
 
     record, _, verdict = measure_and_decide(
-        model, tiny.edit(good, tmp_path / "strange.onnx", change), instruments=FEW
+        model, tiny.edit(good, tmp_path / "strange.onnx", change), instruments=INSTRUMENTS
     )
     assert "Unimplemented(Head)" in record.failure
     assert "backtrace" not in record.failure

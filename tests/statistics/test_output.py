@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gate.statistics.accumulators import Moments
-from gate.statistics.output import MOST, IntegerMismatches, OutputStatistics, Span
+from gate.statistics.output import MAX_KEPT, IntegerMismatches, OutputStatistics, Span
 from tests.measure.close import assert_close
 
 NAN, INF = math.nan, math.inf
@@ -305,7 +305,7 @@ def test_remaining_mismatches_exclude_accepted_ties():
 
 
 def test_no_tie_is_accepted_when_too_many_elements_differ():
-    many = np.zeros((1, MOST + 1), np.int64)
+    many = np.zeros((1, MAX_KEPT + 1), np.int64)
     result = mismatches(many, many + 1)
     result.accept_ties(0, many + 1)
     assert result.doubtful == []

@@ -19,7 +19,7 @@ from gate.errors import EvidenceError
 from gate.statistics.classification import ClassAnswers
 from gate.statistics.sample_table import (
     COLUMNS,
-    MOST,
+    MAX_ROWS,
     ROW,
     OutputRows,
     RowSpool,
@@ -119,9 +119,9 @@ def test_csv_reports_rows_lost_on_a_full_disk(tmp_path, monkeypatch):
 
 def test_rows_are_limited_to_the_first_million_samples():
     table = SampleRows()
-    for start in (MOST - 2, MOST, 0):
+    for start in (MAX_ROWS - 2, MAX_ROWS, 0):
         table.update(np.ones(3), start=start)
-    assert table.result()["index"].tolist() == [0, 1, 2, MOST - 2, MOST - 1]
+    assert table.result()["index"].tolist() == [0, 1, 2, MAX_ROWS - 2, MAX_ROWS - 1]
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "a\x1b[31m,\n\"b'"])

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from gate.api import case_of
+from gate.api import build_job
 from gate.distributed import worker
 from gate.distributed.worker import Delivery, JobSpec
 from gate.errors import DigestMismatch
@@ -46,7 +46,7 @@ def assignment(folder: Path, tmp_path: Path) -> JobSpec:
     )  # fmt: skip
     reference = Reference.from_factory("tests.distributed.tiny:build")
     workload = EvaluationData.open(folder / "x.npy", labels=folder / "labels.npy", batch_size=8)
-    case = case_of(path, reference=reference, data=workload, policy=Policy.default())
+    case = build_job(path, reference=reference, data=workload, policy=Policy.default())
     return JobSpec.from_job(case, reference, workload)
 
 

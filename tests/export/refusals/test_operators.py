@@ -8,7 +8,7 @@ from torch import nn
 
 from gate.export import failures
 from gate.export.export_warnings import captured
-from gate.export.failures import MOST_LINES, ExportFailure, explain_error, unsupported
+from gate.export.failures import MAX_LINES, ExportFailure, explain_error, unsupported
 from gate.export.torchscript_settings import registered
 from gate.records.export import Strategy
 from tests.export import failing
@@ -185,7 +185,7 @@ def test_frequent_failures_have_cause_and_remedy(kind, strategy, arguments, caus
     lines = refusal.text().splitlines()
     assert cause in refusal.cause
     assert remedy in lines[-1]
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert not any("\x1b" in line or line.startswith("graph(") for line in lines)
 
 

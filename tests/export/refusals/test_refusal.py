@@ -14,7 +14,7 @@ from torch.onnx.errors import OnnxExporterError, UnsupportedOperatorError
 
 from gate.export import failures
 from gate.export.export_warnings import shorten_message
-from gate.export.failures import FAILURES, MOST_LINES, ExportFailure, UnsupportedOperator, family
+from gate.export.failures import FAILURES, MAX_LINES, ExportFailure, UnsupportedOperator, family
 from tests.exhaustive import for_each
 
 OPERATORS = st.builds(
@@ -207,7 +207,7 @@ def test_text_is_short_and_ends_with_the_remedy(operators, message, notes, strat
         RuntimeError(message), operators=operators, strategy=strategy
     )
     lines = refusal.text(notes=notes, log=Path("model.onnx.export.log")).splitlines()
-    assert len(lines) <= MOST_LINES
+    assert len(lines) <= MAX_LINES
     assert lines[-1].strip() == refusal.remedy.strip()
     assert refusal.remedy.strip()
     assert max(len(line) for line in lines) < 6000

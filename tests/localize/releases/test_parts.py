@@ -10,7 +10,7 @@ import pytest
 
 from gate import EvaluationData, EvaluationResult, Policy, Reference, cli
 from gate import check as check_
-from gate.api import case_of
+from gate.api import build_job
 from gate.errors import PolicyError
 from gate.localize.locate_part import explain_chain, locate_part
 from gate.multi_file.release import MultiFileRelease
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 def locate_release(folder, *, chain="run", runtime="ort-cpu", **files):
     path = tiny.write_release(folder, **files)
     path.write_text(path.read_text().replace("tiny:run", f"tiny:{chain}"))
-    case = case_of(
+    case = build_job(
         path,
         reference=Reference.from_factory(
             f"tests.multi_file.tiny:build{'_scaled' if chain != 'run' else ''}"

@@ -57,9 +57,9 @@ def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, mon
         (1, 2),
         dilation,
     )
-    monkeypatch.setattr("gate.reference.float64._MOST_POSITIONS", 8)
+    monkeypatch.setattr("gate.reference.float64._MAX_POSITIONS", 8)
     # at least two output rows per block
-    monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 12 * 11)
+    monkeypatch.setattr("gate.reference.float64._MAX_ELEMENTS", 2 * 12 * 11)
     convolution = Convolution.from_call(aten.conv2d.default, call)
     assert convolution is not None
     unfolded: list[int] = []
@@ -76,7 +76,7 @@ def test_convolution_in_row_blocks_equals_pytorch(samples, stride, dilation, mon
 def test_convolution_in_sample_blocks_equals_pytorch(monkeypatch):
     call = (random_tensor(5, 2, 8, 8), random_tensor(3, 2, 3, 3))
     convolution = Convolution.from_call(aten.conv2d.default, call)
-    monkeypatch.setattr("gate.reference.float64._MOST_ELEMENTS", 2 * 2 * 9 * 36)
+    monkeypatch.setattr("gate.reference.float64._MAX_ELEMENTS", 2 * 2 * 9 * 36)
     assert convolution is not None
     torch.testing.assert_close(convolution.run(), aten.conv2d(*call), rtol=1e-13, atol=1e-13)
 

@@ -16,11 +16,10 @@ from hypothesis.extra import numpy as arrays
 from gate.errors import EvidenceError
 from gate.measure.runtime_measurement import OutputComparison
 from gate.measure.session_runner import OutputCheck
-from gate.measure.work_units import MOST, split_into_units
+from gate.measure.work_units import MAX_UNITS, split_into_units
 from gate.records.outputs import OutputParity
 from gate.statistics.accumulators import Moments
-from gate.statistics.output import MOST as MOST_DIFFERENCES
-from gate.statistics.output import IntegerMismatches, Span
+from gate.statistics.output import MAX_KEPT, IntegerMismatches, Span
 from gate.statistics.serialization import InOrder, PairwiseMerge, from_plain, to_plain
 
 SIZES = st.integers(1, 70_000)
@@ -56,8 +55,8 @@ def test_unit_lengths(samples, lead, lengths):
 
 def test_number_of_units_is_limited():
     units = split_into_units(1_000_000, batch_size=32, lead=64)
-    assert MOST / 2 < len(units) <= MOST + 1
-    assert {len(unit) for unit in units[1:-1]} == {math.ceil(999_936 / 32 / MOST) * 32}
+    assert MAX_UNITS / 2 < len(units) <= MAX_UNITS + 1
+    assert {len(unit) for unit in units[1:-1]} == {math.ceil(999_936 / 32 / MAX_UNITS) * 32}
 
 
 def fold_letters(values: list[str]) -> str:
@@ -317,8 +316,8 @@ def test_too_many_differences_are_not_kept():
     for unit in range(3):
         part = IntegerMismatches()
         part.update(
-            np.ones((1, MOST_DIFFERENCES // 2 + 1)),
-            np.ones((1, MOST_DIFFERENCES // 2 + 1)),
+            np.ones((1, MAX_KEPT // 2 + 1)),
+            np.ones((1, MAX_KEPT // 2 + 1)),
             start=unit,
         )
         merged = merged.merge(part)

@@ -447,7 +447,7 @@ def test_proxy_error_page_is_not_resource_gone(status: int, page: str) -> None:
             thread.join()
 
 
-MOST_REQUESTS = 51
+MAX_REQUESTS = 51
 """Requests of the first promotion of a model with MLflow 3.17, uploads and downloads included."""
 
 
@@ -469,7 +469,7 @@ def test_one_promotion_makes_a_bounded_number_of_requests(
 
     monkeypatch.setattr(requests.Session, "send", counted_send)
     assert access.promote(first, ledger).outcome == "promoted"
-    assert 0 < len(sent) <= MOST_REQUESTS, sent
+    assert 0 < len(sent) <= MAX_REQUESTS, sent
 
 
 @pytest.fixture
