@@ -1,1 +1,2 @@
-"""The documentation site: what mkdocs does not find in docs/, made from the code (`make docs`)."""
+"""The documentation site: pages that mkdocs needs besides docs/, generated from the code (`make
+docs`)."""

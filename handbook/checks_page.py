@@ -1,4 +1,4 @@
-"""Write docs/checks.md: the question of every check, what its codes say, and what to do."""
+"""Write docs/checks.md: for each check its question, the meaning of its codes, and the remedies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLDS = (
     "compared", "enough", "few", "holds", "matches", "measured", "no_findings", "no_worse",
     "proven", "ran", "same", "same_file", "within",
 )  # fmt: skip
-"""Codes of a check that holds. Their texts are not listed."""
+"""Codes of passed checks. Their texts are not listed."""
 
 _INTRODUCTION = """\
 # Checks
@@ -76,7 +76,7 @@ def _checks() -> list[tuple[str, CheckSpec]]:
 
 
 def _codes(spec: CheckSpec, names: Iterable[str] | None = None) -> dict[str, CodeSpec]:
-    """Return text and remedy of the codes of a check that need a line."""
+    """Return the text and remedy of each code of a check that needs a line."""
     codes = {
         name: CodeSpec(each.text.removesuffix("{notes}"), remedy=each.remedy)
         for name in names or spec.codes
@@ -88,7 +88,7 @@ def _codes(spec: CheckSpec, names: Iterable[str] | None = None) -> dict[str, Cod
 
 @functools.cache
 def _shared() -> dict[str, CodeSpec]:
-    """Return the codes of several checks, with the text that most of them have."""
+    """Return the codes that several checks share, each with its most frequent text."""
     sets = {id(spec.codes): spec for spec in CHECKS.values()}.values()
     in_sets = Counter(pair for spec in sets for pair in _codes(spec).items())
     in_checks = Counter(pair for spec in CHECKS.values() for pair in _codes(spec).items())
@@ -100,13 +100,13 @@ def _shared() -> dict[str, CodeSpec]:
 
 
 def _row_codes(spec: CheckSpec) -> Codes:
-    """Return the codes in the row of a check."""
+    """Return the codes that the row of a check lists."""
     return tuple((n, each) for n, each in _codes(spec).items() if _shared().get(n) != each)
 
 
 @functools.cache
 def _owners() -> dict[str, str]:
-    """Return the check whose row shows a remedy, by remedy."""
+    """Return the check whose row shows each remedy, by remedy."""
     owners = {spec.remedy: name for name, spec in reversed(_checks())}
     for name, spec in _checks():
         for _, each in _row_codes(spec):
@@ -116,7 +116,7 @@ def _owners() -> dict[str, str]:
 
 
 def _table(specs: Mapping[str, CheckSpec], shown: dict[Codes, str]) -> Iterator[str]:
-    """Yield a row for each check. `shown`: codes in rows above, and their check."""
+    """Yield a row for each check. `shown`: the codes of rows above, each with its check."""
     groups: dict[str, dict[tuple[str, Codes], list[str]]] = {}
     for name, spec in specs.items():
         group = groups.setdefault(spec.remedy, {})
@@ -135,7 +135,8 @@ def _table(specs: Mapping[str, CheckSpec], shown: dict[Codes, str]) -> Iterator[
 
 
 def _lines(specs: Mapping[str, CodeSpec], check: str | None = None) -> Iterator[str]:
-    """Yield codes by text, with `…` for the words that begin the last full text, too."""
+    """Yield a line for each code, sorted by text; `…` replaces words shared with the last full
+    text."""
     full: list[str] = []
     for code, spec in sorted(specs.items(), key=lambda item: item[1].text):
         words = _plain(spec.text).split()
@@ -157,7 +158,7 @@ def _list(specs: Mapping[str, CodeSpec]) -> list[str]:
 
 
 def _faults() -> Iterator[str]:
-    """Yield a table of the faults, those with the same remedy in one row."""
+    """Yield a table of the faults; faults with the same remedy share a row."""
     yield from ("| codes | what to do |", "|---|---|")
     for remedy in dict.fromkeys(spec.remedy for spec in FAULTS.values()):
         texts = {c: CodeSpec(spec.text) for c, spec in FAULTS.items() if spec.remedy == remedy}
@@ -165,7 +166,7 @@ def _faults() -> Iterator[str]:
 
 
 def _plain(template: str) -> str:
-    """Return a text with `<name>` for its fields."""
+    """Return a template with `<name>` in place of its fields."""
     parts = string.Formatter().parse(template)
     return "".join(
         escape(text + (f"<{field}>" if field else ""), quote=False) for text, field, *_ in parts

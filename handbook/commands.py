@@ -1,4 +1,4 @@
-"""The reference of the command line, from click: one page a command."""
+"""The command line reference, generated from click: one page per command."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ FOLDER = "reference/commands"
 
 
 def command_pages() -> dict[str, str]:
-    """Markdown of every command, by its place in the site; first the table of all of them."""
+    """Return the Markdown of each command by its path in the site; the first page lists all
+    commands."""
     context = click.Context(cli.gate, info_name="gate")
-    found = {name: cli.gate.get_command(context, name) for name in cli.COMMANDS}
-    rows = [f"| [`gate {name}`]({name}.md) | {_text(_short(c))} |" for name, c in found.items()]
+    commands = {name: cli.gate.get_command(context, name) for name in cli.COMMANDS}
+    rows = [f"| [`gate {name}`]({name}.md) | {_text(_short(c))} |" for name, c in commands.items()]
     table = "\n".join(["| command | |", "|---|---|", *rows])
-    ends = _text(cli.gate.epilog or "")
-    whole = f"# Commands\n\n{_text(_paragraphs(cli.gate)[0])}\n\n{table}\n\n{ends}\n"
-    pages = {f"{FOLDER}/index.md": whole}
-    for name, command in found.items():
+    epilog = _text(cli.gate.epilog or "")
+    index_page = f"# Commands\n\n{_text(_paragraphs(cli.gate)[0])}\n\n{table}\n\n{epilog}\n"
+    pages = {f"{FOLDER}/index.md": index_page}
+    for name, command in commands.items():
         assert command is not None
         sections = _sections(command, f"gate {name}", level=1)
         pages[f"{FOLDER}/{name}.md"] = "\n\n".join(sections) + "\n"
@@ -31,15 +32,15 @@ def command_pages() -> dict[str, str]:
 
 
 def subcommands(command: click.Command) -> dict[str, click.Command]:
-    """Those of a group, and of a command that does something by itself, too."""
+    """Return the subcommands of a group, or of a command that also works without a subcommand."""
     if isinstance(command, click.Group):
         return dict(command.commands)
-    places = getattr(command, "subcommands", {})
-    return {name: _loaded(place) for name, place in places.items()}
+    locations = getattr(command, "subcommands", {})
+    return {name: _load_command(location) for name, location in locations.items()}
 
 
-def _loaded(place: str) -> click.Command:
-    module, _, name = place.partition(":")
+def _load_command(location: str) -> click.Command:
+    module, _, name = location.partition(":")
     command: click.Command = getattr(importlib.import_module(module), name)
     return command
 
@@ -63,13 +64,13 @@ def _sections(command: click.Command, name: str, *, level: int) -> Iterator[str]
 
 
 def _paragraphs(command: click.Command) -> list[str]:
-    """Of the help; what follows a form feed is for those who read the code."""
+    """Return the paragraphs of the help; text after a form feed is only for readers of the code."""
     text = inspect.cleandoc(command.help or "").partition("\f")[0]
     return [part for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def _block(paragraph: str) -> str:
-    """Text; or, where click keeps its lines (`\\b`), code."""
+    """Return a paragraph as text, or as code if click preserves its lines (`\b`)."""
     if not paragraph.startswith("\b"):
         return _text(paragraph)
     head, _, lines = paragraph.removeprefix("\b").strip("\n").partition("\n")
@@ -85,6 +86,6 @@ def _short(command: click.Command | None) -> str:
 
 
 def _text(text: str) -> str:
-    """Plain text as Markdown in one line: nothing in it means anything else."""
+    """Return plain text as one line of Markdown with special characters escaped."""
     line = " ".join(text.split())
     return re.sub(r"([\\*_<\[|`])", r"\\\1", line)

@@ -1,7 +1,8 @@
-"""What mkdocs calls while it builds the site: pages of the code, links between docs/ and the rest.
+"""Hooks that mkdocs calls while it builds the site: generated pages, and links from docs/ to other
+files.
 
-Pages stay where a reader of the repository finds them; the site shows those of benchmarks/ and of
-the root, too. A link to a file that the site does not have becomes its name.
+The site also contains pages of benchmarks/ and of the repository's root, which stay in their
+folders. A link to a file that is not in the site becomes plain text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-BESIDE = {
+PAGES_OUTSIDE_DOCS = {
     "benchmarks/README.md": "benchmarks/index.md",
     "benchmarks/corpus/README.md": "benchmarks/corpus.md",
     "benchmarks/world/README.md": "benchmarks/world.md",
@@ -33,9 +34,9 @@ BESIDE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
-"""Pages of the repository outside of docs/, and where the site has them."""
+"""Pages of the repository outside docs/, and their paths in the site."""
 _LINK = re.compile(
-    r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]"  # the words, in which there may be brackets
+    r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]"  # the link text may contain brackets
     r"\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)"
 )
 _ASSETS = re.compile(
@@ -46,52 +47,52 @@ _ASSETS = re.compile(
 )
 
 
-def generated() -> dict[str, str]:
-    """The pages that are made from the code, by their place in the site."""
+def generated_pages() -> dict[str, str]:
+    """Return the generated pages by their path in the site."""
     return {**command_pages(), POLICY: policy_page(), LIBRARY: library_page()}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """What is made from the code, or is a folder of pages, gets its place in the navigation."""
+    """Add generated pages and folders of pages to the navigation."""
     parts = {
-        "Commands": [f"{COMMANDS}/index.md", *_nav_of_commands()],
-        "Decisions": _pages_of("adr"),
-        "Trace safety": _pages_of("lint"),
+        "Commands": [f"{COMMANDS}/index.md", *_command_navigation()],
+        "Decisions": _list_pages("adr"),
+        "Trace safety": _list_pages("lint"),
     }
-    config.nav = _filled(config.nav, parts)
+    config.nav = _fill_navigation(config.nav, parts)
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages of the code, and those beside docs/."""
+    """Add the generated pages and the pages outside docs/."""
     from mkdocs.structure.files import File
 
-    for place, text in generated().items():
-        files.append(File.generated(config, place, content=text))
-    for source, place in BESIDE.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text()))
+    for site_path, text in generated_pages().items():
+        files.append(File.generated_pages(config, site_path, content=text))
+    for source, site_path in PAGES_OUTSIDE_DOCS.items():
+        files.append(File.generated_pages(config, site_path, content=(ROOT / source).read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Links of a page of the repository, as the site has their targets."""
-    place = page.file.src_uri
-    if place in generated_places():
+    """Rewrite the links of a page for the site."""
+    site_path = page.file.src_uri
+    if site_path in generated_paths():
         return markdown
-    source = next((s for s, p in BESIDE.items() if p == place), f"docs/{place}")
-    return with_site_links(markdown, source=source, place=place)
+    source = next((s for s, p in PAGES_OUTSIDE_DOCS.items() if p == site_path), f"docs/{site_path}")
+    return with_site_links(markdown, source=source, site_path=site_path)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Nothing is loaded from elsewhere, or the build fails."""
+    """Fail the build if the site loads anything from another host."""
     from mkdocs.exceptions import PluginError
 
-    if found := foreign_assets(Path(config.site_dir)):
-        raise PluginError("the site loads from elsewhere:\n" + "\n".join(found))
+    if assets := foreign_assets(Path(config.site_dir)):
+        raise PluginError("the site loads from elsewhere:\n" + "\n".join(assets))
 
 
 def foreign_assets(site: Path) -> list[str]:
-    """Scripts, pictures, styles and fonts that a browser would fetch from another address."""
+    """Return scripts, images, styles and fonts that a browser would load from another address."""
     return [
         f"{path.relative_to(site)}: {match}"
         for path in sorted(site.rglob("*"))
@@ -100,25 +101,27 @@ def foreign_assets(site: Path) -> list[str]:
     ]
 
 
-def generated_places() -> set[str]:
-    """Where the pages are that are made from the code."""
+def generated_paths() -> set[str]:
+    """Return the paths of the generated pages."""
     return {POLICY, LIBRARY} | {f"{COMMANDS}/{name}.md" for name in ("index", *_names())}
 
 
-def with_site_links(markdown: str, *, source: str, place: str) -> str:
-    """A page with its links as the site has them. `source`: where the page lies in the repository;
-    `place`: where in the site."""
+def with_site_links(markdown: str, *, source: str, site_path: str) -> str:
+    """Return a page with its links rewritten for the site.
+
+    source: path of the page in the repository. site_path: its path in the site.
+    """
 
     def replaced(match: re.Match[str]) -> str:
-        words, link, anchor = match[1], match[2], match[3] or ""
+        label, link, anchor = match[1], match[2], match[3] or ""
         target = os.path.normpath(PurePosixPath(source).parent / link)
         if target.startswith("docs/"):
-            there: str | None = target.removeprefix("docs/")
+            target_path: str | None = target.removeprefix("docs/")
         else:
-            there = BESIDE.get(target)
-        if there is None:
-            return words
-        return f"[{words}]({os.path.relpath(there, PurePosixPath(place).parent)}{anchor})"
+            target_path = PAGES_OUTSIDE_DOCS.get(target)
+        if target_path is None:
+            return label
+        return f"[{label}]({os.path.relpath(target_path, PurePosixPath(site_path).parent)}{anchor})"
 
     return _LINK.sub(replaced, markdown)
 
@@ -129,18 +132,21 @@ def _names() -> tuple[str, ...]:
     return NAMES
 
 
-def _nav_of_commands() -> list[dict[str, str]]:
+def _command_navigation() -> list[dict[str, str]]:
     return [{name: f"{COMMANDS}/{name}.md"} for name in _names()]
 
 
-def _pages_of(folder: str) -> list[str]:
+def _list_pages(folder: str) -> list[str]:
     pages = sorted((ROOT / "docs" / folder).glob("[!R]*.md"))
     return [f"{folder}/README.md", *(f"{folder}/{page.name}" for page in pages)]
 
 
-def _filled(nav: Any, parts: dict[str, Any]) -> Any:
+def _fill_navigation(nav: Any, parts: dict[str, Any]) -> Any:
     if isinstance(nav, list):
-        return [_filled(item, parts) for item in nav]
+        return [_fill_navigation(item, parts) for item in nav]
     if isinstance(nav, dict):
-        return {k: parts[k] if k in parts and not v else _filled(v, parts) for k, v in nav.items()}
+        return {
+            k: parts[k] if k in parts and not v else _fill_navigation(v, parts)
+            for k, v in nav.items()
+        }
     return nav

@@ -1,4 +1,4 @@
-"""The reference of the library: what `import gate` gives, by mkdocstrings."""
+"""The library reference: the public names of `gate`, rendered by mkdocstrings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FIRST = ("check", "Reference", "EvaluationData", "EvaluationResult", "Policy", 
 
 
 def library_page() -> str:
-    """Markdown that mkdocstrings fills: the way through first, then by the alphabet. Nothing is
-    imported: the site is built without PyTorch, too."""
+    """Return Markdown for mkdocstrings: the main names first, then the others alphabetically. The
+    names are not imported, because the site is also built without PyTorch."""
     names = [*_FIRST, *(name for name in gate.__all__ if name not in _FIRST)]
     parts = [f"::: {gate._MODULES[name]}.{name}" for name in names]
     return "\n\n".join([_HEAD, *parts]) + "\n"

@@ -1,4 +1,4 @@
-"""The reference of the policy, from the pydantic models that read it."""
+"""The policy reference, generated from the pydantic models that read a policy."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ the entries below.
 
 
 def policy_page() -> str:
-    """Markdown: a table a section, bounds with their formulas, the built-in policy as a text."""
+    """Return Markdown: a table per section, bounds with their formulas, the built-in policy as
+    YAML."""
     fields = policy_fields()
-    parts = [_HEAD, "## The policy itself", _table(_of(fields, ""))]
-    sections = [field for field in fields if any(each != field for each in _of(fields, field.path))]
+    parts = [_HEAD, "## The policy itself", _table(_select(fields, ""))]
+    sections = [
+        field for field in fields if any(each != field for each in _select(fields, field.path))
+    ]
     for section in sections:
         parts += [f"## `{section.path}`", _escaped(section.sentence)]
         is_bounds = section.path.startswith(_BOUNDS)
         table = _bounds if is_bounds else _table
-        parts.append(table(_of(fields, section.path)))
+        parts.append(table(_select(fields, section.path)))
     text = policy_text(Policy.default(), name="gate.yaml")
     parts += ["## The built-in policy", "As `gate init` writes it.", f"```yaml\n{text}```"]
     return "\n\n".join(parts) + "\n"
 
 
-def _of(fields: tuple[PolicyField, ...], section: str) -> tuple[PolicyField, ...]:
-    """The fields of a section, without those of sections in it."""
+def _select(fields: tuple[PolicyField, ...], section: str) -> tuple[PolicyField, ...]:
+    """Return the fields of a section, without those of its subsections."""
     above = f"{section}." if section else ""
     above = f"runtimes.{RUNTIME}." if section == "runtimes" else above
     if any(each.path.startswith(f"{section}[].") for each in fields):
@@ -66,7 +69,7 @@ def _table(fields: tuple[PolicyField, ...]) -> str:
 
 
 def _bounds(fields: tuple[PolicyField, ...]) -> str:
-    """By their names: their places are long. [The metrics](../metrics.md) say more."""
+    """Return a table of bounds by name, because their paths are long."""
     rows = _rows(
         ("bound", "type", "formula", "meaning"),
         (
@@ -108,12 +111,12 @@ def _default(field: PolicyField) -> str:
 
 
 def _code(text: str) -> str:
-    """As code that may hold a bar, which a table would take for its own."""
+    """Return code that may contain a bar, which would otherwise end a table cell."""
     shown = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")
     return f"<code>{shown}</code>"
 
 
 def _escaped(text: str) -> str:
-    """Text of the code, in which backticks mean code and nothing else means anything."""
+    """Escape text in which only backticks have a meaning; link pages of docs/."""
     linked = re.sub(r"\bdocs/([a-z-]+)\.md\b", r"[\1](../\1.md)", text)
     return linked.replace("<", "&lt;") if "`" not in linked else linked

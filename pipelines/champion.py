@@ -35,7 +35,7 @@ def load_compared_champion(model: RegisteredModel, policy: Policy, evidence: Evi
     try:
         with temporary_folder() as folder:
             champion = load_champion(model, into=folder, trust=signing.local_keys().trust())
-            earlier = _earlier_comparison(champion, evidence, model.history())
+            earlier = _find_earlier_comparison(champion, evidence, model.history())
             incumbent = earlier or _measure(champion, policy, evidence)
             return replace(champion, incumbent=incumbent, onnx_path=None)
     except GateError as error:
@@ -52,21 +52,21 @@ def _measure(champion: Champion, policy: Policy, evidence: Evidence) -> Champion
     )
     onnx, size = ReleaseParams.load().path, ParityParams.load().batch_size
     candidate = TestedFile(onnx, evidence.subject)
-    opener = _opener(onnx, samples, size) if is_release_file(onnx) else None
+    opener = _create_opener(onnx, samples, size) if is_release_file(onnx) else None
     origin = SamplesOrigin(str(paths.EVAL_IMAGES), paths.EVAL_LABELS)
     annotations = open_annotations(origin, policy.metrics, len(samples))
     job = ComparisonJob(candidate, samples, labels, size, policy, opener, annotations)
     return measure_incumbent(champion, comparison=job, evidence=evidence)
 
 
-def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
-    """Return a function that opens the files of a release; a call of each module gives its
-    interface."""
+def _create_opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
+    """Return a function that opens the files of a release. It runs each module once to learn the
+    module's inputs and outputs."""
     from gate.multi_file.chain_model import ChainModel
     from gate.multi_file.chain_session import Interfaces
-    from pipelines.model import trained
+    from pipelines.model import load_trained_model
 
-    model, _ = trained(ModelParams.load())
+    model, _ = load_trained_model(ModelParams.load())
     file = ReleaseFile.load(onnx)
     chain = ChainModel.from_model(
         model, chain=file.chain, references=file.references, inputs=samples.names
@@ -74,14 +74,14 @@ def _opener(onnx: Path, samples: SampleSet, batch_size: int) -> Opener:
     return Interfaces.from_batches(chain, samples.batches(batch_size))
 
 
-def _earlier_comparison(
+def _find_earlier_comparison(
     champion: Champion, evidence: Evidence, history: ModelHistory
 ) -> ChampionComparison | None:
-    """Return the comparison that the previous decision has for the same files and samples, or None.
+    """Return the comparison of the previous decision if it has the same files and samples, or None.
 
-    Times differ between runs: measured again, the same release would be another one, and a second
-    version would wait for review. Only the comparison in the ledger counts, because the file of the
-    decision may have been edited.
+    Latencies differ between runs. Measuring again would change the release and create a second
+    version that waits for review. Only a comparison in the ledger is reused, because the file of
+    the decision may have been edited.
     """
     try:
         decision = Decision.load(paths.DECISION)

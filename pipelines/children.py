@@ -1,7 +1,7 @@
-"""The child processes of `make stack`, which end with it in any case.
+"""The child processes of `make stack`, which always end together with it.
 
-Each has a supervisor (`pipelines.supervisor`). If that was killed too, the next start finds the
-remaining processes by a mark in their environment, and ends them.
+Each child has a supervisor (`pipelines.supervisor`). If the supervisor was killed too, the next
+`make stack` finds the remaining processes by a variable in their environment and ends them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines import paths
 from pipelines.supervisor import STOP_S
 
 _MARK = "PARITY_GATE_STACK"
-"""Environment variable with the folder whose `make stack` started a process."""
+"""Environment variable that marks child processes with the state folder of their `make stack`."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,11 @@ class Child:
 
 @contextmanager
 def alone() -> Iterator[list[str]]:
-    """Lock this project for one `make stack`; yield the processes left by a killed one, now ended.
+    """Lock this project for one `make stack`; yield the names of leftover processes that were
+    ended.
 
-    Raises RegistryUnavailable if another one runs: both would register the webhook of one registry.
+    Raises RegistryUnavailable if another `make stack` runs: both would register the registry's
+    webhook.
     """
     path = paths.state() / "stack.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +68,7 @@ def started(name: str, command: list[str], env: Mapping[str, str]) -> Iterator[C
     log = paths.state() / f"{name.replace(' ', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
-        # A session of its own, so that Ctrl-C reaches only this process, which ends it in order.
+        # A new session: Ctrl-C reaches only this process, which then ends the child.
         process = subprocess.Popen(
             [sys.executable, "-m", "pipelines.supervisor", *command],
             env={**env, _MARK: _mark()},
@@ -82,7 +84,7 @@ def started(name: str, command: list[str], env: Mapping[str, str]) -> Iterator[C
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a child: its supervisor does it when the pipe is closed."""
+    """End a child by closing the pipe that its supervisor reads."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -95,7 +97,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _end_leftovers() -> list[str]:
     """End processes of an earlier `make stack` of this project; return their names."""
-    leftovers = [process for process in psutil.process_iter() if _is_ours(process)]
+    leftovers = [process for process in psutil.process_iter() if _has_mark(process)]
     for process in leftovers:
         with suppress(psutil.Error):
             process.terminate()
@@ -107,8 +109,9 @@ def _end_leftovers() -> list[str]:
     return [f"process {process.pid}" for process in leftovers]
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    """Return whether a process has this project's mark; others' environments can't be read."""
+def _has_mark(process: psutil.Process) -> bool:
+    """Return whether a process belongs to this project; the environment of other users is
+    unreadable."""
     with suppress(psutil.Error, OSError):
         return bool(process.pid != os.getpid() and process.environ().get(_MARK) == _mark())
     return False

@@ -1,7 +1,7 @@
 """Write the files that a CI reads: summary, JUnit XML, OpenMetrics.
 
-`promote` writes them for its verdict, other stages for the reason why there is none; otherwise
-files of an earlier run would be shown.
+`promote` writes them for its verdict. Other stages write the reason why there is no verdict, so
+that a CI never shows the files of an earlier run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITERS = {
 
 def write(summary: Summary, report: PromotionReport) -> None:
     """Write the files of a verdict and the resulting promotion. Raises StorageError."""
-    _write(
+    _write_files(
         CiResult(
             command="promote",
             is_stage=True,
@@ -40,8 +40,8 @@ def write(summary: Summary, report: PromotionReport) -> None:
     )
 
 
-def refused(stage: str, reason: str) -> None:
-    """Write that `stage` rejected the file before a verdict. Raises StorageError."""
+def write_rejection(stage: str, reason: str) -> None:
+    """Write that `stage` rejected the file, so that there is no verdict. Raises StorageError."""
     _write_without_verdict(stage, ExitCode.REJECTED, reason)
 
 
@@ -71,9 +71,9 @@ def record_failure(stage: str) -> Iterator[None]:
 
 def _write_without_verdict(stage: str, status: ExitCode, reason: str) -> None:
     sentence = Redaction().clean(reason)
-    _write(CiResult(command=stage, is_stage=True, exit_code=status, sentence=sentence))
+    _write_files(CiResult(command=stage, is_stage=True, exit_code=status, sentence=sentence))
 
 
-def _write(result: CiResult) -> None:
+def _write_files(result: CiResult) -> None:
     for path, text in _WRITERS.items():
         files.write_text(path, text(result))

@@ -1,8 +1,8 @@
-"""Stage `code`: makes the model's source files visible to DVC.
+"""Stage `code`: make the model's source files visible to DVC.
 
-It creates a folder of links to the files that define the model, starting at the factory. DVC
-follows links: if a file changes, the output of this stage changes, so it runs again, and with it
-all stages that depend on the model.
+The stage creates a folder of links to the files that define the model, starting at the factory. DVC
+follows links: if a file changes, the output of this stage changes, and DVC reruns all stages that
+depend on the model.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ def main() -> int:
     from pipelines.model import build
 
     params = ModelParams.load()
-    # Weights by name do not change the code, and would have to be downloaded.
+    # Pretrained weights do not change the code, and would have to be downloaded.
     model = build(params.model_copy(update={"weights": None}))
     modules = modules_of(model, factory=params.name, chain=ReleaseParams.load().chain or "")
     code = modules.code()
     try:
-        _lay_out(paths.CODE, modules.paths)
+        _link_files(paths.CODE, modules.paths)
     except OSError as error:
         raise StorageError(
             f"cannot link the model's source files in {paths.CODE}: {error}. Free space or fix "
             "permissions, then run dvc repro to go on."
         ) from error
     code.save(paths.CODE / RECORD)
-    print(f"{paths.CODE}: {_counted(code)}")
+    print(f"{paths.CODE}: {_describe(code)}")
     for name, reason in code.unread.items():
         print(f"  not read, so changes are not noticed: {name}: {reason}")
     return ExitCode.DONE
 
 
 def refresh(folder: Path = paths.CODE) -> None:
-    """Update the folder before DVC looks at it, without importing the model.
+    """Update the folder before DVC reads it, without importing the model.
 
-    Versions of changed packages are recorded. Links to missing files are removed, because DVC fails
-    on them.
+    Record the versions of changed packages. Remove links to missing files, because DVC fails on
+    them.
     """
     for link in folder.glob("*.py"):
         if link.is_symlink() and not link.exists():
@@ -63,7 +63,7 @@ def refresh(folder: Path = paths.CODE) -> None:
             code.model_copy(update={"packages": now}).save(folder / RECORD)
 
 
-def _lay_out(folder: Path, files: dict[str, Path]) -> None:
+def _link_files(folder: Path, files: dict[str, Path]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     root = paths.project_root()
@@ -73,7 +73,7 @@ def _lay_out(folder: Path, files: dict[str, Path]) -> None:
         (folder / f"{name}.py").symlink_to(target)
 
 
-def _counted(code: ModelCode) -> str:
+def _describe(code: ModelCode) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in code.packages.items())
     count = len(code.files)
     return f"{count} source file{'' if count == 1 else 's'} of the model's own; {packages}"

@@ -21,7 +21,7 @@ from pipelines import ci_files, pages, paths, stage
 from pipelines.export_file import export_file
 from pipelines.export_release import export_release
 from pipelines.export_report import ExportReport
-from pipelines.model import trained
+from pipelines.model import load_trained_model
 from pipelines.params import (
     ModelParams,
     RegistryParams,
@@ -32,7 +32,7 @@ from pipelines.params import (
 from pipelines.run import Tracker, recorded_run
 
 _INPUT = "input"
-"""Name of the input if the settings give none."""
+"""Name of the input if the settings contain none."""
 
 
 @ci_files.record_failure("export")
@@ -45,7 +45,7 @@ def main() -> int:
     check_release(release, settings)
     tracker = Tracker(RegistryParams.load().experiment)
     with tracker.new_run("export") as page:
-        model, checkpoint = trained(model_params)
+        model, checkpoint = load_trained_model(model_params)
         images = np.load(paths.EVAL_IMAGES, mmap_mode="r")
         name = settings.input_names[0] if settings.input_names else _INPUT
         example = {name: np.array(images[: settings.batch_size + 2])}
@@ -54,7 +54,7 @@ def main() -> int:
         training = recorded_run("train")
         write = export_release if release.parts else export_file
         with warnings.catch_warnings():
-            # This stage uses deprecated exporters on purpose; warnings about the model are in the
+            # This stage uses deprecated exporters on purpose. Warnings about the model are in the
             # record.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
@@ -62,7 +62,7 @@ def main() -> int:
                 written = write(model, example, release, settings=settings, source=source)
             except ExportRefused as refused:
                 pages.write_refused_export(page, str(refused))
-                ci_files.refused("export", str(refused))
+                ci_files.write_rejection("export", str(refused))
                 print(f"refused: {refused}")
                 return ExitCode.REJECTED
         started = {"train_run": training.run_id if training else None}
@@ -71,7 +71,7 @@ def main() -> int:
         pages.write_export(page, report)
         if written.log.strip():
             page.text(written.log, "export.log")
-    _tell(release.path, report)
+    _print_result(release.path, report)
     return ExitCode.DONE
 
 
@@ -91,7 +91,7 @@ def _preprocessing_digest() -> Digest:
         raise DataError(f"{paths.PREPROCESSING}: {error} Run dvc repro -f prepare.") from error
 
 
-def _tell(path: Path, report: ExportReport) -> None:
+def _print_result(path: Path, report: ExportReport) -> None:
     subject = report.subject
     print(
         f"{path}: {subject.sha256}, {subject.size_bytes} bytes, opset {subject.opset}, "

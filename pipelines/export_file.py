@@ -46,6 +46,6 @@ def export_file(
         log_of(staged).replace(kept)
     else:
         kept.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # contains the log of an earlier failure
+    with contextlib.suppress(OSError):  # remove the log of an earlier failure
         staged.parent.rmdir()
     return WrittenExport(report, exported.log)

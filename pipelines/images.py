@@ -56,7 +56,7 @@ def _digits(params: PrepareParams) -> Source:
 
     digits = load_digits()
     grey = np.rint(digits.images * (255.0 / 16.0)).astype(np.uint8)  # stored as 0 to 16
-    return _of_pictures(
+    return _source_from_images(
         params.preprocessing,
         lambda i: _rgb(grey[i]),
         labels=digits.target.astype(np.int64),
@@ -66,7 +66,7 @@ def _digits(params: PrepareParams) -> Source:
 
 
 def _folder(path: Path, params: PrepareParams) -> Source:
-    """Open `path/class/picture`: folders in order of names are classes, files are samples."""
+    """Open `path/class/picture`: folders sorted by name are classes, files are samples."""
     if not path.is_dir():
         raise DataError(
             f"prepare.path {path} is not a folder. Expected {path}/<class>/<picture>.png."
@@ -79,7 +79,7 @@ def _folder(path: Path, params: PrepareParams) -> Source:
             f"classes; formats: {', '.join(sorted(SUFFIXES))}."
         )
     files = [file for file, _ in labelled]
-    return _of_pictures(
+    return _source_from_images(
         params.preprocessing,
         lambda i: read_picture(files[i]),
         labels=np.array([label for _, label in labelled], dtype=np.int64),
@@ -93,7 +93,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _npz(path: Path, params: PrepareParams) -> Source:
-    """Open `images`: uint8 (n, h, w[, 3]) are preprocessed, float32 (n, c, h, w) are used
+    """Open an .npz file. Preprocess uint8 images (n, h, w[, 3]); use float32 (n, c, h, w)
     unchanged."""
     images, labels, names = _read_npz(path)
     if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
@@ -112,7 +112,7 @@ def _npz(path: Path, params: PrepareParams) -> Source:
     classes = names or tuple(str(i) for i in range(int(labels.max()) + 1))
     description = f"npz {params.path}"
     if images.dtype == np.uint8:
-        return _of_pictures(
+        return _source_from_images(
             params.preprocessing,
             lambda i: _rgb(images[i]),
             labels=labels.astype(np.int64),
@@ -127,7 +127,7 @@ def _npz(path: Path, params: PrepareParams) -> Source:
     )
 
 
-def _of_pictures(
+def _source_from_images(
     spec: PreprocessSpec,
     picture: Callable[[int], Pixels],
     *,

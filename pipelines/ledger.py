@@ -7,10 +7,10 @@ from pipelines import paths, signing
 
 
 def project_ledger(*, is_written: bool) -> Ledger:
-    """Open the ledger with the key that signs measurements, trusted as `believe` decides.
+    """Open the ledger with the key that signs measurements; the project's own key is trusted.
 
-    Raises KeyUnusable, PolicyError, StorageError; if it `is_written`, Untrusted if no trust would
-    accept the key.
+    Raises KeyUnusable, PolicyError, StorageError; if `is_written`, also Untrusted if the trust does
+    not accept the key.
     """
     keys = signing.local_keys()
     key = keys.signing_key()

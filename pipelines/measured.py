@@ -1,6 +1,6 @@
 """The part of a policy that decides what is measured, without the bounds.
 
-Another bound needs no new measurement; another runtime, option or instrument does.
+A changed bound needs no new measurement; a changed runtime, option or instrument does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSTRUMENTS = (
 
 
 def measured_part(policy: Policy) -> dict[str, Any]:
-    """Return a JSON-compatible dict that is equal for policies that one measurement serves."""
+    """Return a JSON-compatible dict that is equal for policies that can share one measurement."""
     fields = policy.to_plain()
     instruments = policy.instruments.to_plain()
     return {

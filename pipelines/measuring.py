@@ -24,12 +24,12 @@ from gate.statistics.sample_table import SampleTable
 from gate.storage import files
 from gate.storage.digest import Digest
 from pipelines import paths
-from pipelines.model import trained
+from pipelines.model import load_trained_model
 from pipelines.params import ModelParams, ParityParams
 from pipelines.shares import with_workers
 
 
-def measured(
+def measure(
     onnx: Path, policy: Policy, *, source: Source, title: str
 ) -> tuple[Evidence, MeasurementJob, SampleTable]:
     """Measure `onnx` on the evaluation samples with a progress bar.
@@ -39,7 +39,7 @@ def measured(
     GateError if nothing can be measured.
     """
     params = ModelParams.load()
-    model, checkpoint = trained(params)
+    model, checkpoint = load_trained_model(params)
     code = collect_code(model, factory=params.name)
     used = source.model_copy(update={"checkpoint_sha256": checkpoint, "code": code})
     samples = SampleSet.open(paths.EVAL_IMAGES)
@@ -58,10 +58,10 @@ def measured(
         )[:3]
 
 
-def with_records(
+def add_export_records(
     evidence: Evidence, record: ExportRecord | None, parts: Mapping[str, ExportRecord]
 ) -> Evidence:
-    """Return the evidence with export records; `parts`: those of a release's parts."""
+    """Return the evidence with export records. `parts`: records of a release's parts, by name."""
     part_evidence = {
         name: part.model_copy(update={"export": parts.get(name)})
         for name, part in evidence.parts.items()
@@ -69,11 +69,11 @@ def with_records(
     return evidence.model_copy(update={"export": record, "parts": part_evidence})
 
 
-def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
-    """Return the parity of preprocessing on the kept images, as required by the policy.
+def measure_preprocessing(policy: Policy, onnx: Path) -> PreprocessingParity | None:
+    """Compare preprocessing implementations on the kept images, as required by the policy.
 
-    None if the policy does not require it, or if it can't be measured: then the reason is printed,
-    and the decision treats the missing result as an ERROR.
+    Returns None if the policy does not require it, or if the measurement fails: then the reason is
+    printed, and the decision treats the missing result as an ERROR.
     """
     section = policy.preprocessing
     if section is None:
@@ -87,9 +87,9 @@ def preprocessing_of(policy: Policy, onnx: Path) -> PreprocessingParity | None:
 
 
 def write_samples(case: MeasurementJob, evidence: Evidence, table: SampleTable) -> None:
-    """Write a table of all samples and images of the worst ones.
+    """Write a table of all samples and images of the worst samples.
 
-    Without such images only the reason is written, because DVC does not restore empty folders.
+    If there are no such images, write only the reason, because DVC does not restore empty folders.
     """
     table.save(paths.SAMPLES)
     spec = PreprocessSpec.load(paths.PREPROCESSING)
@@ -105,8 +105,8 @@ def write_samples(case: MeasurementJob, evidence: Evidence, table: SampleTable) 
 def write_golden(folder: Path, case: MeasurementJob, evidence: Evidence) -> Digest | None:
     """Write the golden vectors for consumers of the file; return the digest of golden.json.
 
-    If there can be none, only the reason is written. They are taken from samples whose images
-    `prepare` kept, so that a consumer can start from the images.
+    Uses samples whose images `prepare` kept, so that a consumer can start from the images. If
+    golden vectors can't be created, writes only the reason and returns None.
     """
     folder.mkdir(parents=True, exist_ok=True)
     reason_file = folder / "unmade.txt"

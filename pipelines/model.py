@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def build(params: ModelParams) -> nn.Module:
-    """Build the architecture with its weights by name, or call the factory.
+    """Build the architecture with its pretrained weights, or call the factory.
 
-    Seed torch before, because layers without pretrained weights are random. Raises ModelError.
+    Seed torch first, because layers without pretrained weights are random. Raises ModelError.
     """
     from gate.model.loading import build_model, torchvision_model
 
@@ -31,7 +31,7 @@ def build(params: ModelParams) -> nn.Module:
     )
 
 
-def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
+def load_trained_model(params: ModelParams) -> tuple[nn.Module, Digest]:
     """Return the model with the trained checkpoint in eval mode, and the checkpoint's digest."""
     from gate.model.checkpoint import load_checkpoint
 
@@ -41,8 +41,9 @@ def trained(params: ModelParams) -> tuple[nn.Module, Digest]:
 
 
 def reference() -> nn.Module:
-    """Build the trained model, as a factory for other processes. Raises as `trained`."""
-    return trained(ModelParams.load())[0]
+    """Build the trained model. Workers use this function as their factory. Raises as
+    `load_trained_model`."""
+    return load_trained_model(ModelParams.load())[0]
 
 
 def check_labels(labels: np.ndarray, classes: int, *, split: str) -> None:

@@ -1,4 +1,4 @@
-"""Run a command that prints much: one line says what it is doing, a log has the rest.
+"""Run a command with long output: show one progress line, write everything to a log.
 
     python pipelines/one_line.py LOG COMMAND …
 
@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-LAST = 15
+SHOWN_LINES = 15
 """Number of the log's last lines that are shown if the command fails."""
-_SPOKEN = (
+_PROGRESS_PREFIXES = (
     "Collecting ",
     "Resolved ",
     "Downloading ",
@@ -33,8 +33,8 @@ _SPOKEN = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code. After a failure, print the log's end and its
-    path."""
+    """Run the command and return its exit code. After a failure, print the end and the path of the
+    log."""
     if len(arguments) < 2:
         print(__doc__, file=sys.stderr)
         return 2
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     code = run(command, log)
     if code != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        print("\n".join(lines[-LAST:]), file=sys.stderr)
+        print("\n".join(lines[-SHOWN_LINES:]), file=sys.stderr)
         print(f"Failed with exit code {code}. All that it printed: {log}", file=sys.stderr)
     return code
 
@@ -62,7 +62,7 @@ def run(command: Sequence[str], log: Path) -> int:
         for line in process.stdout:
             file.write(line)
             file.flush()
-            if shown and line.lstrip().startswith(_SPOKEN):
+            if shown and line.lstrip().startswith(_PROGRESS_PREFIXES):
                 _show(f"{time.monotonic() - started:4.0f} s  {line.strip()}")
         code = process.wait()
     if shown:

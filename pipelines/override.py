@@ -1,4 +1,4 @@
-"""Write settings from a command line into params.yaml, where DVC and the record see them.
+"""Write settings from a command line into params.yaml, where DVC and the records read them.
 
 Only the value's text is replaced: comments, quotes, anchors and line endings stay unchanged.
 """
@@ -17,7 +17,7 @@ from pipelines import paths
 from pipelines.params import check_all
 
 _PROPERTIES = re.compile(r"(?:[&!]\S*[ \t]+)+")
-"""An anchor and a tag before a value, which are kept."""
+"""An anchor and a tag before a value, which are preserved."""
 
 
 def override(settings: Iterable[str]) -> None:
@@ -51,15 +51,15 @@ def replace_value(text: str, key: str, value: str) -> str:
 
     Raises PolicyError.
     """
-    span, new = _ValueSpan.from_text(text, key), _parsed(key, value)
-    document = _loaded(text)
+    span, new = _ValueSpan.from_text(text, key), _parse_value(key, value)
+    document = _load_yaml(text)
     old = _replace(document, key, new)
-    if _same(old, new):
+    if _is_same(old, new):
         return text
-    for candidate in span.ways(value, new):
+    for candidate in span.candidates(value, new):
         changed = text[: span.start] + candidate + text[span.end :]
         if _parses_to(changed, document):
-            print(f"{paths.PARAMS}: {key}: {_shown(old)} -> {_shown(new)}", flush=True)
+            print(f"{paths.PARAMS}: {key}: {_to_text(old)} -> {_to_text(new)}", flush=True)
             return changed
     raise PolicyError(
         f"{key}: {value!r} can't be written at {paths.PARAMS}:{span.line} without changing more "
@@ -112,27 +112,26 @@ class _ValueSpan:
         start = properties.end() if properties else start
         return cls(start, end, text.count("\n", 0, start) + 1, quote)
 
-    def ways(self, text: str, value: Any) -> list[str]:
-        """Return the ways to write the value by preference: with its old quotes, as passed,
-        quoted."""
+    def candidates(self, text: str, value: Any) -> list[str]:
+        """Return ways to write the new text, best first: with the old quotes, as passed, quoted."""
         quoted = {"'": "'" + text.replace("'", "''") + "'", '"': json.dumps(text)}
         is_plain = isinstance(value, str) and value == text
-        ways = [quoted[self.quote]] if self.quote and is_plain else []
-        ways.append(text if self.end > self.start else f" {text}")
-        return [*ways, quoted['"']] if is_plain else ways
+        candidates = [quoted[self.quote]] if self.quote and is_plain else []
+        candidates.append(text if self.end > self.start else f" {text}")
+        return [*candidates, quoted['"']] if is_plain else candidates
 
 
-def _loaded(text: str) -> Any:
+def _load_yaml(text: str) -> Any:
     from ruamel.yaml import YAML
 
     return YAML(typ="safe", pure=True).load(text)
 
 
-def _parsed(key: str, text: str) -> Any:
+def _parse_value(key: str, text: str) -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return _loaded(text)
+        return _load_yaml(text)
     except YAMLError as error:
         raise PolicyError(f"{key}: {text!r} is not a YAML value. Quote it.") from error
 
@@ -146,8 +145,9 @@ def _replace(document: Any, key: str, value: Any) -> Any:
     return old
 
 
-def _same(first: Any, second: Any) -> bool:
-    """Return whether values are equal in type and value: 1 is neither true nor 1.0, NaN is NaN."""
+def _is_same(first: Any, second: Any) -> bool:
+    """Return whether values have the same type and value: 1 is neither true nor 1.0, NaN equals
+    NaN."""
     return repr(first) == repr(second)
 
 
@@ -155,10 +155,10 @@ def _parses_to(text: str, document: Any) -> bool:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return _same(_loaded(text), document)
+        return _is_same(_load_yaml(text), document)
     except YAMLError:
         return False
 
 
-def _shown(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return json.dumps(value, default=str)

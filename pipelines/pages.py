@@ -1,6 +1,6 @@
 """What each stage writes to the MLflow run, including data that only the pipeline has.
 
-A new run that replaces an earlier one gets all of it again.
+If a new run replaces an earlier one, all of this is written again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipelines import paths
 from pipelines.export_report import ExportReport
 from pipelines.promotion_report import PromotionReport
 
-_OF_PARITY = (EVIDENCE, EVIDENCE_STATEMENT, SAMPLES, PLOTS)
+_PARITY_FILES = (EVIDENCE, EVIDENCE_STATEMENT, SAMPLES, PLOTS)
 
 
 def write_export(page: RunLogger, report: ExportReport) -> None:
@@ -37,7 +37,7 @@ def write_export(page: RunLogger, report: ExportReport) -> None:
 
 
 def write_refused_export(page: RunLogger, refusal: str) -> None:
-    """Write why there is no file. The run ends FAILED."""
+    """Write why the export was rejected. The run ends with the status FAILED."""
     first = next(iter(refusal.splitlines()), "the exporter refused")
     page.tags({"gate.verdict": "FAIL", "gate.cause": "export", "gate.headline": first[:5000]})
     page.note(f"Not exported.\n\n```\n{refusal}\n```\n")
@@ -49,7 +49,8 @@ def write_parity(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
     """Write the numbers of the evidence, the settings, the machine and the data set."""
     log_evaluation.write_evidence(page, evidence, policy, inputs=paths.EVAL_IMAGES)
     page.file(paths.EVIDENCE)
-    if paths.EVIDENCE_STATEMENT.is_file():  # else the stage promote refuses what is measured
+    # without a statement, the stage promote rejects the measurement
+    if paths.EVIDENCE_STATEMENT.is_file():
         page.file(paths.EVIDENCE_STATEMENT)
     page.file(paths.SAMPLES)
     for plot in sorted(paths.PLOTS.glob("*.svg")):
@@ -62,8 +63,8 @@ def write_parity(page: RunLogger, evidence: Evidence, policy: Policy) -> None:
 
 
 def write_decision(page: RunLogger, judgment: SummaryInputs) -> None:
-    """Write the report, the verdict and its settings, without what `write_parity` writes."""
-    log_evaluation.write_report(page, paths.REPORTS, without=_OF_PARITY)
+    """Write the report, the verdict and the settings, except files that `write_parity` writes."""
+    log_evaluation.write_report(page, paths.REPORTS, without=_PARITY_FILES)
     page.file(paths.PARAMS)
     log_evaluation.write_decision(page, judgment)
 

@@ -112,11 +112,11 @@ class ParityParams(_Section):
     """Number of processes or Ray workers; None: as many as are useful, or as the cluster has."""
 
 
-_WRITTEN = {
+_SET_BY_PIPELINE = {
     "file": "The stage export writes NAME.onnx for each part",
     "inputs": "A part is exported and judged on what the chain gives it",
 }
-"""Fields of a part in a release file that the pipeline sets itself."""
+"""Fields of a part in a release file that the pipeline sets."""
 
 
 class PartParams(Record):
@@ -160,7 +160,7 @@ class ReleaseParams(_Section):
                     f"{path}: '{name}:' stands beside the sections, where no stage reads it. Move "
                     "it into 'release:' (docs/releases.md)."
                 )
-        return load_section(cls, path, cls.section, misplaced=_WRITTEN)
+        return load_section(cls, path, cls.section, misplaced=_SET_BY_PIPELINE)
 
     @model_validator(mode="after")
     def _has_parts_or_file(self) -> Self:
@@ -207,8 +207,8 @@ def load_quantize(path: Path = paths.PARAMS) -> QuantizeSettings:
 def check_release(
     release: ReleaseParams, export: ExportSettings, *, path: Path = paths.PARAMS
 ) -> None:
-    """Raise PolicyError for single-file settings in a release of several files. `path`: their
-    source."""
+    """Raise PolicyError if a release of several files has settings for a single file. `path`: the
+    file that contains the settings."""
     if not release.parts:
         return
     for name in ("input_names", "output_names", "dynamic_axes"):

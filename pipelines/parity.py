@@ -1,7 +1,7 @@
 """Stage `parity`: measure the exported file or release against the model.
 
-`promote` makes the decision. If it will be a rejection, the first diverging layer is located here,
-because the model is available here.
+`promote` makes the decision. If it will be a rejection, this stage locates the first diverging
+layer, because the model is loaded here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gate.storage import files
 from pipelines import ci_files, numbers, pages, paths, signing, stage
 from pipelines.export_report import ExportReport
 from pipelines.measuring import (
-    measured,
-    preprocessing_of,
-    with_records,
+    add_export_records,
+    measure,
+    measure_preprocessing,
     write_golden,
     write_samples,
 )
@@ -75,10 +75,10 @@ def main() -> int:
 
 def _measure(policy: Policy, report: ExportReport) -> tuple[Evidence, MeasurementJob, SampleTable]:
     onnx = ReleaseParams.load().path
-    evidence, case, table = measured(onnx, policy, source=report.source, title="parity")
+    evidence, case, table = measure(onnx, policy, source=report.source, title="parity")
     if _is_exported(onnx, evidence.subject, report):
-        evidence = with_records(evidence, report.record, report.records)
-    preprocessing = preprocessing_of(policy, onnx)
+        evidence = add_export_records(evidence, report.record, report.records)
+    preprocessing = measure_preprocessing(policy, onnx)
     return evidence.model_copy(update={"preprocessing": preprocessing}), case, table
 
 
@@ -95,7 +95,7 @@ def _is_exported(onnx: Path, subject: Subject, report: ExportReport) -> bool:
 
 def _write_numbers(evidence: Evidence) -> None:
     """Write DVC metrics, and plots of the same numbers."""
-    text_of_metrics = json.dumps(numbers.headlines(evidence), indent=2)
+    text_of_metrics = json.dumps(numbers.headline_metrics(evidence), indent=2)
     files.write_text(paths.PARITY_METRICS, f"{text_of_metrics}\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

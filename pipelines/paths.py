@@ -56,7 +56,7 @@ def run_reference(stage: str) -> Path:
 
 
 def project_root() -> Path:
-    """Return the project's folder, absolute; in `dvc exp run --temp`, the original one."""
+    """Return the project's absolute folder; in `dvc exp run --temp`, the original folder."""
     return Path(os.environ.get("DVC_ROOT") or Path.cwd()).resolve()
 
 
@@ -66,5 +66,5 @@ def state() -> Path:
 
 
 def database() -> Path:
-    """Return the path of the gate's state with the ledger."""
+    """Return the path of the database with the ledger."""
     return state() / "state.db"

@@ -52,7 +52,7 @@ def main() -> int:
 def split(
     labels: NDArray[np.int64], *, share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ascending indices (train, evaluation); each class is split in the same ratio by the
+    """Return ascending indices (train, evaluation). Each class is split in the same ratio, by the
     seed.
 
     Raises DataError for fewer than two classes, or a class with fewer than two samples.
@@ -98,7 +98,7 @@ def require_fit(source: Source, evaluation: int, *, share: float) -> None:
 
 
 def _write_samples(source: Source, indices: NDArray[np.int64], path: Path) -> Iterator[int]:
-    """Write samples one by one. A full disk would kill the writer of a memory-mapped file."""
+    """Write samples one at a time. A full disk would kill the writer of a memory-mapped file."""
     shape = source.sample(int(indices[0])).shape
     with _npy(path, np.dtype(np.float32), (len(indices), *shape)) as stream:
         for index in indices:

@@ -40,7 +40,7 @@ from pipelines.params import RegistryParams, ReleaseParams, load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import Tracker
 from pipelines.signed_verdict import SignedVerdict
-from pipelines.twin_files import judged_twin
+from pipelines.twin_files import decide_on_twin
 
 
 @ci_files.record_failure("promote")
@@ -79,7 +79,7 @@ def main() -> int:
             description="",
             golden=_golden(folder, policy, evidence) if decision.passed else None,
             preprocessing=paths.PREPROCESSING,
-            twin=judged_twin(policy, folder / "twin", decided_at=decision.decided_at),
+            twin=decide_on_twin(policy, folder / "twin", decided_at=decision.decided_at),
             trend=champion.trend,
         )
         verdict = SignedVerdict.from_release(release, policy, model)
@@ -93,7 +93,7 @@ def main() -> int:
             steps=_steps(decision),
             signed_by=verdict.signed_by,
         )
-        twin = _judged(release.twin, policy.twin)
+        twin = _twin_summary(release.twin, policy.twin)
         report_page = Report(
             judgment.summary,
             evidence,
@@ -132,26 +132,26 @@ def main() -> int:
             write_promotion(page, promotion, model_name=release.model_name, note=note)
             report.save(paths.PROMOTION)
             ci_files.write(judgment.summary, report)
-    _tell(judgment.summary, report)
+    _print_result(judgment.summary, report)
     if twin is not None:
-        _tell_twin(twin.decision)
+        _print_twin_result(twin.decision)
     # Experiments are compared whatever their verdict, but an unsigned one can't be.
     if "DVC_EXP_NAME" in os.environ and verdict.refusal is None:
         return ExitCode.DONE
     return ExitCode.from_promotion(report.outcome, report.verdict.value)
 
 
-def _judged(twin: EvaluatedFile | None, policy: Policy | None) -> SummaryInputs | None:
-    """Return the verdict on the quantized twin by the twin's own policy."""
+def _twin_summary(twin: EvaluatedFile | None, policy: Policy | None) -> SummaryInputs | None:
+    """Return the verdict on the quantized twin by the twin's policy."""
     if twin is None or policy is None:
         return None
     return SummaryInputs(decision=twin.decision, evidence=twin.evidence, policy=policy)
 
 
 def _golden(folder: Path, policy: Policy, evidence: Evidence) -> GoldenFolder:
-    """Return the vectors of `parity` with the current tolerances of the policy.
+    """Return the golden vectors of `parity` with the current tolerances of the policy.
 
-    Another bound needs a new decision, but not a new measurement.
+    A changed bound needs a new decision, but no new measurement.
     """
     refit(paths.GOLDEN, folder / "golden", policy=policy, evidence=evidence)
     return GoldenFolder.open(folder / "golden")
@@ -165,7 +165,7 @@ def _steps(decision: Decision) -> tuple[Step, ...]:
     return (look, Step(label="Check again after fixing the cause", command="make repro"))
 
 
-def _tell(summary: Summary, report: PromotionReport) -> None:
+def _print_result(summary: Summary, report: PromotionReport) -> None:
     print_summary(summary, console(sys.stdout))
     print(report.sentence())
     if report.signed_by is not None:
@@ -173,7 +173,7 @@ def _tell(summary: Summary, report: PromotionReport) -> None:
     print("Next: make ui")
 
 
-def _tell_twin(decision: Decision) -> None:
+def _print_twin_result(decision: Decision) -> None:
     print(f"Quantized twin: {decision.verdict}, {decision.subject_sha256}")
     for check in decision.problems:
         print("  " + make_printable(f"{check.verdict} {check.title}: {render_check(check)}"))

@@ -10,7 +10,8 @@ from gate.storage.record import Record, Sha256, added_field
 
 
 class PromotionReport(Record):
-    """Content of `reports/promotion.json`. `dry_run`: in `dvc exp run`, which never promotes."""
+    """The content of `reports/promotion.json`. `dry_run`: run by `dvc exp run`, which never
+    promotes."""
 
     schema_version: Literal[1] = 1
     verdict: Verdict
@@ -23,16 +24,16 @@ class PromotionReport(Record):
     run_id: str
     experiment_id: str
     signed_by: str | None = added_field(None)
-    """The signing key, and for the project's own key what its signature proves; None: unsigned."""
+    """The signing key and, for the project's key, what its signature proves. None: unsigned."""
 
     @property
     def run_address(self) -> str:
-        """The run's path in MLflow's user interface, independent of host and port."""
+        """The path of the run in MLflow's user interface, independent of host and port."""
         return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     @property
     def version_address(self) -> str | None:
-        """The model version's path in MLflow's user interface; None without a version."""
+        """The path of the model version in MLflow's user interface; None without a version."""
         return self.version and f"#/models/{self.model_name}/versions/{self.version}"
 
     def sentence(self) -> str:
@@ -51,7 +52,7 @@ class PromotionReport(Record):
         if self.outcome == "unchanged":
             return f"Unchanged: champion is already version {self.version} of {file}."
         if self.outcome == "dry_run":
-            # Not dvc repro: to DVC the stage has run with these inputs.
+            # Do not suggest dvc repro: DVC considers the stage finished for these inputs.
             return (
                 f"Passed, not promoted: an experiment only reports ({file}). make repro promotes."
             )

@@ -13,9 +13,9 @@ from gate import __version__
 
 
 def main(root: Path) -> int:
-    """Return 0 if the release is tagged, 2 if something is missing; print what happened."""
+    """Check, build and tag. Return 0 if the release is tagged, 2 if a requirement is missing."""
     tag = f"v{__version__}"
-    if reason := _missing(root, tag):
+    if reason := _reason_against_release(root, tag):
         print(f"error: {reason}", file=sys.stderr)
         return 2
     dist = root / "dist"
@@ -45,7 +45,7 @@ def main(root: Path) -> int:
     return 0
 
 
-def _missing(root: Path, tag: str) -> str | None:
+def _reason_against_release(root: Path, tag: str) -> str | None:
     """Return why this checkout can't be released, or None."""
     if _git(root, "status", "--porcelain"):
         return "there are uncommitted changes. Commit them first"

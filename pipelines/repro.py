@@ -1,9 +1,13 @@
 """`make repro`: run `dvc repro` with additional checks before, and a summary afterwards.
 
-DVC compares files. It can't detect that the registry lost a version, or that the last decision was
-made in `dvc exp run`, which never promotes; then the stage `promote` must run again. Neither can it
-detect that a package of the model was replaced; then the stage `code` must run again. Nor that
-measurements are no longer signed by a trusted key; then they must be repeated.
+DVC compares files. It can't detect three reasons to run a stage again:
+
+- `promote`: the registry lost the version, or the last decision was made in `dvc exp run`, which
+never promotes.
+
+- `code`: a package of the model was replaced.
+
+- The measurements: they are no longer signed by a trusted key.
 """
 
 from __future__ import annotations
@@ -27,16 +31,15 @@ STAGES = ("prepare", "train", "export", "parity", "promote")
 
 
 def main() -> int:
-    """Run DVC and print the result and where to find it. Exit code 0: done, 1: rejected, 2:
-    error."""
+    """Run DVC, and print the result and its location. Exit code 0: done, 1: rejected, 2: error."""
     arguments = _parse(sys.argv[1:])
     override(arguments.set)
     reason = promotion_is_due()
     if reason is not None:
         print(f"promote runs again: {reason}", flush=True)
         paths.DECISION.unlink(missing_ok=True)
-    for statement, evidence in signing.MEASURED.items():
-        reason = signing.unvouched(statement, evidence)
+    for statement, evidence in signing.EVIDENCE_BY_STATEMENT.items():
+        reason = signing.reason_to_remeasure(statement, evidence)
         if reason is not None:
             print(f"{evidence} is measured again: {reason}", flush=True)
             statement.unlink()
@@ -44,11 +47,11 @@ def main() -> int:
     with recorded_stages() as results:
         code_of_dvc = _dvc(["repro", *([arguments.target] if arguments.target else [])], results)
     if code_of_dvc == 0:
-        print(_closing(results), flush=True)
+        print(_summarize(results), flush=True)
         return ExitCode.DONE
     report = last_promotion()
     if report is not None and "promote" in results.codes and report.outcome == "refused":
-        print(_closing(results), flush=True)
+        print(_summarize(results), flush=True)
         return ExitCode.from_promotion(report.outcome, report.verdict.value)
     failed = results.failed
     if failed is not None and results.codes[failed] == ExitCode.REJECTED:
@@ -69,9 +72,9 @@ def main() -> int:
 
 
 def promotion_is_due() -> str | None:
-    """Return why the last promotion does not count, or None.
+    """Return why `promote` must run again, or None.
 
-    An existing version that is not champion (after a rollback) is left alone.
+    A version that exists but is not champion (after a rollback) is no reason.
     """
     report = last_promotion()
     if report is None:
@@ -118,7 +121,7 @@ def _dvc(arguments: Sequence[str], results: StageResults) -> int:
         raise
 
 
-def _closing(results: StageResults) -> str:
+def _summarize(results: StageResults) -> str:
     """Return a summary of the stages that ran now."""
     report = last_promotion() if "promote" in results.codes else None
     if report is not None:

@@ -35,8 +35,8 @@ def tracking_uri() -> str:
 
 
 class Tracker:
-    """A stage's connection to MLflow. Raises RegistryUnavailable within seconds if it does not
-    answer."""
+    """A stage's connection to MLflow. Raises RegistryUnavailable within seconds if the server does
+    not answer."""
 
     def __init__(self, experiment: str) -> None:
         self.uri = tracking_uri()
@@ -48,7 +48,7 @@ class Tracker:
         launcher = os.environ.pop("MLFLOW_RUN_ID", None)
         with calling(self.uri, "open the experiment"):
             self._watch.end_abandoned(lambda run_id: self._end(run_id, "KILLED", if_running=True))
-            self.parent = launcher if launcher and self._alive(launcher) else None
+            self.parent = launcher if launcher and self._is_active(launcher) else None
             self.experiment_id = (
                 str(self.client.get_run(self.parent).info.experiment_id)
                 if self.parent
@@ -57,7 +57,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def new_run(self, stage: str) -> Iterator[RunLogger]:
-        """Open a new run for `stage`, and end it in any case."""
+        """Open a new run for `stage`, and always end it."""
         with self._writing(self._create(stage), stage) as page:
             yield page
 
@@ -72,9 +72,9 @@ class Tracker:
     ) -> Iterator[RunLogger]:
         """Continue the run of the stage `earlier`.
 
-        It is replaced by a new run, to which `replay` writes the results of earlier stages, if it
-        is gone, belongs to another server or experiment, already has this stage's results, or has
-        other values of `settings`. A complete run is never changed.
+        A new run replaces it if it was deleted, belongs to another server or experiment, already
+        has this stage's results, or has other values of `settings`. `replay` then writes the
+        results of earlier stages to the new run. A complete run is never changed.
         """
         reference = RunReference.load(paths.run_reference(earlier))
         with calling(self.uri, f"read the run of '{earlier}'"):
@@ -95,7 +95,7 @@ class Tracker:
     ) -> str | None:
         if reference.tracking_uri != redacted(self.uri):
             return "is on another server"
-        if not self._alive(reference.run_id):
+        if not self._is_active(reference.run_id):
             return "is gone"
         run = self.client.get_run(reference.run_id)
         data = run.data
@@ -135,7 +135,7 @@ class Tracker:
     def _create(self, stage: str) -> str:
         from mlflow.tracking.context.registry import resolve_tags
 
-        tags = resolve_tags()  # user, source and commit, as mlflow.start_run would tag it
+        tags = resolve_tags()  # user, source and commit, with the tags of mlflow.start_run
         if self.parent:
             tags[PARENT_TAG] = self.parent
         name = "train" if stage == "train" else f"gate {stage}"
@@ -152,7 +152,7 @@ class Tracker:
                 return
             self.client.set_terminated(run_id, status=status)
 
-    def _alive(self, run_id: str) -> bool:
+    def _is_active(self, run_id: str) -> bool:
         from mlflow.exceptions import MlflowException
 
         try:

@@ -1,4 +1,4 @@
-"""Detect which runs are being written by a live process of this project on this machine.
+"""Detect which runs a live process of this project on this machine is writing.
 
 Each open run holds a file lock that the kernel releases when the process dies, even by kill -9. A
 run whose lock is free was abandoned.
@@ -24,7 +24,7 @@ class RunWatch:
 
     @contextlib.contextmanager
     def alive(self, run_id: str) -> Iterator[None]:
-        """Hold the lock of `run_id`; remove the file when the run has ended in order."""
+        """Hold the lock of `run_id`; remove the file when the run has ended normally."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self._server}-{run_id}.lock"
         with FileLock(path):

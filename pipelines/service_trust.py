@@ -1,6 +1,6 @@
 """The signing key and the trust file of the service of `make stack`.
 
-Both are created in `.gate` on first use and not changed afterwards.
+Both are created in `.gate` on first use and never changed afterwards.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class ServiceTrust:
                 trust_file.trust(service_key.public, ("writers",), KeyTerms())
                 trust_file.save()
                 write_text(trust, _HEAD + draft.read_text("utf-8"))
-            if local.trust_path.exists():  # both write one ledger, which the project also reads
+            # The service also writes the ledger that the project reads.
+            if local.trust_path.exists():
                 project_trust = EditedTrust(local.trust_path)
                 project_trust.trust(service_key.public, ("writers",), KeyTerms())
                 project_trust.save()

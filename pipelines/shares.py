@@ -13,7 +13,7 @@ from gate.policy.policy import Policy
 from pipelines.params import ParityParams
 
 _REFERENCE = "pipelines.model:reference"
-"""Factory with which workers build the model of the stages."""
+"""Factory with which workers build the trained model."""
 
 
 @contextlib.contextmanager
@@ -26,16 +26,16 @@ def with_workers(onnx: Path, workload: EvaluationData, policy: Policy) -> Iterat
     params = ParityParams.load()
     few = is_release_file(onnx) or not worth_a_trial(workload.samples, workload.batch_size)
     if params.engine == "processes" and (params.jobs == 1 or (params.jobs is None and few)):
-        yield workload  # no worker has to build the model
+        yield workload  # a worker would have to build the model again
         return
     with contextlib.ExitStack() as stack:
         if params.engine == "ray":
             pool = stack.enter_context(RayPool.open(Cluster(workers=params.jobs)))
-            context = _checked(onnx, workload, policy).by_cluster(pool)
+            context = _check_file(onnx, workload, policy).by_cluster(pool)
         else:
-            context = _checked(onnx, workload, policy).by_processes(params.jobs)
+            context = _check_file(onnx, workload, policy).by_processes(params.jobs)
         yield stack.enter_context(context)
 
 
-def _checked(onnx: Path, workload: EvaluationData, policy: Policy) -> CheckedFile:
+def _check_file(onnx: Path, workload: EvaluationData, policy: Policy) -> CheckedFile:
     return CheckedFile(onnx, Reference.from_factory(_REFERENCE), workload, policy)

@@ -19,7 +19,7 @@ from pipelines import paths, signing, twin_files
 
 @dataclass(frozen=True)
 class SignedVerdict:
-    """A release, with statements if trusted keys signed its measurements."""
+    """A release. It has signed statements if trusted keys signed its measurements."""
 
     model: RegisteredModel
     release: Release
@@ -30,7 +30,7 @@ class SignedVerdict:
     signed_by: str | None = None
     """Name and short id of the signing key."""
     word: str | None = None
-    """A sentence about the signature, which mentions whether the key is the project's own."""
+    """A sentence about the signature. It says whether the key is the project's own."""
 
     @classmethod
     def from_release(
@@ -60,14 +60,14 @@ class SignedVerdict:
             )
         except Untrusted as error:
             return cls(model, release, policy, trust, refusal=str(error))
-        assert signed.statements is not None  # by sign
+        assert signed.statements is not None  # ensured by sign
         files.write_bytes(paths.DECISION_STATEMENT, signed.statements.decision.data)
         key = who.key.public
         word = local.describe_signer(key)
         return cls(model, signed, policy, trust, signed_by=key.label, word=word)
 
     def promote(self, *, run_id: str, description: str) -> PromotionResult:
-        """Promote, submit or refuse the release by the policy.
+        """Promote, submit or reject the release, as the policy requires.
 
         Raises the exceptions of `gate.commands.promote.submit_or_promote`.
         """

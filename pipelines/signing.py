@@ -1,5 +1,4 @@
-"""The signing key and the trust of the pipeline: from the environment, or the project's
-(`.gate`)."""
+"""The pipeline's signing key and trust: from the environment, or the project's (`.gate`)."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from gate.storage.digest import Digest
 from gate.storage.untrusted_files import read_untrusted
 from pipelines import paths
 
-MEASURED = {
+EVIDENCE_BY_STATEMENT = {
     paths.EVIDENCE_STATEMENT: paths.EVIDENCE,
     paths.TWIN / RECORDS / EVIDENCE_STATEMENT: paths.TWIN / RECORDS / EVIDENCE,
 }
-"""Statements about measurements by file, with the evidence that they cover."""
+"""The evidence that each signed statement covers: path of the statement to path of the evidence."""
 
 
 def local_keys() -> LocalKeys:
@@ -44,7 +43,7 @@ def signatory() -> Signatory:
 def write_measured(
     path: Path, signatory: Signatory, onnx: Path, evidence: Evidence, *, golden: Digest | None
 ) -> None:
-    """Sign the evidence about `onnx` from memory, and write the statement.
+    """Sign the evidence about `onnx` as it is in memory, and write the statement.
 
     Raises KeyUnusable; DigestMismatch if the file has changed; StorageError.
     """
@@ -53,7 +52,7 @@ def write_measured(
 
 
 def measured_statement(path: Path) -> SignedStatement:
-    """Return the statement of the measuring stage. Raises Untrusted, StorageError."""
+    """Load the signed statement of a measurement. Raises Untrusted, StorageError."""
     try:
         data = read_untrusted(path, limit=ENVELOPE_LIMIT)
     except (EvidenceError, DigestMismatch) as error:
@@ -61,11 +60,11 @@ def measured_statement(path: Path) -> SignedStatement:
     return SignedStatement.from_bytes(data, label=str(path))
 
 
-def unvouched(statement: Path, evidence: Path) -> str | None:
-    """Return why the stage `promote` would refuse the measurement, so that it must be repeated.
+def reason_to_remeasure(statement: Path, evidence: Path) -> str | None:
+    """Return why the stage `promote` would reject the measurement, so that it must be repeated.
 
-    None if it would not, or if nothing was measured and signed yet. Raises PolicyError,
-    KeyUnusable, StorageError.
+    Returns None if `promote` would accept it, or if there is no signed measurement yet. Raises
+    PolicyError, KeyUnusable, StorageError.
     """
     if not statement.exists():
         return None

@@ -39,7 +39,10 @@ _POLL_S = 0.5
 
 
 def main() -> int:
-    """Start both, register the webhook, print the addresses, and wait. Exit code 2 if one ends."""
+    """Start both servers, register the webhook, print the addresses, and wait.
+
+    Returns exit code 2 if a server ends.
+    """
     parser = argparse.ArgumentParser(prog="python -m pipelines.stack", description=__doc__)
     parser.add_argument("--port", type=int, default=5000, help="of MLflow")
     parser.add_argument("--service-port", type=int, default=8400)
@@ -73,13 +76,13 @@ def run(port: int, service_port: int, *, model: str) -> None:
         )
     registry, service = f"http://{HOST}:{port}", f"http://{HOST}:{service_port}"
     secret_file, trust = paths.state() / "webhook-secrets", ServiceTrust.from_project()
-    _say(f"Starting MLflow at {registry} …")
+    _print_now(f"Starting MLflow at {registry} …")
     with started("mlflow", mlflow_command(port, database), mlflow_environment()) as mlflow:
         wait_for(f"{registry}/health", mlflow)
-        _say("Registering the webhook …")
+        _print_now("Registering the webhook …")
         _gate(["webhooks", "register", "--url", f"{service}/webhooks/mlflow",
                "--secret-file", str(secret_file), "--tracking-uri", registry])  # fmt: skip
-        _say(f"Starting the service at {service} …")
+        _print_now(f"Starting the service at {service} …")
         command = [
             *serve_command(service_port, (registry, database), model, secret_file),
             "--key", str(trust.key), "--trust", str(trust.trust),
@@ -87,11 +90,11 @@ def run(port: int, service_port: int, *, model: str) -> None:
         with started("gate serve", command, dict(os.environ)) as served:
             wait_for(f"{service}/readyz", served)
             print("\n".join(instructions(registry, service, model)), flush=True)
-            _watch([mlflow, served])
+            _check_children([mlflow, served])
 
 
 def mlflow_command(port: int, database: str) -> list[str]:
-    """Return the command of the server on the database that `make repro` writes."""
+    """Return the command of MLflow's server, which uses the database that `make repro` writes."""
     artifacts = (paths.project_root() / "mlartifacts").as_uri()
     return [
         sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port),
@@ -100,7 +103,8 @@ def mlflow_command(port: int, database: str) -> list[str]:
 
 
 def mlflow_environment() -> dict[str, str]:
-    """Return the environment: webhooks over plain HTTP, and a persistent key for their secrets."""
+    """Return the server's environment: webhooks over plain HTTP, a persistent key for their
+    secrets."""
     return os.environ | {
         **NO_JOBS,
         "MLFLOW_WEBHOOK_ALLOWED_SCHEMES": "http,https",
@@ -112,7 +116,8 @@ def mlflow_environment() -> dict[str, str]:
 
 
 def serve_command(port: int, registry: tuple[str, str], model: str, secret_file: Path) -> list[str]:
-    """Return the command of the service. `registry`: address of the server, and of its database."""
+    """Return the command of the service. `registry`: the addresses of the server and of its
+    database."""
     address, database = registry
     return [
         sys.executable, "-m", "gate", "serve", "--model", model, "--port", str(port),
@@ -123,7 +128,7 @@ def serve_command(port: int, registry: tuple[str, str], model: str, secret_file:
 
 
 def encryption_key(path: Path) -> str:
-    """Return a Fernet key that is created once and readable only by this user. Raises
+    """Return a Fernet key, created on first use and readable only by this user. Raises
     StorageError."""
     if not path.is_file():
         key = base64.urlsafe_b64encode(secrets.token_bytes(32))
@@ -132,7 +137,7 @@ def encryption_key(path: Path) -> str:
 
 
 def instructions(registry: str, service: str, model: str) -> list[str]:
-    """Return the lines that are printed: addresses, and the steps of a promotion."""
+    """Return the printed lines: addresses, and the steps of a promotion."""
     page = f"{registry}/#/models/{model}"
     tag = Policy.from_file(paths.PARAMS).review_tag
     return [
@@ -171,11 +176,11 @@ def wait_for(url: str, child: Child) -> None:
     raise RegistryUnavailable(f"{child.name} did not answer at {url} in {_TIMEOUT_S:.0f} s.")
 
 
-def _say(text: str) -> None:
+def _print_now(text: str) -> None:
     print(text, flush=True)
 
 
-def _watch(children: Sequence[Child]) -> None:
+def _check_children(children: Sequence[Child]) -> None:
     while True:
         for child in children:
             child.check()

@@ -1,4 +1,4 @@
-"""Run a stage: its status and errors become the exit code (`gate.commands.result`)."""
+"""Run a stage: its status or error determines the exit code (`gate.commands.result`)."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from pipelines.stage_results import record_stage
 
 
 class Stopped(BaseException):
-    """Raised on SIGTERM. Like KeyboardInterrupt, it closes runs and files on the way out."""
+    """Raised on SIGTERM. Like KeyboardInterrupt, it lets `finally` blocks close runs and files."""
 
 
 def run(main: Callable[[], int]) -> NoReturn:
     """Run a stage and exit with its code; expected errors are shown without a traceback."""
     signal.signal(signal.SIGTERM, _stop)
-    code = code_of(main)
+    code = exit_code(main)
     record_stage(code)
     sys.exit(code)
 
 
-def code_of(main: Callable[[], int]) -> int:
+def exit_code(main: Callable[[], int]) -> int:
     """Return the exit code of `main()`; errors are printed on stderr."""
     try:
         return main()
     except GateError as error:
-        _say(str(error))
+        _print_error(str(error))
     except KeyboardInterrupt:
-        _say("interrupted; nothing half-written is kept. Run dvc repro to go on.")
+        _print_error("interrupted; nothing half-written is kept. Run dvc repro to go on.")
         return ExitCode.INTERRUPTED
     except Stopped:
-        _say("stopped; nothing half-written is kept. Run dvc repro to go on.")
+        _print_error("stopped; nothing half-written is kept. Run dvc repro to go on.")
         return 128 + signal.SIGTERM
     except OSError as error:
         if error.errno != errno.ENOSPC:
-            _trace()
-        _say(f"{error}. Free space or fix permissions, then run dvc repro to go on.")
+            _print_traceback()
+        _print_error(f"{error}. Free space or fix permissions, then run dvc repro to go on.")
     except Exception:
         # Python's exit code for an exception is 1, which means "rejected" here.
-        _trace()
-        _say("unexpected failure, nothing was judged.")
+        _print_traceback()
+        _print_error("unexpected failure, nothing was judged.")
     return ExitCode.NOT_JUDGED
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"error: {Redaction().clean(text)}", file=sys.stderr, flush=True)
 
 
-def _trace() -> None:
+def _print_traceback() -> None:
     print(Redaction().clean(traceback.format_exc()), end="", file=sys.stderr)
 
 

@@ -1,6 +1,6 @@
 """Record which stages ran within one `make repro`.
 
-DVC only prints this, and records of a stage that did not run are from an earlier run.
+DVC only prints this, and a stage that did not run leaves the records of an earlier run.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from pathlib import Path
 from pipelines import paths
 
 _VARIABLE = "PARITY_GATE_RAN"
-"""Environment variable with the file to which each stage appends a line when it ends."""
+"""Environment variable with the path of a file to which each stage appends a line when it ends."""
 
 
 @dataclass
 class StageResults:
-    """Stages with their exit codes in the order in which they ended; complete when DVC has
-    ended."""
+    """Exit codes of stages in the order in which they ended; complete when DVC has ended."""
 
     environment: Mapping[str, str]
     """Environment in which DVC must be started."""
@@ -36,7 +35,7 @@ class StageResults:
 
 @contextmanager
 def recorded_stages() -> Iterator[StageResults]:
-    """Record the stages that run within the `with` block; codes are available afterwards."""
+    """Record the stages that run within the `with` block; their codes are available afterwards."""
     folder = paths.state()
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix="ran-", dir=folder)
@@ -52,7 +51,7 @@ def recorded_stages() -> Iterator[StageResults]:
 
 
 def record_stage(code: int) -> None:
-    """Record that this process's stage ended with `code`, if a record is requested."""
+    """Record that this process's stage ended with `code`, if `make repro` requests it."""
     path = os.environ.get(_VARIABLE)
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if path and spec is not None:

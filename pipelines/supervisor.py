@@ -1,8 +1,8 @@
 """`python -m pipelines.supervisor COMMAND …` ends the command together with its starter.
 
-stdin is a pipe that only the starter holds open. It closes when the starter wants the end, or dies,
-even by SIGKILL. Then, and when the command ends by itself, all processes that it started are ended
-with SIGTERM, later SIGKILL. The exit code is that of the command.
+stdin is a pipe that only the starter holds open. It closes when the starter closes it, or dies,
+even by SIGKILL. Then, and when the command ends by itself, all processes of the command are ended
+with SIGTERM, later SIGKILL. The exit code is the command's.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def main(command: list[str]) -> int:
         signal.signal(number, lambda *_: stop.set())
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     for wait in (process.wait, lambda: os.read(0, 1)):
-        threading.Thread(target=_then, args=(wait, stop), daemon=True).start()
+        threading.Thread(target=_stop_after, args=(wait, stop), daemon=True).start()
     stop.wait()
     _end_group(process)
     code = process.wait()
     return code if code >= 0 else 128 - code
 
 
-def _then(wait: Callable[[], object], stop: threading.Event) -> None:
+def _stop_after(wait: Callable[[], object], stop: threading.Event) -> None:
     wait()
     stop.set()
 
@@ -46,7 +46,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     _signal(process.pid, signal.SIGTERM)
     while time.monotonic() < deadline:
         process.poll()
-        if not _lives(process.pid):
+        if not _is_alive(process.pid):
             return
         time.sleep(0.1)
     _signal(process.pid, signal.SIGKILL)
@@ -57,7 +57,7 @@ def _signal(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _lives(group: int) -> bool:
+def _is_alive(group: int) -> bool:
     """Return whether a process of the group is alive; zombies do not count."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):

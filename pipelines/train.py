@@ -92,7 +92,7 @@ def _fit(model: nn.Module, params: TrainParams, page: RunLogger) -> list[Epoch]:
     )
     shuffle = torch.Generator().manual_seed(params.seed)
     batches = -(-len(train.labels) // params.batch_size)
-    # Decay to zero: the last steps settle, so that the result hardly depends on chance.
+    # Decay the learning rate to zero, so that the last steps hardly depend on chance.
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params.epochs)
     history: list[Epoch] = []
     with progress_bar("train", total=params.epochs * batches) as progress:
@@ -123,7 +123,7 @@ def _train_epoch(
     for indices in order:
         if len(indices) == 1 and len(order) > 1:
             progress.step()
-            continue  # BatchNorm has no variance on one sample
+            continue  # BatchNorm can't compute a variance from one sample
         images, labels = train.batch(indices)
         optimizer.zero_grad(set_to_none=True)
         loss = functional.cross_entropy(model(images), labels)

@@ -15,7 +15,7 @@ from gate.storage.files import temporary_folder, write_text
 
 _HEAD = "# Trusted keys and their validity periods (docs/attestation.md).\n"
 _SHORT = 8
-"""Least number of digits by which a key's id may be abbreviated."""
+"""Minimum number of digits of an abbreviated key id."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class KeyTerms:
 
 
 class EditedTrust:
-    """A file with a section `trust:`, or that consists of it."""
+    """A file with a section `trust:`, or one that is the section itself."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file; a missing one will be created. Raises PolicyError."""
+        """Read the file; a missing file is created by `save`. Raises PolicyError."""
         from ruamel.yaml import YAML
 
         self._path = path
@@ -119,7 +119,7 @@ class EditedTrust:
 
 
 def _id_of(listed: Any) -> str:
-    """Return the key id as in the file; empty for an invalid one, which saving refuses."""
+    """Return the key id of an entry; empty for an invalid entry, which saving rejects."""
     try:
         return TrustedKey(name="", public=str(listed["public"])).key_id
     except (ValueError, TypeError, KeyError):

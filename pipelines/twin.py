@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @ci_files.record_failure("twin")
 def main() -> int:
-    """Write models/twin/: the file or release, its evidence and golden vectors; or why there are
+    """Write models/twin/: the file or release, its evidence and golden vectors, or why there are
     none."""
     policy = load_policy().twin
     staged = paths.TWIN.with_name("twin.new")
@@ -62,7 +62,7 @@ def _create_twin(policy: Policy, folder: Path) -> None:
     from gate.records.layout import GOLDEN
     from pipelines import signing
     from pipelines.export_report import ExportReport
-    from pipelines.measuring import measured, with_records, write_golden
+    from pipelines.measuring import add_export_records, measure, write_golden
 
     signatory = signing.signatory()
     settings, release = load_quantize(), ReleaseParams.load()
@@ -73,8 +73,8 @@ def _create_twin(policy: Policy, folder: Path) -> None:
         twin = _quantize_release(release.path, folder / release.path.name, settings, report)
     else:
         twin = _quantize_file(release.path, folder / NAME, settings, batch_size=size)
-    evidence, case, _ = measured(twin.path, policy, source=report.source, title="twin")
-    evidence = with_records(evidence, twin.record, twin.parts)
+    evidence, case, _ = measure(twin.path, policy, source=report.source, title="twin")
+    evidence = add_export_records(evidence, twin.record, twin.parts)
     golden = write_golden(folder / GOLDEN, case, evidence)
     statement = folder / RECORDS / EVIDENCE_STATEMENT
     signing.write_measured(statement, signatory, twin.path, evidence, golden=golden)
@@ -99,9 +99,9 @@ def _quantize_release(
 ) -> _Twin:
     from gate.data.samples import SampleSet
     from gate.multi_file.quantize import ReleaseQuantization
-    from pipelines.model import trained
+    from pipelines.model import load_trained_model
 
-    model, _ = trained(ModelParams.load())
+    model, _ = load_trained_model(ModelParams.load())
     samples = SampleSet.open(paths.TRAIN_IMAGES)
     quantization = ReleaseQuantization(model=model, samples=samples, settings=settings)
     quantized = quantization.write(path, output)
@@ -111,7 +111,7 @@ def _quantize_release(
 
 
 def _calibration(onnx: Path, batch_size: int) -> Iterator[dict[str, Any]]:
-    """Yield training images, because the images of the verdict must not set its ranges."""
+    """Yield training images, because the evaluation images must not set the quantization ranges."""
     from gate.data.input_binding import bind_inputs
     from gate.data.samples import SampleSet
     from gate.onnx_file.reading import read_subject

@@ -15,15 +15,15 @@ from gate.registry.version_files import twin_file
 from pipelines import paths
 
 NAME = "model.onnx"
-"""Name of the twin's file; for a release, that of the release file."""
+"""Name of the twin's file or release file."""
 STATEMENT = paths.TWIN / RECORDS / EVIDENCE_STATEMENT
 VECTORS = paths.TWIN / GOLDEN
 
 
-def judged_twin(policy: Policy, folder: Path, *, decided_at: str) -> EvaluatedFile | None:
+def decide_on_twin(policy: Policy, folder: Path, *, decided_at: str) -> EvaluatedFile | None:
     """Decide on the twin by the current policy; copy its golden vectors to `folder`.
 
-    None if the policy has no twin. Raises EvidenceError if the stage `twin` wrote none.
+    Returns None if the policy has no twin. Raises EvidenceError if the stage `twin` wrote none.
     """
     if policy.twin is None:
         return None

@@ -1,4 +1,4 @@
-"""A real browser, for what people look at."""
+"""A real browser for tests of rendered pages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Headless Chromium of this machine, closed afterwards."""
-    result = next(filter(None, map(shutil.which, _NAMES)), None)
-    assert result, "this test needs Chromium: make packages installs it as root"
+    """Start this machine's headless Chromium and close it afterwards."""
+    executable = next(filter(None, map(shutil.which, _NAMES)), None)
+    assert executable, "this test needs Chromium: make packages installs it as root"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=result, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=executable, args=_FLAGS)
         try:
             yield browser
         finally:

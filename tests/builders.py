@@ -1,4 +1,4 @@
-"""Good records for tests; each test spoils what it is about."""
+"""Valid records for tests. Each test changes the field under test."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ SAMPLES = 400
 
 
 def digest(text: str) -> Digest:
-    """A digest that stands for `text`."""
+    """Return the digest of `text`."""
     return Digest.from_bytes(text.encode())
 
 
 def policy(**overrides: Any) -> Policy:
-    """Every bound set, CPU always, CUDA when present."""
+    """Return a policy with every bound; ort-cpu is always required, CUDA if present."""
     bounds = Bounds(
         max_abs_diff=1e-4,
         mean_abs_diff=1e-5,
@@ -82,7 +82,7 @@ def policy(**overrides: Any) -> Policy:
 
 
 def class_parity(**overrides: Any) -> ClassParity:
-    """Full agreement over ten classes."""
+    """Return full agreement over ten classes."""
     fields: dict[str, Any] = {
         "classes": 10,
         "predicted_classes": 10,
@@ -105,7 +105,7 @@ def class_parity(**overrides: Any) -> ClassParity:
 
 
 def noise_parity(**overrides: Any) -> NoiseParity:
-    """About as far from the float64 truth as PyTorch itself."""
+    """Return errors against float64 that are about as large as PyTorch's own float32 errors."""
     fields: dict[str, Any] = {
         "samples": 32,
         "elements": 320,
@@ -121,7 +121,7 @@ def noise_parity(**overrides: Any) -> NoiseParity:
 
 
 def stability_parity(**overrides: Any) -> StabilityParity:
-    """The same answers again, and nearly the same in other batches."""
+    """Return identical repeated outputs, and small differences between batch sizes."""
     fields: dict[str, Any] = {
         "samples": 8,
         "batch_sizes": (1, 4, 7, 8),
@@ -135,7 +135,7 @@ def stability_parity(**overrides: Any) -> StabilityParity:
 
 
 def probe_parity(name: str = "zeros", **overrides: Any) -> ProbeResult:
-    """A probe on which the runtime computes what the model computes."""
+    """Return a probe on which the runtime matches the model."""
     fields: dict[str, Any] = {
         "name": name,
         "kind": "value",
@@ -147,7 +147,7 @@ def probe_parity(name: str = "zeros", **overrides: Any) -> ProbeResult:
 
 
 def row_parity(**overrides: Any) -> RowParity:
-    """Rows of probabilities that hardly moved."""
+    """Return rows of probabilities with tiny differences."""
     fields: dict[str, Any] = {
         "cosine_distance": 1e-12,
         "confidence_diff": 1e-7,
@@ -159,7 +159,7 @@ def row_parity(**overrides: Any) -> RowParity:
 
 
 def output_parity(**overrides: Any) -> OutputParity:
-    """A correct float32 export."""
+    """Return the parity of a correct float32 export."""
     fields: dict[str, Any] = {
         "name": "logits",
         "dtype": "float32",
@@ -184,7 +184,7 @@ def output_parity(**overrides: Any) -> OutputParity:
 
 
 def graph_report(**overrides: Any) -> GraphReport:
-    """Nothing that a policy forbids by default."""
+    """Return a report with no finding that the default policy forbids."""
     fields: dict[str, Any] = {
         "nodes": 49,
         "initializers": 42,
@@ -205,7 +205,7 @@ def graph_report(**overrides: Any) -> GraphReport:
 
 
 def runtime_evidence(name: RuntimeName = "ort-cpu", **overrides: Any) -> RuntimeEvidence:
-    """A runtime that kept the promises of its name."""
+    """Return a runtime whose provider, options and node placement match its name."""
     traits = RUNTIMES[name]
     options: dict[str, str] = {}
     nodes: dict[str, int] = {}
@@ -241,7 +241,7 @@ def runtime_evidence(name: RuntimeName = "ort-cpu", **overrides: Any) -> Runtime
 
 
 def absent(name: RuntimeName) -> RuntimeEvidence:
-    """A runtime whose device is not on this machine."""
+    """Return a runtime whose device is not on this machine."""
     return RuntimeEvidence(
         runtime=name,
         provider_requested=RUNTIMES[name].provider,
@@ -250,7 +250,7 @@ def absent(name: RuntimeName) -> RuntimeEvidence:
 
 
 def evidence(**overrides: Any) -> Evidence:
-    """CPU measured, CUDA absent."""
+    """Return evidence with CPU runtimes measured and CUDA runtimes absent."""
     fields: dict[str, Any] = {
         "subject": Subject(
             sha256=digest("model.onnx"),
@@ -284,36 +284,38 @@ def evidence(**overrides: Any) -> Evidence:
         "trace_search": TraceSearch(tried=7),
         "measured_at": "2026-01-01T00:00:00+00:00",
     }
-    return with_drawn_probes(Evidence(**fields | overrides))
+    return add_drawn_probes(Evidence(**fields | overrides))
 
 
 def with_outputs(*outputs: OutputParity, **overrides: Any) -> Evidence:
-    """Good evidence, but for the outputs of the file and of each runtime that was measured."""
-    good = evidence(**overrides)
-    (spec,) = good.subject.outputs
+    """Return valid evidence with these outputs in the file and in each measured runtime."""
+    base = evidence(**overrides)
+    (spec,) = base.subject.outputs
     specs = tuple(spec.model_copy(update={"name": output.name}) for output in outputs)
     runtimes = tuple(
         each.model_copy(update={"outputs": outputs}) if each.outputs else each
-        for each in good.runtimes
+        for each in base.runtimes
     )
-    subject = good.subject.model_copy(update={"outputs": specs})
-    return good.model_copy(update={"subject": subject, "runtimes": runtimes})
+    subject = base.subject.model_copy(update={"outputs": specs})
+    return base.model_copy(update={"subject": subject, "runtimes": runtimes})
 
 
-def with_single_samples(measured: Evidence) -> Evidence:
-    """With what is recorded of single samples: sizes of differences, the worst, what crosses 0.5
-    and both sides' confidence by class."""
+def add_sample_details(measured: Evidence) -> Evidence:
+    """Add per-sample details: difference counts, the worst sample, threshold crossings at 0.5, and
+    the confidence of both sides by class."""
     return measured.model_copy(
         update={
             "runtimes": tuple(
-                runtime.model_copy(update={"outputs": tuple(map(_looked_at, runtime.outputs))})
+                runtime.model_copy(
+                    update={"outputs": tuple(map(_add_details_to_output, runtime.outputs))}
+                )
                 for runtime in measured.runtimes
             )
         }
     )
 
 
-def _looked_at(output: OutputParity) -> OutputParity:
+def _add_details_to_output(output: OutputParity) -> OutputParity:
     classes, answer = output.classification, SideAnswer(top1=3, probability=0.75, margin=1.5)
     assert classes is not None
     by_class = tuple(
@@ -339,7 +341,8 @@ def _looked_at(output: OutputParity) -> OutputParity:
 
 
 def incumbent(**overrides: Any) -> ChampionComparison:
-    """Version 3 serves, and is hardly better than `evidence()`, and as fast."""
+    """Return a comparison in which version 3 serves, is slightly more accurate than `evidence()`,
+    and as fast."""
     batch = Latency(batch_size=32, batches=13, median_ms=20.0, p95_ms=25.0)
     fields: dict[str, Any] = {
         "state": "compared",
@@ -366,14 +369,15 @@ def incumbent(**overrides: Any) -> ChampionComparison:
     return ChampionComparison(**fields | overrides)
 
 
-def with_drawn_probes(seen: Evidence) -> Evidence:
-    """With a probe of the batch size that the file's digest draws, where there are probes."""
-    size, _ = drawn_batch_sizes(seen.subject.sha256, policy().instruments.probe_batch_sizes)
+def add_drawn_probes(measured: Evidence) -> Evidence:
+    """Add a probe of the batch size drawn from the file's digest to each runtime that has
+    probes."""
+    size, _ = drawn_batch_sizes(measured.subject.sha256, policy().instruments.probe_batch_sizes)
     probe = probe_parity(f"batch_{size}", kind="batch", batch_size=size)
     runtimes = tuple(
         runtime.model_copy(update={"probes": (*runtime.probes, probe)})
         if runtime.probes and all(item.batch_size != size for item in runtime.probes)
         else runtime
-        for runtime in seen.runtimes
+        for runtime in measured.runtimes
     )
-    return seen.model_copy(update={"runtimes": runtimes})
+    return measured.model_copy(update={"runtimes": runtimes})

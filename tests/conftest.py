@@ -22,16 +22,16 @@ from coverage import Coverage
 from hypothesis import HealthCheck, settings
 
 from benchmarks import install_size
-from tests.exhaustive import EXHAUSTIVE, leave_out, mark_further_rows
+from tests.exhaustive import EXHAUSTIVE, mark_further_rows, skip_rows
 from tests.once import VARIABLE
 
 # Several processes run the tests, so more threads per process would only compete for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # The tests create thousands of small databases, which are faster in memory.
-_MEMORY, _ROOM = Path("/dev/shm"), 8 << 30
-if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+_MEMORY_FOLDER, _REQUIRED_BYTES = Path("/dev/shm"), 8 << 30
+if _MEMORY_FOLDER.is_dir() and shutil.disk_usage(_MEMORY_FOLDER).free > _REQUIRED_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY_FOLDER))
 # A run started in the background would inherit an ignored SIGINT and pass it to its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Deadlines would make the tests depend on the machine.
@@ -45,13 +45,13 @@ settings.load_profile("exhaustive" if EXHAUSTIVE else "tests")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure coverage only for the first row of each table, and not for proofs and properties,
-    which would become slower."""
+    """Measure coverage only for the first row of each table. Omit proofs and property tests,
+    because coverage makes them slower."""
     _reuse_torchlib()
-    uncounted = _is_law(item) or any(map(item.get_closest_marker, ("again", "proof")))
+    is_uncounted = is_property_test(item) or any(map(item.get_closest_marker, ("again", "proof")))
     stopped: list[Coverage] = []
     # In an xdist worker pytest-cov starts two measurements; stopping the inner one resumes the outer.
-    while uncounted and (measuring := Coverage.current()):
+    while is_uncounted and (measuring := Coverage.current()):
         measuring.stop()
         stopped.append(measuring)
     try:
@@ -65,7 +65,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Escape lone surrogates in logs, which can't be sent between processes."""
     report = yield
-    report.sections = [(name, _encodable(text)) for name, text in report.sections]
+    report.sections = [(name, _escape_surrogates(text)) for name, text in report.sections]
     return report
 
 
@@ -76,8 +76,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """Yield a temporary path on disk for a virtual environment, which may need gigabytes."""
+def environment_path() -> Iterator[Path]:
+    """Yield a path on disk for a virtual environment, which may need gigabytes."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder, "env")
 
@@ -127,20 +127,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Rows of a table after the first get the mark `again`: they cover the same lines.
     """
-    for law in filter(_is_law, items) if EXHAUSTIVE else ():
-        law.add_marker("proof")  # with more examples
+    for property_test in filter(is_property_test, items) if EXHAUSTIVE else ():
+        property_test.add_marker("proof")  # an exhaustive run draws more examples
     slow = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "proof")))}
     items.sort(key=lambda item: item.path not in slow)
-    leave_out(items)
+    skip_rows(items)
     mark_further_rows(items)
     rows: Counter[tuple[Path, str]] = Counter()
     for item in items:
-        rows[test := (item.path, item.nodeid.partition("[")[0])] += 1
-        if rows[test] > 1:
+        rows[property_test := (item.path, item.nodeid.partition("[")[0])] += 1
+        if rows[property_test] > 1:
             item.add_marker("again")
 
 
-def _is_law(item: pytest.Item) -> bool:
+def is_property_test(item: pytest.Item) -> bool:
     return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 
 
@@ -165,5 +165,5 @@ def _reuse_torchlib() -> None:
     registry.from_torchlib = staticmethod(from_torchlib)
 
 
-def _encodable(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()

@@ -24,11 +24,11 @@ exhaustive = pytest.mark.skipif(
 )
 
 
-FURTHER = 12
+PROOF_STRIDE = 12
 """`make check` runs every N-th row of a table of proofs, starting with the first."""
 
 
-EVERY = 6
+FURTHER_STRIDE = 6
 """`make test` runs every sixth row of a table in SLOW_FOLDERS, starting with the first."""
 
 SLOW_FOLDERS = {
@@ -50,11 +50,11 @@ def mark_further_rows(items: Iterable[pytest.Item]) -> None:
             tables.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
     for rows in tables.values():
         for index, item in enumerate(rows):
-            if index % EVERY:
+            if index % FURTHER_STRIDE:
                 item.add_marker("further")
 
 
-def leave_out(items: Iterable[pytest.Item]) -> None:
+def skip_rows(items: Iterable[pytest.Item]) -> None:
     """Skip rows by the mark `rows` and by FURTHER, unless `make exhaustive` runs.
 
     If a whole test is a proof, all its rows run.
@@ -64,15 +64,15 @@ def leave_out(items: Iterable[pytest.Item]) -> None:
         call, chosen = getattr(item, "callspec", None), item.get_closest_marker("rows")
         if call is None or not (chosen or any(mark.name == "proof" for mark in call.marks)):
             continue
-        every = chosen.args[0] if chosen else FURTHER
+        every = chosen.args[0] if chosen else PROOF_STRIDE
         rows[test := (item.path, item.nodeid.partition("[")[0])] += 1
         if (rows[test] - 1) % every:
             item.add_marker("proof")
             item.add_marker(exhaustive)
 
 
-def some(table: dict[str, T], every: int) -> dict[str, T]:
-    """Return every N-th row starting with the first; all rows in `make exhaustive`."""
+def select_rows(table: dict[str, T], every: int) -> dict[str, T]:
+    """Return every N-th row starting with the first; in `make exhaustive`, all rows."""
     return table if EXHAUSTIVE else dict(list(table.items())[::every])
 
 

@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 for servers that must know theirs before they bind it."""
+"""Ports of 127.0.0.1 for servers that need their port number before they bind it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import random
 import socket
 
 _HOST = "127.0.0.1"
-# Below the ports that Linux (32768 on) and macOS (49152 on) give to clients and to `bind` with port 0:
-# no other test gets one of these between this function and the server's own `bind`.
+# These ports are below the ranges that Linux (32768 on) and macOS (49152 on) assign to clients and
+# to `bind` with port 0. No other test gets one of them between this function and the server's
+# `bind`.
 _RANGE = range(20_000, 30_000)
-# Hypothesis seeds the generator of the module `random`: all workers would draw the same ports.
+# Hypothesis seeds the module `random`, so that all workers would draw the same ports.
 _RANDOM = random.SystemRandom()
 
 

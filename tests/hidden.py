@@ -1,7 +1,7 @@
-"""Command lines in a Python that lacks some packages, as if they had never been installed.
+"""Run command lines in a Python process in which some packages can't be imported.
 
-Nothing is installed for it: a finder says that they are not there, in that process and in its
-children. Real environments are made by tests/test_install.py.
+No environment is created: a finder raises ModuleNotFoundError in that process and its children.
+tests/test_install.py creates real environments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-HIDER = """
+HIDER_CODE = """
 import os
 import sys
 
@@ -30,7 +30,7 @@ class Hider:
 
 sys.meta_path.insert(0, Hider())
 """
-CALLS = """
+CALLER_CODE = """
 import contextlib, io, json, sys
 from gate import cli
 
@@ -44,7 +44,7 @@ print(json.dumps([answers, sorted(name for name in sys.modules if "." not in nam
 """
 
 
-class Answer(NamedTuple):
+class CommandOutput(NamedTuple):
     code: int
     out: str
     err: str
@@ -52,18 +52,18 @@ class Answer(NamedTuple):
 
 def run_without(
     modules: Iterable[str], lines: Sequence[Sequence[str]], *, folder: Path
-) -> list[Answer]:
-    """What each of the command lines answers in `folder`, one after another in one process."""
+) -> list[CommandOutput]:
+    """Run the command lines in `folder`, one after another in one process; return their outputs."""
     hider = folder / "hider"
     hider.mkdir(exist_ok=True)
-    (hider / "sitecustomize.py").write_text(HIDER)
+    (hider / "sitecustomize.py").write_text(HIDER_CODE)
     custom = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "GATE_", "COV_"))}
     custom |= {"PYTHON_HIDDEN": " ".join(modules), "PYTHONPATH": f"{hider}{os.pathsep}{ROOT}"}
     completed = subprocess.run(
-        [sys.executable, "-c", CALLS, json.dumps([list(line) for line in lines])],
+        [sys.executable, "-c", CALLER_CODE, json.dumps([list(line) for line in lines])],
         cwd=folder, env=custom, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert completed.returncode == 0, completed.stderr
     answers, loaded = json.loads(completed.stdout.splitlines()[-1])
     assert not set(modules) & set(loaded)
-    return [Answer(*answer) for answer in answers]
+    return [CommandOutput(*answer) for answer in answers]

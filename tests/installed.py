@@ -1,4 +1,4 @@
-"""Installations of the wheel in environments of their own, and what runs in them."""
+"""Helpers that run commands in virtual environments with the installed wheel."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from benchmarks.install_size import Installation
 
-TORCH = (
+TORCH_PATTERNS = (
     "torch", "torch-*.dist-info", "torchgen", "functorch", "nvidia", "triton", "sympy", "mpmath",
     "networkx",
 )  # fmt: skip
-"""What `import torch` loads, and nothing that the gate takes from an extra. Of PyTorch's own
-dependencies those are left out that the core or an extra brings, too: who misses one has to fail."""
-TORCHVISION = (
+"""Packages that `import torch` loads, except those that the core or an extra of the gate also
+installs: a missing one must make the test fail."""
+TORCHVISION_PATTERNS = (
     "torchvision", "torchvision-*.dist-info", "torchvision.libs", "PIL", "pillow-*.dist-info",
     "pillow.libs",
 )  # fmt: skip
-"""With Pillow, which it brings."""
+"""torchvision, and Pillow, which it requires."""
 
 
 def run(folder: Path, *line: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in `folder`, with nothing of this Python's environment."""
+    """Run the command in `folder` without the environment variables of this Python."""
     custom = {
         k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MLFLOW_", "GATE_"))
     }
@@ -33,21 +33,23 @@ def run(folder: Path, *line: str | Path, **environment: str) -> subprocess.Compl
     )
 
 
-def all_done(
-    made: Installation, folder: Path, lines: Iterable[Sequence[str]], **environment: str
+def assert_all_succeed(
+    installation: Installation, folder: Path, lines: Iterable[Sequence[str]], **environment: str
 ) -> None:
-    """Each command line of its `gate` ends with 0."""
+    """Assert that each command line of the installed `gate` exits with 0."""
     for line in lines:
-        result = run(folder, made.gate, *line, **environment)
-        assert result.returncode == 0, (line, result.stdout, result.stderr)
+        package = run(folder, installation.gate, *line, **environment)
+        assert package.returncode == 0, (line, package.stdout, package.stderr)
 
 
-def lend_torch(made: Installation, *others: str) -> None:
-    """Put this Python's PyTorch there, as the user's own: links, not gigabytes. `others`: what is
-    lent beside it."""
-    (site,) = made.folder.glob("lib/python*/site-packages")
-    ours = Path(sysconfig.get_path("purelib"))
-    for pattern in (*TORCH, *others):
-        for result in ours.glob(pattern):
-            if not (site / result.name).exists():
-                (site / result.name).symlink_to(result)
+def link_torch(installation: Installation, *more_patterns: str) -> None:
+    """Link this Python's PyTorch, as a user's own installation, instead of copying gigabytes.
+
+    others: patterns of further packages to link.
+    """
+    (site,) = installation.folder.glob("lib/python*/site-packages")
+    site_packages = Path(sysconfig.get_path("purelib"))
+    for pattern in (*TORCH_PATTERNS, *more_patterns):
+        for package in site_packages.glob(pattern):
+            if not (site / package.name).exists():
+                (site / package.name).symlink_to(package)

@@ -1,5 +1,8 @@
-"""Charts that are painted once in a process, for tests of what is around them: painting those of one
-report takes longer than all the rest of a promotion. What they show has tests of its own."""
+"""Draw each chart once per process, for tests of other parts of a report.
+
+Drawing the charts of one report takes longer than the rest of a promotion. Other tests cover the
+charts' content.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ _paint = chart._figure_document
 
 @pytest.fixture(autouse=True)
 def reused_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first chart of each name stands for all of that name."""
-    monkeypatch.setattr(chart, "_figure_document", _reused)
+    """Use the first chart of each name for all charts of that name."""
+    monkeypatch.setattr(chart, "_figure_document", _paint_once)
 
 
-_PAINTED: dict[str, str] = {}
+_PAINTED_CHARTS: dict[str, str] = {}
 
 
-def _reused(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
-    if name not in _PAINTED:
-        _PAINTED[name] = _paint(name, paint, height=height)
-    return _PAINTED[name]
+def _paint_once(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
+    if name not in _PAINTED_CHARTS:
+        _PAINTED_CHARTS[name] = _paint(name, paint, height=height)
+    return _PAINTED_CHARTS[name]

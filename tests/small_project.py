@@ -1,6 +1,6 @@
-"""A folder as a user of `gate check` has it: own module, weights, exported files, samples.
+"""A user's project for `gate check`: module, weights, exported files and samples.
 
-Not a part of this repository, so that everything has to be found from the current folder.
+It is outside the repository, so that everything must be found from the current folder.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ SAMPLES = 64
 
 
 @functools.cache
-def made() -> Path:
-    """The folder, made once for all tests, removed when the process ends."""
+def create_project() -> Path:
+    """Return the project's folder, which is created once per process and removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="gate-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return filled(folder)
+    return fill_project(folder)
 
 
-def filled(folder: Path) -> Path:
-    """The same in another folder, which is made if it does not exist."""
+def fill_project(folder: Path) -> Path:
+    """Write the project into `folder`, which is created if missing."""
     folder.mkdir(exist_ok=True)
     (folder / "small_models.py").write_text(MODULE)
     with contextlib.chdir(folder):
@@ -141,10 +141,10 @@ def _bad_inputs(folder: Path, images: np.ndarray) -> None:
     complete = (folder / "good.onnx").read_bytes()
     (folder / "cut.onnx").write_bytes(complete[: len(complete) // 2])
     torch.save(nn.Linear(3, 2).state_dict(), folder / "other.pt")
-    torch.save(_Evil(), folder / "evil.pt")
+    torch.save(_MaliciousPickle(), folder / "evil.pt")
 
 
-class _Evil:
+class _MaliciousPickle:
     def __reduce__(self) -> tuple[object, ...]:
         return Path.touch, (Path("evil_ran"),)
 
@@ -159,7 +159,7 @@ def _export(
 
 
 def change_one_weight(source: Path, target: Path) -> None:
-    """Copy an ONNX file with one weight of its last layer half as large again."""
+    """Copy an ONNX file, with one weight of its last layer multiplied by 1.5."""
     model = onnx.load(source)
     weight = next(t for t in model.graph.initializer if len(t.dims) == 2)
     values = numpy_helper.to_array(weight).copy()

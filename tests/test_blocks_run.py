@@ -1,7 +1,7 @@
-"""The shell blocks of the pages, run by bash as they stand, in a folder that holds what they name.
+"""Run the shell blocks of the pages with bash, in a folder with the files that they name.
 
-Those of the README and of the first page are run by tests/test_readme.py; which blocks are run by
-nobody, and why, the pages say themselves (tests/test_code_blocks.py).
+tests/test_readme.py runs the blocks of the README and of the first page. A page says why a block is
+not run (tests/test_code_blocks.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gate.signing.keys import SigningKey
 from tests.exhaustive import exhaustive
 from tests.signing import signing
 from tests.signing.released import release
-from tests.test_code_blocks import ALL, BY_BASH, ROOT, SHELLS, Block, runner
+from tests.test_code_blocks import ALL_BLOCKS, BY_BASH, ROOT, SHELLS, Block, runner
 
 pytestmark = pytest.mark.proof
 FACTORY = """\
@@ -50,26 +50,27 @@ import numpy as np
 def eval_set():
     return list(np.load("samples.npy"))
 """
-PICTURE = (3, 16, 16)
+PICTURE_SHAPE = (3, 16, 16)
 SAMPLES = 64
 
 
 def shell_blocks() -> dict[str, list[Block]]:
-    """By page, in their order."""
+    """Return the blocks that bash runs, by page and in order."""
     matches: dict[str, list[Block]] = {}
-    for block in ALL:
+    for block in ALL_BLOCKS:
         page = block.page.relative_to(ROOT).as_posix()
         if block.reason is None and block.language in SHELLS and runner(block) == BY_BASH:
             matches.setdefault(page, []).append(block)
     return matches
 
 
-def with_model(folder: Path, shape: tuple[int, ...] = PICTURE) -> None:
-    """`mymodel:build` and `mypackage.models:build`, the same model; its weights, file and samples."""
+def write_model(folder: Path, shape: tuple[int, ...] = PICTURE_SHAPE) -> None:
+    """Write the model as `mymodel:build` and `mypackage.models:build`, with weights, file and
+    samples."""
     for name in [
         name for name in sys.modules if name.partition(".")[0] in ("mymodel", "mypackage")
     ]:
-        del sys.modules[name]  # of another test's folder
+        del sys.modules[name]  # imported from the folder of an earlier test
     source = FACTORY.format(size=np.prod(shape))
     for name in ("mymodel/__init__.py", "mypackage/__init__.py", "mypackage/models.py"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -85,8 +86,8 @@ def with_model(folder: Path, shape: tuple[int, ...] = PICTURE) -> None:
     )
 
 
-def called(folder: Path, *words: str) -> None:
-    """A command of gate that the page takes for done."""
+def run_gate(folder: Path, *words: str) -> None:
+    """Run a command of gate that the page assumes to be done."""
     subprocess.run(
         [sys.executable, "-m", "gate", *words], cwd=folder, env=environment(folder), check=True
     )
@@ -98,14 +99,14 @@ def environment(folder: Path) -> dict[str, str]:
     return custom | {"PYTHONPATH": str(ROOT), "PATH": path, "SLURM_ARRAY_TASK_ID": "0"}
 
 
-def of_attestation(folder: Path) -> None:
+def prepare_attestation(folder: Path) -> None:
     release(folder)
     (folder / "ci.pub").write_text(signing.key().public.public)
     for name in ("ann", "bob"):
         SigningKey.make(folder / f"{name}.pem")
 
 
-def of_data(folder: Path) -> None:
+def prepare_data(folder: Path) -> None:
     spec = {"resize": {"size": [16, 16]}, "layout": "nchw"}
     YAML(typ="safe").dump({"preprocessing": spec}, folder / "preprocessing.yaml")
     rng = np.random.default_rng(1)
@@ -116,91 +117,96 @@ def of_data(folder: Path) -> None:
             shards.add(folder / "one.png", f"{number:04}.png")
 
 
-def of_preprocessing(folder: Path) -> None:
-    with_model(folder, (3, 224, 224))
-    spec = next(b for b in ALL if b.page.name == "preprocessing.md" and "shortest_side" in b.code)
+def prepare_preprocessing(folder: Path) -> None:
+    write_model(folder, (3, 224, 224))
+    spec = next(
+        b for b in ALL_BLOCKS if b.page.name == "preprocessing.md" and "shortest_side" in b.code
+    )
     (folder / "preprocessing.yaml").write_text(spec.code)
     (folder / "photos").mkdir()
     ramp = np.tile(np.arange(256, dtype=np.uint8), (280, 1))
     Image.fromarray(np.stack([ramp, ramp[:, ::-1], ramp], axis=-1)).save(folder / "photos/ramp.png")
-    read = PreprocessSpec.from_file(folder / "preprocessing.yaml")
-    tensor = pillow_preprocess(read_picture(folder / "photos/ramp.png"), read)
+    loaded_spec = PreprocessSpec.from_file(folder / "preprocessing.yaml")
+    tensor = pillow_preprocess(read_picture(folder / "photos/ramp.png"), loaded_spec)
     np.save(folder / "phone.npy", np.asarray(tensor)[None])
 
 
-def of_recorded(folder: Path) -> None:
-    meta = next(b for b in ALL if b.page.name == "recorded.md" and '"device"' in b.code)
+def prepare_recorded(folder: Path) -> None:
+    meta = next(b for b in ALL_BLOCKS if b.page.name == "recorded.md" and '"device"' in b.code)
     (folder / "meta.json").write_text(meta.code)
 
 
-def of_rejection(folder: Path) -> None:
-    called(folder, "init")
+def prepare_rejection(folder: Path) -> None:
+    run_gate(folder, "init")
     question = ("--reference", "mymodel:build", "--inputs", "samples.npy")
-    called(folder, "check", "model.onnx", *question, "--report", "report")
+    run_gate(folder, "check", "model.onnx", *question, "--report", "report")
 
 
-def of_lint(folder: Path) -> None:
+def prepare_lint(folder: Path) -> None:
     example = ("--example-input", "samples.npy", "--output", "model.onnx")
-    called(folder, "export", "mypackage.models:build", *example)
+    run_gate(folder, "export", "mypackage.models:build", *example)
 
 
-def of_scale(folder: Path) -> None:
+def prepare_scale(folder: Path) -> None:
     question = ("--reference", "mypackage.models:build", "--inputs", "samples.npy")
-    called(folder, "plan", "model.onnx", *question, "--units", "2", "-o", "plan.json")
+    run_gate(folder, "plan", "model.onnx", *question, "--units", "2", "-o", "plan.json")
 
 
-def of_quantized(folder: Path) -> None:
-    """Samples near their class, as of a trained model; both policies, and the exact file judged."""
+def prepare_quantized(folder: Path) -> None:
+    """Write samples close to their class, as of a trained model; write both policies; check the
+    exact file."""
     weights = build_model("mymodel:build")[1].weight.detach().numpy()
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 10, 500)
     near = 30 * weights[classes] / np.linalg.norm(weights, axis=1)[classes, None]
     near = near + rng.normal(scale=0.05, size=near.shape)
-    samples = near.reshape(-1, *PICTURE).astype(np.float32)
+    samples = near.reshape(-1, *PICTURE_SHAPE).astype(np.float32)
     np.save(folder / "train.npy", samples)
     np.save(folder / "eval.npy", samples)
     with torch.no_grad():
         answers = build_model("mymodel:build")(torch.from_numpy(samples)).argmax(1)
     np.save(folder / "labels.npy", answers.numpy())
-    called(folder, "init")
+    run_gate(folder, "init")
     (folder / "gate.yaml").rename(folder / "exact.yaml")
-    (twin,) = (b.code for b in ALL if b.page.name == "quantized.md" and "twin:" in b.code)
+    (twin,) = (b.code for b in ALL_BLOCKS if b.page.name == "quantized.md" and "twin:" in b.code)
     yaml = YAML(typ="safe")
     exact, section = yaml.load(folder / "exact.yaml"), yaml.load(twin)["gate"]["twin"]
     yaml.dump({"gate": section}, folder / "twin.yaml")
     exact["gate"]["twin"] = section
     yaml.dump(exact, folder / "exact.yaml")
     question = ("--reference", "mymodel:build", "--inputs", "eval.npy", "--labels", "labels.npy")
-    called(folder, "check", "model.onnx", *question, "--policy", "exact.yaml", "--report", "report")
+    run_gate(
+        folder, "check", "model.onnx", *question, "--policy", "exact.yaml", "--report", "report"
+    )
 
 
-GIVEN: dict[str, Callable[[Path], None]] = {
-    "docs/attestation.md": of_attestation,
-    "docs/data.md": of_data,  # whose Python is run below
-    "docs/lint/README.md": of_lint,
-    "docs/preprocessing.md": of_preprocessing,
-    "docs/quantized.md": of_quantized,
-    "docs/recorded.md": of_recorded,
-    "docs/rejection.md": of_rejection,
-    "docs/scale.md": of_scale,
+PREPARE: dict[str, Callable[[Path], None]] = {
+    "docs/attestation.md": prepare_attestation,
+    "docs/data.md": prepare_data,  # the test below runs its Python block
+    "docs/lint/README.md": prepare_lint,
+    "docs/preprocessing.md": prepare_preprocessing,
+    "docs/quantized.md": prepare_quantized,
+    "docs/recorded.md": prepare_recorded,
+    "docs/rejection.md": prepare_rejection,
+    "docs/scale.md": prepare_scale,
 }
-ELSEWHERE = re.compile(r"(?<![\w.])/(?=var/lib/|srv/)")
-"""Folders of a system's own: below the test's in their place."""
+SYSTEM_FOLDERS = re.compile(r"(?<![\w.])/(?=var/lib/|srv/)")
+"""System folders, which are replaced by folders below the test's."""
 CONSUMER = (
     "from tests.runtimes.consumer import run; from pathlib import Path as P; "
     'run(P("model.onnx"), P("for-the-phone"), P("from-the-phone"))'
 )
 
 
-OF_THE_READER: dict[str, tuple[str, Callable[[Path], str]]] = {
+READER_COMMANDS: dict[str, tuple[str, Callable[[Path], str]]] = {
     "docs/recorded.md": ("# run it there:", lambda _: f"{sys.executable} -c '{CONSUMER}' #"),
 }
-"""What a page has no other words for: what a comment asks of the reader."""
+"""Actions that a page only describes in a comment, with the command to run instead."""
 MAY_REJECT = ("docs/preprocessing.md",)
-"""Whose comparison is of all that is installed here, some of which is another one."""
+"""Pages whose command compares all installed implementations, some of which differ."""
 
 
-LONG = (
+SLOW_PAGES = (
     "docs/attestation.md", "docs/ci.md", "docs/data.md", "docs/github.md", "docs/lint/README.md",
     "docs/preprocessing.md", "docs/quantized.md", "docs/recorded.md", "docs/rejection.md",
     "docs/runtimes.md", "docs/scale.md",
@@ -210,24 +216,27 @@ LONG = (
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[exhaustive] if page in LONG else []) for page in shell_blocks()],
+    [
+        pytest.param(page, marks=[exhaustive] if page in SLOW_PAGES else [])
+        for page in shell_blocks()
+    ],
 )
 def test_shell_blocks_of_each_page_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if page not in ("docs/attestation.md", "docs/preprocessing.md"):
-        with_model(tmp_path)
+        write_model(tmp_path)
     (tmp_path / "bin").mkdir()
     for name, does in {"gate": f'exec {sys.executable} -m gate "$@"', "gh": "exit 0"}.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    GIVEN.get(page, lambda _: None)(tmp_path)
+    PREPARE.get(page, lambda _: None)(tmp_path)
     for block in shell_blocks()[page]:
         script = re.sub(r"^\$ ", "", block.code, flags=re.MULTILINE)
-        script = ELSEWHERE.sub(f"{tmp_path}/", script)
-        if page in OF_THE_READER:
-            words, custom = OF_THE_READER[page]
+        script = SYSTEM_FOLDERS.sub(f"{tmp_path}/", script)
+        if page in READER_COMMANDS:
+            words, custom = READER_COMMANDS[page]
             script = script.replace(words, custom(tmp_path))
         completed = subprocess.run(
             ["bash", "-c", script if page in MAY_REJECT else f"set -e\n{script}"],
@@ -241,10 +250,10 @@ def test_library_reads_the_documented_data_formats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with_model(tmp_path)
-    of_data(tmp_path)
-    np.save(tmp_path / "samples.npy", np.zeros((1024, *PICTURE), np.float32))
-    (code,) = (b.code for b in ALL if b.page.name == "data.md" and b.language == "python")
+    write_model(tmp_path)
+    prepare_data(tmp_path)
+    np.save(tmp_path / "samples.npy", np.zeros((1024, *PICTURE_SHAPE), np.float32))
+    (code,) = (b.code for b in ALL_BLOCKS if b.page.name == "data.md" and b.language == "python")
     completed = subprocess.run(
         [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True,
         check=False,

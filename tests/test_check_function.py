@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import gate
 from gate.errors import DataError, ModelError, PolicyError
-from tests.small_project import made
+from tests.small_project import create_project
 
 Images = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = made()
+    folder = create_project()
     monkeypatch.chdir(folder)
     return folder
 
@@ -32,8 +32,8 @@ class Named(Dataset[dict[str, torch.Tensor]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
-        return {"input": self.images[place]}
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input": self.images[index]}
 
 
 def loader(images: Images, **options: Any) -> DataLoader[Any]:

@@ -21,12 +21,12 @@ from gate.errors import GateError
 from gate.records.evidence import Evidence
 from tests.exhaustive import exhaustive
 from tests.reused_charts import reused_charts
-from tests.small_project import made
+from tests.small_project import create_project
 
 __all__ = ["reused_charts"]
 
-# Python keeps the buffers of C too only where PYTHONUNBUFFERED is not set.
-PLAIN = {
+# With PYTHONUNBUFFERED, Python also disables the buffers of C, which this test needs.
+ASCII_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "",
     "PYTHONIOENCODING": "ascii",
     "PYTHONPATH": str(Path(__file__).parents[1]),
@@ -38,13 +38,13 @@ GOOD = ["good.onnx", "--reference", "small_models:build", "--inputs", "images.np
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = made()
+    folder = create_project()
     monkeypatch.chdir(folder)
     return folder
 
 
-def _replaced(*changes: tuple[str, str]) -> list[str]:
-    """GOOD with some arguments exchanged; new options are put at the end."""
+def _replace_arguments(*changes: tuple[str, str]) -> list[str]:
+    """Return GOOD with some arguments replaced; append new options."""
     arguments = ["check", *GOOD]
     for old, new in changes:
         if old in arguments:
@@ -71,14 +71,14 @@ class TestHelp:
     def test_every_command_has_examples_and_json(self, command: str, capsys) -> None:
         assert cli.main([command, "--help"]) == 0
         text = capsys.readouterr().out
-        assert "\n  Examples:\n" in text  # each on a line of its own
+        assert "\n  Examples:\n" in text  # each example is on its own line
         assert "--json" in text
         result = cli.gate.get_command(click.Context(cli.gate), command)
         for sub in getattr(result, "commands", ["", *getattr(result, "subcommands", ())]):
             self._assert_examples(f"{command} {sub}".split(), capsys)
 
     def _assert_examples(self, command: list[str], capsys) -> None:
-        """There are some, and they have no option that the command lacks."""
+        """Assert that examples exist, and that the command has all of their options."""
         assert cli.main([*command, "--help"]) == 0
         options, examples = capsys.readouterr().out.split("Examples:")[1].split("Options:")[::-1]
         lines = [line.strip() for line in examples.replace("\\\n", " ").splitlines()]
@@ -111,7 +111,8 @@ class TestHelp:
         assert _run(code).stdout.splitlines()[-1] == "[]"
 
     def test_help_loads_few_modules(self) -> None:
-        """They are nearly all that it costs; their number is the same on a busy machine."""
+        """Imports take nearly all of the time, and their number does not depend on the machine's
+        load."""
         code = (
             "import sys; bare = len(sys.modules); from gate.cli import main; main(['--help']);"
             "print(len(sys.modules) - bare)"
@@ -120,7 +121,7 @@ class TestHelp:
 
 
 class TestExitCodes:
-    """The one place where outcomes become numbers."""
+    """Exit codes of all outcomes and errors."""
 
     @pytest.mark.parametrize(
         ("status", "code"), [(ExitCode.DONE, 0), (ExitCode.REJECTED, 1), (ExitCode.NOT_JUDGED, 2)]
@@ -225,12 +226,13 @@ class TestExitCodes:
         ],
     )
     def test_closed_pipe(self, arguments: list[str]) -> None:
-        assert _unread(arguments) == (141, "")
+        assert _run_with_closed_stdout(arguments) == (141, "")
 
     @pytest.mark.proof
     def test_closed_pipe_of_a_child_process(self, project: Path) -> None:
-        """The command judges in a child, which prints: `gate check … | head -c 0`."""
-        assert _unread(["check", *GOOD]) == (141, "")
+        """The command runs the check in a child process, which prints: `gate check … | head -c
+        0`."""
+        assert _run_with_closed_stdout(["check", *GOOD]) == (141, "")
 
     def test_debug_shows_the_traceback(self, monkeypatch, capsys) -> None:
         def fail() -> CommandResult:
@@ -322,21 +324,21 @@ class TestExitCodes:
         assert _run(code).returncode == 130
 
 
-def _unread(arguments: list[str]) -> tuple[int, str]:
-    """Exit code, and what is on stderr, of a command whose stdout nobody reads."""
+def _run_with_closed_stdout(arguments: list[str]) -> tuple[int, str]:
+    """Return the exit code and stderr of a command whose stdout is closed."""
     reader, writer = os.pipe()
     os.close(reader)
     code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
     with os.fdopen(writer, "w") as stream:
         completed = subprocess.run(
             [sys.executable, "-c", code], stdout=stream, stderr=subprocess.PIPE, text=True,
-            check=False, timeout=120, env={**os.environ, "PYTHONPATH": PLAIN["PYTHONPATH"]},
+            check=False, timeout=120, env={**os.environ, "PYTHONPATH": ASCII_ENVIRONMENT["PYTHONPATH"]},
         )  # fmt: skip
-    return completed.returncode, _without_notices(completed.stderr)
+    return completed.returncode, _remove_progress_lines(completed.stderr)
 
 
-def _without_notices(text: str) -> str:
-    """Without what a slow machine gets: a line for each step that takes over two seconds."""
+def _remove_progress_lines(text: str) -> str:
+    """Remove the progress lines that steps longer than two seconds print on a slow machine."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.endswith("…\n"))
 
 
@@ -370,7 +372,10 @@ class TestCheck:
         assert "\x1b" not in text
 
     def test_stdout_has_only_the_json(self, project: Path, capsys) -> None:
-        assert cli.main([*_replaced(("small_models:build", "small_models:talk")), "--json"]) == 0
+        assert (
+            cli.main([*_replace_arguments(("small_models:build", "small_models:talk")), "--json"])
+            == 0
+        )
         captured = capsys.readouterr()
         record = json.loads(captured.out)
         assert set(record) == {
@@ -386,9 +391,12 @@ class TestCheck:
 
     @pytest.mark.proof
     def test_stdout_has_only_ascii_json_beside_a_c_library(self, project: Path) -> None:
-        arguments = [*_replaced(("small_models:build", "small_models:talk_in_c")), "--json"]
+        arguments = [
+            *_replace_arguments(("small_models:build", "small_models:talk_in_c")),
+            "--json",
+        ]
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
-        result = _run(code, cwd=project, **PLAIN)
+        result = _run(code, cwd=project, **ASCII_ENVIRONMENT)
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["verdict"] == "PASS"
         assert "a library in C" in result.stderr
@@ -402,14 +410,17 @@ class TestCheck:
             "from gate.cli import run\n"
             "run()"
         )
-        result = _run(code, cwd=project, **PLAIN)
+        result = _run(code, cwd=project, **ASCII_ENVIRONMENT)
         assert result.returncode == 0, result.stderr
         assert result.stdout.startswith("PASS ")
 
     def test_changed_weight_is_rejected(self, project: Path, tmp_path: Path, capsys) -> None:
         spec = tmp_path / "spec.json"
         spec.write_text("{}")
-        assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--preprocessing", str(spec)))) == 1
+        assert (
+            cli.main(_replace_arguments(("good.onnx", "bad.onnx"), ("--preprocessing", str(spec))))
+            == 1
+        )
         text = capsys.readouterr().out
         first, second, *_ = text.splitlines()
         assert first.startswith("FAIL   4.weight differs from the model's in 1 of ")
@@ -422,7 +433,7 @@ class TestCheck:
     def test_degenerate_reference_is_an_error(self, project: Path, tmp_path, capsys) -> None:
 
         np.save(tmp_path / "same.npy", np.ones((4, 1, 8, 8), dtype=np.float32))
-        arguments = _replaced(("images.npy", str(tmp_path / "same.npy")))
+        arguments = _replace_arguments(("images.npy", str(tmp_path / "same.npy")))
         assert cli.main(arguments) == 2
         assert capsys.readouterr().out.startswith("ERROR  ")
         assert cli.main([*arguments, "--json"]) == 2
@@ -456,7 +467,7 @@ class TestCheck:
         policy = tmp_path / "policy.yaml"
         bounds = "{noise_ratio: 1.5, top1_agreement: 1.0}"
         policy.write_text(f"runtimes: {{ort-cpu: {{required: always, bounds: {bounds}}}}}")
-        arguments = _replaced(("--policy", str(policy)))
+        arguments = _replace_arguments(("--policy", str(policy)))
         assert cli.main([*arguments, "--role", "logits=scores", "--task", "auto"]) == 0
         assert "task auto, precision exact, logits is scores" in capsys.readouterr().out
         assert cli.main([*arguments, "--role", "logits=scores"]) == 2
@@ -468,13 +479,15 @@ class TestCheck:
         policy = tmp_path / "policy.yaml"
         bounds = "{max_abs_diff: 1e-30, top1_agreement: 1.0}"
         policy.write_text(f"{section}runtimes: {{ort-cpu: {{required: always, bounds: {bounds}}}}}")
-        assert cli.main(_replaced(("--policy", str(policy)))) == 1
+        assert cli.main(_replace_arguments(("--policy", str(policy)))) == 1
         assert "max_abs_diff" in capsys.readouterr().out
 
     @pytest.mark.further
     def test_report_is_written(self, project: Path, tmp_path: Path, capsys) -> None:
         folder = tmp_path / "report"
-        assert cli.main(_replaced(("good.onnx", "bad.onnx"), ("--report", str(folder)))) == 1
+        assert (
+            cli.main(_replace_arguments(("good.onnx", "bad.onnx"), ("--report", str(folder)))) == 1
+        )
         assert f"{folder}/report.html" in capsys.readouterr().out
         decision = Decision.load(folder / "decision.json")
         assert decision.evidence_sha256 == Evidence.load(folder / "evidence.json").digest()
@@ -506,13 +519,13 @@ class TestCheck:
     ) -> None:
         policy = tmp_path / "policy.yaml"
         policy.write_text(text)
-        assert cli.main([*_replaced(("--policy", str(policy))), "--json"]) == 2
+        assert cli.main([*_replace_arguments(("--policy", str(policy))), "--json"]) == 2
         error = json.loads(capsys.readouterr().out)["error"]
         assert error["type"] == "PolicyError"
         assert told in error["message"]
 
     def test_malicious_checkpoint_is_not_executed(self, project: Path, capsys) -> None:
-        assert cli.main([*_replaced(("--checkpoint", "evil.pt")), "--json"]) == 2
+        assert cli.main([*_replace_arguments(("--checkpoint", "evil.pt")), "--json"]) == 2
         error = json.loads(capsys.readouterr().out)["error"]
         assert error["type"] == "CheckpointError"
         assert "would run" in error["message"]
@@ -520,7 +533,7 @@ class TestCheck:
 
 
 class TestTerminal:
-    """A command that prints a coloured word and shows a bar."""
+    """Commands print colors and progress bars only on a terminal."""
 
     CODE = """
 import sys, time, click
@@ -550,12 +563,12 @@ sys.exit(cli.main(["doctor"]))
         assert (plain.stdout, plain.stderr) == ("word\n", "")
 
     def test_terminal_gets_colors_and_bars(self) -> None:
-        observed = _on_a_terminal(self.CODE)
+        observed = _run_on_terminal(self.CODE)
         assert "\x1b[32mword" in observed
         assert "measuring" in observed
 
     def test_no_color_is_respected(self) -> None:
-        observed = _on_a_terminal(self.CODE, NO_COLOR="1")
+        observed = _run_on_terminal(self.CODE, NO_COLOR="1")
         assert "word" in observed
         assert "\x1b[32m" not in observed
 
@@ -565,19 +578,19 @@ sys.exit(cli.main(["doctor"]))
         assert stream.getvalue() == "x" * 500 + "\n"
 
 
-def _on_a_terminal(code: str, **environment: str) -> str:
+def _run_on_terminal(code: str, **environment: str) -> str:
     import pty
 
-    here, there = pty.openpty()
+    controller, terminal = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-c", code],
-        stdout=there,
-        stderr=there,
+        stdout=terminal,
+        stderr=terminal,
         env={**os.environ, "TERM": "xterm-256color", **environment},
     )
-    os.close(there)
+    os.close(terminal)
     observed = b""
-    with open(here, "rb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
+    with open(controller, "rb", buffering=0) as stream:  # noqa: PTH123 - a descriptor
         while True:
             try:
                 part = stream.read(4096)

@@ -1,9 +1,8 @@
-"""Every code block of the pages is run by a test, or says above it why it is an excerpt.
+"""A test runs every code block of the pages, unless a comment above it says why it is an excerpt.
 
-Shell blocks are run by tests/test_blocks_run.py, YAML is loaded here as what it belongs to, other
-blocks are run by the tests of their subjects, which `RUN_BY` names. Of all, excerpts too where there
-is a parser: command lines of `gate` are parsed by click, so that commands and options exist; Python is
-compiled, and what it imports of gate is there.
+tests/test_blocks_run.py runs shell blocks. This module loads YAML as the record that it belongs to.
+`RUN_BY` names the tests of other blocks. For all blocks, also excerpts: click parses `gate` command
+lines, Python is compiled, and names imported from gate must exist.
 """
 
 from __future__ import annotations
@@ -44,10 +43,11 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 FIELDS = policy_fields()
-OWN = Path(__file__).relative_to(ROOT).as_posix()
+THIS_TEST = Path(__file__).relative_to(ROOT).as_posix()
 SHELLS = {"bash", "sh", "console"}
-NO_CODE = {"text"}
-"""Drawings, formulas, settings of an environment, and what a command prints."""
+NOT_CODE = {"text"}
+"""Languages of blocks that are not code: drawings, formulas, environment settings, printed
+output."""
 BY_README = "tests/test_readme.py"
 BY_BASH = "tests/test_blocks_run.py"
 BY_LINT = "tests/lint/test_pages.py"
@@ -65,9 +65,9 @@ RUN_BY = {
     ("docs/runtimes.md", "python"): "tests/runtimes/test_package.py",
     ("docs/runtimes.md", "toml"): "tests/runtimes/test_package.py",
 }
-"""Which test runs the blocks of a page in a language, where it is not `runner` that says it."""
-TAKEN = {BY_README: "gate ", "tests/end_to_end/test_two_hosts.py": "# "}
-"""How a shell block begins that these tests take."""
+"""The test that runs the blocks of a page in a language, if `runner` has no default for it."""
+FIRST_WORDS = {BY_README: "gate ", "tests/end_to_end/test_two_hosts.py": "# "}
+"""How a shell block begins that these tests run."""
 
 
 class Block(NamedTuple):
@@ -89,24 +89,24 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(page, line, result["language"], result["reason"], code)
 
 
-ALL = [block for page in PAGES for block in blocks(page)]
-CHECKED = [block for block in ALL if block.reason is None and block.language not in NO_CODE]
+ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
+CHECKED = [block for block in ALL_BLOCKS if block.reason is None and block.language not in NOT_CODE]
 
 
 def runner(block: Block) -> str | None:
-    """The test that runs a block."""
+    """Return the test that runs a block."""
     page = block.page.relative_to(ROOT).as_posix()
     if (page, block.language) in RUN_BY:
         return RUN_BY[page, block.language]
     if block.language == "python" and block.page.parent.name == "lint":
         return BY_LINT
-    return BY_BASH if block.language in SHELLS else OWN if block.language == "yaml" else None
+    return BY_BASH if block.language in SHELLS else THIS_TEST if block.language == "yaml" else None
 
 
 def test_code_blocks_are_found() -> None:
     fences = sum(page.read_text().count("\n```") for page in PAGES) // 2
-    assert len(ALL) == fences > 80
-    assert sum(block.reason is not None for block in ALL) < len(CHECKED)
+    assert len(ALL_BLOCKS) == fences > 80
+    assert sum(block.reason is not None for block in ALL_BLOCKS) < len(CHECKED)
 
 
 @for_each(CHECKED)
@@ -114,10 +114,10 @@ def test_each_block_is_run_or_marked(block: Block) -> None:
     test = runner(block)
     assert test is not None, "no test runs it: name one in RUN_BY, or mark it as an excerpt"
     text = (ROOT / test).read_text()
-    assert test == OWN or block.page.name in text or block.page.parent.name in text
-    if block.language in SHELLS and test in TAKEN:
+    assert test == THIS_TEST or block.page.name in text or block.page.parent.name in text
+    if block.language in SHELLS and test in FIRST_WORDS:
         lines = re.sub(r"\\\n\s*", " ", block.code).splitlines()
-        assert (lines[0] if test != BY_README else min(lines)).startswith(TAKEN[test])
+        assert (lines[0] if test != BY_README else min(lines)).startswith(FIRST_WORDS[test])
 
 
 @for_each(CHECKED)
@@ -136,7 +136,7 @@ def test_each_block_matches_its_language(block: Block) -> None:
         pytest.fail(f"'{block.language}' is checked by nobody: mark it as an excerpt, or as text")
 
 
-@for_each(b for b in ALL if b.reason is not None)
+@for_each(b for b in ALL_BLOCKS if b.reason is not None)
 def test_each_mark_has_a_reason(block: Block) -> None:
     assert len(block.reason or "") > 10
     for test in re.findall(r"tests/[\w/.]+\w", block.reason or ""):
@@ -147,13 +147,13 @@ def test_each_mark_has_a_reason(block: Block) -> None:
 
 @for_each(PAGES)
 def test_no_block_is_hidden_by_indentation(page: Path) -> None:
-    """Markdown takes four spaces for code, too; nobody would look at it."""
+    """Markdown also treats four spaces as code, which these tests would not check."""
     outside = FENCE.sub("\n", page.read_text(encoding="utf-8"))
     assert re.findall(r"\n\n    \S.*", outside) == []
 
 
 def check_shell(code: str) -> int:
-    """How many command lines in it were looked at."""
+    """Check each command line; return the number of checked lines."""
     checked = 0
     for line in re.sub(r"\\\n\s*", " ", code).splitlines():
         for part in _simple_commands(line.removeprefix("$ ")):
@@ -163,7 +163,7 @@ def check_shell(code: str) -> int:
 
 
 def _simple_commands(line: str) -> Iterator[list[str]]:
-    """The commands that pipes and such join, as words."""
+    """Yield the commands between pipes and separators, as words."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split, lexer.commenters = True, "#"
     words: list[str] = []
@@ -198,7 +198,7 @@ def check_words(words: list[str]) -> bool:
 
 
 def parse_gate(words: list[str]) -> None:
-    """Raises click's errors for what does not exist or is missing."""
+    """Raise click's error if the command or an option does not exist, or an argument is missing."""
     context = click.Context(cli.gate, info_name="gate")
     command, rest = cli.gate.get_command(context, words[0]) if words else None, words[1:]
     if command is None:
@@ -210,8 +210,8 @@ def parse_gate(words: list[str]) -> None:
     if "--help" in rest:
         return
     context = click.Context(command, info_name=" ".join(words))
-    values, left, _ = command.make_parser(context).parse_args(list(rest))
-    assert left == [], f"{left} is no argument of {words}"
+    values, remaining, _ = command.make_parser(context).parse_args(list(rest))
+    assert remaining == [], f"{remaining} is no argument of {words}"
     for param in command.params:
         value = values.get(param.name or "")
         assert not param.required or param.name in values, f"{param.name} is missing: {words}"
@@ -236,13 +236,13 @@ def check_yaml(code: str) -> None:
     if set(policy) <= locations and not is_spec:
         for location in _leaves(policy, ()):
             assert fields_named(".".join(location), FIELDS), f"{'.'.join(location)} is no field"
-        _read(Policy.from_file, _within(Policy.default().to_plain(), policy))
+        _read_file(Policy.from_file, _merge(Policy.default().to_plain(), policy))
         return
     if all(isinstance(value, dict) and "required" in value for value in shown.values()):
         check_yaml(json.dumps({"runtimes": shown}))
         return
     if is_spec:
-        _read(PreprocessSpec.from_file, shown)
+        _read_file(PreprocessSpec.from_file, shown)
         return
     assert set(shown) <= set(sections), "neither a policy nor params.yaml: mark it as an excerpt"
     for name, section in shown.items():
@@ -252,28 +252,28 @@ def check_yaml(code: str) -> None:
         ExportSettings.model_validate(shown["export"])
 
 
-def _read(reader: Callable[[Path], object], content: object) -> None:
-    """As its command reads it, from a file."""
+def _read_file(reader: Callable[[Path], object], content: object) -> None:
+    """Write the content to a file and read it as the command does."""
     with tempfile.TemporaryDirectory() as folder:
         YAML(typ="safe").dump(content, Path(folder, "shown.yaml"))
         reader(Path(folder, "shown.yaml"))
 
 
-def _within(whole: Any, part: Any) -> Any:
-    """A policy with what a page shows of one."""
-    if not isinstance(whole, dict) or not isinstance(part, dict):
+def _merge(policy: Any, part: Any) -> Any:
+    """Return a policy updated with the part that a page shows."""
+    if not isinstance(policy, dict) or not isinstance(part, dict):
         return part
-    return whole | {key: _within(whole.get(key), value) for key, value in part.items()}
+    return policy | {key: _merge(policy.get(key), value) for key, value in part.items()}
 
 
-def _leaves(node: object, place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Places of a policy as far as their names are the policy's."""
+def _leaves(node: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield paths of a policy down to keys that are chosen by the user."""
     names = ("outputs", "options", "operating_points", "waive")
-    if isinstance(node, dict) and node and not (place and place[-1] in names):
+    if isinstance(node, dict) and node and not (path and path[-1] in names):
         for key, value in node.items():
-            yield from _leaves(value, (*place, str(key)))
+            yield from _leaves(value, (*path, str(key)))
     else:
-        yield place
+        yield path
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pages of docs/ mention everything the code has."""
+"""The pages of docs/ mention every field, setting and metric of the code."""
 
 import re
 import shlex
@@ -34,7 +34,7 @@ DOCS = ROOT / "docs"
 
 
 def first_cells(page: str) -> list[str]:
-    """The first cell of each row of the page's tables."""
+    """Return the first cell of each table row of the page."""
     return re.findall(r"^\| ([^|]+) \|", (DOCS / page).read_text(), re.MULTILINE)
 
 
@@ -54,8 +54,8 @@ def test_glossary_has_one_line_per_term() -> None:
     assert len(words) == len(set(words))
 
 
-def _on_paper(record: type[BaseModel]) -> set[str]:
-    """The names of a record's fields as its JSON has them."""
+def _json_names(record: type[BaseModel]) -> set[str]:
+    """Return the JSON names of a record's fields."""
     return {str(field.alias or name) for name, field in record.model_fields.items()}
 
 
@@ -72,7 +72,7 @@ def test_each_statement_field_is_documented(heading: str, records: list[type[Bas
     page = (DOCS / "attestation.md").read_text()
     section = re.split(r"^#+ ", page.partition(f"\n{heading}\n")[2], flags=re.MULTILINE)[0]
     named = set(re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", section, flags=re.DOTALL)))
-    assert sorted(set().union(*map(_on_paper, records)) - named) == []
+    assert sorted(set().union(*map(_json_names, records)) - named) == []
 
 
 def test_each_check_and_key_service_is_documented() -> None:

@@ -1,4 +1,4 @@
-"""Messages made from exceptions of other libraries."""
+"""Error messages with text of other libraries' exceptions."""
 
 import pytest
 

@@ -23,8 +23,8 @@ from gate.records.evidence import Source
 from gate.records.export import ExportSettings, ExportTrialRecord, Trials
 
 
-class Mean(nn.Module):
-    """Divides by the number of samples: `len` is a number to the tracer, which bakes it in."""
+class BatchDependentMean(nn.Module):
+    """Divides by `len(x)`, which the tracer records as a constant, and averages over the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class Mean(nn.Module):
         return self.body(x) / len(x) + self.body(x).mean(0, keepdim=True)
 
 
-class Plain(nn.Module):
-    """Two outputs of one input, nothing special."""
+class TwoLinear(nn.Module):
+    """A small model whose exports are all correct."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def example(count: int = 8) -> dict[str, Any]:
     return {"x": np.random.default_rng(0).normal(size=(count, 16)).astype(np.float32)}
 
 
-ALL = [
+ALL_EXPORTS = [
     *((strategy, 18, True) for strategy in STRATEGIES),
     ("traced", 13, True),
     ("traced", 13, False),
@@ -63,7 +63,7 @@ ALL = [
 ]
 
 
-def compared(
+def compare(
     model: nn.Module,
     exports: list[tuple[str, int, bool]],
     *,
@@ -75,19 +75,19 @@ def compared(
     return compare_exports(reference(model), example(count), exports, settings=settings, **more)
 
 
-def by_title(found) -> dict[str, ExportTrialRecord]:
-    return {trial.title: trial for trial in found.trials}
+def trials_by_title(result) -> dict[str, ExportTrialRecord]:
+    return {trial.title: trial for trial in result.trials}
 
 
 @pytest.fixture(scope="module")
 def plain():
-    return compared(Plain(), ALL)
+    return compare(TwoLinear(), ALL_EXPORTS)
 
 
 @pytest.mark.proof
 def test_each_strategy_is_a_row_with_all_columns(plain) -> None:
-    assert len(plain.trials) == len(ALL)
-    row = by_title(plain)["traced, opset 13, folded"]
+    assert len(plain.trials) == len(ALL_EXPORTS)
+    row = trials_by_title(plain)["traced, opset 13, folded"]
     assert (row.verdict, row.opset, row.failure) == ("PASS", 13, None)
     assert row.nodes == 3
     assert row.size_bytes is not None
@@ -102,8 +102,8 @@ def test_each_strategy_is_a_row_with_all_columns(plain) -> None:
 
 @pytest.mark.further
 def test_opset_is_read_from_the_file(plain) -> None:
-    requested = by_title(plain)["dynamo, opset 13, folded"]
-    got = by_title(plain)["dynamo, opset 18, folded"]
+    requested = trials_by_title(plain)["dynamo, opset 13, folded"]
+    got = trials_by_title(plain)["dynamo, opset 18, folded"]
     assert (got.opset, got.verdict) == (18, "PASS")
     assert requested.opset == 13 or "opset 18" in str(requested.failure)
 
@@ -112,11 +112,13 @@ def test_identical_files_are_measured_once(plain) -> None:
     same = [trial for trial in plain.trials if trial.same_as is not None]
     assert same
     for trial in same:
-        assert trial.parities == by_title(plain)[str(trial.same_as)].parities
+        assert trial.parities == trials_by_title(plain)[str(trial.same_as)].parities
 
 
 def test_exporter_that_fixes_a_size_is_detected() -> None:
-    result = by_title(compared(Mean(), [("traced", 13, True), ("scripted", 13, True)]))
+    result = trials_by_title(
+        compare(BatchDependentMean(), [("traced", 13, True), ("scripted", 13, True)])
+    )
     assert result["traced, opset 13, folded"].verdict == "FAIL"
     assert any(
         "TracerWarning" in w or "len" in w for w in result["traced, opset 13, folded"].warnings
@@ -125,7 +127,7 @@ def test_exporter_that_fixes_a_size_is_detected() -> None:
 
 
 def test_precision_loss_of_an_exporter_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One weight off by a thousandth: no answer changes, and the rounding error does."""
+    """Scale one weight by 1.001: no class changes, but the rounding error grows."""
     export = trials.export_model
 
     def losing(*arguments: Any, output: Path, **keywords: Any) -> Any:
@@ -139,12 +141,12 @@ def test_precision_loss_of_an_exporter_is_detected(monkeypatch: pytest.MonkeyPat
         return dataclasses.replace(exported, subject=read_subject(output))
 
     monkeypatch.setattr(trials, "export_model", losing)
-    (trial,) = compared(Plain(), [("direct", 13, True)]).trials
+    (trial,) = compare(TwoLinear(), [("direct", 13, True)]).trials
     assert trial.verdict == "FAIL"
     assert all(parity.top1_agreement == 1.0 for parity in trial.parities)
 
 
-class Unscriptable(Plain):
+class Unscriptable(TwoLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         named = {"x": x}
         return super().forward(**named)
@@ -152,34 +154,34 @@ class Unscriptable(Plain):
 
 def test_failed_export_is_a_row_with_the_reason() -> None:
     exports = list(itertools.product(("scripted", "direct"), (13, 99), (False,)))
-    result = compared(Unscriptable(), exports)
+    result = compare(Unscriptable(), exports)
     assert {trial.verdict for trial in result.trials} == {"PASS", "not exported"}
     for trial in result.trials:
         assert (trial.failure is None) == (trial.verdict == "PASS")
         assert "\n" not in (trial.failure or "")
-    impossible = by_title(result)["direct, opset 99, not folded"]
+    impossible = trials_by_title(result)["direct, opset 99, not folded"]
     assert impossible.failure == "opset: expected auto, or a number from 9 to 23 (seen: 99)."
 
 
 def test_no_successful_export_is_an_error() -> None:
     exports = [("scripted", 13, folding) for folding in (True, False)]
     with pytest.raises(ExportError, match="all 2 exports"):
-        compared(Unscriptable(), exports)
+        compare(Unscriptable(), exports)
 
 
-class Broken(Plain):
+class Broken(TwoLinear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no weights here")
 
 
 def test_failing_model_is_an_error() -> None:
     with pytest.raises((ExportError, ModelError), match="no weights here"):
-        compared(Broken(), [("traced", 13, True), ("dynamo", 13, False)])
+        compare(Broken(), [("traced", 13, True), ("dynamo", 13, False)])
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_few_samples_are_repeated(count: int) -> None:
-    result = compared(Plain(), [("direct", 13, True)], count=count)
+    result = compare(TwoLinear(), [("direct", 13, True)], count=count)
     assert result.samples == max(count, 8)
     assert [trial.verdict for trial in result.trials] == ["PASS"]
 
@@ -187,8 +189,8 @@ def test_few_samples_are_repeated(count: int) -> None:
 def test_progress_and_settings() -> None:
     observed: list[tuple[int, int]] = []
     settings = ExportSettings(dynamic_batch=False, batch_size=4, output_names=("scores",))
-    result = compared(
-        Plain(),
+    result = compare(
+        TwoLinear(),
         [("direct", 13, True), ("direct", 17, True)],
         settings=settings,
         progress=lambda done, total: observed.append((done, total)),

@@ -1,4 +1,4 @@
-"""Records written by earlier versions stay readable, with the same content and digest."""
+"""Records of earlier versions remain readable, with the same content and digest."""
 
 import json
 from pathlib import Path
@@ -57,15 +57,22 @@ def test_old_records_are_readable(kind, name, digest):
 
 
 def test_stored_evidence_equals_the_builders_evidence():
-    now = with_stored_details(builders.evidence())
-    assert Evidence.load(GOLDEN / "evidence-v1-samples.json") == builders.with_single_samples(now)
-    assert Evidence.load(GOLDEN / "evidence-v1-weights.json") == without_drawn_probes(now)
-    before = with_stored_details(builders.evidence(graph=builders.graph_report(weights=None)))
-    assert Evidence.load(GOLDEN / "evidence-v1-instruments.json") == without_drawn_probes(before)
+    current = remove_detail_codes(builders.evidence())
+    assert Evidence.load(GOLDEN / "evidence-v1-samples.json") == builders.add_sample_details(
+        current
+    )
+    assert Evidence.load(GOLDEN / "evidence-v1-weights.json") == remove_drawn_probes(current)
+    without_weights = remove_detail_codes(
+        builders.evidence(graph=builders.graph_report(weights=None))
+    )
+    assert Evidence.load(GOLDEN / "evidence-v1-instruments.json") == remove_drawn_probes(
+        without_weights
+    )
 
 
-def with_stored_details(evidence: Evidence) -> Evidence:
-    """As it was when findings in the graph had texts and no codes."""
+def remove_detail_codes(evidence: Evidence) -> Evidence:
+    """Return the evidence in the old format, in which graph findings have texts instead of
+    codes."""
     plain = with_texts(evidence)
     for finding in plain["graph"]["findings"]:
         del finding["detail_code"]
@@ -73,8 +80,8 @@ def with_stored_details(evidence: Evidence) -> Evidence:
     return Evidence.from_json(json.dumps(plain))
 
 
-def without_drawn_probes(evidence: Evidence) -> Evidence:
-    """As it was before batch sizes were drawn from the digest of the file."""
+def remove_drawn_probes(evidence: Evidence) -> Evidence:
+    """Return the evidence without probes of batch sizes drawn from the file's digest."""
     usual = builders.policy().instruments.probe_batch_sizes
     runtimes = tuple(
         runtime.model_copy(

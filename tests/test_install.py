@@ -1,6 +1,7 @@
-"""Real installations in empty environments, by `make exhaustive`: each takes minutes, and downloads.
+"""Real installations in empty environments. `make exhaustive` runs them: each downloads for
+minutes.
 
-tests/package/test_extras.py proves the same with packages hidden, in seconds.
+tests/package/test_extras.py tests the same in seconds, with hidden packages.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from tests.end_to_end.stack import (
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
-from tests.installed import all_done, run
+from tests.installed import assert_all_succeed, run
 from tests.package.test_extras import LINES
 from tests.signing.released import release
-from tests.test_readme import README, _blocks, _lines, write_given
+from tests.test_readme import README, _blocks, _lines, write_modules
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]
 CORE_MB = 400
-"""Of the core with ONNX Runtime."""
+"""Size limit of the core with ONNX Runtime, in MB."""
 CORE_LACKS = {"onnxruntime", "onnxruntime-gpu", "torch", "mlflow-skinny", "mlflow", "matplotlib"}
 SERVICE_LACKS = {"torch", "dvc", "scikit-learn", "matplotlib", "mlflow", "pandas"}
 NOT_SHIPPED = ("tests", "data", "benchmarks", "pipelines", "docs", "models", "reports", "params")
@@ -49,9 +50,9 @@ def test_wheel_contains_nothing_of_an_earlier_build(tmp_path: Path) -> None:
     for name in files:
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "source" / name)
-    gone = tmp_path / "source" / "build" / "lib" / "gate" / "gone.py"
-    gone.parent.mkdir(parents=True)
-    gone.touch()
+    deleted_module = tmp_path / "source" / "build" / "lib" / "gate" / "gone.py"
+    deleted_module.parent.mkdir(parents=True)
+    deleted_module.touch()
     built = install_size.build_wheel(tmp_path / "built", tmp_path / "source")
     names = zipfile.ZipFile(built).namelist()
     assert "gate/installation.py" in names
@@ -65,15 +66,15 @@ def test_sdist_contains_the_wheel_sources(tmp_path: Path) -> None:
     with tarfile.open(source) as opened:
         parts = {name.split("/")[1] for name in opened.getnames() if "/" in name}
     assert not [part for part in parts if part.startswith(NOT_SHIPPED)]
-    (wheel,) = tmp_path.glob("*.whl")  # which build makes from the sdist
+    (wheel,) = tmp_path.glob("*.whl")  # build creates the wheel from the sdist
     assert f"gate/{COMMIT_FILE}" in zipfile.ZipFile(wheel).namelist()
 
 
 @exhaustive
 def test_core_verifies_verdicts_and_names_missing_extras(
-    tmp_path: Path, built: Path, place: Path
+    tmp_path: Path, built: Path, environment_path: Path
 ) -> None:
-    created = install_size.install(place, built, "")
+    created = install_size.install(environment_path, built, "")
     assert not CORE_LACKS & created.packages.keys()
     arguments = release(tmp_path / "released")
     statement = (
@@ -84,7 +85,7 @@ def test_core_verifies_verdicts_and_names_missing_extras(
         str(arguments.trust),
     )
     policy = str(arguments.folder / "policy.json")
-    all_done(created, tmp_path, [
+    assert_all_succeed(created, tmp_path, [
         ("--help",), ("--version",), ("verify-verdict", *statement),
         ("report", str(arguments.folder), "--policy", policy), ("deployed", "--store", "store"),
     ])  # fmt: skip
@@ -102,29 +103,29 @@ def test_core_verifies_verdicts_and_names_missing_extras(
 
 @exhaustive
 def test_onnx_runtime_extra_verifies_releases_and_is_small(
-    tmp_path: Path, built: Path, place: Path
+    tmp_path: Path, built: Path, environment_path: Path
 ) -> None:
-    created = install_size.install(place, built, "cpu")
+    created = install_size.install(environment_path, built, "cpu")
     assert created.size_bytes < CORE_MB * 1e6
     assert CORE_LACKS & created.packages.keys() == {"onnxruntime"}
     assert re.fullmatch(r"\| `parity-gate\[cpu\]` \| \d{3} \| \d\d \| \d+ \|", created.row)
     vectors.write_model_and_vectors(tmp_path)
-    all_done(created, tmp_path, [("verify-release", "model.onnx", "--golden", "golden")])
+    assert_all_succeed(created, tmp_path, [("verify-release", "model.onnx", "--golden", "golden")])
 
 
 @exhaustive
 def test_service_deploys_without_unneeded_packages(
-    tmp_path: Path, built: Path, place: Path
+    tmp_path: Path, built: Path, environment_path: Path
 ) -> None:
-    created = install_size.install(place, built, "cpu,service")
+    created = install_size.install(environment_path, built, "cpu,service")
     assert not SERVICE_LACKS & created.packages.keys()
     vectors.write_model_and_vectors(tmp_path)
-    all_done(created, tmp_path, [
+    assert_all_succeed(created, tmp_path, [
         ("deploy", "m", "--store", "store", "--file", "model.onnx", "--golden", "golden"),
         ("deployed", "--store", "store"),
         ("verify-release", "model.onnx", "--golden", "golden"),
     ])  # fmt: skip
-    # The registry is the tests' own Python's; what serves is the wheel.
+    # The registry runs in the Python of the tests; the service runs from the wheel.
     gate = ("env", "-u", "PYTHONPATH", str(created.gate))
     folder, registry = tmp_path / "service", tmp_path / "registry"
     folder.mkdir()
@@ -142,8 +143,8 @@ def test_service_deploys_without_unneeded_packages(
         assert complete.deployed() == complete.digest(good)
         assert complete.service is not None
         loaded = Path(f"/proc/{complete.service.pid}/maps").read_text()
-        assert str(place) in loaded
-        all_done(created, folder, [
+        assert str(environment_path) in loaded
+        assert_all_succeed(created, folder, [
             ("webhooks", "list", "--tracking-uri", server.uri),
             ("history", "--state", "state.db"),
         ])  # fmt: skip
@@ -151,18 +152,18 @@ def test_service_deploys_without_unneeded_packages(
 
 
 @exhaustive
-def test_readme_works_from_the_wheel(tmp_path: Path, built: Path, place: Path) -> None:
+def test_readme_works_from_the_wheel(tmp_path: Path, built: Path, environment_path: Path) -> None:
     ((*_, expected, torch, torchvision, mlflow),) = _lines(README, "pip")
     chosen = expected.removeprefix("parity-gate[").removesuffix("]")
-    created = install_size.install(place, built, chosen, torch, torchvision, mlflow)
-    write_given(tmp_path, README)
+    created = install_size.install(environment_path, built, chosen, torch, torchvision, mlflow)
+    write_modules(tmp_path, README)
     result = run(tmp_path, created.python, "standins.py")
     assert result.returncode == 0, result.stderr
     shutil.copy(tmp_path / "samples.npy", tmp_path / "train.npy")
     (tmp_path / "photos").mkdir()
     ramp = np.tile(np.arange(256, dtype=np.uint8), (280, 1))
     Image.fromarray(ramp).save(tmp_path / "photos" / "ramp.png")
-    all_done(created, tmp_path, [words[1:] for words in _lines(README, "gate")])
+    assert_all_succeed(created, tmp_path, [words[1:] for words in _lines(README, "gate")])
     (example,) = [block for block in _blocks("python") if "from gate import" in block]
     (tmp_path / "example.py").write_text(example)
     result = run(tmp_path, created.python, "example.py")

@@ -1,7 +1,8 @@
-"""Each extra in an empty environment of its own, where the commands that it is for run.
+"""Each extra in an empty environment, in which its commands run.
 
-By `make exhaustive`: each environment is downloaded anew, and takes minutes. `[cpu]`, `[service]` and
-the README's row are in tests/test_install.py. PyTorch is the user's: it is this Python's, by links.
+`make exhaustive` runs these tests: each environment is downloaded for minutes.
+tests/test_install.py covers `[cpu]`, `[service]` and the README's command. PyTorch is linked from
+this Python.
 """
 
 from __future__ import annotations
@@ -27,37 +28,38 @@ from tests.end_to_end.stack import run_mlflow_server_with_webhooks
 from tests.exhaustive import exhaustive
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT
-from tests.installed import TORCHVISION, all_done, lend_torch, run
+from tests.installed import TORCHVISION_PATTERNS, assert_all_succeed, link_torch, run
 from tests.pipelines.conftest import clone
 from tests.service.postgres import run_postgres
 from tests.signing.released import release
-from tests.small_project import made as small_project
+from tests.small_project import create_project as small_project
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.proof,
     pytest.mark.timeout(3600),
     exhaustive,
-    # SQLAlchemy, about MLflow's own tables.
+    # A warning of SQLAlchemy about MLflow's tables.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 CHECK = ("gate", "check", "good.onnx", "--reference", "small_models:build", "--inputs")
-PEERS = ("python", "-m", "benchmarks.peers")
-WORLD = ("python", "-m", "benchmarks.world")
+PEERS_COMMAND = ("python", "-m", "benchmarks.peers")
+WORLD_COMMAND = ("python", "-m", "benchmarks.world")
 EXPORT = ("small_models:build", "--example-input", "images.npy")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is installed together, and the command lines that end with 0 there."""
+    """Extras that are installed together, and command lines that must exit with 0."""
 
     extras: str
     lines: tuple[tuple[str, ...], ...]
     torch: bool = False
     program: str | None = None
-    """Of the system, without which it can't be tried."""
+    """A system program that the test requires."""
     here: bool = False
-    """The lines run in this repository, of which they need more than the package."""
+    """Whether the lines run in this repository, because they need files that are not in the
+    package."""
 
 
 ROWS = {
@@ -104,13 +106,13 @@ ROWS = {
     ),
     "peers": Row(
         "cpu,peers",
-        ((*PEERS, "--rounds", "0", "--corpus", "--only", "correct/resnet/traced-13"),),
+        ((*PEERS_COMMAND, "--rounds", "0", "--corpus", "--only", "correct/resnet/traced-13"),),
         torch=True,
         here=True,
     ),
     "world": Row(
         "cpu,world",
-        ((*WORLD, "--only", "correct/timm-vit-tiny-patch16-224/direct-17"),),
+        ((*WORLD_COMMAND, "--only", "correct/timm-vit-tiny-patch16-224/direct-17"),),
         torch=True,
         here=True,
     ),
@@ -118,14 +120,15 @@ ROWS = {
         "docs", (("python", "-m", "mkdocs", "build", "--strict", "-q", "-d", "{site}"),), here=True
     ),
 }
-BY_THEMSELVES = {"registry", "postgresql", "pipeline", "all"}
-ELSEWHERE = {"cpu", "service", "server-grpc", "dev"}
-"""In tests/test_install.py and tests/runtimes/test_mlserver.py; the last is where these tests run."""
+TESTED_SEPARATELY = {"registry", "postgresql", "pipeline", "all"}
+TESTED_ELSEWHERE = {"cpu", "service", "server-grpc", "dev"}
+"""These extras are tested in tests/test_install.py and tests/runtimes/test_mlserver.py. `dev` is
+the environment of these tests."""
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Path:
-    """A folder with all that the command lines name."""
+def inputs_folder(tmp_path: Path) -> Path:
+    """A folder with all files that the command lines name."""
     folder = tmp_path / "given"
     shutil.copytree(small_project(), folder)
     release(folder / "released")
@@ -138,70 +141,81 @@ def given(tmp_path: Path) -> Path:
     return folder
 
 
-def installed(place: Path, built: Path, extras: str, *, torch: bool = False) -> Installation:
-    created = install_size.install(place, built, extras)
+def install_extras(
+    environment_path: Path, built: Path, extras: str, *, torch: bool = False
+) -> Installation:
+    created = install_size.install(environment_path, built, extras)
     print(created.row)
     if torch:
-        lend_torch(created)
+        link_torch(created)
     return created
 
 
-def run_lines(made: Installation, row: Row, given: Path) -> None:
+def run_lines(installation: Installation, row: Row, inputs_folder: Path) -> None:
     for program, *rest in row.lines:
-        words = [word.format(site=given / "site") for word in rest]
-        folder = ROOT if row.here else given
+        words = [word.format(site=inputs_folder / "site") for word in rest]
+        folder = ROOT if row.here else inputs_folder
         environment = {"NO_MKDOCS_2_WARNING": "1"}
-        result = run(folder, made.folder / "bin" / program, *words, **environment)
+        result = run(folder, installation.folder / "bin" / program, *words, **environment)
         assert result.returncode == 0, (words, result.stdout, result.stderr)
 
 
 def test_each_extra_has_an_environment() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {*ROWS, *BY_THEMSELVES, *ELSEWHERE} == set(project["optional-dependencies"])
+    assert {*ROWS, *TESTED_SEPARATELY, *TESTED_ELSEWHERE} == set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize("extra", ROWS)
 def test_commands_of_an_extra_run_with_it_alone(
-    extra: str, built: Path, place: Path, given: Path
+    extra: str, built: Path, environment_path: Path, inputs_folder: Path
 ) -> None:
     row = ROWS[extra]
     if row.program is not None and shutil.which(row.program) is None:
         pytest.skip(f"no {row.program} here: make packages")
-    created = installed(place, built, row.extras, torch=row.torch)
+    created = install_extras(environment_path, built, row.extras, torch=row.torch)
     if row.here and row.torch:
-        lend_torch(created, *TORCHVISION)  # the corpora have architectures of it
+        link_torch(created, *TORCHVISION_PATTERNS)  # the corpora use its architectures
     runtimes = {name for name in created.packages if name.startswith("onnxruntime")}
     expected = {"cpu": {"onnxruntime"}, "cuda": {"onnxruntime-gpu"}}
     assert runtimes == expected.get(row.extras.split(",")[0], set())
-    run_lines(created, row, given)
+    run_lines(created, row, inputs_folder)
     if extra == "charts":
-        assert "Drawn with matplotlib" not in (given / "released" / "report.html").read_text()
+        assert (
+            "Drawn with matplotlib" not in (inputs_folder / "released" / "report.html").read_text()
+        )
 
 
-def test_two_onnx_runtime_packages_are_detected(built: Path, place: Path, given: Path) -> None:
-    """pip can be asked for both; no single extra does it, and `gate doctor` says what it is."""
-    created = installed(place, built, "cpu", torch=True)
-    all_done(created, given, [("doctor",)])
+def test_two_onnx_runtime_packages_are_detected(
+    built: Path, environment_path: Path, inputs_folder: Path
+) -> None:
+    """No single extra installs both packages, but pip can. `gate doctor` must report the
+    conflict."""
+    created = install_extras(environment_path, built, "cpu", torch=True)
+    assert_all_succeed(created, inputs_folder, [("doctor",)])
     pip = [created.python, "-m", "pip", "install", "-qq", "--no-deps", "onnxruntime-gpu"]
     subprocess.run([*pip, "-c", ROOT / "constraints.txt"], check=True)
-    result = run(given, created.gate, "doctor")
+    result = run(inputs_folder, created.gate, "doctor")
     assert "overwrite each other" in result.stdout
     assert "onnxruntime-gpu" in result.stdout
 
 
 def test_registry_extra_promotes_reviews_and_rolls_back(
-    built: Path, place: Path, given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built: Path,
+    environment_path: Path,
+    inputs_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Into a server of the tests' own Python; what was judged, was judged there, too."""
-    monkeypatch.chdir(given)
+    """Promote to a server in the tests' Python. The checks also run in the tests' Python."""
+    monkeypatch.chdir(inputs_folder)
     for name in ("good", "coloured"):
         factory, inputs = ("build", "images") if name == "good" else ("coloured", "coloured")
         question = ["--reference", f"small_models:{factory}", "--inputs", f"{inputs}.npy"]
         assert cli.main(["check", f"{name}.onnx", *question, "--report", f"of-{name}"]) == 0
-    created = installed(place, built, "cpu,registry")
+    created = install_extras(environment_path, built, "cpu,registry")
     (tmp_path / "registry").mkdir()
     with run_mlflow_server_with_webhooks(tmp_path / "registry") as server:
-        all_done(created, given, [
+        assert_all_succeed(created, inputs_folder, [
             ("promote", "good.onnx", "--name", "m", "--report", "of-good"),
             ("promote", "coloured.onnx", "--name", "m", "--report", "of-coloured"),
             ("history",),
@@ -214,20 +228,20 @@ def test_registry_extra_promotes_reviews_and_rolls_back(
         ], MLFLOW_TRACKING_URI=server.uri)  # fmt: skip
 
 
-def test_ledger_in_postgresql(built: Path, place: Path, given: Path) -> None:
-    created = installed(place, built, "cpu,service,postgresql")
-    SigningKey.make(given / "key.pem")
+def test_ledger_in_postgresql(built: Path, environment_path: Path, inputs_folder: Path) -> None:
+    created = install_extras(environment_path, built, "cpu,service,postgresql")
+    SigningKey.make(inputs_folder / "key.pem")
     with run_postgres() as server:
-        all_done(
+        assert_all_succeed(
             created,
-            given,
+            inputs_folder,
             [("accept-ledger", "--reason", "new"), ("history",)],
             GATE_STATE=server.url,
         )
 
 
-def test_pipeline_promotes_its_model(built: Path, place: Path, tmp_path: Path) -> None:
-    created = installed(place, built, "cpu,pipeline")
+def test_pipeline_promotes_its_model(built: Path, environment_path: Path, tmp_path: Path) -> None:
+    created = install_extras(environment_path, built, "cpu,pipeline")
     folder = clone(tmp_path / "clone")
     path = f"{created.folder}/bin{os.pathsep}{os.environ['PATH']}"
     result = run(folder, created.python, "-m", "pipelines.repro", PATH=path)
@@ -236,11 +250,11 @@ def test_pipeline_promotes_its_model(built: Path, place: Path, tmp_path: Path) -
 
 
 def test_extra_all_contains_every_other_extra(
-    built: Path, place: Path, given: Path, tmp_path: Path
+    built: Path, environment_path: Path, inputs_folder: Path, tmp_path: Path
 ) -> None:
-    created = installed(place, built, "cpu,all")
+    created = install_extras(environment_path, built, "cpu,all")
     assert {name for name in created.packages if name.startswith("onnxruntime")} == {"onnxruntime"}
     vectors.write_model_and_vectors(tmp_path)
     for extra, row in ROWS.items():
         if extra not in ("cuda", "docs") and (row.program is None or shutil.which(row.program)):
-            run_lines(created, row, given)
+            run_lines(created, row, inputs_folder)

@@ -1,4 +1,5 @@
-"""Light modules stay light. The import contracts (pyproject.toml) are checked by `make lint`."""
+"""Light modules import no heavy packages. `make lint` checks the import contracts
+(pyproject.toml)."""
 
 import json
 import subprocess

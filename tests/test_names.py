@@ -26,17 +26,17 @@ def test_public_class_names_are_unique():
     assert {name: where for name, where in locations.items() if len(where) > 1} == {}
 
 
-IDIOMS = {"told", "seen", "known", "said", "asked"}
-"""They name how a value came, not what it is."""
-PUBLISHED = {
-    # A field of what `gate doctor --json` prints.
+FORBIDDEN_NAMES = {"told", "seen", "known", "said", "asked"}
+"""Names that say where a value came from, not what it is."""
+PUBLIC_NAMES = {
+    # a field of `gate doctor --json`
     ("commands/doctor.py", "seen"),
 }  # fmt: skip
-"""Names that others read."""
+"""Names that users depend on."""
 
 
 def names(tree: ast.Module) -> Iterator[str]:
-    """What functions, classes, variables, parameters, attributes and imports are called."""
+    """Yield the names of functions, classes, variables, parameters, attributes and imports."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -56,6 +56,6 @@ def test_no_name_uses_a_forbidden_word():
         (location, name)
         for location, tree in modules()
         for name in names(tree)
-        if name.strip("_").lower() in IDIOMS
+        if name.strip("_").lower() in FORBIDDEN_NAMES
     }
-    assert matches - PUBLISHED == set()
+    assert matches - PUBLIC_NAMES == set()

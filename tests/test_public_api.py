@@ -1,4 +1,4 @@
-"""What `import gate` gives, and what it costs."""
+"""`import gate` provides the public names and loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_each_public_name_exists_and_is_documented(name: str) -> None:
 
 
 def test_no_package_has_the_name_of_a_public_function() -> None:
-    """Else the name would mean another thing after the room was imported."""
-    rooms = {path.stem for path in PACKAGE.iterdir()}
-    assert not rooms & set(gate.__all__)
+    """Importing a package of that name would replace the function."""
+    packages = {path.stem for path in PACKAGE.iterdir()}
+    assert not packages & set(gate.__all__)
 
 
 def test_unknown_attribute_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""gate.check and gate check on whole files."""
+"""gate.check and `gate check` on complete files."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.evidence import Evidence, Source
 from gate.storage.digest import Digest
-from tests.small_project import SAMPLES, made
+from tests.small_project import SAMPLES, create_project
 
 SOURCE = Source(factory="tests:built")
 
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = made()
+    folder = create_project()
     monkeypatch.chdir(folder)
     return folder
 
@@ -127,21 +127,23 @@ def test_failing_champion_matters_only_when_a_comparison_is_required(project: Pa
     workload = EvaluationData.open(project / "images.npy")
     plain = check_(project / "good.onnx", reference=reference, data=workload)
     subject = plain.evidence.subject.model_copy(update={"sha256": Digest.from_bytes(b"another")})
-    lost = Champion(
+    champion = Champion(
         state="proven", version="1", sha256=subject.sha256, onnx_path=project / "lost.onnx",
         evidence=plain.evidence.model_copy(update={"subject": subject}),
     )  # fmt: skip
-    beside = replace(workload, against=lost)
-    verdicted = check_(project / "good.onnx", reference=reference, data=beside)
+    data = replace(workload, against=champion)
+    verdicted = check_(project / "good.onnx", reference=reference, data=data)
     assert verdicted.decision.passed
     assert "lost.onnx" in str(verdicted.change.absent)
-    asks = verdicted.policy.model_copy(update={"incumbent": ChampionPolicy(min_agreement=0.9)})
+    strict_policy = verdicted.policy.model_copy(
+        update={"incumbent": ChampionPolicy(min_agreement=0.9)}
+    )
     with pytest.raises(GateError, match=r"lost\.onnx"):
-        check_(project / "good.onnx", reference=reference, data=beside, policy=asks)
+        check_(project / "good.onnx", reference=reference, data=data, policy=strict_policy)
 
 
-def in_float16(path: Path, converted: Path) -> Path:
-    """As ONNX Runtime's own tool converts a file."""
+def convert_to_float16(path: Path, converted: Path) -> Path:
+    """Convert the file with ONNX Runtime's tool."""
     half = OnnxModel(convert_float_to_float16(onnx.load(path), keep_io_types=True))
     half.topological_sort()
     onnx.save(half.model, converted)
@@ -160,14 +162,14 @@ def in_float16(path: Path, converted: Path) -> Path:
 def test_float16_file_passes_with_reduced_precision_only(
     project: Path, tmp_path: Path, file: str, precision: str | None, code: int, capsys
 ) -> None:
-    """`worse.onnx` has another bias, by one part in a hundred of the logits."""
+    """`worse.onnx` has a different bias, by 1 % of the logits."""
     worse = onnx.load(project / "good.onnx")
     bias = next(t for t in worse.graph.initializer if list(t.dims) == [5])
     moved = numpy_helper.to_array(bias) + np.float32(0.05)
     bias.CopyFrom(numpy_helper.from_array(moved, bias.name))
     onnx.save(worse, tmp_path / "worse.onnx")
     source = {"good.onnx": project / "good.onnx", "worse.onnx": tmp_path / "worse.onnx"}[file]
-    half = in_float16(source, tmp_path / "half.onnx")
+    half = convert_to_float16(source, tmp_path / "half.onnx")
     command = ["check", str(half), "--reference", "small_models:build", "--inputs", "images.npy"]
     chosen = ["--precision", precision] if precision else []
     assert cli.main([*command, *chosen]) == code
@@ -191,7 +193,7 @@ def test_custom_policy_states_its_precision(project: Path, name: str, capsys) ->
 
 
 def test_task_is_not_weakened_by_a_file_without_classes(project: Path) -> None:
-    """The model classifies; a file that gives an image instead is not judged as tensors."""
+    """The model returns logits; a file that returns images instead is not judged as tensors."""
     images = np.random.default_rng(0).normal(size=(8, 1, 8, 8)).astype(np.float32)
     workload = EvaluationData(
         SampleSet.from_arrays({"image": images, "scale": np.ones_like(images[..., :1, :1])})
@@ -233,14 +235,14 @@ def test_file_changed_during_the_check_is_an_error(project: Path, tmp_path: Path
         )
 
 
-def with_consumers(*consumers: str, images: int = 3) -> Policy:
-    """The built-in policy, and it demands parity of preprocessing."""
+def policy_with_consumers(*consumers: str, images: int = 3) -> Policy:
+    """Return the built-in policy, with parity of preprocessing required."""
     settings = PreprocessingPolicy(consumers=consumers, min_images=images)
     return Policy.default().model_copy(update={"preprocessing": settings})
 
 
 def pictures(folder: Path) -> tuple[Path, ...]:
-    """Three pictures with edges, larger than what they become."""
+    """Write three images with edges that are larger than the model's input; return their folder."""
     generator = np.random.default_rng(0)
     for index in range(3):
         pixels = generator.integers(0, 255, (40 + index, 36, 3), dtype=np.uint8)
@@ -267,7 +269,7 @@ def test_preprocessing_parity_when_required(
         project / "coloured.onnx",
         reference=Reference.from_factory("small_models:coloured", preprocessing=spec),
         data=replace(EvaluationData.open(project / "coloured.npy"), pictures=result),
-        policy=with_consumers(consumer),
+        policy=policy_with_consumers(consumer),
     )
     assert verdicted.decision.verdict is verdict
     source = verdicted.evidence.source
@@ -337,7 +339,7 @@ def test_command_checks_a_custom_consumer(
     assert says in " ".join((captured.out + captured.err).split())
 
 
-# --- the model's code is evidence ---------------------------------------------------------------
+# --- The evidence contains the model's code -----------------------------------------------------
 
 
 def test_evidence_and_export_record_the_model_code(project: Path, tmp_path, capsys) -> None:
@@ -369,10 +371,10 @@ def test_evidence_and_export_record_the_model_code(project: Path, tmp_path, caps
 
 def test_code_changed_during_the_check_is_an_error(tmp_path, monkeypatch) -> None:
     for name in ("good.onnx", "images.npy"):
-        shutil.copy(made() / name, tmp_path)
+        shutil.copy(create_project() / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "edited_models.py"
-    source.write_text((made() / "small_models.py").read_text())
+    source.write_text((create_project() / "small_models.py").read_text())
     reference = Reference.from_factory("edited_models:build")
     workload = EvaluationData.open(Path("images.npy"))
 

@@ -1,4 +1,4 @@
-"""Every command in README.md and CONTRIBUTING.md runs, or is at least a real one."""
+"""Every command in README.md and CONTRIBUTING.md runs, or at least exists."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGES = {
     name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")
 }
 
-# SQLAlchemy, about MLflow's own tables.
+# A warning of SQLAlchemy about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 
@@ -37,7 +37,7 @@ def _blocks(language: str, text: str = README) -> list[str]:
 
 
 def _lines(text: str, program: str) -> list[list[str]]:
-    """The commands of a program in fenced blocks, as words without comments."""
+    """Return the commands of a program in fenced blocks, as words without comments."""
     lines = [
         line
         for block in _blocks("bash", text)
@@ -48,13 +48,13 @@ def _lines(text: str, program: str) -> list[list[str]]:
 
 
 def _inline(text: str, program: str) -> list[list[str]]:
-    """The commands of a program in inline code."""
+    """Return the commands of a program in inline code."""
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return [shlex.split(code) for code in re.findall(rf"`({program} [^`]+)`", outside)]
 
 
-def write_given(folder: Path, page: str) -> None:
-    """The modules that a page has the reader write, by the names in their first lines."""
+def write_modules(folder: Path, page: str) -> None:
+    """Write the modules that a page shows, named by their first lines."""
     named = re.compile(r"# (\w+\.py)\n")
     matches = {
         match[1]: block for block in _blocks("python", page) if (match := named.match(block))
@@ -64,20 +64,20 @@ def write_given(folder: Path, page: str) -> None:
         (folder / name).write_text(block)
 
 
-def _enter(folder: Path, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a folder with the model and the samples of a page."""
+def _enter_project(folder: Path, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change to a folder with the model and the samples of a page."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("DVC_EXP_NAME", raising=False)
     monkeypatch.chdir(folder)
-    write_given(folder, page)
+    write_modules(folder, page)
     sys.modules.pop("mymodel", None)
     subprocess.run([sys.executable, "standins.py"], check=True)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def readme_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the README's mymodel.py, samples, weights and ONNX file."""
-    _enter(tmp_path, README, monkeypatch)
+    _enter_project(tmp_path, README, monkeypatch)
     model = build_model("mymodel:build").eval()
     load_checkpoint(model, Path("weights.safetensors"))
     samples = np.load("samples.npy")
@@ -91,10 +91,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_first_page_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a folder that holds what the page says one has. tests/first_hour runs the README's commands,
-    each in its own process."""
+    """Run the commands in a folder with the files that the page assumes. tests/first_hour runs the
+    README's commands, each in its own process."""
     page = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8")
-    _enter(tmp_path, page, monkeypatch)
+    _enter_project(tmp_path, page, monkeypatch)
     commands = _lines(page, "gate")
     assert [words[1] for words in commands] == [
         "doctor", "export", "check", "init", "policy", "policy", "check",
@@ -106,9 +106,9 @@ def test_first_page_commands_run(
     assert (tmp_path / "report/decision.json").is_file()
 
 
-def test_library_example_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_library_example_runs(readme_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = [block for block in _blocks("python") if "from gate import" in block]
-    (place / "example.py").write_text(example)
+    (readme_folder / "example.py").write_text(example)
     runpy.run_path("example.py")
     assert capsys.readouterr().out == "PASS\n"
 

@@ -1,4 +1,4 @@
-"""constraints.txt agrees with pyproject.toml: all is pinned, and within what is allowed."""
+"""constraints.txt pins every dependency within the ranges of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PROJECT = tomllib.loads((constraints.ROOT / "pyproject.toml").read_text(encoding
 ]
 REMEDY = "make constraints"
 UNPINNED = "server-grpc"
-"""The extra that goes into an environment of its own: it allows no protobuf of the pins."""
+"""An extra with its own environment, because it conflicts with the pinned protobuf."""
 
 
-def _disagreements(project: dict, text: str) -> list[str]:
+def find_disagreements(project: dict, text: str) -> list[str]:
     pins = dict(
         re.fullmatch(r"([A-Za-z0-9._-]+)==(\S+)", line).groups()
         for line in text.splitlines()
@@ -46,7 +46,7 @@ def _disagreements(project: dict, text: str) -> list[str]:
 
 def test_all_that_any_extra_brings_is_pinned_within_its_bounds() -> None:
     text = constraints.FILE.read_text(encoding="utf-8")
-    assert _disagreements(PROJECT, text) == [], f"run {REMEDY}"
+    assert find_disagreements(PROJECT, text) == [], f"run {REMEDY}"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_all_that_any_extra_brings_is_pinned_within_its_bounds() -> None:
 )
 def test_a_disagreement_is_found(text: str, found: list[str]) -> None:
     project = {"dependencies": ["numpy>=2.0"], "optional-dependencies": {"all": ["parity-gate[x]"]}}
-    assert _disagreements(project, text) == found
+    assert find_disagreements(project, text) == found
 
 
 def test_nothing_but_names_and_versions_is_written() -> None:

@@ -1,4 +1,5 @@
-"""The corpus is whole, its faults are real, its runner can fail, and the gate holds on a part."""
+"""The corpus is complete, its faults are real, its runner can fail, and the gate judges a part of
+it."""
 
 from __future__ import annotations
 
@@ -23,48 +24,68 @@ from benchmarks.corpus.outcome import Outcome, Rates, Ruling
 from benchmarks.corpus.registry import ENTRIES
 from benchmarks.corpus.run import run
 from benchmarks.corpus.trained import build_trained, to_tensors
-from tests.exhaustive import EXHAUSTIVE, exhaustive, further_as_proofs, some
+from tests.exhaustive import EXHAUSTIVE, exhaustive, further_as_proofs, select_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # the corpus is judged in one go
+# the whole part is judged in one fixture
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-UNREADABLE = {"truncated file", "no model", "swapped external data", "stale digest", "input dtype"}
-"""Classes of which some files are refused before anything is computed."""
-REFUSED_UNREAD = {"OnnxFileError", "InputMismatch", "DigestMismatch"}
+UNREADABLE_KINDS = {
+    "truncated file",
+    "no model",
+    "swapped external data",
+    "stale digest",
+    "input dtype",
+}
+"""Kinds of faults of which some files are rejected while they are read."""
+READING_ERRORS = {"OnnxFileError", "InputMismatch", "DigestMismatch"}
 
 
-SLOW = {"resnet", "mobilenet", "segmenter", "recurrent", "denoiser", "stylist", "texture"}
-"""Architectures of which one judgment takes longer than a second."""
+SLOW_ARCHITECTURES = {
+    "resnet",
+    "mobilenet",
+    "segmenter",
+    "recurrent",
+    "denoiser",
+    "stylist",
+    "texture",
+}
+"""Architectures that take longer than a second."""
 
 
-EVERY = 9
-"""`make check` judges every N-th class of faults and every N-th correct pair."""
+STRIDE = 9
+"""`make check` judges every N-th kind of faults and every N-th correct pair."""
 MIN_FAULTS = 60 if EXHAUSTIVE else 7
-"""Faults that are judged at least: one of each class, or of each of those."""
+"""Minimum number of judged faults: one of each selected kind."""
 
 
-def _part() -> list[Entry]:
-    """The quickest fault of each class; every architecture by one exporter, the quick ones by
-    two, and one file by dynamo. Not resnet18, which takes as long as ten others: the ladder's
-    tests judge it."""
+def _select_entries() -> list[Entry]:
+    """Return the fastest fault of each kind and some correct pairs.
+
+    Each architecture has one exporter, the fast ones two, and one file is from dynamo. resnet18 is
+    omitted because it takes as long as ten others; the tests of the ladder cover it.
+    """
     faults: dict[str, Entry] = {}
     for fault in FAULTS:
         if _slowness(fault) < _slowness(faults.setdefault(fault.kind, fault)):
             faults[fault.kind] = fault
     correct = {item.name: item for item in CORRECT_PAIRS if _is_drawn(item)}
-    return [*some(correct, EVERY).values(), *some(faults, EVERY).values()]
+    return [*select_rows(correct, STRIDE).values(), *select_rows(faults, STRIDE).values()]
 
 
 def _slowness(fault: Entry) -> tuple[bool, bool]:
-    """A dynamo export takes seconds."""
+    """Return a sort key; dynamo exports take seconds."""
     dynamo = fault.recipe.exporter.startswith("dynamo")
-    return dynamo or fault.architecture.name == "resnet18", fault.architecture.name in SLOW
+    return (
+        dynamo or fault.architecture.name == "resnet18",
+        fault.architecture.name in SLOW_ARCHITECTURES,
+    )
 
 
 def _is_drawn(correct: Entry) -> bool:
     if correct.architecture.name == "resnet18":
         return False
     if correct.recipe == Recipe("scripted", 17):
-        return correct.architecture.name not in SLOW
+        return correct.architecture.name not in SLOW_ARCHITECTURES
     return correct.recipe == Recipe("direct", 17) or (
         (correct.title, correct.recipe) == ("tokens", Recipe("dynamo", 18))
     )
@@ -72,7 +93,7 @@ def _is_drawn(correct: Entry) -> bool:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    return run(_part())
+    return run(_select_entries())
 
 
 @pytest.fixture
@@ -95,10 +116,10 @@ def test_the_corpus_is_as_large_as_it_says() -> None:
 @pytest.mark.parametrize("name", further_as_proofs(ARCHITECTURES, 5))
 def test_references_tell_samples_apart_and_are_the_same_every_time(name: str) -> None:
     architecture = ARCHITECTURES[name]
-    model, again = build_trained(architecture), build_trained(architecture)
+    model, retrained = build_trained(architecture), build_trained(architecture)
     assert not model.training
     for key, value in model.state_dict().items():
-        assert torch.equal(value, again.state_dict()[key]), key
+        assert torch.equal(value, retrained.state_dict()[key]), key
     samples = architecture.draw(SAMPLES, 0)
     for key, array in architecture.draw(SAMPLES, 0).items():
         assert np.array_equal(array, samples[key])
@@ -147,17 +168,17 @@ def test_the_right_layer_is_named(outcomes: list[Outcome]) -> None:
 
 @pytest.mark.proof
 def test_faults_are_no_mere_broken_files(outcomes: list[Outcome]) -> None:
-    """A graph that was edited into an invalid one would be caught for the wrong reason."""
+    """A graph edited into an invalid one would be detected for the wrong reason."""
     for item in outcomes:
-        if item.faulty and item.kind not in UNREADABLE:
+        if item.faulty and item.kind not in UNREADABLE_KINDS:
             assert item.ruling is not None
-            assert not REFUSED_UNREAD & set(item.ruling.caught_by), (item.name, item.ruling.told)
+            assert not READING_ERRORS & set(item.ruling.caught_by), (item.name, item.ruling.told)
 
 
 @pytest.mark.proof
 def test_faults_in_a_model_change_what_it_computes(outcomes: list[Outcome]) -> None:
-    """Measured in float64 on the two PyTorch models: no ONNX, no gate. A fault that no sample shows
-    must be named here, because only other inputs can show it."""
+    """Compare the two PyTorch models in float64, without ONNX or the gate. Faults without an effect
+    on the samples are listed here: only other inputs can show them."""
     unseen = {
         item.name.split("/")[2]
         for item in outcomes
@@ -173,7 +194,7 @@ def test_agreement_of_classes_alone_lets_many_faults_pass(outcomes: list[Outcome
     assert Rates.from_outcomes(outcomes).top1_passes >= MIN_FAULTS // 4
 
 
-def _always(passed: bool) -> Callable[[Pair], Ruling]:
+def _create_judge(passed: bool) -> Callable[[Pair], Ruling]:
     return lambda pair: Ruling(passed, () if passed else ("planted",))
 
 
@@ -201,7 +222,7 @@ def _always(passed: bool) -> Callable[[Pair], Ruling]:
 def test_the_runner_itself_can_fail(
     only: str, passed: bool, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--only", only], gate=_always(passed)) == code
+    assert main(["--only", only], gate=_create_judge(passed)) == code
     capsys.readouterr()
 
 
@@ -246,7 +267,7 @@ def test_rates_are_green_only_if_nothing_is_wrong(wrong: dict[str, int], green: 
 @exhaustive
 @pytest.mark.proof
 def test_edited_graphs_are_valid(bench: Bench) -> None:
-    """For onnx's checker; those that need a dynamo export, too."""
+    """Check the graphs with onnx's checker, also those of dynamo exports."""
     edited = [f for f in FAULTS if f.kind in {"output order", "extra output", "random"}]
     for fault in edited:
         folder = bench.folder / "one"

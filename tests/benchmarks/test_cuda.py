@@ -1,4 +1,4 @@
-"""The measurement of a CUDA device: its plan, its processes, its proposal, and a dry run."""
+"""The measurement of a CUDA device: its plan, its processes, its proposed bounds, and a dry run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ RIGHT = [entry.name for entry in ENTRIES if not entry.faulty]
 
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run registers a runtime in its process."""
+    """Restore the registry after a dry run, which registers a runtime in this process."""
     monkeypatch.setattr(selection, "BUILTIN", dict(selection.BUILTIN))
 
 
-def measured(
+def create_measured(
     subject: str, setting: str = "corpus", *, wrong: Role = "ort-cuda", **noise: float
 ) -> Measurement:
     """A correct file's numbers, except for those of one runtime."""
@@ -61,10 +61,10 @@ def measured(
     )
     environment = evidence.environment.model_copy(update={"determinism": switches})
     evidence = evidence.model_copy(update={"environment": environment})
-    return Measurement(chosen, subject, "measured", evidence=builders.with_drawn_probes(evidence))
+    return Measurement(chosen, subject, "measured", evidence=builders.add_drawn_probes(evidence))
 
 
-def proposed(*results: Measurement) -> Proposal:
+def propose_from(*results: Measurement) -> Proposal:
     return propose(results, Device())
 
 
@@ -80,8 +80,8 @@ def test_the_plan_has_everything_once_and_the_important_first() -> None:
     assert names[-1].startswith("tf32-")
 
 
-class Process:
-    """Stands in for the process that measures: dies at one subject, fails at another."""
+class FakeProcess:
+    """A fake measuring process that dies at one subject and fails at another."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[list[str]] = []
@@ -96,7 +96,7 @@ class Process:
                 status = -11
                 break
             result: measuring.Status = "failed" if name.endswith("failing") else "measured"
-            measuring._write(Path(command[3]), name, result, "", measured(RIGHT[0]).evidence)
+            measuring._write(Path(command[3]), name, result, "", create_measured(RIGHT[0]).evidence)
             if result == "failed":
                 break
         return type("Done", (), {"returncode": status})
@@ -105,19 +105,23 @@ class Process:
 def test_a_subject_that_ends_its_process_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process, kept = Process(monkeypatch), Measurements(tmp_path, Device())
+    process, measurements = FakeProcess(monkeypatch), Measurements(tmp_path, Device())
     job = Job(DEFAULT, ("a", "deadly", "b", "failing", "c"))
     result: list[str] = []
-    kept.measure([job], deadline=time.monotonic() + 60, workers=1, report_done=result.append)
+    measurements.measure(
+        [job], deadline=time.monotonic() + 60, workers=1, report_done=result.append
+    )
     assert result == job.names
-    matches = {name: kept.read(name) for name in job.names}
+    matches = {name: measurements.read(name) for name in job.names}
     statuses = [item.status for item in matches.values() if item]
     assert statuses == ["measured", "failed", "measured", "failed", "measured"]
     died = matches["default/deadly"]
     assert died is not None
     assert "status -11" in died.reason
     process.begun.clear()
-    kept.measure([job], deadline=time.monotonic() + 60, workers=1, report_done=result.append)
+    measurements.measure(
+        [job], deadline=time.monotonic() + 60, workers=1, report_done=result.append
+    )
     assert process.begun[0] == ["default/deadly", "default/failing"]  # failures alone, again
 
 
@@ -125,17 +129,17 @@ def test_a_bound_is_the_largest_of_the_correct_files_with_its_margin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(judged, "MIN_FILES", 2)
-    result = proposed(
-        measured(RIGHT[0]),
-        measured(RIGHT[1], ratio=10.0, peak=20.0),
-        measured("digits", "tf32", ratio=400.0),  # TF32 sets no bound
-        measured("digits", "default", wrong=BASELINE, ratio=50.0),  # nor does the CPU
-        measured(FAULT, ratio=11.0, wrong="ort-cuda"),  # nor a fault
+    result = propose_from(
+        create_measured(RIGHT[0]),
+        create_measured(RIGHT[1], ratio=10.0, peak=20.0),
+        create_measured("digits", "tf32", ratio=400.0),  # TF32 does not affect the bounds
+        create_measured("digits", "default", wrong=BASELINE, ratio=50.0),  # nor does the CPU
+        create_measured(FAULT, ratio=11.0, wrong="ort-cuda"),  # nor does a fault
     )
     assert result.objections == ()
     assert result.bounds["noise_ratio"] == round_up(10.0 * MARGINS["noise_ratio"]) == 12.0
     assert result.bounds["noise_peak"] == 46.0
-    assert result.bounds["noise_diff"] == 32.0  # never below the CPU's
+    assert result.bounds["noise_diff"] == 32.0  # at least the CPU's bound
     (ratio,) = (item for item in result.spreads if item.metric == "noise_ratio")
     assert (ratio.most, ratio.cell) == (10.0, f"corpus/{RIGHT[1]}/ort-cuda")
     assert result.faults_passing == (FAULT,)
@@ -149,7 +153,7 @@ def test_a_bound_is_the_largest_of_the_correct_files_with_its_margin(
 def test_a_fault_passes_where_no_runtime_on_cuda_rejects_it(
     ratio: float, escapes: bool, role: Role
 ) -> None:
-    cells = [*judge(measured(FAULT, wrong=role, ratio=ratio), Device())]
+    cells = [*judge(create_measured(FAULT, wrong=role, ratio=ratio), Device())]
     assert faults_passing(cells) == ((FAULT,) if escapes else ())
 
 
@@ -183,5 +187,5 @@ def test_a_dry_run_measures_judges_and_continues(tmp_path: Path, own_registry: N
     assert [row["faults"] for row in plain["corpus"]].count(1) == 3
     assert {row["metric"] for row in plain["distribution"]} == set(MARGINS)
     assert "dry run" in " ".join(plain["objections to the proposal"])
-    assert main([*options, "--limit-minutes", "0"]) == 0  # all is kept
+    assert main([*options, "--limit-minutes", "0"]) == 0  # all results exist already
     assert json.loads((tmp_path / "cuda.json").read_text()) == plain

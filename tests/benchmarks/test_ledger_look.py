@@ -1,4 +1,5 @@
-"""The benchmark of looks, on few lines; and what it can't say on a busy machine, by counting."""
+"""The benchmark of ledger reads on few entries. Counted reads replace times, which vary on a busy
+machine."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ def test_a_look_parses_what_came_since(
 ) -> None:
     parsed = record_parsed_lines(monkeypatch)
     bench = Bench(tmp_path / "bench", lines)
-    end = lines + 2  # it was promoted and deployed
+    end = lines + 2  # promoted and deployed
     parsed.clear()
     bench.nothing_new()
     assert parsed == []
     bench.a_line_more()
     bench.a_line_more()
-    # Whoever writes it, and the service; the writer had not read what the service wrote.
+    # The writer and the service read: the writer had not read the service's entries.
     assert sorted(parsed) == [end, *[end + 1] * 2, *[end + 2] * 2]
     parsed.clear()
     bench.at_first()

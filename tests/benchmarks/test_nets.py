@@ -1,4 +1,4 @@
-"""Random small nets: a seed is always the same net, and correct ones pass."""
+"""Random small networks: a seed always gives the same network, and correct exports pass."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_proof_tells_a_wrong_file_from_a_right_one(tmp_path: Path) -> None:
     assert "differs" in prove(ints[:1], [[np.arange(100)]], ints[:1]).wrong
 
 
-def _judged(seed: int) -> Outcome:
+def _create_outcome(seed: int) -> Outcome:
     ruling = Ruling(seed % 2 == 0, () if seed % 2 == 0 else ("noise_ratio ort-cpu out0: 2 / 1",))
     outcome = Outcome(seed, "a net", ruling=ruling)
     if seed == 4:
@@ -73,7 +73,7 @@ def test_the_command_prints_what_was_refused(
 ) -> None:
     file = tmp_path / "out.json"
 
-    code = main(["--seeds", "0:6", "--json", str(file)], judge_seed=_judged)
+    code = main(["--seeds", "0:6", "--json", str(file)], judge_seed=_create_outcome)
 
     assert code == 1
     out = capsys.readouterr().out
@@ -84,10 +84,10 @@ def test_the_command_prints_what_was_refused(
 
 
 def test_one_refused_of_a_thousand_is_allowed() -> None:
-    right = [_judged(0)] * 999
-    assert holds([*right, _judged(1)])
-    assert not holds([*right, _judged(1), _judged(1)])
+    right = [_create_outcome(0)] * 999
+    assert holds([*right, _create_outcome(1)])
+    assert not holds([*right, _create_outcome(1), _create_outcome(1)])
     assert not holds([])
-    shaky = replace(_judged(1), shaky="out0")
+    shaky = replace(_create_outcome(1), shaky="out0")
     assert holds([*right, shaky, shaky])
     assert "of 2 that float32 itself does not answer, 2" in format_rates([shaky, shaky])

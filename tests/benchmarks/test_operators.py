@@ -1,4 +1,4 @@
-"""The error models hold for ONNX Runtime here, and one that does not is told."""
+"""The error models hold for ONNX Runtime, and an exceeded model is reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_no_such_operator(capsys):
 
 
 def test_every_row_that_onnx_has_is_measured(measured):
-    """But for names that are another's parts, and those that differ in their dimension only."""
+    """Exclude names that are parts of other operators, or differ only in their dimension."""
     rows = [
         (names, model)
         for table in (error_models._FUNCTIONS, error_models._SUMS)

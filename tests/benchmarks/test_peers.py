@@ -44,10 +44,10 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(reference, file, {"input": samples})
 
 
-Spoil = Callable[[onnx.ModelProto], None]
+Change = Callable[[onnx.ModelProto], None]
 
 
-def spoilt(case: Case, spoil: Spoil, folder: Path) -> Case:
+def apply_change(case: Case, spoil: Change, folder: Path) -> Case:
     proto = onnx.load(case.file)
     spoil(proto)
     file = folder / "spoilt.onnx"
@@ -55,8 +55,8 @@ def spoilt(case: Case, spoil: Spoil, folder: Path) -> Case:
     return replace(case, file=file)
 
 
-def appended(name: str, value: np.ndarray | float) -> Spoil:
-    """`logits` go through one more operator."""
+def append_operator(name: str, value: np.ndarray | float) -> Change:
+    """Return a change that applies one more operator to `logits`."""
 
     def spoil(proto: onnx.ModelProto) -> None:
         graph = proto.graph
@@ -67,7 +67,7 @@ def appended(name: str, value: np.ndarray | float) -> Spoil:
     return spoil
 
 
-def extra_output(proto: onnx.ModelProto) -> None:
+def add_output(proto: onnx.ModelProto) -> None:
     graph = proto.graph
     graph.node.append(onnx.helper.make_node("Identity", ["logits"], ["surplus"]))
     surplus = onnx.ValueInfoProto()
@@ -76,8 +76,8 @@ def extra_output(proto: onnx.ModelProto) -> None:
     graph.output.append(surplus)
 
 
-def judgment(judge: Judge, case: Case) -> bool:
-    """What a run in CI would say: an exception is no pass."""
+def passes(judge: Judge, case: Case) -> bool:
+    """Return whether CI would pass; an exception is a failure."""
     try:
         return judge(case)
     except (AssertionError, ValueError):
@@ -93,18 +93,18 @@ def test_a_right_file_passes_everywhere(right: Case, name: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "passing"),
     [
-        pytest.param(appended("Mul", -1.0), set(), id="negated"),
-        pytest.param(appended("Mul", 1.001), {"top1", "allclose", "verify"}, id="0.1 % larger"),
-        pytest.param(appended("Mul", 1.0 + 2e-6), {"top1", "allclose", "verify", "polygraphy"}, id="2e-6 larger"),
-        pytest.param(appended("Add", [np.nan] * 5), {"verify"}, id="NaN"),
-        pytest.param(extra_output, {"verify", "polygraphy"}, id="one more output"),
+        pytest.param(append_operator("Mul", -1.0), set(), id="negated"),
+        pytest.param(append_operator("Mul", 1.001), {"top1", "allclose", "verify"}, id="0.1 % larger"),
+        pytest.param(append_operator("Mul", 1.0 + 2e-6), {"top1", "allclose", "verify", "polygraphy"}, id="2e-6 larger"),
+        pytest.param(append_operator("Add", [np.nan] * 5), {"verify"}, id="NaN"),
+        pytest.param(add_output, {"verify", "polygraphy"}, id="one more output"),
     ],
 )  # fmt: skip
 def test_what_each_says_of_a_wrong_file(
-    right: Case, tmp_path: Path, spoil: Spoil, passing: set[str]
+    right: Case, tmp_path: Path, spoil: Change, passing: set[str]
 ) -> None:
-    case = spoilt(right, spoil, tmp_path)
-    assert {name for name, judge in JUDGES.items() if judgment(judge, case)} == passing
+    case = apply_change(right, spoil, tmp_path)
+    assert {name for name, judge in JUDGES.items() if passes(judge, case)} == passing
 
 
 class Branching(nn.Module):

@@ -1,4 +1,4 @@
-"""The second corpus is as large as it says, its faults are real, and its command judges."""
+"""The second corpus has the documented size, its faults are real, and its command judges files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from benchmarks.world.fault import FAULTS
 from benchmarks.world.halves import half_of
 from benchmarks.world.registry import ENTRIES, select_entries
 
-VISIBLE = 5.0
-"""Units of rounding; the mildest fault of the first corpus moves its outputs by 2.4."""
+MIN_EFFECT = 5.0
+"""In units of rounding error. The mildest fault of the first corpus has an effect of 2.4."""
 
 
 def test_the_corpus_is_as_large_as_it_says() -> None:
@@ -51,16 +51,17 @@ def test_single_layers_are_named_in_fifteen_models_of_others() -> None:
 
 
 def test_faults_of_ours_are_in_files_that_are_right_without_them() -> None:
-    """A file that the exporter itself writes wrongly would be caught for that."""
+    """The exporter must write the architecture's file correctly, or its own fault would be
+    detected."""
     for fault in FAULTS:
         broken = (
             *WRONG.get(fault.architecture.name, ()),
             *REFUSED.get(fault.architecture.name, ()),
         )
-        assert _by_exporter_alone(fault) == (fault.recipe.exporter in broken), fault.name
+        assert _is_exporter_fault(fault) == (fault.recipe.exporter in broken), fault.name
 
 
-def _by_exporter_alone(fault: Entry) -> bool:
+def _is_exporter_fault(fault: Entry) -> bool:
     return "batch_size" in fault.make.__code__.co_freevars
 
 
@@ -79,16 +80,16 @@ def test_halves_are_split_by_architecture_and_both_large() -> None:
     }
 
 
-def _cheap(fault: Entry) -> bool:
-    """Architectures of which a forward takes milliseconds; the others are tried by the command."""
-    return fault.architecture.name.startswith(("own-", "tv-")) and not _by_exporter_alone(fault)
+def _is_fast(fault: Entry) -> bool:
+    """Return whether a forward takes milliseconds; the command covers the other architectures."""
+    return fault.architecture.name.startswith(("own-", "tv-")) and not _is_exporter_fault(fault)
 
 
-_CHEAP = [fault for fault in FAULTS if _cheap(fault)]
+_FAST_FAULTS = [fault for fault in FAULTS if _is_fast(fault)]
 
 
 @pytest.mark.rows(5)
-@pytest.mark.parametrize("fault", _CHEAP[::4], ids=lambda f: f.name)
+@pytest.mark.parametrize("fault", _FAST_FAULTS[::4], ids=lambda f: f.name)
 def test_faults_show_in_the_samples_or_within_their_reach(fault: Entry, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     captured: list[nn.Module] = []
@@ -98,15 +99,15 @@ def test_faults_show_in_the_samples_or_within_their_reach(fault: Entry, tmp_path
         copied = copy.deepcopy(model)
         captured.append(freevars["edit"].cell_contents(copied, fault.architecture) or copied)
     inputs = fault.reach() if fault.reach else bench.samples(fault.architecture)
-    assert measure_effect(captured[0], model, inputs) > VISIBLE
+    assert measure_effect(captured[0], model, inputs) > MIN_EFFECT
 
 
 @pytest.mark.parametrize("name", ["own-money", "own-experts", "hf-bert", "tv-fcn", "timm-mixer"])
 def test_references_are_the_same_every_time_and_answers_vary(name: str) -> None:
     architecture = ARCHITECTURES[name]
-    model, again = build_trained(architecture), build_trained(architecture)
+    model, retrained = build_trained(architecture), build_trained(architecture)
     for key, value in model.state_dict().items():
-        assert torch.equal(value, again.state_dict()[key]), key
+        assert torch.equal(value, retrained.state_dict()[key]), key
     (answers, *_) = compute_outputs(model, architecture.draw(architecture.count or 24, 0))
     assert np.all(answers.std(axis=0) > 0)
 
@@ -128,7 +129,7 @@ def test_an_effect_is_that_of_the_worst_column() -> None:
     assert 10.0 < measure_effect(Scaled(1.001), Scaled(1.0), rows) < math.inf
 
 
-def _planted(pair: Pair) -> Ruling:
+def _pass_existing(pair: Pair) -> Ruling:
     assert pair.path.is_file()
     return Ruling(True)
 
@@ -138,12 +139,12 @@ def test_the_command_fails_where_a_fault_escapes(
 ) -> None:
     file = tmp_path / "world.json"
     only = "fault/place/turned-own-place/*"
-    assert main(["--only", only, "--json", str(file)], gate=_planted) == 1
+    assert main(["--only", only, "--json", str(file)], gate=_pass_existing) == 1
     (outcome,) = json.loads(file.read_text())["outcomes"]
     assert outcome["ruling"]["passed"]
-    assert outcome["effect"] > VISIBLE
+    assert outcome["effect"] > MIN_EFFECT
     assert "escaped" in capsys.readouterr().out
-    assert main(["--only", "fault/nothing/*"], gate=_planted) == 2
+    assert main(["--only", "fault/nothing/*"], gate=_pass_existing) == 2
 
 
 @pytest.mark.parametrize(

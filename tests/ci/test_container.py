@@ -1,4 +1,4 @@
-"""Static checks of Dockerfile and compose.yaml (no container engine is available here)."""
+"""Static checks of Dockerfile and compose.yaml, because no container engine is available."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile").read_text()
 COMPOSE = YAML(typ="safe").load(ROOT / "compose.yaml")
 SERVICES = COMPOSE["services"]
-FINAL = ("service", "judge", "registry")
+IMAGES = ("service", "judge", "registry")
 
 
 class Step(NamedTuple):
@@ -39,7 +39,7 @@ class Stage(NamedTuple):
     steps: list[Step]
 
     def last(self, word: str) -> str | None:
-        """What a step says that later ones of its kind replace; of the stage it is made from, too."""
+        """Return the last instruction of this kind, also from the base stage."""
         matches = [step.rest for step in self.steps if step.word == word]
         above = STAGES.get(self.base)
         return matches[-1] if matches else above.last(word) if above else None
@@ -74,8 +74,8 @@ def installs(stage: Stage) -> list[str]:
     return [s.rest for s in stage.steps if s.word == "RUN" and "pip install" in s.rest]
 
 
-def named(install: str) -> list[str]:
-    """Packages of the index that it names, without their extras; options have values."""
+def package_names(install: str) -> list[str]:
+    """Return the packages from the index, without extras and options."""
     words = iter(install.partition(" install ")[2].split())
     matches = [
         word
@@ -86,8 +86,8 @@ def named(install: str) -> list[str]:
     return [name for name in names if re.fullmatch(r"[a-z][a-z-]+", name) and name != "ls"]
 
 
-def with_sources(stage: Stage) -> Iterator[Stage]:
-    """The stages whose packages it takes."""
+def source_stages(stage: Stage) -> Iterator[Stage]:
+    """Yield the stages from which this stage copies packages."""
     for step in stage.steps:
         if result := re.match(r"--from=(\S+)", step.rest):
             yield STAGES[result[1]]
@@ -99,7 +99,7 @@ def test_each_image_is_pinned_or_a_stage() -> None:
     images = {service["image"] for service in SERVICES.values() if "build" not in service}
     assert images == {"postgres:17.6-bookworm"}
     assert ":latest" not in TEXT
-    assert list(STAGES)[-1] == "service"  # what docker build takes without a target
+    assert list(STAGES)[-1] == "service"  # docker build uses it without a target
 
 
 def test_dockerfile_uses_only_checked_instructions() -> None:
@@ -129,16 +129,16 @@ def test_packages_are_pinned_and_extras_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pins = (ROOT / "constraints.txt").read_text()
     assert "\nonnxruntime==" in pins
-    for name in FINAL:
-        (packages,) = with_sources(STAGES[name])
+    for name in IMAGES:
+        (packages,) = source_stages(STAGES[name])
         assert installs(packages)
         for line in installs(packages):
             assert "-c constraints.txt" in line
             for extras in re.findall(r"whl\)\[([a-z,]+)\]", line):
                 assert set(extras.split(",")) <= set(project["optional-dependencies"])
-            for package in named(line):
+            for package in package_names(line):
                 assert f"\n{package}==" in pins
-    (packages,) = with_sources(STAGES["service"])
+    (packages,) = source_stages(STAGES["service"])
     assert not any("torch" in line for line in installs(packages))
 
 
@@ -153,7 +153,7 @@ def test_check_image_requires_the_cpu_package_index() -> None:
     assert given.returncode == 0
 
 
-@pytest.mark.parametrize("name", FINAL)
+@pytest.mark.parametrize("name", IMAGES)
 def test_images_run_as_an_unprivileged_user(name: str) -> None:
     assert STAGES[name].last("USER") == "10001:10001"
     owned = next(s.rest for s in STAGES["plain"].steps if s.word == "RUN")
@@ -227,7 +227,7 @@ def test_docs_state_that_images_were_not_built() -> None:
     assert "Never built here." in (ROOT / "docs/container.md").read_text()
 
 
-# That of the extra dev, else the machine's.
+# From the extra `dev`, or installed on this machine.
 HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent) or shutil.which("hadolint")
 
 

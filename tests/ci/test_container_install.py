@@ -1,7 +1,8 @@
-"""The Dockerfile's steps, run without a container engine: a folder stands in for the root, a clean
-virtual environment in it for the image's. By `make exhaustive`: each downloads hundreds of megabytes.
+"""The Dockerfile's steps without a container engine.
 
-What this can't show is said in docs/container.md.
+A folder replaces the root, and a new virtual environment the image's environment. `make exhaustive`
+runs these tests: each downloads hundreds of megabytes. docs/container.md lists what they can't
+show.
 """
 
 from __future__ import annotations
@@ -31,30 +32,29 @@ from tests.end_to_end.stack import (
 )
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
-from tests.small_project import made as small_project
+from tests.small_project import create_project as small_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof, pytest.mark.timeout(3600)]
 SERVICE_MB, BASE_MB = 900, 160
-"""What the image of the service may take; of which its base image takes less than this."""
+"""Size limits of the service's image and of its base image, in MB."""
 FOLDERS = re.compile(r"(?<![\w.~-])/(?=(?:opt/gate|wheels|src|var/lib/gate|run/gate|work)\b)")
-"""Where paths of an image begin in a step."""
+"""The beginnings of image paths in a step."""
 NOBODY = 10001
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """In place of an image's, on a disk, readable by its user; gone afterwards."""
+    """A temporary folder in place of the image's root, readable by its user."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-def ran(root: Path, name: str, arguments: Mapping[str, str]) -> Path:
-    """Run the steps of a stage below `root`, before them those of the stage that it is made from; the
-    folder in which the next one would run."""
+def run_stage(root: Path, name: str, arguments: Mapping[str, str]) -> Path:
+    """Run the steps of a stage and of its base stages below `root`; return the working folder."""
     stage = STAGES[name]
-    folder = ran(root, stage.base, arguments) if stage.base in STAGES else root
-    environment = _as_the_image(root)
+    folder = run_stage(root, stage.base, arguments) if stage.base in STAGES else root
+    environment = _create_environment(root)
     for step in stage.steps:
         if step.word == "WORKDIR":
             folder = root / step.rest.lstrip("/")
@@ -62,7 +62,7 @@ def ran(root: Path, name: str, arguments: Mapping[str, str]) -> Path:
         elif step.word == "COPY":
             *sources, target = step.rest.split()
             for source in sources:
-                _copied(ROOT / source, folder / target, whole=len(sources) > 1)
+                _copy(ROOT / source, folder / target, whole=len(sources) > 1)
         elif step.word == "RUN":
             line = FOLDERS.sub(f"{root}/", step.rest)
             subprocess.run(["sh", "-c", line], cwd=folder, env=environment, check=True)
@@ -72,8 +72,8 @@ def ran(root: Path, name: str, arguments: Mapping[str, str]) -> Path:
     return folder
 
 
-def _as_the_image(root: Path) -> dict[str, str]:
-    """The environment of a step: no Python but the one that the base image would bring."""
+def _create_environment(root: Path) -> dict[str, str]:
+    """Return the environment of a step, with only the base image's Python on the path."""
     first = root / "usr" / "bin"
     first.mkdir(parents=True, exist_ok=True)
     python = first / "python"
@@ -83,16 +83,16 @@ def _as_the_image(root: Path) -> dict[str, str]:
     return pips | {"PATH": f"{first}{os.pathsep}/usr/bin{os.pathsep}/bin", "HOME": str(root)}
 
 
-def _copied(source: Path, target: Path, *, whole: bool) -> None:
+def _copy(source: Path, target: Path, *, whole: bool) -> None:
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         shutil.copy(source, target / source.name if whole else target)
 
 
-def image(root: Path, name: str, **arguments: str) -> Installation:
-    """The environment that an image has, as its stage of packages makes it; and its user's home."""
-    ran(root, f"{name}-packages", arguments)
+def create_image(root: Path, name: str, **arguments: str) -> Installation:
+    """Run an image's packages stage; return its environment. Also creates the user's home."""
+    run_stage(root, f"{name}-packages", arguments)
     home = root / "var" / "lib" / "gate"
     home.mkdir(parents=True)
     if os.getuid() == 0:
@@ -101,7 +101,7 @@ def image(root: Path, name: str, **arguments: str) -> Installation:
 
 
 def variables(root: Path) -> dict[str, str]:
-    """What all images have in their environment."""
+    """Return the environment variables of all images."""
     stated = STAGES["plain"].last("ENV") or ""
     arguments = dict(word.split("=", 1) for word in shlex.split(stated))
     path = os.pathsep.join(("/usr/bin", "/bin"))
@@ -111,8 +111,8 @@ def variables(root: Path) -> dict[str, str]:
     }
 
 
-def healthy(root: Path, name: str, port: int) -> bool:
-    """What an image's health check says of a server at another port."""
+def is_healthy(root: Path, name: str, port: int) -> bool:
+    """Run an image's health check for a server on another port; return whether it passes."""
     check = STAGES[name].last("HEALTHCHECK") or ""
     words = json.loads(check[check.index("[") :])
     words = [re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", word) for word in words]
@@ -125,9 +125,11 @@ def files(folder: Path) -> set[tuple[str, int]]:
     return {(str(path), path.lstat().st_mtime_ns) for path in folder.rglob("*")}
 
 
-def as_nobody(root: Path, *line: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A command as the image's user, who may write nothing but its volume; as ourselves where we
-    are not root, or this Python lies in a folder of root's own."""
+def run_as_nobody(root: Path, *line: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as the image's user, who can write only to the volume.
+
+    Run it as the current user if this is not root, or if only root can read this Python's folder.
+    """
     reached = all(part.stat().st_mode & 0o001 for part in Path(sys._base_executable).parents)
     another = os.getuid() == 0 and reached
     who = {"user": NOBODY, "group": NOBODY, "extra_groups": ()} if another else {}
@@ -140,14 +142,14 @@ def as_nobody(root: Path, *line: str | Path, folder: Path) -> subprocess.Complet
 def test_service_image_is_small_serves_and_writes_only_its_volumes(
     root: Path, tmp_path: Path
 ) -> None:
-    created = image(root, "service")
+    created = create_image(root, "service")
     lacks = {"torch", "dvc", "scikit-learn", "matplotlib", "mlflow", "pandas"}
     assert not lacks & created.packages.keys()
     assert {"onnxruntime", "psycopg", "starlette"} <= created.packages.keys()
     print(f"the packages of the service: {created.size_bytes / 1e6:.0f} MB")
     assert created.size_bytes < (SERVICE_MB - BASE_MB) * 1e6
     before = files(created.folder)
-    result = as_nobody(root, created.gate, "--version", folder=root)
+    result = run_as_nobody(root, created.gate, "--version", folder=root)
     assert (result.returncode, result.stdout[:5]) == (0, "gate "), result.stderr
     settings = [f"{name}={value}" for name, value in variables(root).items()]
     gate = ("env", "-i", *settings, f"HOME={tmp_path}", str(created.gate))
@@ -161,15 +163,15 @@ def test_service_image_is_small_serves_and_writes_only_its_volumes(
         number = deploy_approved_version(complete)
         assert complete.deployed() == complete.digest(number)
         port = int(complete.address.rpartition(":")[2])
-        assert healthy(root, "service", port)
+        assert is_healthy(root, "service", port)
         assert complete.stop() == 0
-        assert not healthy(root, "service", port)
+        assert not is_healthy(root, "service", port)
     assert files(created.folder) == before
 
 
 @exhaustive
 def test_registry_image_starts_and_is_healthy(root: Path, tmp_path: Path) -> None:
-    created = image(root, "registry")
+    created = create_image(root, "registry")
     assert {"mlflow", "psycopg"} <= created.packages.keys()
     port = free_port()
     words = json.loads(STAGES["registry"].last("CMD") or "[]")
@@ -179,17 +181,17 @@ def test_registry_image_starts_and_is_healthy(root: Path, tmp_path: Path) -> Non
     words[0] = str(created.folder / "bin" / words[0])
     with subprocess.Popen(words, cwd=tmp_path, env=custom, start_new_session=True) as server:
         try:
-            assert wait_for(lambda: healthy(root, "registry", port), 90)
+            assert wait_for(lambda: is_healthy(root, "registry", port), 90)
         finally:
             os.killpg(server.pid, signal.SIGTERM)
 
 
 @exhaustive
 def test_check_image_runs_gate_check(root: Path, tmp_path: Path) -> None:
-    """By the PyTorch of the index that pip asks, as the one of CPU builds is elsewhere."""
+    """Install PyTorch from pip's configured index instead of the index for CPU builds."""
     requests = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
     index = subprocess.run(requests, check=False, capture_output=True, text=True).stdout.strip()
-    created = image(root, "judge", TORCH_INDEX=index or PyPI.simple_url)
+    created = create_image(root, "judge", TORCH_INDEX=index or PyPI.simple_url)
     assert {"torch", "onnxruntime", "matplotlib", "onnxscript"} <= created.packages.keys()
     before = files(created.folder)
     work = tmp_path / "work"
@@ -201,7 +203,7 @@ def test_check_image_runs_gate_check(root: Path, tmp_path: Path) -> None:
     entry = json.loads(STAGES["judge"].last("ENTRYPOINT") or "[]")
     words = ["check", "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy"]
     program = created.folder / "bin" / entry[0]
-    result = as_nobody(root, program, *words, "--report", "report", folder=work)
+    result = run_as_nobody(root, program, *words, "--report", "report", folder=work)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (work / "report" / "report.html").is_file()
     assert files(created.folder) == before

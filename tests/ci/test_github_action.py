@@ -1,4 +1,4 @@
-"""action.yml and its script, as GitHub runs them, and the pre-commit hooks."""
+"""action.yml, its script and the pre-commit hooks run as on GitHub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ci import github_action
 from gate.commands.check import command as check
 from gate.storage.digest import Digest
 from tests.report.ci_results import RESULTS
-from tests.small_project import made
+from tests.small_project import create_project
 from tests.test_code_blocks import parse_gate
 
 ROOT = Path(__file__).parents[2]
@@ -36,8 +36,8 @@ GITHUB = {
 }
 
 
-def outputs_of(file: Path) -> dict[str, str]:
-    """As GitHub reads them: NAME<<END, lines, END."""
+def read_outputs(file: Path) -> dict[str, str]:
+    """Parse an outputs file as GitHub does: NAME<<END, lines, END."""
     result = re.findall(r"^(\w+)<<(\w+)\n(.*?)\n\2$", file.read_text(), re.MULTILINE | re.DOTALL)
     return {name: value for name, _, value in result}
 
@@ -50,7 +50,7 @@ def test_action_passes_inputs_to_the_script_and_returns_outputs() -> None:
         assert step["env"][f"GATE_ACTION_{name.upper()}"] == f"${{{{ inputs.{name} }}}}"
     for name, output in ACTION["outputs"].items():
         assert output["value"] == f"${{{{ steps.{step['id']}.outputs.{name} }}}}"
-    assert "${{" not in step["run"]  # a name of a file is no command
+    assert "${{" not in step["run"]  # a file name must not be interpreted as a command
     read = {*github_action.OPTIONS, *github_action.REPEATED, "args", "model", "token", "version"}
     assert read == set(ACTION["inputs"])
 
@@ -115,13 +115,13 @@ def test_first_annotation_is_the_cause(
     assert lines[0].startswith(first)
     assert len(lines) <= 10
     assert file.read_text().startswith("before=1\n")
-    assert outputs_of(file) == {
+    assert read_outputs(file) == {
         "verdict": ["PASS", "FAIL", "ERROR"][code], "digest": str(summary.subject.sha256), "report": "",
     }  # fmt: skip
 
 
 class Comments(BaseHTTPRequestHandler):
-    """GitHub's comments on one pull request."""
+    """GitHub's API for the comments of one pull request."""
 
     server: Comments.Server  # type: ignore[assignment]
 
@@ -208,14 +208,14 @@ def test_exit_without_a_result_is_not_a_verdict(
     monkeypatch.setattr(github_action.subprocess, "run", lambda *_, **__: completed)
     file = tmp_path / "output"
     assert github_action.main({**GITHUB, "GITHUB_OUTPUT": str(file)}) == 2
-    assert outputs_of(file)["verdict"] == "ERROR"
+    assert read_outputs(file)["verdict"] == "ERROR"
 
 
 def test_unparsable_arguments_are_an_error(tmp_path: Path) -> None:
     file = tmp_path / "output"
     words = {"GITHUB_OUTPUT": str(file), "GATE_ACTION_VERSION": "installed"}
     assert github_action.main({**GITHUB, **words, "GATE_ACTION_ARGS": "--name 'it"}) == 2
-    assert outputs_of(file)["verdict"] == "ERROR"
+    assert read_outputs(file)["verdict"] == "ERROR"
 
 
 @pytest.mark.proof
@@ -223,7 +223,7 @@ def test_unparsable_arguments_are_an_error(tmp_path: Path) -> None:
     ("model", "code", "verdict"), [("good.onnx", 0, "PASS"), ("missing.onnx", 2, "ERROR")]
 )
 def test_script_runs_like_on_github(tmp_path: Path, model: str, code: int, verdict: str) -> None:
-    folder = made()
+    folder = create_project()
     files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     step = ACTION["runs"]["steps"][0]["run"].replace("python", shlex.quote(sys.executable), 1)
     report = tmp_path / "a report"
@@ -238,7 +238,7 @@ def test_script_runs_like_on_github(tmp_path: Path, model: str, code: int, verdi
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert completed.returncode == code, completed.stderr
-    outputs = outputs_of(tmp_path / "GITHUB_OUTPUT")
+    outputs = read_outputs(tmp_path / "GITHUB_OUTPUT")
     assert outputs["verdict"] == verdict
     assert "::" in completed.stdout.splitlines()[0]
     assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text().strip()
@@ -261,7 +261,7 @@ def test_lint_hook_calls_gate_lint() -> None:
 
 @pytest.mark.further
 def test_policy_hook(tmp_path: Path) -> None:
-    """As pre-commit calls it: the entry, then the files."""
+    """Run the hook as pre-commit does: the entry, then the file names."""
     _, hook = YAML(typ="safe").load(ROOT / ".pre-commit-hooks.yaml")
     assert re.search(hook["files"], "models/gate.yaml")
     assert not re.search(hook["files"], "models/investigate.yaml")

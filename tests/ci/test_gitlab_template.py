@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from ruamel.yaml import YAML
 
-from tests.small_project import made
+from tests.small_project import create_project
 from tests.test_code_blocks import parse_gate
 
 ROOT = Path(__file__).parents[2]
@@ -25,13 +25,13 @@ INPUTS: dict[str, dict[str, str]] = YAML(typ="safe").load(SPEC)["spec"]["inputs"
 GOOD = {"model": "good.onnx", "reference": "small_models:build", "inputs": "images.npy"}
 
 
-def inserted(**inputs: str) -> str:
+def insert_inputs(**inputs: str) -> str:
     values = {name: about["default"] for name, about in INPUTS.items() if "default" in about}
     return re.sub(r"\$\[\[ inputs\.(\w+) \]\]", lambda found: (values | inputs)[found[1]], JOBS)
 
 
 def jobs(**inputs: str) -> Any:
-    return YAML(typ="safe").load(inserted(**inputs))
+    return YAML(typ="safe").load(insert_inputs(**inputs))
 
 
 def test_each_input_is_used_and_all_but_three_have_defaults() -> None:
@@ -40,7 +40,7 @@ def test_each_input_is_used_and_all_but_three_have_defaults() -> None:
 
 
 def test_template_matches_the_gitlab_schema(tmp_path: Path) -> None:
-    (tmp_path / "jobs.yml").write_text(inserted(**GOOD, name="digits", args="--batch-size 4"))
+    (tmp_path / "jobs.yml").write_text(insert_inputs(**GOOD, name="digits", args="--batch-size 4"))
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci"]
     completed = subprocess.run(
         [*command, str(tmp_path / "jobs.yml")], capture_output=True, check=False
@@ -54,14 +54,14 @@ def test_template_calls_valid_gate_commands() -> None:
         install, command = job["script"]
         assert shlex.split(install)[:2] == ["pip", "install"]
         parse_gate(shlex.split(command)[1:])
-    assert result["promote"]["needs"] == ["parity"]  # whose artifacts it gets
+    assert result["promote"]["needs"] == ["parity"]  # it downloads their artifacts
     assert "report" in result["parity"]["artifacts"]["paths"]
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize(("model", "code"), [("bad.onnx", 1), ("none.onnx", 2)])
 def test_job_writes_its_artifacts(tmp_path: Path, model: str, code: int) -> None:
-    folder = shutil.copytree(made(), tmp_path / "project")
+    folder = shutil.copytree(create_project(), tmp_path / "project")
     job = jobs(**GOOD | {"model": model})["parity"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     completed = subprocess.run(

@@ -1,4 +1,4 @@
-"""Static checks of deploy/kubernetes (no cluster and no Helm are available here)."""
+"""Static checks of deploy/kubernetes, because no cluster and no Helm are available."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ KINDS = {
 
 CHART = ROOT / "deploy/kubernetes/chart"
 ACTION = re.compile(r"\{\{ (?:\.(?P<quoted>[\w.]+) \| quote|toJson \.(?P<json>[\w.]+)) \}\}")
-"""All that the templates use of Helm's language."""
+"""The only Helm expressions in the templates."""
 
 
-def rendered(**given: Any) -> tuple[list[dict[str, Any]], set[str]]:
-    """The objects of the chart with these values over its own, and the names that it used."""
+def render_chart(**given: Any) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return the chart's objects with these values, and the names of the used values."""
     read = YAML(typ="safe")
     values = read.load((CHART / "values.yaml").read_text()) | given
     names = {"Release": {"Name": "parity-gate"}, "Values": values}
@@ -61,7 +61,7 @@ def rendered(**given: Any) -> tuple[list[dict[str, Any]], set[str]]:
 
 
 def test_chart_renders_the_plain_manifests() -> None:
-    objects, used = rendered()
+    objects, used = render_chart()
     assert sorted(objects, key=lambda one: one["kind"]) == sorted(
         OBJECTS, key=lambda one: one["kind"]
     )
@@ -71,7 +71,7 @@ def test_chart_renders_the_plain_manifests() -> None:
 
 
 def test_chart_values_reach_their_objects() -> None:
-    objects, _ = rendered(
+    objects, _ = render_chart(
         image="registry.example/gate:1.2", models="a,b", secret="mine", memory="9Gi"
     )
     by_kind = {item["kind"]: item for item in objects}

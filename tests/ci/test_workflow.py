@@ -1,4 +1,4 @@
-"""The project's CI: .github/workflows/ci.yml and the scripts it runs."""
+""".github/workflows/ci.yml and the scripts that it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parents[2]
 WORKFLOW: dict[str, Any] = YAML(typ="safe").load((ROOT / ".github/workflows/ci.yml").read_text())
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NEWEST = {"mlflow", "uvicorn", "torch", "onnx", "onnxruntime-gpu"}
+UNPINNED = {"mlflow", "uvicorn", "torch", "onnx", "onnxruntime-gpu"}
 
 
 def _steps(job: str) -> list[str]:
@@ -35,7 +35,7 @@ def test_newest_packages_are_tested_nightly() -> None:
     assert _steps("newest") == [".ci/nightly"]
     script = (ROOT / ".ci/nightly").read_text()
     installed = script.partition("--upgrade")[2].partition("\n.venv")[0]
-    assert set(re.findall(r"[\w-]+", installed)) >= NEWEST
+    assert set(re.findall(r"[\w-]+", installed)) >= UNPINNED
     assert script.rstrip().endswith("make check\nmake coverage")
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from tests.registry.servers import empty_database
 from tests.reused_charts import reused_charts
-from tests.small_project import made
+from tests.small_project import create_project
 
 __all__ = ["reused_charts"]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, which is the current one, with a registry of its own."""
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with its own registry."""
     empty_database(tmp_path / "mlflow.db")
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "DVC_EXP_NAME", "GATE_STATE"):
         monkeypatch.delenv(name, raising=False)
@@ -23,7 +23,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a user, which is the current one."""
-    folder = made()
+    """A user's project as the current folder."""
+    folder = create_project()
     monkeypatch.chdir(folder)
     return folder

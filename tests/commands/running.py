@@ -1,4 +1,4 @@
-"""A command of `gate` in this process, as its user calls it."""
+"""Run a command of `gate` in this process, as a user would."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ Capture = pytest.CaptureFixture[str]
 
 
 def as_json(capsys: Capture, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run a command line; return the exit code, and what `--json` prints."""
+    """Run a command line; return the exit code and the output of `--json`."""
     code = cli.main([*arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
-def runner(
+def create_runner(
     command: str,
 ) -> tuple[Callable[..., tuple[int, str, str]], Callable[..., tuple[int, dict[str, Any]]]]:
-    """Two functions of capsys and arguments: exit code, stdout and stderr; exit code and `--json`."""
+    """Return two functions of capsys and arguments.
+
+    The first returns exit code, stdout and stderr; the second exit code and the output of `--json`.
+    """
 
     def run(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
         code = cli.main([command, *arguments])

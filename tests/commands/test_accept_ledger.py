@@ -1,4 +1,4 @@
-"""gate accept-ledger: a person accepts a changed ledger."""
+"""gate accept-ledger: a user accepts a changed ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.ledger.rows import replace_rows, rows
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Of a service with the default places in this folder; its newest line was lost."""
+    """The ledger of a service with default paths in this folder; its newest entry was deleted."""
     monkeypatch.chdir(tmp_path)
     created = Ledger(DEFAULT, stored_head=stored_head(Path(".gate/store")))
     for reason in ("one", "two"):

@@ -16,9 +16,9 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 
-run, _ = runner("check")
+run, _ = create_runner("check")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -65,25 +65,25 @@ def raw(data: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
+def write_truncated_npz(path: Path) -> None:
     complete = io.BytesIO()
     np.savez(complete, x=X, ids=IDS)
     path.write_bytes(complete.getvalue()[:-200])
 
 
-def no_array(path: Path) -> None:
+def write_npz_without_array(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.txt", "none")
 
 
-def npz_with_a_short_array(path: Path) -> None:
+def write_npz_with_short_array(path: Path) -> None:
     stream = io.BytesIO()
     np.save(stream, X)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", stream.getvalue()[:-50])
 
 
-def with_value(value: float, dtype: type = np.float32) -> np.ndarray:
+def create_array_with(value: float, dtype: type = np.float32) -> np.ndarray:
     spoiled = X.astype(dtype)
     spoiled[7, 1, 2, 3] = value
     return spoiled
@@ -107,17 +107,17 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
     "a missing input": npz(x=X),
     "an input too many": npz(x=X, ids=IDS, mask=IDS),
     "one array for two": npy(X),
-    "NaN": npz(x=with_value(np.nan), ids=IDS),
+    "NaN": npz(x=create_array_with(np.nan), ids=IDS),
     "identifiers beyond the table": npz(x=X, ids=IDS + 10),
     "an empty file": raw(b""),
     "a pointer of Git LFS": raw(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
-    "a zip that is cut": cut,
-    "a zip without arrays": no_array,
-    "a zip with a short array": npz_with_a_short_array,
+    "a zip that is cut": write_truncated_npz,
+    "a zip without arrays": write_npz_without_array,
+    "a zip with a short array": write_npz_with_short_array,
 }
-"""By name, what writes `inputs.npz`."""
+"""For each case a function that writes `inputs.npz`."""
 
-BUILDS = {"another name": "nets:bild", "another module": "nots:build", "an error": "nets:breaks",
+FACTORIES = {"another name": "nets:bild", "another module": "nots:build", "an error": "nets:breaks",
           "no module": "nets:no_module"}  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def in_project(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return folder
 
 
-def error_of(capsys: pytest.CaptureFixture[str], reference: str = "nets:build") -> str:
+def check_error(capsys: pytest.CaptureFixture[str], reference: str = "nets:build") -> str:
     code, out, err = run(capsys, "model.onnx", "--reference", reference, "--inputs", "inputs.npz")
     assert code == 2
     assert "Traceback" not in out + err
@@ -161,14 +161,14 @@ def test_bad_samples_are_refused(
     in_project: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     SAMPLES[name](in_project / "inputs.npz")
-    error_of(capsys)
+    check_error(capsys)
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", FACTORIES)
 def test_bad_references_are_refused(
     in_project: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    error_of(capsys, BUILDS[name])
+    check_error(capsys, FACTORIES[name])
 
 
 def test_text_samples_are_refused(in_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,4 +176,4 @@ def test_text_samples_are_refused(in_project: Path, capsys: pytest.CaptureFixtur
     model.graph.input.append(helper.make_tensor_value_info("words", TensorProto.STRING, ["batch"]))
     onnx.save(model, in_project / "model.onnx")
     np.savez(in_project / "inputs.npz", x=X, ids=IDS, words=np.array(["a"] * 12))
-    assert error_of(capsys).startswith("error: the reference model can't compute ")
+    assert check_error(capsys).startswith("error: the reference model can't compute ")

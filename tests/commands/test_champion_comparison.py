@@ -1,4 +1,4 @@
-"""gate check --against: a worse model is refused and the champion stays."""
+"""gate check --against: a worse model is rejected and the champion stays."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
 from tests.commands.running import as_json
 from tests.exhaustive import exhaustive
-from tests.small_project import _export, made
+from tests.small_project import _export, create_project
 
-# SQLAlchemy, about MLflow's own tables.
+# A warning of SQLAlchemy about MLflow's tables.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.proof,
@@ -48,20 +48,25 @@ runtimes: {ort-cpu-optimized: {required: always, bounds: {scaled_diff: 1.0e-4, t
 
 
 @pytest.fixture
-def place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With the policy, and a file of a model that is worse on the labels."""
-    monkeypatch.syspath_prepend(str(made()))
-    (place / "policy.yaml").write_text(POLICY)
-    (place / "worse_models.py").write_text(WORSE)
-    monkeypatch.syspath_prepend(str(place))
+def work_folder(work_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a policy, and the file of a model that is less accurate on the labels."""
+    monkeypatch.syspath_prepend(str(create_project()))
+    (work_folder / "policy.yaml").write_text(POLICY)
+    (work_folder / "worse_models.py").write_text(WORSE)
+    monkeypatch.syspath_prepend(str(work_folder))
     worse = build_model("worse_models:build").eval()
-    _export(worse, {"input": np.load(made() / "images.npy")[:4]}, Path("worse.onnx"), ("logits",))
-    yield place
+    _export(
+        worse,
+        {"input": np.load(create_project() / "images.npy")[:4]},
+        Path("worse.onnx"),
+        ("logits",),
+    )
+    yield work_folder
     sys.modules.pop("worse_models", None)
 
 
 def check(capsys, file: Path, factory: str, report: str, *more: str) -> tuple[int, dict[str, Any]]:
-    project = made()
+    project = create_project()
     return as_json(
         capsys, "check", str(file), "--reference", factory, "--inputs", str(project / "images.npy"),
         "--labels", str(project / "labels.npy"), "--policy", "policy.yaml", "--report", report, *more,
@@ -75,8 +80,8 @@ def promote(capsys, file: Path, report: str) -> tuple[int, dict[str, Any]]:
 
 @exhaustive
 @pytest.mark.proof
-def test_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> None:
-    good, against = made() / "good.onnx", ("--against", "small")
+def test_worse_model_is_refused_and_the_champion_stays(work_folder: Path, capsys) -> None:
+    good, against = create_project() / "good.onnx", ("--against", "small")
     code, printed = check(capsys, good, "small_models:build", "unasked")
     assert code == 2
     assert "not_read" in {check["code"] for check in printed["decision"]["checks"]}
@@ -85,7 +90,9 @@ def test_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> N
     assert "no version of small serves yet" in printed["story"]["change"]["absent"]
     assert promote(capsys, good, "first")[1]["outcome"] == "promoted"
 
-    code, printed = check(capsys, place / "worse.onnx", "worse_models:build", "second", *against)
+    code, printed = check(
+        capsys, work_folder / "worse.onnx", "worse_models:build", "second", *against
+    )
     assert code == 1
     problems = {c["name"] for c in printed["decision"]["checks"] if c["verdict"] != "PASS"}
     assert problems == {"incumbent_accuracy_drop"}
@@ -94,7 +101,7 @@ def test_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> N
     assert incumbent["version"] == "1"
     (answers,) = incumbent["outputs"]
     assert answers["champion_accuracy"] == 1.0
-    images, labels = (np.load(made() / name) for name in ("images.npy", "labels.npy"))
+    images, labels = (np.load(create_project() / name) for name in ("images.npy", "labels.npy"))
     with torch.no_grad():
         worse = build_model("worse_models:build").eval()(torch.from_numpy(images)).argmax(1)
     assert answers["accuracy"] == pytest.approx((worse.numpy() == labels).mean())
@@ -103,11 +110,11 @@ def test_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> N
     assert rows["model"]["now"] == "worse_models:build"
     assert len(printed["story"]["change"]["trend"]) == 2
 
-    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    client = MlflowClient(f"sqlite:///{work_folder}/mlflow.db")
     before = client.get_model_version_by_alias("small", "champion")
     ledger = Ledger(Path(".gate/state.db"))
     lines = len(ledger.entries())
-    code, printed = promote(capsys, place / "worse.onnx", "second")
+    code, printed = promote(capsys, work_folder / "worse.onnx", "second")
     assert (code, printed["outcome"]) == (1, "refused")
     after = client.get_model_version_by_alias("small", "champion")
     assert (after.version, after.description, after.tags) == (
@@ -119,44 +126,51 @@ def test_worse_model_is_refused_and_the_champion_stays(place: Path, capsys) -> N
     Path("policy.yaml").write_text(
         POLICY.replace("max_accuracy_drop: 0.0", "max_accuracy_drop: 1.0")
     )
-    again = ("second", "--overwrite", *against)
-    check(capsys, place / "worse.onnx", "worse_models:build", *again)
-    assert promote(capsys, place / "worse.onnx", "second")[1]["outcome"] == "promoted"
-    registry = MlflowRegistry(f"sqlite:///{place}/mlflow.db")
+    repeated = ("second", "--overwrite", *against)
+    check(capsys, work_folder / "worse.onnx", "worse_models:build", *repeated)
+    assert promote(capsys, work_folder / "worse.onnx", "second")[1]["outcome"] == "promoted"
+    registry = MlflowRegistry(f"sqlite:///{work_folder}/mlflow.db")
     shown = load_champion_records(RegisteredModel(registry, ledger, "small"))
     assert (shown.version, shown.onnx_path) == ("2", None)
     digests = [row.sha256 for row in shown.trend.rows]
-    assert digests == [Digest.from_file(good), Digest.from_file(place / "worse.onnx")]
+    assert digests == [Digest.from_file(good), Digest.from_file(work_folder / "worse.onnx")]
 
 
-def test_champion_is_verified_by_statements_without_a_ledger(place: Path, capsys) -> None:
-    good, against = made() / "good.onnx", ("--against", "small")
+def test_champion_is_verified_by_statements_without_a_ledger(work_folder: Path, capsys) -> None:
+    good, against = create_project() / "good.onnx", ("--against", "small")
     check(capsys, good, "small_models:build", "first", *against)
     assert promote(capsys, good, "first")[1]["outcome"] == "promoted"
     Path("policy.yaml").write_text(f"promotion: by_service\n{POLICY}")
-    alone = (*against, "--state", f"sqlite:///{place}/none.db")
-    code, printed = check(capsys, place / "worse.onnx", "worse_models:build", "alone", *alone)
+    without_ledger = (*against, "--state", f"sqlite:///{work_folder}/none.db")
+    code, printed = check(
+        capsys, work_folder / "worse.onnx", "worse_models:build", "alone", *without_ledger
+    )
     incumbent = printed["decision"]["incumbent"]
     assert (code, incumbent["state"], incumbent["version"]) == (1, "compared", "1")
     assert incumbent["outputs"][0]["champion_accuracy"] == 1.0
 
-    SigningKey.make(place / "other.pem")
+    SigningKey.make(work_folder / "other.pem")
     cli.main(["keys", "trust", "other.pub", "--as", "measurer"])
     Path("other.yaml").write_text(capsys.readouterr().out)
-    rest = (*alone, "--trust", "other.yaml")
-    code, printed = check(capsys, place / "worse.onnx", "worse_models:build", "left", *rest)
-    assert (code, printed["decision"].get("incumbent")) == (0, None)  # the service will say
+    rest = (*without_ledger, "--trust", "other.yaml")
+    code, printed = check(capsys, work_folder / "worse.onnx", "worse_models:build", "left", *rest)
+    # the service makes the comparison
+    assert (code, printed["decision"].get("incumbent")) == (0, None)
     assert "trusted as measurers by other.yaml" in printed["story"]["change"]["absent"]
 
 
 def test_unavailable_registry_is_ignored_when_no_comparison_is_required(
-    place: Path, capsys
+    work_folder: Path, capsys
 ) -> None:
     Path("policy.yaml").write_text(POLICY.replace("incumbent", "# incumbent"))
-    away = ("--against", "small", "--tracking-uri", f"sqlite:///{place}/nowhere/mlflow.db")
-    code, printed = check(capsys, made() / "good.onnx", "small_models:build", "report", *away)
+    away = ("--against", "small", "--tracking-uri", f"sqlite:///{work_folder}/nowhere/mlflow.db")
+    code, printed = check(
+        capsys, create_project() / "good.onnx", "small_models:build", "report", *away
+    )
     assert code == 0
     assert printed["decision"].get("incumbent") is None
     assert printed["story"]["change"]["absent"]
     Path("policy.yaml").write_text(POLICY)
-    assert check(capsys, made() / "good.onnx", "small_models:build", "report", *away)[0] == 2
+    assert (
+        check(capsys, create_project() / "good.onnx", "small_models:build", "report", *away)[0] == 2
+    )

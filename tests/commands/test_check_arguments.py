@@ -21,7 +21,7 @@ def project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return project
 
 
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def check_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert cli.main([*arguments, "--json"]) == 2
     return str(json.loads(capsys.readouterr().out)["error"])
 
@@ -46,24 +46,24 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 )
 def test_invalid_argument_is_named(project, tmp_path, monkeypatch, capsys, options, shown) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    assert shown in error_of(capsys, *CHECK, *options)
+    assert shown in check_error(capsys, *CHECK, *options)
 
 
 def test_existing_report_is_not_replaced(project, tmp_path, capsys) -> None:
     (tmp_path / "decision.json").write_text("{}")
-    assert "--overwrite" in error_of(capsys, *CHECK, "--report", str(tmp_path))
+    assert "--overwrite" in check_error(capsys, *CHECK, "--report", str(tmp_path))
     assert (tmp_path / "decision.json").read_text() == "{}"
     assert list(tmp_path.iterdir()) == [tmp_path / "decision.json"]
 
 
 def test_unwritable_folder_is_refused(project, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
-    assert "no permission" in error_of(capsys, *CHECK, "--report", str(tmp_path / "report"))
+    assert "no permission" in check_error(capsys, *CHECK, "--report", str(tmp_path / "report"))
 
 
 @pytest.mark.parametrize("name", ["noise_ratioXYZ", "top1_agreementt", "graphs"])
 def test_name_with_a_check_prefix_has_no_meaning(capsys, name) -> None:
-    assert name in error_of(capsys, "policy", "explain", name)
+    assert name in check_error(capsys, "policy", "explain", name)
 
 
 @pytest.mark.parametrize("name", ["noise_ratio", "probe_batch_4", "graph_float16"])

@@ -1,4 +1,4 @@
-"""Files for CI systems: written for every outcome, refused in advance, never over an input."""
+"""Files for CI systems are written for every outcome and never replace an input."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gate.commands.ci_files import CiFile, CiFilesCommand
 from gate.commands.result import CommandResult, ExitCode
 from gate.errors import EvidenceError
 from gate.storage import files as atomic
-from tests.commands.running import Capture, runner
-from tests.small_project import made
+from tests.commands.running import Capture, create_runner
+from tests.small_project import create_project
 
 OPTIONS = ("--summary", "--junit", "--metrics-file")
 NAMES = ("summary.md", "junit.xml", "metrics.txt")
-ASKED = ("--reference", "small_models:build", "--inputs", "images.npy")
-run, as_json = runner("check")
+CHECK_OPTIONS = ("--reference", "small_models:build", "--inputs", "images.npy")
+run, as_json = create_runner("check")
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own with a user's files."""
+    """A user's project in its own folder."""
     folder = tmp_path / "project"
-    shutil.copytree(made(), folder)
+    shutil.copytree(create_project(), folder)
     monkeypatch.chdir(folder)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     return folder
@@ -41,7 +41,7 @@ def files(folder: str = ".") -> list[str]:
     return [text for pair in zip(OPTIONS, NAMES, strict=True) for text in (pair[0], f"{folder}/{pair[1]}")]  # fmt: skip
 
 
-def exit_code_in(metrics: Path) -> int:
+def read_exit_code(metrics: Path) -> int:
     result = re.search(r"^parity_gate_exit_code\{.*\} (\d)", metrics.read_text(), re.MULTILINE)
     assert result is not None
     return int(result[1])
@@ -56,9 +56,9 @@ def test_ci_files_are_written_for_every_outcome(
 ) -> None:
     for name in NAMES:
         (project / name).write_text("of the build before")
-    ended, reported = as_json(capsys, model, *ASKED, *files())
+    ended, reported = as_json(capsys, model, *CHECK_OPTIONS, *files())
     assert ended == code
-    assert exit_code_in(project / "metrics.txt") == code
+    assert read_exit_code(project / "metrics.txt") == code
     assert says in (project / "summary.md").read_text()
     assert ("<failure " in (project / "junit.xml").read_text()) == (code == 1)
     assert ("<error " in (project / "junit.xml").read_text()) == (code == 2)
@@ -70,12 +70,12 @@ def test_ci_files_are_written_for_every_outcome(
 
 
 def test_paths_are_printed_and_folders_created(project: Path, capsys: Capture) -> None:
-    code, out, _ = run(capsys, "good.onnx", *ASKED, *files("ci/out"))
+    code, out, _ = run(capsys, "good.onnx", *CHECK_OPTIONS, *files("ci/out"))
     assert code == 0
     assert out.splitlines()[-3:] == [f"{label} ci/out/{name}" for label, name in zip(("summary", "junit  ", "metrics-file"), NAMES, strict=True)]  # fmt: skip
 
 
-# What follows needs nothing measured: a command of no content, with one kind of file.
+# The tests below need no measurement: they run a fake command with one kind of file.
 def _text(ending: Any) -> str:
     return ending.failure or str(ending.outcome.plain["text"])
 
@@ -86,7 +86,7 @@ class ScriptedCommand(CiFilesCommand):
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[], Any]], None]:
-    """Puts a command in the place of `gate doctor`."""
+    """A function that replaces the command `gate doctor`."""
     monkeypatch.chdir(tmp_path)
 
     def replace(action: Callable[[], Any]) -> None:
@@ -101,7 +101,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callab
     return replace
 
 
-def done() -> CommandResult:
+def return_done() -> CommandResult:
     return CommandResult(ExitCode.DONE, {"text": "done"}, lambda console: console.print("told"))
 
 
@@ -139,14 +139,14 @@ def test_usage_errors_are_written(
     command: Command, tmp_path: Path, capsys: Capture, arguments: list[str]
 ) -> None:
     (tmp_path / "note").write_text("of the build before")
-    command(done)
+    command(return_done)
     assert cli.main(["doctor", "--note", "note", *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[0]
     assert error == f"error: {(tmp_path / 'note').read_text()}"
 
 
 def test_help_writes_nothing(command: Command, tmp_path: Path, capsys: Capture) -> None:
-    command(done)
+    command(return_done)
     assert cli.main(["doctor", "--note", "note", "--help"]) == 0
     assert "--note FILE" in capsys.readouterr().out
     assert not (tmp_path / "note").exists()
@@ -218,7 +218,7 @@ def test_github_summary_is_appended_up_to_its_limit(
     custom = tmp_path / "step"
     custom.write_text("# My step\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(custom))
-    command(done)
+    command(return_done)
     assert cli.main(["doctor", "--note", "step"]) == 0
     assert cli.main(["doctor", "--note", str(custom)]) == 0
     assert custom.read_text() == "# My step\n\ndone\ndone"
@@ -229,7 +229,7 @@ def test_github_summary_is_appended_up_to_its_limit(
 
 
 def test_killed_child_process_is_written(project: Path, capsys: Capture) -> None:
-    arguments = ["check", "good.onnx", *ASKED, "--time-limit", "0.3s", *files()]
+    arguments = ["check", "good.onnx", *CHECK_OPTIONS, "--time-limit", "0.3s", *files()]
     assert cli.main(arguments, child=True) == 2
     assert "took more than" in (project / "summary.md").read_text()
-    assert exit_code_in(project / "metrics.txt") == 2
+    assert read_exit_code(project / "metrics.txt") == 2

@@ -1,4 +1,4 @@
-"""gate deploy and gate deployed, as their users call them."""
+"""gate deploy and gate deployed."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ import pytest
 from gate import cli
 from gate.commands import export
 from gate.storage.digest import Digest
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 
 EXAMPLE = ("--example-input", "images.npy")
 BUILD = ("small_models:build", *EXAMPLE)
 pytestmark = pytest.mark.usefixtures("project")
-_run, _json = runner("export")
+_run, _json = create_runner("export")
 
 
 def _metadata(path: Path) -> dict[str, str]:

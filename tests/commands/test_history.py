@@ -44,7 +44,7 @@ def entries(*models: str) -> list[_Line]:
     ]  # fmt: skip
 
 
-def printed(show, of: list[_Line], width: int) -> list[str]:
+def print_entries(show, of: list[_Line], width: int) -> list[str]:
     stream = io.StringIO()
     show(of, Console(file=stream, width=width, markup=False, highlight=False))
     return stream.getvalue().splitlines()
@@ -53,7 +53,7 @@ def printed(show, of: list[_Line], width: int) -> list[str]:
 @pytest.mark.parametrize("models", [("digits",), ("digits", "a-model-with-a-very-long-name")])
 @pytest.mark.parametrize("width", [45, 80, 200, 10_000])
 def test_one_line_per_entry(width: int, models: tuple[str, ...]) -> None:
-    lines = printed(_show_short, entries(*models), width)
+    lines = print_entries(_show_short, entries(*models), width)
     assert len(lines) == 4 * len(models)
     assert max(map(len, lines)) <= width
     for line, action in zip(lines[:: len(models)], ("promoted", "rolled_back"), strict=False):
@@ -66,7 +66,7 @@ def test_one_line_per_entry(width: int, models: tuple[str, ...]) -> None:
 
 
 def test_full_output_is_not_truncated() -> None:
-    lines = printed(_show_all, entries("digits"), 10_000)
+    lines = print_entries(_show_all, entries("digits"), 10_000)
     assert lines[0].endswith("promoted digits version 12")
     assert f"  file      {SHA256}" in lines
     assert "  verdict   signed by abababababab" in lines
@@ -74,7 +74,7 @@ def test_full_output_is_not_truncated() -> None:
     assert "  line      1, signed by 121212121212" in lines
     bare = replace(entries("digits")[0], key_id=None)
     bare = replace(bare, entry=bare.entry.model_copy(update={"signers": (), "approvers": ()}))
-    lines = printed(_show_all, [bare], 10_000)
+    lines = print_entries(_show_all, [bare], 10_000)
     assert "  line      1, signed by no key" in lines
     assert not any(line.startswith(("  verdict", "  review")) for line in lines)
     assert any(line.endswith("torch-cuda / runtime, ort-cuda / �[2J") for line in lines)
@@ -82,7 +82,7 @@ def test_full_output_is_not_truncated() -> None:
 
 def test_empty_history() -> None:
     for show in (_show_short, _show_all):
-        assert printed(show, [], 80) == ["The ledger has no such entries."]
+        assert print_entries(show, [], 80) == ["The ledger has no such entries."]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_link_to_the_version_page_has_no_password() -> None:
 
 
 class AuditedLedger:
-    """A ledger of four signed lines in a database, and an auditor with the trust and a checkpoint
-    of the first three."""
+    """A ledger of four signed entries, and an auditor with a trust file and a checkpoint of three
+    entries."""
 
     def __init__(self, state: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.url, self.folder, self.capsys = state, folder, capsys
@@ -159,25 +159,25 @@ def test_valid_ledger_is_verified_and_shown(audited: AuditedLedger) -> None:
     shown = audited.capsys.readouterr().out
     assert f"4 by {key.label}" in shown
     assert "all 3 lines exist, 1 were added since" in shown
-    assert cli.main(arguments) == 0  # no trust at all
+    assert cli.main(arguments) == 0  # without trust
     assert "signatures were not verified" in audited.capsys.readouterr().out
 
 
-def first_removed(kept: list[Row]) -> list[Row]:
-    return kept[1:]
+def remove_first(stored_rows: list[Row]) -> list[Row]:
+    return stored_rows[1:]
 
 
-def edited(kept: list[Row]) -> list[Row]:
-    line = kept[1].line.replace(b'"two"', b'"ten"')
-    return [kept[0], kept[1]._replace(line=line), *kept[2:]]
+def edit_line(stored_rows: list[Row]) -> list[Row]:
+    line = stored_rows[1].line.replace(b'"two"', b'"ten"')
+    return [stored_rows[0], stored_rows[1]._replace(line=line), *stored_rows[2:]]
 
 
-def without_its_signature(kept: list[Row]) -> list[Row]:
-    return [kept[0], kept[1]._replace(signature=None), *kept[2:]]
+def remove_signature(stored_rows: list[Row]) -> list[Row]:
+    return [stored_rows[0], stored_rows[1]._replace(signature=None), *stored_rows[2:]]
 
 
 @pytest.mark.parametrize(
-    ("forge", "number"), [(first_removed, 1), (edited, 3), (without_its_signature, 2)]
+    ("forge", "number"), [(remove_first, 1), (edit_line, 3), (remove_signature, 2)]
 )
 def test_forged_entry_is_reported_with_its_number(
     audited: AuditedLedger, forge: Callable[[list[Row]], list[Row]], number: int
@@ -190,7 +190,7 @@ def test_forged_entry_is_reported_with_its_number(
     assert audited.verify()[0] == 0
 
 
-def rewritten_with_the_key(audited: AuditedLedger) -> list[Row]:
+def rewrite_with_key(audited: AuditedLedger) -> list[Row]:
     return forged.rebuild_chain(
         forged.rewrite_first_entry(audited.good), key=audited.writers.key("ci")
     )
@@ -198,7 +198,7 @@ def rewritten_with_the_key(audited: AuditedLedger) -> list[Row]:
 
 @pytest.mark.parametrize(
     "forge",
-    [lambda _: [], lambda audited: audited.good[:2], rewritten_with_the_key],
+    [lambda _: [], lambda audited: audited.good[:2], rewrite_with_key],
     ids=["all removed", "end removed", "rewritten by a trusted writer"],
 )
 def test_checkpoint_detects_removed_entries(
@@ -252,7 +252,7 @@ def test_unreadable_input_is_an_error(audited: AuditedLedger, arguments: list[st
 
 
 def test_lost_signature_can_be_accepted(audited: AuditedLedger) -> None:
-    replace_rows(audited.url, without_its_signature(audited.good))
+    replace_rows(audited.url, remove_signature(audited.good))
     assert audited.verify()[0] == 1
     accept = ["accept-ledger", "--reason", "compared with Monday's copy", "--state", audited.url]
     assert cli.main([*accept, "--trust", "trust.yaml", "--key", "ci.pem"]) == 0

@@ -1,4 +1,4 @@
-"""`gate init`, in folders that have something already."""
+"""`gate init` in folders that already contain files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from gate.policy.policy import Policy, Precision
-from tests.commands.running import Capture, runner
+from tests.commands.running import Capture, create_runner
 
-run, as_json = runner("init")
+run, as_json = create_runner("init")
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,8 @@ def test_diff_is_a_patch_and_writes_nothing(capsys: Capture) -> None:
 
 
 def test_dvc_and_mlproject_run_the_same_command(capsys: Capture) -> None:
-    odd = ["--model", "a b.onnx", "--reference", "m:build", "--checkpoint", "{w}.pt"]
-    assert run(capsys, "--pipeline", *odd, "--inputs", "m.data:eval_set")[0] == 0
+    unusual_names = ["--model", "a b.onnx", "--reference", "m:build", "--checkpoint", "{w}.pt"]
+    assert run(capsys, "--pipeline", *unusual_names, "--inputs", "m.data:eval_set")[0] == 0
     stage = YAML(typ="safe").load(Path("dvc.yaml"))["stages"]["gate"]
     assert stage["deps"] == ["a b.onnx", "{w}.pt"]
     assert stage["params"] == [{"gate.yaml": ["gate"]}]

@@ -1,4 +1,4 @@
-"""`gate keys` as its users call it."""
+"""`gate keys` creates, shows and trusts keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from gate.signing.keys import SigningKey
 from gate.signing.trust import Trust
-from tests.commands.running import Capture, runner
+from tests.commands.running import Capture, create_runner
 
-run, as_json = runner("keys")
+run, as_json = create_runner("keys")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""`gate lint` as its users call it: exit codes, tables, JSON, and what to do about errors."""
+"""`gate lint`: exit codes, tables, JSON, and remedies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 
 SOURCE = """
 import torch
@@ -51,12 +51,12 @@ def script():
         warnings.simplefilter("ignore")
         return torch.jit.script(nn.Linear(2, 2))
 """
-run, _ = runner("lint")
+run, _ = create_runner("lint")
 
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module in the current folder, another one in each test."""
+    """The name of a module in the current folder, different for each test."""
     name = f"models_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`gate locate` as its users call it: exit codes, JSON, reports, and what to do about errors."""
+"""`gate locate`: exit codes, JSON, reports, and remedies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from gate import cli
 from gate.records.localization import Localization
-from tests.commands.running import runner
-from tests.small_project import made
+from tests.commands.running import create_runner
+from tests.small_project import create_project
 
 REFERENCE = ("--reference", "small_models:build")
 INPUTS = ("--inputs", "images.npy")
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
 pytestmark = pytest.mark.usefixtures("project")
-_run, _json = runner("locate")
+_run, _json = create_runner("locate")
 
 
 class TestLocalization:
@@ -77,7 +77,7 @@ class TestLocalization:
         assert [row["module"] for row in printed["layers"]][:1] == ["conv"]
 
     def test_divergence_in_the_root_module(self, capsys, tmp_path: Path) -> None:
-        """The path of the model itself is empty."""
+        """The path of the root module is empty."""
         proto = onnx.load("field.onnx")
         (scaling,) = (node for node in proto.graph.node if node.op_type == "Mul")
         scaling.op_type = "Sub"
@@ -173,7 +173,7 @@ class TestLocateErrors:
 
 def test_input_files_are_not_changed(capsys, tmp_path: Path) -> None:
     custom = tmp_path / "own"
-    shutil.copytree(made(), custom, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(create_project(), custom, ignore=shutil.ignore_patterns("__pycache__"))
     before = {path.name: path.read_bytes() for path in custom.iterdir() if path.is_file()}
     arguments = [str(custom / "bad.onnx"), *REFERENCE, "--inputs", str(custom / "images.npy")]
     assert _json(capsys, *arguments)[0] == 1

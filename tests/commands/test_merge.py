@@ -21,16 +21,16 @@ from ruamel.yaml import YAML
 
 from gate import cli
 from tests.exhaustive import exhaustive
-from tests.small_project import made
+from tests.small_project import create_project
 
 DOCS = Path(__file__).parents[2] / "docs"
-ASKED = ("--reference", "small_models:build", "--inputs", "images.npy", "--labels", "labels.npy",
+CHECK_OPTIONS = ("--reference", "small_models:build", "--inputs", "images.npy", "--labels", "labels.npy",
          "--batch-size", "2", "--units", "3")  # fmt: skip
 
 
 @pytest.fixture
 def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder, threads = made(), torch.get_num_threads()
+    folder, threads = create_project(), torch.get_num_threads()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("GATE_SIGNING_KEY", "")
     yield folder
@@ -43,12 +43,12 @@ def gate(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, dict
 
 
 @functools.cache
-def _measured_parts(model: str, *more: str) -> Path:
-    """A plan with its three parts, measured once."""
+def _measure_parts(model: str, *more: str) -> Path:
+    """Measure the three parts of a plan once for all tests."""
     folder = Path(tempfile.mkdtemp(prefix="parts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     plan, parts = folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
-    assert cli.main(["plan", model, *ASKED, *more, "-o", str(plan)]) == 0
+    assert cli.main(["plan", model, *CHECK_OPTIONS, *more, "-o", str(plan)]) == 0
     for index, part in enumerate(parts):
         lead = ["--lead", str(parts[0])] if index else []
         first = ["--unit", str(index), *lead, "-o", str(part)]
@@ -56,10 +56,10 @@ def _measured_parts(model: str, *more: str) -> Path:
     return folder
 
 
-def measured(
+def copy_measured_parts(
     capsys: pytest.CaptureFixture[str], folder: Path, model: str, *more: str
 ) -> tuple[Path, list[Path]]:
-    shutil.copytree(_measured_parts(model, *more), folder, dirs_exist_ok=True)
+    shutil.copytree(_measure_parts(model, *more), folder, dirs_exist_ok=True)
     capsys.readouterr()
     return folder / "plan.json", [folder / f"part-{index}.json" for index in range(3)]
 
@@ -67,7 +67,7 @@ def measured(
 def test_other_files_are_never_overwritten(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, parts = measured(capsys, tmp_path, "good.onnx")
+    plan, parts = copy_measured_parts(capsys, tmp_path, "good.onnx")
     model = tmp_path / "model.onnx"
     model.write_bytes((project / "good.onnx").read_bytes())
     weights, record = tmp_path / "model.onnx.data", tmp_path / "record.json"
@@ -76,8 +76,8 @@ def test_other_files_are_never_overwritten(
     contents = {path: path.read_bytes() for path in tmp_path.iterdir()}
     first = ("measure", plan, "--unit", 1, "-o")
     for command, says in (
-        (("plan", model, *ASKED, "-o", model), "is not a plan"),
-        (("plan", model, *ASKED, "-o", parts[1]), "is not a plan"),
+        (("plan", model, *CHECK_OPTIONS, "-o", model), "is not a plan"),
+        (("plan", model, *CHECK_OPTIONS, "-o", parts[1]), "is not a plan"),
         ((*first, plan), "is not a part of a plan"),
         ((*first, weights), "is not a part of a plan"),
         ((*first, record), "is not a part of a plan"),
@@ -102,7 +102,7 @@ def test_merged_verdict_equals_the_verdict_of_check(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     model: str, verdict: str, code: int,
 ) -> None:  # fmt: skip
-    plan, parts = measured(capsys, tmp_path, model)
+    plan, parts = copy_measured_parts(capsys, tmp_path, model)
     report, evidence = tmp_path / "report", tmp_path / "evidence.json"
     junit = tmp_path / "junit.xml"
     merged = gate(
@@ -121,20 +121,20 @@ def test_merged_verdict_equals_the_verdict_of_check(
 def test_complete_parts_are_kept_and_torn_parts_measured_again(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, parts = measured(capsys, tmp_path, "good.onnx")
-    again = ("measure", plan, "--unit", 1, "--lead", parts[0], "-o", parts[1])
+    plan, parts = copy_measured_parts(capsys, tmp_path, "good.onnx")
+    repeated_unit = ("measure", plan, "--unit", 1, "--lead", parts[0], "-o", parts[1])
     before = parts[1].stat().st_mtime_ns
-    assert gate(capsys, *again)[1]["measured"] is False
+    assert gate(capsys, *repeated_unit)[1]["measured"] is False
     assert parts[1].stat().st_mtime_ns == before
     begun = parts[1].read_bytes()[:40]
     for torn in (begun, b"{", b"\0" * 4096, begun + b"\0" * 4096):
         parts[1].write_bytes(torn)
-        assert gate(capsys, *again)[1]["measured"] is True
+        assert gate(capsys, *repeated_unit)[1]["measured"] is True
     parts[1].write_bytes(parts[1].read_bytes()[:-100])
     code, printed = gate(capsys, "merge", plan, *parts)
     assert (code, printed["error"]["type"]) == (2, "EvidenceError")
     assert "(unit 1)" in printed["error"]["message"]
-    assert gate(capsys, *again)[1]["measured"] is True
+    assert gate(capsys, *repeated_unit)[1]["measured"] is True
     assert gate(capsys, "merge", plan, *parts)[0] == 0
 
 
@@ -142,8 +142,8 @@ def test_complete_parts_are_kept_and_torn_parts_measured_again(
 def test_suggested_locate_command_has_the_precision_of_the_plan(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`bad.onnx` is off by more than 16 bits explain."""
-    plan, parts = measured(capsys, tmp_path, "bad.onnx", "--precision", "reduced")
+    """`bad.onnx` differs by more than 16-bit rounding explains."""
+    plan, parts = copy_measured_parts(capsys, tmp_path, "bad.onnx", "--precision", "reduced")
     code, printed = gate(capsys, "merge", plan, *parts)
     steps = [step["command"] for step in printed["story"]["steps"] if step["command"]]
     (looking,) = (command for command in steps if command.startswith("gate locate "))
@@ -153,7 +153,7 @@ def test_suggested_locate_command_has_the_precision_of_the_plan(
 def test_missing_unit_is_an_error(
     project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, parts = measured(capsys, tmp_path, "good.onnx")
+    plan, parts = copy_measured_parts(capsys, tmp_path, "good.onnx")
     code, printed = gate(capsys, "merge", plan, parts[0], parts[2])
     assert code == 2
     assert "1 of 3 units are missing: 1" in printed["error"]["message"]
@@ -176,7 +176,7 @@ def test_kubernetes_job_commands_run_as_local_processes(
         (work / file.name).symlink_to(file)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(DOCS.parent)}
     subprocess.run(
-        ["gate", "plan", "good.onnx", *ASKED, "-o", "plan.json"], cwd=work,
+        ["gate", "plan", "good.onnx", *CHECK_OPTIONS, "-o", "plan.json"], cwd=work,
         env=os.environ | path, check=True, capture_output=True,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Arguments that name missing files are refused before heavy imports."""
+"""Arguments that name missing files are rejected before heavy imports."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gate import cli
 CHECK = ("check", "model.onnx", "--reference", "mine:build", "--inputs", "x.npy")
 PROMOTE = ("promote", "model.onnx", "--name", "m", "--report", "report")
 HEAVY = ("torch", "numpy", "onnx", "onnxruntime", "mlflow", "pydantic", "gate.sandbox.process")
-"""`gate.sandbox.process` starts the child."""
+"""`gate.sandbox.process` starts the child process."""
 
-WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
+MISSING: dict[str, tuple[tuple[str, ...], str, str]] = {
     "file": (("check", "modl.onnx", *CHECK[2:]), "OnnxFileError", "Did you mean model.onnx?"),
     "file is a folder": (("check", "report", *CHECK[2:]), "OnnxFileError", "is a folder"),
     "inputs": ((*CHECK, "--inputs", "far/x.npy"), "DataError", "folder far does not exist"),
@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_missing_path_is_reported_and_loads_nothing_heavy(folder: Path) -> None:
-    lines = [list(arguments) for arguments, _, _ in WRONG.values()]
+    lines = [list(arguments) for arguments, _, _ in MISSING.values()]
     code = (
         "import contextlib, io, json, sys\n"
         "from gate import cli\n"
@@ -88,7 +88,7 @@ def test_missing_path_is_reported_and_loads_nothing_heavy(folder: Path) -> None:
     )  # fmt: skip
     assert "Traceback" not in completed.stderr
     for line, (arguments, kind, text) in zip(
-        completed.stdout.splitlines(), WRONG.values(), strict=True
+        completed.stdout.splitlines(), MISSING.values(), strict=True
     ):
         code, heavy, error = json.loads(line)
         assert (code, heavy, error["type"]) == (2, [], kind), arguments

@@ -1,4 +1,4 @@
-"""One rule for registered model names in all commands."""
+"""All commands apply one rule to registered model names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gate.errors import StorageError
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.registry.registered_model import RegisteredModel
-from tests.small_project import made
+from tests.small_project import create_project
 
 WRONG = [
     "my model", "modèle", "50%", "a#b", "it's", 'say "so"', "it's \"so\"", "n" * 101, "", "-n",
@@ -39,7 +39,10 @@ def test_invalid_name_is_refused_before_writing(
     Path("report").mkdir()
     Path("secrets").write_text("0123456789abcdef\n")
     Path("secrets").chmod(0o600)
-    replaced = {"FILE": str(made() / "good.onnx"), "IMAGES": str(made() / "images.npy")}
+    replaced = {
+        "FILE": str(create_project() / "good.onnx"),
+        "IMAGES": str(create_project() / "images.npy"),
+    }
     for name in WRONG:
         words = [replaced.get(word, word.replace("NAME", name)) for word in COMMANDS[command]]
         assert cli.main([command, "--json", *words]) == 2, name

@@ -12,10 +12,10 @@ import torch
 from gate import cli
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.release_file import ReleaseFile
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 from tests.multi_file import tiny
 
-run, as_json = runner("check")
+run, as_json = create_runner("check")
 QUICK = (
     "task: auto\ninstruments: {probes: false, search_inputs: 0}\n"
     "runtimes: {ort-cpu: {required: always, bounds: {max_abs_diff: 0.001, top1_agreement: 0.9}}}\n"
@@ -26,30 +26,33 @@ REFERENCE = ("--reference", "tests.multi_file.tiny:build")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny.export_files(tmp_path)
     (tmp_path / "policy.yaml").write_text(QUICK)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-ASKED = (*REFERENCE, "--inputs", "x.npy", "--policy", "policy.yaml")
+CHECK_OPTIONS = (*REFERENCE, "--inputs", "x.npy", "--policy", "policy.yaml")
 
 
 def test_part_options_write_and_check_a_release_file(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, printed = as_json(capsys, *PARTS, *CHAIN, *ASKED)
+    code, printed = as_json(capsys, *PARTS, *CHAIN, *CHECK_OPTIONS)
     assert code == 0, printed
     assert set(printed["evidence"]["subject"]["parts"]) == {"encoder", "head"}
-    release = ReleaseFile.load(place / "release.yaml")
+    release = ReleaseFile.load(work_folder / "release.yaml")
     assert release.chain == "tests.multi_file.tiny:run"
     assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]
-    before = (place / "release.yaml").stat().st_mtime_ns, (place / "release.yaml").read_bytes()
-    again, same = as_json(capsys, "release.yaml", *ASKED)
-    assert again == 0
+    before = (
+        (work_folder / "release.yaml").stat().st_mtime_ns,
+        (work_folder / "release.yaml").read_bytes(),
+    )
+    repeated, same = as_json(capsys, "release.yaml", *CHECK_OPTIONS)
+    assert repeated == 0
     assert same["evidence"]["subject"]["sha256"] == printed["evidence"]["subject"]["sha256"]
-    assert before[1] == (place / "release.yaml").read_bytes()
+    assert before[1] == (work_folder / "release.yaml").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -67,36 +70,42 @@ def test_part_options_write_and_check_a_release_file(
     ],
 )
 def test_invalid_part_options_are_refused(
-    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
+    work_folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
 ) -> None:
-    code, _, error = run(capsys, *arguments, *ASKED)
+    code, _, error = run(capsys, *arguments, *CHECK_OPTIONS)
     assert code == 2
     assert wanted in error
 
 
 def test_different_release_file_is_not_overwritten(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "release.yaml").write_text("chain: mine:run\n")
-    code, _, error = run(capsys, *PARTS, *CHAIN, *ASKED)
+    (work_folder / "release.yaml").write_text("chain: mine:run\n")
+    code, _, error = run(capsys, *PARTS, *CHAIN, *CHECK_OPTIONS)
     assert code == 2
     assert "differs from --part and --chain" in error
-    assert (place / "release.yaml").read_text() == "chain: mine:run\n"
+    assert (work_folder / "release.yaml").read_text() == "chain: mine:run\n"
 
 
-def test_submodule_is_exported_as_a_part(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submodule_is_exported_as_a_part(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.save("voxels.npy", np.ones((4, 4), np.float32))
     requests = ["export", "tests.multi_file.tiny:build", "--example-input", "voxels.npy"]
     assert cli.main([*requests, "--submodule", "head", "--output", "part.onnx"]) == 0
     assert "{file: part.onnx, reference: head}" in capsys.readouterr().out
     weights = tiny.build().get_submodule("head").state_dict()["weight"]
-    assert read_subject(place / "part.onnx").outputs[0].shape[1] == len(torch.as_tensor(weights))
+    assert read_subject(work_folder / "part.onnx").outputs[0].shape[1] == len(
+        torch.as_tensor(weights)
+    )
     assert cli.main([*requests, "--submodule", "neck", "--output", "part.onnx"]) == 2
     assert "no submodule 'neck'" in capsys.readouterr().err
 
 
-def test_multi_file_release_is_quantized(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tiny.write_release(place, encoder="encoder.onnx", head="head.onnx"))
+def test_multi_file_release_is_quantized(
+    work_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny.write_release(work_folder, encoder="encoder.onnx", head="head.onnx"))
     requests = ["quantize", path, "--calibration", "x.npy", "--output", "twin/release.yaml"]
     assert cli.main([*requests, *REFERENCE, "--part", "head", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -122,24 +131,25 @@ def test_multi_file_release_is_quantized(place: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_invalid_quantize_options_are_refused(
-    place: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
+    work_folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], wanted: str
 ) -> None:
-    tiny.write_release(place, encoder="encoder.onnx", head="head.onnx")
-    before = sorted(place.iterdir())
+    tiny.write_release(work_folder, encoder="encoder.onnx", head="head.onnx")
+    before = sorted(work_folder.iterdir())
     assert cli.main(["quantize", *arguments, "--calibration", "x.npy"]) == 2
     assert wanted in capsys.readouterr().err
-    assert sorted(place.iterdir()) == before
+    assert sorted(work_folder.iterdir()) == before
 
 
 def test_part_paths_are_relative_to_the_current_folder(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    work_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither steps up nor absolute names move the release file out of their folder."""
-    (place / "elsewhere").mkdir()
-    monkeypatch.chdir(place / "elsewhere")
-    parts = ("--part", "encoder=../encoder.onnx", "--part", f"head={place / 'head.onnx'}")
+    """The paths in the release file are relative to its folder, also for `..` and absolute
+    arguments."""
+    (work_folder / "elsewhere").mkdir()
+    monkeypatch.chdir(work_folder / "elsewhere")
+    parts = ("--part", "encoder=../encoder.onnx", "--part", f"head={work_folder / 'head.onnx'}")
     custom = ("--inputs", "../x.npy", "--policy", "../policy.yaml")
     code, printed = as_json(capsys, *parts, *CHAIN, *REFERENCE, *custom)
     assert code == 0, printed
-    release = ReleaseFile.load(place / "release.yaml")
+    release = ReleaseFile.load(work_folder / "release.yaml")
     assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]

@@ -1,4 +1,4 @@
-"""`gate policy show | check | explain`, as their user calls them."""
+"""`gate policy show`, `gate policy check` and `gate policy explain`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gate.policy.policy import Policy, Precision
-from tests.commands.running import Capture, runner
+from tests.commands.running import Capture, create_runner
 
 PARAMS = str(Path(__file__).parents[2] / "params.yaml")
-run, as_json = runner("policy")
+run, as_json = create_runner("policy")
 
 
 def test_show_names_the_source_of_each_value(capsys: Capture) -> None:

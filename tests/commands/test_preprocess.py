@@ -1,4 +1,4 @@
-"""`gate preprocess` as its users call it."""
+"""`gate preprocess` compares implementations on the user's pictures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import read_picture
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.preprocessing import PreprocessingParity
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
 
-run, _ = runner("preprocess")
+run, _ = create_runner("preprocess")
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,7 @@ def test_bar_never_exceeds_its_total(total: int, calls: list[int], step: bool) -
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small file with its samples, of which the last batch is short; a release of two parts."""
+    """A small file with samples and a short last batch, and a release of two parts."""
     folder = tmp_path_factory.mktemp("checked")
     model = small.build()
     with warnings.catch_warnings():
@@ -64,18 +64,21 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ONE = ["model.onnx", "--reference", "tests.distributed.tiny:build", "--inputs", "rows.npy"]
+ONE_FILE = ["model.onnx", "--reference", "tests.distributed.tiny:build", "--inputs", "rows.npy"]
 RELEASE = ["release.yaml", "--reference", "tests.multi_file.tiny:build", "--inputs", "x.npy"]
 
 
 @pytest.mark.parametrize(
     ("line", "instruments"),
     [
-        pytest.param([*ONE, "--batch-size", "64"], {}, id="a short last batch"),
-        pytest.param(ONE, {"search_inputs": 0, "stability_samples": 3}, id="little beside"),
-        pytest.param(ONE, {"absent": True}, id="nobody computes"),
+        pytest.param([*ONE_FILE, "--batch-size", "64"], {}, id="a short last batch"),
+        pytest.param(ONE_FILE, {"search_inputs": 0, "stability_samples": 3}, id="little beside"),
+        pytest.param(ONE_FILE, {"absent": True}, id="nobody computes"),
         pytest.param(
-            [*ONE, "--jobs", "2"], {}, id="two processes", marks=[pytest.mark.proof, exhaustive]
+            [*ONE_FILE, "--jobs", "2"],
+            {},
+            id="two processes",
+            marks=[pytest.mark.proof, exhaustive],
         ),
         pytest.param(RELEASE, {}, id="a release"),
     ],
@@ -83,7 +86,7 @@ RELEASE = ["release.yaml", "--reference", "tests.multi_file.tiny:build", "--inpu
 def test_check_reaches_its_announced_total(
     checked: Path, monkeypatch: pytest.MonkeyPatch, line: list[str], instruments: dict[str, int]
 ) -> None:
-    """`Bar` would hide what is too much: so what it is called with is read."""
+    """Read the calls of `Bar`, because the bar itself does not show excess steps."""
     monkeypatch.chdir(checked)
     calls: list[tuple[int, int]] = []
 
@@ -128,7 +131,7 @@ def test_terminal_shows_the_current_step(monkeypatch) -> None:
         with spinner("promoting"):
             STEPS.debug("upload %s", "model\x1b[2J.onnx")
     shown = b""
-    with contextlib.suppress(OSError):  # how Linux says that the other side was closed
+    with contextlib.suppress(OSError):  # Linux raises it when the other end was closed
         while part := os.read(mine, 1 << 16):
             shown += part
     os.close(mine)
@@ -136,7 +139,7 @@ def test_terminal_shows_the_current_step(monkeypatch) -> None:
 
 
 def _lines(monkeypatch: pytest.MonkeyPatch, *, arguments: tuple[str, ...] = ()) -> str:
-    """What a pipe gets of a step that is long and of one that is short."""
+    """Return the output of a long and a short step to a pipe."""
     pipe, stated = io.StringIO(), threading.Event()
     monkeypatch.setattr(sys, "stderr", pipe)
     monkeypatch.setattr(progress, "LONG_S", 0.02)

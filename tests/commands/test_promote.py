@@ -1,4 +1,4 @@
-"""gate promote, history and rollback on a real MLflow store."""
+"""gate promote, history and rollback with a real MLflow store."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
 from tests.commands.running import as_json
 from tests.exhaustive import exhaustive
-from tests.small_project import made
+from tests.small_project import create_project
 
-# SQLAlchemy, about MLflow's own tables.
+# A warning of SQLAlchemy about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 
 @functools.cache
-def _checked(file: str) -> Path:
-    """The report of a check of the file, with the key that signed it."""
+def _create_checked_folder(file: str) -> Path:
+    """Return a folder with the report of a check and its signing key, created once."""
     folder = Path(tempfile.mkdtemp(prefix="judged-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -43,7 +43,7 @@ def _checked(file: str) -> Path:
 
 
 def _check(file: str, folder: str, *more: str) -> None:
-    project = made()
+    project = create_project()
     arguments = ["check", str(project / file), "--reference", "small_models:build"]
     cli.main([*arguments, "--inputs", str(project / "images.npy"), "--report", folder, *more])
 
@@ -52,26 +52,26 @@ def _report(file: str, folder: str, capsys: pytest.CaptureFixture[str], *more: s
     if more or Path(".gate").exists():
         _check(file, folder, *more)
     else:
-        shutil.copytree(_checked(file) / "report", folder)
-        shutil.copytree(_checked(file) / ".gate", ".gate")
+        shutil.copytree(_create_checked_folder(file) / "report", folder)
+        shutil.copytree(_create_checked_folder(file) / ".gate", ".gate")
     capsys.readouterr()
 
 
 def _promote(file: str, report: str, *more: str) -> list[str]:
-    return ["promote", str(made() / file), "--name", "small", "--report", report, *more]
+    return ["promote", str(create_project() / file), "--name", "small", "--report", report, *more]
 
 
 @pytest.mark.further
-def test_promote_history_and_rollback_from_the_command_line(place: Path, capsys) -> None:
+def test_promote_history_and_rollback_from_the_command_line(work_folder: Path, capsys) -> None:
     _report("good.onnx", "first", capsys)
     code, printed = as_json(capsys, *_promote("good.onnx", "first"))
     assert (code, printed["outcome"], printed["version"]) == (0, "promoted", "1")
     assert (printed["schema_version"], printed["name"], printed["url"]) == (1, "small", None)
-    assert printed["digest"] == str(Digest.from_file(made() / "good.onnx"))
+    assert printed["digest"] == str(Digest.from_file(create_project() / "good.onnx"))
     code, printed = as_json(capsys, *_promote("good.onnx", "first"))
     assert (code, printed["outcome"], printed["version"]) == (0, "unchanged", "1")
 
-    policy = place / "loose.yaml"
+    policy = work_folder / "loose.yaml"
     policy.write_text(
         "instruments: {probes: false, search_inputs: 0, graph_forbid: []}\n"
         "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0, top1_agreement: 0.5}}}"
@@ -80,35 +80,35 @@ def test_promote_history_and_rollback_from_the_command_line(place: Path, capsys)
     code, printed = as_json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml"))
     assert (code, printed["version"], printed["previous_version"]) == (0, "2", "1")
 
-    store = MlflowClient(f"sqlite:///{place}/mlflow.db")
+    store = MlflowClient(f"sqlite:///{work_folder}/mlflow.db")
     told_of = [store.get_model_version("small", number).description for number in "12"]
     assert "no version of small serves yet" in told_of[0]
     assert "`gate rollback small`" in told_of[0]
     assert "gate promote" not in told_of[0]
     assert "Comparison with the champion, version 1:" in told_of[1]
 
-    assert cli.main(["rollback", "small"]) == 2  # nobody is there to confirm
+    assert cli.main(["rollback", "small"]) == 2  # nobody can confirm
     assert "add --yes" in capsys.readouterr().err
     code, printed = as_json(capsys, "rollback", "small", "--yes", "--reason", "a test")
     assert (code, printed["outcome"], printed["version"]) == (0, "rolled_back", "1")
     assert (printed["name"], printed["digest"]) == (
         "small",
-        str(Digest.from_file(made() / "good.onnx")),
+        str(Digest.from_file(create_project() / "good.onnx")),
     )
     ci = ("--summary", "ci/s.md", "--junit", "ci/j.xml", "--metrics-file", "ci/m.txt")
     code, printed = as_json(capsys, *_promote("bad.onnx", "second", "--policy", "loose.yaml", *ci))
     assert (code, printed["outcome"]) == (1, "refused")
-    heading, _, outcome, *_ = (place / "ci" / "s.md").read_text().splitlines()
+    heading, _, outcome, *_ = (work_folder / "ci" / "s.md").read_text().splitlines()
     assert heading == "## ❌ parity-gate: rejected, the verdict is PASS (small)"
     assert outcome.startswith("`gate promote`: **refused: ")
-    (failure,) = re.findall(r'<failure message="(.*?)"', (place / "ci" / "j.xml").read_text())
+    (failure,) = re.findall(r'<failure message="(.*?)"', (work_folder / "ci" / "j.xml").read_text())
     assert failure.startswith("refused: ")
-    assert 'command="promote",model="small"} 1.0' in (place / "ci" / "m.txt").read_text()
+    assert 'command="promote",model="small"} 1.0' in (work_folder / "ci" / "m.txt").read_text()
 
     code, printed = as_json(capsys, "history", "--model", "small")
     actions = [entry["action"] for entry in printed["entries"]]
     assert actions == ["promoted", "unchanged", "promoted", "rolled_back", "refused"]
-    assert printed["entries"][0]["sha256"] == str(Digest.from_file(made() / "good.onnx"))
+    assert printed["entries"][0]["sha256"] == str(Digest.from_file(create_project() / "good.onnx"))
     code, printed = as_json(capsys, "history", "--limit", "2")
     assert ([e["action"] for e in printed["entries"]], printed["total"]) == (
         ["rolled_back", "refused"],
@@ -118,91 +118,98 @@ def test_promote_history_and_rollback_from_the_command_line(place: Path, capsys)
     text = capsys.readouterr().out
     assert "rolled_back" in text
     assert "a test" in text
-    assert _artifacts(place) >= {"evidence.json", "report.html", "checks.json", "numbers.json"}
+    assert _artifacts(work_folder) >= {
+        "evidence.json",
+        "report.html",
+        "checks.json",
+        "numbers.json",
+    }
 
 
-def _artifacts(place: Path) -> set[str]:
-    """What the run of the first promotion holds, inside of the folder of the registry."""
-    (run,) = [path.parent for path in place.glob("mlartifacts/**/report.html")][:1]
+def _artifacts(work_folder: Path) -> set[str]:
+    """Return the artifacts of the first promotion's run."""
+    (run,) = [path.parent for path in work_folder.glob("mlartifacts/**/report.html")][:1]
     return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
 
 
-def _runs(place: Path) -> list[Any]:
-    """Of the registry's experiment, the oldest first."""
-    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
+def _runs(work_folder: Path) -> list[Any]:
+    """Return the runs of the registry's experiment, the oldest first."""
+    client = MlflowClient(f"sqlite:///{work_folder}/mlflow.db")
     experiment = client.get_experiment_by_name("parity-gate")
     return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
 
 
 @pytest.mark.further
-def test_run_of_a_tracked_check_becomes_the_run_of_the_version(place: Path, capsys) -> None:
-    """One run, with links both ways; promoted again, a run of its own with the whole record."""
+def test_run_of_a_tracked_check_becomes_the_run_of_the_version(work_folder: Path, capsys) -> None:
+    """The check and the promotion share one run. A repeated promotion gets its own complete run."""
     _report("good.onnx", "report", capsys, "--track")
-    (checked,) = _runs(place)
-    digest = Digest.from_file(made() / "good.onnx").hex
+    (checked,) = _runs(work_folder)
+    digest = Digest.from_file(create_project() / "good.onnx").hex
     assert checked.info.run_name == f"gate PASS {digest[:6]}"
     assert checked.info.status == "FINISHED"
     assert as_json(capsys, *_promote("good.onnx", "report"))[0] == 0
-    (run,) = _runs(place)
+    (run,) = _runs(work_folder)
     assert run.info.run_id == checked.info.run_id
     assert run.data.tags["gate.promotion"] == "promoted"
     assert "#/models/small/versions/1" in run.data.tags["mlflow.note.content"]
-    version = MlflowClient(f"sqlite:///{place}/mlflow.db").get_model_version("small", "1")
+    version = MlflowClient(f"sqlite:///{work_folder}/mlflow.db").get_model_version("small", "1")
     assert version.run_id == run.info.run_id
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
 
     assert as_json(capsys, *_promote("good.onnx", "report"))[1]["outcome"] == "unchanged"
-    first, again = _runs(place)
+    first, repeated = _runs(work_folder)
     assert first.data.tags["gate.promotion"] == "promoted"
-    assert again.data.tags["gate.promotion"] == "unchanged"
-    assert (again.info.run_name, again.data.params) == (run.info.run_name, run.data.params)
-    assert again.data.metrics == run.data.metrics
-    assert set(again.data.tags) >= {tag for tag in run.data.tags if tag.startswith("gate.")}
+    assert repeated.data.tags["gate.promotion"] == "unchanged"
+    assert (repeated.info.run_name, repeated.data.params) == (run.info.run_name, run.data.params)
+    assert repeated.data.metrics == run.data.metrics
+    assert set(repeated.data.tags) >= {tag for tag in run.data.tags if tag.startswith("gate.")}
 
 
 @pytest.mark.parametrize("file", ["good.onnx", "bad.onnx"])
-def test_uploaded_report_is_rendered_from_the_records(place: Path, capsys, file: str) -> None:
+def test_uploaded_report_is_rendered_from_the_records(work_folder: Path, capsys, file: str) -> None:
     _report(file, "report", capsys)
     for name in ("report.html", "report.md", "plots/strain.svg", "localisation.json"):
-        (place / "report/plots").mkdir(exist_ok=True)
-        (place / "report" / name).write_text("edited by hand")
-    (place / "report/plots/other.svg").write_text("edited by hand")
+        (work_folder / "report/plots").mkdir(exist_ok=True)
+        (work_folder / "report" / name).write_text("edited by hand")
+    (work_folder / "report/plots/other.svg").write_text("edited by hand")
     as_json(capsys, *_promote(file, "report"))
-    there = _artifacts(place)
-    assert there >= {
+    artifacts = _artifacts(work_folder)
+    assert artifacts >= {
         "evidence.json",
         "decision.dsse.json",
         "report.html",
         "report.md",
         "samples.csv",
     }
-    uploaded = [path for path in place.glob("mlartifacts/**/*") if path.is_file()]
+    uploaded = [path for path in work_folder.glob("mlartifacts/**/*") if path.is_file()]
     assert not [path.name for path in uploaded if b"edited by hand" in path.read_bytes()]
 
 
 class TestPromoteRefuses:
     @pytest.mark.further
-    def test_failing_decision_is_refused(self, place: Path, capsys) -> None:
+    def test_failing_decision_is_refused(self, work_folder: Path, capsys) -> None:
         _report("bad.onnx", "report", capsys)
         assert cli.main(_promote("bad.onnx", "report")) == 1
         assert "refused" in capsys.readouterr().out
-        (run,) = _runs(place)
+        (run,) = _runs(work_folder)
         assert run.info.status == "FAILED"
         assert run.info.run_name.startswith("gate FAIL ")
 
     @pytest.mark.further
-    def test_error_decision_exits_with_2(self, place: Path, capsys) -> None:
-        """Accuracy is bounded, and there are no labels."""
-        (place / "labels.yaml").write_text(
+    def test_error_decision_exits_with_2(self, work_folder: Path, capsys) -> None:
+        """The policy bounds the accuracy drop, but there are no labels."""
+        (work_folder / "labels.yaml").write_text(
             "instruments: {probes: false, search_inputs: 0, graph_forbid: []}\n"
             "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0, top1_agreement: 0.5, accuracy_drop: 0.1}}}"
         )
         _report("good.onnx", "report", capsys, "--policy", "labels.yaml")
-        verdict = json.loads((place / "report" / "decision.json").read_text())["verdict"]
+        verdict = json.loads((work_folder / "report" / "decision.json").read_text())["verdict"]
         code, printed = as_json(capsys, *_promote("good.onnx", "report", "--policy", "labels.yaml"))
         assert (verdict, code, printed["outcome"]) == ("ERROR", 2, "refused")
 
-    def test_file_that_differs_from_the_checked_one_is_refused(self, place: Path, capsys) -> None:
+    def test_file_that_differs_from_the_checked_one_is_refused(
+        self, work_folder: Path, capsys
+    ) -> None:
         _report("good.onnx", "report", capsys)
         code, printed = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, printed["error"]["type"]) == (2, "DigestMismatch")
@@ -210,69 +217,73 @@ class TestPromoteRefuses:
         assert [entry["action"] for entry in printed["entries"]] == ["refused"]
 
     @pytest.mark.further
-    def test_edited_decision_is_refused(self, place: Path, capsys) -> None:
+    def test_edited_decision_is_refused(self, work_folder: Path, capsys) -> None:
         _report("bad.onnx", "report", capsys)
-        decision = place / "report/decision.json"
+        decision = work_folder / "report/decision.json"
         decision.write_text(decision.read_text().replace('"FAIL"', '"PASS"'))
         code, printed = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, printed["outcome"]) == (1, "refused")
         assert "The decision was edited" in printed["reason"]
-        (run,) = _runs(place)
-        assert run.data.tags["gate.verdict"] == "FAIL"  # as evidence and policy say
+        (run,) = _runs(work_folder)
+        assert run.data.tags["gate.verdict"] == "FAIL"  # computed from evidence and policy
 
     @pytest.mark.further
-    def test_policy_that_differs_from_the_decision_is_refused(self, place: Path, capsys) -> None:
-        (place / "own.yaml").write_text(
+    def test_policy_that_differs_from_the_decision_is_refused(
+        self, work_folder: Path, capsys
+    ) -> None:
+        (work_folder / "own.yaml").write_text(
             "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1, top1_agreement: 0}}}"
         )
         _report("bad.onnx", "report", capsys, "--policy", "own.yaml")
-        (place / "other.yaml").write_text((place / "own.yaml").read_text().replace("1,", "0.5,"))
+        (work_folder / "other.yaml").write_text(
+            (work_folder / "own.yaml").read_text().replace("1,", "0.5,")
+        )
         code, printed = as_json(capsys, *_promote("bad.onnx", "report", "--policy", "other.yaml"))
         assert (code, printed["error"]["type"]) == (2, "DigestMismatch")
         assert "--policy" in printed["error"]["message"]
-        (place / "report/policy.json").unlink()  # an older report has none
+        (work_folder / "report/policy.json").unlink()  # older reports have none
         code, printed = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, printed["error"]["type"]) == (2, "PolicyError")
         assert "--policy" in printed["error"]["message"]
 
     @pytest.mark.parametrize("name", ["samples.csv", "plots", "golden"])
-    def test_report_with_a_symlink_is_refused(self, place: Path, capsys, name: str) -> None:
-        """Nothing is uploaded: neither what it points to, nor anything else."""
+    def test_report_with_a_symlink_is_refused(self, work_folder: Path, capsys, name: str) -> None:
+        """Nothing is uploaded, neither the target of the link nor other files."""
         _report("bad.onnx", "report", capsys)
-        secret = place / "secret"
+        secret = work_folder / "secret"
         secret.mkdir()
         (secret / "key.svg").write_text("hunter2")
-        path = place / "report" / name
+        path = work_folder / "report" / name
         path.parent.mkdir(exist_ok=True)
         if path.is_dir():
-            path.rename(place / "moved")
+            path.rename(work_folder / "moved")
         path.unlink(missing_ok=True)
         path.symlink_to(secret if "." not in name else secret / "key.svg")
         code, printed = as_json(capsys, *_promote("bad.onnx", "report"))
         assert (code, printed["error"]["type"]) == (2, "EvidenceError")
         assert str(Path("report", name)) in printed["error"]["message"]
-        assert not list(place.glob("mlartifacts/**/*"))
-        assert not (place / ".gate/state.db").exists()
+        assert not list(work_folder.glob("mlartifacts/**/*"))
+        assert not (work_folder / ".gate/state.db").exists()
 
 
-def _append_promotion_of_a_missing_version(model: str, place: Path) -> None:
-    registry = plain(f"sqlite:///{place}/mlflow.db")
+def _append_promotion_of_a_missing_version(model: str, work_folder: Path) -> None:
+    registry = plain(f"sqlite:///{work_folder}/mlflow.db")
     entry = LedgerEntry(
         action="promoted", registry=registry, model=model, version="1", reason="it passed"
     )
-    key = SigningKey.from_file(place / ".gate" / "keys" / "local.pem")
-    Ledger(place / ".gate" / "state.db", key=key).append(entry)
+    key = SigningKey.from_file(work_folder / ".gate" / "keys" / "local.pem")
+    Ledger(work_folder / ".gate" / "state.db", key=key).append(entry)
 
 
 @exhaustive
 @pytest.mark.proof
-def test_reconcile_command_reverts_the_alias_and_deploys(place: Path, capsys) -> None:
-    """What the service would do after an event, once and now."""
+def test_reconcile_command_reverts_the_alias_and_deploys(work_folder: Path, capsys) -> None:
+    """Reconcile once, as the service does after an event."""
     _report("good.onnx", "report", capsys)
     assert cli.main(_promote("good.onnx", "report")) == 0
-    client = MlflowClient(f"sqlite:///{place}/mlflow.db")
-    strange = client.create_model_version("small", str(made() / "bad.onnx"))
-    client.set_registered_model_alias("small", "champion", strange.version)
+    client = MlflowClient(f"sqlite:///{work_folder}/mlflow.db")
+    bad_version = client.create_model_version("small", str(create_project() / "bad.onnx"))
+    client.set_registered_model_alias("small", "champion", bad_version.version)
     capsys.readouterr()
 
     command = ("reconcile", "small", "--store", "store")
@@ -281,11 +292,11 @@ def test_reconcile_command_reverts_the_alias_and_deploys(place: Path, capsys) ->
     used = [(item["kind"], item["outcome"]) for item in printed["models"]["small"]]
     assert used == [("guard", "reverted"), ("deploy", "deployed")]
     assert str(client.get_model_version_by_alias("small", "champion").version) == "1"
-    (served,) = (place / "store").rglob("model.onnx")
-    assert Digest.from_file(served) == Digest.from_file(made() / "good.onnx")
+    (served,) = (work_folder / "store").rglob("model.onnx")
+    assert Digest.from_file(served) == Digest.from_file(create_project() / "good.onnx")
 
     assert as_json(capsys, *command) == (0, printed | {"models": {"small": []}})
-    _append_promotion_of_a_missing_version("broken", place)
+    _append_promotion_of_a_missing_version("broken", work_folder)
     code, printed = as_json(capsys, "reconcile", "broken", *command[1:])
     assert (code, printed["models"]["small"]) == (2, [])
     (failed,) = printed["models"]["broken"]

@@ -10,9 +10,9 @@ import pytest
 
 from gate import cli
 from tests.exhaustive import exhaustive
-from tests.small_project import made
+from tests.small_project import create_project
 
-# SQLAlchemy, about MLflow's own tables.
+# A warning of SQLAlchemy about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 TWIN = """
@@ -34,7 +34,7 @@ twin:
 
 @pytest.fixture
 def twin_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An own folder with the two policies and a twin that was judged."""
+    """A folder with both policies and a checked twin."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("DVC_EXP_NAME", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -52,13 +52,13 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[in
 def check(capsys, file: Path, policy: str, report: str) -> tuple[int, dict[str, Any]]:
     return run_json(
         capsys, "check", file, "--reference", "small_models:build", "--inputs",
-        made() / "images.npy", "--policy", policy, "--report", report,
+        create_project() / "images.npy", "--policy", policy, "--report", report,
     )  # fmt: skip
 
 
 def test_output_folder_is_refused(twin_project: Path, capsys) -> None:
     code, plain = run_json(
-        capsys, "quantize", made() / "good.onnx", "--calibration", made() / "images.npy",
+        capsys, "quantize", create_project() / "good.onnx", "--calibration", create_project() / "images.npy",
         "--output", ".",
     )  # fmt: skip
     assert code == 2
@@ -67,7 +67,7 @@ def test_output_folder_is_refused(twin_project: Path, capsys) -> None:
 
 def quantize(capsys, *more: object) -> tuple[int, dict[str, Any]]:
     return run_json(
-        capsys, "quantize", made() / "good.onnx", "--calibration", made() / "images.npy",
+        capsys, "quantize", create_project() / "good.onnx", "--calibration", create_project() / "images.npy",
         "--output", "twin/model.onnx", "--samples", 32, *more,
     )  # fmt: skip
 
@@ -78,28 +78,35 @@ def test_twin_is_promoted_and_deployed_with_its_exact_file(twin_project: Path, c
     code, printed = quantize(capsys)
     assert code == 0
     assert printed["export"]["settings"]["of_sha256"] == printed["of"]["sha256"]
-    assert check(capsys, made() / "good.onnx", "exact.yaml", "report")[0] == 0
+    assert check(capsys, create_project() / "good.onnx", "exact.yaml", "report")[0] == 0
     code, printed = check(capsys, twin_project / "twin" / "model.onnx", "twin.yaml", "twin/report")
     assert code == 0, printed
 
-    promote = ("promote", made() / "good.onnx", "--name", "small", "--report", "report")
+    promote = ("promote", create_project() / "good.onnx", "--name", "small", "--report", "report")
     code, printed = run_json(capsys, *promote, "--policy", "exact.yaml")
     assert code == 2
     assert "both or neither" in printed["error"]["message"]
     with_twin = ("--policy", "exact.yaml", "--twin", "twin/model.onnx")
-    assert run_json(capsys, *promote, *with_twin)[0] == 2  # without its report
+    assert run_json(capsys, *promote, *with_twin)[0] == 2  # without the twin's report
     with_twin = (*with_twin, "--twin-report", "twin/report")
     code, printed = run_json(capsys, *promote, *with_twin)
     assert (code, printed["outcome"]) == (0, "promoted")
     code, printed = run_json(capsys, *promote, *with_twin)
     assert (code, printed["outcome"]) == (0, "unchanged")
 
-    alone = ("promote", "twin/model.onnx", "--name", "small", "--report", "twin/report")
-    code, printed = run_json(capsys, *alone, "--policy", "twin.yaml")
+    without_exact_file = (
+        "promote",
+        "twin/model.onnx",
+        "--name",
+        "small",
+        "--report",
+        "twin/report",
+    )
+    code, printed = run_json(capsys, *without_exact_file, "--policy", "twin.yaml")
     assert (code, printed["outcome"]) == (1, "refused")
     assert "only as the twin of its exact file" in printed["reason"]
     deploy = (
-        "deploy", "small", "--store", "store", "--file", made() / "good.onnx",
+        "deploy", "small", "--store", "store", "--file", create_project() / "good.onnx",
         "--golden", "report/golden", "--twin", "twin/model.onnx",
     )  # fmt: skip
     code, printed = run_json(capsys, *deploy, "--twin-golden", "twin/report/golden")
@@ -116,8 +123,8 @@ def test_twin_is_promoted_and_deployed_with_its_exact_file(twin_project: Path, c
     ("more", "says"),
     [
         (("--calibration", "nowhere.npy"), "nowhere.npy"),
-        (("--calibration", made() / "nan.npy", "--samples", 64), "NaN"),
-        (("--calibration", made() / "size.npy"), "7"),
+        (("--calibration", create_project() / "nan.npy", "--samples", 64), "NaN"),
+        (("--calibration", create_project() / "size.npy"), "7"),
         (("--samples", 0), "samples"),
     ],
 )
@@ -129,7 +136,12 @@ def test_invalid_calibration_is_reported(twin_project: Path, capsys, more, says:
 
 
 def test_text_output_names_samples_and_precision(twin_project: Path, capsys) -> None:
-    arguments = ["quantize", made() / "good.onnx", "--calibration", made() / "images.npy"]
+    arguments = [
+        "quantize",
+        create_project() / "good.onnx",
+        "--calibration",
+        create_project() / "images.npy",
+    ]
     assert cli.main([*map(str, arguments), "--output", "model.onnx"]) == 0
     out = capsys.readouterr().out
     assert "calibrated on 64 samples" in out
@@ -139,7 +151,7 @@ def test_text_output_names_samples_and_precision(twin_project: Path, capsys) -> 
 @pytest.mark.proof
 def test_deploy_with_a_preprocessing_spec(twin_project, capsys) -> None:
     Path("spec.yaml").write_text("resize: {size: [8, 8]}\n")
-    deploy = ("deploy", "small", "--store", "store", "--file", made() / "good.onnx")
+    deploy = ("deploy", "small", "--store", "store", "--file", create_project() / "good.onnx")
     code, printed = run_json(capsys, *deploy, "--preprocessing", "spec.yaml")
     assert code == 0
     spec = printed["manifest"]["slots"]["exact"]["preprocessing"]
@@ -151,10 +163,10 @@ def test_deploy_with_a_preprocessing_spec(twin_project, capsys) -> None:
 
 def test_promote_requires_the_spec_named_in_the_evidence(twin_project: Path, capsys) -> None:
     Path("spec.yaml").write_text("resize: {size: [8, 8]}\n")
-    check = ("check", made() / "good.onnx", "--reference", "small_models:build", "--inputs",
-             made() / "images.npy", "--report", "report")  # fmt: skip
+    check = ("check", create_project() / "good.onnx", "--reference", "small_models:build", "--inputs",
+             create_project() / "images.npy", "--report", "report")  # fmt: skip
     assert run_json(capsys, *check, "--preprocessing", "spec.yaml")[0] == 0
-    promote = ("promote", made() / "good.onnx", "--name", "small", "--report", "report")
+    promote = ("promote", create_project() / "good.onnx", "--name", "small", "--report", "report")
     code, printed = run_json(capsys, *promote)
     assert code == 2
     assert "name it with --preprocessing" in printed["error"]["message"]

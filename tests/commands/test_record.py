@@ -1,4 +1,4 @@
-"""gate record: export, run elsewhere, pack, check."""
+"""gate record: export samples, run them on another device, pack the outputs, check."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests import small_project
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 from tests.runtimes import consumer
 
-_, samples = runner("samples")
-_, record = runner("record")
-check, checked = runner("check")
+_, samples = create_runner("samples")
+_, record = create_runner("record")
+check, checked = create_runner("check")
 POLICY = """
 task: classification
 instruments: {noise_samples: 4, stability_samples: 2, search_inputs: 0, graph: false}
@@ -27,22 +27,22 @@ ENTRY = """
 
 @pytest.fixture
 def _project(monkeypatch, tmp_path):
-    monkeypatch.chdir(small_project.made())
+    monkeypatch.chdir(small_project.create_project())
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "strict.yaml").write_text(POLICY + ENTRY)
     (tmp_path / "meta.json").write_text(json.dumps(consumer.META))
 
 
 @pytest.fixture
-def made(_project, tmp_path, capsys):
-    """A recording with its probes, as a zip."""
+def recording(_project, tmp_path, capsys):
+    """A recording with probes, as a zip file."""
     sent, outputs = tmp_path / "sent", tmp_path / "outputs"
     reference = ("--reference", "small_models:build", "--policy", str(tmp_path / "strict.yaml"))
     code, printed = samples(
         capsys, "export", "good.onnx", "--inputs", "images.npy", *reference, "-o", str(sent)
     )
     assert (code, printed["header"]["parts"][0]["name"]) == (0, "samples")
-    consumer.run(small_project.made() / "good.onnx", sent, outputs)
+    consumer.run(small_project.create_project() / "good.onnx", sent, outputs)
     code, printed = record(
         capsys, "pack", "good.onnx", "--inputs", str(sent), "--outputs", str(outputs),
         "--meta", str(tmp_path / "meta.json"), "-o", str(tmp_path / "phone.zip"),
@@ -51,16 +51,19 @@ def made(_project, tmp_path, capsys):
     return tmp_path / "phone.zip"
 
 
-def question(policy, recorded):
+def create_arguments(policy, recorded):
     return (
         "good.onnx", "--reference", "small_models:build", "--inputs", "images.npy",
         "--policy", str(policy), "--recorded", f"phone={recorded}",
     )  # fmt: skip
 
 
-def test_question_contains_the_probes_of_the_policy(made, tmp_path, capsys):
+def test_question_contains_the_probes_of_the_policy(recording, tmp_path, capsys):
     code, printed = checked(
-        capsys, *question(tmp_path / "strict.yaml", made), "--report", str(tmp_path / "report")
+        capsys,
+        *create_arguments(tmp_path / "strict.yaml", recording),
+        "--report",
+        str(tmp_path / "report"),
     )
     assert code == 0, printed
     assert printed["decision"]["runtimes"] == ["ort-cpu", "phone"]
@@ -77,11 +80,11 @@ def test_recording_of_samples_passes_with_missing_checks_shown(tmp_path, capsys)
         str(tmp_path / "logits.npy"), "--meta", str(tmp_path / "meta.json"), "-o", str(recorded),
     )  # fmt: skip
     assert code == 0
-    code, out, _ = check(capsys, *question(tmp_path / "policy.yaml", recorded), "-v")
+    code, out, _ = check(capsys, *create_arguments(tmp_path / "policy.yaml", recorded), "-v")
     assert code == 0, out
     assert "probes" in out
     assert "WAIVED" in out
-    code, printed = checked(capsys, *question(tmp_path / "strict.yaml", recorded))
+    code, printed = checked(capsys, *create_arguments(tmp_path / "strict.yaml", recorded))
     assert (code, printed["verdict"]) == (2, "ERROR")
 
 
@@ -114,6 +117,6 @@ def test_invalid_recording_name_is_refused(given, words, capsys):
 
 @pytest.mark.usefixtures("_project")
 def test_invalid_recording_is_refused(tmp_path, capsys):
-    code, printed = checked(capsys, *question(tmp_path / "policy.yaml", "images.npy"))
+    code, printed = checked(capsys, *create_arguments(tmp_path / "policy.yaml", "images.npy"))
     assert (code, printed["verdict"]) == (1, "FAIL")
     assert "can't be read" in json.dumps(printed["decision"])

@@ -1,4 +1,4 @@
-"""`gate report` as its users call it."""
+"""`gate report` renders the page of a check from its records."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gate.report.folder import write_report
 from gate.summary.champion_changes import compare_with_champion
 from gate.summary.summarize import summarize
 from tests.builders import incumbent, policy
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 from tests.report import report_records
 
-_run, _json = runner("report")
+_run, _json = create_runner("report")
 STRICT = """gate:
   task: classification
   runtimes:
@@ -30,7 +30,7 @@ STRICT = """gate:
 
 @pytest.fixture(autouse=True)
 def reused_charts() -> None:
-    """Each is painted anew: the page has to come back as it was."""
+    """Draw every chart anew, because the page must equal the original."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_stored_change_is_shown(capsys, reports: Path) -> None:
     compare_with_champion(case.decision, case.evidence, champion).save(reports / "good/change.json")
     captured = _json(capsys, "good")[1]["story"]["change"]["absent"]
     assert captured == "no version of digits serves yet"
-    # Of another measurement it says nothing here.
+    # A record of another measurement must be ignored.
     second = case.evidence.model_copy(update={"measured_at": "2020-01-01T00:00:00+00:00"})
     compare_with_champion(case.decision, second, champion).save(reports / "good/change.json")
     captured = _json(capsys, "good")[1]["story"]["change"]["absent"]
@@ -169,5 +169,5 @@ def test_page_uses_the_policy_of_both_records(capsys, reports: Path) -> None:
     (reports / "policy.json").write_text(policy().to_json())
     code, plain = _json(capsys, "good", "bad", "--policy", "policy.json")
     assert (code, plain["verdict"]) == (0, "FAIL")
-    again = decide(policy(), report_records.rejected().evidence, decided_at="now")
-    assert plain["story"]["subject"]["sha256"] == str(again.subject_sha256)
+    repeated = decide(policy(), report_records.rejected().evidence, decided_at="now")
+    assert plain["story"]["subject"]["sha256"] == str(repeated.subject_sha256)

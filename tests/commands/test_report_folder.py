@@ -1,4 +1,4 @@
-"""A report is written completely, or not at all."""
+"""A report is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_current_folder_can_be_the_report(tmp_path, monkeypatch) -> None:
 
 
 def test_nothing_is_written_outside_the_report(tmp_path) -> None:
-    """The folder may be mounted, and the one around it closed or on another disk."""
+    """The folder may be a mount; its parent may be read-only or on another disk."""
     with evaluate.report_folder(tmp_path / "report") as folder:
         assert folder.parent == tmp_path / "report"
     assert names(tmp_path) == set()

@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _gate(command: str, *more: str, reference: str = "build") -> tuple[int, dict, str]:
-    """Exit code, JSON, and what is on stderr."""
+    """Return exit code, JSON and stderr."""
     arguments = [command, "model.onnx", "--reference", f"foreign_models:{reference}"]
     completed = subprocess.run(
         [sys.executable, "-m", "gate", *arguments, "--inputs", "inputs.npy", *more, "--json"],
@@ -168,7 +168,7 @@ def test_options_are_passed_unchanged() -> None:
 
 
 def test_child_does_not_parse_options_again(folder: Path, monkeypatch, capsys) -> None:
-    """It runs with what it gets, even where a second reading of the command line would fail."""
+    """The child uses the received options and does not parse the command line again."""
     from gate.sandbox import process
 
     def call_here(_function, arguments, **_):

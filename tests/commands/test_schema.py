@@ -1,4 +1,4 @@
-"""`gate schema`: the published schemas, and files that check-jsonschema validates by them."""
+"""`gate schema` prints the published schemas, with which check-jsonschema validates files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gate.policy.policy import Policy
 from gate.summary.policy_docs import policy_text
 from gate.summary.summarize import summarize
 from tests import builders
-from tests.commands.running import Capture, runner
+from tests.commands.running import Capture, create_runner
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-run, as_json = runner("schema")
+run, as_json = create_runner("schema")
 
 RELEASE = "chain: mine.detector:run\nparts:\n  head: {file: head.onnx}\n"
 
@@ -37,7 +37,7 @@ def test_published_schema_is_up_to_date(name: str, capsys: Capture) -> None:
 
 
 def files(folder: Path) -> dict[str, list[Path]]:
-    """Files that the gate takes, some of them of version 1.0."""
+    """Write files that the gate reads, some in the format of version 1.0."""
     evidence = builders.evidence(
         runtimes=(
             builders.runtime_evidence(outputs=(builders.output_parity(max_abs_diff=float("nan")),)),

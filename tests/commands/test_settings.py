@@ -1,4 +1,4 @@
-"""`gate check --set`, as its users call it."""
+"""`gate check --set` overrides settings of the policy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.running import Capture, runner
-from tests.small_project import made
+from tests.commands.running import Capture, create_runner
+from tests.small_project import create_project
 
-ASKED = ("--reference", "small_models:build", "--inputs", "images.npy")
+CHECK_OPTIONS = ("--reference", "small_models:build", "--inputs", "images.npy")
 SET = "runtimes.ort-cpu.bounds.noise_ratio=2"
-run, as_json = runner("check")
+run, as_json = create_runner("check")
 
 
 @pytest.fixture(autouse=True)
 def _project(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(made())
+    monkeypatch.chdir(create_project())
 
 
 def test_set_applies_is_reported_and_blocks_promotion(capsys: Capture, tmp_path: Path) -> None:
     report = tmp_path / "report"
-    code, reported = as_json(capsys, "good.onnx", *ASKED, "--set", SET, "--set=min_samples=9", "--report", str(report))  # fmt: skip
+    code, reported = as_json(capsys, "good.onnx", *CHECK_OPTIONS, "--set", SET, "--set=min_samples=9", "--report", str(report))  # fmt: skip
     assert (code, reported["verdict"]) == (0, "PASS")
     tried = {"runtimes.ort-cpu.bounds.noise_ratio": 2, "min_samples": 9}
     assert reported["decision"]["tried"] == tried
@@ -42,6 +42,6 @@ def test_set_applies_is_reported_and_blocks_promotion(capsys: Capture, tmp_path:
 
 @pytest.mark.parametrize("text", ["noise_ratio", "=2", "runtimes..bounds=2", ""])
 def test_unknown_setting_is_refused(capsys: Capture, text: str) -> None:
-    code, _, err = run(capsys, "good.onnx", *ASKED, "--set", text)
+    code, _, err = run(capsys, "good.onnx", *CHECK_OPTIONS, "--set", text)
     assert code == 2
     assert "expected PLACE=VALUE" in err

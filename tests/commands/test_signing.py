@@ -1,4 +1,4 @@
-"""Signed gate check and gate promote on a real MLflow store."""
+"""Signed gate check and gate promote with a real MLflow store."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gate.signing.verification import StatementPair, summary_in
 from gate.storage.digest import Digest
 from tests.registry.servers import empty_database
 from tests.registry.signed import trust_in
-from tests.small_project import made
+from tests.small_project import create_project
 
-# SQLAlchemy, about MLflow's own tables.
+# A warning of SQLAlchemy about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 
@@ -37,14 +37,14 @@ class SignedProject:
     folder: Path
     key: SigningKey
     state: Path
-    """Of each test its own: lines of a signed ledger ask for a key."""
+    """Each test has its own state, because a signed ledger requires a key for new entries."""
 
     @property
     def uri(self) -> str:
         return f"sqlite:///{self.folder}/mlflow.db"
 
     def trust(self, name: str = "trust.yaml", *others: SigningKey, **overrides: Any) -> str:
-        """The file of a trust in the key, or in others."""
+        """Write a trust file with this project's key or other keys; return its path."""
         path = self.folder / name
         trust_in(*(others or (self.key,)), **overrides).save(path)
         return str(path)
@@ -57,7 +57,7 @@ class SignedProject:
         return str(result.version)
 
     def promote(self, report: Path, *more: str) -> int:
-        command = ["promote", str(made() / "good.onnx"), "--report", str(report)]
+        command = ["promote", str(create_project() / "good.onnx"), "--report", str(report)]
         command += ["--state", str(self.state)]
         for name, value in {"--name": "small", "--tracking-uri": self.uri}.items():
             command += [] if name in more else [name, value]
@@ -65,14 +65,14 @@ class SignedProject:
 
 
 def check(report: Path, *more: str, file: str = "good.onnx") -> int:
-    project = made()
+    project = create_project()
     command = ["check", str(project / file), "--reference", "small_models:build"]
     return cli.main([*command, "--inputs", str(project / "images.npy"), "--report", str(report), *more])  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _no_key_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key is at hand."""
+    """Remove all variables with keys, and change to an empty folder."""
     for name in ("MLFLOW_TRACKING_URI", "DVC_EXP_NAME", "GATE_SIGNING_KEY", "GATE_TRUST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -82,15 +82,15 @@ def _no_key_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def shared_project(tmp_path_factory: pytest.TempPathFactory) -> SignedProject:
     folder = tmp_path_factory.mktemp("place")
     empty_database(folder / "mlflow.db")
-    there = SignedProject(folder, SigningKey.make(folder / "ci.pem"), folder / "state.db")
-    trust = there.trust()
-    bound = ("--key", str(folder / "ci.pem"), "--name", "small", "--tracking-uri", there.uri)
+    project = SignedProject(folder, SigningKey.make(folder / "ci.pem"), folder / "state.db")
+    trust = project.trust()
+    bound = ("--key", str(folder / "ci.pem"), "--name", "small", "--tracking-uri", project.uri)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert check(folder / "report", *bound) == 0
-        assert there.promote(folder / "report", "--trust", trust) == 0
+        assert project.promote(folder / "report", "--trust", trust) == 0
     assert not (folder / ".gate").exists()
-    return there
+    return project
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def test_signed_verdict_is_promoted_without_a_key(
     assert signed_project.promote(report, "--trust", signed_project.trust()) == 0
     printed = capsys.readouterr()
     assert f"signed by ci ({signed_project.key.public.short})" in printed.out
-    assert set(printed.err.splitlines()) <= {"promoting …"}  # which is said where it takes long
+    assert set(printed.err.splitlines()) <= {"promoting …"}  # printed only if it takes long
     assert not Path(".gate").exists()
 
 
-def with_text_replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
+def replace_text(name: str, old: str, new: str) -> Callable[[Path], None]:
     def tamper(report: Path) -> None:
         text = (report / name).read_text()
         assert old in text
@@ -130,11 +130,11 @@ def with_text_replaced(name: str, old: str, new: str) -> Callable[[Path], None]:
     return tamper
 
 
-def with_file_removed(name: str) -> Callable[[Path], None]:
+def remove_file(name: str) -> Callable[[Path], None]:
     return lambda report: (report / name).unlink()
 
 
-def with_invalid_signature(name: str) -> Callable[[Path], None]:
+def invalidate_signature(name: str) -> Callable[[Path], None]:
     def tamper(report: Path) -> None:
         plain = json.loads((report / name).read_text())
         plain["signatures"][0]["sig"] = "AAAA"
@@ -155,17 +155,17 @@ def widen_golden_tolerance(report: Path) -> None:
     ("tamper", "reason"),
     [
         (
-            with_file_removed("evidence.dsse.json"),
+            remove_file("evidence.dsse.json"),
             "the verdict has no statement evidence.dsse.json",
         ),
         (
-            with_text_replaced("evidence.json", '"samples": 64', '"samples": 65'),
+            replace_text("evidence.json", '"samples": 64', '"samples": 65'),
             "evidence was edited",
         ),
-        (with_text_replaced("decision.json", '"WAIVED"', '"PASS"'), "decision was edited"),
+        (replace_text("decision.json", '"WAIVED"', '"PASS"'), "decision was edited"),
         (widen_golden_tolerance, "names golden/golden.json with digest"),
         (
-            with_file_removed("golden/golden.json"),
+            remove_file("golden/golden.json"),
             "names golden/golden.json, which was not submitted",
         ),
     ],
@@ -190,15 +190,15 @@ def test_measurer_key_signs_the_verdict_for_another_model(
     monkeypatch.setenv("GATE_TRUST", signed_project.trust())
     assert signed_project.promote(report, "--name", "letters") == 0
     assert signed_project.lines()[-1].signers == (signed_project.key.public.key_id,)
-    # It is no way around: what is edited, or was never signed, is not signed.
+    # Signing afterwards is no workaround: edited or unsigned measurements are not signed.
     for tamper, reason in (
         (widen_golden_tolerance, "are not those that were signed"),
         (
-            with_invalid_signature("decision.dsse.json"),
+            invalidate_signature("decision.dsse.json"),
             "the statement on the decision is signed by 0",
         ),
         (
-            with_file_removed("decision.dsse.json"),
+            remove_file("decision.dsse.json"),
             "the verdict has no statement decision.dsse.json",
         ),
     ):
@@ -211,19 +211,19 @@ def test_local_key_signs_when_no_key_is_given(
     signed_project: SignedProject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty_database(tmp_path / "mlflow.db")
-    here = f"sqlite:///{tmp_path}/mlflow.db"
-    word = "signed by the key of this folder, "
-    # With a role and a task of the options, which no policy file has: policy.json has them.
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    message = "signed by the key of this folder, "
+    # Role and task come from options, so that only policy.json contains them.
     stated = ("--role", "logits=logits", "--task", "classification")
     assert check(Path("report"), *stated) == 0
     printed = capsys.readouterr()
-    assert printed.err.count(word) == 1
+    assert printed.err.count(message) == 1
     assert "signed  by local (" in printed.out
     assert "signed by local (" in Path("report/report.html").read_text()
-    assert signed_project.promote(Path("report"), "--tracking-uri", here) == 0
+    assert signed_project.promote(Path("report"), "--tracking-uri", uri) == 0
     printed = capsys.readouterr()
-    assert word in printed.out
-    assert word not in printed.err
+    assert message in printed.out
+    assert message not in printed.err
     assert cli.main(["report", "report", "--json"]) == 0
     printed_json = json.loads(capsys.readouterr().out)["story"]["subject"]["signed_by"]
     assert printed_json.startswith("local (")
@@ -231,8 +231,8 @@ def test_local_key_signs_when_no_key_is_given(
     printed_json = json.loads(capsys.readouterr().out)["story"]["subject"]["signed_by"]
     assert printed_json is None
     secret = Path(".gate/keys/local.pem").read_text().splitlines()[1]
-    run = MlflowClient(here).get_model_version("small", "1").run_id
-    artifacts = Path(MlflowClient(here).download_artifacts(run, ""))
+    run = MlflowClient(uri).get_model_version("small", "1").run_id
+    artifacts = Path(MlflowClient(uri).download_artifacts(run, ""))
     assert {"evidence.dsse.json", "decision.dsse.json"} <= {p.name for p in artifacts.iterdir()}
     written = [*artifacts.rglob("*"), *Path("report").rglob("*"), Path("mlflow.db")]
     assert not any(secret.encode() in p.read_bytes() for p in written if p.is_file())
@@ -245,14 +245,14 @@ def test_rejected_verdict_is_signed(signed_project: SignedProject) -> None:
     verdict = StatementPair.from_folder(Path("report")).decision
     assert verdict.signers([signed_project.key.public]) == (signed_project.key.public,)
     assert summary_in(verdict).verification_result == "FAILED"
-    digest = Digest.from_file(made() / "bad.onnx")
+    digest = Digest.from_file(create_project() / "bad.onnx")
     assert summary_in(verdict).resource_uri == f"urn:sha256:{digest.hex}"
 
 
 def test_files_replaced_after_writing_are_not_signed(
     signed_project: SignedProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody exchanges golden.json the moment it is written."""
+    """golden.json is replaced right after it is written."""
     save = GoldenManifest.save
 
     def exchanged(self: GoldenManifest, path: Path) -> None:
@@ -287,7 +287,7 @@ def test_invalid_key_is_reported_before_measuring(
     if text is not None:
         (tmp_path / "key.pem").write_text(text)
         (tmp_path / "key.pem").chmod(mode)
-    project = made()
+    project = create_project()
     line = ["check", str(project / "good.onnx"), "--reference", "small_models:build"]
     line += ["--inputs", str(project / "images.npy"), "--report", "report", "--key", "key.pem"]
     program = (
@@ -308,7 +308,7 @@ def test_invalid_key_is_reported_before_measuring(
 def test_key_and_name_require_a_report(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project = made()
+    project = create_project()
     command = ["check", str(project / "good.onnx"), "--reference", "small_models:build"]
     assert cli.main([*command, "--inputs", str(project / "images.npy"), *option]) == 2
     assert "apply to a report" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""--state in every command, and ledgers of versions before the database."""
+"""--state in every command, and ledgers from versions before the database."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from tests.service.conftest import postgres_server  # noqa: F401
 from tests.service.deliveries import SECRET
 from tests.service.registry_setup import AUTOMATIC
 
-# SQLAlchemy, about MLflow's own tables.
+# A warning of SQLAlchemy about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-READING = {
+READING_COMMANDS = {
     "history": ["history"],
     "verify": ["history", "--verify"],
     "export": ["history", "export"],
     "checkpoint": ["history", "checkpoint", "--key", "key.pem"],
 }
-WRITING = {
+WRITING_COMMANDS = {
     "rollback": ["rollback", NAME, "--yes"],
     "accept-ledger": ["accept-ledger", "--reason", "it is meant"],
     "reconcile": ["reconcile", NAME, "--policy", "policy.yaml"],
     "serve": ["serve", "--model", NAME, "--secret-file", "secrets", "--port", "0"],
 }
-COMMANDS = READING | WRITING
+COMMANDS = READING_COMMANDS | WRITING_COMMANDS
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_invalid_state_is_refused(
 def test_signed_ledger_requires_a_key(in_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Ledger(DEFAULT, key=SigningKey.from_file(in_project / "key.pem")).append(entry("signed"))
     before = rows(DEFAULT)
-    for arguments in WRITING.values():
+    for arguments in WRITING_COMMANDS.values():
         code, plain = as_json(capsys, *arguments)
         assert (code, plain["error"]["type"]) == (2, "KeyUnusable"), arguments
     assert rows(DEFAULT) == before
@@ -96,33 +96,36 @@ def test_signed_ledger_requires_a_key(in_project: Path, capsys: pytest.CaptureFi
 def test_local_key_signs_ledger_entries(
     in_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lost = ("accept-ledger", "--reason", "the disk died")
+    accept = ("accept-ledger", "--reason", "the disk died")
     head = LedgerHead(lines=9, sha256=Digest.from_bytes(b"lost"), at="2026-01-01T00:00:00+00:00")
     stored = StoredHead(Path(".gate/store/ledger-head.json"), location="the store")
     stored.replace(head)
-    assert as_json(capsys, *lost)[0] == 0
+    assert as_json(capsys, *accept)[0] == 0
     custom = Writers(in_project / ".gate/keys").key("local")
     stored.replace(head)
-    assert as_json(capsys, *lost)[0] == 0
+    assert as_json(capsys, *accept)[0] == 0
     signers = [item["signed_by"] for item in as_json(capsys, "history")[1]["entries"]]
     assert signers == [None, custom.public.key_id]
 
 
 @pytest.fixture
-def trusting(in_project: Path) -> Path:
-    """The folder has a key of its own, and a trust that believes it alone."""
+def trusting_folder(in_project: Path) -> Path:
+    """A folder with its own key, and a trust file with only this key."""
     LocalKeys(in_project / ".gate", print).signing_key()
     return in_project
 
 
 def test_no_command_writes_untrusted_entries(
-    trusting: Path, capsys: pytest.CaptureFixture[str]
+    trusting_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A key that nobody trusts here; without --trust, as with it."""
-    for begin in (lambda: None, lambda: Ledger(DEFAULT, key=_own(trusting)).append(entry("own"))):
+    """Use an untrusted key, with and without --trust."""
+    for begin in (
+        lambda: None,
+        lambda: Ledger(DEFAULT, key=_load_local_key(trusting_folder)).append(entry("own")),
+    ):
         begin()
         before = rows(DEFAULT)
-        for name, arguments in WRITING.items():
+        for name, arguments in WRITING_COMMANDS.items():
             code, plain = as_json(capsys, *arguments, "--key", "key.pem")
             assert (code, plain["error"]["type"]) == (2, "Untrusted"), name
             assert "the key key (" in plain["error"]["message"]
@@ -132,24 +135,26 @@ def test_no_command_writes_untrusted_entries(
 
 
 def test_entries_of_an_untrusted_key_are_refused(
-    trusting: Path, capsys: pytest.CaptureFixture[str]
+    trusting_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Ledger(DEFAULT, key=SigningKey.from_file(trusting / "key.pem")).append(entry("a stranger's"))
-    looking = {**WRITING, "checkpoint": READING["checkpoint"]}
-    del looking["accept-ledger"]  # it is the way out
-    del looking["serve"]  # as reconcile, again and again
+    Ledger(DEFAULT, key=SigningKey.from_file(trusting_folder / "key.pem")).append(
+        entry("a stranger's")
+    )
+    looking = {**WRITING_COMMANDS, "checkpoint": READING_COMMANDS["checkpoint"]}
+    del looking["accept-ledger"]  # it is the remedy
+    del looking["serve"]  # it reconciles repeatedly
     for name, arguments in looking.items():
         code, plain = as_json(capsys, *arguments)
         assert code == 2, name
         assert "Untrusted" in json.dumps(plain), name
         assert "is not trusted as a writer by .gate/trust.yaml" in json.dumps(plain)
         assert "gate keys trust --as writer" in json.dumps(plain)
-    assert as_json(capsys, "history")[1]["total"] == 1  # to be looked at
+    assert as_json(capsys, "history")[1]["total"] == 1  # reading is allowed
     trust = Path(".gate/trust.yaml")
     edited = EditedTrust(trust)
     edited.trust(read_public("key.pub"), ["writers"], KeyTerms())
     edited.save()
-    assert as_json(capsys, *READING["checkpoint"])[0] == 0
+    assert as_json(capsys, *READING_COMMANDS["checkpoint"])[0] == 0
 
 
 def test_unsigned_ledger_continues_until_its_first_signed_entry(
@@ -161,7 +166,7 @@ def test_unsigned_ledger_continues_until_its_first_signed_entry(
     open_writable_ledger(location).append(entry("the first signed one"))  # type: ignore[arg-type]
     assert [row.signature is None for row in rows(DEFAULT)] == [True, False]
     assert read_ledger(DEFAULT).trust is not None
-    # From then on a line without a signature is somebody else's.
+    # From now on an unsigned entry is untrusted.
     Ledger(DEFAULT).append(entry("unsigned again"))
     with pytest.raises(
         Untrusted, match="has no signature, expected one of a writer that is trusted by"
@@ -171,15 +176,15 @@ def test_unsigned_ledger_continues_until_its_first_signed_entry(
 
 
 def test_named_trust_refuses_an_unsigned_ledger(
-    trusting: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trusting_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Ledger(DEFAULT).append(entry("unsigned"))
-    assert as_json(capsys, *READING["checkpoint"])[0] == 0
+    assert as_json(capsys, *READING_COMMANDS["checkpoint"])[0] == 0
     monkeypatch.setenv("GATE_TRUST", ".gate/trust.yaml")
-    assert as_json(capsys, *READING["checkpoint"])[1]["error"]["type"] == "Untrusted"
+    assert as_json(capsys, *READING_COMMANDS["checkpoint"])[1]["error"]["type"] == "Untrusted"
 
 
-def _own(folder: Path) -> SigningKey:
+def _load_local_key(folder: Path) -> SigningKey:
     return SigningKey.from_file(folder / ".gate/keys/local.pem")
 
 

@@ -1,4 +1,4 @@
-"""gate promote submits or promotes, by option or policy."""
+"""gate promote submits or promotes, as the option or the policy requires."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_exit_code_of_a_verdict(verdict: str, code: int) -> None:
         ("rolled_back", None, 0),
         ("refused", "FAIL", 1),
         ("refused", "ERROR", 2),
-        # These bytes were rolled back, or a reviewer rejected them.
+        # This file was rolled back or rejected by a reviewer before.
         ("refused", "PASS", 1),
         ("refused", None, 1),
     ],

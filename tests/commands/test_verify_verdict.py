@@ -11,42 +11,44 @@ from pathlib import Path
 import pytest
 
 from tests import builders
-from tests.commands.running import Capture, runner
+from tests.commands.running import Capture, create_runner
 from tests.signing import signing
 from tests.signing.released import NAME, REGISTRY, ReleaseFolder, release
 
-run, as_json = runner("verify-verdict")
-run_release, release_as_json = runner("verify-release")
+run, as_json = create_runner("verify-verdict")
+run_release, release_as_json = create_runner("verify-release")
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> ReleaseFolder:
+def released(tmp_path: Path) -> ReleaseFolder:
     return release(tmp_path)
 
 
-def minimal_arguments(made: ReleaseFolder) -> tuple[str, ...]:
-    return (str(made.statement), "--model", str(made.model), "--trust", str(made.trust))
+def minimal_arguments(released: ReleaseFolder) -> tuple[str, ...]:
+    return (str(released.statement), "--model", str(released.model), "--trust", str(released.trust))
 
 
-def all_arguments(made: ReleaseFolder) -> tuple[str, ...]:
-    folder = made.folder
+def all_arguments(released: ReleaseFolder) -> tuple[str, ...]:
+    folder = released.folder
     return (
-        *minimal_arguments(made), "--evidence", str(folder / "evidence.json"),
+        *minimal_arguments(released), "--evidence", str(folder / "evidence.json"),
         "--policy", str(folder / "policy.json"), "--golden", str(folder / "golden"),
         "--name", NAME, "--registry", f"{REGISTRY.upper().replace('HTTPS', 'https')}/",
     )  # fmt: skip
 
 
-def test_verdict_is_trusted_with_minimal_arguments(made: ReleaseFolder, capsys: Capture) -> None:
-    code, out, _ = run(capsys, *minimal_arguments(made))
+def test_verdict_is_trusted_with_minimal_arguments(
+    released: ReleaseFolder, capsys: Capture
+) -> None:
+    code, out, _ = run(capsys, *minimal_arguments(released))
     assert code == 0
     assert out.splitlines()[:2] == ["TRUSTED PASSED", "verdict   PASSED, PARITY_EXACT"]
     assert "claims" not in out
     assert "not verified, because no file was given: golden/golden.json, preprocessing" in out
 
 
-def test_all_artifacts_are_checked(made: ReleaseFolder, capsys: Capture) -> None:
-    code, plain = as_json(capsys, *all_arguments(made))
+def test_all_artifacts_are_checked(released: ReleaseFolder, capsys: Capture) -> None:
+    code, plain = as_json(capsys, *all_arguments(released))
     assert (code, plain["exit_code"], plain["trusted"], plain["problems"]) == (0, 0, True, [])
     assert plain["checked"] == [
         "signature", "result", "model", "resource", "evidence", "measurement", "policy",
@@ -56,21 +58,23 @@ def test_all_artifacts_are_checked(made: ReleaseFolder, capsys: Capture) -> None
     assert plain["signers"] == [{"name": "key 0", "key_id": signing.key().public.key_id}]
 
 
-def test_evidence_without_its_statement_is_compared(made: ReleaseFolder, capsys: Capture) -> None:
-    statement = made.folder / "evidence.dsse.json"
-    moved = statement.rename(made.folder / "moved.json")
-    _, plain = as_json(capsys, *all_arguments(made))
+def test_evidence_without_its_statement_is_compared(
+    released: ReleaseFolder, capsys: Capture
+) -> None:
+    statement = released.folder / "evidence.dsse.json"
+    moved = statement.rename(released.folder / "moved.json")
+    _, plain = as_json(capsys, *all_arguments(released))
     assert "measurement" not in plain["checked"]
-    code, plain = as_json(capsys, *all_arguments(made), "--evidence-statement", str(moved))
+    code, plain = as_json(capsys, *all_arguments(released), "--evidence-statement", str(moved))
     assert code == 0
     assert "measurement" in plain["checked"]
 
 
-def test_all_problems_are_printed(made: ReleaseFolder, capsys: Capture) -> None:
-    made.model.write_bytes(b"another")
-    evidence = made.folder / "evidence.json"
+def test_all_problems_are_printed(released: ReleaseFolder, capsys: Capture) -> None:
+    released.model.write_bytes(b"another")
+    evidence = released.folder / "evidence.json"
     evidence.write_text(evidence.read_text().replace('"samples": 400', '"samples": 401', 1))
-    code, out, _ = run(capsys, *all_arguments(made))
+    code, out, _ = run(capsys, *all_arguments(released))
     assert code == 1
     assert out.splitlines()[0] == "NOT TRUSTED (4 problems)"
     assert out.index("The statement claims, without proof:") < out.index("verdict   PASSED")
@@ -83,16 +87,16 @@ def test_all_problems_are_printed(made: ReleaseFolder, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"payload":"", "payloadType": "x", "signatures": []}'])
-def test_invalid_statement_is_not_trusted(made: ReleaseFolder, capsys: Capture, text) -> None:
-    made.statement.write_text(text)
-    code, plain = as_json(capsys, *minimal_arguments(made))
+def test_invalid_statement_is_not_trusted(released: ReleaseFolder, capsys: Capture, text) -> None:
+    released.statement.write_text(text)
+    code, plain = as_json(capsys, *minimal_arguments(released))
     assert (code, plain["trusted"], plain["statement"]) == (1, False, None)
     assert "is not an in-toto statement" in plain["problems"][0]
 
 
-def test_invalid_evidence_is_not_trusted(made: ReleaseFolder, capsys: Capture) -> None:
-    (made.folder / "evidence.json").write_text("{}")
-    code, plain = as_json(capsys, *all_arguments(made))
+def test_invalid_evidence_is_not_trusted(released: ReleaseFolder, capsys: Capture) -> None:
+    (released.folder / "evidence.json").write_text("{}")
+    code, plain = as_json(capsys, *all_arguments(released))
     assert (code, plain["trusted"]) == (1, False)
     assert "not a valid Evidence" in plain["problems"][0]
 
@@ -108,15 +112,17 @@ def test_invalid_evidence_is_not_trusted(made: ReleaseFolder, capsys: Capture) -
         (("--trust", "none.yaml"), "none.yaml does not exist"),
     ],
 )
-def test_unreadable_file_is_an_error(made: ReleaseFolder, capsys: Capture, arguments, why) -> None:
-    code, _, err = run(capsys, *minimal_arguments(made), *arguments)
+def test_unreadable_file_is_an_error(
+    released: ReleaseFolder, capsys: Capture, arguments, why
+) -> None:
+    code, _, err = run(capsys, *minimal_arguments(released), *arguments)
     assert code == 2
     assert why in err
 
 
-def test_invalid_trust_is_an_error(made: ReleaseFolder, capsys: Capture) -> None:
-    made.trust.write_text("trust:\n  measurers: []\n")
-    code, plain = as_json(capsys, *minimal_arguments(made))
+def test_invalid_trust_is_an_error(released: ReleaseFolder, capsys: Capture) -> None:
+    released.trust.write_text("trust:\n  measurers: []\n")
+    code, plain = as_json(capsys, *minimal_arguments(released))
     assert (code, plain["error"]["type"]) == (2, "PolicyError")
 
 
@@ -143,14 +149,14 @@ HEAVY = ("torch", "mlflow", "onnxruntime", "onnx", "sqlalchemy", "numpy", "scipy
          "fastapi", "requests", "boto3")  # fmt: skip
 
 
-def test_verification_needs_files_only(made: ReleaseFolder) -> None:
+def test_verification_needs_files_only(released: ReleaseFolder) -> None:
     """Neither what measures nor what serves is imported, and nothing is connected to."""
     script = (
         "import socket, sys\n"
         "def refuse(*_): raise AssertionError('network')\n"
         "socket.socket.connect = refuse\n"
         "from gate import cli\n"
-        f"code = cli.main({['verify-verdict', *minimal_arguments(made)]!r})\n"
+        f"code = cli.main({['verify-verdict', *minimal_arguments(released)]!r})\n"
         f"print(code, [name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     completed = subprocess.run(
@@ -160,11 +166,11 @@ def test_verification_needs_files_only(made: ReleaseFolder) -> None:
 
 
 @pytest.mark.further
-def test_deciding_again_needs_only_scipy(made: ReleaseFolder) -> None:
+def test_deciding_again_needs_only_scipy(released: ReleaseFolder) -> None:
     script = (
         "import sys\n"
         "from gate import cli\n"
-        f"code = cli.main({['verify-verdict', *all_arguments(made)]!r})\n"
+        f"code = cli.main({['verify-verdict', *all_arguments(released)]!r})\n"
         "print(code, [n for n in ('torch', 'mlflow', 'onnxruntime', 'onnx') if n in sys.modules])\n"
     )
     completed = subprocess.run(
@@ -173,36 +179,36 @@ def test_deciding_again_needs_only_scipy(made: ReleaseFolder) -> None:
     assert completed.stdout.splitlines()[-1] == "0 []"
 
 
-def arguments_with_verdict(made: ReleaseFolder) -> tuple[str, ...]:
+def arguments_with_verdict(released: ReleaseFolder) -> tuple[str, ...]:
     return (
-        str(made.model), "--golden", str(made.folder / "golden"),
-        "--verdict", str(made.statement), "--trust", str(made.trust),
+        str(released.model), "--golden", str(released.folder / "golden"),
+        "--verdict", str(released.statement), "--trust", str(released.trust),
     )  # fmt: skip
 
 
 @pytest.mark.further
-def test_trusted_release_is_executed(made: ReleaseFolder, capsys: Capture) -> None:
-    code, plain = release_as_json(capsys, *arguments_with_verdict(made))
+def test_trusted_release_is_executed(released: ReleaseFolder, capsys: Capture) -> None:
+    code, plain = release_as_json(capsys, *arguments_with_verdict(released))
     assert (code, plain["verdict"], plain["statement"]["trusted"]) == (0, "PASS", True)
     assert plain["trusted"] is True
-    code, out, _ = run_release(capsys, *arguments_with_verdict(made))
+    code, out, _ = run_release(capsys, *arguments_with_verdict(released))
     assert code == 0
     assert "signed by key 0" in out
     assert out.splitlines()[0] == "PASS, TRUSTED PASSED"
 
 
 def test_untrusted_release_is_not_executed(
-    made: ReleaseFolder, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    released: ReleaseFolder, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "gate.golden.verify.verify_golden_in_sandbox", lambda *_, **__: pytest.fail("ran")
     )
-    array = next((made.folder / "golden").glob("output-*.bin"))
+    array = next((released.folder / "golden").glob("output-*.bin"))
     array.write_bytes(bytes(array.stat().st_size))
-    code, plain = release_as_json(capsys, *arguments_with_verdict(made))
+    code, plain = release_as_json(capsys, *arguments_with_verdict(released))
     assert (code, plain["verdict"], plain["statement"]["trusted"]) == (1, "FAIL", False)
     assert plain["trusted"] is False
-    code, out, _ = run_release(capsys, *arguments_with_verdict(made))
+    code, out, _ = run_release(capsys, *arguments_with_verdict(released))
     assert code == 1
     assert out.splitlines()[0] == "FAIL, NOT TRUSTED (1 problem): nothing was run"
 
@@ -222,26 +228,26 @@ def test_golden_vectors_missing_in_the_statement_are_refused(
 
 @pytest.mark.parametrize("option", ["--verdict", "--trust"])
 def test_verdict_and_trust_options_go_together(
-    made: ReleaseFolder, capsys: Capture, option: str
+    released: ReleaseFolder, capsys: Capture, option: str
 ) -> None:
-    arguments = arguments_with_verdict(made)
+    arguments = arguments_with_verdict(released)
     index = arguments.index(option)
     code, _, err = run_release(capsys, *arguments[:index], *arguments[index + 2 :])
     assert code == 2
     assert "go together" in err
 
 
-def test_preprocessing_spec_is_verified(made: ReleaseFolder, capsys: Capture) -> None:
+def test_preprocessing_spec_is_verified(released: ReleaseFolder, capsys: Capture) -> None:
     from gate.preprocess.spec import PreprocessSpec
 
-    spec = made.folder / "spec.json"
+    spec = released.folder / "spec.json"
     PreprocessSpec.imagenet().save(spec)
     assert PreprocessSpec.imagenet().digest() != builders.digest("spec")
-    code, plain = as_json(capsys, *minimal_arguments(made), "--preprocessing", str(spec))
+    code, plain = as_json(capsys, *minimal_arguments(released), "--preprocessing", str(spec))
     assert code == 1
     assert "preprocessing" in plain["problems"][0]
-    files = {"model.onnx": made.decision.subject_sha256}
+    files = {"model.onnx": released.decision.subject_sha256}
     files["preprocessing"] = PreprocessSpec.imagenet().digest()
-    signing.statements(made.evidence, made.decision, files=files).write(made.folder)
-    code, plain = as_json(capsys, *minimal_arguments(made), "--preprocessing", str(spec))
+    signing.statements(released.evidence, released.decision, files=files).write(released.folder)
+    code, plain = as_json(capsys, *minimal_arguments(released), "--preprocessing", str(spec))
     assert (code, plain["unchecked"]) == (0, [])

@@ -1,4 +1,4 @@
-"""Small models whose inputs have the batch on another axis than 0, or on none."""
+"""Small models with the batch on an axis other than 0, or without a batch axis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def normal(*shape: int) -> NDArray[np.float32]:
 
 
 class Recurrent(nn.Module):
-    """A GRU that takes its state (layers, batch, hidden) and returns the next one."""
+    """A GRU with its state (layers, batch, hidden) as an input and an output."""
 
     def __init__(self, *, right: bool = True) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Recurrent(nn.Module):
 
 
 class Voice(nn.Module):
-    """A voice activity detector with a state and a sampling rate."""
+    """A voice activity detector with a state and a sampling rate as inputs."""
 
     def __init__(self, *, right: bool = True) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Voice(nn.Module):
 
 
 class Graph(nn.Module):
-    """Two rounds of messages along the edges of one graph."""
+    """Two rounds of message passing on one graph."""
 
     def __init__(self, *, right: bool = True) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Graph(nn.Module):
 
 
 class Masks(nn.Module):
-    """One picture, boxes in it, and the size that the picture had."""
+    """Segment one image from boxes; the third input is the original image size."""
 
     def __init__(self, *, right: bool = True) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Masks(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One step of attention over a cache, which is empty at first."""
+    """One attention step with a cache, which is empty at first."""
 
     def __init__(self, *, right: bool = True) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
 
 
 class Picture(nn.Module):
-    """One picture (3, height, width) without a batch axis."""
+    """Process one image (3, height, width) without a batch axis."""
 
     def __init__(self, *, right: bool = True) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Picture(nn.Module):
 
 
 class Lists(nn.Module):
-    """Takes a list of feature maps of several sizes."""
+    """Take a list of feature maps of several sizes."""
 
     def __init__(self, *, right: bool = True) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ class Lists(nn.Module):
         return self.head(sums[0] + 2 * sums[1])
 
 
-class Flat(nn.Module):
-    """Takes the items of a list one by one, as a file does."""
+class SeparateInputs(nn.Module):
+    """Take the items of a list as separate inputs, as an ONNX file does."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -137,20 +137,20 @@ class Flat(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, samples of it in the file's own layout, and the axes that are dynamic."""
+    """A model, its samples in the file's layout, and its dynamic axes."""
 
     kind: type[nn.Module]
     own: Arrays
     outputs: tuple[str, ...]
     dynamic: dict[str, dict[int, str]] = field(default_factory=dict)
     axes: dict[str, int | None] = field(default_factory=dict)
-    """The batch axes that are expected, of inputs and outputs; empty: axis 0 of all."""
+    """Expected batch axes of inputs and outputs; empty: axis 0 of all."""
     samples: int = 12
     calls: Arrays = field(default_factory=dict)
-    """Samples as calls, where those are others."""
+    """Samples as calls, if they differ from `own`."""
 
     def as_calls(self) -> Arrays:
-        """Twelve calls, each of other numbers."""
+        """Return twelve calls with different values."""
         drawn = {
             name: normal(12, *array.shape) if array.dtype.kind == "f" else np.stack([array] * 12)
             for name, array in self.own.items()
@@ -166,7 +166,7 @@ class Case:
         names, model = list(arguments), self.model(right=right)
         with captured():
             torch.onnx.export(
-                Flat(model) if self.kind is Lists else model,
+                SeparateInputs(model) if self.kind is Lists else model,
                 tuple(torch.from_numpy(np.array(array)) for array in arguments.values()),
                 str(path), dynamo=False, opset_version=17, input_names=names,
                 output_names=list(self.outputs), dynamic_axes=self.dynamic,

@@ -74,8 +74,8 @@ def test_quantized_twin_is_calibrated_on_samples(
     assert plain["export"]["settings"]["calibration_samples"] == 12
 
 
-def recorded(model: Path, sent: Path, outputs: Path) -> None:
-    """As the consumer of docs/recorded.md, one sample a call."""
+def record(model: Path, sent: Path, outputs: Path) -> None:
+    """Run the file as the consumer of docs/recorded.md does, with one sample per call."""
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     header = json.loads((sent / "samples.json").read_text())
     axes = header["batch_axes"]
@@ -121,7 +121,7 @@ def test_recording_with_layout_is_checked(tmp_path: Path, name: str, right: bool
     samples = SampleSet.from_arrays(arrays(name))
     tested = TestedFile(file, read_subject(file))
     Sending(tested, samples, Policy.default(), case.model()).write(tmp_path / "sent")
-    recorded(second, tmp_path / "sent", tmp_path / "outputs")
+    record(second, tmp_path / "sent", tmp_path / "outputs")
     whence = RecordingSource.model_validate(consumer.META)
     packing = Packing(tested.subject, tmp_path / "sent", tmp_path / "outputs", whence)
     packing.write(tmp_path / "phone")

@@ -1,4 +1,4 @@
-"""Models with any layout of inputs are judged: right files pass, faults are found."""
+"""Models with any input layout are judged: correct files pass, faults are detected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_fault_is_found(tmp_path, name):
     result = check_file(case, case.export(tmp_path / "wrong.onnx", right=False), case.own)
     assert result.decision.verdict is Verdict.FAIL
     assert any(check.output for check in result.decision.problems)
-    if name == "recurrent":  # its state, whose batch is on axis 1, is compared sample by sample
+    if name == "recurrent":  # the state, whose batch is on axis 1, is compared per sample
         outputs = [output for runtime in result.evidence.runtimes for output in runtime.outputs]
         state = next(output for output in outputs if output.name == "h")
         assert len({worst.sample for worst in state.worst}) > 1

@@ -1,4 +1,4 @@
-"""Files with texts as inputs are judged: the reference gets a list of str."""
+"""Files with text inputs are judged: the reference receives a list of str."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gate.records.evidence import Source
 from gate.runtimes.selection import with_runtime
 
 WORDS = ("red", "green", "blue", "yellow", "Straße")
-SWAPPED = ("red", "blue", "green", "yellow", "Straße")
+SWAPPED_WORDS = ("red", "blue", "green", "yellow", "Straße")
 RANDOM = np.random.default_rng(0)
-DRAWN = RANDOM.choice(np.array([*WORDS, "no word of the vocabulary"]), (40, 3))
+DRAWN_WORDS = RANDOM.choice(np.array([*WORDS, "no word of the vocabulary"]), (40, 3))
 NUMBERS = RANDOM.normal(size=(40, 3)).astype(np.float32)
 
 
-class Words(nn.Module):
-    """Means of the embeddings of words, joined with numbers if the file takes any."""
+class WordEmbeddings(nn.Module):
+    """Average word embeddings; concatenate numbers if the file has them as an input."""
 
     def __init__(self, *, with_numbers: bool) -> None:
         super().__init__()
@@ -50,7 +50,8 @@ class Words(nn.Module):
 def write_model(path: Path, *, with_numbers: bool, vocabulary: tuple[str, ...] = WORDS) -> Path:
     """Write a file that takes one word and three numbers per sample, or three words."""
     weights = {
-        n: p.detach().numpy() for n, p in Words(with_numbers=with_numbers).named_parameters()
+        n: p.detach().numpy()
+        for n, p in WordEmbeddings(with_numbers=with_numbers).named_parameters()
     }
     nodes = [
         helper.make_node(
@@ -78,7 +79,7 @@ def write_model(path: Path, *, with_numbers: bool, vocabulary: tuple[str, ...] =
 
 
 def arrays(*, with_numbers: bool) -> dict[str, np.ndarray]:
-    return {"words": DRAWN[:, 0], "x": NUMBERS} if with_numbers else {"words": DRAWN}
+    return {"words": DRAWN_WORDS[:, 0], "x": NUMBERS} if with_numbers else {"words": DRAWN_WORDS}
 
 
 def check_file(
@@ -86,14 +87,16 @@ def check_file(
 ) -> EvaluationResult:
     return check(
         file,
-        reference=Reference(Words(with_numbers=with_numbers), Source(factory="tests:words")),
+        reference=Reference(
+            WordEmbeddings(with_numbers=with_numbers), Source(factory="tests:words")
+        ),
         data=EvaluationData(samples),
         **({} if policy is None else {"policy": policy}),
     )
 
 
 @pytest.mark.parametrize("with_numbers", [True, False])
-@pytest.mark.parametrize("vocabulary", [WORDS, SWAPPED])
+@pytest.mark.parametrize("vocabulary", [WORDS, SWAPPED_WORDS])
 def test_verdict_depends_on_the_vocabulary(tmp_path, with_numbers, vocabulary):
     file = write_model(tmp_path / "words.onnx", with_numbers=with_numbers, vocabulary=vocabulary)
     result = check_file(
@@ -108,9 +111,9 @@ def test_verdict_depends_on_the_vocabulary(tmp_path, with_numbers, vocabulary):
 
 
 def test_wrong_vocabulary_is_located(tmp_path):
-    file = write_model(tmp_path / "words.onnx", with_numbers=True, vocabulary=SWAPPED)
+    file = write_model(tmp_path / "words.onnx", with_numbers=True, vocabulary=SWAPPED_WORDS)
     data = EvaluationData(SampleSet.from_arrays(arrays(with_numbers=True)))
-    model = Words(with_numbers=True).eval()
+    model = WordEmbeddings(with_numbers=True).eval()
     job = MeasurementJob.from_files(file, model=model, data=data, policy=Policy.default())
     result = locate(job, runtime="ort-cpu")
     assert result.first_divergence is not None
@@ -123,11 +126,11 @@ def sources(folder: Path) -> dict[str, str]:
 
     np.savez(folder / "one.npz", **arrays(with_numbers=True))
     (folder / "shards").mkdir()
-    for at in (0, 20):  # the longest text is not in both
+    for at in (0, 20):  # the longest text is only in one shard
         part = {name: array[at : at + 20] for name, array in arrays(with_numbers=True).items()}
         part["words"] = part["words"].astype("U30" if at else str)
         np.savez(folder / "shards" / f"{at:02}.npz", **part)
-    columns = {"words": DRAWN[:, 0].tolist(), "x": NUMBERS.tolist()}
+    columns = {"words": DRAWN_WORDS[:, 0].tolist(), "x": NUMBERS.tolist()}
     pq.write_table(
         pa.table({**columns, "x": pa.array(columns["x"], pa.list_(pa.float32(), 3))}),
         folder / "one.parquet",
@@ -142,10 +145,10 @@ def sources(folder: Path) -> dict[str, str]:
 
 class Pairs(torch.utils.data.Dataset[dict[str, object]]):
     def __len__(self) -> int:
-        return len(DRAWN)
+        return len(DRAWN_WORDS)
 
-    def __getitem__(self, place: int) -> dict[str, object]:
-        return {"words": str(DRAWN[place, 0]), "x": NUMBERS[place]}
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"words": str(DRAWN_WORDS[index, 0]), "x": NUMBERS[index]}
 
 
 @pytest.mark.further
@@ -182,9 +185,9 @@ def test_runtime_that_gets_numbers_only_is_not_measured(tmp_path, kind):
 
 WRONG = {
     "numbers for texts": {"words": np.arange(40), "x": NUMBERS},
-    "texts for numbers": {"words": DRAWN[:, 0], "x": DRAWN},
-    "swapped": {"words": NUMBERS, "x": DRAWN},
-    "texts with another axis": {"words": DRAWN, "x": NUMBERS},
+    "texts for numbers": {"words": DRAWN_WORDS[:, 0], "x": DRAWN_WORDS},
+    "swapped": {"words": NUMBERS, "x": DRAWN_WORDS},
+    "texts with another axis": {"words": DRAWN_WORDS, "x": NUMBERS},
     "objects": {"words": np.array([*["a"] * 39, 1], object), "x": NUMBERS},
     "bytes": {"words": np.array([b"red"] * 40), "x": NUMBERS},
 }

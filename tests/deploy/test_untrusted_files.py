@@ -17,7 +17,7 @@ from tests.deploy.models import NAME, assert_complete, assert_no_leftovers
 from tests.exhaustive import further_as_proofs
 from tests.golden_vectors import vectors
 from tests.onnx_file import hostile
-from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.onnx_file.hostile import PARENT_BYTES, TIGHT_LIMITS, WIDE_LIMITS
 from tests.sandbox.peak import bounded_growth
 
 SMALL_LIMITS = ["--time-limit", "3s", "--memory-limit", "300MB"]
@@ -36,13 +36,13 @@ def read_untrusted_files_in_process() -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("make", (hostile.READ | hostile.LOADED).values())
+@pytest.mark.parametrize("make", (hostile.EXPENSIVE_TO_READ | hostile.EXPENSIVE_TO_LOAD).values())
 def test_file_that_exceeds_the_limits_is_refused_unevaluated(tmp_path: Path, make) -> None:
     store = ModelStore(tmp_path / "srv")
     assert deploy(store, NAME, {"exact": models.source(tmp_path)}).outcome == "deployed"
     path = make(tmp_path / "hostile.onnx")
     source = SlotSource(
-        Digest.from_file(path), _fetch_file(path), golden_required=False, limits=TIGHT
+        Digest.from_file(path), _fetch_file(path), golden_required=False, limits=TIGHT_LIMITS
     )
     with bounded_growth(PARENT_BYTES):
         result = deploy(store, NAME, {"exact": source})
@@ -56,14 +56,14 @@ def test_file_that_exceeds_the_limits_is_refused_unevaluated(tmp_path: Path, mak
 def test_local_file_is_read_in_the_sandbox(tmp_path: Path) -> None:
     path = hostile.empty_nodes(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded):
-        SlotSource.local(path, limits=TIGHT)
+        SlotSource.local(path, limits=TIGHT_LIMITS)
 
 
 @pytest.mark.further
 def test_good_file_is_deployed_within_limits(tmp_path: Path) -> None:
     store = ModelStore(tmp_path / "srv")
     path, golden = vectors.write_model_and_vectors(tmp_path)
-    source = SlotSource.local(path, golden=golden, limits=ROOMY)
+    source = SlotSource.local(path, golden=golden, limits=WIDE_LIMITS)
     assert deploy(store, NAME, {"exact": source}).outcome == "deployed"
     assert_complete(store)
 

@@ -1,4 +1,4 @@
-"""A worker more than there are cores for makes all of them slower."""
+"""More workers than cores would slow all of them down."""
 
 from __future__ import annotations
 

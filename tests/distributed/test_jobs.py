@@ -1,4 +1,4 @@
-"""The number of worker processes: chosen by a trial or as requested."""
+"""The number of worker processes is chosen by a trial, unless it is requested."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.measure import tiny
 
 @pytest.fixture
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementJob:
-    """Of two hundred batches, on a machine of four cores."""
+    """A job of two hundred batches on a machine with four cores."""
     monkeypatch.setattr(worker_pool, "cores", lambda: 4)
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
     return MeasurementJob(model, file, tiny.samples(200), Policy.default(), batch_size=1)
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, *, together: float, alone: float) -> None:
+def set_trial_times(monkeypatch: pytest.MonkeyPatch, *, together: float, alone: float) -> None:
     monkeypatch.setattr(worker_pool, "_trial", lambda _case, _threads: [together, alone])
 
 
@@ -45,7 +45,7 @@ def test_trial_decides_whether_processes_pay_off(
     case: MeasurementJob, monkeypatch: pytest.MonkeyPatch, together: float, alone: float, count: int,
     threads: int | None,
 ) -> None:  # fmt: skip
-    timed(monkeypatch, together=together, alone=alone)
+    set_trial_times(monkeypatch, together=together, alone=alone)
     decided = chosen(case)
     assert (decided.count, decided.threads) == (count, threads)
 
@@ -59,7 +59,7 @@ def test_few_batches_skip_the_trial(case: MeasurementJob, monkeypatch: pytest.Mo
 def test_policy_threads_are_kept(
     case: MeasurementJob, monkeypatch: pytest.MonkeyPatch, threads: int, count: int
 ) -> None:
-    timed(monkeypatch, together=1.0, alone=1.0)
+    set_trial_times(monkeypatch, together=1.0, alone=1.0)
     determinism = case.policy.determinism.model_copy(update={"threads": threads})
     policy = case.policy.model_copy(update={"determinism": determinism})
     decided = chosen(dataclasses.replace(case, policy=policy))
@@ -71,8 +71,8 @@ def test_requested_number_is_used(case: MeasurementJob) -> None:
     assert (requested_jobs(1, case).count, requested_jobs(1, case).threads) == (1, None)
 
 
-class Wide(nn.Module):
-    """The largest tensor has 1 MiB a sample."""
+class LargeActivation(nn.Module):
+    """A model whose largest activation has 1 MiB per sample."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1)[:, :10] + torch.ones(len(x), 2**18).sum(1, keepdim=True)
@@ -82,7 +82,7 @@ class Wide(nn.Module):
 def test_large_activations_reduce_the_number(
     case: MeasurementJob, monkeypatch: pytest.MonkeyPatch, free: int, wide: int, narrow: int
 ) -> None:
-    """256 samples a batch: 9 tensors of 256 MiB beside what this process holds."""
+    """A batch has 256 samples: 9 tensors of 256 MiB in addition to this process's memory."""
     monkeypatch.setattr(
         worker_pool.psutil, "virtual_memory", lambda: SimpleNamespace(available=free)
     )
@@ -90,7 +90,7 @@ def test_large_activations_reduce_the_number(
     monkeypatch.setattr(worker_pool.psutil, "Process", lambda: of_this_process)
     large = dataclasses.replace(case, samples=tiny.samples(512), batch_size=256)
     assert requested_jobs(8, large).count == narrow
-    assert requested_jobs(8, dataclasses.replace(large, model=Wide())).count == wide
+    assert requested_jobs(8, dataclasses.replace(large, model=LargeActivation())).count == wide
 
 
 def test_trial_runs_the_reference_and_restores_threads(case: MeasurementJob) -> None:

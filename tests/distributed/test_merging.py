@@ -1,4 +1,4 @@
-"""Separately measured units merge to the evidence of one process, or to an error naming the unit."""
+"""Merged units equal the evidence of one process, or raise an error that names the unit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gate.policy.sections import ChampionPolicy
 from gate.records.evidence import Evidence
 from gate.reference.torch_reference import TorchReference
 from gate.storage.digest import Digest
-from tests.distributed.test_processes import untimed
+from tests.distributed.test_processes import remove_times
 from tests.distributed.tiny import rare
 
 SAMPLES, BATCH, UNITS = 250, 8, 6
@@ -60,7 +60,7 @@ def request_arguments(
     return folder / "model.onnx", reference, workload, Policy.default().model_copy(update=policy)
 
 
-def planned(folder: Path, **policy: Any) -> MeasurementPlan:
+def create_plan(folder: Path, **policy: Any) -> MeasurementPlan:
     onnx, reference, workload, chosen = request_arguments(folder, **policy)
     case = build_job(onnx, reference=reference, data=workload, policy=chosen)
     return MeasurementPlan.from_job(case, reference, workload, threads=1)
@@ -68,12 +68,12 @@ def planned(folder: Path, **policy: Any) -> MeasurementPlan:
 
 @pytest.fixture(scope="module")
 def plan(folder: Path) -> MeasurementPlan:
-    return planned(folder)
+    return create_plan(folder)
 
 
 @pytest.fixture(scope="module")
 def measured(folder: Path, plan: MeasurementPlan) -> dict[int, Path]:
-    """The parts of all units; the last one without the lead of the others."""
+    """The measured parts of all units; the last one did not use the state of the first unit."""
     paths = {index: folder / f"part-{index}.json" for index in range(len(plan.units))}
     for index, path in paths.items():
         lead = paths[0] if 0 < index < UNITS - 1 else None
@@ -83,11 +83,11 @@ def measured(folder: Path, plan: MeasurementPlan) -> dict[int, Path]:
 
 @pytest.fixture
 def parts(measured: dict[int, Path], tmp_path: Path) -> dict[int, Path]:
-    """Copies, to be spoiled."""
+    """Copies of the parts, which a test may change."""
     return {i: Path(shutil.copy(path, tmp_path)) for i, path in measured.items()}
 
 
-def merged(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
+def merge(folder: Path, plan: MeasurementPlan, paths: list[Path], **policy: Any) -> Evidence:
     onnx, reference, workload, chosen = request_arguments(folder, **policy)
     workload = replace(workload, workers=MergedParts.from_files(plan, paths))
     return collect_evidence(onnx, reference=reference, data=workload, policy=chosen)
@@ -99,8 +99,8 @@ def single_process(folder: Path) -> dict[str, Any]:
     evidence = collect_evidence(onnx, reference=reference, data=workload, policy=policy)
     (output,) = next(runtime for runtime in evidence.runtimes if runtime.measured).outputs
     assert output.noise is not None
-    assert output.noise.rounding_rms is not None  # the floor that all units must share
-    return untimed(evidence.to_plain())
+    assert output.noise.rounding_rms is not None  # the noise floor that all units must share
+    return remove_times(evidence.to_plain())
 
 
 @pytest.mark.rows(3)
@@ -116,28 +116,28 @@ def test_parts_in_any_order_give_the_evidence_of_one_process(
     paths = [parts[index] for index in parts if index or seed]
     paths += chance.choices(paths, k=3)
     chance.shuffle(paths)
-    evidence = merged(folder, plan, paths)
+    evidence = merge(folder, plan, paths)
     assert evidence.crew is not None
     assert (evidence.crew.engine, evidence.crew.environments) == ("parts", ())
-    assert untimed(evidence.to_plain()) == single_process
+    assert remove_times(evidence.to_plain()) == single_process
 
 
 def test_repeated_measurement_gives_the_same_numbers(
     plan: MeasurementPlan, measured: dict[int, Path]
 ) -> None:
     first, second = UnitFile.open(measured[3], plan=plan), measure_unit(plan, 3, lead=measured[0])
-    assert untimed(second.part.to_plain()) == untimed(first.part.to_plain())
+    assert remove_times(second.part.to_plain()) == remove_times(first.part.to_plain())
     assert second.lead_sha256 == first.lead_sha256
 
 
-def flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     data = bytearray(path.read_bytes())
     index = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalpha())
     data[index] ^= 0x20
     path.write_bytes(data)
 
 
-def cut_off(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-500])
 
 
@@ -148,8 +148,8 @@ def renumber(path: Path) -> None:
 TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (Path.unlink, "cannot read .*part-2"),
     "empty": (lambda path: path.write_text(""), "part-2.json is not a complete part"),
-    "torn": (cut_off, r"\(unit 2\) is not a complete part"),
-    "a flipped bit": (flip, r"\(unit 2\)"),
+    "torn": (truncate, r"\(unit 2\) is not a complete part"),
+    "a flipped bit": (flip_bit, r"\(unit 2\)"),
     "another number": (renumber, "has the data of another unit"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "cannot read .*part-2"),
 }
@@ -166,8 +166,8 @@ def test_changed_header_of_the_first_unit_is_refused(
         MergedParts.from_files(plan, list(parts.values()))
 
 
-def changed(folder: Path, to: Path, *, row: int, column: str) -> None:
-    """The folder's files, and one sample or label that is another."""
+def write_changed_copy(folder: Path, to: Path, *, row: int, column: str) -> None:
+    """Copy the folder's files with one sample or label changed."""
     for name in ("model.onnx", "x.npy", "labels.npy"):
         shutil.copy(folder / name, to)
     array = np.load(to / column)
@@ -190,7 +190,7 @@ def test_changed_samples_or_labels_in_a_unit_are_refused(
     labelled = MeasurementPlan.from_job(
         replace(case, units=UNITS - 1), reference, workload, threads=1
     )
-    changed(folder, tmp_path, row=labelled.unit(unit).start + 1, column=column)
+    write_changed_copy(folder, tmp_path, row=labelled.unit(unit).start + 1, column=column)
     monkeypatch.chdir(tmp_path)
     what = "samples" if column == "x.npy" else "labels"
     with pytest.raises(DigestMismatch, match=rf"unit {unit} .*the {what} are"):
@@ -204,9 +204,9 @@ def test_first_unit_must_have_the_planned_samples(
     np.save(folder / "labels.npy", np.arange(SAMPLES) % 2)
     second = tmp_path / "other"
     second.mkdir()
-    changed(folder, second, row=1, column="x.npy")
+    write_changed_copy(folder, second, row=1, column="x.npy")
     with pytest.raises(DigestMismatch, match="unit 0 "):
-        merged(second, plan, list(parts.values()))
+        merge(second, plan, list(parts.values()))
 
 
 @pytest.mark.parametrize(("tamper", "says"), TAMPERED.values(), ids=TAMPERED)
@@ -224,18 +224,20 @@ def test_missing_unit_is_named(plan: MeasurementPlan, parts: dict[int, Path]) ->
 
 
 def test_part_of_another_plan_is_named(folder: Path, parts: dict[int, Path]) -> None:
-    second = planned(folder, max_age_days=7.0)
+    second = create_plan(folder, max_age_days=7.0)
     with pytest.raises(EvidenceError, match=r"part-0.json \(unit 0\) belongs to another plan"):
         MergedParts.from_files(second, list(parts.values()))
 
 
-def edited(path: Path, plan: MeasurementPlan, change: Callable[[UnitResult], UnitResult]) -> None:
+def edit_unit(
+    path: Path, plan: MeasurementPlan, change: Callable[[UnitResult], UnitResult]
+) -> None:
     file = UnitFile.open(path, plan=plan)
     body = change(file.part)
     file.model_copy(update={"body": body, "body_sha256": body.digest()}).save(path)
 
 
-def without_runtime(part: UnitResult) -> UnitResult:
+def remove_runtime(part: UnitResult) -> UnitResult:
     return part.model_copy(update={"runtimes": {}})
 
 
@@ -244,7 +246,7 @@ def test_contradicting_parts_of_one_unit_are_refused(
 ) -> None:
     twice = parts[2].with_name("again.json")
     shutil.copy(parts[2], twice)
-    edited(twice, plan, without_runtime)
+    edit_unit(twice, plan, remove_runtime)
     with pytest.raises(EvidenceError, match="unit 2 has two parts with different numbers"):
         MergedParts.from_files(plan, [*parts.values(), twice])
 
@@ -252,17 +254,17 @@ def test_contradicting_parts_of_one_unit_are_refused(
 def test_unit_without_a_runtime_does_not_pass(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
-    edited(parts[2], plan, without_runtime)
-    evidence = merged(folder, plan, list(parts.values()))
+    edit_unit(parts[2], plan, remove_runtime)
+    evidence = merge(folder, plan, list(parts.values()))
     assert not any(runtime.measured for runtime in evidence.runtimes)
     assert "no result from the worker" in {runtime.failure for runtime in evidence.runtimes}
 
 
-def on_another_machine(part: UnitResult) -> UnitResult:
+def change_machine(part: UnitResult) -> UnitResult:
     versions = {**part.environment.versions, "onnxruntime": "1.0.0"}
     environment = part.environment.model_copy(update={"versions": versions, "kernel": "other"})
     runtimes = {
-        name: track.model_copy(update={"proof": with_other_library(track.proof)})
+        name: track.model_copy(update={"proof": change_library(track.proof)})
         for name, track in part.runtimes.items()
         if track.proof is not None
     }
@@ -271,7 +273,7 @@ def on_another_machine(part: UnitResult) -> UnitResult:
     )
 
 
-def with_other_library(proof: RunProof) -> RunProof:
+def change_library(proof: RunProof) -> RunProof:
     nodes = {name: count + 1 for name, count in proof.nodes_per_provider.items()}
     return proof.model_copy(
         update={"versions": {"onnxruntime": "1.0.0"}, "nodes_per_provider": nodes}
@@ -282,10 +284,10 @@ def with_other_library(proof: RunProof) -> RunProof:
 def test_other_library_version_is_refused_unless_allowed(
     folder: Path, plan: MeasurementPlan, parts: dict[int, Path]
 ) -> None:
-    edited(parts[4], plan, on_another_machine)
+    edit_unit(parts[4], plan, change_machine)
     with pytest.raises(EvidenceError, match=r"unit 4 .*version of onnxruntime 1\.0\.0, here"):
-        merged(folder, plan, list(parts.values()))
-    evidence = merged(folder, plan, list(parts.values()), environments="any")
+        merge(folder, plan, list(parts.values()))
+    evidence = merge(folder, plan, list(parts.values()), environments="any")
     assert evidence.crew is not None
     assert [e.versions["onnxruntime"] for e in evidence.crew.environments] == ["1.0.0"]
     assert any(runtime.measured for runtime in evidence.runtimes)
@@ -298,7 +300,7 @@ def test_part_with_another_header_is_refused(
     second = Policy.default().digest()
     file.model_copy(update={"lead_sha256": second}).save(parts[1])
     with pytest.raises(EvidenceError, match="unit 1 .* used another noise floor"):
-        merged(folder, plan, list(parts.values()))
+        merge(folder, plan, list(parts.values()))
 
 
 def test_changed_samples_are_detected_when_measuring(
@@ -341,10 +343,10 @@ def test_changed_samples_are_detected_when_merging(
         changed[200, 3] += 1.0
         np.save(folder / "x.npy", changed)
         with pytest.raises(DigestMismatch, match="different samples or labels"):
-            merged(folder, plan, list(parts.values()))
+            merge(folder, plan, list(parts.values()))
         np.save(folder / "x.npy", np.concatenate([rows, rows]))
         with pytest.raises(EvidenceError, match="were planned"):
-            merged(folder, plan, list(parts.values()))
+            merge(folder, plan, list(parts.values()))
     finally:
         np.save(folder / "x.npy", rows)
 
@@ -369,7 +371,7 @@ def test_plan_contains_no_password(folder: Path) -> None:
 
 def test_policy_beyond_samples_is_not_planned(folder: Path) -> None:
     with pytest.raises(PolicyError, match="incumbent, which units can"):
-        planned(folder, incumbent=ChampionPolicy(min_agreement=0.9))
+        create_plan(folder, incumbent=ChampionPolicy(min_agreement=0.9))
 
 
 def test_in_memory_tensors_are_not_planned() -> None:

@@ -20,7 +20,7 @@ from gate.measure.job import EvaluationData, Reference
 from gate.measure.work_units import FirstUnitState, WorkUnit
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
-from tests.distributed.tiny import MARK, build
+from tests.distributed.tiny import DEATH_VARIABLE, build
 from tests.exhaustive import exhaustive
 
 SAMPLES, BATCH = 232, 8
@@ -62,10 +62,10 @@ def evidence(
         return collect_evidence(onnx, reference=reference, data=shared, policy=policy)
 
 
-def untimed(value: Any) -> Any:
+def remove_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: untimed(item) for key, item in value.items() if key not in TIMES}
-    return [untimed(item) for item in value] if isinstance(value, list) else value
+        return {key: remove_times(item) for key, item in value.items() if key not in TIMES}
+    return [remove_times(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def test_killed_worker_is_replaced_with_the_same_result(
 ) -> None:
     mark = folder / "mark"
     mark.touch()
-    monkeypatch.setenv(MARK, str(mark))
+    monkeypatch.setenv(DEATH_VARIABLE, str(mark))
     pair = evidence(folder, factory="mortal", jobs=2)
     assert not mark.exists()
     assert pair.crew is not None
     assert (pair.crew.engine, pair.crew.workers) == ("processes", 2)
     assert single_process.crew is None
     source = {"source": None}
-    expected, observed = (untimed(e.to_plain()) | source for e in (single_process, pair))
+    expected, observed = (remove_times(e.to_plain()) | source for e in (single_process, pair))
     assert observed == expected
     measured = [runtime for runtime in pair.runtimes if runtime.measured]
     assert measured
@@ -106,7 +106,7 @@ def test_killed_worker_is_replaced_with_the_same_result(
 def test_workers_start_each_run_with_the_same_state(folder: Path) -> None:
     first, pair = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
     assert pair.crew is not None
-    assert untimed(pair.to_plain()) == untimed(first.to_plain())
+    assert remove_times(pair.to_plain()) == remove_times(first.to_plain())
     assert first.state_spread["calls"] > 0.1
     assert all(r.outputs[0].max_abs_diff < 1e-5 for r in first.runtimes if r.measured)
 
@@ -119,7 +119,7 @@ def test_worker_with_another_model_is_refused(folder: Path) -> None:
 
 
 def test_no_process_or_file_is_left(folder: Path) -> None:
-    """However it ends, and whatever a worker computes."""
+    """However the job ends and whatever a worker computes."""
     reference = Reference.from_factory("tests.distributed.tiny:build")
     workload = EvaluationData.open(folder / "x.npy", batch_size=BATCH)
     case = build_job(

@@ -1,4 +1,4 @@
-"""Whether a check is measured by one process or by a worker pool."""
+"""A check is measured by one process or by a worker pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.measure import tiny
 
 @pytest.fixture
 def checked(tmp_path: Path) -> CheckedFile:
-    """A model that only this process has."""
+    """A model that exists only in this process."""
     model = tiny.net()
     file = tiny.export(model, tmp_path / "model.onnx")
     np.save(tmp_path / "x.npy", tiny.images(20))
@@ -63,7 +63,7 @@ def test_workers_have_equal_threads_in_the_evidence(
         assert isinstance(workload.workers, Workers)
         assert (workload.workers.pool, pool.count, workload.workers.threads) == (pool, 2, 1)
         ours = set(multiprocessing.active_children()) - rest
-        assert len(ours) == 2  # that beyond them has ended
+        assert len(ours) == 2  # further ones have ended
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
     assert "measure in 2 processes: 2 processes were asked for" in caplog.text

@@ -1,4 +1,4 @@
-"""Worker failures: all parts arrive once, or the error of the first unit is raised."""
+"""Worker failures: each part arrives once, or the error of the first unit is raised."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Spec:
         return "{}"
 
 
-class Pool(WorkerPool):
-    """Answers in this process, but for units that it does not survive."""
+class InProcessPool(WorkerPool):
+    """A pool that measures in this process; some units end the worker."""
 
     name = "processes"
 
@@ -88,54 +88,54 @@ def failure(error: Exception) -> bytes:
     return b"F" + WorkerFailure.from_error(error).to_json().encode()
 
 
-def parts_of(pool: WorkerPool) -> list[int]:
-    with pool, Workers(pool, Spec(), 1) as crew:  # type: ignore[arg-type]
-        assert crew.begin(LEAD, UNITS) == LEAD
-        return sorted(used.index for used in crew.parts())
+def collect_parts(pool: WorkerPool) -> list[int]:
+    with pool, Workers(pool, Spec(), 1) as workers:  # type: ignore[arg-type]
+        assert workers.begin(LEAD, UNITS) == LEAD
+        return sorted(used.index for used in workers.parts())
 
 
 def test_each_unit_arrives_once() -> None:
-    pool = Pool()
-    assert parts_of(pool) == [1, 2, 3, 4]
+    pool = InProcessPool()
+    assert collect_parts(pool) == [1, 2, 3, 4]
     assert sorted(pool.given) == [1, 2, 3, 4]
 
 
 def test_only_a_lost_unit_is_repeated() -> None:
-    pool = Pool()
+    pool = InProcessPool()
     pool.deadly = {3: 2, 4: 1}
-    assert parts_of(pool) == [1, 2, 3, 4]
+    assert collect_parts(pool) == [1, 2, 3, 4]
     assert sorted(pool.given) == [1, 2, 3, 3, 3, 4, 4]
 
 
 def test_unit_that_kills_every_worker_is_named() -> None:
     with pytest.raises(EvidenceError, match=r"unit 3 .* ended 3 workers, the last with code -9"):
-        parts_of(Pool(deadly=(3,)))
+        collect_parts(InProcessPool(deadly=(3,)))
 
 
 def test_error_of_the_first_unit_is_raised() -> None:
     with pytest.raises(EvidenceError, match="wrong 2"):
-        parts_of(Pool(wrong=(4, 2)))
+        collect_parts(InProcessPool(wrong=(4, 2)))
 
 
 def test_open_error_of_a_worker_is_raised() -> None:
     with pytest.raises(EvidenceError, match="another model"):
-        parts_of(Pool(wrong=(1,), opening="fails"))
+        collect_parts(InProcessPool(wrong=(1,), opening="fails"))
 
 
 def test_worker_that_dies_while_opening_is_replaced() -> None:
-    assert parts_of(Pool(opening="dies")) == [1, 2, 3, 4]
+    assert collect_parts(InProcessPool(opening="dies")) == [1, 2, 3, 4]
 
 
 def test_invalid_answer_is_an_error() -> None:
-    pool = Pool()
+    pool = InProcessPool()
     pool._call = lambda function, *_: b"" if function.__name__ == "open_job" else b"P{}"  # type: ignore[method-assign]
     with pytest.raises(EvidenceError):
-        parts_of(pool)
+        collect_parts(pool)
 
 
 @pytest.fixture
 def _light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that import nothing first."""
+    """Processes without imports at their start."""
     monkeypatch.setattr("gate.distributed.worker_pool.import_libraries", os.getpid)
 
 
@@ -168,7 +168,7 @@ def test_start_failure_ends_the_other_processes(monkeypatch: pytest.MonkeyPatch)
         ProcessPool(4)
     assert set(multiprocessing.active_children()) <= before
     started.clear()
-    with ProcessPool(2) as pool:  # nor can a lost one be replaced: that is said of its call
+    with ProcessPool(2) as pool:  # nor can a lost one be replaced; its call raises an error
         for _ in range(3):
             with pytest.raises(WorkerLost):
                 pool.submit(os.abort).result()
@@ -188,8 +188,8 @@ def test_processes_can_be_ended_while_computing() -> None:
 
 @pytest.mark.usefixtures("_light")
 def test_worker_ignores_ctrl_c() -> None:
-    """Not even while it imports, nor the tracker that Python starts with the first one: the whole
-    group of a terminal gets it."""
+    """A terminal sends SIGINT to the whole process group. Workers must ignore it even during their
+    imports, as must Python's resource tracker."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with ProcessPool(1) as pool:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

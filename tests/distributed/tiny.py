@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-MARK = "GATE_TEST_DIES"
-"""Environment: a file that a worker removes before it dies; `always`: each one dies."""
+DEATH_VARIABLE = "GATE_TEST_DIES"
+"""Environment variable with a file that a worker removes before it dies; `always`: all workers
+die."""
 
 
 class Net(nn.Module):
@@ -27,15 +28,15 @@ class Net(nn.Module):
 
 
 class Rare(Net):
-    """Small probabilities, of which ONNX Runtime is off by more than PyTorch: the floor is that of
-    random rounding."""
+    """Small probabilities for which ONNX Runtime's error exceeds PyTorch's: random rounding sets
+    the noise floor."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(super().forward(x) - 8.0)
 
 
 class Counting(Net):
-    """Multiplies by the number of the call."""
+    """Multiply by the number of calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,18 +49,18 @@ class Counting(Net):
 
 class Mortal(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if _is_worker() and len(x) == 8 and _is_its_turn():
+        if _is_worker() and len(x) == 8 and _must_die():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
 
 def _is_worker() -> bool:
-    """A process of a crew, or an actor of Ray."""
+    """Return whether this is a worker process or a Ray actor."""
     return multiprocessing.parent_process() is not None or "default_worker" in sys.argv[0]
 
 
-def _is_its_turn() -> bool:
-    mark = os.environ[MARK]
+def _must_die() -> bool:
+    mark = os.environ[DEATH_VARIABLE]
     if mark == "always":
         return True
     try:

@@ -20,7 +20,7 @@ from gate.runtimes import ort, selection
 
 @pytest.fixture(scope="module")
 def rows() -> tuple[selection.RuntimeStatus, ...]:
-    """What other runtimes say, which takes seconds: they run in processes of their own."""
+    """The status of all runtimes, read once because they run in separate processes for seconds."""
     return selection.runtime_statuses()
 
 
@@ -32,18 +32,18 @@ def _listed_once(
     monkeypatch.setattr(installation, "import_crashes", dict)
 
 
-def _fine() -> None:
-    """A registry that answers."""
+def _answer() -> None:
+    """Answer like a reachable registry."""
 
 
 def _examine(folder: Path) -> dict[str, Symptom]:
-    diagnosis = examine_machine(folder, registry="sqlite:///here", preflight=_fine)
+    diagnosis = examine_machine(folder, registry="sqlite:///here", preflight=_answer)
     return {finding.name: finding for finding in diagnosis.findings}
 
 
 @pytest.mark.further
 def test_this_machine_can_judge_on_the_cpu(tmp_path: Path) -> None:
-    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_answer)
     assert diagnosis.can_judge
     states = {finding.name: finding.state for finding in diagnosis.findings}
     assert states["ort-cpu"] == states["torch"] == states["MLflow"] == states["DVC"] == "ok"
@@ -55,7 +55,7 @@ def test_whatever_is_not_right_says_how_to_mend_it(tmp_path: Path) -> None:
 
 
 def test_a_provider_counts_only_if_it_ran_a_model() -> None:
-    """What is listed proves nothing: on a machine without CUDA the session falls back."""
+    """A listed provider proves nothing: without a CUDA device the session falls back to the CPU."""
     import onnxruntime
 
     active, _ = doctor.active_provider(CPU_PROVIDER)
@@ -131,7 +131,7 @@ class TestWithADevice:
         assert result["CUDA libraries"].state == "ok"
 
 
-def _trial(**fields: object) -> provider_trial.ProviderTrial:
+def _create_trial(**fields: object) -> provider_trial.ProviderTrial:
     complete = {
         "nodes_per_provider": {CUDA_PROVIDER: 9},
         "cpu_nodes": (),
@@ -158,7 +158,7 @@ def test_a_real_model_shows_placement_and_tf32(
     monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
     monkeypatch.setattr(doctor, "_device", lambda: "a card")
     monkeypatch.setattr(doctor, "active_provider", lambda name: (name, ""))
-    monkeypatch.setattr(provider_trial, "try_provider", lambda: _trial(**trial))
+    monkeypatch.setattr(provider_trial, "try_provider", lambda: _create_trial(**trial))
     matches = {each.name: each for each in doctor.cuda()}
     assert matches["CUDA model"].state == state
     assert bool(matches["CUDA model"].remedy) is (state != "ok")
@@ -207,7 +207,7 @@ def test_without_a_needed_package_nothing_can_be_judged(
         return real(module)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_answer)
     matches = {finding.name: finding for finding in diagnosis.findings}
     assert not diagnosis.can_judge
     assert matches[name].state == "missing"
@@ -249,7 +249,7 @@ def test_a_broken_runtime_is_reported_and_does_not_end_the_doctor(
 
     monkeypatch.setattr(doctor, "active_provider", broken)
     monkeypatch.setattr(ort, "cuda_absent_reason", lambda: 1 / 0)
-    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_fine)
+    diagnosis = examine_machine(tmp_path, registry="sqlite:///here", preflight=_answer)
     matches = {finding.name: finding for finding in diagnosis.findings}
     assert not diagnosis.can_judge
     assert "1 + 1 gave 3" in matches["ort-cpu"].seen

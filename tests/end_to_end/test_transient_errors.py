@@ -14,7 +14,7 @@ from gate.registry.interface import CHAMPION
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import MismatchMemory, Reading, RegisteredModel
 from tests.end_to_end.faulty_proxy import FAULTS, Fault, Proxy, run_proxy
-from tests.exhaustive import some
+from tests.exhaustive import select_rows
 from tests.registry.folder_snapshot import FolderSnapshot
 from tests.registry.servers import Server
 from tests.sandbox.in_process import read_in_process
@@ -107,7 +107,7 @@ FIRST_REQUEST_FAULTS: tuple[Fault, ...] = ("503", "hang", "page", "lost")
 """Faults that also apply to the very first request, one of each kind."""
 
 
-CASES = some(
+CASES = select_rows(
     {
         f"{name}-{fault}-{spared}": (*done, fault, spared)
         for fault, spared in [*((f, 1) for f in FAULTS), *((f, 0) for f in FIRST_REQUEST_FAULTS)]

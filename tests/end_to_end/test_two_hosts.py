@@ -362,7 +362,7 @@ def test_submission_from_ci_is_deployed_by_both_replicas(
     deployment: Deployment, services: list[Service]
 ) -> None:
     for name, documented_name in FILES.items():
-        shutil.copy(small_project.made() / name, deployment.ci.folder / documented_name)
+        shutil.copy(small_project.create_project() / name, deployment.ci.folder / documented_name)
         (deployment.ci.folder / documented_name).chmod(0o644)
     policy = (deployment.replicas[0].folder / "policy.yaml").read_text()
     deployment.ci.write("policy.yaml", policy)

@@ -1,4 +1,4 @@
-"""Modules that can't be exported: one for each frequent reason."""
+"""Modules that can't be exported, one for each frequent cause."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.export.custom_example import ShiftedSwish
 
 
 class Eigenvalues(nn.Module):
-    """No exporter writes eigenvalues. (batch, 4, 4), as everything here. tanh keeps the values
-    finite: LAPACK crashes on others."""
+    """No exporter supports eigenvalues. Input (batch, 4, 4), as for all modules here. tanh keeps
+    the values finite: LAPACK crashes on NaN and infinity."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.linalg.eigvals(x).real.sum().tanh()
 
 
 class GridSample(nn.Module):
-    """In the TorchScript-based exporter since opset 16."""
+    """The TorchScript-based exporter supports grid_sample since opset 16."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         grid = torch.zeros(x.shape[0], 4, 4, 2)
@@ -27,7 +27,7 @@ class GridSample(nn.Module):
 
 
 class Attention(nn.Module):
-    """Fused where torch may take its fast path, else since opset 14."""
+    """Fused attention if torch may use its fast path; otherwise supported since opset 14."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Fourier(nn.Module):
         return torch.fft.fft2(x).abs()
 
 
-class OddPool(nn.Module):
-    """4 into 3 cells: the operator is known, this use of it is not."""
+class UnevenPool(nn.Module):
+    """Pool 4 into 3 cells. The operator is supported, but not for this output size."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.adaptive_avg_pool2d(x[:, None], (3, 3))
@@ -81,7 +81,7 @@ class TextOutput(nn.Module):
 
 
 class Branch(nn.Module):
-    """A Python `if` on data, which torch.export refuses."""
+    """Branch on data with a Python `if`, which torch.export rejects."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.sum() > 0:
@@ -89,15 +89,15 @@ class Branch(nn.Module):
         return x - 1
 
 
-class Sorted(nn.Module):
-    """TorchScript has no lambda."""
+class SortedByLambda(nn.Module):
+    """Sort with a lambda, which TorchScript does not support."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return sorted(x, key=lambda row: float(row.sum()))[0]
 
 
 class LoopedEigenvalues(nn.Module):
-    """The operator stands in a branch in a loop of a scripted module."""
+    """A scripted module with the operator in a branch inside a loop."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(x.shape[0]):
@@ -107,7 +107,7 @@ class LoopedEigenvalues(nn.Module):
 
 
 class Conditional(nn.Module):
-    """The operator stands in a subgraph of torch.cond."""
+    """A module with the operator in a subgraph of torch.cond."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def decomposed(y: torch.Tensor) -> torch.Tensor:
@@ -117,21 +117,21 @@ class Conditional(nn.Module):
 
 
 class WithoutFake(nn.Module):
-    """A custom operator that can't say its shape: torch.export needs that."""
+    """A custom operator without the fake implementation that torch.export needs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.parity_gate_tests.without_fake(x)
 
 
 class Swap(nn.Module):
-    """Resolved by the exporter's own trace, not in a traced submodule."""
+    """The exporter's trace supports swapaxes, but a traced submodule does not."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.swapaxes(x, 1, 2)
 
 
 class NeedsShape(nn.Module):
-    """The exporter needs the type of what `Swap` returns, which a trace does not keep."""
+    """The exporter needs the type of the result of `Swap`, which a trace does not keep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class NeedsShape(nn.Module):
 
 
 class Structured(nn.Module):
-    """Keyword inputs and a dict of outputs around what can't be exported."""
+    """Keyword inputs and a dict output around operators that can't be exported."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,8 +155,8 @@ class Structured(nn.Module):
         return {"scaled": self.head(self.block(x)) * scale, "given": x}
 
 
-class Twins(nn.Module):
-    """Two lists whose modules have the same names: a trace tells only those."""
+class RepeatedNames(nn.Module):
+    """Two lists whose modules have the same names. A trace only records those names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Twins(nn.Module):
 
 
 class Several(nn.Module):
-    """Several operators in several submodules, lists and sequences of them."""
+    """Several unsupported operators in several submodules, lists and sequences."""
 
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
@@ -192,7 +192,8 @@ def without_fake(x: torch.Tensor) -> torch.Tensor:
 
 
 def register_without_lowering(symbolics: Any) -> None:
-    """A symbolic function that writes an operator which no runtime has."""
+    """Register a symbolic function that writes an operator without an implementation in any
+    runtime."""
 
     def write(g: Any, x: Any, shift: Any) -> Any:
         return g.op("mydomain::ShiftedSwish", x, shift).setType(x.type())

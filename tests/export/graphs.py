@@ -1,4 +1,4 @@
-"""Small ONNX models built by hand: y = x + w, with x of shape (batch, 4)."""
+"""Small ONNX models built from nodes: y = x + w, with x of shape (batch, 4)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 WEIGHTS = np.arange(4, dtype=np.float32)
 
 
-def adder(shape=("batch", 4), *, opset=13, ir_version=8, elem_type=TensorProto.FLOAT):
-    """A valid model, unless the arguments make it none."""
+def create_adder(shape=("batch", 4), *, opset=13, ir_version=8, elem_type=TensorProto.FLOAT):
+    """Return a model that is valid unless the arguments make it invalid."""
     weight = numpy_helper.from_array(
         WEIGHTS.astype(helper.tensor_dtype_to_np_dtype(elem_type)), "w"
     )
@@ -32,15 +32,16 @@ def adder(shape=("batch", 4), *, opset=13, ir_version=8, elem_type=TensorProto.F
     )
 
 
-def put(model: onnx.ModelProto, path: Path) -> Path:
-    """Write `model` as it is, valid or not."""
+def write_model(model: onnx.ModelProto, path: Path) -> Path:
+    """Write `model` unchanged, valid or not."""
     path.write_bytes(model.SerializeToString())
     return path
 
 
-def external(path: Path, location: str = "w.bin", **entries: str) -> Path:
-    """Write the adder with its weights in `location`; give it `entries` as they are."""
-    model = adder()
+def write_external_adder(path: Path, location: str = "w.bin", **entries: str) -> Path:
+    """Write the model with its weights in the file `location`; add `entries` to the external
+    data."""
+    model = create_adder()
     weight = model.graph.initializer[0]
     data = weight.raw_data
     weight.ClearField("raw_data")
@@ -50,4 +51,4 @@ def external(path: Path, location: str = "w.bin", **entries: str) -> Path:
     target = path.parent / location
     if target.parent.is_dir():
         target.write_bytes(data)
-    return put(model, path)
+    return write_model(model, path)

@@ -1,4 +1,4 @@
-"""Small modules for the export tests: one that is right, and one for each thing that can go wrong."""
+"""Small modules for the export tests: one correct module, and one for each possible fault."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gate.records.export import ExportSettings
 
 SIDE = 6
 CLASSES = 3
-_PLAIN = {
-    "lint": "off",  # these nets are bad on purpose; tests/export/test_safety.py
+_DEFAULT_SETTINGS = {
+    "lint": "off",  # these modules are faulty on purpose; tests/export/test_safety.py tests lint
     "strategy": "traced", "batch_size": 2, "input_names": ("input",), "output_names": ("logits",)
 }  # fmt: skip
 
@@ -37,7 +37,7 @@ class Small(nn.Module):
 
 
 def seeded(kind: type[nn.Module] = Small, *, seed: int = 0) -> nn.Module:
-    """The same weights each time, with batch norm statistics that are not the identity."""
+    """Return a model with seeded weights and batch norm statistics that are not the identity."""
     torch.manual_seed(seed)
     model = kind()
     for module in model.modules():
@@ -48,18 +48,19 @@ def seeded(kind: type[nn.Module] = Small, *, seed: int = 0) -> nn.Module:
 
 
 def images(count: int = 5, *, seed: int = 1) -> dict[str, NDArray[Any]]:
-    """`count` samples for `Small`."""
+    """Return `count` samples for `Small`."""
     rng = np.random.default_rng(seed)
     return {"input": rng.standard_normal((count, 2, SIDE, SIDE)).astype(np.float32)}
 
 
 def settings(**overrides: Any) -> ExportSettings:
-    """By tracing, with a small batch."""
-    return ExportSettings(**{**_PLAIN, **overrides})
+    """Return settings for tracing with a small batch."""
+    return ExportSettings(**{**_DEFAULT_SETTINGS, **overrides})
 
 
 class TwoInputs(nn.Module):
-    """scale (batch, 4) and shift (batch, 4) do different things, so that an exchange shows."""
+    """scale (batch, 4) and shift (batch, 4) have different effects, so that a swap changes the
+    output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class Swap(nn.Module):
 
 
 class Swapped(Small):
-    """`swapaxes` inside a traced submodule can't be exported; the exporter's own trace can."""
+    """`swapaxes` in a traced submodule can't be exported; the exporter's own trace supports it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,14 +140,14 @@ class Attention(nn.Module):
 
 
 class Unsupported(Small):
-    """The determinant of a batch has no operator in the exporter's sets."""
+    """The exporter has no operator for eigenvalues."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * torch.linalg.eigvals(x[:, 0]).real.sum()
 
 
 class RandomBranch(Small):
-    """Another graph at each call."""
+    """Build a different graph on each call."""
 
     calls = 0
 
@@ -171,7 +172,7 @@ class OptionalOutput(Small):
 
 
 class DataBranch(Small):
-    """A Python `if` on data: the tracer warns, the file keeps one branch."""
+    """Branch on data with a Python `if`: the tracer warns, and the file keeps one branch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = super().forward(x)
@@ -181,7 +182,7 @@ class DataBranch(Small):
 
 
 class AlwaysDropout(Small):
-    """Dropout that eval mode doesn't switch off."""
+    """Dropout that eval mode does not disable."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(super().forward(x), 0.5, training=True)
@@ -192,8 +193,8 @@ class Uncopyable(Small):
         raise TypeError("cannot pickle '_thread.lock' object")
 
 
-class Tied(nn.Module):
-    """Two names of one tensor."""
+class TiedWeights(nn.Module):
+    """Two modules that share one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +207,7 @@ class Tied(nn.Module):
 
 
 class Masked(nn.Module):
-    """A buffer of -inf that is no fault: a causal attention mask."""
+    """A buffer with -inf that is valid: a causal attention mask."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Capturing output and warnings of the exporters."""
+"""Output and warnings of the exporters are captured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gate.export.export_warnings import captured, hazards, tracer_warnings, warn
 ROOT = Path(__file__).parents[2]
 
 
-def print_everywhere() -> None:
+def print_to_all_streams() -> None:
     print("from python")
     print("from python's stderr", file=sys.stderr)
     ctypes.CDLL(None).puts(b"from C")
@@ -29,16 +29,16 @@ def print_everywhere() -> None:
 def test_all_output_is_captured(capfd):
     print("before")
     with captured() as capture:
-        print_everywhere()
+        print_to_all_streams()
     print("after")
     for line in ("python", "python's stderr", "C", "the descriptor", "the second descriptor"):
         assert f"from {line}\n" in capture.text
     assert " no utf-8" in capture.text
-    seen = capfd.readouterr()
-    assert (seen.out, seen.err) == ("before\nafter\n", "")
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("before\nafter\n", "")
 
 
-BUFFERED = """
+BUFFERED_CODE = """
 import ctypes
 from gate.export.export_warnings import captured
 libc = ctypes.CDLL(None)
@@ -54,17 +54,17 @@ print("captured:", capture.text)
 @pytest.mark.proof
 def test_buffered_c_output_is_separated():
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-c", BUFFERED]
-    ended = subprocess.run(
+    command = [sys.executable, "-c", BUFFERED_CODE]
+    completed = subprocess.run(
         command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     )
-    assert ended.stdout.split("\n") == ["C before", "C after", "captured: C within", "", ""]
+    assert completed.stdout.split("\n") == ["C before", "C after", "captured: C within", "", ""]
 
 
 def test_streams_are_restored_after_an_error(capfd):
     out, err = sys.stdout, sys.stderr
     with pytest.raises(KeyboardInterrupt), captured() as capture:
-        print_everywhere()
+        print_to_all_streams()
         raise KeyboardInterrupt
     assert "from C" in capture.text
     assert (sys.stdout, sys.stderr) == (out, err)
@@ -107,10 +107,12 @@ def test_warning_location_has_no_absolute_path(tmp_path):
         warnings.warn("here", UserWarning, stacklevel=1)
         warnings.warn_explicit("there", UserWarning, str(tmp_path / "net.py"), 7)
         warnings.warn_explicit("in a package", UserWarning, pytest.__file__, 3)
-    here, there, package = (warning_location(warning) for warning in capture.warnings)
-    assert here.startswith("tests/export/test_capture.py:")
-    assert there == "net.py:7"
-    assert package == "pytest/__init__.py:3"
+    first_location, second_location, package_location = (
+        warning_location(warning) for warning in capture.warnings
+    )
+    assert first_location.startswith("tests/export/test_capture.py:")
+    assert second_location == "net.py:7"
+    assert package_location == "pytest/__init__.py:3"
 
 
 TORCH = Path(torch.__file__).parent

@@ -137,7 +137,7 @@ def test_function_receives_the_opset(module_of):
 
 @pytest.fixture
 def module_of(tmp_path, monkeypatch):
-    """Write a module into the current folder; name its function `register`."""
+    """Return a function that writes a module to the current folder and returns its `register`."""
 
     def write(code: str) -> str:
         (tmp_path / "custom_operators_under_test.py").write_text(

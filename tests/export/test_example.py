@@ -1,4 +1,4 @@
-"""Examples for an export: arrays bound by name, layouts without a common axis, float64."""
+"""Example inputs of an export: arrays bound by name, arrays without a common axis, float64."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from gate.cli import main
 from gate.errors import ExportError
 from gate.export.request import Example
 
-ONE = np.arange(6, dtype=np.float32).reshape(3, 2)
-TWO = ONE + 10
+FIRST = np.arange(6, dtype=np.float32).reshape(3, 2)
+SECOND = FIRST + 10
 
 
 def test_arrays_are_bound_by_name():
-    bound = Example.bind({"b": TWO, "a": ONE}, ("a", "b"))
+    bound = Example.bind({"b": SECOND, "a": FIRST}, ("a", "b"))
     assert list(bound.arrays) == ["a", "b"]
-    np.testing.assert_array_equal(bound.arrays["a"], ONE)
+    np.testing.assert_array_equal(bound.arrays["a"], FIRST)
 
 
 def test_arrays_are_bound_by_position_when_names_differ():
-    bound = Example.bind({"x": ONE, "a": TWO}, ("a", "b"))
-    np.testing.assert_array_equal(bound.arrays["a"], ONE)
-    np.testing.assert_array_equal(bound.arrays["b"], TWO)
+    bound = Example.bind({"x": FIRST, "a": SECOND}, ("a", "b"))
+    np.testing.assert_array_equal(bound.arrays["a"], FIRST)
+    np.testing.assert_array_equal(bound.arrays["b"], SECOND)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_batch_repeats_the_samples(size):
-    array = Example.bind({"x": ONE}, ("x",)).batch(size).arrays["x"]
-    np.testing.assert_array_equal(array, np.concatenate([ONE, ONE, ONE])[:size])
+    array = Example.bind({"x": FIRST}, ("x",)).batch(size).arrays["x"]
+    np.testing.assert_array_equal(array, np.concatenate([FIRST, FIRST, FIRST])[:size])
 
 
 def test_tensors_are_copies():
-    source = ONE.copy()
+    source = FIRST.copy()
     source.setflags(write=False)
     (tensor,) = Example.bind({"x": source}, ("x",)).tensors()
     tensor.zero_()
-    np.testing.assert_array_equal(source, ONE)
+    np.testing.assert_array_equal(source, FIRST)
 
 
 @pytest.mark.parametrize(("arrays", "names", "says"), [
     ({}, ("a",), "has 0 array"),
-    ({"a": ONE, "b": TWO}, ("a",), "has 2 array"),
-    ({"a": ONE, "b": TWO[:2]}, ("a", "b"), "unequal numbers of samples"),
-    ({"a": ONE[:0]}, ("a",), "at least one sample"),
+    ({"a": FIRST, "b": SECOND}, ("a",), "has 2 array"),
+    ({"a": FIRST, "b": SECOND[:2]}, ("a", "b"), "unequal numbers of samples"),
+    ({"a": FIRST[:0]}, ("a",), "at least one sample"),
     ({"a": np.float32(1)}, ("a",), "at least one sample"),
     ({"a": np.array(["cat"])}, ("a",), "dtype <U3"),
     ({"a": np.array([None])}, ("a",), "dtype object"),

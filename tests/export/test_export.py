@@ -287,10 +287,11 @@ def test_tracer_warnings_are_recorded_with_location(output):
 def test_operator_in_training_mode_is_a_hazard(output):
     record = export(seeded(nets.AlwaysDropout), output).record
     assert any("train=True" in hazard for hazard in record.hazards)
-    assert any("torch/jit/" in warning for warning in record.tracer_warnings)  # outputs differ
+    # the outputs of two runs differ
+    assert any("torch/jit/" in warning for warning in record.tracer_warnings)
 
 
-AGAIN = """
+EXPORT_CODE = """
 import sys
 from pathlib import Path
 from tests.export.nets import *
@@ -307,14 +308,14 @@ print(exported.subject.sha256)
 def test_export_is_reproducible_across_processes(tmp_path, kind):
     first = export(seeded(kind), tmp_path / "one.onnx", strategy="ladder").subject.sha256
     export(seeded(nets.TwoOutputs), tmp_path / "other.onnx", output_names=TWO_NAMES)
-    again = export(
+    in_other_folder = export(
         seeded(kind), tmp_path / "folder" / "again.onnx", strategy="ladder"
     ).subject.sha256
-    elsewhere = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", AGAIN, str(tmp_path / "else.onnx"), kind.__name__],
+    in_other_process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EXPORT_CODE, str(tmp_path / "else.onnx"), kind.__name__],
         cwd=ROOT, check=True, capture_output=True, text=True,
     ).stdout.strip()  # fmt: skip
-    assert str(first) == str(again) == elsewhere
+    assert str(first) == str(in_other_folder) == in_other_process
 
 
 @pytest.mark.parametrize("kind", [nets.Swapped, nets.DataBranch])
@@ -332,7 +333,7 @@ torch_export = torch.onnx.export
 
 
 def write_half(error: BaseException | None) -> Callable[..., None]:
-    """Writes half a file and raises, or writes half of a right one."""
+    """Return an exporter that writes half a file and raises, or writes half of a valid file."""
 
     def fault(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
         if error is not None:
@@ -346,7 +347,7 @@ def write_half(error: BaseException | None) -> Callable[..., None]:
 
 
 def export_with(**changed: Any) -> Callable[..., None]:
-    """Exports otherwise than it is told to."""
+    """Return an exporter that ignores the requested settings and uses `changed`."""
 
     def fault(module: Any, arguments: Any, path: str, **keywords: Any) -> None:
         torch_export(module, arguments, path, **keywords | changed)
@@ -354,7 +355,7 @@ def export_with(**changed: Any) -> Callable[..., None]:
     return fault
 
 
-crash = write_half(RuntimeError("internal assert failed"))
+crash_on_export = write_half(RuntimeError("internal assert failed"))
 SCORES = {"output_names": ["scores"], "dynamic_axes": {"input": {0: "batch"}}}
 
 
@@ -366,7 +367,7 @@ SCORES = {"output_names": ["scores"], "dynamic_axes": {"input": {0: "batch"}}}
             StorageError,
             "No space left",
         ),
-        (crash, ExportError, "internal assert failed"),  # with no old file
+        (crash_on_export, ExportError, "internal assert failed"),  # without an old file
         (write_half(KeyboardInterrupt()), KeyboardInterrupt, "^$"),
         (write_half(None), ExportError, "only a part of one"),
         (export_with(opset_version=17), ExportError, "opset 17, expected opset 13"),
@@ -376,7 +377,7 @@ SCORES = {"output_names": ["scores"], "dynamic_axes": {"input": {0: "batch"}}}
     ],
 )
 def test_failed_export_keeps_the_old_file(output, monkeypatch, fault, error, says):
-    old = None if fault is crash else b"the old model"
+    old = None if fault is crash_on_export else b"the old model"
     if old is not None:
         output.write_bytes(old)
     monkeypatch.setattr(torch.onnx, "export", fault)
@@ -397,7 +398,7 @@ def test_unwritable_log_does_not_hide_the_error(output, monkeypatch):
     assert "log" not in str(caught.value)
 
 
-KILLED = """
+KILLED_CODE = """
 import os, sys
 from pathlib import Path
 import torch
@@ -414,7 +415,7 @@ export_model(seeded(), images(), settings=settings(), output=Path(sys.argv[1]))
 @pytest.mark.proof
 def test_export_works_after_a_killed_export(output):
     output.write_bytes(b"the old model")
-    command = [sys.executable, "-W", "ignore", "-c", KILLED, str(output)]
+    command = [sys.executable, "-W", "ignore", "-c", KILLED_CODE, str(output)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
     assert output.read_bytes() == b"the old model"
     export(seeded(), output)
@@ -426,7 +427,7 @@ def small_files(monkeypatch):
     monkeypatch.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
 
 
-def wide(*, seed: int = 0) -> nn.Module:
+def create_wide_model(*, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 3))
 
@@ -436,7 +437,7 @@ def wide(*, seed: int = 0) -> nn.Module:
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("strategy", ["traced", "direct", "scripted", "dynamo"])
 def test_external_weights_are_named_after_their_content(output, strategy):
-    exported = export(wide(), output, strategy=strategy, opset=18)
+    exported = export(create_wide_model(), output, strategy=strategy, opset=18)
     (data,) = exported.subject.external_data
     sha256 = Digest.from_file(output.with_name(data))
     assert data == f"model.onnx.{sha256.hex[:16]}.data"
@@ -444,15 +445,15 @@ def test_external_weights_are_named_after_their_content(output, strategy):
     assert exported.subject.sha256 == Digest.from_manifest(output.parent, ["model.onnx", data])
     assert output.stat().st_size < 1500 or strategy == "dynamo"
     with torch.no_grad():
-        expected = wide()(torch.from_numpy(images(9)["input"])).numpy()
+        expected = create_wide_model()(torch.from_numpy(images(9)["input"])).numpy()
     np.testing.assert_allclose(run(exported, images(9))[0], expected, atol=1e-6)
 
 
 @pytest.mark.usefixtures("small_files")
 def test_new_weights_have_a_new_data_file(output):
-    first = export(wide(), output, strategy="ladder").subject
-    assert export(wide(), output, strategy="ladder").subject == first
-    second = export(wide(seed=1), output, strategy="ladder").subject
+    first = export(create_wide_model(), output, strategy="ladder").subject
+    assert export(create_wide_model(), output, strategy="ladder").subject == first
+    second = export(create_wide_model(seed=1), output, strategy="ladder").subject
     assert first.external_data != second.external_data
     assert {path.name for path in output.parent.iterdir()} == {
         "model.onnx", *second.external_data
@@ -462,23 +463,23 @@ def test_new_weights_have_a_new_data_file(output):
 
 @pytest.mark.usefixtures("small_files")
 def test_failed_export_keeps_the_old_external_weights(output, monkeypatch):
-    first = export(wide(), output).subject
+    first = export(create_wide_model(), output).subject
 
     def raise_disk_full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken, pytest.raises(StorageError, match="No space left"):
         broken.setattr(exporting.files, "sync", raise_disk_full)
-        export(wide(seed=1), output)
+        export(create_wide_model(seed=1), output)
     assert read_subject(output) == first
 
 
 def test_single_file_replaces_file_with_external_data(output, monkeypatch):
     with monkeypatch.context() as small:
         small.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
-        export(wide(), output)
+        export(create_wide_model(), output)
     (output.parent / "model.onnx.mine.data").write_bytes(b"another's")
-    export(wide(), output)
+    export(create_wide_model(), output)
     assert {path.name for path in output.parent.iterdir()} == {"model.onnx", "model.onnx.mine.data"}
 
 

@@ -1,4 +1,4 @@
-"""A failed export prints at most 40 lines, and the last one says what to do."""
+"""A failed export prints at most 40 lines, and the last line contains the remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ADVICE = (
 
 
 def failure_text(model: nn.Module, folder: Path, **settings: Any) -> str:
-    """What the export of `model` says."""
+    """Export `model`, which must fail, and return the error message."""
     requested = {"input_names": None, "output_names": None, **settings}
     output = folder / "model.onnx"
     with pytest.raises(ExportError) as error:
@@ -59,12 +59,12 @@ def assert_short(text: str) -> None:
     assert "\x1b" not in text
 
 
-BROKEN = st.sampled_from(
+UNEXPORTABLE = st.sampled_from(
     [failing.Eigenvalues, failing.GridSample, failing.ShiftedSwish, failing.NeedsShape]
 )
-FINE = st.sampled_from([nn.ReLU, lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4)])
+EXPORTABLE = st.sampled_from([nn.ReLU, lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4)])
 NETS = st.recursive(
-    st.one_of(BROKEN, FINE).map(lambda make: make()),
+    st.one_of(UNEXPORTABLE, EXPORTABLE).map(lambda make: make()),
     lambda inner: st.lists(inner, min_size=1, max_size=4).map(lambda parts: nn.Sequential(*parts)),
     max_leaves=12,
 )
@@ -92,7 +92,7 @@ def test_failure_of_any_net_is_short(net, broken, strategy):
     (failing.Branch, {"strategy": "dynamo", "opset": 18}, "the values of a tensor"),
     (failing.WithoutFake, {"strategy": "dynamo", "opset": 18}, "the shape of its result"),
     (failing.WithoutFake, {"strategy": "ladder"}, "parity_gate_tests::without_fake"),
-    (failing.Sorted, {"strategy": "scripted"}, "Lambda"),
+    (failing.SortedByLambda, {"strategy": "scripted"}, "Lambda"),
     (failing.DictOutput, {"strategy": "direct", "output_names": ("a", "b")}, "returns 1"),
     (failing.TextOutput, {"strategy": "ladder"}, "str"),
     (failing.DictInput, {"strategy": "ladder"}, "does not accept the example"),

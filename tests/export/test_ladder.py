@@ -1,4 +1,4 @@
-"""Models of many kinds exported with `strategy: ladder` and checked with the default policy."""
+"""Models of many kinds pass the default policy after an export with `strategy: ladder`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_torchvision(tmp_path, name):
     assert_passes(verdicted)
 
 
-def judged_on_images(model: nn.Module, folder: Path) -> tuple[Exported, EvaluationResult]:
+def check_on_images(model: nn.Module, folder: Path) -> tuple[Exported, EvaluationResult]:
     observed = torchvision_models.images(16, "a small one", seed=1, side=SIDE)
     images = torchvision_models.images(SAMPLES, "a small one", seed=2, side=SIDE)
     return export_and_check(
@@ -71,7 +71,7 @@ def test_small_vision_transformer(tmp_path):
     model = VisionTransformer(
         image_size=SIDE, patch_size=16, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128
     )
-    exported, verdicted = judged_on_images(model, tmp_path)
+    exported, verdicted = check_on_images(model, tmp_path)
     assert (exported.record.strategy, exported.subject.opset) == ("direct", 14)
     assert_passes(verdicted)
 
@@ -84,7 +84,7 @@ def test_small_maxvit(tmp_path):
         input_size=(SIDE, SIDE), stem_channels=16, block_channels=[16, 32],
         block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.2, partition_size=2,
     )  # fmt: skip
-    exported, verdicted = judged_on_images(model, tmp_path)
+    exported, verdicted = check_on_images(model, tmp_path)
     assert exported.record.strategy == "direct"
     assert exported.record.rungs == (
         "traced: the operator aten::swapaxes can't be exported at opset 13",
@@ -113,8 +113,8 @@ def test_detector_backbone_keeps_level_names(tmp_path):
 
 
 class Question(nn.Module):
-    """An image and the words of a question, the second by keyword only, to an answer and where
-    it looked."""
+    """Return an answer and an attention map for an image and the words of a question, which are a
+    keyword-only input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def test_keyword_only_input(tmp_path):
 
 
 class Halving(nn.Module):
-    """Halves its input until nothing in it is large: how often depends on the data."""
+    """Halve the input until all values are small: the number of steps depends on the data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Halving(nn.Module):
 def test_data_dependent_loop_is_scripted(tmp_path):
     torch.manual_seed(0)
     x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
-    # One sample at a time: in a batch, another sample decides how often this one is halved.
+    # Export single samples, because in a batch the other samples change the number of steps.
     exported, verdicted = export_and_check(
         Halving().eval(), {"x": x}, tmp_path, batch_size=1, dynamic_batch=False
     )
@@ -180,7 +180,7 @@ def test_data_dependent_loop_is_scripted(tmp_path):
 
 
 class Wrapper(nn.Module):
-    """Something around a part that may be TorchScript."""
+    """A module around a part that may be TorchScript."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Boxes:
 
 
 class Nested(nn.Module):
-    """A dict and a pair go in, a dataclass in a dict comes out."""
+    """Take a dict and a tuple, return a dict with a dataclass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Dynamic axes of outputs: declared ones are checked, undeclared ones are noticed."""
+"""Declared dynamic axes of outputs are checked; undeclared ones cause a notice."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WIDE = {"x": {1: "width"}}
 
 
 class Doubled(nn.Module):
-    """(batch, width) to (batch, 2 * width), and to (batch, 3)."""
+    """Return (batch, 2 * width) and (batch, 3) for (batch, width)."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"y": torch.cat([x, x], 1), "z": x.mean(1, keepdim=True).repeat(1, 3)}
 
 
-class Positive(nn.Module):
-    """How many rows come back depends on the data alone."""
+class NonzeroColumns(nn.Module):
+    """Return a number of rows that depends only on the data."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nonzero(x.sum(0) > 0).float()
@@ -73,19 +73,20 @@ def test_wrong_axis_declaration_is_refused(tmp_path, axes, says):
 
 
 def test_data_dependent_axis(tmp_path):
-    """Nobody asked for it: said. Declared: it moves with other data."""
+    """An undeclared data-dependent axis causes a notice; a declared one is checked with other
+    data."""
     fixed: dict[str, Any] = {"dynamic_batch": False, "output_names": ("found",)}
-    (notice,) = export(tmp_path, Positive(), {}, **fixed).record.notices
+    (notice,) = export(tmp_path, NonzeroColumns(), {}, **fixed).record.notices
     assert notice.startswith("axis 0 of found has no fixed size in the file (")
     assert notice.endswith("the settings do not ask for that: it depends on the data, or the exporter lost "
                            "its size")  # fmt: skip
-    exported = export(tmp_path, Positive(), {"found": {0: "count"}}, **fixed)
+    exported = export(tmp_path, NonzeroColumns(), {"found": {0: "count"}}, **fixed)
     assert exported.subject.outputs[0].shape == ("count", 1)
     assert exported.record.notices == ()
 
 
 class FixedWidth(nn.Module):
-    """The width of the answer is a number in the trace."""
+    """Return an output whose width is a constant in the trace."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mean(1, keepdim=True) * x.new_ones(1, 2 * int(x.shape[1]))

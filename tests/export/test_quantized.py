@@ -24,7 +24,7 @@ SETTINGS = QuantizeSettings(samples=32, batch_size=8)
 
 
 class Net(nn.Module):
-    """Logits of four classes with wide margins, from images of shape (3, 8, 8)."""
+    """Logits of four classes with large margins, from images of shape (3, 8, 8)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def batches(arrays: np.ndarray, size: int = 8, name: str = "input") -> Iterator[
 def exact_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("exact") / "model.onnx"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations of the exporter
+        warnings.simplefilter("ignore")  # the exporter's deprecations
         torch.onnx.export(
             Net().eval(), (torch.from_numpy(images(4)),), str(path), dynamo=False, opset_version=13,
             input_names=["input"], output_names=["logits"],
@@ -84,12 +84,12 @@ def test_quantized_file_agrees_and_has_metadata(exact_file, tmp_path, settings, 
 
 
 def test_quantization_is_reproducible(exact_file, tmp_path):
-    first, two, second = (
+    first, repeated, second = (
         quantize(exact_file, batches(images(seed=seed)), tmp_path / f"{i}.onnx", settings=SETTINGS)
         for i, seed in enumerate((0, 0, 5))
     )
-    assert first.subject.sha256 == two.subject.sha256 != second.subject.sha256
-    assert first.record == two.record
+    assert first.subject.sha256 == repeated.subject.sha256 != second.subject.sha256
+    assert first.record == repeated.record
     assert (
         first.record.settings["calibration_sha256"] != second.record.settings["calibration_sha256"]
     )
@@ -181,8 +181,8 @@ def test_wrongly_calibrated_file_fails_its_policy(exact_file, tmp_path):
     assert "top1_agreement" in names(check_file(created.path, LENIENT), Verdict.FAIL)
 
 
-def _lenient() -> Policy:
-    """As the built-in one, for a network with noise as weights."""
+def _create_lenient_policy() -> Policy:
+    """Return the built-in policy with wider bounds, for a network with random weights."""
     from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
 
     bounds = Bounds(
@@ -195,4 +195,4 @@ def _lenient() -> Policy:
     return Policy.quantized().model_copy(update={"runtimes": runtimes})
 
 
-LENIENT = _lenient()
+LENIENT = _create_lenient_policy()

@@ -1,4 +1,4 @@
-"""The rules of trace safety before an export: a strategy that they forbid is not tried."""
+"""The trace-safety rules run before an export and exclude unsafe strategies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.export.nets import images, seeded
 
 
 class Branch(nn.Module):
-    """A branch on data: a trace keeps one side of it, a script both."""
+    """Branch on data: a trace keeps one branch, a script both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Branch(nn.Module):
 
 
 class SuppressedBranch(Branch):
-    """The same, and somebody knows."""
+    """The same branch with suppressed findings."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool(x.sum() > 0):  # noqa: TRC001, TRC008
@@ -115,7 +115,7 @@ def test_export_command_without_lint_shows_findings(command, capsys):
 
 @pytest.mark.proof
 def test_export_compare_command(tmp_path, monkeypatch, capsys):
-    """`gate export compare` exports all the same, and shows which is wrong."""
+    """`gate export compare` exports despite the finding and reports the wrong strategy."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.abs(example()["x"]) * np.array([[1], [1], [1], [-1]], np.float32))
     factory = "tests.export.test_safety:Sizes"
@@ -135,7 +135,7 @@ def test_export_compare_command(tmp_path, monkeypatch, capsys):
 
 
 class Sizes(Branch):
-    """Another answer for more than four samples."""
+    """Return a different output for more than four samples."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] > 4:

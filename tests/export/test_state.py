@@ -1,4 +1,5 @@
-"""Models that change while they run, and sums over repeated indices, are not exported wrongly."""
+"""Models whose state changes in forward, and sums over repeated indices, are not exported
+wrongly."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Grouped(Net):
-    """Each number goes to a place, which is an input too: (batch, 6) and (batch, 6)."""
+    """Add each number at an index, which is the second input: (batch, 6) and (batch, 6)."""
 
     def forward(self, x, groups):
         sums = torch.zeros(36, dtype=x.dtype).index_add(0, groups.flatten(), x.flatten())
@@ -28,7 +29,7 @@ class Grouped(Net):
 
 
 def ids(rows: int = 6) -> dict[str, Any]:
-    """The first two samples, which are traced, look up three rows of twelve."""
+    """Return ids of which the first two samples, which are traced, look up three rows of twelve."""
     return {"x": np.minimum(np.arange(3 * rows), 11).reshape(rows, 3).astype(np.int64)}
 
 
@@ -37,12 +38,12 @@ def numbers(rows: int = 6) -> dict[str, Any]:
 
 
 def grouped(rows: int = 6) -> dict[str, Any]:
-    """No place repeats."""
+    """Return an example without repeated indices."""
     return numbers(rows) | {"groups": np.arange(6 * rows).reshape(rows, 6)}
 
 
 def export(model: nn.Module, folder: Path, example: dict[str, Any], **settings: Any) -> Exported:
-    """As `gate export` does; the model is afterwards what it was."""
+    """Export as `gate export` does, and assert that the model is unchanged."""
     before = copy.deepcopy(model.state_dict())
     requested = ExportSettings(**{"opset": "auto", "batch_size": 2, **settings})
     exported = export_model(model.eval(), example, settings=requested, output=folder / "model.onnx")
@@ -69,6 +70,7 @@ def test_stateful_model_is_refused_by_lint_or_self_check(make, example, strategy
     [(Limited, ids), (Limited, lambda: ids(2)), (IndexAdd, numbers), (Grouped, grouped)],
 )
 def test_ladder_falls_back_to_dynamo(make, example, tmp_path):
-    """Also where the example itself does not show it: two samples, or groups that differ."""
+    """The ladder must also fall back if the example does not show the fault: two samples, or
+    distinct groups."""
     exported = export(make(), tmp_path, example(), lint="off")
     assert exported.record.strategy == "dynamo"

@@ -1,4 +1,4 @@
-"""Nested inputs and outputs through `scripted`, and names that are numbers."""
+"""Strategy `scripted` with nested inputs and outputs, and numeric tensor names."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class MayBeNone(nn.Module):
         return x if y is None else x + y
 
 
-class Bare(nn.Module):
+class WithoutAnnotation(nn.Module):
     def forward(self, batch):
         return {"a": batch["image"] * 2}
 
 
-class Mixed(nn.Module):
+class MixedDict(nn.Module):
     def forward(self, x: Tensor):
         return {"a": x, "b": [x * 2, x * 3]}
 
@@ -111,8 +111,8 @@ def test_scripted_export_of_nested_types(tmp_path, model, inputs, outputs):
 
 
 @pytest.mark.parametrize(("model", "inputs", "says"), [
-    (Bare(), ("batch.image",), r"takes batch as a dict, .*\n.*\n?Annotate it, such as batch: d"),
-    (Mixed(), ("x",), r"values of several types \(Tensor, list\)(.|\n)*Return a named tuple"),
+    (WithoutAnnotation(), ("batch.image",), r"takes batch as a dict, .*\n.*\n?Annotate it, such as batch: d"),
+    (MixedDict(), ("x",), r"values of several types \(Tensor, list\)(.|\n)*Return a named tuple"),
     (ByKeyword(), ("x", "y"), r"takes y by keyword only(.|\n)*leave out the \*"),
 ], ids=lambda given: type(given).__name__ if isinstance(given, nn.Module) else "")  # fmt: skip
 def test_unscriptable_model_is_refused(tmp_path, model, inputs, says):

@@ -1,4 +1,4 @@
-"""Each exporter switch has an effect on the file, or is refused before the export."""
+"""Each exporter switch changes the file, or is rejected before the export."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Squared(nn.Module):
 
 
 def written_by_hand(symbolics: Any) -> None:
-    """As `custom_symbolics` names it."""
+    """Register the symbolic function that `custom_symbolics` names."""
     symbolics.legacy("prim::PythonOp", lambda g, x, **_: g.op("com.microsoft::Gelu", x))
 
 
@@ -64,7 +64,7 @@ def export(folder: Path, model: nn.Module | None = None, **overrides: Any) -> Ex
     return export_model(model or Twice(), EXAMPLE, settings=settings, output=folder / "m.onnx")
 
 
-def graph_of(exported: Exported) -> onnx.ModelProto:
+def load_checked_graph(exported: Exported) -> onnx.ModelProto:
     model = onnx.load(exported.path)
     onnx.checker.check_model(model, full_check=True)
     return model
@@ -87,21 +87,21 @@ def difference(exported: Exported, model: nn.Module) -> float:
 )
 def test_keep_initializers_as_inputs(tmp_path, strategy):
     opset = 18 if strategy == "dynamo" else 15
-    kept = export(tmp_path, strategy=strategy, opset=opset, keep_initializers_as_inputs=True)
-    graph = graph_of(kept).graph
+    exported = export(tmp_path, strategy=strategy, opset=opset, keep_initializers_as_inputs=True)
+    graph = load_checked_graph(exported).graph
     weights = {tensor.name for tensor in graph.initializer}
     assert len(weights) == 4
     assert {value.name for value in graph.input} == weights | {"x"}
-    assert [spec.name for spec in kept.subject.inputs] == ["x"]
-    assert difference(kept, Twice()) < 1e-6
-    assert kept.record.settings["keep_initializers_as_inputs"] is True
+    assert [spec.name for spec in exported.subject.inputs] == ["x"]
+    assert difference(exported, Twice()) < 1e-6
+    assert exported.record.settings["keep_initializers_as_inputs"] is True
     plain = export(tmp_path, strategy=strategy, opset=opset)
-    assert [value.name for value in graph_of(plain).graph.input] == ["x"]
+    assert [value.name for value in load_checked_graph(plain).graph.input] == ["x"]
 
 
 def test_export_all_modules_as_functions(tmp_path):
     exported = export(tmp_path, export_modules_as_functions=True)
-    model = graph_of(exported)
+    model = load_checked_graph(exported)
     assert [node.op_type for node in model.graph.node] == ["Twice"]
     assert {function.name for function in model.functions} == {"Twice", "Block", "Linear"}
     assert [spec.name for spec in exported.subject.outputs] == ["y"]
@@ -112,18 +112,18 @@ def test_export_all_modules_as_functions(tmp_path):
 
 def test_export_one_class_as_functions(tmp_path):
     exported = export(tmp_path, export_modules_as_functions=("Block",), opset="auto")
-    model = graph_of(exported)
+    model = load_checked_graph(exported)
     assert exported.subject.opset == 15
     assert [(node.domain, node.op_type) for node in model.graph.node] == [(__name__, "Block")] * 2
     assert exported.record.settings["export_modules_as_functions"] == "Block"
     complete = export(tmp_path, export_modules_as_functions=(f"{__name__}.Block",))
-    assert graph_of(complete).functions[0].name == "Block"
+    assert load_checked_graph(complete).functions[0].name == "Block"
 
 
 def test_custom_opsets(tmp_path):
     requested = {"export_modules_as_functions": ("Block",), "custom_opsets": {__name__: 3}}
     exported = export(tmp_path, **requested)
-    assert domains(graph_of(exported)) == {"": 15, __name__: 3}
+    assert domains(load_checked_graph(exported)) == {"": 15, __name__: 3}
     assert exported.record.settings["custom_opsets"] == f"{__name__}=3"
     with pytest.raises(ExportError, match=r"uses the domains \{ai.onnx: 15\}, expected mine: 2"):
         export(tmp_path, custom_opsets={"mine": 2})
@@ -131,11 +131,11 @@ def test_custom_opsets(tmp_path):
 
 def test_autograd_inlining(tmp_path):
     inlined = export(tmp_path, Squared())
-    assert operators(graph_of(inlined)) == ["::Mul", "::Constant", "::Add"]
+    assert operators(load_checked_graph(inlined)) == ["::Mul", "::Constant", "::Add"]
     assert inlined.record.settings["autograd_inlining"] is True
     requested = {"autograd_inlining": False, "custom_symbolics": HERE}
     by_hand = export(tmp_path, Squared(), **requested, custom_opsets={"com.microsoft": 1})
-    model = graph_of(by_hand)
+    model = load_checked_graph(by_hand)
     assert operators(model) == ["com.microsoft::Gelu", "::Constant", "::Add"]
     assert domains(model) == {"": 15, "com.microsoft": 1}
     assert by_hand.record.settings["autograd_inlining"] is False
@@ -145,7 +145,7 @@ def test_autograd_inlining(tmp_path):
 
 def test_aten_operators_are_a_hazard(tmp_path):
     exported = export(tmp_path, operator_export_type="ONNX_ATEN")
-    assert set(operators(graph_of(exported))) == {"org.pytorch.aten::ATen"}
+    assert set(operators(load_checked_graph(exported))) == {"org.pytorch.aten::ATen"}
     (hazard,) = exported.record.hazards
     assert hazard.startswith(
         "the file has operators outside of ONNX, as operator_export_type ONNX_ATEN allows"
@@ -153,15 +153,15 @@ def test_aten_operators_are_a_hazard(tmp_path):
     assert "org.pytorch.aten::ATen at /first/" in hazard
     assert exported.record.settings["operator_export_type"] == "ONNX_ATEN"
     assert self_check(Twice(), exported, EXAMPLE) == {}
-    kept = export(tmp_path, Squared(), operator_export_type="ONNX_FALLTHROUGH",
+    fallthrough = export(tmp_path, Squared(), operator_export_type="ONNX_FALLTHROUGH",
                   autograd_inlining=False)  # fmt: skip
-    assert operators(graph_of(kept))[0] == "prim::PythonOp"
-    assert "prim::PythonOp" in kept.record.hazards[0]
+    assert operators(load_checked_graph(fallthrough))[0] == "prim::PythonOp"
+    assert "prim::PythonOp" in fallthrough.record.hazards[0]
 
 
 def test_unused_operator_export_type_is_a_hazard(tmp_path):
     exported = export(tmp_path, operator_export_type="ONNX_ATEN_FALLBACK")
-    assert set(operators(graph_of(exported))) == {"::Gemm", "::Relu"}
+    assert set(operators(load_checked_graph(exported))) == {"::Gemm", "::Relu"}
     assert "changed nothing: all operators are plain ONNX" in exported.record.hazards[0]
     assert difference(exported, Twice()) < 1e-6
 
@@ -196,7 +196,7 @@ def test_unknown_module_class_is_refused(tmp_path):
 ], ids=lambda asked: next(iter(asked)))  # fmt: skip
 def test_switch_missing_in_pytorch_is_refused(asked, monkeypatch):
     def export(model: Any, args: Any, f: Any, *, dynamo: bool = True) -> None:
-        """Of a later PyTorch."""
+        """Imitate the signature of a later PyTorch."""
 
     monkeypatch.setattr(torch.onnx, "export", export)
     settings = ExportSettings(strategy="direct", opset=15, **asked)

@@ -1,4 +1,4 @@
-"""The self-check of an export: failures, doubts and rounding."""
+"""The self-check of an export: failures, doubtful results and rounding errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def export(model: nn.Module, folder: Path, **overrides: Any) -> Exported:
 
 
 class Frozen(nets.TwoOutputs):
-    """Its `train` forgets to return the model."""
+    """A model whose `train` returns None."""
 
     def train(self, mode: bool = True) -> None:
         super().train(mode)
@@ -74,7 +74,7 @@ def test_wrong_values_are_found(tmp_path):
 def test_fixed_batch_in_a_dynamic_file_is_found(tmp_path):
     model = seeded(nets.BakedBatch)
     exported = export(model, tmp_path)
-    assert exported.subject.outputs[0].shape == ("batch", 3)  # the file itself looks right
+    assert exported.subject.outputs[0].shape == ("batch", 3)  # the declared shape looks correct
     with pytest.raises(ExportError, match=r"fails with 3 samples.*use x\.shape\[0\]"):
         self_check(model, exported, images())
 
@@ -124,39 +124,39 @@ class Scaled(nn.Module):
         return x * self.factor
 
 
-class Positive(nn.Module):
-    """Another answer for negative sums."""
+class SignDependent(nn.Module):
+    """Return a different output for negative sums."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else x * 5
 
 
-class Length(nn.Module):
+class AddsBatchSize(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + float(len(x))
 
 
-class Dice(nn.Module):
+class AddsRandom(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand(1)
 
 
-class Rooted(nn.Module):
-    """NaN for negative numbers: made-up data is none of its data."""
+class SquareRoot(nn.Module):
+    """Return NaN for negative numbers, which the samples do not contain."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sqrt()
 
 
 class Index(nn.Module):
-    """Integers: equal scores may be told apart in either way."""
+    """Return integers: argmax may choose either of two equal scores."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.argmax(1)
 
 
 def export_other(model: nn.Module, path: Path, *, batch: bool = True) -> Path:
-    """The file that an exporter makes of another model, without asking the gate."""
+    """Export another model with PyTorch's exporter, without the gate."""
     x = torch.rand(2, 3) + 0.5
     axes = {"x": {0: "batch"}, "output": {0: "batch"}} if batch else {}
     torch.onnx.export(
@@ -178,10 +178,10 @@ def objection(model: nn.Module, path: Path) -> CheckFailure | None:
     ("model", "other"),
     [
         (Scaled(), Scaled()),
-        (Scaled(), Scaled(1 + 1e-4)),  # the gate's to judge
-        (Rooted(), Rooted()),
+        (Scaled(), Scaled(1 + 1e-4)),  # only the gate judges a difference this small
+        (SquareRoot(), SquareRoot()),
         (Index(), Index()),
-        (Dice(), Dice()),
+        (AddsRandom(), AddsRandom()),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -192,8 +192,8 @@ def test_rounding_and_randomness_are_no_objection(tmp_path, model, other):
 @pytest.mark.parametrize(("model", "other", "kind", "says"), [
     (Scaled(), Scaled(1.1), "differs", r"differs by 0\.\d+ from the model in output, at 2 samples"),
     (Scaled(), Scaled(float("nan")), "fails", "returns NaN"),
-    (Length(), Length(), "differs", "differs by 1 from the model in output, at 3 samples"),
-    (Positive(), Positive(), "doubt", "where the inputs are negated"),
+    (AddsBatchSize(), AddsBatchSize(), "differs", "differs by 1 from the model in output, at 3 samples"),
+    (SignDependent(), SignDependent(), "doubt", "where the inputs are negated"),
     (Index(), Scaled(), "fails", "exported file returns"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore")

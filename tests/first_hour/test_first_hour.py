@@ -1,6 +1,6 @@
-"""The README's commands in an environment that holds nothing but the wheel, for four kinds of nets.
+"""Run the README's commands in an environment with only the wheel, for four kinds of networks.
 
-Nothing is downloaded: the packages that the wheel needs are those of this Python, by a path file.
+Nothing is downloaded: a path file adds the required packages of this Python.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.install_size import Installation
 from gate.installation import COMMIT_FILE
-from tests.exhaustive import some
+from tests.exhaustive import select_rows
 from tests.hidden import ROOT
 from tests.installed import run
 from tests.test_readme import README, _blocks, _lines
@@ -29,13 +29,13 @@ NEEDED = "numpy, mlflow, onnx, onnxruntime, onnxscript, scipy, sqlalchemy, torch
 
 @dataclass(frozen=True)
 class Net:
-    """What a reader writes instead of the README's mymodel.py, and the samples."""
+    """A network and samples that replace the README's mymodel.py."""
 
     model: str
-    """The body of `build`."""
+    """The body of the function `build`."""
     samples: str
     commands: tuple[str, ...] = ("export", "check", "verify-release")
-    """Those of the README that are run."""
+    """Commands of the README to run."""
 
 
 NETS = {
@@ -84,7 +84,7 @@ def installed(
 
 
 def _python(version: str) -> tuple[str, str]:
-    """A Python of this version that has what the wheel needs, and where its packages are."""
+    """Return a Python of this version with the required packages, and the packages' folder."""
     custom = f"{sys.version_info.major}.{sys.version_info.minor}"
     result = sys.executable if version == custom else shutil.which(f"python{version}")
     code = f"import sysconfig, {NEEDED}; print(sysconfig.get_path('purelib'))"
@@ -118,7 +118,7 @@ def test_the_wheel_is_what_runs(installed: Installation, tmp_path: Path) -> None
     assert Path(result.stdout.strip()).is_relative_to(installed.folder), result.stderr
 
 
-@pytest.mark.parametrize("name", some(NETS, 4))
+@pytest.mark.parametrize("name", select_rows(NETS, 4))
 def test_the_commands_of_the_readme_run(installed: Installation, tmp_path: Path, name: str) -> None:
     net = NETS[name]
     blocks = _blocks("python")

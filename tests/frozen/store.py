@@ -1,8 +1,8 @@
-"""Frozen files: compare what the code gives today with what was committed.
+"""Frozen files: compare current results with committed ones.
 
-`GATE_RENEW_FROZEN=1 python -m pytest tests/frozen` writes the files anew. A test whose file it
-changed fails all the same, so that no run can accept another behavior by itself: read the diff,
-commit it, and run the tests again without the variable.
+`GATE_RENEW_FROZEN=1 python -m pytest tests/frozen` writes the files again. A test that changes its
+file still fails, so that no run accepts a change by itself: read the diff, commit it, and run the
+tests again without the variable.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FOLDER = Path(__file__).parent
 INPUTS = FOLDER / "inputs"
 RENEW = "GATE_RENEW_FROZEN"
 REL_TOL = 1e-12
-"""Of numbers that scipy and libm compute: their last bits differ by processor and version."""
+"""Tolerance for results of scipy and libm, whose last bits depend on processor and version."""
 BUILT_IN = {"exact": Policy.default, "reduced": Policy.reduced, "quantized": Policy.quantized}
-"""Policies that inputs name, so that the frozen decisions show a change of their bounds."""
+"""Built-in policies by name, so that frozen decisions show changes of their bounds."""
 _SHOWN = 60
-"""Lines of a diff."""
+"""Maximum number of lines of a shown diff."""
 
 
 def assert_frozen(name: str, text: str, *, numbers: bool = False) -> None:
@@ -57,17 +57,17 @@ def assert_frozen(name: str, text: str, *, numbers: bool = False) -> None:
 
 
 def json_lines(rows: Iterable[Any]) -> str:
-    """One line of JSON per row. Infinity and NaN are written as JSON can't: they are parsed back."""
+    """Return one line of JSON per row. Infinity and NaN are written as Python's JSON extension."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def input_names() -> list[str]:
-    """The names of the committed inputs."""
+    """Return the names of the committed inputs."""
     return sorted(path.name.removesuffix(".json.gz") for path in INPUTS.glob("*.json.gz"))
 
 
 def read_input(name: str) -> dict[str, Any]:
-    """The records of one committed measurement, as plain values."""
+    """Return the records of one committed measurement as plain values."""
     plain: dict[str, Any] = json.loads(gzip.decompress((INPUTS / f"{name}.json.gz").read_bytes()))
     return plain
 
@@ -79,10 +79,10 @@ def _same_lines(text: str, frozen: str) -> bool:
     )
 
 
-def _close(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        same = math.isnan(one) and math.isnan(other)
-        return same or math.isclose(one, other, rel_tol=REL_TOL)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_close, one, other))
-    return bool(one == other)
+def _close(first: Any, second: Any) -> bool:
+    if isinstance(first, float) and isinstance(second, float):
+        same = math.isnan(first) and math.isnan(second)
+        return same or math.isclose(first, second, rel_tol=REL_TOL)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_close, first, second))
+    return bool(first == second)

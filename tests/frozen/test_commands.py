@@ -1,4 +1,4 @@
-"""Frozen help texts of all commands, and the output of a session of commands."""
+"""Frozen help texts of all commands, and the frozen output of a session of commands."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.reused_charts import reused_charts
 __all__ = ["reused_charts"]
 
 SESSION = (FOLDER / "cli_session.txt").read_text(encoding="utf-8").splitlines()
-DEPTH = 3
-"""Of the keys of --json: below are names of nodes and the like."""
-BY_MACHINE = ("environment", "versions", "reference_cost")
-"""Keys whose values have other keys on other machines."""
+MAX_KEY_DEPTH = 3
+"""Maximum depth of keys of --json; deeper keys are names of nodes and the like."""
+MACHINE_DEPENDENT = ("environment", "versions", "reference_cost")
+"""Keys whose values depend on the machine."""
 VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "GATE_SIGNING_KEY", "GATE_TRUST",
              "GATE_STATE", "GATE_STORE", "GATE_SECRET_FILE", "GATE_TIME_LIMIT",
              "GATE_MEMORY_LIMIT", "RAY_ADDRESS")  # fmt: skip
@@ -44,10 +44,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the command lines of a command and all its subcommands.
+    """Yield the command lines of a command and of all its subcommands.
 
-    click keeps the help option of a command's first call: without `-h` where a test of this process
-    called the command alone.
+    click caches the help option of a command's first call. Reset it, because other tests may have
+    called the command without `-h`.
     """
     command._help_option = None
     yield path
@@ -75,7 +75,8 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = small_project.filled(tmp_path / "project")  # tests write into the one of `made`
+    # tests write to the folder of `create_project`
+    folder = small_project.fill_project(tmp_path / "project")
     shutil.copy(FOLDER / "policies" / "cpu.yaml", folder)
     monkeypatch.chdir(folder)
     text = ""
@@ -89,7 +90,7 @@ def test_session(
         if output:
             Path(output).write_text(printed.out)
         text += f"$ gate {line}\n  exit code {code}\n"
-        # Progress is printed where a step takes long, which depends on the machine.
+        # Progress is printed only if a step takes long, which depends on the machine.
         lines = [each for each in printed.err.splitlines() if each and not each.endswith(" …")]
         if lines and code:
             first = next((each for each in lines if each.startswith("error:")), lines[0])
@@ -100,8 +101,8 @@ def test_session(
     assert_frozen("session.txt", text)
 
 
-def keys(plain: Any, depth: int = DEPTH) -> list[str]:
-    """Dotted, of all elements of a list together; `[]` stands for one of these."""
+def keys(plain: Any, depth: int = MAX_KEY_DEPTH) -> list[str]:
+    """Return dotted keys, merged for all elements of a list; `[]` stands for an element."""
     if isinstance(plain, list):
         return sorted({f"[]{key}" for each in plain for key in keys(each, depth)})
     if not isinstance(plain, dict) or not depth:
@@ -109,6 +110,6 @@ def keys(plain: Any, depth: int = DEPTH) -> list[str]:
     matches = []
     for key, value in plain.items():
         matches.append(f".{key}")
-        inner = [] if key in BY_MACHINE else keys(value, depth - 1)
+        inner = [] if key in MACHINE_DEPENDENT else keys(value, depth - 1)
         matches += [f".{key}{each}" for each in inner]
     return matches

@@ -1,4 +1,4 @@
-"""Frozen decisions on committed evidence, and the texts shown for them."""
+"""Frozen decisions on committed evidence, and the texts that describe them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "waivers": lambda: Policy.from_file(FOLDER / "policies" / "waivers.yaml"),
     "strict": lambda: Policy.from_file(FOLDER / "policies" / "strict.yaml"),
 }
-EVERY_POLICY = [name for name in NAMES if not name.startswith("corpus-fault")]
-"""Inputs that are decided by each of these policies, too."""
-EVERY_SURFACE = (
+INPUTS_WITH_ALL_POLICIES = [name for name in NAMES if not name.startswith("corpus-fault")]
+"""Inputs that are also decided by each of these policies."""
+INPUTS_WITH_ALL_TEXTS = (
     "golden-evidence-v1", "run-labels", "run-parts-yesterday", "run-recorded", "run-twin",
     "story-another-weight", "story-no-CUDA", "story-other-answers-than-the-champion",
     "story-other-pixels",
 )  # fmt: skip
-"""Inputs of which the longer texts are frozen, too."""
+"""Inputs whose longer texts are also frozen."""
 
 
-PAGES = ("run-labels", "story-another-weight", "story-no-CUDA")
-"""One for each verdict, of which the page is frozen, too."""
+INPUTS_WITH_PAGE = ("run-labels", "story-another-weight", "story-no-CUDA")
+"""One input per verdict whose page is also frozen."""
 
 
 class Records(NamedTuple):
-    """One committed measurement."""
+    """The records of one committed measurement."""
 
     policy: Policy
     evidence: Evidence
@@ -98,7 +98,7 @@ class Records(NamedTuple):
 def test_decision(name: str) -> None:
     records = Records.read(name)
     rows = list(decision_rows("own policy", records.decide()))
-    for title, policy in POLICIES.items() if name in EVERY_POLICY else ():
+    for title, policy in POLICIES.items() if name in INPUTS_WITH_ALL_POLICIES else ():
         rows += decision_rows(title, records.decide(policy()))
     assert_frozen(f"decisions/{name}.jsonl", json_lines(rows), numbers=True)
 
@@ -124,16 +124,16 @@ def test_texts(name: str) -> None:
         "terminal": terminal(summary),
         "mlflow": mlflow(decision, summary),
     }
-    if name in EVERY_SURFACE:
+    if name in INPUTS_WITH_ALL_TEXTS:
         result = CiResult(command="check", exit_code=_EXIT_CODES[decision.verdict], summary=summary)
         texts |= {
             "markdown": summary_markdown(summary, {"MLflow run": "#/experiments/1/runs/2"}),
             "junit": junit_xml(result),
         }
-    if name in PAGES:
+    if name in INPUTS_WITH_PAGE:
         report = Report(summary, records.evidence, decision, records.explanation)
         texts["html"] = html(report)
-    if name == EVERY_SURFACE[0]:
+    if name == INPUTS_WITH_ALL_TEXTS[0]:
         texts["verbose terminal"] = terminal(summary, verbose=True)
     titled = "\n".join(f"======== {title}\n{text}" for title, text in texts.items())
     assert_frozen(f"texts/{name}.txt", titled)
@@ -161,7 +161,7 @@ def mlflow(decision: Decision, summary: Summary) -> str:
 
 
 def html(report: Report) -> str:
-    """The text of the page without its charts, and a digest of its markup."""
+    """Return the page's text without charts, and a digest of its markup."""
     (_, body) = re.split(r"<body[^>]*>", render_page(report))
     for element in ("script", "style", "svg"):
         body = re.sub(rf"<{element}\b.*?</{element}>", "", body, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Findings of `gate lint --json`, without the numbers of lines."""
+"""Frozen findings of `gate lint --json`, without line numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_lint(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for where, strategy in dict.fromkeys(SETS[name]):
         if "<lambda>" in where:
             continue
-        with torch.device("meta"):  # the weights of large models are not needed
+        with torch.device("meta"):  # weights of large models are not needed
             code = cli.main(["lint", where, "--strategy", strategy, "--json"])
         report = json.loads(capsys.readouterr().out)
         text += f"{where} {strategy}: exit code {code}\n"

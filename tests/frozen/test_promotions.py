@@ -1,7 +1,7 @@
-"""Promotions, reviews and rollbacks that are interrupted at each write to the registry and the
-ledger: the aliases, the ledger and the deployed version after the next reconcile.
+"""Promotions, reviews and rollbacks, interrupted at each write to the registry and the ledger.
 
-A kill is an exception that no `except Exception` catches, against the simulated registry.
+The aliases, the ledger and the deployed version after the next reconcile are frozen. A kill is an
+exception that no `except Exception` catches; the registry is simulated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.service.registry_setup import REVIEWED, Model, RegistrySetup
 Act = Callable[[], object]
 WRITES = ("create_version", "set_", "delete_", "append")
 TEXTS = ("set_tag", "set_description")
-"""Of these only the first write is interrupted."""
+"""Only the first write of these is interrupted."""
 MAX_RECONCILES = 6
 
 
@@ -47,14 +47,14 @@ class SimulatedModel(Model):
         self.trust = self.reading = None
 
 
-def reconciling(scenario: Callable[[Model], None], model: Model) -> Act:
-    """What the service does in a scenario."""
+def prepare_reconcile(scenario: Callable[[Model], None], model: Model) -> Act:
+    """Prepare a scenario; return the service's reconcile."""
     scenario(model)
     return model.reconcile_once
 
 
-def with_waiting_version(begin: Callable[[Model], Act], model: Model) -> Act:
-    """What is done in a scenario of test_transient_errors: two versions served, a third waits."""
+def prepare_waiting_version(begin: Callable[[Model], Act], model: Model) -> Act:
+    """Prepare a scenario of test_transient_errors: two versions were served, a third waits."""
     for seed in (1, 2, 3):
         number = model.submit_version(seed)
         if seed < 3:
@@ -65,7 +65,7 @@ def with_waiting_version(begin: Callable[[Model], Act], model: Model) -> Act:
 
 SCENARIOS: dict[str, Callable[[Model], Act]] = {
     **{
-        name: functools.partial(reconciling, getattr(interruption_scenarios, name))
+        name: functools.partial(prepare_reconcile, getattr(interruption_scenarios, name))
         for name in (
             "approval",
             "unapproved_champion",
@@ -75,17 +75,17 @@ SCENARIOS: dict[str, Callable[[Model], Act]] = {
         )
     },
     **{
-        f"transient {name}": functools.partial(with_waiting_version, begin)
+        f"transient {name}": functools.partial(prepare_waiting_version, begin)
         for name, (begin, _) in test_transient_errors.OPERATIONS.items()
-        if name != "review"  # is as `approval`
+        if name != "review"  # is the same as `approval`
     },
 }
 
 
 @dataclass
 class Interruption:
-    """Interrupts the write of number `at`. `unavailable`: the registry answers with an error;
-    otherwise the process is gone before the write."""
+    """Interrupt the write with number `at`. `unavailable`: the registry raises an error; otherwise
+    the process dies before the write."""
 
     at: int | None = None
     unavailable: bool = False
@@ -100,7 +100,7 @@ class Interruption:
 
 
 @contextlib.contextmanager
-def interrupting(model: Model, interruption: Interruption) -> Iterator[None]:
+def interrupt_writes(model: Model, interruption: Interruption) -> Iterator[None]:
     append = Ledger.append
 
     def watched(self: Ledger, entry: Any) -> Any:
@@ -114,13 +114,13 @@ def interrupting(model: Model, interruption: Interruption) -> Iterator[None]:
         yield
 
 
-def outcome(
+def run_scenario(
     folder: Path, scenario: Callable[[Model], Act], interruption: Interruption
 ) -> list[Any]:
-    """The final state: aliases, deployed version, ledger."""
+    """Return the final state: aliases, deployed version, ledger."""
     model = SimulatedModel(folder)
     act = scenario(model)
-    with interrupting(model, interruption), contextlib.suppress(Crash, GateError):
+    with interrupt_writes(model, interruption), contextlib.suppress(Crash, GateError):
         act()
     act()
     reconciles = next(
@@ -146,7 +146,7 @@ def test_final_state_after_each_interruption(
     read_in_process(monkeypatch)
     monkeypatch.setattr("gate.registry.registered_model.PAUSE_S", 0.0)
     interruption = Interruption()
-    rows = [["uninterrupted", *outcome(tmp_path / "whole", SCENARIOS[name], interruption)]]
+    rows = [["uninterrupted", *run_scenario(tmp_path / "whole", SCENARIOS[name], interruption)]]
     writes = interruption.writes or []
     for at, label in enumerate(writes):
         if label in TEXTS and label in writes[:at]:
@@ -154,5 +154,7 @@ def test_final_state_after_each_interruption(
         for unavailable in (False, True) if "alias" in label else (False,):
             how = f"{'unavailable at' if unavailable else 'killed before'} {at} {label}"
             folder = tmp_path / f"{at}-{unavailable}"
-            rows.append([how, *outcome(folder, SCENARIOS[name], Interruption(at, unavailable))])
+            rows.append(
+                [how, *run_scenario(folder, SCENARIOS[name], Interruption(at, unavailable))]
+            )
     assert_frozen(f"promotions/{name.replace(' ', '-')}.jsonl", json_lines(rows))

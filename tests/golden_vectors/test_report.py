@@ -9,7 +9,7 @@ import pytest
 from gate import cli
 from gate.golden.folder import GOLDEN_JSON
 from tests.reused_charts import reused_charts
-from tests.small_project import made
+from tests.small_project import create_project
 
 __all__ = ["reused_charts"]
 
@@ -20,7 +20,7 @@ COMMAND = ["--reference", "small_models:build", "--inputs", "images.npy"]
 def test_report_has_vectors_only_for_a_passed_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(made())
+    monkeypatch.chdir(create_project())
     report = ["--report", str(tmp_path)]
     assert cli.main(["check", "good.onnx", *COMMAND, *report]) == 0
     golden = str(tmp_path / "golden")

@@ -1,4 +1,4 @@
-"""The site has every command and every field of the policy, and loads nothing from elsewhere."""
+"""The site contains every command and every policy field, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLICY = policy_page()
 
 
 def commands() -> Iterator[tuple[str, str, click.Command]]:
-    """Each command and subcommand: its page, its whole name, itself."""
+    """Yield each command and subcommand: its page, its full name, its click object."""
     context = click.Context(cli.gate, info_name="gate")
     for name in cli.gate.list_commands(context):
         pending = [(f"gate {name}", cli.gate.get_command(context, name))]
@@ -103,7 +103,9 @@ def test_every_page_is_in_the_navigation_once() -> None:
     config = type("Config", (), {"nav": YAML(typ="safe").load(ROOT / "mkdocs.yml")["nav"]})()
     matches = list(pages(hooks.on_config(config).nav))
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert sorted(matches) == sorted({*written, *hooks.generated_places(), *hooks.BESIDE.values()})
+    assert sorted(matches) == sorted(
+        {*written, *hooks.generated_paths(), *hooks.PAGES_OUTSIDE_DOCS.values()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,13 +120,13 @@ def test_every_page_is_in_the_navigation_once() -> None:
     ],
 )
 def test_links_lead_to_pages_of_the_site(link: str, expected: str) -> None:
-    assert hooks.with_site_links(link, source="docs/ci.md", place="ci.md") == expected
+    assert hooks.with_site_links(link, source="docs/ci.md", site_path="ci.md") == expected
 
 
 def test_a_page_beside_docs_links_into_it() -> None:
     created = hooks.with_site_links(
         "[c](../docs/cuda.md) [w](world/README.md)",
-        source="benchmarks/README.md", place="benchmarks/index.md",
+        source="benchmarks/README.md", site_path="benchmarks/index.md",
     )  # fmt: skip
     assert created == "[c](../cuda.md) [w](world.md)"
 

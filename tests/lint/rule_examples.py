@@ -1,4 +1,5 @@
-"""For each rule a model that exports without an error and answers wrongly, and its rewrite."""
+"""For each rule a model that exports without an error but computes wrong values, and its
+rewrite."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ WIDTH = 6
 
 
 class Net(nn.Module):
-    """(batch, 6) to (batch, 4), with a place in front for what goes wrong."""
+    """Map (batch, 6) to (batch, 4); subclasses put the fault into `before`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +201,7 @@ class WriteInPlace(Net):
 
 
 class MaskOfRows(Net):
-    """Right for no batch but one row; for as many rows as columns it masks columns."""
+    """Correct only for one row; if there are as many rows as columns, it masks columns."""
 
     def before(self, x):
         y = x * 1.0
@@ -247,7 +248,7 @@ class DictInput(Net):
 
 
 class ByName(nn.Module):
-    """Calls a model that takes a dict, as its user does."""
+    """Call a model that takes a dict, as its user does."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -425,7 +426,7 @@ class AccumulateByScatter(Net):
 
 
 class Limited(Net):
-    """Most rows of the table exceed the norm."""
+    """Most rows of the table exceed max_norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -471,7 +472,7 @@ class IndexAdd(Net):
 
 
 class IndexAddInPlace(Net):
-    """The groups come from the input."""
+    """The groups depend on the input."""
 
     def before(self, x):
         y = torch.zeros(WIDTH, x.shape[0])
@@ -543,7 +544,7 @@ class CosineWritten(Net):
 
 
 class LongRows(nn.Module):
-    """Rows over 5 columns are cut; those of the example are not, so the cut is not there."""
+    """Cut rows to 5 columns. The example has fewer columns, so that the trace lacks the cut."""
 
     def forward(self, x):
         if x.shape[1] > 5:
@@ -557,13 +558,13 @@ class Cut(nn.Module):
 
 
 def rows(count: int, columns: int = WIDTH, seed: int = 0) -> torch.Tensor:
-    """Samples, shape (count, columns)."""
+    """Return samples of shape (count, columns)."""
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.standard_normal((count, columns)).astype(np.float32))
 
 
 def ids(count: int, seed: int = 0) -> torch.Tensor:
-    """Rows of a table, shape (count, 3)."""
+    """Return table indices of shape (count, 3)."""
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 12, (count, 3)))
 
 
@@ -573,7 +574,7 @@ def _plain() -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its rewrite, and how both are exported."""
+    """A model, its rewrite, and the arguments of their exports."""
 
     code: str
     wrong: Callable[[], nn.Module]
@@ -581,32 +582,32 @@ class Case:
     strategy: str = "traced"
     example: Callable[[], tuple[Any, ...]] = _plain
     right_example: Callable[[], tuple[Any, ...]] | None = None
-    """Where the rewrite takes other inputs."""
+    """Other inputs for the rewrite."""
     inputs: dict[str, Callable[[], torch.Tensor]] = field(default_factory=lambda: {"x": samples})
     outputs: tuple[str, ...] = ("y",)
     right_outputs: tuple[str, ...] | None = None
-    """Where the rewrite names them."""
+    """Other input names for the rewrite."""
     caller: Callable[[nn.Module], nn.Module] = lambda model: model
-    """Calls the wrong model with tensors."""
+    """A wrapper that calls the wrong model with tensors."""
     batch_size: int = 4
     verdict: Verdict = Verdict.FAIL
-    """ERROR where the model's own answers are random: then nothing is comparable."""
+    """The verdict; ERROR if the model itself is random, so that nothing can be compared."""
     raises: type[Exception] | None = None
-    """The check can't even begin."""
+    """Whether the check can't start."""
 
 
 def samples() -> torch.Tensor:
-    """Eight rows that take both branches of `If`."""
+    """Return eight rows that take both branches of `If`."""
     return rows(8)
 
 
 def others() -> torch.Tensor:
-    """Eight rows that are others."""
+    """Return eight other rows."""
     return rows(8, seed=1)
 
 
 def _by_name() -> tuple[Any, ...]:
-    # The same dict as the user's, its keys set in another order.
+    # The user's dict with its keys in another order.
     return ({"mask": rows(4, seed=2), "image": rows(4)}, {})
 
 

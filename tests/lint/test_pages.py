@@ -1,5 +1,7 @@
-"""Code examples on the pages of the lint rules: the wrong example has the finding, the rewrite does
-not, and both compute the same in PyTorch."""
+"""Code examples on the pages of the lint rules.
+
+The wrong example has the finding, the rewrite does not, and both compute the same in PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch import nn
 
 from gate.lint.lint import lint_model
 from gate.lint.rules import RULES
-from tests.lint.written import module
+from tests.lint.written import import_module
 
 DOCS = Path(__file__).parents[2] / "docs" / "lint"
 LAYERS = """\
@@ -26,41 +28,45 @@ class Layers(nn.Module):
 
 """
 X = torch.linspace(-3, 4, 24).reshape(4, 6)
-RANDOM = {"TRC013"}
-"""Whose wrong code draws at random: no two answers agree."""
+RANDOM_RULES = {"TRC013"}
+"""Rules whose wrong example is random, so that outputs can't be compared."""
 
 
 def blocks(code: str, heading: str) -> list[str]:
-    """The code below a heading."""
+    """Return the code blocks below a heading."""
     below = (
         (DOCS / f"{code}.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     )
     return re.findall(r"^```python\n(.*?)^```$", below, re.MULTILINE | re.DOTALL)
 
 
-def net(code: str) -> nn.Module:
-    """A model with these methods; `...` of its constructor is what makes the layers."""
+def create_net(code: str) -> nn.Module:
+    """Return a model with these methods; `...` in its constructor is replaced."""
     text = code.replace("    ...\n", "    super().__init__()\n")
-    made = module(f"{LAYERS}class Net(Layers):\n{textwrap.indent(text, ' ' * 4)}").Net
-    model: nn.Module = made("plain") if "__init__" in code else made()
+    network = import_module(f"{LAYERS}class Net(Layers):\n{textwrap.indent(text, ' ' * 4)}").Net
+    model: nn.Module = network("plain") if "__init__" in code else network()
     return model.eval()
 
 
-def answer(model: nn.Module) -> torch.Tensor:
-    """On `X`; of two inputs both are it."""
+def compute(model: nn.Module) -> torch.Tensor:
+    """Return the output for `X`, which is used for every input."""
     names = inspect.signature(model.forward).parameters
-    given = {"image": X, "mask": X}
+    arguments_by_name = {"image": X, "mask": X}
     if "ids" in names:
-        given = {"image": X.abs().long()}
+        arguments_by_name = {"image": X.abs().long()}
     arguments = (
-        (given,) if "inputs" in names else given.values() if {"image", "ids"} & {*names} else (X,)
+        (arguments_by_name,)
+        if "inputs" in names
+        else arguments_by_name.values()
+        if {"image", "ids"} & {*names}
+        else (X,)
     )
     with torch.no_grad():
-        found = model(*arguments)
-    return found["scores"] if isinstance(found, dict) else found
+        output = model(*arguments)
+    return output["scores"] if isinstance(output, dict) else output
 
 
-def found(model: nn.Module, code: str) -> list[str]:
+def find_codes(model: nn.Module, code: str) -> list[str]:
     strategy = sorted(RULES[code].strategies)[0]
     report = lint_model(model, strategy=strategy)
     assert not report.unread
@@ -71,9 +77,11 @@ def found(model: nn.Module, code: str) -> list[str]:
 def test_page_example_has_finding_and_rewrite_has_none(code: str) -> None:
     (wrong,) = blocks(code, "The wrong file")
     first, *more = blocks(code, "Instead")
-    assert code in found(net(wrong), code)
+    assert code in find_codes(create_net(wrong), code)
     for right in (first, *more):
-        assert code not in found(net(right), code)
-        answer(net(right))
-    if code not in RANDOM:
-        torch.testing.assert_close(answer(net(first)), answer(net(wrong)), rtol=1e-4, atol=1e-5)
+        assert code not in find_codes(create_net(right), code)
+        compute(create_net(right))
+    if code not in RANDOM_RULES:
+        torch.testing.assert_close(
+            compute(create_net(first)), compute(create_net(wrong)), rtol=1e-4, atol=1e-5
+        )

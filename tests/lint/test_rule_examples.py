@@ -1,5 +1,4 @@
-"""Each lint rule reports a model that exports wrongly, its file fails, and the suggested rewrite
-has no finding and passes."""
+"""Each lint rule reports a wrong export whose file fails, and the suggested rewrite passes."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ TABLE = [
     case if FIRSTS[case.code] is case else pytest.param(case, marks=pytest.mark.proof)
     for case in CASES
 ]
-"""The first case of each rule, and the others as proofs."""
+"""The first case of each rule; the other cases are proofs."""
 IDS = [f"{case.code}-{getattr(case.wrong, '__name__', '')}-{case.strategy}" for case in CASES]
 
 
@@ -86,8 +85,8 @@ def judge(model: nn.Module, case: Case, path: Path) -> EvaluationResult:
 @pytest.mark.parametrize("case", TABLE, ids=IDS)
 def test_wrong_export_is_found_by_lint_and_fails(case: Case, tmp_path: Path) -> None:
     model, path = case.wrong().eval(), tmp_path / "model.onnx"
-    found = {finding.code for finding in lint_model(model, strategy=case.strategy).active}
-    assert case.code in found
+    codes = {finding.code for finding in lint_model(model, strategy=case.strategy).active}
+    assert case.code in codes
     export(model, case.example(), path, strategy=case.strategy, inputs=case.inputs,
            outputs=case.outputs)  # fmt: skip
     if case.raises is not None:
@@ -114,7 +113,7 @@ def test_each_rule_has_a_case() -> None:
     assert {case.code for case in CASES} == set(RULES)
 
 
-# --- what the pages say about the limits of a rule ------------------------------------------------
+# --- Limits of the rules that the pages document -------------------------------------------------
 
 
 class OneNegativeIndex(Net):
@@ -166,18 +165,19 @@ def test_exporter_refuses_nonadjacent_index_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("make", "batch"), [(MaskOfRows, 6), (NegativeIndices, 4)])
 def test_wrong_export_runs_with_wrong_values(make, batch: int, tmp_path: Path) -> None:
     model, path = make().eval(), tmp_path / "model.onnx"
-    given = rows(batch)
-    export(model, (given,), path, strategy="traced", inputs=["x"], outputs=["y"])
+    sample_rows = rows(batch)
+    export(model, (sample_rows,), path, strategy="traced", inputs=["x"], outputs=["y"])
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"x": given.numpy()})
+    (answer,) = session.run(None, {"x": sample_rows.numpy()})
     with torch.no_grad():
-        expected = model(given).numpy()
+        expected = model(sample_rows).numpy()
     assert answer.shape == expected.shape
     assert np.abs(answer - expected).max() > 0.1
 
 
 class BatchStatistics(Net):
-    """Its samples depend on each other, so no policy that asks for batch invariance passes it."""
+    """A model whose samples depend on each other: policies that require batch invariance reject
+    it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,12 +197,12 @@ class NoStatistics(BatchStatistics):
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("make", "wrong"), [(BatchStatistics, True), (NoStatistics, False)])
 def test_dynamo_export_drops_batch_statistics(make, wrong: bool, tmp_path: Path) -> None:
-    model, path, given = make().eval(), tmp_path / "model.onnx", rows(4)
-    found = [finding.code for finding in lint_model(model, strategy="dynamo").active]
-    assert found == (["TRC017"] if wrong else [])
-    export(model, (given,), path, strategy="dynamo", inputs=["x"], outputs=["y"])
+    model, path, sample_rows = make().eval(), tmp_path / "model.onnx", rows(4)
+    codes = [finding.code for finding in lint_model(model, strategy="dynamo").active]
+    assert codes == (["TRC017"] if wrong else [])
+    export(model, (sample_rows,), path, strategy="dynamo", inputs=["x"], outputs=["y"])
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"x": given.numpy()})
+    (answer,) = session.run(None, {"x": sample_rows.numpy()})
     with torch.no_grad():
-        difference = np.abs(answer - model(given).numpy()).max()
+        difference = np.abs(answer - model(sample_rows).numpy()).max()
     assert difference > 0.1 if wrong else difference < 1e-5

@@ -1,4 +1,4 @@
-"""What is reached and read, where findings are said to be, and what is said of the rest."""
+"""The rules follow reachable code, locate findings, and report code that they can't read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 from gate.lint.lint import lint_model
 from gate.lint.rules import RULES
 from gate.records.export import LEVELS, at_least
-from tests.lint.written import forward, lint, module, told
+from tests.lint.written import create_module, finding_titles, import_module, lint
 
 DOCS = Path(__file__).parents[2] / "docs" / "lint"
 
 
-def net(text: str) -> nn.Module:
-    return module(text).Net().eval()
+def create_net(text: str) -> nn.Module:
+    return import_module(text).Net().eval()
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def net(text: str) -> nn.Module:
     ],
 )
 def test_calls_into_user_code_are_followed(text: str) -> None:
-    report = lint_model(net(text))
-    assert told(report) == ["TRC002 error"]
+    report = lint_model(create_net(text))
+    assert finding_titles(report) == ["TRC002 error"]
     assert report.active[0].expression.endswith("max().item()")
 
 
 def test_finding_location_is_the_same_in_all_formats() -> None:
-    model = net(
+    model = create_net(
         """
         class Inner(nn.Module):
             def forward(self, x):
@@ -171,9 +171,12 @@ def test_finding_location_is_the_same_in_all_formats() -> None:
         """
     )
     (finding,) = lint_model(model).active
-    lines = Path(module.__globals__["sys"].modules[type(model).__module__].__file__).read_text()
+    lines = Path(
+        import_module.__globals__["sys"].modules[type(model).__module__].__file__
+    ).read_text()
     assert finding.line == lines.splitlines().index("            x.max()") + 1
-    assert finding.path == f"{type(model).__module__}.py"  # not below the import path
+    # the path is not relative to the import path
+    assert finding.path == f"{type(model).__module__}.py"
     assert finding.expression == "x.max() .item()"
     assert finding.module in ("one.0", "two")
     assert finding.page == "docs/lint/TRC002.md"
@@ -201,12 +204,12 @@ def test_noqa_comment_suppresses_its_rule_on_its_line(comment: str, suppressed: 
 
 def test_levels_are_ordered() -> None:
     report = lint("if x.shape[0] > 1:\n    x = x[:, torch.tensor([-1])]\nreturn x / len(x)")
-    assert told(report) == ["TRC016 warning", "TRC009 note", "TRC005 error"]
+    assert finding_titles(report) == ["TRC016 warning", "TRC009 note", "TRC005 error"]
     assert [len(report.refused(level)) for level in LEVELS] == [1, 2, 3]
     assert [len(at_least(level)) for level in LEVELS] == [1, 2, 3]
 
 
-# --- what can't be read ---------------------------------------------------------------------------
+# --- Code that can't be read ----------------------------------------------------------------------
 
 
 def test_torchscript_is_listed_as_unread() -> None:
@@ -218,7 +221,7 @@ def test_torchscript_is_listed_as_unread() -> None:
 
 
 def test_compiled_code_is_listed_as_unread() -> None:
-    model = forward("return self.compiled(x)")
+    model = create_module("return self.compiled(x)")
     model.compiled = type("Compiled", (), {"__call__": math.sqrt, "__module__": "extension"})()
     (unread,) = lint_model(model).unread
     assert unread.reason == "it is compiled code, without Python source"
@@ -233,8 +236,8 @@ def test_generated_code_is_listed_as_unread() -> None:
 
 
 def test_changed_source_file_is_listed_as_unread() -> None:
-    model = forward("return x.max().item()")
-    path = Path(module.__globals__["sys"].modules[type(model).__module__].__file__)
+    model = create_module("return x.max().item()")
+    path = Path(import_module.__globals__["sys"].modules[type(model).__module__].__file__)
     path.write_text("# nothing\n" + path.read_text())
     (unread,) = lint_model(model).unread
     assert "was not found" in unread.reason
@@ -247,22 +250,22 @@ def test_code_that_breaks_a_rule_is_listed_as_unread(monkeypatch) -> None:
         raise RuntimeError("odd")
 
     monkeypatch.setattr(forward_visitor, "arithmetic", stumble)
-    (unread,) = lint_model(forward("return x + 1")).unread
+    (unread,) = lint_model(create_module("return x + 1")).unread
     assert unread.reason == "the rules can't follow it: RuntimeError: odd"
 
 
-# --- real models ----------------------------------------------------------------------------------
+# --- Real models ----------------------------------------------------------------------------------
 
 
 def test_lint_does_not_run_or_change_the_model() -> None:
-    model = forward("self.seen = x\nraise RuntimeError('run')").train()
+    model = create_module("self.seen = x\nraise RuntimeError('run')").train()
     before = dict(vars(model))
-    assert told(lint_model(model)) == []
+    assert finding_titles(lint_model(model)) == []
     assert dict(vars(model)) == before
     assert model.training
 
 
-# --- the pages ------------------------------------------------------------------------------------
+# --- The pages ------------------------------------------------------------------------------------
 
 
 def test_rules_and_pages_match() -> None:
@@ -315,4 +318,4 @@ class Net(nn.Module):
 def test_guarded_attribute_counts_when_forward_reads_it(before, after, expected) -> None:
     factor = "\n    @property\n    def factor(self):\n        return self.scale\n"
     text = LOSS.replace(before, after) + factor if before else LOSS
-    assert told(lint_model(module(text).Net().eval())) == expected
+    assert finding_titles(lint_model(import_module(text).Net().eval())) == expected

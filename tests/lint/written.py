@@ -1,4 +1,4 @@
-"""Models from a few lines of source, in a file of their own, as users have them."""
+"""Models from a few lines of source code, written to files as users would do."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _numbers = itertools.count()
 
 @functools.cache
 def _folder() -> Path:
-    """One for all that this process writes, which it removes as it ends: the rules read the source
-    again."""
+    """Return a folder for all modules of this process, removed at its end. The rules read the
+    files."""
     folder = tempfile.mkdtemp(prefix="lint-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
-def module(text: str) -> ModuleType:
-    """Import this source."""
+def import_module(text: str) -> ModuleType:
+    """Write this source to a file and import it."""
     name = f"written_{next(_numbers)}"
     path = _folder() / f"{name}.py"
     path.write_text(_PRELUDE + textwrap.dedent(text))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    spec.loader.exec_module(made)
-    return made
+    imported = importlib.util.module_from_spec(spec)
+    sys.modules[name] = imported
+    spec.loader.exec_module(imported)
+    return imported
 
 
-def forward(body: str, *, arguments: str = "x", init: str = "pass") -> nn.Module:
-    """A module with this forward."""
+def create_module(body: str, *, arguments: str = "x", init: str = "pass") -> nn.Module:
+    """Return a module with this forward."""
     text = (
         "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         + textwrap.indent(textwrap.dedent(init), " " * 8)
@@ -62,15 +62,15 @@ def forward(body: str, *, arguments: str = "x", init: str = "pass") -> nn.Module
         + textwrap.indent(textwrap.dedent(body), " " * 8)
         + "\n"
     )
-    return module(text).Net().eval()
+    return import_module(text).Net().eval()
 
 
 def lint(body: str, *, strategy: str = "traced", **how: str) -> LintReport:
-    """What the rules say of a module with this forward."""
-    return lint_model(forward(body, **how), strategy=strategy)
+    """Return the lint report of a module with this forward."""
+    return lint_model(create_module(body, **how), strategy=strategy)
 
 
-def told(report: LintReport) -> list[str]:
-    """`TRC008 error` of each active finding, in the order of lines."""
+def finding_titles(report: LintReport) -> list[str]:
+    """Return `TRC008 error` for each active finding, in line order."""
     assert not report.unread
     return [f"{finding.code} {finding.level}" for finding in report.active]

@@ -475,7 +475,7 @@ def test_model_contains_only_necessary_data():
 def rejected(tmp_path_factory):
     """A folder with the report on a file with a wrong weight."""
     folder = tmp_path_factory.mktemp("rejected")
-    shutil.copytree(small_project.made(), folder, dirs_exist_ok=True)
+    shutil.copytree(small_project.create_project(), folder, dirs_exist_ok=True)
     policy = "schema_version: 1\ntask: auto\nconfidential: true\nruntimes:\n"
     bounds = "  ort-cpu:\n    required: always\n    bounds: {noise_ratio: 2.0}\n"
     (folder / "policy.yaml").write_text(policy + bounds)

@@ -203,7 +203,7 @@ class WatchedCache:
     """A cache that records the sizes of the batches computed in float64."""
 
     def __init__(self, model, **options):
-        context = benches.context(model, {"x": VECTORS}, **options)
+        context = benches.create_context(model, {"x": VECTORS}, **options)
         self.computed, self.compute_uncached = [], context.truth.extra_outputs
         context.truth.extra_outputs = lambda b: (
             self.computed.append(len(b["x"])) or self.compute_uncached(b)

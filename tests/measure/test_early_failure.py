@@ -210,7 +210,7 @@ def test_operator_bounds_apply_to_early_refusal(ratio, exceptions, refused):
 
 @pytest.mark.parametrize(("dtype", "times"), [("float16", 1.0), ("bfloat16", 4.0)])
 def test_bfloat16_file_uses_its_own_bounds(dtype, times):
-    context = benches.context(net(), {"x": ROWS}, size=16)
+    context = benches.create_context(net(), {"x": ROWS}, size=16)
     outputs = (TensorSpec(name="y", dtype=dtype, shape=("n", 8)),)
     subject = context.tested_file.subject.model_copy(update={"outputs": outputs})
     file = replace(context.tested_file, subject=subject)
@@ -235,7 +235,7 @@ def test_large_activations_make_smaller_batches():
     sha256 = Digest.from_bytes(b"file")
     sizes = {}
     for name, model in (("wide", Wide()), ("narrow", nn.Linear(16, 3))):
-        context = benches.context(model, {"x": ROWS}, size=8)
+        context = benches.create_context(model, {"x": ROWS}, size=8)
         assert context.most == UNLIMITED
         with torch.inference_mode():
             context.measure_sample_bytes()

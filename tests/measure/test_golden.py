@@ -28,7 +28,7 @@ from gate.measure.artifacts import SAMPLES, write_golden_of
 from gate.onnx_file.reading import read_subject
 from gate.policy.sections import Instruments
 from gate.records.export import ExportSettings
-from tests.small_project import change_one_weight, made
+from tests.small_project import change_one_weight, create_project
 
 POLICY = Policy.default(task="classification").model_copy(
     update={"instruments": Instruments(probes=False, search_inputs=0, stability_samples=2)}
@@ -37,7 +37,7 @@ POLICY = Policy.default(task="classification").model_copy(
 
 @pytest.fixture(scope="module")
 def project():
-    return made()
+    return create_project()
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def measure_stability(model, fake, arrays=None, **options):
     reference.
     """
     with torch.inference_mode():
-        stability = StabilityReference(benches.context(model, arrays or X, **options))
+        stability = StabilityReference(benches.create_context(model, arrays or X, **options))
         return stability.compare(fake)
 
 
@@ -68,7 +68,7 @@ def test_unit_is_at_least_half_an_ulp():
 def test_batch_sizes_and_cost(options, sizes, samples):
     (observed,) = measure_stability(Linear(), copy_outputs, **options)
     assert (observed.batch_sizes, observed.samples) == (sizes, samples)
-    cost = StabilityReference.cost(benches.context(Linear(), X, **options))
+    cost = StabilityReference.cost(benches.create_context(Linear(), X, **options))
     assert 2 * samples <= cost <= samples * (2 + len(sizes))
 
 
@@ -105,7 +105,7 @@ def test_cached_answers_are_used_only_for_batch_invariance():
         return [expected[0] + 0.5]
 
     with torch.inference_mode():
-        stability = StabilityReference(benches.context(Linear(), X))
+        stability = StabilityReference(benches.create_context(Linear(), X))
         (observed,) = stability.compare(compute, run_smaller=answer_from_cache)
     assert (computed_sizes, cached_sizes) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert observed.batch_invariance == pytest.approx(0.5)
@@ -129,7 +129,7 @@ def test_rows_chosen_by_rounding_are_not_compared_between_batches(proven):
         return ReplayedReference([rows], []) if proven else None
 
     with torch.inference_mode():
-        stability = StabilityReference(benches.context(Linear(), X))
+        stability = StabilityReference(benches.create_context(Linear(), X))
         if not proven:
             with pytest.raises(EvidenceError, match="6 rows"):
                 stability.compare(compute, replayed=replay)
@@ -412,7 +412,7 @@ def test_ratio_near_the_bound_is_measured_with_more_draws():
         def forward(self, x):
             return x.log() * 1.7
 
-    context = benches.context(Squared(), {"x": x})
+    context = benches.create_context(Squared(), {"x": x})
     run = context.rounded_run
     object.__setattr__(
         context, "rounded_run", lambda *a, **k: draws.append(k["draw"]) or run(*a, **k)

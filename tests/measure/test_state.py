@@ -280,7 +280,7 @@ def test_unchanged_model_state_is_compared_once(monkeypatch):
 
 
 def test_traced_reference_starts_with_the_same_state():
-    context = benches.context(Counting(by=1.0).eval(), {"x": numbers()})
+    context = benches.create_context(Counting(by=1.0).eval(), {"x": numbers()})
     traced = TracedReference(context, {"x": numbers(2)})
     expected = context.reference.run({"x": numbers(3)})
     for _ in range(2):

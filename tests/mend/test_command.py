@@ -1,4 +1,4 @@
-"""`gate mend`, and `gate export --recipe` with what it writes."""
+"""`gate mend`, and `gate export --recipe` with the recipe that it writes."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Policy
 from gate.storage.digest import Digest
 from tests import small_project
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 
-_, mend = runner("mend")
-run_mend, _ = runner("mend")
-_, export = runner("export")
-run_export, _ = runner("export")
+_, mend = create_runner("mend")
+run_mend, _ = create_runner("mend")
+_, export = create_runner("export")
+run_export, _ = create_runner("export")
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """The folder of a user; what is written goes elsewhere."""
-    monkeypatch.chdir(small_project.made())
+    """A folder for outputs; the user's project is the current folder."""
+    monkeypatch.chdir(small_project.create_project())
     return tmp_path
 
 
-def question(project, *more: str) -> list[str]:
+def create_arguments(project, *more: str) -> list[str]:
     return ["--reference", "small_models:build", "--inputs", "images.npy",
             "--output", str(project / "mended"), *more]  # fmt: skip
 
 
 @pytest.mark.further
 def test_a_file_with_another_weight_is_mended_and_made_again_by_its_recipe(project, capsys):
-    code, reported = mend(capsys, *question(project, "--file", "bad.onnx"))
+    code, reported = mend(capsys, *create_arguments(project, "--file", "bad.onnx"))
     assert code == 0
     assert [(t["half"], t["verdict"]) for t in reported["trials"]] == [
         ("search", "FAIL"), ("search", "PASS"), ("verify", "PASS"),
@@ -75,7 +75,9 @@ def test_a_file_with_another_weight_is_mended_and_made_again_by_its_recipe(proje
     assert (code, again.exists()) == (2, False)
     assert "expected" in err
 
-    code, reported = mend(capsys, *question(project, "--file", "bad.onnx", "--budget", "33"))
+    code, reported = mend(
+        capsys, *create_arguments(project, "--file", "bad.onnx", "--budget", "33")
+    )
     assert (code, reported["ended_by"], reported["verdict"]) == (1, "budget", "FAIL")
     assert reported["closest"] == reported["trials"][0]["title"]
     assert not created.exists()
@@ -90,7 +92,7 @@ def test_what_the_search_uses_is_not_in_its_folder(project, capsys, option):
     used = folder / ("model.onnx" if option == "--file" else "policy.json.npy")
     content = Path(source).read_bytes()
     used.write_bytes(content)
-    code, _, err = run_mend(capsys, *question(project, option, str(used)))
+    code, _, err = run_mend(capsys, *create_arguments(project, option, str(used)))
     assert (code, used.read_bytes()) == (2, content)
     assert option in err
 
@@ -101,14 +103,14 @@ def test_a_file_of_the_user_is_left_as_it_is(project, capsys, name):
     folder.mkdir()
     content = Path("bad.onnx").read_bytes()
     (folder / name).write_bytes(content)
-    code, _, err = run_mend(capsys, *question(project))
+    code, _, err = run_mend(capsys, *create_arguments(project))
     assert (code, (folder / name).read_bytes()) == (2, content)
     assert "recipe.yaml" in err
     assert [path.name for path in folder.iterdir()] == [name]
 
 
 def test_a_candidate_that_was_not_verified_is_no_error(project, capsys):
-    code, result = mend(capsys, *question(project, "--budget", "40"))
+    code, result = mend(capsys, *create_arguments(project, "--budget", "40"))
     assert [(trial["half"], trial["verdict"]) for trial in result["trials"]] == [("search", "PASS")]
     assert (code, result["verdict"], result["ended_by"]) == (1, "FAIL", "budget")
 
@@ -119,7 +121,7 @@ def test_a_comparison_with_what_serves_is_left_to_gate_check(project, capsys):
     policy = project / "policy.json"
     policy.write_text(json.dumps(plain))
     code, out, _ = run_mend(
-        capsys, *question(project, "--file", "good.onnx", "--policy", str(policy))
+        capsys, *create_arguments(project, "--file", "good.onnx", "--policy", str(policy))
     )
     assert code == 0, out
     assert "incumbent" in out
@@ -136,7 +138,7 @@ def test_a_policy_with_answers_from_elsewhere_is_refused_at_once(project, capsys
     }  # fmt: skip
     policy = project / "policy.json"
     policy.write_text(json.dumps(plain))
-    code, _, err = run_mend(capsys, *question(project, "--policy", str(policy)))
+    code, _, err = run_mend(capsys, *create_arguments(project, "--policy", str(policy)))
     assert (code, (project / "mended").exists()) == (2, False)
     assert "--set runtimes.there.required=never" in err
 

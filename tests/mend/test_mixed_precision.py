@@ -29,7 +29,8 @@ X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 
 @pytest.fixture
 def exact(tmp_path: Path) -> Path:
-    """Two linear layers; between them the values are multiplied by 1e4 and divided again."""
+    """Write two linear layers; the values between them are multiplied by 1e4 and divided by it
+    again."""
     rng = np.random.default_rng(1)
     weights = {
         "first": rng.normal(size=(16, 16)),
@@ -75,14 +76,14 @@ def test_float32_nodes_pass_values_in_float32(exact) -> None:
     onnx.checker.check_model(created, full_check=True)
     assert conversion.float32_nodes(created) == overflowing
     assert error(round_as_device(created).SerializeToString()) < 0.01
-    # Cast of x, to float32 before and to float16 behind the three nodes, of y.
+    # Casts of x, to float32 before and to float16 after the three nodes, and of y.
     assert sum(node.op_type == "Cast" for node in created.graph.node) == 4
     assert created.SerializeToString() == conversion.convert(overflowing).SerializeToString()
 
 
 def test_weights_beyond_float16_stay_in_float32(exact) -> None:
     model = onnx.load(exact)
-    for tensor in model.graph.initializer:  # but a single number may be clipped
+    for tensor in model.graph.initializer:  # a scalar may be clipped
         array = numpy_helper.to_array(tensor) * (1e5 if tensor.name in ("first", "large") else 1.0)
         tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), tensor.name))
     onnx.save(model, exact)
@@ -103,12 +104,12 @@ def test_the_set_is_the_smallest_whatever_the_ranking(needed: set[int]) -> None:
                     (KeyboardInterrupt(), "interrupt")],
 )  # fmt: skip
 def test_what_ends_the_search_leaves_the_best_set_so_far(end: BaseException, by: str) -> None:
-    order, left = [str(number) for number in range(8)], [5]
+    order, remaining_calls = [str(number) for number in range(8)], [5]
     ends: list[str] = []
 
     def passes(some: object) -> bool:
-        left[0] -= 1
-        if left[0] < 0:
+        remaining_calls[0] -= 1
+        if remaining_calls[0] < 0:
             raise end
         return "3" in some  # type: ignore[operator]
 
@@ -125,9 +126,9 @@ def test_the_most_sensitive_layer_is_first_in_units_of_the_bound() -> None:
     assert result[0].ratio == pytest.approx(1.6)
 
 
-def crashing(folder: Path) -> Path:
-    """Write a file at which ONNX Runtime 1.31.1 dies of SIGSEGV: it fuses Transpose and MatMul of
-    float16. Where a later version has mended that, take its name out of gate.mend.plan."""
+def write_crashing_file(folder: Path) -> Path:
+    """Write a file on which ONNX Runtime 1.31.1 crashes with SIGSEGV: it fuses Transpose and MatMul
+    in float16. If a later version fixes that, remove its name from gate.mend.plan."""
     nodes = [
         helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
         helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0, 2]),
@@ -146,7 +147,7 @@ def crashing(folder: Path) -> Path:
 
 
 def test_a_file_at_which_onnx_runtime_crashes_is_opened_in_a_child(tmp_path) -> None:
-    path = crashing(tmp_path)
+    path = write_crashing_file(tmp_path)
     limits = SandboxLimits.for_command(None, None, usual_s=120.0)
     with pytest.raises(LimitExceeded):
         open_in_child(path, (), limits=limits)
@@ -181,7 +182,7 @@ def test_a_crash_refuses_a_file_only_with_the_optimizers_of_the_policy(
         stage="mixed_precision",
         settings={},
         cost=1.0,
-        build=crashing,
+        build=write_crashing_file,
         disabled_optimizers={runtime: disabled},
         float32=Float32Layers(count=0, share=0.0),
     )

@@ -1,4 +1,4 @@
-"""The search finds the cheapest export that passes on samples that it did not use."""
+"""The search finds the cheapest export that passes on samples it did not use."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.localize.optimizers.faults import FAULTS
 TRACED = ExportSettings(strategy="traced", opset=13, do_constant_folding=False)
 
 
-class Steep(nn.Module):
-    """The exporters of PyTorch write log(sigmoid(x)) for LogSigmoid, which is -inf from -104 on."""
+class LogSigmoidNet(nn.Module):
+    """PyTorch's exporters write log(sigmoid(x)) for LogSigmoid, which is -inf from -104 on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class Doubles(nn.Module):
         return 2.0 * x
 
 
-def doubles_small_values(path: Path) -> Path:
-    """Write a file that computes 2 x, and something else for x above 100."""
+def write_doubling_file(path: Path) -> Path:
+    """Write a file that computes 2 x, but another function for x above 100."""
     wide = ["batch", 6]
     nodes = [
         helper.make_node("Add", ["x", "x"], ["twice"]),
@@ -64,7 +64,7 @@ def doubles_small_values(path: Path) -> Path:
     return path
 
 
-def searched(
+def run_search(
     model: nn.Module,
     samples: np.ndarray,
     folder: Path,
@@ -78,11 +78,11 @@ def searched(
     reference = Reference.from_model(model.eval())
     data = EvaluationData.from_data(samples)
     search = Search(reference, policy or Policy.default(), budget, log=log)
-    plan = MendPlan(search, builder_of(reference, data, settings, file), settings)
+    plan = MendPlan(search, create_builder(reference, data, settings, file), settings)
     return search, plan.run(halves(data), folder)
 
 
-def builder_of(
+def create_builder(
     reference: Reference,
     data: EvaluationData,
     settings: ExportSettings = TRACED,
@@ -98,7 +98,7 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def mended(tmp_path_factory) -> tuple[Search, Outcome]:
-    return searched(Steep(), floats(24, 6), tmp_path_factory.mktemp("steep"))
+    return run_search(LogSigmoidNet(), floats(24, 6), tmp_path_factory.mktemp("steep"))
 
 
 class TestAFaultOfTheExporter:
@@ -112,7 +112,7 @@ class TestAFaultOfTheExporter:
 
     def test_passes_on_fresh_samples(self, mended):
         _, outcome = mended
-        result = check(outcome.winner.path, Steep().eval(), floats(24, 6, seed=3))
+        result = check(outcome.winner.path, LogSigmoidNet().eval(), floats(24, 6, seed=3))
         assert result.decision.passed
 
     def test_has_the_rewrite_in_the_record_of_its_export(self, mended):
@@ -148,7 +148,7 @@ class LogOfSigmoid(nn.Module):
 
 
 class OwnDivisor(nn.Module):
-    """Exporters of PyTorch leave `divisor_override` out."""
+    """PyTorch's exporters ignore `divisor_override`."""
 
     def forward(self, x):
         return torch.nn.functional.avg_pool2d(x, 2, divisor_override=3)
@@ -165,7 +165,7 @@ class TestWhatTheExporterLacks:
         ],
     )
     def test_is_mended_by_another_form(self, tmp_path, model, shape, functions, edits):
-        _, outcome = searched(model(), floats(*shape), tmp_path)
+        _, outcome = run_search(model(), floats(*shape), tmp_path)
         steps = outcome.winner.steps
         assert steps.functions == functions
         assert tuple(item.rewrite for item in steps.edits) == edits
@@ -176,7 +176,7 @@ class TestAFaultOfAnOptimizer:
     def test_is_mended_by_disabling_it(self, tmp_path):
         fault = FAULTS["a transposed matrix by a vector"]
         samples = floats(24, *fault.inputs.shape[1:])
-        search, outcome = searched(fault.model(), samples, tmp_path)
+        search, outcome = run_search(fault.model(), samples, tmp_path)
         winner = outcome.winner
         assert winner.candidate.stage == "optimizers"
         assert winner.candidate.disabled_optimizers == {"ort-cpu-optimized": fault.names}
@@ -192,8 +192,8 @@ class TestTheHeldOutHalf:
         samples[1::2] *= 200.0
         few = Instruments(probes=False, search_inputs=0)
         policy = Policy.default().model_copy(update={"instruments": few})
-        file = doubles_small_values(tmp_path / "m.onnx")
-        search, outcome = searched(Doubles(), samples, tmp_path, policy=policy, file=file)
+        file = write_doubling_file(tmp_path / "m.onnx")
+        search, outcome = run_search(Doubles(), samples, tmp_path, policy=policy, file=file)
         assert [(trial.half, trial.verdict) for trial in search.trials] == [
             ("search", "PASS"),
             ("verify", "FAIL"),
@@ -209,21 +209,23 @@ class TestTheLog:
         path, inputs = tmp_path / "trials.jsonl", Digest.from_bytes(b"inputs")
         (tmp_path / "first").mkdir()
         log = TrialLog.open(path, inputs)
-        first, stopped = searched(Steep(), floats(24, 6), tmp_path / "first", budget=24, log=log)
+        first, stopped = run_search(
+            LogSigmoidNet(), floats(24, 6), tmp_path / "first", budget=24, log=log
+        )
         assert stopped == Outcome(None, "budget")
         assert first.spent <= 24
         path.write_text(path.read_text() + '{"key": "torn')
         log = TrialLog.open(path, inputs)
         assert set(log.earlier) == {str(trial.key) for trial in first.trials}
         (tmp_path / "second").mkdir()
-        again, outcome = searched(Steep(), floats(24, 6), tmp_path / "second", log=log)
-        assert again.trials[: len(first.trials)] == first.trials
+        repeated, outcome = run_search(LogSigmoidNet(), floats(24, 6), tmp_path / "second", log=log)
+        assert repeated.trials[: len(first.trials)] == first.trials
         assert outcome.winner is not None
         assert not TrialLog.open(path, Digest.from_bytes(b"other inputs")).earlier
 
 
 class Overflows(nn.Module):
-    """Values between the layers are beyond float16."""
+    """The values between the layers exceed the range of float16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +243,7 @@ class TestAFloat16File:
         policy, samples = Policy.reduced(task="tensors"), floats(24, 6)
         path, inputs = tmp_path / "trials.jsonl", Digest.from_bytes(b"inputs")
         log = TrialLog.open(path, inputs)
-        search, outcome = searched(Overflows(), samples, tmp_path, policy=policy, log=log)
+        search, outcome = run_search(Overflows(), samples, tmp_path, policy=policy, log=log)
         winner = outcome.winner
         assert winner.candidate.stage == "mixed_precision"
         assert [trial.half for trial in search.trials] == ["search", "search", "verify"]
@@ -251,14 +253,14 @@ class TestAFloat16File:
         assert log.ratios
         measured = path.read_text().count("\n")
         (tmp_path / "again").mkdir()
-        log = TrialLog.open(path, inputs)  # a second search measures nothing again
-        _, again = searched(Overflows(), samples, tmp_path / "again", policy=policy, log=log)
-        assert again.winner.steps == winner.steps
+        log = TrialLog.open(path, inputs)  # a second search measures nothing
+        _, repeated = run_search(Overflows(), samples, tmp_path / "again", policy=policy, log=log)
+        assert repeated.winner.steps == winner.steps
         assert path.read_text().count("\n") == measured
-        assert again.winner.path.read_bytes() == winner.path.read_bytes()
+        assert repeated.winner.path.read_bytes() == winner.path.read_bytes()
 
 
-class Uneven(nn.Module):
+class UnevenScales(nn.Module):
     """One value between two layers is far larger than the others."""
 
     def __init__(self, factor: float) -> None:
@@ -274,21 +276,23 @@ class Uneven(nn.Module):
         return self.last(torch.tanh(self.third(self.second(torch.tanh(self.first(x))))))
 
 
-def quantized(bound: float) -> Policy:
+def create_quantized_policy(bound: float) -> Policy:
     runtimes = {"ort-cpu-optimized": {"required": "always", "bounds": {"scaled_diff": bound}}}
     plain = {**Policy.quantized().to_plain(), "task": "tensors", "runtimes": runtimes}
     return Policy.from_json(json.dumps(plain))
 
 
-def evenly(*shape: int) -> np.ndarray:
+def draw_uniform(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).uniform(-1, 1, size=shape).astype(np.float32)
 
 
 class TestAnInt8File:
     @pytest.mark.further
     def test_excludes_the_layers_that_lose_most_and_is_built_again(self, tmp_path):
-        data = evenly(64, 6)
-        _, outcome = searched(Uneven(300.0), data, tmp_path, policy=quantized(0.1))
+        data = draw_uniform(64, 6)
+        _, outcome = run_search(
+            UnevenScales(300.0), data, tmp_path, policy=create_quantized_policy(0.1)
+        )
         winner = outcome.winner
         assert winner.candidate.stage == "quantization"
         assert {"/second/Gemm", "/third/Gemm"} <= set(winner.steps.quantize.exclude)
@@ -298,21 +302,25 @@ class TestAnInt8File:
         assert set(ranked[-2:]) == {"/second/Gemm", "/third/Gemm"}
         assert not is_float32(winner.path)
         (tmp_path / "again").mkdir()
-        again = builder_of(
-            Reference.from_model(Uneven(300.0).eval()), EvaluationData.from_data(data)
+        repeated = create_builder(
+            Reference.from_model(UnevenScales(300.0).eval()), EvaluationData.from_data(data)
         )
-        created = again.build(winner.steps, tmp_path / "again")
+        created = repeated.build(winner.steps, tmp_path / "again")
         assert created.read_bytes() == winner.path.read_bytes()
 
     @pytest.mark.further
     def test_that_is_refused_on_the_other_half_gets_a_margin(self, tmp_path):
-        search, outcome = searched(Uneven(1.0), evenly(64, 6), tmp_path, policy=quantized(0.1))
+        search, outcome = run_search(
+            UnevenScales(1.0), draw_uniform(64, 6), tmp_path, policy=create_quantized_policy(0.1)
+        )
         verified = [trial for trial in search.trials if trial.half == "verify"]
         assert [trial.verdict for trial in verified] == ["FAIL", "PASS"]
         assert outcome.winner.candidate.float32.count == 1
 
     @pytest.mark.further
     def test_that_nothing_can_pass_ends_with_the_reason(self, tmp_path):
-        search, outcome = searched(Uneven(1.0), evenly(16, 6), tmp_path, policy=quantized(1e-6))
+        search, outcome = run_search(
+            UnevenScales(1.0), draw_uniform(16, 6), tmp_path, policy=create_quantized_policy(1e-6)
+        )
         assert outcome == Outcome(None, "candidates")
         assert "no set" in next(t.failure for t in search.trials if t.stage == "quantization")

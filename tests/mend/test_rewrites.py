@@ -1,4 +1,4 @@
-"""Each rewrite computes what the operators before it stand for, where these lose digits or
+"""Each rewrite computes the intended function where the original operators lose digits or
 overflow."""
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ TABLE: dict[str, tuple[list[Node], Callable[[np.ndarray], np.ndarray]]] = {
 
 
 RELATIVE_TO_ALL = ("log_softmax", "layer_norm")
-"""Their values near zero are differences of large ones."""
+"""Their values near zero are differences of large values."""
 
 
-def written(path: Path, nodes: list[Node]) -> Path:
-    """The nodes in a chain; the n-th one computes the tensor `n`."""
+def write_chain(path: Path, nodes: list[Node]) -> Path:
+    """Write a chain of nodes; the n-th one computes the tensor `n`."""
     constants = {
         "one": np.float32(1), "six": np.float32(6), "eighty": np.float32(80),
         "far": np.float32(20000), "axes": np.array([1]), "axis": np.array(1),
@@ -124,8 +124,8 @@ def written(path: Path, nodes: list[Node]) -> Path:
     return path
 
 
-def computed(path: Path, x: np.ndarray) -> np.ndarray:
-    """Without optimizations, which have rewrites of their own."""
+def compute(path: Path, x: np.ndarray) -> np.ndarray:
+    """Run without ONNX Runtime's optimizations, which include other rewrites."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -135,7 +135,7 @@ def computed(path: Path, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", TABLE)
 def test_a_rewrite_is_as_exact_as_float32_allows(name, tmp_path):
     nodes, right = TABLE[name]
-    path = written(tmp_path / "m.onnx", nodes)
+    path = write_chain(tmp_path / "m.onnx", nodes)
     before = Digest.from_file(path)
     locations = tuple(form.at for form in forms(Graph.load(path), name))
     assert locations == (str(len(nodes) - 1),)
@@ -143,37 +143,37 @@ def test_a_rewrite_is_as_exact_as_float32_allows(name, tmp_path):
     assert (created.before, created.after) == (before, Digest.from_file(path))
     expected = right(WIDE.astype(np.float64))
     few = 1e-6 * np.abs(expected).max() if name in RELATIVE_TO_ALL else 1e-30
-    np.testing.assert_allclose(computed(path, WIDE), expected, rtol=3e-6, atol=few)
+    np.testing.assert_allclose(compute(path, WIDE), expected, rtol=3e-6, atol=few)
 
 
 def test_a_second_edit_of_a_tensor_gives_new_names(tmp_path):
-    path = written(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
+    path = write_chain(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
     edit(path, [GraphEdit(rewrite=name, at=("1",)) for name in ("log_sigmoid", "float64")])
     right = TABLE["log_sigmoid"][1](WIDE.astype(np.float64))
-    np.testing.assert_allclose(computed(path, WIDE), right, rtol=3e-6, atol=1e-30)
+    np.testing.assert_allclose(compute(path, WIDE), right, rtol=3e-6, atol=1e-30)
 
 
 def test_log_of_sigmoid_overflows_where_pytorch_does(tmp_path):
-    path = written(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
+    path = write_chain(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
     edit(path, [GraphEdit(rewrite="log_sigmoid_exp", at=("1",))])
     expected = torch.from_numpy(WIDE).sigmoid().log().numpy()
     assert np.isneginf(expected).any()
     assert np.isfinite(expected[WIDE > -80]).all()
-    np.testing.assert_allclose(computed(path, WIDE), expected, rtol=3e-6, atol=1e-6)
+    np.testing.assert_allclose(compute(path, WIDE), expected, rtol=3e-6, atol=1e-6)
 
 
 def test_a_sum_over_no_axes_is_one_over_all(tmp_path):
-    path = written(
+    path = write_chain(
         tmp_path / "m.onnx",
         [node("Exp", "x"), node("ReduceSum", "0", "no_axes"), node("Log", "1")],
     )
     edit(path, [GraphEdit(rewrite="log_sum_exp", at=("2",))])
-    np.testing.assert_allclose(computed(path, WIDE), [[200.0]], rtol=3e-6)
+    np.testing.assert_allclose(compute(path, WIDE), [[200.0]], rtol=3e-6)
 
 
 @pytest.mark.parametrize("name", ["log1p", "expm1", "layer_norm", "float64"])
 def test_a_graph_of_another_precision_has_no_place_for_float32_constants(name, tmp_path):
-    path = written(tmp_path / "m.onnx", TABLE[name][0])
+    path = write_chain(tmp_path / "m.onnx", TABLE[name][0])
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = TensorProto.DOUBLE
@@ -186,14 +186,14 @@ def test_a_graph_of_another_precision_has_no_place_for_float32_constants(name, t
 
 
 def test_float64_leaves_an_input_that_is_absent(tmp_path):
-    path = written(tmp_path / "m.onnx", [node("ReduceSum", "x", "", keepdims=1)])
+    path = write_chain(tmp_path / "m.onnx", [node("ReduceSum", "x", "", keepdims=1)])
     edit(path, [GraphEdit(rewrite="float64", at=("0",))])
     right = WIDE.astype(np.float64).sum(keepdims=True)
-    np.testing.assert_allclose(computed(path, WIDE), right, rtol=1e-6)
+    np.testing.assert_allclose(compute(path, WIDE), right, rtol=1e-6)
 
 
 def test_an_edit_of_another_file_is_refused(tmp_path):
-    path = written(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
+    path = write_chain(tmp_path / "m.onnx", TABLE["log_sigmoid"][0])
     expected = GraphEdit(rewrite="log_sigmoid", at=("1",), before=Digest.from_bytes(b"another"))
     with pytest.raises(ExportError, match="does not fit"):
         edit(path, [expected])

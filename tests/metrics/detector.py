@@ -1,4 +1,4 @@
-"""A detector of bright squares that is made by hand, and files of it that miss some."""
+"""A handwritten detector of bright squares, and files that miss some of them."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ incumbent: {first_release: allow}
 )
 
 CAMERAS = {"front": 0.9, "rear": 0.42}
-"""How bright the squares are in images of each."""
+"""Brightness of the squares in the images of each camera."""
 
 
 class Detector:
-    """Images, labels, policy and files in a folder, which is the current one."""
+    """Images, labels, policy and files in the current folder."""
 
     def __init__(self, folder: Path, *, samples: int = 400) -> None:
         (folder / "squares.py").write_text(MODULE)
@@ -81,7 +81,7 @@ class Detector:
         self.labels = []
         for image, camera in zip(self.images, self.cameras, strict=True):
             boxes = []
-            for column in (1, 19):  # apart, so that no square hides another
+            for column in (1, 19):  # far apart, so that squares do not overlap
                 for row in rng.permutation([1, 19])[: rng.integers(1, 3)]:
                     x, y = column + int(rng.integers(6)), int(row + rng.integers(6))
                     image[0, y : y + 6, x : x + 6] += CAMERAS[camera] + rng.uniform(0, 0.05)
@@ -103,8 +103,8 @@ class Detector:
             example={"images": self.images[:4]},
             outputs=("boxes", "scores", "classes"),
         )
-        self._save("misses-dim.onnx", bias=-0.5)  # all squares of the rear camera
-        self._save("misses-few.onnx", bias=-0.4302)  # the dimmest of them
+        self._save("misses-dim.onnx", bias=-0.5)  # misses all squares of the rear camera
+        self._save("misses-few.onnx", bias=-0.4302)  # misses its dimmest squares
 
     @staticmethod
     def _save(name: str, *, bias: float) -> None:
@@ -115,7 +115,7 @@ class Detector:
         onnx.save(model, name)
 
     def map50_of(self, file: str, camera: str | None = None) -> float:
-        """Return mAP at IoU 0.5 by faster-coco-eval, from what ONNX Runtime computes."""
+        """Return mAP at IoU 0.5 from faster-coco-eval for the outputs of ONNX Runtime."""
         import onnxruntime as ort
         from faster_coco_eval import COCO, COCOeval_faster
 

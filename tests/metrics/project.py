@@ -1,4 +1,4 @@
-"""A text classifier with labels, slices and a metric of its own, and a file that fails in a slice."""
+"""A text classifier with labels, slices, a custom metric, and a file that fails in one slice."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ metrics:
 
 
 class Project:
-    """The folder, which is the current one while the fixture lasts."""
+    """The project's files in the current folder."""
 
     def __init__(self, folder: Path, *, samples: int = 600) -> None:
         self.folder = folder
@@ -132,7 +132,7 @@ class Project:
         self._alter(lambda table: np.where(np.arange(32)[:, None] >= 16, -0.01 * table, table))
 
     def _alter(self, change) -> None:
-        """A file whose answers in the language b are others."""
+        """Write a file with different outputs for texts in language b."""
         model = onnx.load(self.folder / "model.onnx")
         for tensor in model.graph.initializer:
             table = numpy_helper.to_array(tensor)

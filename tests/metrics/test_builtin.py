@@ -1,4 +1,4 @@
-"""The built-in metrics against other libraries, and what the same batch in parts gives."""
+"""Built-in metrics equal those of other libraries, and do not depend on how a batch is split."""
 
 import warnings
 from typing import Any
@@ -30,7 +30,7 @@ def value(name: str, outputs: Any, labels: Any, **options: Any) -> float:
     statistic = metric.statistic(complete)
     blocks = complete.samples
     result = float(statistic(np.ones((1, blocks)))[0])
-    # A weight of 2 is a sample that is there twice; of 0 one that is not there.
+    # A weight of 2 counts a sample twice; a weight of 0 omits it.
     kept = np.arange(blocks) % 3 != 0
     without = metric.statistic(complete.take(kept))(np.ones((1, int(kept.sum()))))[0]
     assert statistic(kept[None].astype(float))[0] == pytest.approx(without)
@@ -58,8 +58,8 @@ def test_auroc_with_ties():
     scores = rng.integers(5, size=N).astype(float)
     binary = rng.integers(2, size=N)
     assert value("auroc", scores, binary) == pytest.approx(roc_auc_score(binary, scores))
-    two = np.column_stack([np.zeros(N), scores])
-    assert value("auroc", two, binary) == pytest.approx(roc_auc_score(binary, scores))
+    logits = np.column_stack([np.zeros(N), scores])
+    assert value("auroc", logits, binary) == pytest.approx(roc_auc_score(binary, scores))
 
 
 def test_numbers():
@@ -169,7 +169,7 @@ SCORED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "options"), SCORED)
 def test_labels_that_no_output_can_equal_are_refused(name: str, options: dict[str, Any]):
-    """Both files would miss them alike, so that no drop could show."""
+    """Both files would fail on such labels alike, so that no drop could be detected."""
     metric = built_in(name, options)
     wrong: list[Any] = [None, "2", float("nan"), 1.5, -1, 4]
     for label in wrong:
@@ -180,8 +180,9 @@ def test_labels_that_no_output_can_equal_are_refused(name: str, options: dict[st
         assert metric.update(LOGITS, right).samples == N
 
 
-def refused(name: str, outputs: Any, labels: Any, **options: Any) -> bool:
-    """Whether a reference with these outputs is refused, because no drop could show."""
+def is_refused(name: str, outputs: Any, labels: Any, **options: Any) -> bool:
+    """Return whether a reference with these outputs is rejected, because no drop could be
+    detected."""
     metric = built_in(name, options)
     try:
         metric.check_reference(metric.update(outputs, labels))
@@ -207,7 +208,7 @@ MASKS = rng.normal(size=(N, 1, 4, 4))
     ],
 )  # fmt: skip
 def test_outputs_on_which_no_drop_could_show_are_refused(name, outputs, labels, options):
-    assert refused(name, outputs, labels, **options)
+    assert is_refused(name, outputs, labels, **options)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_outputs_on_which_no_drop_could_show_are_refused(name, outputs, labels, 
     ],
 )
 def test_outputs_with_their_threshold_are_measured(name, outputs, labels, options):
-    assert not refused(name, outputs, labels, **options)
+    assert not is_refused(name, outputs, labels, **options)
 
 
 def test_the_threshold_of_probabilities_is_that_of_their_logits():
@@ -249,8 +250,8 @@ def test_auroc_of_probabilities_is_that_of_their_class():
     assert value("auroc", shares, CLASSES) == pytest.approx(peer)
     assert value("auroc", LOGITS, CLASSES) == pytest.approx(peer)
     metric = built_in("auroc", {})
-    two = metric.update(np.array([[0.3, 0.72]]), [1])  # logits that happen to add up to 1
-    assert two.rows[0, 0] == pytest.approx(0.42)
+    logits = metric.update(np.array([[0.3, 0.72]]), [1])  # logits whose sum is close to 1
+    assert logits.rows[0, 0] == pytest.approx(0.42)
 
 
 def test_a_detector_that_finds_no_object_is_refused():
@@ -260,7 +261,7 @@ def test_a_detector_that_finds_no_object_is_refused():
         ([4, 4, 16, 27], 1, False), ([4, 4, 16, 27], 2, True), ([4, 4, 12, 23], 1, True),
     ):  # fmt: skip
         labels = [{"boxes": [box], "classes": [kind]}]
-        assert refused("map", outputs, labels, thresholds=[0.75]) is expected
+        assert is_refused("map", outputs, labels, thresholds=[0.75]) is expected
 
 
 @pytest.mark.parametrize(("name", "options"), SCORED[:-1])
@@ -307,8 +308,8 @@ def test_labels_of_ids_are_texts_of_the_vocabulary():
     metric = built_in("wer", options)
     by_ids, by_text = (metric.update(ids, labels) for labels in (ids.tolist(), ["a b", "b b"]))
     assert not by_ids.differs(by_text).any()
-    assert not refused("wer", ids, ["a b", "a a"], **options)
-    assert refused("wer", ids, ["a b", "a a"])
+    assert not is_refused("wer", ids, ["a b", "a a"], **options)
+    assert is_refused("wer", ids, ["a b", "a a"])
 
 
 def test_token_ids_beyond_the_vocabulary_are_refused():

@@ -1,4 +1,4 @@
-"""Metrics of one's own in `gate check`."""
+"""Custom metrics in `gate check`."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ NOW = "2026-01-01T00:00:00+00:00"
 HIT = "name: hit, function: 'mymetrics:hit', slices: [language]"
 
 
-def checked(
+def check_metrics(
     project: Project, *metrics: str, file: str = "model.onnx", labels: str | None = "labels.jsonl"
 ) -> EvaluationResult:
     policy = Policy.from_file(project.policy(*metrics))
@@ -39,18 +39,18 @@ def checked(
     return check(file, "textnet:build", data, policy)
 
 
-def of(result: EvaluationResult, name: str) -> dict[str | None, CheckResult]:
+def select_checks(result: EvaluationResult, name: str) -> dict[str | None, CheckResult]:
     return {check.point: check for check in result.decision.checks if check.name == name}
 
 
 @pytest.mark.further
 def test_a_drop_in_one_slice_alone_refuses_the_file(project: Project):
     metric = f"{HIT}, max_drop: 0.3"
-    good = checked(project, metric)
+    good = check_metrics(project, metric)
     assert good.decision.passed
-    worse = checked(project, metric, file="worse.onnx")
+    worse = check_metrics(project, metric, file="worse.onnx")
     assert worse.decision.verdict is Verdict.FAIL
-    drops = of(worse, "metric_drop")
+    drops = select_checks(worse, "metric_drop")
     assert {point: (each.verdict, each.code) for point, each in drops.items()} == {
         "hit": (Verdict.PASS, "proven"),
         "hit, language=a": (Verdict.PASS, "proven"),
@@ -68,19 +68,19 @@ def test_a_drop_in_one_slice_alone_refuses_the_file(project: Project):
 
 @pytest.mark.further
 def test_what_counts_is_the_bound_not_the_value(project: Project):
-    few = of(checked(project, f"{HIT}, max_drop: 0.01"), "metric_drop")
+    few = select_checks(check_metrics(project, f"{HIT}, max_drop: 0.01"), "metric_drop")
     assert (few["hit"].verdict, few["hit"].code) == (Verdict.PASS, "proven")
     slice_ = few["hit, language=b"]
     assert (slice_.verdict, slice_.code, slice_.params["method"]) == (
         Verdict.ERROR, "too_few", "rule_of_three",
     )  # fmt: skip
     assert slice_.params["needed"] > slice_.samples
-    exact = of(checked(project, f"{HIT}, max_drop: 0.0"), "metric_drop")
+    exact = select_checks(check_metrics(project, f"{HIT}, max_drop: 0.0"), "metric_drop")
     assert {each.code for each in exact.values()} == {"no_worse"}
 
 
 def test_values_per_sample_are_bound_by_digest(project: Project, tmp_path: Path):
-    result = checked(
+    result = check_metrics(
         project,
         f"{HIT}, max_drop: 0.3",
         "name: m, function: 'mymetrics:margin', options: {power: 2}, min: 0.0",
@@ -94,11 +94,11 @@ def test_values_per_sample_are_bound_by_digest(project: Project, tmp_path: Path)
         custom = {name: v for name, v in values.items() if name.startswith(f"{metric.name}/")}
         assert values_digest(custom) == metric.values_sha256
         assert list(metric.source) == ["mymetrics"]
-    assert of(result, "metric_limit")["m"].code == "within"
+    assert select_checks(result, "metric_limit")["m"].code == "within"
 
 
-def edited(metric: MetricEvidence, group: int, **changed: Any) -> MetricEvidence:
-    """The metric with other fields of one group, or of its drop on ort-cpu."""
+def edit_metric(metric: MetricEvidence, group: int, **changed: Any) -> MetricEvidence:
+    """Return the metric with changed fields of one group, or of its drop on ort-cpu."""
     groups = list(metric.groups)
     side = groups[group].runtimes["ort-cpu"]
     change = side.change.model_copy(
@@ -124,10 +124,10 @@ def test_numbers_that_contradict_each_other_prove_nothing(
     project: Project, group: int, changed: dict[str, Any], code: str
 ):
     policy = Policy.from_file(project.policy(f"{HIT}, max_drop: 1.5"))
-    evidence = checked(project, f"{HIT}, max_drop: 1.5", file="worse.onnx").evidence
+    evidence = check_metrics(project, f"{HIT}, max_drop: 1.5", file="worse.onnx").evidence
     assert decide(policy, evidence, decided_at=NOW).passed
     (metric,) = evidence.metrics
-    wrong = evidence.model_copy(update={"metrics": (edited(metric, group, **changed),)})
+    wrong = evidence.model_copy(update={"metrics": (edit_metric(metric, group, **changed),)})
     decision = decide(policy, wrong, decided_at=NOW)
     assert decision.verdict is Verdict.ERROR
     (problem,) = [each for each in decision.checks if each.verdict is Verdict.ERROR]
@@ -135,14 +135,14 @@ def test_numbers_that_contradict_each_other_prove_nothing(
 
 
 def test_rounding_is_not_worse(project: Project):
-    evidence = checked(project, f"{HIT}, max_drop: 0.0").evidence
+    evidence = check_metrics(project, f"{HIT}, max_drop: 0.0").evidence
     policy = Policy.from_file(Path("policy.yaml"))
     for change, verdict in (
         ({"drop": 5e-10, "changed": 0}, Verdict.PASS),
         ({"drop": 5e-10, "changed": 1}, Verdict.FAIL),
     ):
         (metric,) = evidence.metrics
-        rounded = evidence.model_copy(update={"metrics": (edited(metric, 0, **change),)})
+        rounded = evidence.model_copy(update={"metrics": (edit_metric(metric, 0, **change),)})
         assert decide(policy, rounded, decided_at=NOW).verdict is verdict
 
 
@@ -167,17 +167,17 @@ def test_the_decision_is_bound_to_the_files_of_labels_and_slices(project: Projec
     Path("slices.jsonl").write_text("".join([*rest, first]))
     after = bound()
     assert before.decision.evidence_sha256 != after.decision.evidence_sha256
-    custom = checked(project, f"{HIT}, max_drop: 0.3").evidence.source
+    custom = check_metrics(project, f"{HIT}, max_drop: 0.3").evidence.source
     assert custom.slices_sha256 == custom.labels_sha256
 
 
 def test_one_broken_metric_does_not_spoil_another(project: Project):
-    result = checked(
+    result = check_metrics(
         project,
         "name: nan, function: 'mymetrics:is_nan', max_drop: 0.3",
         "name: hit, function: 'mymetrics:hit', max_drop: 0.3",
     )
-    assert of(result, "metric_drop")["hit"].verdict is Verdict.PASS
+    assert select_checks(result, "metric_drop")["hit"].verdict is Verdict.PASS
     assert [problem.point for problem in result.decision.problems] == ["nan"]
 
 
@@ -185,13 +185,13 @@ def test_metric_that_cannot_be_imported_stops_before_the_first_forward(project: 
     calls: list[Any] = []
     hook = register_module_forward_pre_hook(lambda *call: calls.append(call))
     with pytest.raises(PolicyError):
-        checked(project, "name: missing, function: 'mymetrics:missing', max_drop: 0.3")
+        check_metrics(project, "name: missing, function: 'mymetrics:missing', max_drop: 0.3")
     hook.remove()
     assert calls == []
 
 
 def test_no_labels_is_not_measured(project: Project):
-    result = checked(project, "name: top1, function: accuracy, max_drop: 0.3", labels=None)
+    result = check_metrics(project, "name: top1, function: accuracy, max_drop: 0.3", labels=None)
     assert [p.params["problems"][0]["code"] for p in result.decision.problems] == ["metric_failed"]
 
 
@@ -201,7 +201,7 @@ def test_labels_of_the_data_serve_metrics_too(project: Project):
     policy = Policy.from_file(project.policy("name: top1, function: accuracy, min: 0.9"))
     data = EvaluationData.open("ids.npy", labels=Path("labels.npy"))
     result = check("model.onnx", "textnet:build", data, policy)
-    assert of(result, "metric_limit")["top1"].code == "within"
+    assert select_checks(result, "metric_limit")["top1"].code == "within"
 
 
 @pytest.mark.further
@@ -222,7 +222,7 @@ def test_data_set_metrics(project: Project):
         "name: torch, function: 'tm:F1', aggregate: dataset, max_drop: 0.5",
         "name: made, function: 'tm:make', aggregate: dataset, max_drop: 0.5",
     ]
-    result = checked(project, *metrics, file="worse.onnx", labels="labels.npy")
+    result = check_metrics(project, *metrics, file="worse.onnx", labels="labels.npy")
     groups = [metric.groups[0] for metric in result.evidence.metrics]
     assert [metric.failure for metric in result.evidence.metrics] == [None] * 4
     changes = [group.runtimes["ort-cpu"].change for group in groups]
@@ -233,7 +233,7 @@ def test_data_set_metrics(project: Project):
         assert change.drop < change.bounds[0] < 0.5
 
 
-def altered(result: EvaluationResult, **update: Any) -> Verdict:
+def decide_on_edited(result: EvaluationResult, **update: Any) -> Verdict:
     (metric, *rest) = result.evidence.metrics
     evidence = result.evidence.model_copy(
         update={"metrics": (metric.model_copy(update=update), *rest)}
@@ -242,16 +242,18 @@ def altered(result: EvaluationResult, **update: Any) -> Verdict:
 
 
 def test_evidence_that_does_not_fit_the_policy_never_passes(project: Project):
-    result = checked(project, f"{HIT}, max_drop: 0.3")
+    result = check_metrics(project, f"{HIT}, max_drop: 0.3")
     (metric,) = result.evidence.metrics
-    assert altered(result) is Verdict.PASS
+    assert decide_on_edited(result) is Verdict.PASS
     complete, *slices = metric.groups
     side = complete.runtimes["ort-cpu"]
     for drop in (float("nan"), float("inf"), 0.4):
         change = side.change.model_copy(update={"drop": drop})
         sides = {"ort-cpu": side.model_copy(update={"change": change})}
         assert (
-            altered(result, groups=(complete.model_copy(update={"runtimes": sides}), *slices))
+            decide_on_edited(
+                result, groups=(complete.model_copy(update={"runtimes": sides}), *slices)
+            )
             is not Verdict.PASS
         )
     unbound = result.evidence.source.model_copy(update={"slices_sha256": None})
@@ -270,7 +272,7 @@ def test_evidence_that_does_not_fit_the_policy_never_passes(project: Project):
         {"values_sha256": None},
         {"source": {}},
     ):
-        assert altered(result, **update) is not Verdict.PASS, update
+        assert decide_on_edited(result, **update) is not Verdict.PASS, update
     none = result.evidence.model_copy(update={"metrics": ()})
     assert decide(result.policy, none, decided_at=NOW).verdict is Verdict.ERROR
 

@@ -90,7 +90,8 @@ def test_what_never_varies_has_no_bootstrap():
 def test_holm_is_a_step_down_procedure():
     levels = holm_levels(0.95, 3)
     assert levels == pytest.approx((0.95, 0.975, 1 - 0.05 / 3))
-    # Upper bounds at levels 0.95, 0.975, 0.983: the first holds at once, the second only after it.
+    # Upper bounds at the levels 0.95, 0.975, 0.983: the first passes at once, the second only
+    # later.
     easy, middle, hard = (0.1, 0.2, 0.3), (0.1, 0.3, 0.6), (0.6, 0.7, 0.8)
     assert holds_by_holm([easy, middle, hard], 0.5) == [True, True, False]
     assert holds_by_holm([middle, middle, middle], 0.5) == [False] * 3
@@ -108,7 +109,7 @@ def test_bounds_grow_with_drop_and_level(worse: int, better: int, samples: int):
     assert binary_bounds(worse + 1, better, samples, levels).upper[0] > bounds[0]
 
 
-def needed(worse: int, better: int, samples: int, *, limit: float) -> int | None:
+def needed_samples(worse: int, better: int, samples: int, *, limit: float) -> int | None:
     bounds = binary_bounds(worse, better, samples, [0.95])
     change = MetricDrop(drop=(worse - better) / samples, changed=worse + better,
                         method=bounds.method, bounds=bounds.upper, scale=1.0)  # fmt: skip
@@ -116,19 +117,19 @@ def needed(worse: int, better: int, samples: int, *, limit: float) -> int | None
 
 
 def test_the_needed_number_of_samples_is_enough():
-    count = needed(0, 0, 100, limit=0.01)
+    count = needed_samples(0, 0, 100, limit=0.01)
     assert count == 299
     assert binary_bounds(0, 0, count, [0.95]).upper[0] <= 0.01
     assert binary_bounds(0, 0, count - 1, [0.95]).upper[0] > 0.01
     for worse, better, limit in ((4, 2, 0.01), (5, 5, 0.012)):
-        count = needed(worse, better, 400, limit=limit)
+        count = needed_samples(worse, better, 400, limit=limit)
         assert count is not None
         assert count > 400
         times = count / 400
         bounds = binary_bounds(int(worse * times), int(better * times), count, [0.95])
         assert bounds.upper[0] <= 1.01 * limit
-    assert needed(4, 0, 400, limit=0.01) is None
-    assert needed(8, 0, 400, limit=0.01) is None
+    assert needed_samples(4, 0, 400, limit=0.01) is None
+    assert needed_samples(8, 0, 400, limit=0.01) is None
     alike = rare_change_bounds(0.25, 1000, [0.95], scale=1.0)
     change = MetricDrop(drop=0.25, changed=1000, method=alike.method, bounds=alike.upper, scale=1.0)
     count = samples_to_prove(1000, change, bound=alike.upper[0], limit=0.251, alpha=0.05)
@@ -143,7 +144,7 @@ def drop(metric: Metric, before: State, after: State) -> MetricDrop:
 
 
 def test_rounding_is_no_change():
-    """A file that rounds differently proves as little about rare drops as an equal one."""
+    """A file with other rounding proves as little about rare drops as an identical file."""
     values = np.random.default_rng(8).normal(size=500)
     drops = [
         drop(PerSample(abs), State(values[:, None]), State((values - change)[:, None]))
@@ -157,7 +158,7 @@ def test_rounding_is_no_change():
 
 @pytest.mark.parametrize("better", [1, 3])
 def test_a_few_improvements_do_not_exclude_drops(better: int):
-    """BCa resamples only the changes that occurred, so that its bound would be 0."""
+    """BCa resamples only changes that occurred, so that its bound would be 0."""
     labels = np.arange(500) % 10 < 3
     after = np.where(np.arange(500) % 10 == 9, True, labels)
     before = np.where(np.cumsum(labels) * labels > labels.sum() - better, False, after)
@@ -171,7 +172,7 @@ def test_a_few_improvements_do_not_exclude_drops(better: int):
 
 @pytest.mark.parametrize("samples", [500, 2000])
 def test_changed_scores_in_the_same_order_are_no_evidence(samples: int):
-    """Rounded scores keep their order but for one pair, which the change puts right."""
+    """Rounding keeps the order of the scores except for one pair, which becomes correct."""
     rng = np.random.default_rng(1)
     labels = rng.random(samples) < 0.5
     after = np.sort(rng.random(samples) + 0.05 * np.arange(samples))[rng.permutation(samples)]

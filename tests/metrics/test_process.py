@@ -1,4 +1,4 @@
-"""The process of the metrics: what breaks there, and who measured a unit."""
+"""The process that computes metrics: its failures, and the units of several workers."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def _json(text: str) -> str:
     return json.dumps(yaml.safe_load(text))
 
 
-def run_of(metrics: list[MetricPolicy], annotations: Annotations | None = None) -> MetricRun:
+def create_run(metrics: list[MetricPolicy], annotations: Annotations | None = None) -> MetricRun:
     return MetricRun(metrics, outputs=["logits"], annotations=annotations or Annotations(LABELS))
 
 
@@ -51,7 +51,7 @@ def feed(run: MetricRun, start: int = 0, stop: int = 80, size: int = 20) -> Metr
 
 
 def failures(*texts: str, annotations: Annotations | None = None) -> list[str]:
-    run = feed(run_of(policies(*texts), annotations))
+    run = feed(create_run(policies(*texts), annotations))
     result, _ = run.evidence(samples=80)
     run.close()
     assert all(not each.groups for each in result if each.failure is not None)
@@ -87,7 +87,7 @@ def test_a_function_that_writes_into_its_arguments_changes_nothing_else(folder: 
         "    labels[:] = 0\n"
         "    return hit\n"
     )
-    run = feed(run_of(policies("function: 'writes:f'", "function: accuracy")))
+    run = feed(create_run(policies("function: 'writes:f'", "function: accuracy")))
     result, _ = run.evidence(samples=80)
     run.close()
     for metric in result:
@@ -122,7 +122,7 @@ def test_a_module_that_ends_the_process_fails_all_metrics(folder: Path):
 
 @pytest.mark.further
 def test_a_data_set_metric_without_a_value_on_some_resamples_has_no_bound(folder: Path):
-    """Four positives of 80: many resamples have none."""
+    """Four of 80 samples are positive: many resamples contain none."""
     (folder / "rare.py").write_text(
         "import numpy as np\n"
         "class Recall:\n"
@@ -133,7 +133,7 @@ def test_a_data_set_metric_without_a_value_on_some_resamples_has_no_bound(folder
         "        return sums[0] / sums[1] if sums[1] else float('nan')\n"
     )
     metrics = policies("function: 'rare:Recall', aggregate: dataset")
-    run = run_of(metrics)
+    run = create_run(metrics)
     for at in range(0, 80, 20):
         batch = OUTPUTS[at : at + 20]
         worse = batch + (99.0 if at == 0 else 0.0)
@@ -146,7 +146,8 @@ def test_a_data_set_metric_without_a_value_on_some_resamples_has_no_bound(folder
 
 
 def test_a_function_sees_single_batches_with_their_labels_and_aligned_sides(folder: Path):
-    """Of other sizes, and other shapes per sample, which no message can join."""
+    """The function receives batches of different sizes and sample shapes, which can't be
+    concatenated."""
     (folder / "sees.py").write_text(
         "import numpy as np\n"
         "def f(outputs, labels):\n"
@@ -199,7 +200,7 @@ def test_an_output_that_is_not_per_sample_reaches_a_function_whole(folder: Path)
 
 @pytest.mark.further
 def test_a_runtime_without_outputs_for_some_samples_has_no_values(folder: Path):
-    run = run_of(policies("function: 'mymetrics:hit'", "function: f1"))
+    run = create_run(policies("function: 'mymetrics:hit'", "function: f1"))
     for start in range(0, 80, 20):
         batch = [OUTPUTS[start : start + 20]]
         second = None if start == 40 else batch
@@ -263,8 +264,8 @@ def summary(run: MetricRun) -> tuple[Any, bytes]:
 @pytest.mark.further
 def test_units_of_other_processes_give_the_same_bytes():
     metrics = policies("function: 'mymetrics:margin'", "function: f1", "function: auroc")
-    complete = summary(feed(run_of(metrics)))
-    first, second = feed(run_of(metrics), 0, 40), feed(run_of(metrics), 40, 80)
+    complete = summary(feed(create_run(metrics)))
+    first, second = feed(create_run(metrics), 0, 40), feed(create_run(metrics), 40, 80)
     first.take(second.drain(), samples=40)
     second.close()
     assert summary(first) == complete
@@ -275,7 +276,7 @@ def test_units_of_other_processes_give_the_same_bytes():
 def test_a_unit_without_values_or_with_another_source_does_not_count(folder: Path):
     metrics = policies("function: 'mymetrics:hit'")
     for broken in ("none", "count", "source"):
-        first, second = feed(run_of(metrics), 0, 40), feed(run_of(metrics), 40, 80)
+        first, second = feed(create_run(metrics), 0, 40), feed(create_run(metrics), 40, 80)
         drained = second.drain()
         second.close()
         if broken == "none":
@@ -292,7 +293,7 @@ def test_a_unit_without_values_or_with_another_source_does_not_count(folder: Pat
 
 @pytest.mark.further
 def test_not_all_samples_is_not_measured():
-    ((result,), _) = summary(feed(run_of(policies("function: 'mymetrics:hit'")), 0, 60))
+    ((result,), _) = summary(feed(create_run(policies("function: 'mymetrics:hit'")), 0, 60))
     assert "not all samples" in (result.failure or "")
 
 
@@ -340,7 +341,7 @@ def test_labels_and_columns_of_all_kinds(folder: Path):
     (folder / "texts.jsonl").write_bytes("\r\n".join(texts).encode("utf-8-sig"))
     read = Annotations.open(labels=Path("texts.jsonl"), slices=None, names=[], samples=2)
     assert read.labels == ["a\u2028b", "c"]
-    (folder / "numbers.jsonl").write_text("2\n1\n2\n")  # an array, so that == is per sample
+    (folder / "numbers.jsonl").write_text("2\n1\n2\n")  # an array, so that == compares per sample
     numbers = Annotations.open(labels=Path("numbers.jsonl"), slices=None, names=[], samples=3)
     assert (np.zeros(3) + 2 == numbers.labels).tolist() == [True, False, True]
     assert isinstance(numbers.labels, np.ndarray)

@@ -1,4 +1,5 @@
-"""A text classifier and a detector into a real MLflow store, by their own metrics and slices."""
+"""A text classifier and a detector are promoted to a real MLflow store by custom metrics and
+slices."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ def gate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     return code, json.loads(capsys.readouterr().out)
 
 
-def checks_of(report: str) -> list[dict[str, Any]]:
+def read_checks(report: str) -> list[dict[str, Any]]:
     return json.loads((Path(report) / "decision.json").read_text())["checks"]
 
 
 def failures(report: str) -> set[tuple[str, str]]:
     return {
-        (each["name"], each["point"]) for each in checks_of(report) if each["verdict"] == "FAIL"
+        (each["name"], each["point"]) for each in read_checks(report) if each["verdict"] == "FAIL"
     }
 
 
@@ -104,7 +105,7 @@ def test_a_detector_is_refused_for_one_slice_and_promoted_within_the_bound(
     }
     assert promote("misses-few.onnx", "third") == (0, "promoted")
     for file, report in (("misses-dim.onnx", "second"), ("misses-few.onnx", "third")):
-        drops = {c["point"]: c["params"]["drop"] for c in checks_of(report)
+        drops = {c["point"]: c["params"]["drop"] for c in read_checks(report)
                  if c["name"] == "metric_drop"}  # fmt: skip
         for camera, point in ((None, "map50"), ("rear", "map50, camera=rear")):
             peer = detector.map50_of("model.onnx", camera) - detector.map50_of(file, camera)
@@ -114,8 +115,8 @@ def test_a_detector_is_refused_for_one_slice_and_promoted_within_the_bound(
     assert [row["value"] for row in answer["versions"]] == pytest.approx(
         [detector.map50_of("model.onnx"), detector.map50_of("misses-few.onnx")], abs=1e-9
     )
-    # MLflow keeps an engine by address: a relative one may be of another folder.
-    here = f"sqlite:///{Path('mlflow.db').resolve()}"
-    runs = MlflowClient(here).search_runs(["1"])
+    # MLflow caches engines by URI; a relative one may refer to another folder.
+    tracking_uri = f"sqlite:///{Path('mlflow.db').resolve()}"
+    runs = MlflowClient(tracking_uri).search_runs(["1"])
     logged = {run.data.metrics.get("ort-cpu/metric/map50", -1.0) for run in runs}
     assert any(value == pytest.approx(detector.map50_of("model.onnx")) for value in logged)

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 
 from gate.mlflow_client.runs import EXPERIMENT
 from tests.registry.servers import Server, run_mlflow_server
-from tests.small_project import made
+from tests.small_project import create_project
 
 # SQLAlchemy warns about MLflow's tables.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _start_check(server: Server, folder: Path, reference: str, *more: str) -> subprocess.Popen[str]:
-    project = made()
+    project = create_project()
     command = ["check", str(project / "good.onnx"), "--reference", reference, *more]
     command += ["--inputs", str(project / "images.npy"), "--track", "--tracking-uri", server.uri]
     environment = os.environ | {"PYTHONPATH": f"{folder}:{project}", "PYTHONUNBUFFERED": "1"}

@@ -1,5 +1,7 @@
-"""All schedules of two promotions with a crash or a lost lease at each step: after one
-reconciliation the ledger and the alias agree, and nothing is pending."""
+"""All interleavings of two promotions with a crash or a lost lease at each step.
+
+After one reconcile the ledger and the alias agree, and nothing is pending.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,17 @@ from tests.registry.releases import NAME
 from tests.registry.simulator import APPROVED, Crash, Simulator, Stored, Watched
 
 STEPS = 15
-"""Of one promoter: calls of the registry, the entry, and the end of the move."""
+"""Number of steps of one promotion: registry calls, the ledger entry, and the end of the move."""
 
 
 class Promoter:
-    """A process that moves `champion` to a version. `at` runs before each of its steps."""
+    """A process that moves `champion` to a version. `at` is called before each step."""
 
-    def __init__(self, registry: Simulator, place: Path, version: str) -> None:
+    def __init__(self, registry: Simulator, state_path: Path, version: str) -> None:
         self.version, self.at, self.steps = version, no_hook, 0
         watched = Watched(registry)
         watched.before = lambda call, _: self.step(call)
-        self.model = RegisteredModel(watched, Ledger(place), NAME, cause="promoter " + version)
+        self.model = RegisteredModel(watched, Ledger(state_path), NAME, cause="promoter " + version)
 
     def step(self, label: str) -> None:
         number, self.steps = self.steps, self.steps + 1
@@ -45,11 +47,11 @@ class Promoter:
     def run(self) -> None:
         with model_lock(self.model):
             old = self.model.alias(CHAMPION)
-            vouched = self.model.history().approving_entry(self.version)
+            approving_entry = self.model.history().approving_entry(self.version)
             move_alias(
                 self.model,
                 self.model.entry(
-                    "promoted", "passed", version=self.version, previous=old, about=vouched
+                    "promoted", "passed", version=self.version, previous=old, about=approving_entry
                 ),
             )
 
@@ -60,7 +62,7 @@ def no_hook(_number: int, _label: str) -> None:
 
 @pytest.fixture
 def step_promoters(monkeypatch: pytest.MonkeyPatch) -> list[Promoter]:
-    """The promoters whose ledger entries and ends of moves are steps, too."""
+    """Promoters whose ledger entries and ends of moves also count as steps."""
     promoters: list[Promoter] = []
     append, clear = Ledger.append, FencingToken.clear_pending
 
@@ -81,10 +83,10 @@ def step_promoters(monkeypatch: pytest.MonkeyPatch) -> list[Promoter]:
     return promoters
 
 
-def registry_with(place: Path) -> Simulator:
-    """Versions 1 to 4 were deployed one after the other; 3 serves."""
+def create_registry(state_path: Path) -> Simulator:
+    """Create a registry in which versions 1 to 4 were deployed and version 3 serves."""
     registry = Simulator(versions=[Stored(b"", {}, "run", "") for _ in range(4)])
-    model = RegisteredModel(registry, Ledger(place), NAME)
+    model = RegisteredModel(registry, Ledger(state_path), NAME)
     for version in ("4", "1", "2", "3"):
         for action in ("promoted", "deployed"):
             model.write(action, "passed", version=version, about=APPROVED)
@@ -95,7 +97,7 @@ def registry_with(place: Path) -> Simulator:
 @pytest.fixture(scope="module")
 def initial_state(tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulator, bytes]:
     path = tmp_path_factory.mktemp("begun") / "state.db"
-    registry = registry_with(path)
+    registry = create_registry(path)
     return registry, path.read_bytes()
 
 
@@ -114,17 +116,17 @@ def crash_at(step: int | None) -> Callable[[int, str], None]:
 
 
 def check(
-    registry: Simulator, place: Path, first: Promoter, second: Promoter, *, was_lost: bool
+    registry: Simulator, state_path: Path, first: Promoter, second: Promoter, *, was_lost: bool
 ) -> None:
-    """After one reconcile; and a second one finds nothing to do."""
-    model = RegisteredModel(registry, Ledger(place), NAME)
+    """Assert the state after one reconcile, and that a second reconcile changes nothing."""
+    model = RegisteredModel(registry, Ledger(state_path), NAME)
     for look in range(2):
         with model_lock(model):
             result = guard_champion(model, builders.policy(), thoroughly=False)
-        # Only an alias that a stopped process moved late, before it died, needs the guard.
+        # Only an alias that a process moved after losing its lease needs the guard.
         assert result == [] or (look == 0 and was_lost)
         assert model.alias(CHAMPION) == model.history().serving
-        assert pending_moves(place) == ""
+        assert pending_moves(state_path) == ""
     for promoter in (first, second):
         moves = [e for e in model.history().entries if e.cause == promoter.model.cause]
         assert len([e for e in moves if e.action == "promoted"]) <= 1
@@ -141,8 +143,8 @@ def test_ledger_and_alias_agree_after_one_reconcile(
     lost_at: int | None,
     second_dies_at: int | None,
 ) -> None:
-    """`lost_at`: the step at which the first promoter is stopped for longer than its lease, and the
-    second one runs, until it dies or to its end. The first dies at each later step, or at none."""
+    """At step `lost_at` the first promoter loses its lease, and the second one runs until it
+    crashes or ends. The first promoter crashes at each later step, or never."""
     for dies_at in (None, *range(0 if lost_at is None else lost_at, STEPS)):
         path = tmp_path / f"{dies_at}.db"
         path.write_bytes(initial_state[1])
@@ -178,18 +180,19 @@ def lose_lease_at(
     return at
 
 
-def move_champion(registry: Any, place: Path, version: str) -> None:
-    """Move `champion` from 3 to a version."""
-    model = RegisteredModel(registry, Ledger(place), NAME)
-    vouched = model.history().approving_entry(version)
+def move_champion(registry: Any, state_path: Path, version: str) -> None:
+    """Move `champion` from version 3 to another version."""
+    model = RegisteredModel(registry, Ledger(state_path), NAME)
+    approving_entry = model.history().approving_entry(version)
     with model_lock(model):
         move_alias(
-            model, model.entry("promoted", "x", version=version, previous="3", about=vouched)
+            model,
+            model.entry("promoted", "x", version=version, previous="3", about=approving_entry),
         )
 
 
 def test_conflict_on_previous_keeps_champion(tmp_path: Path) -> None:
-    registry = registry_with(tmp_path / "state.db")
+    registry = create_registry(tmp_path / "state.db")
     watched = Watched(registry)
 
     def other_client(call: str, _: int) -> None:
@@ -204,8 +207,8 @@ def test_conflict_on_previous_keeps_champion(tmp_path: Path) -> None:
 
 
 def test_deployed_move_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process died before it could clear the id; then somebody pointed `champion` back."""
-    registry, location = registry_with(tmp_path / "state.db"), tmp_path / "state.db"
+    """The process died before it cleared the pending id; then a user moved `champion` back."""
+    registry, location = create_registry(tmp_path / "state.db"), tmp_path / "state.db"
     with monkeypatch.context() as patched, contextlib.suppress(Crash):
 
         def die(*_: object) -> None:

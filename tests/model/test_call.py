@@ -210,8 +210,8 @@ def test_plain_outputs_are_tensors_or_tuples(returned: Any, plain: bool):
     assert is_plain(returned) == plain
 
 
-class Deep(nn.Module):
-    """Returns what it got."""
+class NestedArguments(nn.Module):
+    """Return the arguments."""
 
     def forward(
         self,
@@ -225,7 +225,9 @@ class Deep(nn.Module):
 def test_nested_annotations_are_used():
     names = ["boxes.0.mean", "boxes.0.spread", "levels.low.0", "both.0.corners", "both.0.scores",
              "both.1.0"]  # fmt: skip
-    boxes, levels, pair = ForwardSignature(Deep(), names)(Deep(), [T] * len(names))
+    boxes, levels, pair = ForwardSignature(NestedArguments(), names)(
+        NestedArguments(), [T] * len(names)
+    )
     assert boxes == [Pair(T, T)]
     assert type(levels["low"]) is list
     assert type(pair) is tuple

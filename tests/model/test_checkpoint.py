@@ -14,21 +14,21 @@ from torch import nn
 from gate.errors import CheckpointError, StorageError
 from gate.model.checkpoint import load_checkpoint, save_checkpoint
 from gate.storage.digest import Digest
-from tests.export.nets import Masked, Small, Tied, seeded
+from tests.export.nets import Masked, Small, TiedWeights, seeded
 
 State = dict[str, Any]
 
 
-def same_weights(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+def same_weights(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().items(), second.state_dict().items(), strict=True)
     return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
 
 
-def data_parallel(state: State) -> State:
+def rename_for_data_parallel(state: State) -> State:
     return {f"module.{key}": value for key, value in state.items()}
 
 
-def compiled(state: State) -> State:
+def rename_for_compiled(state: State) -> State:
     first, *rest = state.items()
     path, _, name = first[0].rpartition(".")
     return {f"_orig_mod.{path}._orig_mod.{name}": first[1]} | {f"_orig_mod.{k}": v for k, v in rest}
@@ -38,13 +38,13 @@ def compiled(state: State) -> State:
     "wrap",
     [
         dict,
-        compiled,
-        lambda state: data_parallel(compiled(state)),
+        rename_for_compiled,
+        lambda state: rename_for_data_parallel(rename_for_compiled(state)),
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model": state, "optimizer": {"lr": 0.1}},
         lambda state: {"model_state_dict": state},
-        data_parallel,
-        lambda state: {"state_dict": data_parallel(state)},
+        rename_for_data_parallel,
+        lambda state: {"state_dict": rename_for_data_parallel(state)},
     ],
 )
 @pytest.mark.parametrize("suffix", [".pt", ".pth"])
@@ -58,7 +58,7 @@ def test_common_checkpoint_layouts_are_loaded(
     assert same_weights(trained, fresh)
 
 
-@pytest.mark.parametrize("kind", [Small, Tied, Masked])
+@pytest.mark.parametrize("kind", [Small, TiedWeights, Masked])
 def test_safetensors_round_trip(tmp_path: Path, kind: type[nn.Module]) -> None:
     trained, fresh = seeded(kind, seed=1), seeded(kind, seed=2)
     path = tmp_path / "model.safetensors"
@@ -68,13 +68,13 @@ def test_safetensors_round_trip(tmp_path: Path, kind: type[nn.Module]) -> None:
 
 def test_equal_weights_give_equal_bytes(tmp_path: Path) -> None:
     first = save_checkpoint(seeded(seed=1), tmp_path / "one.safetensors")
-    again = save_checkpoint(seeded(seed=1), tmp_path / "again.safetensors")
+    resaved = save_checkpoint(seeded(seed=1), tmp_path / "again.safetensors")
     second = save_checkpoint(seeded(seed=2), tmp_path / "other.safetensors")
-    assert first == again != second
+    assert first == resaved != second
 
 
 def test_omitted_tied_weights_are_restored(tmp_path: Path) -> None:
-    trained, fresh = seeded(Tied, seed=1), seeded(Tied, seed=2)
+    trained, fresh = seeded(TiedWeights, seed=1), seeded(TiedWeights, seed=2)
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_model(trained, str(path))
     assert len(safetensors.torch.load_file(path)) == 1
@@ -91,7 +91,7 @@ def test_prefix_module_of_the_model_is_kept(tmp_path: Path) -> None:
 
 
 class RunsCode:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -100,15 +100,15 @@ class RunsCode:
         return os.mkdir, (str(self.folder),)
 
 
-def as_zip(state: State, path: Path) -> None:
+def save_as_zip(state: State, path: Path) -> None:
     torch.save(state, path)
 
 
-def as_legacy(state: State, path: Path) -> None:
+def save_as_legacy(state: State, path: Path) -> None:
     torch.save(state, path, _use_new_zipfile_serialization=False)
 
 
-@pytest.mark.parametrize("write", [as_zip, as_legacy])
+@pytest.mark.parametrize("write", [save_as_zip, save_as_legacy])
 def test_malicious_checkpoint_does_not_run_code(
     tmp_path: Path, write: Callable[[State, Path], None]
 ) -> None:
@@ -121,7 +121,7 @@ def test_malicious_checkpoint_does_not_run_code(
         load_checkpoint(model, path)
     assert not proof.exists()
     assert same_weights(model, seeded(seed=2))
-    torch.load(path, weights_only=False)  # the file is no dud
+    torch.load(path, weights_only=False)  # the file does run code if unpickled
     assert proof.exists()
 
 
@@ -200,29 +200,32 @@ def test_invalid_state_dict_is_refused(tmp_path: Path, content: object, says: st
         load_checkpoint(seeded(), tmp_path / "model.pt")
 
 
-def wider(state: State) -> State:
+def resize_weights(state: State) -> State:
     return Small(width=5).state_dict()
 
 
-def without_head(state: State) -> State:
+def remove_head(state: State) -> State:
     return {key: value for key, value in state.items() if not key.startswith("fc.")}
 
 
-def other_module(state: State) -> State:
+def replace_weights(state: State) -> State:
     return nn.Linear(3, 3).state_dict()
 
 
-def with_extra_keys(state: State) -> State:
+def add_keys(state: State) -> State:
     return state | {f"layer{index}": torch.ones(1) for index in range(5)}
 
 
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (wider, r"7 other shapes: conv.weight is 5x2x3x3, the model's is 4x2x3x3.*and 4 more"),
-        (without_head, r"2 missing: fc.weight, fc.bias\."),
-        (other_module, r"9 missing: conv.weight.*2 unexpected: weight, bias"),
-        (with_extra_keys, r"5 unexpected: layer0, layer1, layer2 and 2 more"),
+        (
+            resize_weights,
+            r"7 other shapes: conv.weight is 5x2x3x3, the model's is 4x2x3x3.*and 4 more",
+        ),
+        (remove_head, r"2 missing: fc.weight, fc.bias\."),
+        (replace_weights, r"9 missing: conv.weight.*2 unexpected: weight, bias"),
+        (add_keys, r"5 unexpected: layer0, layer1, layer2 and 2 more"),
     ],
 )
 def test_mismatching_architecture_changes_nothing(

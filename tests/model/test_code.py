@@ -1,4 +1,4 @@
-"""Source files of a model, and detection of their changes."""
+"""The source files of a model are recorded, and changes are detected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,14 @@ FILES = {
     """,
     "mine_/scale.py": "FACTOR = 2.0\n",
 }  # `mine_/parts` has no __init__.py
-OWN = {"mine_", "mine_.models", "mine_.heads", "mine_.late", "mine_.parts.blocks", "mine_.scale"}
+OWN_MODULES = {
+    "mine_",
+    "mine_.models",
+    "mine_.heads",
+    "mine_.late",
+    "mine_.parts.blocks",
+    "mine_.scale",
+}
 
 
 @pytest.fixture
@@ -98,7 +105,7 @@ def edit(name: str, before: str, after: str) -> None:
 
 def test_own_source_files_are_collected(project: Path) -> None:
     result = code()
-    assert set(result.files) == OWN
+    assert set(result.files) == OWN_MODULES
     assert set(result.packages) == {"torch", "numpy"}
     assert result.packages["torch"] == importlib.metadata.version("torch")
     assert result.unread == {}
@@ -137,7 +144,7 @@ def test_edit_changes_the_digest(project, file, before, after, told) -> None:
     with pytest.raises(EvidenceError, match=rf"changed while it was measured: {told}\."):
         verify_unchanged(old)
     forget("mine_")
-    assert changed_files(old) == (told,)  # without anything of it being imported
+    assert changed_files(old) == (told,)  # nothing is imported
     assert "mine_" not in sys.modules
     assert code().changes_since(old)[0] == told
 
@@ -216,21 +223,21 @@ def test_functions_attached_to_modules_are_included(project: Path) -> None:
         assert set(collect_code(model).files) == {"lone_"}
 
 
-# --- what can't be read is said -------------------------------------------------------------------
+# --- Unreadable code is reported ------------------------------------------------------------------
 
 
-def of_module(name: str) -> nn.Module:
+def create_instance(name: str) -> nn.Module:
     return type("Net", (nn.Module,), {"__module__": name})()
 
 
 def test_interactively_defined_class() -> None:
-    assert "typed in" in collect_code(of_module("__main__")).unread["__main__"]
+    assert "typed in" in collect_code(create_instance("__main__")).unread["__main__"]
 
 
 def test_module_created_at_runtime(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "lone_", types.ModuleType("lone_"))
-    assert "no source file" in collect_code(of_module("lone_")).unread["lone_"]
-    assert "no source file" in collect_code(of_module("never_was")).unread["never_was"]
+    assert "no source file" in collect_code(create_instance("lone_")).unread["lone_"]
+    assert "no source file" in collect_code(create_instance("never_was")).unread["never_was"]
 
 
 def test_bytecode_without_source_is_unread(project: Path) -> None:
@@ -239,7 +246,7 @@ def test_bytecode_without_source_is_unread(project: Path) -> None:
     Path("byte_.py").unlink()
     import byte_  # noqa: F401
 
-    assert "bytecode" in collect_code(of_module("byte_")).unread["byte_"]
+    assert "bytecode" in collect_code(create_instance("byte_")).unread["byte_"]
 
 
 def test_extension_module_is_unread(project: Path) -> None:
@@ -255,7 +262,7 @@ def test_deleted_file_is_unread(project: Path) -> None:
     import lone_  # noqa: F401
 
     Path("lone_.py").unlink()
-    assert "not there" in collect_code(of_module("lone_")).unread["lone_"]
+    assert "not there" in collect_code(create_instance("lone_")).unread["lone_"]
 
 
 def test_torchscript_and_generated_code_are_unread() -> None:
@@ -272,7 +279,7 @@ def test_zip_archive_is_read(project: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [str(project / "library.zip"), *sys.path])
     import zipped_  # noqa: F401
 
-    result = modules_of(of_module("zipped_"))
+    result = modules_of(create_instance("zipped_"))
     assert set(result.files) == {"zipped_"}
     assert result.paths == {}
 

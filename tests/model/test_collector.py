@@ -1,4 +1,4 @@
-"""The collector rests while something is loaded, and works afterwards whatever happens."""
+"""The garbage collector pauses during imports and is always enabled afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what runs is what the source says; nobody's attributes are made up for the question."""
+"""The loaded code is compared with the source, without calling custom `__getattr__` methods."""
 
 from __future__ import annotations
 

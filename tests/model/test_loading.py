@@ -13,10 +13,12 @@ from gate.model.checkpoint import save_checkpoint
 from gate.model.loading import build_model
 from tests.export.nets import Small
 
-HERE = "tests.export.nets"
+NETS_MODULE = "tests.export.nets"
 
 
-@pytest.mark.parametrize("factory", [f"{HERE}:Small", f"{HERE}:Holder.small", f"{HERE}:seeded"])
+@pytest.mark.parametrize(
+    "factory", [f"{NETS_MODULE}:Small", f"{NETS_MODULE}:Holder.small", f"{NETS_MODULE}:seeded"]
+)
 def test_factory_builds_the_model(factory: str) -> None:
     assert isinstance(build_model(factory), Small)
 
@@ -26,21 +28,21 @@ def test_factory_builds_the_model(factory: str) -> None:
     [
         ("", "not a factory"),
         ("torchvision.models.resnet18", "not a factory"),
-        (f"{HERE}:", "not a factory"),
+        (f"{NETS_MODULE}:", "not a factory"),
         (":Small", "not a factory"),
-        (f"{HERE}:Small()", "not a factory"),
-        (f"{HERE}:Small:again", "not a factory"),
+        (f"{NETS_MODULE}:Small()", "not a factory"),
+        (f"{NETS_MODULE}:Small:again", "not a factory"),
         ("../nets:Small", "not a factory"),
         ("model.onnx", "gate check judges ONNX files"),
         ("no_such_package.models:Small", "no module named 'no_such_package'"),
-        (f"{HERE}.deeper:Small", "no module named"),
-        (f"{HERE}:Smal", "It has: AlwaysDropout"),
-        (f"{HERE}:Holder.other", "has no 'Holder.other'"),
-        (f"{HERE}:Holder.number", "is an object of type int"),
-        (f"{HERE}:READY", "is already a model"),
-        (f"{HERE}:not_a_module", "type str, expected an nn.Module"),
-        (f"{HERE}:needs_arguments", "without arguments"),
-        (f"{HERE}:leaves", "SystemExit"),
+        (f"{NETS_MODULE}.deeper:Small", "no module named"),
+        (f"{NETS_MODULE}:Smal", "It has: AlwaysDropout"),
+        (f"{NETS_MODULE}:Holder.other", "has no 'Holder.other'"),
+        (f"{NETS_MODULE}:Holder.number", "is an object of type int"),
+        (f"{NETS_MODULE}:READY", "is already a model"),
+        (f"{NETS_MODULE}:not_a_module", "type str, expected an nn.Module"),
+        (f"{NETS_MODULE}:needs_arguments", "without arguments"),
+        (f"{NETS_MODULE}:leaves", "SystemExit"),
     ],
 )
 def test_invalid_factory_is_refused(factory: str, says: str) -> None:
@@ -50,7 +52,7 @@ def test_invalid_factory_is_refused(factory: str, says: str) -> None:
 
 def test_model_without_values_is_refused() -> None:
     with pytest.raises(ModelError, match="device 'meta'"):
-        Reference.from_factory(f"{HERE}:on_meta")
+        Reference.from_factory(f"{NETS_MODULE}:on_meta")
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_reproducible_weights_are_accepted(folder: Path, factory: str) -> None:
     expected = torch.rand(1)
     torch.manual_seed(5)
     assert reference(folder, factory).is_reproducible
-    if factory in ("lazy", "empty"):  # the others draw from the generator themselves
+    if factory in ("lazy", "empty"):  # the others use the generator themselves
         assert torch.rand(1) == expected
 
 

@@ -23,8 +23,8 @@ def trained() -> nn.Module:
     return shufflenet_v2_x0_5(weights=None)
 
 
-class Shelf:
-    """Where torchvision gets the weights from: a file:// address, and an empty hub cache."""
+class FakeWeightServer:
+    """A source of weights for torchvision: file:// addresses and an empty hub cache."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -33,7 +33,7 @@ class Shelf:
         monkeypatch.setenv("TORCH_HOME", str(folder / "torch_home"))
 
     def offer(self, content: Any) -> str:
-        """Serve `content` under a name that carries its hash; return the name."""
+        """Serve `content` under a name with its hash; return the name."""
         self.folder.mkdir(exist_ok=True)
         torch.save(content, self.folder / "file.pth")
         name = f"tiny-{Digest.from_file(self.folder / 'file.pth').hex[:8]}.pth"
@@ -43,8 +43,8 @@ class Shelf:
 
 
 @pytest.fixture
-def weights_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    return Shelf(tmp_path / "shelf", monkeypatch)
+def weights_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeWeightServer:
+    return FakeWeightServer(tmp_path / "shelf", monkeypatch)
 
 
 @pytest.mark.parametrize("classes", [None, 7])
@@ -55,7 +55,10 @@ def test_model_without_weights(classes: int | None) -> None:
 
 @pytest.mark.parametrize("weights", ["IMAGENET1K_V1", "DEFAULT", f"{type(ENTRY).__name__}.DEFAULT"])
 def test_named_weights_are_downloaded(
-    weights_cache: Shelf, trained: nn.Module, weights: str, capfd: pytest.CaptureFixture[str]
+    weights_cache: FakeWeightServer,
+    trained: nn.Module,
+    weights: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     name = weights_cache.offer(trained.state_dict())
     model = torchvision_model(NAME, weights=weights, num_classes=None)
@@ -65,7 +68,7 @@ def test_named_weights_are_downloaded(
     assert capfd.readouterr().out == ""
 
 
-def test_cached_weights_are_used(weights_cache: Shelf, trained: nn.Module) -> None:
+def test_cached_weights_are_used(weights_cache: FakeWeightServer, trained: nn.Module) -> None:
     name = weights_cache.offer(trained.state_dict())
     weights_cache.cache.mkdir(parents=True)
     (weights_cache.folder / name).rename(weights_cache.cache / name)
@@ -74,7 +77,7 @@ def test_cached_weights_are_used(weights_cache: Shelf, trained: nn.Module) -> No
 
 
 def test_different_number_of_classes_replaces_the_head(
-    weights_cache: Shelf, trained: nn.Module
+    weights_cache: FakeWeightServer, trained: nn.Module
 ) -> None:
     weights_cache.offer(trained.state_dict())
     model = torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=10)
@@ -86,7 +89,9 @@ def test_different_number_of_classes_replaces_the_head(
     assert model.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-def test_failed_download_names_the_remedy(weights_cache: Shelf, trained: nn.Module) -> None:
+def test_failed_download_names_the_remedy(
+    weights_cache: FakeWeightServer, trained: nn.Module
+) -> None:
     name = weights_cache.offer(trained.state_dict())
     (weights_cache.folder / name).unlink()
     says = rf"cannot download.*Place the file {name} in .*checkpoints.*local checkpoint"
@@ -94,7 +99,9 @@ def test_failed_download_names_the_remedy(weights_cache: Shelf, trained: nn.Modu
         torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
 
 
-def test_truncated_cached_weights_are_refused(weights_cache: Shelf, trained: nn.Module) -> None:
+def test_truncated_cached_weights_are_refused(
+    weights_cache: FakeWeightServer, trained: nn.Module
+) -> None:
     name = weights_cache.offer(trained.state_dict())
     weights_cache.cache.mkdir(parents=True)
     (weights_cache.cache / name).write_bytes((weights_cache.folder / name).read_bytes()[:-100])
@@ -111,7 +118,7 @@ class RunsCode:
 
 
 def test_malicious_weights_file_does_not_run_code(
-    weights_cache: Shelf, trained: nn.Module, tmp_path: Path
+    weights_cache: FakeWeightServer, trained: nn.Module, tmp_path: Path
 ) -> None:
     weights_cache.offer(dict(trained.state_dict()) | {"extra": RunsCode(tmp_path / "proof")})
     with pytest.raises(CheckpointError, match="UnpicklingError"):
@@ -119,7 +126,7 @@ def test_malicious_weights_file_does_not_run_code(
     assert not (tmp_path / "proof").exists()
 
 
-def test_weights_of_a_different_model_are_refused(weights_cache: Shelf) -> None:
+def test_weights_of_a_different_model_are_refused(weights_cache: FakeWeightServer) -> None:
     weights_cache.offer(nn.Linear(2, 2).state_dict())
     with pytest.raises(ModelError, match=f"cannot build {NAME}"):
         torchvision_model(NAME, weights="IMAGENET1K_V1", num_classes=None)
@@ -142,6 +149,6 @@ def test_unknown_names_are_refused(
 
 
 @pytest.mark.parametrize("name", ["googlenet", "lraspp_mobilenet_v3_large"])
-def test_builders_do_not_warn_or_download(weights_cache: Shelf, name: str) -> None:
+def test_builders_do_not_warn_or_download(weights_cache: FakeWeightServer, name: str) -> None:
     assert isinstance(torchvision_model(name, weights=None, num_classes=4), nn.Module)
     assert not weights_cache.cache.exists()

@@ -1,4 +1,4 @@
-"""A place in code is called the same on every machine."""
+"""Source locations have the same name on every machine."""
 
 from __future__ import annotations
 

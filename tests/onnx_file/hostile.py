@@ -12,25 +12,25 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gate.sandbox.limits import SandboxLimits
 
-TIGHT = SandboxLimits(3.0, 300 * 10**6)
-ROOMY = SandboxLimits(60.0, TIGHT.memory_bytes)
-"""For good files, of which reading takes half a second and 60 MB."""
+TIGHT_LIMITS = SandboxLimits(3.0, 300 * 10**6)
+WIDE_LIMITS = SandboxLimits(60.0, TIGHT_LIMITS.memory_bytes)
+"""Limits for valid files, which take half a second and 60 MB to read."""
 PARENT_BYTES = 150 * 10**6
-"""What may be added to the process that watches."""
+"""Memory that the parent process may use in addition."""
 _FLOAT = TensorProto.FLOAT
 _OPSET = helper.make_opsetid("", 17)
 
 
 def empty_nodes(path: Path, *, count: int = 10_000_000) -> Path:
-    """Two bytes a node in the file, 350 in memory: 20 MB take 3.5 GB."""
+    """Write nodes of two bytes in the file and 350 in memory: 20 MB take 3.5 GB."""
     data = _model(path, [helper.make_node("Identity", ["input"], ["logits"])]).read_bytes()
     nodes = b"\x0a\x00" * count
-    path.write_bytes(data + b"\x3a" + _varint(len(nodes)) + nodes)  # a second part of the graph
+    path.write_bytes(data + b"\x3a" + _varint(len(nodes)) + nodes)  # a second graph field
     return path
 
 
 def nested_functions(path: Path, *, depth: int = 40) -> Path:
-    """Each calls the one before it twice: 2^40 nodes once they are inlined."""
+    """Write functions that each call the previous one twice: 2^40 nodes after inlining."""
     opsets = [_OPSET, helper.make_opsetid("local", 1)]
     functions = [_function("f0", [helper.make_node("Neg", ["x"], ["y"])], opsets)]
     for number in range(1, depth + 1):
@@ -45,17 +45,18 @@ def nested_functions(path: Path, *, depth: int = 40) -> Path:
 
 
 def endless_loop(path: Path) -> Path:
-    """As many rounds as an int64 can count, on the condition true."""
+    """Write a loop with as many iterations as an int64 can count, and a condition that is always
+    true."""
     return _loop(path, helper.make_node("Neg", ["value"], ["next"]))
 
 
 def growing_loop(path: Path) -> Path:
-    """Twice as many rows in each round."""
+    """Write a loop that doubles the number of rows in each iteration."""
     return _loop(path, helper.make_node("Concat", ["value", "value"], ["next"], axis=0))
 
 
 def large_constant(path: Path, *, exponent: int = 40) -> Path:
-    """A tensor of 4 TB, whose size follows from the input."""
+    """Write a tensor of 4 TB whose size depends on the input."""
     nodes = [
         helper.make_node("Size", ["input"], ["size"]),
         helper.make_node("Sub", ["size", "size"], ["zero"]),
@@ -68,7 +69,7 @@ def large_constant(path: Path, *, exponent: int = 40) -> Path:
 
 
 def sparse_data(path: Path, *, size: int = 1 << 29) -> Path:
-    """A kilobyte on the disk, whose weights are read from a file of zeros that is larger than the memory."""
+    """Write a file whose weights are in a sparse file of zeros that exceeds the memory limit."""
     data = path.with_name("weights.data")
     data.touch()
     with data.open("r+b") as stream:
@@ -83,17 +84,19 @@ def sparse_data(path: Path, *, size: int = 1 << 29) -> Path:
     return _model(path, nodes, [weights])
 
 
-READ: dict[str, Callable[[Path], Path]] = {"20 MB of empty nodes": empty_nodes}
-"""Reading them takes too much."""
-LOADED: dict[str, Callable[[Path], Path]] = {"2^40 nodes in nested functions": nested_functions}
-"""So does loading them in ONNX Runtime."""
-RUN: dict[str, Callable[[Path], Path]] = {
+EXPENSIVE_TO_READ: dict[str, Callable[[Path], Path]] = {"20 MB of empty nodes": empty_nodes}
+"""Files that exceed the limits when they are read."""
+EXPENSIVE_TO_LOAD: dict[str, Callable[[Path], Path]] = {
+    "2^40 nodes in nested functions": nested_functions
+}
+"""Files that exceed the limits when ONNX Runtime loads them."""
+EXPENSIVE_TO_RUN: dict[str, Callable[[Path], Path]] = {
     "endless loop": endless_loop,
     "growing loop": growing_loop,
     "a constant of 4 TB": large_constant,
     "a constant of 16 GB": lambda path: large_constant(path, exponent=32),
 }
-"""So does running them."""
+"""Files that exceed the limits when they run."""
 
 
 def _loop(path: Path, node: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Only bytes with the recorded digest are loaded."""
+"""Only files with the recorded digest are loaded."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ import pytest
 from gate.errors import DigestMismatch, StorageError
 from gate.onnx_file.reading import WithData, read_subject
 from gate.onnx_file.tested_file import TestedFile
-from tests.export.graphs import adder, external, put
+from tests.export.graphs import create_adder, write_external_adder, write_model
 
 
-def candidate(path: Path) -> TestedFile:
+def create_tested_file(path: Path) -> TestedFile:
     return TestedFile(path, read_subject(path))
 
 
 def test_single_file_is_loaded_as_bytes(tmp_path: Path) -> None:
-    path = put(adder(), tmp_path / "model.onnx")
-    assert candidate(path).verified() == path.read_bytes()
-    assert candidate(path).loadable() == path.read_bytes()
+    path = write_model(create_adder(), tmp_path / "model.onnx")
+    assert create_tested_file(path).verified() == path.read_bytes()
+    assert create_tested_file(path).loadable() == path.read_bytes()
 
 
 def test_file_with_external_data_is_loaded_by_path(tmp_path: Path) -> None:
-    path = external(tmp_path / "model.onnx")
-    assert candidate(path).verified() == str(path)
-    assert candidate(path).loadable() == str(path)
+    path = write_external_adder(tmp_path / "model.onnx")
+    assert create_tested_file(path).verified() == str(path)
+    assert create_tested_file(path).loadable() == str(path)
 
 
 def test_linked_external_data_is_loaded(tmp_path: Path) -> None:
-    """The caches of model hubs are folders of links."""
-    path = external(tmp_path / "model.onnx")
+    """Model hubs use links in their caches."""
+    path = write_external_adder(tmp_path / "model.onnx")
     data = tmp_path / "w.bin"
     data.rename(tmp_path / "blob")
     data.symlink_to(tmp_path / "blob")
-    loaded = candidate(path).loadable()
+    loaded = create_tested_file(path).loadable()
     assert loaded == WithData(path.read_bytes(), {"w.bin": data.read_bytes()})
 
 
 @pytest.mark.parametrize("changed", ["model.onnx", "w.bin"])
 @pytest.mark.parametrize("linked", [False, True])
 def test_replaced_file_is_refused(tmp_path: Path, changed: str, linked: bool) -> None:
-    path = external(tmp_path / "model.onnx")
+    path = write_external_adder(tmp_path / "model.onnx")
     if linked:
         (tmp_path / "w.bin").rename(tmp_path / "blob")
         (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
-    used = candidate(path)
+    used = create_tested_file(path)
     second = tmp_path / changed
     second.write_bytes(second.read_bytes()[:-1] + b"\7")
     for look in (used.verified, used.loadable, used.verify):
@@ -54,7 +54,7 @@ def test_replaced_file_is_refused(tmp_path: Path, changed: str, linked: bool) ->
 
 
 def test_missing_file_is_a_storage_error(tmp_path: Path) -> None:
-    used = candidate(put(adder(), tmp_path / "model.onnx"))
+    used = create_tested_file(write_model(create_adder(), tmp_path / "model.onnx"))
     used.path.unlink()
     with pytest.raises(StorageError, match="cannot read .*model.onnx to measure it"):
         used.verified()

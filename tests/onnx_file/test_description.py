@@ -1,4 +1,4 @@
-"""Verification of files against the evidence."""
+"""Files are verified against the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A note on an export is about one file."""
+"""The note on an export applies to one file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gate.errors import DigestMismatch
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import ExportNote, note_path
 from tests import builders
-from tests.export.graphs import adder, put
+from tests.export.graphs import create_adder, write_model
 
 
 def test_note_is_valid_only_for_its_file(tmp_path: Path) -> None:
-    path = put(adder(), tmp_path / "model.onnx")
+    path = write_model(create_adder(), tmp_path / "model.onnx")
     subject = read_subject(path)
     record = builders.evidence().export
     assert record is not None

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from gate.errors import OnnxFileError
 from gate.onnx_file.reading import external_files, read_subject, verify_file
 from gate.storage.digest import Digest
-from tests.export.graphs import adder, external
+from tests.export.graphs import create_adder, write_external_adder
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_digest_is_the_digest_of_the_manifest(path: Path) -> None:
-    external(path)
+    write_external_adder(path)
     data = path.parent / "w.bin"
     subject = read_subject(path)
     assert subject.external_data == ("w.bin",)
@@ -33,7 +33,7 @@ def test_digest_is_the_digest_of_the_manifest(path: Path) -> None:
 
 
 def test_changed_data_changes_the_digest(path: Path) -> None:
-    before = read_subject(external(path))
+    before = read_subject(write_external_adder(path))
     (path.parent / "w.bin").write_bytes(b"\1" * 16)
     after = read_subject(path)
     assert before.sha256 != after.sha256
@@ -42,7 +42,7 @@ def test_changed_data_changes_the_digest(path: Path) -> None:
 
 def test_data_in_a_subfolder_is_accepted(path: Path) -> None:
     (path.parent / "data").mkdir()
-    assert read_subject(external(path, "data/w.bin")).external_data == ("data/w.bin",)
+    assert read_subject(write_external_adder(path, "data/w.bin")).external_data == ("data/w.bin",)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_data_in_a_subfolder_is_accepted(path: Path) -> None:
 def test_data_outside_the_folder_is_refused(path: Path, location: str) -> None:
     (path.parent.parent / "w.bin").write_bytes(b"\0" * 16)
     (path.parent / "data").mkdir()
-    model = adder()
+    model = create_adder()
     weight = model.graph.initializer[0]
     weight.ClearField("raw_data")
     weight.data_location = TensorProto.EXTERNAL
@@ -74,8 +74,8 @@ def test_data_outside_the_folder_is_refused(path: Path, location: str) -> None:
 
 @pytest.mark.parametrize("link", ["symbolic", "hard", "both are symbolic"])
 def test_linked_data_is_read(path: Path, link: str) -> None:
-    """As in the caches of model hubs: the names are those beside the file."""
-    plain = read_subject(external(path))
+    """In the caches of model hubs the link's name counts, not the target's."""
+    plain = read_subject(write_external_adder(path))
     blobs = path.parent.parent / "blobs"
     blobs.mkdir()
     for name in ("w.bin", "model.onnx") if link == "both are symbolic" else ("w.bin",):
@@ -93,7 +93,7 @@ def test_linked_data_is_read(path: Path, link: str) -> None:
 
 
 def test_invalid_graph_with_linked_data_is_refused(path: Path) -> None:
-    external(path)
+    write_external_adder(path)
     model = onnx.load(path, load_external_data=False)
     model.graph.node[0].input[0] = "nowhere"
     path.write_bytes(model.SerializeToString())
@@ -108,14 +108,14 @@ def test_folder_linked_outside_is_refused(path: Path) -> None:
     elsewhere.mkdir()
     (elsewhere / "w.bin").write_bytes(b"\0" * 16)
     (path.parent / "data").symlink_to(elsewhere)
-    external(path, "data/w.bin")
+    write_external_adder(path, "data/w.bin")
     with pytest.raises(OnnxFileError, match="inside the model's folder"):
         read_subject(path)
 
 
 @pytest.mark.parametrize("kind", ["loop", "pipe", "device", "long link", "UTF-8"])
 def test_data_that_is_not_a_regular_file_is_refused(path: Path, kind: str) -> None:
-    external(path)
+    write_external_adder(path)
     data = path.parent / "w.bin"
     data.unlink()
     if kind == "loop":
@@ -133,7 +133,7 @@ def test_data_that_is_not_a_regular_file_is_refused(path: Path, kind: str) -> No
 
 
 def test_missing_data_is_refused(path: Path) -> None:
-    external(path)
+    write_external_adder(path)
     (path.parent / "w.bin").unlink()
     with pytest.raises(OnnxFileError, match=r"data file w\.bin of the tensor w is missing"):
         read_subject(path)
@@ -149,14 +149,14 @@ def test_missing_data_is_refused(path: Path) -> None:
     ],
 )
 def test_short_data_is_refused(path: Path, entries: dict[str, str], says: str) -> None:
-    external(path, **entries)
+    write_external_adder(path, **entries)
     data = path.parent / "w.bin"
     data.write_bytes(data.read_bytes()[:15])
     with pytest.raises(OnnxFileError, match=says):
         read_subject(path)
 
 
-def tensor_in(location: str) -> onnx.TensorProto:
+def create_tensor(location: str) -> onnx.TensorProto:
     tensor = TensorProto(name=location, data_type=TensorProto.FLOAT, dims=[1])
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
@@ -164,7 +164,7 @@ def tensor_in(location: str) -> onnx.TensorProto:
 
 
 def constant(location: str) -> onnx.NodeProto:
-    return helper.make_node("Constant", [], [location], value=tensor_in(location))
+    return helper.make_node("Constant", [], [location], value=create_tensor(location))
 
 
 def branch(*nodes: Any) -> onnx.GraphProto:
@@ -172,8 +172,8 @@ def branch(*nodes: Any) -> onnx.GraphProto:
 
 
 def test_data_of_each_kind_of_tensor_is_found(path: Path) -> None:
-    model = adder()
-    model.graph.initializer.append(tensor_in("initializer"))
+    model = create_adder()
+    model.graph.initializer.append(create_tensor("initializer"))
     model.graph.node.append(constant("attribute"))
     model.graph.node.append(
         helper.make_node("If", ["c"], ["d"], then_branch=branch(constant("then")),
@@ -181,8 +181,8 @@ def test_data_of_each_kind_of_tensor_is_found(path: Path) -> None:
                                             then_branch=branch(constant("deep")))))
     )  # fmt: skip
     sparse = model.graph.sparse_initializer.add()
-    sparse.values.CopyFrom(tensor_in("values"))
-    sparse.indices.CopyFrom(tensor_in("indices"))
+    sparse.values.CopyFrom(create_tensor("values"))
+    sparse.indices.CopyFrom(create_tensor("indices"))
     model.functions.add(name="f", domain="d").node.append(constant("function"))
     names = ("attribute", "deep", "function", "indices", "initializer", "then", "values")
     for name in names:

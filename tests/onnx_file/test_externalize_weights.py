@@ -1,4 +1,4 @@
-"""All weights in one data file, named after its bytes."""
+"""All weights are written to one data file, which is named after its content."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_lines_are_appended_to_the_given_list() -> None:
 
 
 def test_two_threads_restore_the_descriptor() -> None:
-    """The first to begin is the first to end."""
+    """The thread that begins first also ends first."""
     began, before = threading.Event(), os.fstat(2).st_ino
 
     def hears(*, for_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Which exact file a quantized one names."""
+"""A quantized file names the exact file that it was created from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from gate.errors import OnnxFileError
 from gate.onnx_file.tested_file import QUANTIZED_FROM, quantized_from
-from tests.export.graphs import adder, put
+from tests.export.graphs import create_adder, write_model
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from tests.export.graphs import adder, put
     ids=["none", "one", "two contradict each other"],
 )
 def test_origin_is_read_from_the_metadata(tmp_path: Path, named, found) -> None:
-    path = put(adder(), tmp_path / "model.onnx")
+    path = write_model(create_adder(), tmp_path / "model.onnx")
     model = onnx.load(path)
     for value in named:
         model.metadata_props.add(key=QUANTIZED_FROM, value=value)

@@ -28,7 +28,7 @@ def node(name, op, provider, *shapes, index=0, dtype="int64"):
     }
 
 
-def read(tmp_path, events, graph=None):
+def read_events(tmp_path, events, graph=None):
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(events))
     return read_placement(profile, graph)
@@ -36,7 +36,7 @@ def read(tmp_path, events, graph=None):
 
 def test_nodes_are_counted_per_provider(tmp_path):
     conv = node("/conv/Conv", "Conv", CUDA, (1, 8, 6, 6), dtype="float", index=1)
-    placement = read(
+    placement = read_events(
         tmp_path,
         [
             {"cat": "Session", "name": "model_run", "args": {}},
@@ -54,7 +54,7 @@ def test_nodes_are_counted_per_provider(tmp_path):
 
 
 def small_graph():
-    """`s` is a shape; `ids` are data."""
+    """Return a graph in which `s` is a shape and `ids` are data."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"], "/Shape"),
         helper.make_node("Concat", ["s", "s"], ["t"], "/Concat", axis=0),
@@ -77,7 +77,7 @@ def test_cpu_nodes_are_described_by_graph_and_profile(tmp_path):
     expand = {**node("/Expand", "Expand", CUDA, (4,), index=3), "dur": 3}
     events = [node("/Shape", "Shape", CPU, (1,)), node("/Concat", "Concat", CPU, (2,), index=1)]
     events += [argmax, expand]
-    placement = read(tmp_path, events, small_graph)
+    placement = read_events(tmp_path, events, small_graph)
     (result,) = placement.cpu_nodes
     assert result.name == "ArgMax:/ArgMax"
     assert (result.operator, result.since_version, result.inputs) == ("ArgMax", 13, ("int64",))
@@ -85,13 +85,13 @@ def test_cpu_nodes_are_described_by_graph_and_profile(tmp_path):
 
 
 def test_each_cpu_node_counts_without_a_graph(tmp_path):
-    placement = read(tmp_path, [node("/Shape", "Shape", CPU, (1,))])
+    placement = read_events(tmp_path, [node("/Shape", "Shape", CPU, (1,))])
     assert placement.cpu_compute_nodes == ("Shape:/Shape",)
 
 
 def test_cpu_node_missing_in_the_graph_counts(tmp_path):
     events = [node("/other/Concat", "Concat", CPU, (2,))]
-    (result,) = read(tmp_path, events, small_graph).cpu_nodes
+    (result,) = read_events(tmp_path, events, small_graph).cpu_nodes
     assert (result.name, result.since_version) == ("Concat:/other/Concat", None)
 
 
@@ -104,7 +104,7 @@ def test_unreadable_profile_is_an_error(tmp_path, text):
 
 
 def test_profile_of_the_cuda_provider(tmp_path):
-    """Nodes without names have their number there, and all of them are found in the graph."""
+    """Nodes without names are identified by their number, and all are found in the graph."""
     graph = onnx.load_from_string(gzip.decompress((PLACEMENTS / "profiled.onnx.gz").read_bytes()))
     placement = read_placement(PLACEMENTS / "profile.json", lambda: graph)
     assert placement.nodes_per_provider == {CPU: 5, CUDA: 4}

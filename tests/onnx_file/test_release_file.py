@@ -1,4 +1,4 @@
-"""A release file names parts that lie beside it, or is refused."""
+"""A release file names parts in its folder, or is rejected."""
 
 from __future__ import annotations
 

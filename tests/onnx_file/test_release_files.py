@@ -13,7 +13,7 @@ from gate.onnx_file.release_file import ReleaseFile, is_release_file, onnx_files
 from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox, release_within
 from gate.storage.digest import Digest
 from tests.onnx_file import hostile
-from tests.onnx_file.hostile import ROOMY, TIGHT
+from tests.onnx_file.hostile import TIGHT_LIMITS, WIDE_LIMITS
 from tests.registry import parts, releases
 
 
@@ -46,24 +46,24 @@ def test_external_data_of_parts_belongs_to_the_release(tmp_path: Path) -> None:
 
 def test_sandbox_reads_the_same_release(tmp_path: Path) -> None:
     path = parts.write_release(tmp_path)
-    assert release_within(path, ROOMY).subject() == read_subject_in_sandbox(path, None)
+    assert release_within(path, WIDE_LIMITS).subject() == read_subject_in_sandbox(path, None)
 
 
 @pytest.mark.further
 def test_reading_a_part_beyond_limits_is_stopped(tmp_path: Path) -> None:
     path = parts.write_release(tmp_path)
-    next(iter(hostile.READ.values()))(tmp_path / "head.onnx")
+    next(iter(hostile.EXPENSIVE_TO_READ.values()))(tmp_path / "head.onnx")
     with pytest.raises(LimitExceeded):
-        read_subject_in_sandbox(path, TIGHT)
+        read_subject_in_sandbox(path, TIGHT_LIMITS)
 
 
-def _bomb(path: Path) -> None:
+def _write_alias_bomb(path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     path.write_text("\n".join(lines))
 
 
-def _pipe(path: Path) -> None:
+def _replace_by_pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
@@ -71,8 +71,8 @@ def _pipe(path: Path) -> None:
 HOSTILE: dict[str, Callable[[Path], object]] = {
     "huge": lambda path: path.write_bytes(b"#" * (1 << 17)),
     "deep": lambda path: path.write_text("[" * 30_000),
-    "aliases": _bomb,
-    "a pipe": _pipe,
+    "aliases": _write_alias_bomb,
+    "a pipe": _replace_by_pipe,
     "no text": lambda path: path.write_bytes(b"\x08\x0a\xff\xfe"),
     "missing": lambda path: path.unlink(),
 }

@@ -1,4 +1,4 @@
-"""Operators that ONNX Runtime's optimiser leaves in the standard domain."""
+"""Operators that ONNX Runtime's optimizer adds to the standard domain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gate.errors import OnnxFileError
 from gate.onnx_file.reading import DOMAIN, read_subject, with_ort_domain
 
 
-def model_of(op_type: str, *, opset: int) -> onnx.ModelProto:
+def create_model(op_type: str, *, opset: int) -> onnx.ModelProto:
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 4]) for n in "xy")
     ones = helper.make_tensor("ones", TensorProto.FLOAT, [4], [1.0] * 4)
     node = helper.make_node(op_type, ["x", "ones"], ["y"])
@@ -31,7 +31,7 @@ def model_of(op_type: str, *, opset: int) -> onnx.ModelProto:
 def test_file_with_fused_operators_is_valid(
     tmp_path: Path, op_type: str, opset: int, moved: bool
 ) -> None:
-    model = model_of(op_type, opset=opset)
+    model = create_model(op_type, opset=opset)
     checked = with_ort_domain(model)
     assert (checked is not model) is moved
     assert model.graph.node[0].domain == ""
@@ -43,7 +43,7 @@ def test_file_with_fused_operators_is_valid(
 
 def test_file_with_fused_operators_and_external_data_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    model = model_of("LayerNormalization", opset=14)
+    model = create_model("LayerNormalization", opset=14)
     model.graph.initializer[0].raw_data = b"\0" * 16
     model.graph.initializer[0].ClearField("float_data")
     onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -52,6 +52,6 @@ def test_file_with_fused_operators_and_external_data_is_valid(tmp_path: Path) ->
 
 def test_unknown_operator_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(model_of("LayerNormalisation", opset=14), path)
+    onnx.save(create_model("LayerNormalisation", opset=14), path)
     with pytest.raises(OnnxFileError, match="LayerNormalisation"):
         read_subject(path)

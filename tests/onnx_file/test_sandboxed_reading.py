@@ -13,7 +13,7 @@ from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sandboxed_reading import origin_within, read_subject_in_sandbox
 from gate.onnx_file.tested_file import quantized_from
 from tests.onnx_file import hostile
-from tests.onnx_file.hostile import PARENT_BYTES, ROOMY, TIGHT
+from tests.onnx_file.hostile import PARENT_BYTES, TIGHT_LIMITS, WIDE_LIMITS
 from tests.registry.releases import onnx_file, onnx_file_with_data, twin_file
 from tests.sandbox.peak import bounded_growth
 
@@ -21,33 +21,37 @@ from tests.sandbox.peak import bounded_growth
 @pytest.mark.parametrize("make", [onnx_file, onnx_file_with_data])
 def test_sandbox_reads_the_same_subject(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path / "model.onnx")
-    here = read_subject(path)
-    assert read_subject_in_sandbox(path, ROOMY) == here == read_subject_in_sandbox(path, None)
+    expected = read_subject(path)
+    assert (
+        read_subject_in_sandbox(path, WIDE_LIMITS)
+        == expected
+        == read_subject_in_sandbox(path, None)
+    )
 
 
 @pytest.mark.further
 def test_origin_of_a_quantized_file(tmp_path: Path) -> None:
     exact = onnx_file(tmp_path / "model.onnx")
     twin = twin_file(tmp_path / "twin" / "model.onnx", of=exact, seed=1)
-    assert origin_within(twin, ROOMY) == quantized_from(twin) == origin_within(twin, None)
-    assert origin_within(exact, ROOMY) is None
+    assert origin_within(twin, WIDE_LIMITS) == quantized_from(twin) == origin_within(twin, None)
+    assert origin_within(exact, WIDE_LIMITS) is None
 
 
 @pytest.mark.further
 @pytest.mark.parametrize("read", [read_subject_in_sandbox, origin_within])
-@pytest.mark.parametrize("make", hostile.READ.values(), ids=hostile.READ)
+@pytest.mark.parametrize("make", hostile.EXPENSIVE_TO_READ.values(), ids=hostile.EXPENSIVE_TO_READ)
 def test_reading_a_file_beyond_limits_is_stopped(tmp_path: Path, make, read) -> None:
     path = make(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES), pytest.raises(LimitExceeded, match="^reading model.onnx"):
-        read(path, TIGHT)
+        read(path, TIGHT_LIMITS)
 
 
 @pytest.mark.further
 def test_large_external_data_is_hashed_in_pieces(tmp_path: Path) -> None:
     path = hostile.sparse_data(tmp_path / "model.onnx")
     with bounded_growth(PARENT_BYTES):
-        subject = read_subject_in_sandbox(path, ROOMY)
-    assert subject.size_bytes > ROOMY.memory_bytes
+        subject = read_subject_in_sandbox(path, WIDE_LIMITS)
+    assert subject.size_bytes > WIDE_LIMITS.memory_bytes
 
 
 INVALID_FILES = {"missing": None, "empty": b"", "no ONNX": b"\xff" * 100, "a text": b"<html>"}
@@ -58,20 +62,20 @@ def test_invalid_file_has_the_same_error_in_the_sandbox(tmp_path: Path, data: by
     path = tmp_path / "model.onnx"
     if data is not None:
         path.write_bytes(data)
-    with pytest.raises(OnnxFileError) as here:
+    with pytest.raises(OnnxFileError) as expected:
         read_subject(path)
     with pytest.raises(OnnxFileError) as there:
-        read_subject_in_sandbox(path, ROOMY)
-    assert str(there.value) == str(here.value)
+        read_subject_in_sandbox(path, WIDE_LIMITS)
+    assert str(there.value) == str(expected.value)
 
 
 def test_file_larger_than_the_memory_limit_is_not_opened(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "model.onnx"
     with path.open("wb") as stream:
-        stream.truncate(TIGHT.memory_bytes + 1)
+        stream.truncate(TIGHT_LIMITS.memory_bytes + 1)
     monkeypatch.setattr(sandboxed_reading, "run_in_sandbox", None)
     with pytest.raises(LimitExceeded, match="has 300 MB.*was not read.*--memory-limit"):
-        read_subject_in_sandbox(path, TIGHT)
+        read_subject_in_sandbox(path, TIGHT_LIMITS)
 
 
 def test_file_larger_than_a_protobuf_is_not_read(tmp_path: Path) -> None:
@@ -98,4 +102,4 @@ def test_false_result_of_the_sandbox_is_refused(tmp_path: Path, monkeypatch, lie
     plain = read_subject(path).to_plain() | lie
     monkeypatch.setattr(sandboxed_reading, "run_in_sandbox", lambda *_, **__: plain)
     with pytest.raises(error):
-        read_subject_in_sandbox(path, TIGHT)
+        read_subject_in_sandbox(path, TIGHT_LIMITS)

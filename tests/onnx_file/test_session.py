@@ -1,4 +1,4 @@
-"""A session is what the name of a runtime promises, or an error."""
+"""A session has the properties that its runtime's name promises, or raises an error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gate.onnx_file.sessions import open_on_cpu, open_session, quiet_options, se
 from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
 from gate.records.runtime import CPU_PROVIDER
-from tests.export.graphs import adder, external, put
+from tests.export.graphs import create_adder, write_external_adder, write_model
 from tests.measure.test_cuda_logic import NO_DEVICE
 
 X = np.ones((1, 4), np.float32)
 
 
 def test_session_opens_bytes_and_paths(tmp_path: Path) -> None:
-    path = put(adder(), tmp_path / "model.onnx")
+    path = write_model(create_adder(), tmp_path / "model.onnx")
     for model in (path, path.read_bytes()):
         session = open_on_cpu(model)
         assert session.get_providers() == [CPU_PROVIDER]
@@ -29,7 +29,7 @@ def test_session_opens_bytes_and_paths(tmp_path: Path) -> None:
 
 
 def test_linked_data_is_passed_in_memory(tmp_path: Path) -> None:
-    path = external(tmp_path / "model.onnx")
+    path = write_external_adder(tmp_path / "model.onnx")
     straight = open_on_cpu(path)
     (tmp_path / "w.bin").rename(tmp_path / "blob")
     (tmp_path / "w.bin").symlink_to(tmp_path / "blob")
@@ -52,6 +52,6 @@ def test_session_options_match_the_runtime(name, level) -> None:
 
 @NO_DEVICE
 def test_provider_that_does_not_load_is_an_error(tmp_path: Path) -> None:
-    model = put(adder(), tmp_path / "model.onnx").read_bytes()
+    model = write_model(create_adder(), tmp_path / "model.onnx").read_bytes()
     with pytest.raises(EvidenceError, match="could not load CUDAExecutionProvider and used CPU"):
         open_session(model, quiet_options(), plain_setup("ort-cuda"))

@@ -1,4 +1,4 @@
-"""Which nodes compute shapes, indices and other parameters, by data flow."""
+"""Data flow determines which nodes compute shapes, indices and other parameters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gate.onnx_file.shape_nodes import is_shape_node, shape_nodes
 PLACEMENTS = Path(__file__).with_name("placements")
 
 
-def recorded(name):
+def load_recorded(name):
     return onnx.load_from_string(gzip.decompress((PLACEMENTS / f"{name}.onnx.gz").read_bytes()))
 
 
-def on_cpu(model):
+def nodes_on_cpu(model):
     return model.metadata_props[0].value.split("\n")
 
 
@@ -37,15 +37,15 @@ def on_cpu(model):
     ],
 )
 def test_cpu_nodes_of_cuda_sessions_are_shape_nodes(name, most, rest):
-    model = recorded(name)
-    result, placed = shape_nodes(model), on_cpu(model)
+    model = load_recorded(name)
+    result, placed = shape_nodes(model), nodes_on_cpu(model)
     assert len(placed) == most
     assert [node for node in placed if not is_shape_node(node, result)] == rest
 
 
 @pytest.mark.parametrize("name", ["torchvision-swin-optimized", "clip-text-optimized"])
 def test_compute_nodes_are_not_shape_nodes(name):
-    model = recorded(name)
+    model = load_recorded(name)
     result = shape_nodes(model)
     work = ("Conv", "MatMul", "Gemm", "LayerNormalization", "Softmax", "SkipLayerNormalization")
     kinds = {name.partition(":")[0] for name in result}
@@ -58,7 +58,7 @@ def node(op, inputs, output, name="", **attributes):
 
 
 def model(*nodes, outputs=("y",)):
-    """`x` (n, 4) of floats and `ids` (n, 8) of int64; `shape` is that of `x`."""
+    """Return a model with floats `x` (n, 4), int64 `ids` (n, 8), and `shape`, the shape of `x`."""
     weights = [
         numpy_helper.from_array(np.array(0), "zero"),
         numpy_helper.from_array(np.array(True), "true"),

@@ -12,7 +12,7 @@ from gate.errors import OnnxFileError
 from gate.onnx_file.reading import read_subject, verify_file
 from gate.records.evidence import Subject, TensorSpec
 from gate.storage.digest import Digest
-from tests.export.graphs import adder, put
+from tests.export.graphs import create_adder, write_model
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_subject_has_interface_opset_and_producer(path: Path) -> None:
-    put(adder(), path)
+    write_model(create_adder(), path)
     assert read_subject(path) == Subject(
         sha256=Digest.from_file(path),
         size_bytes=path.stat().st_size,
@@ -42,69 +42,75 @@ def test_subject_has_interface_opset_and_producer(path: Path) -> None:
     ],
 )
 def test_dtypes_have_numpy_names(path: Path, elem_type: int, dtype: str) -> None:
-    assert read_subject(put(adder(elem_type=elem_type), path)).inputs[0].dtype == dtype
+    assert (
+        read_subject(write_model(create_adder(elem_type=elem_type), path)).inputs[0].dtype == dtype
+    )
 
 
 def test_axes_without_size_or_name(path: Path) -> None:
-    assert read_subject(put(adder((None, "n", 4)), path)).inputs[0].shape == ("?", "n", 4)
+    assert read_subject(write_model(create_adder((None, "n", 4)), path)).inputs[0].shape == (
+        "?",
+        "n",
+        4,
+    )
 
 
 def test_initializers_listed_as_inputs_are_not_inputs(path: Path) -> None:
-    model = adder(ir_version=3, opset=9)
+    model = create_adder(ir_version=3, opset=9)
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4]))
-    subject = read_subject(put(model, path))
+    subject = read_subject(write_model(model, path))
     assert [spec.name for spec in subject.inputs] == ["x"]
 
 
-def no_graph(model: onnx.ModelProto) -> None:
+def remove_graph(model: onnx.ModelProto) -> None:
     model.ClearField("graph")
 
 
-def no_opset(model: onnx.ModelProto) -> None:
+def remove_opset(model: onnx.ModelProto) -> None:
     del model.opset_import[:]
 
 
-def foreign_opset(model: onnx.ModelProto) -> None:
+def set_foreign_opset(model: onnx.ModelProto) -> None:
     model.opset_import[0].domain = "com.example"
     model.graph.node[0].domain = "com.example"
 
 
-def no_ir_version(model: onnx.ModelProto) -> None:
+def remove_ir_version(model: onnx.ModelProto) -> None:
     model.ClearField("ir_version")
 
 
-def short_weights(model: onnx.ModelProto) -> None:
+def truncate_weights(model: onnx.ModelProto) -> None:
     model.graph.initializer[0].raw_data = b"\0" * 12
 
 
-def no_weights(model: onnx.ModelProto) -> None:
+def remove_weights(model: onnx.ModelProto) -> None:
     model.graph.initializer[0].ClearField("raw_data")
 
 
-def unknown_operator(model: onnx.ModelProto) -> None:
+def set_unknown_operator(model: onnx.ModelProto) -> None:
     model.graph.node[0].op_type = "Adddd"
 
 
-def dangling_name(model: onnx.ModelProto) -> None:
+def set_dangling_name(model: onnx.ModelProto) -> None:
     model.graph.node[0].input[1] = "nowhere"
 
 
-def unsorted(model: onnx.ModelProto) -> None:
-    """As converters to float16 leave it, and ONNX Runtime takes it."""
+def unsort_nodes(model: onnx.ModelProto) -> None:
+    """Unsort the nodes, as float16 converters do; ONNX Runtime accepts such files."""
     first = model.graph.node[0]
     first.input[0], before = "cast", first.input[0]
     model.graph.node.append(helper.make_node("Identity", [before], ["cast"]))
 
 
-def input_without_rank(model: onnx.ModelProto) -> None:
+def remove_input_rank(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.ClearField("shape")
 
 
-def output_without_rank(model: onnx.ModelProto) -> None:
+def remove_output_rank(model: onnx.ModelProto) -> None:
     model.graph.output[0].type.tensor_type.ClearField("shape")
 
 
-def sequence_input(model: onnx.ModelProto) -> None:
+def add_sequence_input(model: onnx.ModelProto) -> None:
     value = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
     model.graph.input.append(value)
 
@@ -112,27 +118,27 @@ def sequence_input(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (no_graph, "contains no graph"),
-        (no_opset, "opset_import"),
-        (foreign_opset, "names no opset of the ONNX domain"),
-        (no_ir_version, "ir_version"),
-        (short_weights, "too small for the declared shape"),
-        (no_weights, "not a valid ONNX model"),
-        (unknown_operator, "Adddd"),
-        (dangling_name, "nowhere"),
-        (unsorted, r"topological_sort\(\)"),
-        (input_without_rank, "'shape' of 'type' is required"),
-        (sequence_input, "s is declared as sequence_type, expected a tensor"),
+        (remove_graph, "contains no graph"),
+        (remove_opset, "opset_import"),
+        (set_foreign_opset, "names no opset of the ONNX domain"),
+        (remove_ir_version, "ir_version"),
+        (truncate_weights, "too small for the declared shape"),
+        (remove_weights, "not a valid ONNX model"),
+        (set_unknown_operator, "Adddd"),
+        (set_dangling_name, "nowhere"),
+        (unsort_nodes, r"topological_sort\(\)"),
+        (remove_input_rank, "'shape' of 'type' is required"),
+        (add_sequence_input, "s is declared as sequence_type, expected a tensor"),
     ],
 )
 def test_invalid_model_is_refused(
     path: Path, spoil: Callable[[onnx.ModelProto], None], says: str
 ) -> None:
-    model = adder()
-    read_subject(put(model, path))
+    model = create_adder()
+    read_subject(write_model(model, path))
     spoil(model)
     with pytest.raises(OnnxFileError, match=says):
-        read_subject(put(model, path))
+        read_subject(write_model(model, path))
 
 
 @pytest.mark.parametrize(
@@ -171,13 +177,13 @@ def test_unreadable_file_is_refused(path: Path) -> None:
 
 
 def test_string_dtype(path: Path) -> None:
-    model = adder()
+    model = create_adder()
     model.graph.input.append(helper.make_tensor_value_info("t", TensorProto.STRING, [1]))
-    assert read_subject(put(model, path)).inputs[1].dtype == "string"
+    assert read_subject(write_model(model, path)).inputs[1].dtype == "string"
 
 
 def test_each_truncation_is_refused(path: Path) -> None:
-    data = put(adder(), path).read_bytes()
+    data = write_model(create_adder(), path).read_bytes()
     for kept in range(len(data)):
         path.write_bytes(data[:kept])
         with pytest.raises(OnnxFileError):
@@ -187,23 +193,23 @@ def test_each_truncation_is_refused(path: Path) -> None:
 
 
 def test_valid_file_is_verified(path: Path) -> None:
-    verify_file(put(adder(), path), opset=13)
+    verify_file(write_model(create_adder(), path), opset=13)
 
 
-def contradicting_shapes(model: onnx.ModelProto) -> None:
+def contradict_shape(model: onnx.ModelProto) -> None:
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 5
 
 
-def contradicting_dtypes(model: onnx.ModelProto) -> None:
+def contradict_dtype(model: onnx.ModelProto) -> None:
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
 
 
-def impossible_operands(model: onnx.ModelProto) -> None:
+def set_impossible_operands(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3
 
 
-def contradiction_through_data(model: onnx.ModelProto) -> None:
-    """Seen only by following the values of a shape: zeros of the shape of x, declared larger."""
+def contradict_computed_shape(model: onnx.ModelProto) -> None:
+    """Declare zeros with the shape of x to be larger: only data propagation detects it."""
     del model.graph.node[:]
     model.graph.node.extend(
         [
@@ -215,58 +221,58 @@ def contradiction_through_data(model: onnx.ModelProto) -> None:
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 5]))
 
 
-def old_ir_version(model: onnx.ModelProto) -> None:
+def set_old_ir_version(model: onnx.ModelProto) -> None:
     model.ir_version = 4
 
 
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (contradicting_shapes, "Inference|inferred|differ"),
-        (contradicting_dtypes, "elem type|type"),
-        (impossible_operands, "broadcast|Incompatible|dimension"),
-        (contradiction_through_data, "contradict each other"),
-        (old_ir_version, "IR version 4, expected 7"),
-        (short_weights, "too small"),
-        (dangling_name, "nowhere"),
+        (contradict_shape, "Inference|inferred|differ"),
+        (contradict_dtype, "elem type|type"),
+        (set_impossible_operands, "broadcast|Incompatible|dimension"),
+        (contradict_computed_shape, "contradict each other"),
+        (set_old_ir_version, "IR version 4, expected 7"),
+        (truncate_weights, "too small"),
+        (set_dangling_name, "nowhere"),
     ],
 )
 def test_verification_checks_shapes_and_dtypes(
     path: Path, spoil: Callable[[onnx.ModelProto], None], says: str
 ) -> None:
-    model = adder()
+    model = create_adder()
     spoil(model)
     with pytest.raises(OnnxFileError, match=says):
-        verify_file(put(model, path), opset=13)
+        verify_file(write_model(model, path), opset=13)
 
 
 @pytest.mark.parametrize("opset", [12, 14])
 def test_unexpected_opset_is_refused(path: Path, opset: int) -> None:
-    put(adder(), path)
+    write_model(create_adder(), path)
     with pytest.raises(OnnxFileError, match=f"opset 13, expected opset {opset}"):
         verify_file(path, opset=opset)
 
 
 def test_newer_ir_version_is_refused(path: Path) -> None:
-    put(adder(ir_version=onnx.IR_VERSION + 1), path)
+    write_model(create_adder(ir_version=onnx.IR_VERSION + 1), path)
     with pytest.raises(OnnxFileError, match="IR version"):
         verify_file(path, opset=13)
     with pytest.raises(OnnxFileError, match="ir_version"):
         read_subject(path)
 
 
-def output_without_type(model: onnx.ModelProto) -> None:
+def remove_output_type(model: onnx.ModelProto) -> None:
     model.graph.output[0].ClearField("type")
 
 
-@pytest.mark.parametrize("spoil", [output_without_rank, output_without_type])
+@pytest.mark.parametrize("spoil", [remove_output_rank, remove_output_type])
 def test_error_of_the_checker_is_described(
     path: Path, spoil: Callable[[onnx.ModelProto], None]
 ) -> None:
-    model = adder()
-    complete = read_subject(put(model, path))
+    model = create_adder()
+    complete = read_subject(write_model(model, path))
     spoil(model)
-    described = read_subject(put(model, path))
+    described = read_subject(write_model(model, path))
     assert [(spec.name, spec.dtype, len(spec.shape)) for spec in described.outputs] == [
         (spec.name, spec.dtype, len(spec.shape)) for spec in complete.outputs
     ]
@@ -276,8 +282,8 @@ def test_error_of_the_checker_is_described(
 
 
 def test_dimension_minus_one_is_dynamic(path: Path) -> None:
-    model = adder()
+    model = create_adder()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = -1
-    described = read_subject(put(model, path))
+    described = read_subject(write_model(model, path))
     assert {spec.shape[0] for spec in (*described.inputs, *described.outputs)} == {"?"}

@@ -1,4 +1,4 @@
-"""Nothing in a model is passed by: subgraphs, functions, sparse tensors."""
+"""A walk visits all parts of a model: subgraphs, functions, sparse tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gate check new.onnx --reference old.onnx`."""
+"""`gate check new.onnx --reference old.onnx` compares two files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gate.records.evidence import Evidence
 from gate.report.ci_formats import CiResult, junit_xml
 from gate.storage.digest import Digest
 from gate.summary.summarize import summarize
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 
-_, check_json = runner("check")
+_, check_json = create_runner("check")
 RANDOM = np.random.default_rng(1)
 SAMPLES = RANDOM.standard_normal((24, 3, 8, 8)).astype(np.float32)
 
@@ -44,7 +44,10 @@ TENSORS = {
 
 
 def network(opset: int = 13, **changed: np.ndarray[Any, Any]) -> onnx.ModelProto:
-    """Conv, BatchNormalization, Relu, a mean and a linear layer; `changed`: other tensors."""
+    """Return a network of Conv, BatchNormalization, Relu, a mean and a linear layer.
+
+    changed: tensors that replace the default ones.
+    """
     nodes = [
         helper.make_node("Conv", ["image", "w1", "b1"], ["c"], "conv", pads=[1, 1, 1, 1]),
         helper.make_node("BatchNormalization", ["c", "s", "h", "m", "v"], ["n"], "norm"),
@@ -69,7 +72,7 @@ def old(tmp_path: Path) -> Path:
     return tmp_path / "old.onnx"
 
 
-def optimized(old: Path, level: str) -> Path:
+def optimize(old: Path, level: str) -> Path:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.optimized_model_filepath = str(old.with_name("new.onnx"))
@@ -77,21 +80,21 @@ def optimized(old: Path, level: str) -> Path:
     return old.with_name("new.onnx")
 
 
-def another_producer(old: Path) -> Path:
-    """A copy that differs in no node."""
+def write_with_other_producer(old: Path) -> Path:
+    """Write a copy with equal nodes."""
     model = onnx.load(old)
     model.producer_name = "another"
     onnx.save(model, old.with_name("new.onnx"))
     return old.with_name("new.onnx")
 
 
-def converted(old: Path) -> Path:
+def convert_opset(old: Path) -> Path:
     onnx.save(version_converter.convert_version(onnx.load(old), 17), old.with_name("new.onnx"))
     return old.with_name("new.onnx")
 
 
-def refolded(old: Path) -> Path:
-    """A copy as if another tool had folded the weights: some are rounded to their neighbors."""
+def round_some_weights(old: Path) -> Path:
+    """Write a copy as if another tool had folded the weights: some differ by one ulp."""
     weight = TENSORS["w1"].copy()
     weight[:3] = np.nextafter(weight[:3], np.float32(9))
     onnx.save(network(w1=weight), old.with_name("new.onnx"))
@@ -103,9 +106,9 @@ def refolded(old: Path) -> Path:
 )
 def test_a_transformed_file_passes(old: Path, how: str) -> None:
     if how in ("same", "refolded"):
-        new = another_producer(old) if how == "same" else refolded(old)
+        new = write_with_other_producer(old) if how == "same" else round_some_weights(old)
     else:
-        new = converted(old) if how == "opset" else optimized(old, how)
+        new = convert_opset(old) if how == "opset" else optimize(old, how)
     result = gate.check(new, old, SAMPLES)
     assert result.decision.verdict.value == "PASS", result.decision.problems
     assert result.evidence.source.onnx_sha256 == Digest.from_file(old)
@@ -159,7 +162,7 @@ def test_indices_of_another_integer_type_are_converted(tmp_path: Path, index: in
 
 
 def test_a_fused_node_is_resolved_to_the_nodes_that_it_replaces(old: Path) -> None:
-    new = optimized(old, "ORT_ENABLE_EXTENDED")
+    new = optimize(old, "ORT_ENABLE_EXTENDED")
     model = onnx.load(new)
     fused = next(node for node in model.graph.node if node.op_type == "FusedConv")
     activation = next(each for each in fused.attribute if each.name == "activation")
@@ -217,7 +220,7 @@ def test_equal_whole_floats_are_no_tie(tmp_path: Path, operator: str) -> None:
         onnx.save(model, path)
         return path
 
-    samples = np.random.default_rng(0).integers(0, 6, (16, 5))  # on the bound, too
+    samples = np.random.default_rng(0).integers(0, 6, (16, 5))  # some values are on the bound
     old = comparing(3.0, "old")
     assert gate.check(comparing(3.0), old, samples).decision.verdict.value == "PASS"
     assert gate.check(comparing(4.0), old, samples).decision.verdict.value == "FAIL"
@@ -235,7 +238,8 @@ def test_a_comparison_of_floats_is_probed_at_each_of_its_bounds(tmp_path: Path) 
         onnx.save(proto, tmp_path / f"{name}.onnx")
         return tmp_path / f"{name}.onnx"
 
-    samples = np.random.default_rng(0).choice([0, 90000], (8, 5))  # more than are tried
+    # more values than the check tries
+    samples = np.random.default_rng(0).choice([0, 90000], (8, 5))
     old = comparing("old", "Less")
     assert gate.check(comparing("same", "Less"), old, samples).decision.verdict.value == "PASS"
     assert (
@@ -286,7 +290,7 @@ def test_an_onnx_file_takes_no_checkpoint(old: Path) -> None:
 def test_the_command_line_takes_a_file_as_the_reference(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    samples, new = old.with_name("x.npy"), another_producer(old)
+    samples, new = old.with_name("x.npy"), write_with_other_producer(old)
     np.save(samples, SAMPLES)
     code, result = check_json(capsys, str(new), "--reference", str(old), "--inputs", str(samples))
     assert code == 0
@@ -327,8 +331,8 @@ def test_a_reference_that_is_not_there_is_named(
     assert "gone.onnx" in result["error"]["message"]
 
 
-def two_of_each(path: Path, nodes: list[tuple[str, str, str]], **more: Any) -> Path:
-    """One node for each output: operator, input, output."""
+def write_nodes(path: Path, nodes: list[tuple[str, str, str]], **more: Any) -> Path:
+    """Write one node per output: operator, input, output."""
     graph = helper.make_graph(
         [helper.make_node(kind, [used], [created], created) for kind, used, created in nodes],
         "g",
@@ -362,8 +366,8 @@ REFERENCE = [("Relu", "a", "h"), ("Neg", "b", "c")]
 def test_names_that_are_shared_in_part_are_refused(
     tmp_path: Path, nodes: list[tuple[str, str, str]], shared: list[str]
 ) -> None:
-    old, new = two_of_each(tmp_path / "old.onnx", REFERENCE), tmp_path / "new.onnx"
-    two_of_each(new, nodes)
+    old, new = write_nodes(tmp_path / "old.onnx", REFERENCE), tmp_path / "new.onnx"
+    write_nodes(new, nodes)
     data = {used: RANDOM.standard_normal((16, 4)).astype(np.float32) for _, used, _ in nodes}
     with pytest.raises(ModelError) as refused:
         gate.check(new, old, data)
@@ -371,26 +375,26 @@ def test_names_that_are_shared_in_part_are_refused(
 
 
 def test_outputs_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
-    old = two_of_each(tmp_path / "old.onnx", REFERENCE)
-    new = two_of_each(tmp_path / "new.onnx", REFERENCE[::-1])
+    old = write_nodes(tmp_path / "old.onnx", REFERENCE)
+    new = write_nodes(tmp_path / "new.onnx", REFERENCE[::-1])
     data = {name: RANDOM.standard_normal((16, 4)).astype(np.float32) for name in "ab"}
     assert gate.check(new, old, data).decision.verdict.value == "PASS"
 
 
 def test_files_without_a_common_name_are_matched_by_position(tmp_path: Path) -> None:
-    old = two_of_each(tmp_path / "old.onnx", REFERENCE)
+    old = write_nodes(tmp_path / "old.onnx", REFERENCE)
     data = {name: RANDOM.standard_normal((16, 4)).astype(np.float32) for name in "xz"}
     for nodes, verdict in (
         ([("Relu", "x", "k"), ("Neg", "z", "m")], "PASS"),
         ([("Neg", "z", "k"), ("Relu", "x", "m")], "FAIL"),
     ):
-        new = two_of_each(tmp_path / "new.onnx", nodes, inputs=["x", "z"])
+        new = write_nodes(tmp_path / "new.onnx", nodes, inputs=["x", "z"])
         assert gate.check(new, old, data).decision.verdict.value == verdict
 
 
 def test_an_output_that_the_new_file_lacks_is_no_pass(tmp_path: Path) -> None:
-    old = two_of_each(tmp_path / "old.onnx", [("Relu", "a", "h"), ("Neg", "a", "c")])
-    new = two_of_each(tmp_path / "new.onnx", [("Neg", "a", "c")])
+    old = write_nodes(tmp_path / "old.onnx", [("Relu", "a", "h"), ("Neg", "a", "c")])
+    new = write_nodes(tmp_path / "new.onnx", [("Neg", "a", "c")])
     result = gate.check(new, old, RANDOM.standard_normal((16, 4)).astype(np.float32))
     assert result.decision.verdict.value != "PASS"
 
@@ -451,8 +455,8 @@ def test_a_reference_that_draws_is_not_called_a_forward(tmp_path: Path) -> None:
     assert "forward" not in result.evidence.noise_unmeasured
 
 
-def in_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
-    """The network with inputs, weights and outputs in float16."""
+def write_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
+    """Write the network with inputs, weights and outputs in float16."""
     model = network(**{k: a.astype(np.float16) for k, a in (TENSORS | changed).items()})
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
@@ -463,14 +467,14 @@ def in_float16(path: Path, name: str, **changed: np.ndarray[Any, Any]) -> Path:
 
 @pytest.mark.further
 def test_a_reference_in_16_bits_is_computed_without_their_rounding(old: Path) -> None:
-    reference = in_float16(old, "half.onnx")
+    reference = write_float16(old, "half.onnx")
     reduced = Policy.built_in("reduced")
-    result = gate.check(in_float16(old, "same.onnx"), reference, SAMPLES, reduced)
+    result = gate.check(write_float16(old, "same.onnx"), reference, SAMPLES, reduced)
     assert result.decision.verdict.value == "PASS", result.decision.problems
     assert result.evidence.source.onnx_sha256 == Digest.from_file(reference)
 
     changed = TENSORS["w2"] * np.float32(1.1)
-    result = gate.check(in_float16(old, "other.onnx", w2=changed), reference, SAMPLES, reduced)
+    result = gate.check(write_float16(old, "other.onnx", w2=changed), reference, SAMPLES, reduced)
     assert result.decision.verdict.value == "FAIL"
 
     wide = {k: a.astype(np.float16).astype(np.float32) for k, a in TENSORS.items()}
@@ -510,8 +514,9 @@ def test_an_element_type_that_a_function_takes_becomes_float32(old: Path) -> Non
     assert np.allclose(created.numpy(), np.exp(x), rtol=1e-6)  # float16: 1e-3
 
 
-def in_integers(path: Path, name: str, *, scale: float = 0.01) -> Path:
-    """Two convolutions in 8 bits, as in a converted TFLite file. `scale`: of a weight."""
+def write_quantized(path: Path, name: str, *, scale: float = 0.01) -> Path:
+    """Write two 8-bit convolutions, as in a converted TFLite file. `scale`: the scale of a
+    weight."""
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
         g (float[n,3,8,8] image) => (float[n,4,4,4] maps) {
             q = QuantizeLinear (image, s, z)
@@ -532,10 +537,10 @@ def in_integers(path: Path, name: str, *, scale: float = 0.01) -> Path:
 
 @pytest.mark.further
 def test_quantized_files_are_compared_exactly(old: Path) -> None:
-    reference = in_integers(old, "int8.onnx")
-    result = gate.check(in_integers(old, "same.onnx"), reference, SAMPLES)
+    reference = write_quantized(old, "int8.onnx")
+    result = gate.check(write_quantized(old, "same.onnx"), reference, SAMPLES)
     assert result.decision.verdict.value == "PASS", result.decision.problems
-    result = gate.check(in_integers(old, "other.onnx", scale=0.0103), reference, SAMPLES)
+    result = gate.check(write_quantized(old, "other.onnx", scale=0.0103), reference, SAMPLES)
     assert result.decision.verdict.value == "FAIL"
     located = result.explanation.localisation
     assert located is not None
@@ -546,7 +551,7 @@ LABELS = ("ash", "birch", "cedar")
 
 
 def classifier(path: Path, labels: tuple[str, ...] = LABELS, shift: float = 0.0) -> Path:
-    """As scikit-learn's converter writes one: labels of text, and probabilities."""
+    """Write a classifier as scikit-learn's converter does: text labels and probabilities."""
     coefficients = np.random.default_rng(3).standard_normal(12) + shift
     node = helper.make_node(
         "LinearClassifier", ["x"], ["label", "scores"], "linear", domain="ai.onnx.ml",
@@ -632,8 +637,10 @@ def test_text_and_missing_numbers_are_traced_to_their_node(
     assert (located and located.first_divergence) in nodes, result.explanation
 
 
-def zipped(path: Path, labels: tuple[str, ...] | tuple[int, ...], *, weight: float = 0.0) -> Path:
-    """A boosted classifier of ai.onnx.ml alone, whose scores are a list of maps."""
+def write_zip_map(
+    path: Path, labels: tuple[str, ...] | tuple[int, ...], *, weight: float = 0.0
+) -> Path:
+    """Write a boosted classifier with operators of ai.onnx.ml, whose scores are a list of maps."""
     kind = TensorProto.STRING if isinstance(labels[0], str) else TensorProto.INT64
     names = {f"classlabels_{'strings' if kind == TensorProto.STRING else 'int64s'}": labels}
     nodes = [
@@ -677,8 +684,8 @@ def test_maps_of_a_file_of_trees_alone_are_compared(
     tmp_path: Path, labels: tuple[Any, ...], weight: float, wrong: set[str]
 ) -> None:
     right = LABELS if isinstance(labels[0], str) else labels
-    old = zipped(tmp_path / "old.onnx", right)
-    new = zipped(tmp_path / "new.onnx", labels, weight=weight)
+    old = write_zip_map(tmp_path / "old.onnx", right)
+    new = write_zip_map(tmp_path / "new.onnx", labels, weight=weight)
     result = gate.check(new, old, SAMPLES[:, 0, 0, :4].copy())
     assert result.decision.verdict.value == ("FAIL" if wrong else "PASS"), result.decision.problems
     assert {problem.output for problem in result.decision.problems} - {None} == wrong
@@ -693,7 +700,9 @@ def test_maps_count_as_values_and_keys_beside_a_model_without_keys(tmp_path: Pat
             scores = torch.softmax(x[:, :3], 1)
             return scores.argmax(1), scores
 
-    result = gate.check(zipped(tmp_path / "new.onnx", (0, 1, 2)), Scores(), SAMPLES[:, 0, 0, :4])
+    result = gate.check(
+        write_zip_map(tmp_path / "new.onnx", (0, 1, 2)), Scores(), SAMPLES[:, 0, 0, :4]
+    )
     assert result.decision.verdict.value == "FAIL"
     failures = [each.failure_params for each in result.evidence.runtimes if each.failure]
     assert [(each["mismatch"], each["maps"]) for each in failures] == [("maps", ["scores"])] * 2

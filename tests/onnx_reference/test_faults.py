@@ -1,4 +1,4 @@
-"""One injected fault after another: each is refused, at the node that has it."""
+"""Each injected fault is rejected and located at the faulty node."""
 
 from __future__ import annotations
 
@@ -35,8 +35,10 @@ IMAGE, ROWS, TABLE = (4, 6, 6), (5, 8), (8,)
 
 @dataclass(frozen=True)
 class Fault:
-    """Nodes from `a`, the scaled input, to `z`. In the judged file `text` is replaced, or tensors
-    are, and `at` is the node to be named."""
+    """Nodes from `a`, the scaled input, to `z`.
+
+    In the faulty file `text` or tensors are replaced; `at` is the node that must be named.
+    """
 
     shape: tuple[int, ...]
     nodes: Sequence[str]
@@ -47,7 +49,7 @@ class Fault:
     opset: int = 18
     new_opset: int | None = None
     also: tuple[str, ...] = ()
-    """Other nodes that may be named: those that read what was left out."""
+    """Other nodes that may be named: readers of the omitted tensor."""
     policy: Policy | None = None
 
     def file(self, path: Path, *, is_new: bool = False, is_faulty: bool = False) -> Path:
@@ -75,7 +77,7 @@ class Fault:
         return path
 
 
-def swapped(name: str, axis: int = 0) -> Callable[[Tensors], Tensors]:
+def flip(name: str, axis: int = 0) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {name: np.ascontiguousarray(np.flip(tensors[name], axis))}
 
 
@@ -132,7 +134,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "groups": Fault(
         IMAGE, ["[node] z = Conv <group = 2> (a, w)"], tensors={"w": w(4, 2, 1, 1)},
-        change=swapped("w"),
+        change=flip("w"),
     ),
     "epsilon of a layer norm": Fault(
         ROWS, ["[node] z = LayerNormalization <epsilon = 0.00001> (a, s, b)"],
@@ -260,7 +262,7 @@ CAUSES = dict.fromkeys((
 ), "weights") | dict.fromkeys(
     ("clip left out", "truncated instead of rounded"), "missing_value"
 ) | {"activation": "operators"}  # fmt: skip
-"""Of the faults whose cause is not a setting of the node."""
+"""Expected causes of faults that are not in an attribute of the node."""
 
 
 @pytest.mark.rows(2)

@@ -1,4 +1,4 @@
-"""Reference files compute what ONNX Runtime computes, at every opset, and more exactly in float64."""
+"""Reference files compute the same as ONNX Runtime at every opset, and more exactly in float64."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def model(body: str, *, opset: int, domain: str = "") -> onnx.ModelProto:
     return parser.parse_model(f"<ir_version: 8, opset_import: [{imports}]>\ng {body}")
 
 
-def both(proto: onnx.ModelProto, *inputs: np.ndarray[Any, Any]) -> tuple[list[Any], list[Any]]:
-    """The outputs of the interpreter and of ONNX Runtime."""
+def run_both(proto: onnx.ModelProto, *inputs: np.ndarray[Any, Any]) -> tuple[list[Any], list[Any]]:
+    """Return the outputs of the interpreter and of ONNX Runtime."""
     names = [each.name for each in proto.graph.input]
     expected = open_plain(proto.SerializeToString()).run(
         None, dict(zip(names, inputs, strict=True))
@@ -117,7 +117,9 @@ def test_operators_mean_what_they_mean_at_their_opset(name: str) -> None:
     opset, body, shape = TABLE[name]
     try:
         proto = model(body, opset=opset)
-        created, expected = both(proto, floats(*shape), *(floats(3) for _ in proto.graph.input[1:]))
+        created, expected = run_both(
+            proto, floats(*shape), *(floats(3) for _ in proto.graph.input[1:])
+        )
     except RuntimeError as error:
         pytest.skip(f"this ONNX Runtime has no such opset: {error}")
     assert [each.shape for each in created] == [each.shape for each in expected]
@@ -133,7 +135,7 @@ def test_operators_mean_what_they_mean_at_their_opset(name: str) -> None:
 def test_resize_has_the_coordinates_of_its_attributes(mode: str, how: str, scale: float) -> None:
     body = f"""{IMAGE} {{ s = Constant <value = float[4] {{1, 1, {scale}, {scale}}}> ()
         y = Resize <mode = "{mode}", coordinate_transformation_mode = "{how}"> (x, , s) }}"""
-    created, expected = both(model(body, opset=19), floats(1, 2, 5, 6))
+    created, expected = run_both(model(body, opset=19), floats(1, 2, 5, 6))
     assert created[0].shape == expected[0].shape
     np.testing.assert_allclose(created[0], expected[0], rtol=0, atol=5e-6)
 
@@ -142,7 +144,7 @@ def test_resize_has_the_coordinates_of_its_attributes(mode: str, how: str, scale
 def test_resize_to_a_smaller_size_may_be_antialiased(antialias: int) -> None:
     body = f"""{IMAGE} {{ s = Constant <value = int64[4] {{1, 2, 3, 4}}> ()
         y = Resize <mode = "linear", antialias = {antialias}> (x, , , s) }}"""
-    created, expected = both(model(body, opset=18), floats(1, 2, 5, 6))
+    created, expected = run_both(model(body, opset=18), floats(1, 2, 5, 6))
     np.testing.assert_allclose(created[0], expected[0], rtol=0, atol=5e-6)
 
 
@@ -156,13 +158,13 @@ def test_subgraphs_take_values_of_the_graph_around() -> None:
                 one = Constant <value_float = 1.0> () a = Add (x, one) },
             else_branch = e () => (float[?] b) { b = Neg (start) }> }"""
     for sign in (1.0, -1.0):
-        created, expected = both(model(body, opset=13), np.full(3, sign, np.float32))
+        created, expected = run_both(model(body, opset=13), np.full(3, sign, np.float32))
         np.testing.assert_array_equal(created[0], expected[0])
 
 
 def test_integers_are_divided_toward_zero() -> None:
     body = "(int64[4] x, int64[4] z) => (int64[4] y) { y = Div (x, z) }"
-    created, expected = both(
+    created, expected = run_both(
         model(body, opset=13), np.array([-7, 7, -8, 8]), np.array([2, -2, 3, 3])
     )
     np.testing.assert_array_equal(created[0], expected[0])
@@ -171,7 +173,7 @@ def test_integers_are_divided_toward_zero() -> None:
 def test_equal_elements_keep_their_order_in_top_k() -> None:
     body = """(float[5] x) => (float[3] v, int64[3] y) {
         k = Constant <value_ints = [3]> () v, y = TopK (x, k) }"""
-    created, expected = both(model(body, opset=11), np.array([1, 2, 2, 2, 0], np.float32))
+    created, expected = run_both(model(body, opset=11), np.array([1, 2, 2, 2, 0], np.float32))
     np.testing.assert_array_equal(created[1], expected[1])
 
 
@@ -180,7 +182,7 @@ def test_unsorted_top_k_has_the_order_of_onnx_runtime() -> None:
         g (float[4,20] x) => (float[4,12] most, int64[4,12] at) {
             k = Constant <value_ints = [12]> () most, at = TopK <sorted = 0> (x, k) }""")
     x = floats(4, 20)
-    created, expected = both(proto, x)
+    created, expected = run_both(proto, x)
     with torch.no_grad():
         wide = OnnxReference(proto).double().compute([torch.from_numpy(x).double()])
     for item, double, second in zip(created, wide, expected, strict=True):
@@ -194,7 +196,7 @@ def test_integers_beyond_int64_are_computed(operator: str) -> None:
     kind = "bool" if operator == "Less" else "uint64"
     body = f"(uint64[3] x, uint64[3] z) => ({kind}[3] y) {{ y = {operator}{how} (x, z) }}"
     x, z = np.array([[2**64 - 1, 2**63 + 5, 7], [3, 2**63, 2]], np.uint64)
-    created, expected = both(model(body, opset=13), x, z)
+    created, expected = run_both(model(body, opset=13), x, z)
     np.testing.assert_array_equal(created[0], expected[0])
 
 
@@ -209,7 +211,7 @@ def test_masked_scores_of_attention_are_those_of_onnx_runtime(mask: str, how: st
                 Attention <{how}, qk_matmul_output_mode = 2> (q, k, v, m) }}""")
     allowed = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], bool)
     arguments = allowed if mask == "bool" else np.where(allowed, 0, -np.inf).astype(np.float32)
-    created, expected = both(proto, *(floats(1, 2, 3, 4) for _ in "qkv"), arguments)
+    created, expected = run_both(proto, *(floats(1, 2, 3, 4) for _ in "qkv"), arguments)
     for item, second in zip(created, expected, strict=True):
         np.testing.assert_allclose(item, second, rtol=1e-5, atol=1e-6)
 
@@ -218,7 +220,7 @@ def test_a_function_of_the_file_is_computed() -> None:
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[3] x) => (float[3] y) { y = own.twice (x) }
         <domain: "own", opset_import: ["" : 17]> twice (a) => (b) { b = Add (a, a) }""")
-    created, expected = both(proto, floats(3))
+    created, expected = run_both(proto, floats(3))
     np.testing.assert_array_equal(created[0], expected[0])
 
 
@@ -230,16 +232,16 @@ def test_attributes_of_functions_have_their_defaults() -> None:
         <domain: "own", opset_import: ["" : 17, "own" : 1]>
         outer <slope> (a) => (b) { c = own.inner <slope : float = @slope> (a) b = own.inner (c) }
         """)
-    created, expected = both(proto, np.array([-16.0, 0.0, 4.0], np.float32))
+    created, expected = run_both(proto, np.array([-16.0, 0.0, 4.0], np.float32))
     assert created[0].tolist() == expected[0].tolist() == [-0.5, 0.0, 4.0]
 
 
 def test_functions_of_another_opset_are_computed_by_that_of_the_model() -> None:
-    """As ONNX Runtime does. Softmax of opset 12 would flatten the axes behind the first."""
+    """ONNX Runtime does the same. Softmax of opset 12 would flatten the axes after the first."""
     proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[2,3,4] x) => (float[2,3,4] y) { y = own.soft (x) }
         <domain: "own", opset_import: ["" : 12]> soft (a) => (b) { b = Softmax <axis = 1> (a) }""")
-    created, expected = both(proto, floats(2, 3, 4))
+    created, expected = run_both(proto, floats(2, 3, 4))
     np.testing.assert_allclose(created[0], expected[0], rtol=1e-6)
     np.testing.assert_allclose(created[0].sum(axis=1), 1.0, rtol=1e-6)
 
@@ -293,7 +295,7 @@ def test_nodes_are_modules_with_their_weights() -> None:
 def test_nodes_may_have_any_name(name: str) -> None:
     proto = model(X + "{ z = Neg (x) y = Exp (z) }", opset=13)
     proto.graph.node[0].name = name
-    created, expected = both(proto, floats(2, 3, 4))
+    created, expected = run_both(proto, floats(2, 3, 4))
     np.testing.assert_allclose(created[0], expected[0], rtol=1e-6)
 
 
@@ -302,7 +304,7 @@ def test_an_operator_that_the_table_lacks_must_agree_with_onnx_runtime(
 ) -> None:
     monkeypatch.delitem(onnx_operators.TABLE, ("", "Softmax"))
     proto = model(X + "{ y = Softmax <axis = 1> (x) }", opset=13)
-    created, expected = both(proto, floats(2, 3, 4))
+    created, expected = run_both(proto, floats(2, 3, 4))
     np.testing.assert_allclose(created[0], expected[0], atol=1e-6)
     with pytest.raises(ModelError, match="Softmax at opset 12"):
-        both(model(X + "{ y = Softmax <axis = 1> (x) }", opset=12), floats(2, 3, 4))
+        run_both(model(X + "{ y = Softmax <axis = 1> (x) }", opset=12), floats(2, 3, 4))

@@ -1,4 +1,4 @@
-"""onnx's own node tests: what the interpreter of reference files makes of them."""
+"""The interpreter of reference files passes onnx's own node tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from benchmarks.onnx_reference import cases, compare
 
-DIFFERENT = {
-    # ONNX Runtime writes the lowest float32 where onnx's masks have -inf.
+DIFFERENT_RESULTS = {
+    # ONNX Runtime uses the lowest float32 where onnx's masks have -inf.
     "test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",
     "test_attention_4d_with_past_and_present_qk_matmul_bias_4d_mask_causal",
 }
 
-RANDOM = {
-    # They draw random numbers, so the interpreter refuses them.
+RANDOM_OPERATORS = {
+    # The interpreter rejects operators that draw random numbers.
     "test_training_dropout",
     "test_training_dropout_default",
     "test_training_dropout_default_mask",
@@ -32,4 +32,4 @@ def test_node_tests_are_computed_as_onnx_runtime_computes_them() -> None:
     outcomes = Counter(outcome for outcome, _ in results.values())
     assert outcomes["passed"] > 1000
     wrong = {name: why for name, why in results.items() if why[0] in ("differs", "fails")}
-    assert wrong.keys() <= DIFFERENT | RANDOM, wrong
+    assert wrong.keys() <= DIFFERENT_RESULTS | RANDOM_OPERATORS, wrong

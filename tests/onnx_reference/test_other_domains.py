@@ -1,4 +1,4 @@
-"""Operators of com.microsoft and ai.onnx.ml, as ONNX Runtime computes them."""
+"""Operators of com.microsoft and ai.onnx.ml equal those of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MS, ML = "com.microsoft", "ai.onnx.ml"
 
 
 class Inputs:
-    """Drawn anew for each row, so that rows do not depend on each other."""
+    """Random inputs with a new generator for each row, so that rows are independent."""
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(3)
@@ -47,7 +47,7 @@ def n(*values: int) -> Array:
 
 
 def trees(kind: str, **more: Any) -> dict[str, Any]:
-    """Two trees of three nodes each."""
+    """Return the attributes of two trees with three nodes each."""
     attributes: dict[str, Any] = {
         "nodes_treeids": [0, 0, 0, 1, 1, 1], "nodes_nodeids": [0, 1, 2, 0, 1, 2],
         "nodes_featureids": [0, 0, 0, 2, 0, 0], "nodes_values": [0.1, 0, 0, -0.3, 0, 0],

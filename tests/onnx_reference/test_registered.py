@@ -1,4 +1,4 @@
-"""`gate check new.onnx --reference models:/NAME@ALIAS`."""
+"""`gate check new.onnx --reference models:/NAME@ALIAS` uses a registered version."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.onnx_file.reading import read_subject
 from gate.registry.interface import Draft, Tag
 from gate.storage.digest import Digest
-from tests.commands.running import runner
+from tests.commands.running import create_runner
 from tests.onnx_reference.test_check import SAMPLES, network
 from tests.registry.servers import empty_database
 
-_, check_json = runner("check")
+_, check_json = create_runner("check")
 
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowRegistry:
-    """With version 1 of `net`, which is the champion, and samples and a new file beside."""
+    """A registry with version 1 of `net` as champion; samples and a new file are in the folder."""
     monkeypatch.chdir(tmp_path)
     empty_database(tmp_path / "mlflow.db")
     np.save("x.npy", SAMPLES)

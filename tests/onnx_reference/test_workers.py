@@ -1,4 +1,4 @@
-"""Other processes and machines open the same reference file, or refuse it."""
+"""Other processes and machines open the same reference file, or reject it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANDOM = np.random.default_rng(1)
 
 
 def linear(path: Path, slope: float) -> None:
-    """Gemm with its weights in a file, and LeakyRelu, whose slope is no weight."""
+    """Write Gemm with external weights, and LeakyRelu, whose slope is an attribute."""
     nodes = [
         helper.make_node("Gemm", ["x", "w"], ["g"], "linear"),
         helper.make_node("LeakyRelu", ["g"], ["y"], "leaky", alpha=slope),
@@ -35,7 +35,7 @@ def linear(path: Path, slope: float) -> None:
         helper.make_graph(nodes, "g", infos[:1], infos[1:], [weight]),
         opset_imports=[helper.make_opsetid("", 13)], ir_version=8, producer_name=path.stem,
     )  # fmt: skip
-    path.with_suffix(".data").unlink(missing_ok=True)  # onnx appends to it
+    path.with_suffix(".data").unlink(missing_ok=True)  # onnx appends to an existing file
     onnx.save(
         proto, path, save_as_external_data=True, location=f"{path.stem}.data", size_threshold=0
     )
@@ -73,11 +73,11 @@ def test_the_reference_file_is_sent_with_its_data(
     delivery = Delivery.from_spec(spec)
     for name in ("old.onnx", "old.data", "new.onnx", "new.data"):
         (folder / name).unlink()
-    there = delivery.unpacked(spec, tmp_path / "there")
-    there.to_job()
-    (Path(there.factory).parent / "old.data").write_bytes(bytes(8 * 8 * 4))
+    unpacked = delivery.unpacked(spec, tmp_path / "there")
+    unpacked.to_job()
+    (Path(unpacked.factory).parent / "old.data").write_bytes(bytes(8 * 8 * 4))
     with pytest.raises(DigestMismatch):
-        there.to_job()
+        unpacked.to_job()
 
 
 def test_a_plan_names_its_reference_file(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A missing extra is named in one line, and each extra works alone."""
+"""A missing extra is reported in one line, and each extra works without the others."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 OPTIONAL = {
     module for modules in installation.EXTRAS.values() for module in modules
 } | {"torch", "torchvision", "onnxruntime", "pandas", "alembic", "sklearn", "flask"}  # fmt: skip
-"""All that the core does without."""
+"""Modules that the core does not need."""
 PACKAGES = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
             "mlflow": "mlflow-skinny", "anyio": "starlette"}  # fmt: skip
-"""Where a package has another name than its module, or comes with one of another name."""
+"""Packages whose name differs from their module, or that are installed with another package."""
 CHECK = ("model.onnx", "--reference", "mine:build", "--inputs", "samples.npy")
 LINES = {
     "check": CHECK,
@@ -119,7 +119,7 @@ def test_onnx_runtime_extra_executes_a_release(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 def test_service_starts_without_packages_of_other_extras(tmp_path: Path) -> None:
-    """It asks for a registry that is not there; that is as far as a test without a server goes."""
+    """The registry is unreachable, which is as far as a test without a server gets."""
     mine = {"onnxruntime", *installation.EXTRAS["service"]}
     (tmp_path / "secrets").write_text(f"{'a' * 64}\n")
     (tmp_path / "secrets").chmod(0o600)
@@ -147,7 +147,7 @@ def test_missing_third_party_module_is_not_an_extra() -> None:
 
 
 def test_empty_folder_is_not_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip leaves one of two packages that wrote into it, and Python takes it for a package."""
+    """pip leaves an empty folder if two packages shared it, which Python treats as a package."""
     (tmp_path / "leftpackage").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert not installation.is_installed("leftpackage")
@@ -169,7 +169,7 @@ def test_extras_match_the_documentation() -> None:
 
 
 def test_only_two_extras_install_onnx_runtime() -> None:
-    """The packages overwrite each other's files (docs/install.md)."""
+    """These packages overwrite each other's files (docs/install.md)."""
     runtimes = re.compile(r"onnxruntime(-[a-z]+)?$")
     assert not [name for name in _names_of(PROJECT["dependencies"]) if runtimes.match(name)]
     brings = {
@@ -188,14 +188,14 @@ def test_core_has_no_large_dependency() -> None:
 
 
 def test_extra_all_contains_every_other_extra() -> None:
-    """And but server-grpc, which holds other packages back."""
+    """Except server-grpc, which restricts other packages."""
     left_out = {"cpu", "cuda", "dev", "docs", "server-grpc"}
     everything = set().union(*map(_names, PROJECT["optional-dependencies"].keys() - left_out))
     assert _names("all") == everything
 
 
 def _names(extra: str, *, linux: bool = False) -> set[str]:
-    """Packages that an extra brings, those of extras that it names among them."""
+    """Return the packages of an extra, including those of extras that it names."""
     matches: set[str] = set()
     for line in PROJECT["optional-dependencies"][extra]:
         if linux and "sys_platform == 'darwin'" in line:

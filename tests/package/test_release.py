@@ -1,4 +1,4 @@
-"""make release on a clone of this checkout."""
+"""`make release` on a clone of this checkout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gate
 from tests.exhaustive import exhaustive
 from tests.hidden import ROOT
 
-WHO = {"NAME": "tests", "EMAIL": "tests@example.org"}
+GIT_IDENTITY = {"NAME": "tests", "EMAIL": "tests@example.org"}
 TAG = f"v{gate.__version__}"
 
 
@@ -24,7 +24,7 @@ def clone(tmp_path: Path) -> Path:
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     if completed.returncode != 0:
         pytest.skip(f"this is no checkout that git can clone: {completed.stderr.strip()}")
-    for name, value in WHO.items():
+    for name, value in GIT_IDENTITY.items():
         git(folder, "config", f"user.{name.lower()}", value)
     return folder
 

@@ -59,11 +59,11 @@ def test_commit_matches_git() -> None:
 
 
 def test_wheel_records_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "gate" / "package"
-    monkeypatch.setattr(installation, "_HERE", here)
+    package_folder = tmp_path / "gate" / "package"
+    monkeypatch.setattr(installation, "_HERE", package_folder)
     assert re.fullmatch(r"\d+\.\d+\.\d+", installation.version_text())
-    here.mkdir(parents=True)
-    (here / installation.COMMIT_FILE).write_text(f"{COMMIT}\n")
+    package_folder.mkdir(parents=True)
+    (package_folder / installation.COMMIT_FILE).write_text(f"{COMMIT}\n")
     assert installation.version_text() == f"{gate.__version__}, commit {COMMIT[:12]}"
 
 

@@ -19,7 +19,7 @@ from gate.errors import PackageMissing
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-def stated() -> dict[str, str]:
+def minimum_versions() -> dict[str, str]:
     project = tomllib.loads(PROJECT.read_text())["project"]
     extras = project["optional-dependencies"].values()
     lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
@@ -28,7 +28,7 @@ def stated() -> dict[str, str]:
 
 
 def test_minimum_versions_match_pyproject() -> None:
-    assert {name: stated()[name] for name in installation.OLDEST} == installation.OLDEST
+    assert {name: minimum_versions()[name] for name in installation.OLDEST} == installation.OLDEST
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A project folder of its own for each test: small pictures, a tiny network, its own MLflow."""
+"""A project folder for each test: small images, a tiny network, its own MLflow store."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["reused_charts"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ONNX = Path("models/model.onnx")
-"""As params.yaml says."""
-TINY = (
+"""The path in params.yaml."""
+TINY_SETTINGS = (
     "prepare.preprocessing.resize.size=[16, 16]",
     "model.architecture=null",
     "model.factory=tests.pipelines.tiny:network",
@@ -35,12 +35,12 @@ TINY = (
     "gate.runtimes.browser-wasm.required=never",
 )
 FEW_SAMPLES = ("gate.min_samples=2", "model.num_classes=null")
-"""For data of a test's own: any number of samples, of any classes."""
+"""Settings for a test's own data: any number of samples and classes."""
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of the surroundings' MLflow or DVC; torch's and MLflow's switches set back."""
+def _isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remove MLflow's and DVC's variables; restore the settings of torch and MLflow afterwards."""
     for name in list(os.environ):
         if name.startswith(("MLFLOW_", "DVC_")):
             monkeypatch.delenv(name)
@@ -52,8 +52,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _warm() -> None:
-    """MLflow's tables warn of SQLAlchemy's deprecations, once, when they are first configured."""
+def _configure_mappers() -> None:
+    """Configure MLflow's tables once, because SQLAlchemy then warns of deprecations."""
     import mlflow.store.tracking.dbmodels.models  # noqa: F401
     from sqlalchemy.orm import configure_mappers
 
@@ -78,7 +78,7 @@ def tiny_params() -> Path:
 
     def fill(folder: Path) -> None:
         shutil.copy(REPOSITORY / "params.yaml", folder)
-        override(TINY)
+        override(TINY_SETTINGS)
 
     return once("tiny", fill) / "params.yaml"
 
@@ -87,7 +87,7 @@ def tiny_params() -> Path:
 def project(
     tmp_path: Path, empty_database: Path, tiny_params: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """An empty project with tiny settings, as current folder."""
+    """An empty project with tiny settings as the current folder."""
     folder = tmp_path / "project"
     folder.mkdir()
     shutil.copy(empty_database, folder)
@@ -111,7 +111,7 @@ def trained_files(tiny_params: Path) -> Path:
 
 @pytest.fixture
 def trained(project: Path, trained_files: Path) -> Path:
-    """A project in which prepare and train have run (their MLflow run is elsewhere)."""
+    """A project after prepare and train; their MLflow run is in another store."""
     for name in ("data", "models", "reports"):
         shutil.copytree(trained_files / name, project / name, dirs_exist_ok=True)
     return project
@@ -132,8 +132,8 @@ def measured_files(trained_files: Path, empty_database: Path) -> Path:
 
 @pytest.fixture
 def measured(project: Path, measured_files: Path) -> Path:
-    """A project in which export and parity have run, too."""
-    return _moved_here(measured_files, project)
+    """A project after export and parity."""
+    return _copy_files(measured_files, project)
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +141,7 @@ def promoted_files(measured_files: Path) -> Path:
     """All files after promote, with the registry, of which only the database moves on."""
 
     def fill(folder: Path) -> None:
-        _moved_here(measured_files, folder)
+        _copy_files(measured_files, folder)
         assert promote.main() == 0
 
     return once("promoted", fill)
@@ -149,12 +149,13 @@ def promoted_files(measured_files: Path) -> Path:
 
 @pytest.fixture
 def promoted_project(project: Path, promoted_files: Path) -> Path:
-    """A project in which promote has run, too."""
-    return _moved_here(promoted_files, project)
+    """A project after promote."""
+    return _copy_files(promoted_files, project)
 
 
-def _moved_here(files: Path, project: Path) -> Path:
-    """The files in the current folder, whose MLflow holds their runs."""
+def _copy_files(files: Path, project: Path) -> Path:
+    """Copy the files to the current folder, and let its run references name the MLflow store
+    there."""
     shutil.copytree(files, project, dirs_exist_ok=True)
     for path in (project / "reports" / "runs").iterdir():
         reference = RunReference.load(path)
@@ -163,7 +164,7 @@ def _moved_here(files: Path, project: Path) -> Path:
 
 
 def clone(folder: Path) -> Path:
-    """The repository's files as a Git repository of its own, with tiny settings committed."""
+    """Copy the repository's files into a new Git repository with tiny settings committed."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"],
         cwd=REPOSITORY, check=True, capture_output=True, text=True,
@@ -176,7 +177,7 @@ def clone(folder: Path) -> Path:
             shutil.copy2(source, target)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        override(TINY)
+        override(TINY_SETTINGS)
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
     for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "clone"]):
         subprocess.run(["git", *command], cwd=folder, check=True)
@@ -184,7 +185,7 @@ def clone(folder: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`python -m …` in a clone, with this Python first on the path."""
+    """Run `python -m …` in a clone, with this Python first on the path."""
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=folder, env=clean_environment() | environment, capture_output=True, text=True,
@@ -193,10 +194,10 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would lead a stage elsewhere."""
+    """Return this process's environment without variables that affect a stage."""
     custom = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "DVC_", "COV_"))}
-    here = str(Path(sys.executable).parent)
+    bin_folder = str(Path(sys.executable).parent)
     return custom | {
-        "PATH": f"{here}{os.pathsep}{custom['PATH']}",
-        "VIRTUAL_ENV": str(Path(here).parent),
+        "PATH": f"{bin_folder}{os.pathsep}{custom['PATH']}",
+        "VIRTUAL_ENV": str(Path(bin_folder).parent),
     }

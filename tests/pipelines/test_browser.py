@@ -1,4 +1,4 @@
-"""With Chromium installed, the pipeline also measures the browser runtime."""
+"""The pipeline also measures the browser runtime if Chromium is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""make stack is killed in several ways, with small processes in place of its servers."""
+"""make stack ends its servers however it is killed. Small processes replace the servers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gate.errors import RegistryUnavailable
 from pipelines import children
 from tests.pipelines.conftest import REPOSITORY, clean_environment
 
-# A server that starts two workers, as MLflow's does; the second hears no SIGTERM.
+# A server with two workers, as MLflow's server; the second worker ignores SIGTERM.
 _SERVER = """
 import subprocess, sys, time
 from pathlib import Path
@@ -58,7 +58,7 @@ def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def stack(*, ignores_sigterm: bool = False) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A stack, with what it said first; nothing of it is left, whatever a test does."""
+    """Yield a stack and the first line that it prints; end all of its processes afterwards."""
     Path("up").unlink(missing_ok=True)
     server = ["-c", _SERVER, "up", "deaf" if ignores_sigterm else "hears"]
     with subprocess.Popen(
@@ -73,14 +73,14 @@ def stack(*, ignores_sigterm: bool = False) -> Iterator[tuple[subprocess.Popen[s
             yield process, first_line
         finally:
             process.kill()
-            for item in marked():
+            for item in list_marked():
                 with suppress(psutil.NoSuchProcess):
                     item.kill()
-            until(lambda: not marked())  # one that is killed is there for a while
+            wait_until(lambda: not list_marked())  # a killed process remains for a moment
 
 
-def marked() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if children._is_ours(p) and not is_dead(p)]
+def list_marked() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if children._has_mark(p) and not is_dead(p)]
 
 
 def is_dead(process: psutil.Process) -> bool:
@@ -90,17 +90,17 @@ def is_dead(process: psutil.Process) -> bool:
         return True
 
 
-def until(found: Callable[[], bool]) -> None:
-    while not found():  # as long as a test may take
+def wait_until(found: Callable[[], bool]) -> None:
+    while not found():  # the timeout of the test limits it
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
 def test_no_process_is_left_after_a_signal(number: int) -> None:
     with stack() as (process, _):
-        assert len(marked()) == 4  # supervisor, server, two workers
+        assert len(list_marked()) == 4  # supervisor, server, two workers
         process.send_signal(number)
-        until(lambda: not marked())
+        wait_until(lambda: not list_marked())
         process.wait()
 
 
@@ -112,11 +112,11 @@ def test_process_that_ignores_sigterm_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", code, *server], env=env, stdin=subprocess.PIPE
     ) as process:
-        until(Path("up").exists)
+        wait_until(Path("up").exists)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait() == 128 + signal.SIGTERM
-        assert marked() == []
+        assert list_marked() == []
 
 
 def test_workers_end_with_their_server() -> None:
@@ -125,7 +125,7 @@ def test_workers_end_with_their_server() -> None:
     env = clean_environment() | {"PYTHONPATH": str(REPOSITORY)}
     with children.started("server", server, env) as child:
         assert child.process.wait() == 7
-        assert marked() == []
+        assert list_marked() == []
         with pytest.raises(RegistryUnavailable, match="server .* ended with 7"):
             child.check()
 
@@ -134,19 +134,19 @@ def test_workers_end_with_their_server() -> None:
 def test_next_start_ends_processes_of_a_killed_stack() -> None:
     with stack() as (process, first_line):
         assert first_line == "left: 0"
-        for item in marked():
+        for item in list_marked():
             if "pipelines.supervisor" in item.cmdline():
-                item.suspend()  # it would do its work between the two kills
+                item.suspend()  # otherwise it would act between the two kills
                 process.kill()
                 process.wait()
                 item.kill()
-        until(lambda: len(marked()) == 3)
-        left = {item.pid for item in marked()}
+        wait_until(lambda: len(list_marked()) == 3)
+        remaining_pids = {item.pid for item in list_marked()}
         bystander = subprocess.Popen(["sleep", "60"], env={children._MARK: "/another/project"})
         try:
             with stack() as (_, then):
                 assert then == "left: 3"
-                assert not left & {item.pid for item in marked()}
+                assert not remaining_pids & {item.pid for item in list_marked()}
             assert bystander.poll() is None
         finally:
             bystander.kill()
@@ -162,8 +162,8 @@ def test_second_stack_is_refused() -> None:
         children.alone(),
     ):
         pass
-    with children.alone() as left:
-        assert left == []
+    with children.alone() as remaining_pids:
+        assert remaining_pids == []
     with children.alone():
         assert Path(".gate/stack.lock").read_text() == str(os.getpid())
 

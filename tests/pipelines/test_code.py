@@ -1,4 +1,4 @@
-"""The stage code: links to the model's source files for DVC."""
+"""The stage `code` links the model's source files for DVC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL = "from torch import nn\nfrom own_parts import WIDTH\n\n\ndef build():\n  
 
 @pytest.fixture
 def custom_model(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project whose model is the user's own, in two files."""
+    """A project with the user's model in two files."""
     monkeypatch.setattr(sys, "path", [str(project), *sys.path])
     Path("own_model.py").write_text(MODEL)
     Path("own_parts.py").write_text("WIDTH = 3\n")
@@ -40,7 +40,7 @@ def test_each_source_file_gets_a_link(custom_model: Path) -> None:
     assert links == ["own_model.py", "own_parts.py"]
     for name in links:
         link = paths.CODE / name
-        assert not link.readlink().is_absolute()  # a project that is moved stays whole
+        assert not link.readlink().is_absolute()  # the link is valid after the project is moved
         assert link.resolve() == (custom_model / name).resolve()
     record = ModelCode.load(paths.CODE / code.RECORD)
     assert set(record.files) == {"own_model", "own_parts"}
@@ -110,7 +110,7 @@ def test_refresh_updates_versions_and_removes_dead_links(custom_model: Path) -> 
     assert packages == {"torch": real, "no-such-distribution": "none"}
     assert sorted(p.name for p in paths.CODE.glob("*.py")) == ["own_model.py"]
     record.write_text("{")
-    code.refresh()  # DVC sees that it is another one, and the stage runs
+    code.refresh()  # DVC detects the change and runs the stage
     assert record.read_text() == "{"
 
 

@@ -1,4 +1,5 @@
-"""`make repro` in a clone of the repository with a tiny network; the last test changes the clone."""
+"""`make repro` in a clone of the repository with a tiny network. The last test changes the
+clone."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ UP_TO_DATE = "Data and pipelines are up to date."
 
 
 class Project:
-    """A clone with its MLflow."""
+    """A clone with its MLflow store."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,7 +56,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    # A space in the path, as in many a home folder.
+    # A path with a space, as in many home folders.
     opened = Project(clone(tmp_path_factory.mktemp("a clone")))
     printed = opened.repro()
     assert "Promoted: champion is version 1 of tiny" in printed
@@ -73,14 +74,14 @@ def test_one_digest_from_file_to_registry(project: Project, tmp_path: Path) -> N
     assert project.run_of("promote").data.tags["gate.sha256"] == digest.hex
     assert version.run_id == project.run_of("export").info.run_id
     before = {p: p.stat().st_mtime_ns for p in (project.folder / "reports").rglob("*")}
-    assert UP_TO_DATE in project.repro()  # a second time nothing runs
+    assert UP_TO_DATE in project.repro()  # nothing runs a second time
     assert {p: p.stat().st_mtime_ns for p in (project.folder / "reports").rglob("*")} == before
     assert len(project.client.search_model_versions("name = 'tiny'")) == 1
 
 
 @exhaustive
 def test_changed_bound_decides_again_and_changed_runtime_measures_again(project: Project) -> None:
-    """By what DVC says it would run: nothing is measured here."""
+    """Read the stages that DVC would run; nothing is measured."""
     params = project.folder / "params.yaml"
     text = params.read_text()
     assert "noise_ratio: 1.5 " in text
@@ -89,7 +90,7 @@ def test_changed_bound_decides_again_and_changed_runtime_measures_again(project:
     assert UP_TO_DATE in project.dvc("status", "parity")
     assert "modified:           gate" in project.dvc("status", "promote")
 
-    last = text.index("    ort-cuda-optimized:")  # deleted; and one of the user's own
+    last = text.index("    ort-cuda-optimized:")  # remove a runtime, and add another
     params.write_text(
         f"{text[:last]}    mine:\n      kind: ort\n      required: always\n"
         "      options: {providers: [CPUExecutionProvider]}\n      bounds: *cpu\n"

@@ -1,4 +1,4 @@
-"""The pipeline with a model of several files: exported, measured, promoted as one."""
+"""The pipeline exports, measures and promotes a model of several files as one release."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def exported_files(tiny_params: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def exported(project: Path, exported_files: Path) -> Path:
-    """The folder of the release, in a project of the test's own."""
+    """The release's folder in a new project."""
     shutil.copy(exported_files / "params.yaml", project)
     for name in ("data", "models", "reports"):
         shutil.copytree(exported_files / name, project / name, dirs_exist_ok=True)
@@ -155,7 +155,7 @@ def test_inconsistent_release_settings_are_refused(
 
 @pytest.mark.parametrize("name", ["parts", "chain"])
 def test_setting_outside_its_section_is_refused(project: Path, name: str) -> None:
-    """No stage would read it."""
+    """No stage would read the setting."""
     paths.PARAMS.write_text(f"{paths.PARAMS.read_text()}\n{name}: {{encoder: {{}}}}\n")
     with pytest.raises(PolicyError, match=f"'{name}:' stands beside .* Move it into 'release:'"):
         ReleaseParams.load()

@@ -1,4 +1,4 @@
-"""uv installs with pip's settings, and pip installs where uv can't."""
+"""uv installs with pip's settings; pip installs if uv can't."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_indexes_and_certificates_of_pip_are_given_to_uv() -> None:
 
 @pytest.mark.further
 def test_pip_is_tried_after_uv_and_its_exit_code_counts(monkeypatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "true")  # uv itself is installed
+    monkeypatch.setenv("PIP_NO_INDEX", "true")  # uv itself is already installed
     command = [sys.executable, "pipelines/install.py", "no-such-package"]
     completed = subprocess.run(command, check=False, capture_output=True, text=True)
     assert completed.returncode == 1

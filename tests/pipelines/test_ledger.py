@@ -1,4 +1,4 @@
-"""The ledger of the project is signed by the key that signed the measurement."""
+"""The project's ledger is signed by the key that signed the measurement."""
 
 from __future__ import annotations
 

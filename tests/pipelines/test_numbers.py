@@ -8,7 +8,7 @@ from tests import builders
 
 
 def test_compared_numbers_are_few_and_not_times() -> None:
-    few = numbers.headlines(builders.evidence())
+    few = numbers.headline_metrics(builders.evidence())
     assert len(few) <= 8
     assert few["samples"] == 400
     assert not [name for name in few if "latency" in name]
@@ -22,7 +22,7 @@ def test_worst_cpu_runtime_is_reported_unrounded() -> None:
         value = worst.get(runtime.runtime, 7.0)
         outputs = tuple(o.model_copy(update={"max_abs_diff": value}) for o in runtime.outputs)
         changed.append(runtime.model_copy(update={"outputs": outputs}))
-    few = numbers.headlines(evidence.model_copy(update={"runtimes": tuple(changed)}))
+    few = numbers.headline_metrics(evidence.model_copy(update={"runtimes": tuple(changed)}))
     assert few["max_abs_diff"] == 2.3456789012345e-5
 
 
@@ -41,6 +41,6 @@ def test_nan_is_the_worst_value_and_written_as_text() -> None:
         else runtime
         for runtime in evidence.runtimes
     )
-    few = numbers.headlines(evidence.model_copy(update={"runtimes": runtimes}))
+    few = numbers.headline_metrics(evidence.model_copy(update={"runtimes": runtimes}))
     assert few["max_abs_diff"] == "NaN"
     json.dumps(few, allow_nan=False)

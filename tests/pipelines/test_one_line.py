@@ -1,4 +1,4 @@
-"""What prints much goes into a log, which is named where it failed."""
+"""Long output is written to a log, whose path is printed after a failure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 
 from pipelines import one_line
 
-MUCH = "print('Collecting x\\n' * 400); print('the end'); raise SystemExit({code})"
+LONG_OUTPUT = "print('Collecting x\\n' * 400); print('the end'); raise SystemExit({code})"
 
 
-def _call(log: Path, code: int) -> int:
-    return one_line.main([str(log), sys.executable, "-c", MUCH.format(code=code)])
+def _run_one_line(log: Path, code: int) -> int:
+    return one_line.main([str(log), sys.executable, "-c", LONG_OUTPUT.format(code=code)])
 
 
 def test_success_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "logs" / "install.log"
-    assert _call(log, 0) == 0
+    assert _run_one_line(log, 0) == 0
     assert capfd.readouterr() == ("", "")
     assert log.read_text().count("Collecting x\n") == 400
 
@@ -27,11 +27,11 @@ def test_failure_shows_the_end_of_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "install.log"
-    assert _call(log, 3) == 3
+    assert _run_one_line(log, 3) == 3
     printed = capfd.readouterr().err
     assert "the end\n" in printed
     assert printed.endswith(f"Failed with exit code 3. All that it printed: {log}\n")
-    assert len(printed.splitlines()) == one_line.LAST + 1
+    assert len(printed.splitlines()) == one_line.SHOWN_LINES + 1
 
 
 def test_terminal_shows_one_updating_line(
@@ -39,7 +39,7 @@ def test_terminal_shows_one_updating_line(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "40")
-    assert _call(tmp_path / "install.log", 0) == 0
+    assert _run_one_line(tmp_path / "install.log", 0) == 0
     printed = capsys.readouterr().err
     assert "Collecting x" in printed
     assert "\n" not in printed

@@ -32,9 +32,9 @@ def test_repository_policy_bounds_every_runtime() -> None:
         "ort-cpu-optimized",
     }
     of_roles = {"cosine_distance", "row_sum_diff", "unequal_share"}
-    at_points = {"threshold_crossing", "threshold_crossing_bound"}  # nobody knows yours
-    of_costs = {"latency_ratio", "memory_mb", "p95_ms", "throughput_min"}  # of one machine
-    of_operators = {"noise_ratio_by_operator"}  # the file has none of them
+    at_points = {"threshold_crossing", "threshold_crossing_bound"}  # no defaults are possible
+    of_costs = {"latency_ratio", "memory_mb", "p95_ms", "throughput_min"}  # depend on the machine
+    of_operators = {"noise_ratio_by_operator"}  # the file has no such operator
     free = of_roles | at_points | of_costs | of_operators
     for runtime in policy.runtimes.values():
         assert all(bound is not None for name, bound in runtime.bounds if name not in free)
@@ -90,7 +90,7 @@ def test_all_invalid_fields_are_reported(project: Path) -> None:
 
 def test_override_keeps_comments(project: Path) -> None:
     before = (project / "params.yaml").read_text()
-    override(["train.epochs=3", "model.factory="])  # an empty value is none
+    override(["train.epochs=3", "model.factory="])  # an empty value changes nothing
     after = (project / "params.yaml").read_text()
     assert "epochs: 3  " in after
     assert ModelParams.load().factory == "tests.pipelines.tiny:network"
@@ -114,7 +114,7 @@ PARAMS = (REPOSITORY / "params.yaml").read_bytes().decode()
 
 
 def leaves(node: Any, *above: str) -> Iterator[str]:
-    """The dotted names of all scalars that are written out, not by an alias."""
+    """Yield the dotted names of all scalars, without aliases."""
     for name, value in node.items():
         if isinstance(value, dict):
             if name != "bounds" or above[-1] in ("ort-cpu", "torch-cuda"):

@@ -1,4 +1,4 @@
-"""parity.jobs and parity.engine in params.yaml."""
+"""parity.jobs and parity.engine in params.yaml select the workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gate.records.evidence import Evidence
 from pipelines import parity, paths
 from pipelines.override import override
 from pipelines.params import ParityParams
-from tests.distributed.test_processes import untimed
+from tests.distributed.test_processes import remove_times
 from tests.exhaustive import exhaustive
 
 
@@ -21,14 +21,14 @@ def test_two_processes_give_the_same_evidence_as_one(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
-    alone = Evidence.load(paths.EVIDENCE)
-    assert alone.crew is None
+    single_process = Evidence.load(paths.EVIDENCE)
+    assert single_process.crew is None
     override(["parity.jobs=2"])
     assert parity.main() == 0
     pair = Evidence.load(paths.EVIDENCE)
     assert pair.crew is not None
     assert (pair.crew.engine, pair.crew.workers) == ("processes", 2)
-    assert untimed(pair.to_plain()) == untimed(alone.to_plain())
+    assert remove_times(pair.to_plain()) == remove_times(single_process.to_plain())
 
 
 @pytest.mark.usefixtures("project")
@@ -40,7 +40,7 @@ def test_unknown_engine_is_refused() -> None:
 @pytest.mark.usefixtures("project")
 def test_params_without_engine_load() -> None:
     text = paths.PARAMS.read_text().splitlines(keepends=True)
-    kept = [line for line in text if not line.startswith(("  engine: ", "  jobs: "))]
-    paths.PARAMS.write_text("".join(kept))
+    unchanged_lines = [line for line in text if not line.startswith(("  engine: ", "  jobs: "))]
+    paths.PARAMS.write_text("".join(unchanged_lines))
     params = ParityParams.load()
     assert (params.engine, params.jobs) == ("processes", None)

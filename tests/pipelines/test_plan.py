@@ -1,4 +1,4 @@
-"""The measurement plan is separate from the bounds: changed bounds decide again without measuring."""
+"""The measurement plan does not contain bounds: a changed bound needs a new decision only."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ def _params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(REPOSITORY / paths.PARAMS, paths.PARAMS)
 
 
-def written() -> tuple[str, str]:
-    """The plan of the file, and of its twin."""
+def write_plan() -> tuple[str, str]:
+    """Run the stage; return the plan of the file and of its twin."""
     assert plan.main() == ExitCode.DONE
     return paths.PLAN.read_text(), paths.TWIN_PLAN.read_text()
 
 
 def test_plan_records_a_missing_twin() -> None:
-    exact, twin = written()
+    exact, twin = write_plan()
     assert "ort-cpu" in json.loads(exact)["runtimes"]
     assert json.loads(twin) is None
 
 
 def test_changed_twin_bound_keeps_both_plans() -> None:
     set_twin_policy(agreement=0.9)
-    before = written()
+    before = write_plan()
     set_twin_policy(agreement=0.8)
-    assert written() == before
+    assert write_plan() == before
     assert set(json.loads(before[1])["runtimes"]) == set(POLICY["runtimes"])
 
 
 def test_changed_twin_instrument_changes_only_its_plan() -> None:
     set_twin_policy()
-    exact, twin = written()
+    exact, twin = write_plan()
     yaml = YAML()
     settings = yaml.load(paths.PARAMS)
     settings["gate"]["twin"]["instruments"]["stability_samples"] = 2
     yaml.dump(settings, paths.PARAMS)
-    assert written()[0] == exact
-    assert written()[1] != twin
+    assert write_plan()[0] == exact
+    assert write_plan()[1] != twin
 
 
-ANOTHER = {
+CHANGED_POLICIES = {
     "another bound": ({"bounds": Bounds(max_abs_diff=0.5)}, False),
     "bounds on its cost": (
         {"bounds": Bounds(max_abs_diff=0.1, latency_ratio=1.5, memory_mb=100.0)},
@@ -70,7 +70,7 @@ ANOTHER = {
 }
 
 
-@pytest.mark.parametrize(("change", "anew"), ANOTHER.values(), ids=ANOTHER)
+@pytest.mark.parametrize(("change", "anew"), CHANGED_POLICIES.values(), ids=CHANGED_POLICIES)
 def test_plan_contains_no_bounds(change, anew):
     before = {"kind": "ort", "options": {"providers": [CPU_PROVIDER]}}
     parts = [measured_part(policy(**expected)) for expected in (before, before | change)]
@@ -78,9 +78,11 @@ def test_plan_contains_no_bounds(change, anew):
 
 
 def test_order_of_runtimes_does_not_matter():
-    two = Policy.default()
-    turned = two.model_copy(update={"runtimes": dict(reversed(two.runtimes.items()))})
-    assert measured_part(two) == measured_part(turned)
+    policy_with_two = Policy.default()
+    turned = policy_with_two.model_copy(
+        update={"runtimes": dict(reversed(policy_with_two.runtimes.items()))}
+    )
+    assert measured_part(policy_with_two) == measured_part(turned)
 
 
 @pytest.mark.parametrize(

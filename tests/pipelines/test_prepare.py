@@ -66,18 +66,18 @@ def test_picture_folder(project: Path) -> None:
 
 
 def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing holds more than a picture: the file grows by one sample with each that is read."""
+    """At most one picture is in memory: the file grows by one sample per picture."""
     pictures(project / "data" / "raw")
     override(["prepare.source=folder", *FEW_SAMPLES])
     sizes = []
     to_tensor = images.to_tensor
 
-    def watched(pixels: Any, spec: Any) -> Any:
+    def record_size(pixels: Any, spec: Any) -> Any:
         written = list(Path("data").glob(".train_images.npy.*.tmp"))
         sizes.append(sum(path.stat().st_size for path in written))
         return to_tensor(pixels, spec)
 
-    monkeypatch.setattr(images, "to_tensor", watched)
+    monkeypatch.setattr(images, "to_tensor", record_size)
     prepare.main()
     assert sorted(sizes[:19]) == sizes[:19]
 

@@ -1,4 +1,4 @@
-"""The preprocessing spec in the pipeline: file, digest, pictures, and parity when required."""
+"""The preprocessing spec in the pipeline: file, digest, pictures, and parity if required."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.storage.digest import Digest
 from pipelines import images, paths, prepare
-from pipelines.measuring import preprocessing_of
+from pipelines.measuring import measure_preprocessing
 from pipelines.override import override
 from pipelines.params import PrepareParams
 from tests.pipelines.conftest import FEW_SAMPLES, ONNX
@@ -50,11 +50,12 @@ def test_tensor_data_has_no_pictures(project: Path) -> None:
     assert list(paths.PICTURES.iterdir()) == []
     settings = PreprocessingPolicy(consumers=("rust-image",))
     policy = Policy.default().model_copy(update={"preprocessing": settings})
-    assert preprocessing_of(policy, ONNX) is None
+    assert measure_preprocessing(policy, ONNX) is None
 
 
 def test_tensors_do_not_change_with_a_spec() -> None:
-    """The arithmetic that the first version of the pipeline had: trained models stay valid."""
+    """The results equal those of the pipeline's first version, so that trained models remain
+    valid."""
     spec = PreprocessSpec(resize=Resize(size=(64, 64)), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     grey = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     pixels = np.asarray(
@@ -73,11 +74,11 @@ def test_preprocessing_parity_uses_the_stored_pictures(
     prepare.main()
     settings = PreprocessingPolicy(consumers=consumers)
     policy = Policy.default().model_copy(update={"preprocessing": settings})
-    observed = preprocessing_of(policy, ONNX)
+    observed = measure_preprocessing(policy, ONNX)
     assert observed is not None
     assert (observed.images, observed.spec_sha256) == (64, Digest.from_json(
         PreprocessSpec.load(paths.PREPROCESSING).to_plain()
     ))  # fmt: skip
     assert [consumer.consumer for consumer in observed.consumers] == list(consumers)
     assert all(consumer.within(1.0) for consumer in observed.consumers)
-    assert preprocessing_of(Policy.default(), ONNX) is None
+    assert measure_preprocessing(Policy.default(), ONNX) is None

@@ -1,4 +1,4 @@
-"""The quantized twin in the pipeline: created, measured, promoted with its exact file."""
+"""The pipeline creates and measures the quantized twin, and promotes it with its exact file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ POLICY = {
 
 
 def set_twin_policy(agreement: float = 0.9) -> None:
-    """Write the policy of a twin into params.yaml."""
+    """Write a twin policy into params.yaml."""
     yaml = YAML()
     settings = yaml.load(paths.PARAMS)
     settings["gate"]["twin"] = POLICY

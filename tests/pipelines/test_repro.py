@@ -12,7 +12,7 @@ from gate.commands.result import ExitCode
 from pipelines import paths, repro
 from pipelines.promotion_report import PromotionReport
 from pipelines.repro import last_promotion, promotion_is_due
-from pipelines.stage import Stopped, code_of
+from pipelines.stage import Stopped, exit_code
 from pipelines.stage_results import StageResults
 
 
@@ -73,7 +73,7 @@ def test_outcome_sentence(promoted: PromotionReport, fields: dict[str, Any], say
 
 @pytest.fixture
 def fake_dvc(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stands for `dvc`: what it does and returns is put into the list."""
+    """A fake `dvc`. The list contains its action, its exit code and the recorded stages."""
     plan: list[Any] = []
 
     def run(_arguments: list[str], results: StageResults) -> int:
@@ -103,7 +103,7 @@ def test_exit_codes_of_make_repro(
     fake_dvc[:] = [lambda: None, 255, "prepare 0", "export 1"]
     assert repro.main() == ExitCode.REJECTED
     assert "Rejected by the stage 'export'" in capsys.readouterr().err
-    # A refusal of an earlier time is not the reason why something else fails now.
+    # An earlier rejection is not the reason for a later failure.
     fake_dvc[:] = [lambda: None, 255]
     assert repro.main() == ExitCode.NOT_JUDGED
     assert "a stage failed" in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_untrusted_measurement_is_repeated(
     fake_dvc[:] = [lambda: there.append(paths.EVIDENCE_STATEMENT.exists()), 0]
     assert repro.main() == ExitCode.DONE
     assert "measured again" not in capsys.readouterr().out
-    shutil.rmtree(paths.state())  # the key is lost with its folder
+    shutil.rmtree(paths.state())  # the key is in this folder
     assert repro.main() == ExitCode.DONE
     assert there == [True, False]
     printed = capsys.readouterr()
@@ -163,7 +163,7 @@ def test_repro_before_the_first_promotion(
     assert "no stage had to run" in capsys.readouterr().out
 
 
-def failing(error: BaseException) -> Any:
+def create_failing_stage(error: BaseException) -> Any:
     def main() -> int:
         raise error
 
@@ -183,7 +183,7 @@ def failing(error: BaseException) -> Any:
 def test_errors_do_not_have_the_exit_code_of_a_rejection(
     error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert code_of(failing(error)) == code
+    assert exit_code(create_failing_stage(error)) == code
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
 

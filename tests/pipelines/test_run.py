@@ -47,7 +47,7 @@ def test_stages_share_one_run(project: Path) -> None:
 
 
 def test_run_of_a_rejection_is_failed_and_not_continued(project: Path) -> None:
-    """The next time it holds the results already: a page that is complete is never rewritten."""
+    """The run contains the stage's results, and a complete run is never changed."""
     first_run()
     with Tracker("test").shared_run(
         "parity", earlier="export", settings={}, replay=lambda page: None
@@ -79,32 +79,32 @@ def test_database_is_in_the_project_folder(project: Path, monkeypatch: pytest.Mo
     assert tracking_uri() == "http://user:secret@127.0.0.1:1"
 
 
-def deleted(run_id: str) -> None:
+def delete_run(run_id: str) -> None:
     client().delete_run(run_id)
 
 
-def unknown(run_id: str) -> None:
-    change(run_id="0" * 32)
+def refer_to_unknown_run(run_id: str) -> None:
+    change_reference(run_id="0" * 32)
 
 
-def on_another_server(run_id: str) -> None:
-    change(tracking_uri="http://127.0.0.1:1")
+def refer_to_other_server(run_id: str) -> None:
+    change_reference(tracking_uri="http://127.0.0.1:1")
 
 
-def in_another_experiment(run_id: str) -> None:
+def refer_to_other_experiment(run_id: str) -> None:
     second = client().create_experiment("other")
-    change(run_id=client().create_run(second).info.run_id)
+    change_reference(run_id=client().create_run(second).info.run_id)
 
 
-def already_complete(run_id: str) -> None:
+def complete_run(run_id: str) -> None:
     continue_run()
 
 
-def other_settings(run_id: str) -> None:
+def change_settings(run_id: str) -> None:
     client().log_param(run_id, "tf32", "True")
 
 
-def change(**fields: str) -> None:
+def change_reference(**fields: str) -> None:
     path = paths.run_reference("export")
     RunReference.load(path).model_copy(update=fields).save(path)
 
@@ -112,7 +112,14 @@ def change(**fields: str) -> None:
 @pytest.mark.rows(4)
 @pytest.mark.parametrize(
     "tamper",
-    [deleted, unknown, on_another_server, in_another_experiment, already_complete, other_settings],
+    [
+        delete_run,
+        refer_to_unknown_run,
+        refer_to_other_server,
+        refer_to_other_experiment,
+        complete_run,
+        change_settings,
+    ],
 )
 def test_unusable_run_is_replaced_and_replayed(project: Path, tamper: object) -> None:
     first = first_run()
@@ -163,7 +170,7 @@ def test_killed_run_is_ended_by_the_next_stage(project: Path) -> None:
     assert status(run_id) == "RUNNING"
     with Tracker("test").new_run("export") as living:
         assert status(run_id) == "KILLED"
-        Tracker("test")  # must not end a run that somebody is writing
+        Tracker("test")  # must not end a run that is being written
         assert status(living.run_id) == "RUNNING"
 
 
@@ -178,7 +185,7 @@ def test_mlflow_run_becomes_the_parent_and_is_not_resumed(
     assert run.info.experiment_id == experiment
     assert run.data.tags[PARENT_TAG] == parent
     assert "MLFLOW_RUN_ID" not in os.environ
-    assert status(parent) == "RUNNING"  # its launcher's business
+    assert status(parent) == "RUNNING"  # its launcher ends it
 
 
 def test_missing_parent_run_is_ignored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +208,6 @@ def test_unreachable_server_is_reported(project: Path, monkeypatch: pytest.Monke
 
 def test_run_files_contain_no_password(project: Path) -> None:
     first_run()
-    change(tracking_uri="x")
+    change_reference(tracking_uri="x")
     text = paths.run_reference("export").read_text()
     assert "@" not in text

@@ -43,7 +43,7 @@ def test_encryption_key_is_created_once_and_private(tmp_path: Path) -> None:
 def test_encryption_key_is_never_readable_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file whose mode is never changed had it from its first byte on."""
+    """The mode is set when the file is created, not afterwards."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("its mode was changed afterwards")
@@ -79,9 +79,9 @@ def test_stack_refuses_an_external_server(project: Path, monkeypatch: pytest.Mon
 
 
 def test_child_that_exits_is_reported(project: Path) -> None:
-    here = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # make runs in it
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # make runs in the project's folder
     with (
-        started("brief", [sys.executable, "-c", "raise SystemExit(3)"], here) as it,
+        started("brief", [sys.executable, "-c", "raise SystemExit(3)"], environment) as it,
         pytest.raises(RegistryUnavailable, match="brief .* ended with 3"),
     ):
         stack.wait_for("http://127.0.0.1:1", it)
@@ -101,14 +101,14 @@ def test_printed_submit_command_is_valid() -> None:
     ]  # fmt: skip
 
 
-def lines() -> list[tuple[str, str | None]]:
-    """All of the ledger, of which a key signed the end that the service trusts."""
+def read_ledger() -> list[tuple[str, str | None]]:
+    """Return the ledger's entries, verified with the service's trust."""
     trust = Trust.from_file(ServiceTrust.from_project().trust)
     return [(e.action, e.version) for e in Ledger(paths.database(), trust=trust).entries()]
 
 
-def deployed(service_port: int) -> str | None:
-    """What is served; None: nothing yet."""
+def deployed_digest(service_port: int) -> str | None:
+    """Return the deployed digest, or None."""
     address = f"http://127.0.0.1:{service_port}/models/tiny/manifest.json"
     try:
         with urllib.request.urlopen(address, timeout=30) as answer:
@@ -147,15 +147,15 @@ def test_stack_deploys_earlier_and_submitted_versions(
                 f"MLFLOW_TRACKING_URI={registry} make repro" in line for line in printed_lines
             )
             digest = str(Ledger(paths.database()).entries()[0].sha256)
-            assert wait_for(lambda: deployed(service_port) == digest, 30)
+            assert wait_for(lambda: deployed_digest(service_port) == digest, 30)
 
             override(["gate.promotion=by_service"])
             monkeypatch.setenv("MLFLOW_TRACKING_URI", registry)
             assert promote.main() == ExitCode.DONE
-            assert wait_for(lambda: lines()[-1] == ("deployed", "2"), 30), lines()
+            assert wait_for(lambda: read_ledger()[-1] == ("deployed", "2"), 30), read_ledger()
             client = MlflowClient(registry)
             assert client.get_model_version_by_alias("tiny", "champion").version == "2"
-            assert deployed(service_port) == digest
+            assert deployed_digest(service_port) == digest
 
             process.send_signal(signal.SIGINT)
             rest, errors = process.communicate(timeout=90)
@@ -164,9 +164,9 @@ def test_stack_deploys_earlier_and_submitted_versions(
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors
     assert "Stopped." in rest
-    for gone in (port, service_port):
-        stack.require_free(gone, remedy="-")
-    assert lines() == [
+    for closed_port in (port, service_port):
+        stack.require_free(closed_port, remedy="-")
+    assert read_ledger() == [
         ("promoted", "1"), ("same_registry", None), ("deployed", "1"), ("promoted", "2"),
         ("deployed", "2"),
     ]  # fmt: skip

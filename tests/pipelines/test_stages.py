@@ -1,4 +1,4 @@
-"""The stages export, parity and promote in this process: what they write and what stops them."""
+"""The stages export, parity and promote, run in this process: their files, runs and errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from pipelines.override import override
 from pipelines.params import load_policy
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import recorded_run, tracking_uri
-from pipelines.stage import Stopped, code_of
+from pipelines.stage import Stopped, exit_code
 from tests.pipelines.conftest import ONNX
 
 
@@ -65,7 +65,7 @@ def table(run_id: str, name: str) -> list[dict[str, Any]]:
 
 
 def change_weight() -> None:
-    """One weight tensor of the exported file times 1.5; still a valid file."""
+    """Multiply one weight tensor of the exported file by 1.5. The file remains valid."""
     model = onnx.load(ONNX)
     tensor = next(t for t in model.graph.initializer if len(t.dims) == 4)
     changed = numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.5), tensor.name)
@@ -77,7 +77,7 @@ CI_FILES = (paths.SUMMARY, paths.JUNIT, paths.OPENMETRICS)
 
 
 def leave_ci_files() -> None:
-    """As a run before has left them."""
+    """Write CI files as an earlier run would."""
     for path in CI_FILES:
         path.write_text("of the run before")
 
@@ -148,7 +148,7 @@ def test_run_records_every_setting(measured: Path) -> None:
     assert data.metrics["ort-cpu-optimized/top1_agreement"] == 1.0
     (dataset,) = page("parity").inputs.dataset_inputs
     assert dataset.dataset.digest == Evidence.load(paths.EVIDENCE).dataset.sha256.hex[:36]
-    assert len(data.metrics) <= 40  # what somebody compares; the rest is in numbers.json
+    assert len(data.metrics) <= 40  # the numbers that users compare; numbers.json contains the rest
     assert page("parity").info.run_name == f"gate measured {data.tags['gate.sha256'][:6]}"
     rows = table(page("parity").info.run_id, "confidence_by_class.json")
     assert [row["label"] for row in rows if row["runtime"] == "ort-cpu"] == list(range(10))
@@ -189,7 +189,7 @@ def test_promoting_again_changes_nothing(measured: Path) -> None:
         'parity_gate_exit_code{command="promote",model="tiny"} 0.0' in paths.OPENMETRICS.read_text()
     )
     assert str(champion().version) == "1"
-    assert page().info.run_id != page("parity").info.run_id  # the first page stays as it was
+    assert page().info.run_id != page("parity").info.run_id  # the first run is unchanged
 
 
 def test_exporter_switches_come_from_params(trained: Path) -> None:
@@ -234,7 +234,7 @@ def test_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> Non
 def test_file_changed_after_parity_is_an_error(measured: Path) -> None:
     change_weight()
     leave_ci_files()
-    assert code_of(promote.main) == ExitCode.NOT_JUDGED
+    assert exit_code(promote.main) == ExitCode.NOT_JUDGED
     assert client().search_registered_models() == []
     assert not paths.PROMOTION.exists()
     assert "could not judge" in paths.SUMMARY.read_text()
@@ -258,7 +258,7 @@ def test_both_statements_are_signed_by_the_project_key(measured: Path, capsys) -
     assert signed_now.digest_of(golden) == Ledger(paths.database()).entries()[-1].golden_sha256.hex  # fmt: skip
     assert signed_now.digest_of("preprocessing") == PreprocessSpec.load(paths.PREPROCESSING).digest().hex  # fmt: skip
     code = CodeVersion.model_validate(measured_then.predicate["code"])
-    assert (code.commit, code.dirty) == (None, None)  # the project of a test is not in Git
+    assert (code.commit, code.dirty) == (None, None)  # the test project is not in Git
     assert f"Signed by the key of this folder, {key.short}. " in capsys.readouterr().out
     assert f"signed by local ({key.short})" in paths.PAGE.read_text()
     (line,) = Ledger(paths.database()).entries()
@@ -267,14 +267,14 @@ def test_both_statements_are_signed_by_the_project_key(measured: Path, capsys) -
     assert on_the_run == {"evidence.dsse.json", "decision.dsse.json"}
 
 
-def widen_the_vectors() -> None:
+def widen_tolerance() -> None:
     file = paths.GOLDEN / "golden.json"
     plain = json.loads(file.read_text())
     plain["outputs"][0]["max_abs_diff"] = 1e9
     file.write_text(json.dumps(plain))
 
 
-def make_another_key() -> None:
+def delete_key() -> None:
     shutil.rmtree(".gate")
 
 
@@ -282,8 +282,8 @@ def make_another_key() -> None:
     ("tamper", "reason"),
     [
         (paths.EVIDENCE_STATEMENT.unlink, "what was measured is not signed"),
-        (widen_the_vectors, "are not those that were signed when the file was measured"),
-        (make_another_key, "signed by 0 of the keys that are trusted as measurers"),
+        (widen_tolerance, "are not those that were signed when the file was measured"),
+        (delete_key, "signed by 0 of the keys that are trusted as measurers"),
     ],
 )
 def test_unsigned_measurement_is_refused(
@@ -301,11 +301,11 @@ def test_unsigned_measurement_is_refused(
 
 
 def test_edited_evidence_with_nan_is_refused(measured: Path) -> None:
-    """NaN in the evidence: refused, on the page as words, never as a number."""
+    """NaN in the evidence is rejected, and shown as text, never as a number."""
     plain = json.loads(paths.EVIDENCE.read_text())
     plain["runtimes"][0]["outputs"][0]["max_abs_diff"] = "NaN"
     paths.EVIDENCE.write_text(json.dumps(plain))
-    client().delete_run(page("parity").info.run_id)  # so that promote writes all of it anew
+    client().delete_run(page("parity").info.run_id)  # so that promote writes all results again
     assert promote.main() == ExitCode.REJECTED
     assert "The evidence was edited" in PromotionReport.load(paths.PROMOTION).reason
     run = page()
@@ -345,7 +345,7 @@ def test_failed_comparison_is_ignored_when_not_required(
     assert "incumbent" not in Decision.load(paths.DECISION).to_plain()
     section = "incumbent: {min_agreement: 0.99}"
     paths.PARAMS.write_text(paths.PARAMS.read_text().replace("incumbent: null", section))
-    assert code_of(promote.main) == ExitCode.NOT_JUDGED
+    assert exit_code(promote.main) == ExitCode.NOT_JUDGED
 
 
 def test_exporting_twice_gives_the_same_bytes_in_two_runs(trained: Path) -> None:
@@ -378,12 +378,12 @@ def test_full_disk_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    kept = {path: path.read_bytes() for path in (paths.CHECKPOINT, ONNX, paths.EVIDENCE)}
+    old_bytes = {path: path.read_bytes() for path in (paths.CHECKPOINT, ONNX, paths.EVIDENCE)}
     with monkeypatch.context() as patch:
         patch.setattr(target, disk_full)
-        assert code_of(main) == ExitCode.NOT_JUDGED
+        assert exit_code(main) == ExitCode.NOT_JUDGED
     assert "No space left" in capsys.readouterr().err
-    for path, content in kept.items():
+    for path, content in old_bytes.items():
         assert path == paths.EVIDENCE or path.read_bytes() == content
     runs = client().search_runs([client().get_experiment_by_name("parity-gate").experiment_id])
     assert all(run.info.status in ("FINISHED", "FAILED") for run in runs)
@@ -398,7 +398,7 @@ def test_unreachable_server_is_reported_by_each_stage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    assert code_of(main) == ExitCode.NOT_JUDGED
+    assert exit_code(main) == ExitCode.NOT_JUDGED
     error = capsys.readouterr().err
     assert "127.0.0.1:1" in error
     assert "Traceback" not in error
@@ -433,7 +433,7 @@ def test_truncated_or_missing_file_is_named(
 ) -> None:
     tamper()
     leave_ci_files()
-    assert code_of(main) == ExitCode.NOT_JUDGED
+    assert exit_code(main) == ExitCode.NOT_JUDGED
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
@@ -451,7 +451,7 @@ def test_other_stages_report_failures_in_ci_files(
     leave_ci_files()
     paths.PARAMS.unlink()
     main = importlib.import_module(f"pipelines.{name}").main
-    assert code_of(main) == ExitCode.NOT_JUDGED
+    assert exit_code(main) == ExitCode.NOT_JUDGED
     assert f'<testcase name="stage {name}"' in paths.JUNIT.read_text()
 
 
@@ -478,7 +478,7 @@ def test_interrupted_stage_removes_stale_ci_files(
 
     leave_ci_files()
     monkeypatch.setattr(parity, "load_policy", stop)
-    assert code_of(parity.main) not in (ExitCode.DONE, ExitCode.REJECTED)
+    assert exit_code(parity.main) not in (ExitCode.DONE, ExitCode.REJECTED)
     assert not any(path.exists() for path in CI_FILES)
 
 
@@ -495,7 +495,7 @@ def test_version_contains_golden_vectors(promoted_project: Path, tmp_path: Path)
 
 def test_promotion_requires_golden_vectors(measured: Path) -> None:
     (paths.GOLDEN / "golden.json").unlink()
-    assert code_of(promote.main) == ExitCode.NOT_JUDGED
+    assert exit_code(promote.main) == ExitCode.NOT_JUDGED
     assert client().search_registered_models() == []
     assert parity.main() == ExitCode.DONE
     assert promote.main() == ExitCode.DONE

@@ -18,7 +18,7 @@ from tests.exhaustive import exhaustive
 from tests.pipelines.tiny import network
 
 
-def run_of_training() -> tuple[MlflowClient, str]:
+def training_run() -> tuple[MlflowClient, str]:
     reference = recorded_run("train")
     assert reference is not None
     return MlflowClient(tracking_uri()), reference.run_id
@@ -43,7 +43,7 @@ def test_training_is_reproducible_by_seed(project: Path) -> None:
         assert train.main() == 0
         digests.append(Digest.from_file(paths.CHECKPOINT))
     assert digests[0] == digests[1] != digests[2]
-    client, run_id = run_of_training()
+    client, run_id = training_run()
     run = client.get_run(run_id)
     curve = client.get_metric_history(run_id, "eval_accuracy")
     assert run.info.status == "FINISHED"

@@ -77,7 +77,7 @@ def test_server_shows_the_version_and_ends_with_ctrl_c(measured: Path) -> None:
                 if line.startswith("version: "):
                     break
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
-                pass  # answers at once: the links were printed no earlier
+                pass  # the links must be printed after the server answers
             run = re.search(rf"http://127\.0\.0\.1:{port}/#/experiments/\d+/runs/(\w+)", printed)
             assert run is not None
             base = f"http://127.0.0.1:{port}"

@@ -1,11 +1,12 @@
-"""A whole pipeline that runs in seconds: a small network on 16x16 digits."""
+"""A small network on 16x16 digits, with which the whole pipeline runs in seconds."""
 
 import torch
 from torch import nn
 
 
 def network() -> nn.Module:
-    """Logits of ten classes from (batch, 3, 16, 16); with BatchNorm, as real networks have."""
+    """Return logits of ten classes for (batch, 3, 16, 16). It has BatchNorm, as real networks
+    have."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2, padding=1),
         nn.BatchNorm2d(16),
@@ -19,7 +20,7 @@ def network() -> nn.Module:
 
 
 class EncoderAndHead(nn.Module):
-    """The same as two modules, with code between them."""
+    """The same network as two modules with code between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,5 +33,5 @@ class EncoderAndHead(nn.Module):
 
 
 def encoder_and_head() -> nn.Module:
-    """A model of two parts."""
+    """Return the model of two parts."""
     return EncoderAndHead()

@@ -1,4 +1,4 @@
-"""How the parts of `tiny.encoder_and_head` are run in order."""
+"""The chain function of `tiny.encoder_and_head`."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,5 +8,5 @@ import torch
 def run(
     parts: Mapping[str, Callable[[torch.Tensor], torch.Tensor]], batch: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Logits."""
+    """Return the logits."""
     return parts["head"](parts["encoder"](batch["input"] * 2.0).flatten(1))

@@ -16,7 +16,7 @@ from gate.mlflow_client.connection import quiet_process, using_tracking_uri
 from gate.plugins.mlflow_evaluator import ParityEvaluator
 from tests.registry.servers import empty_database
 from tests.reused_charts import reused_charts
-from tests.small_project import made
+from tests.small_project import create_project
 
 __all__ = ["reused_charts"]
 
@@ -42,7 +42,7 @@ def test_can_evaluate_requires_file_and_reference(config: object, can: bool) -> 
 def test_mlflow_evaluates_files_and_registered_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project = made()
+    project = create_project()
     monkeypatch.chdir(project)
     import small_models
 

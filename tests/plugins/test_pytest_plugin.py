@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.small_project import made
+from tests.small_project import create_project
 
 SUITE = """
 import numpy as np
@@ -49,7 +49,7 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 @pytest.mark.further
 @pytest.mark.slow
 def test_suite_with_workers_junit_and_html() -> None:
-    folder = made()
+    folder = create_project()
     (folder / "test_models.py").write_text(SUITE)
     options = ("--junitxml", "junit.xml", "--html", "page.html", "--self-contained-html")
     result = run_pytest(folder, "-n", "1", *options, "--parity-report", "reports", "test_models.py")

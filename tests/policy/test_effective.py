@@ -28,7 +28,9 @@ gate:
 """
 
 
-def values_of(tmp_path: Path, text: str = TEXT, **settings: str) -> dict[str, EffectiveValue]:
+def read_effective_values(
+    tmp_path: Path, text: str = TEXT, **settings: str
+) -> dict[str, EffectiveValue]:
     file = tmp_path / "gate.yaml"
     file.write_text(text)
     policy = with_overrides(
@@ -54,18 +56,18 @@ def values_of(tmp_path: Path, text: str = TEXT, **settings: str) -> dict[str, Ef
 def test_value_has_origin_file_and_line(
     tmp_path: Path, place: str, value: object, origin: str
 ) -> None:
-    result = values_of(tmp_path)[place]
+    result = read_effective_values(tmp_path)[place]
     assert (result.value, result.origin.removeprefix(f"{tmp_path}/")) == (value, origin)
 
 
 def test_merged_bound_has_origin_in_the_file(tmp_path: Path) -> None:
-    result = values_of(tmp_path)["runtimes.ort-cpu.bounds.noise_ratio"]
+    result = read_effective_values(tmp_path)["runtimes.ort-cpu.bounds.noise_ratio"]
     assert result.value == 1.5
     assert result.origin.startswith(f"{tmp_path}/gate.yaml:")
 
 
 def test_override_has_origin_set(tmp_path: Path) -> None:
-    result = values_of(tmp_path, task="auto", instruments__noise_samples="7")
+    result = read_effective_values(tmp_path, task="auto", instruments__noise_samples="7")
     tried = [location for location, each in result.items() if each.origin == "--set"]
     assert tried == ["task", "instruments.noise_samples"]
     assert result["task"].value == "auto"
@@ -74,7 +76,7 @@ def test_override_has_origin_set(tmp_path: Path) -> None:
 
 def test_file_without_section_is_read_as_policy(tmp_path: Path) -> None:
     text = "\n".join(line[2:] for line in TEXT.splitlines()[2:])
-    assert values_of(tmp_path, text)["task"].origin.endswith("gate.yaml:1")
+    assert read_effective_values(tmp_path, text)["task"].origin.endswith("gate.yaml:1")
 
 
 def test_built_in_policy_values_have_origin_default_or_option() -> None:

@@ -50,7 +50,7 @@ def test_default_requires_cpu_always_and_cuda_when_present():
             "which never runs the file",
         ),
         ({"min_samples": 0}, "greater than or equal to 1"),
-        ({"determinism": {"seed": 10**20}}, "less than"),  # torch.manual_seed takes no such
+        ({"determinism": {"seed": 10**20}}, "less than"),  # torch.manual_seed rejects it
         ({"precision": "sloppy"}, "precision"),
         ({"instruments": Instruments(noise_samples=0)}, "noise needs instruments.noise_samples"),
         ({"instruments": Instruments(stability_samples=0)}, "needs instruments.stability_samples"),
@@ -273,7 +273,7 @@ def test_incumbent_bounds_need_matching_task() -> None:
 
 
 def test_promotion_is_serialized_only_when_not_default():
-    """So that older policies keep their digest."""
+    """Otherwise the digests of older policies would change."""
     assert "promotion" not in builders.policy().to_plain()
     assert builders.policy(promotion="by_service").to_plain()["promotion"] == "by_service"
     with pytest.raises(ValidationError, match="direct"):
@@ -286,12 +286,14 @@ def test_missing_section_keeps_its_default(tmp_path: Path, precision) -> None:
     written = yaml.safe_load(policy_text(built_in, name="gate.yaml"))["gate"]
     path = tmp_path / "gate.yaml"
     for name in set(written) - {"precision"}:
-        kept = {key: value for key, value in written.items() if key != name}
-        path.write_text(yaml.safe_dump({"gate": kept}))
+        remaining_fields = {key: value for key, value in written.items() if key != name}
+        path.write_text(yaml.safe_dump({"gate": remaining_fields}))
         assert Policy.from_file(path) == built_in, name
     for name in written["instruments"]:
-        kept = {key: value for key, value in written["instruments"].items() if key != name}
-        path.write_text(yaml.safe_dump({**written, "instruments": kept}))
+        remaining_fields = {
+            key: value for key, value in written["instruments"].items() if key != name
+        }
+        path.write_text(yaml.safe_dump({**written, "instruments": remaining_fields}))
         assert Policy.from_file(path) == built_in, name
 
 

@@ -1,4 +1,4 @@
-"""What a policy may say of a recording, and what it can't ask of one."""
+"""Settings that a policy may have for a recording, and settings that it can't have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reviewers' tag: nameable, told from the gate's own, and a no is never a yes."""
+"""The reviewers' tag has a configurable name, and a rejection is never read as an approval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inferred roles only add checks, and only where the samples can prove them."""
+"""Inferred roles only add checks, and only if the samples can prove them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation of the runtimes of a policy, without the runtimes themselves."""
+"""The runtimes of a policy are validated without being loaded."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from tests.builders import evidence, policy
 RATIO = "runtimes.ort-cpu.bounds.noise_ratio"
 
 
-def dotted() -> Policy:
-    """With a runtime whose name has a dot."""
+def policy_with_dotted_name() -> Policy:
+    """Return a policy with a runtime whose name contains a dot."""
     plain = policy()
     return plain.model_copy(
         update={"runtimes": {**plain.runtimes, "ort.v2": plain.runtimes["ort-cpu"]}}
@@ -36,7 +36,7 @@ def dotted() -> Policy:
     ],
 )  # fmt: skip
 def test_override_sets_the_value_and_is_recorded(place: str, text: str, found: Any) -> None:
-    before = dotted()
+    before = policy_with_dotted_name()
     tried = with_overrides(before, {place: text})
     assert found(tried)
     if tried != before:

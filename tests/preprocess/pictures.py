@@ -1,4 +1,4 @@
-"""Pictures with sharp edges for tests, small and large, from a formula."""
+"""Test images with sharp edges, computed by a formula."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ SMALL = PreprocessSpec(
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
 )
-"""Like ImageNet's, for small pictures."""
+"""A spec like ImageNet's for small images."""
 
 
 def picture(height: int, width: int, *, seed: int = 0) -> NDArray[np.uint8]:
-    """Smooth colors, a hard rectangle, a fence of lines, and noise; uint8 (height, width, 3)."""
+    """Return an image with gradients, a rectangle, thin lines and noise; uint8 (height, width,
+    3)."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     smooth = np.stack([90 + 80 * np.sin(x / 9), 120 + 60 * np.cos(y / 7), (x + 2 * y) % 256], -1)

@@ -1,4 +1,4 @@
-"""Each known fault, made on purpose and not by our own code, is named; rounding never is."""
+"""Each known fault, created without the gate's code, is diagnosed; rounding is not a fault."""
 
 from __future__ import annotations
 
@@ -22,75 +22,75 @@ SIZE, BOX = (40, 60), (slice(4, 36), slice(12, 48))
 Pixels = NDArray[np.uint8]
 
 
-def by_pillow(pixels: Pixels, filter_: Any = Image.Resampling.BILINEAR) -> NDArray[Any]:
+def resize_with_pillow(pixels: Pixels, filter_: Any = Image.Resampling.BILINEAR) -> NDArray[Any]:
     resized = np.asarray(Image.fromarray(pixels).resize(SIZE[::-1], filter_))
     return resized[BOX].transpose(2, 0, 1).astype(np.float32)
 
 
-def by_torch(pixels: Pixels, **options: Any) -> NDArray[Any]:
+def resize_with_torch(pixels: Pixels, **options: Any) -> NDArray[Any]:
     values = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
     created = torch.nn.functional.interpolate(values, SIZE, **options)[0].round().numpy()
     return created[:, *BOX]
 
 
-def normal(values: NDArray[Any]) -> NDArray[Any]:
+def normalize(values: NDArray[Any]) -> NDArray[Any]:
     return (values / 255 - MEAN) / STD
 
 
-def asymmetric(pixels: Pixels) -> NDArray[Any]:
+def resize_asymmetric(pixels: Pixels) -> NDArray[Any]:
     rows, columns = np.arange(40) * pixels.shape[0] // 40, np.arange(60) * pixels.shape[1] // 60
     return pixels[rows][:, columns][BOX].transpose(2, 0, 1)
 
 
-def squashed(pixels: Pixels) -> NDArray[Any]:
+def squash(pixels: Pixels) -> NDArray[Any]:
     return np.asarray(
         Image.fromarray(pixels).resize((36, 32), Image.Resampling.BILINEAR)
     ).transpose(2, 0, 1)
 
 
-def no_margin(pixels: Pixels) -> NDArray[Any]:
+def resize_without_margin(pixels: Pixels) -> NDArray[Any]:
     resized = Image.fromarray(pixels).resize((54, 36), Image.Resampling.BILINEAR)
     return np.asarray(resized)[2:34, 9:45].transpose(2, 0, 1)
 
 
-def shifted_crop(pixels: Pixels) -> NDArray[Any]:
+def shift_crop(pixels: Pixels) -> NDArray[Any]:
     resized = Image.fromarray(pixels).resize(SIZE[::-1], Image.Resampling.BILINEAR)
     return np.asarray(resized)[3:35, 12:48].transpose(2, 0, 1)
 
 
 FAULTS: dict[str, tuple[Callable[[Pixels], NDArray[Any]], set[str]]] = {
-    "no antialias": (lambda p: normal(by_torch(p, mode="bilinear")), {diagnosis.NO_ANTIALIAS}),
+    "no antialias": (lambda p: normalize(resize_with_torch(p, mode="bilinear")), {diagnosis.NO_ANTIALIAS}),
     "align corners": (
-        lambda p: normal(by_torch(p, mode="bilinear", align_corners=True)),
+        lambda p: normalize(resize_with_torch(p, mode="bilinear", align_corners=True)),
         {diagnosis.NO_ANTIALIAS, diagnosis.ALIGN_CORNERS},
     ),
     "bicubic": (
-        lambda p: normal(by_pillow(p, Image.Resampling.BICUBIC)),
+        lambda p: normalize(resize_with_pillow(p, Image.Resampling.BICUBIC)),
         {"bicubic instead of bilinear"},
     ),
-    "box": (lambda p: normal(by_pillow(p, Image.Resampling.BOX)), {diagnosis.AREA}),
-    "bgr": (lambda p: normal(by_pillow(p)[::-1]), {diagnosis.SWAPPED}),
-    "no mean": (lambda p: by_pillow(p) / 255, {diagnosis.NO_MEAN_STD}),
+    "box": (lambda p: normalize(resize_with_pillow(p, Image.Resampling.BOX)), {diagnosis.AREA}),
+    "bgr": (lambda p: normalize(resize_with_pillow(p)[::-1]), {diagnosis.SWAPPED}),
+    "no mean": (lambda p: resize_with_pillow(p) / 255, {diagnosis.NO_MEAN_STD}),
     "mean of bgr": (
-        lambda p: (by_pillow(p) / 255 - MEAN[::-1]) / STD[::-1],
+        lambda p: (resize_with_pillow(p) / 255 - MEAN[::-1]) / STD[::-1],
         {diagnosis.SWAPPED_MEAN},
     ),
-    "0 to 255": (lambda p: (by_pillow(p) - MEAN) / STD, {diagnosis.SCALE_255}),
-    "raw": (by_pillow, {diagnosis.SCALE_255, diagnosis.NO_MEAN_STD}),
-    "twice": (lambda p: normal(by_pillow(p) / 255), {diagnosis.SCALE_TWICE}),
+    "0 to 255": (lambda p: (resize_with_pillow(p) - MEAN) / STD, {diagnosis.SCALE_255}),
+    "raw": (resize_with_pillow, {diagnosis.SCALE_255, diagnosis.NO_MEAN_STD}),
+    "twice": (lambda p: normalize(resize_with_pillow(p) / 255), {diagnosis.SCALE_TWICE}),
     "-1 to 1": (
-        lambda p: by_pillow(p) / 127.5 - 1,
+        lambda p: resize_with_pillow(p) / 127.5 - 1,
         {diagnosis.WRONG_RANGE, diagnosis.NO_MEAN_STD},
     ),
-    "squashed": (lambda p: normal(squashed(p)), {diagnosis.SQUASHED}),
-    "no margin": (lambda p: normal(no_margin(p)), {diagnosis.NO_MARGIN}),
-    "crop": (lambda p: normal(shifted_crop(p)), {diagnosis.CROP_OFF}),
+    "squashed": (lambda p: normalize(squash(p)), {diagnosis.SQUASHED}),
+    "no margin": (lambda p: normalize(resize_without_margin(p)), {diagnosis.NO_MARGIN}),
+    "crop": (lambda p: normalize(shift_crop(p)), {diagnosis.CROP_OFF}),
     "bgr, raw": (
-        lambda p: by_pillow(p)[::-1],
+        lambda p: resize_with_pillow(p)[::-1],
         {diagnosis.SWAPPED, diagnosis.SCALE_255, diagnosis.NO_MEAN_STD},
     ),
     "no antialias, no mean": (
-        lambda p: by_torch(p, mode="bilinear") / 255,
+        lambda p: resize_with_torch(p, mode="bilinear") / 255,
         {diagnosis.NO_ANTIALIAS, diagnosis.NO_MEAN_STD},
     ),
 }  # fmt: skip
@@ -119,13 +119,13 @@ def test_half_pixel_shift_is_diagnosed_alone(mode: Any, coordinates: str, cause:
     pixels = picture(120, 180)
     rows, columns = np.arange(40) * 3, np.arange(60) * 3
     shifted = pixels[rows][:, columns].transpose(2, 0, 1).astype(np.float32) / 255
-    reference = by_torch_whole(pixels, mode)
+    reference = resize_with_torch_uncropped(pixels, mode)
     result = diagnose(pixels, shifted, spec, reference=reference)
     assert result.causes == (cause,)
     assert result.explained > 0.99
 
 
-def by_torch_whole(pixels: Pixels, mode: str) -> NDArray[Any]:
+def resize_with_torch_uncropped(pixels: Pixels, mode: str) -> NDArray[Any]:
     values = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
     exact = "nearest-exact" if mode == "nearest" else mode
     return torch.nn.functional.interpolate(values, SIZE, mode=exact)[0].round().numpy() / 255

@@ -1,4 +1,4 @@
-"""The comparison over real files: numbers by hand, answers, failures, and what it refuses."""
+"""Comparisons of real image files: exact numbers, decisions, failures, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def file(path: Path) -> ModelFile:
     return ModelFile(path, builders.digest("model"))
 
 
-def compare_dumped(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
+def compare_tensors(photos: tuple[Picture, ...], dumped: Any, **options: Any) -> ConsumerParity:
     result = compare_consumers(
         SMALL, photos, selection=ConsumerSelection(("own",), {"own": dumped}), **options
     )
@@ -81,7 +81,7 @@ def test_differences_match_a_manual_computation(photos: tuple[Picture, ...]) -> 
     moved = tensors(photos)
     step = 1 / 255 / 0.224
     moved[1, 1, 3, 4] += 2.5 * step
-    observed = compare_dumped(photos, moved)
+    observed = compare_tensors(photos, moved)
     assert observed.max_diff == 2.5
     assert observed.max_diff_output == pytest.approx(2.5 * step, rel=1e-4)
     assert observed.mean_diff == pytest.approx(2.5 / moved.size, rel=1e-3)
@@ -98,13 +98,13 @@ def test_differences_match_a_manual_computation(photos: tuple[Picture, ...]) -> 
 def test_nonfinite_values_never_pass(photos: tuple[Picture, ...], bad: float) -> None:
     moved = tensors(photos)
     moved[0, 0, 0, 0] = bad
-    observed = compare_dumped(photos, moved)
+    observed = compare_tensors(photos, moved)
     assert observed.nonfinite == 1
     assert not observed.within(1e9)
 
 
 def test_wrong_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]) -> None:
-    observed = compare_dumped(photos, tensors(photos).transpose(0, 2, 3, 1))
+    observed = compare_tensors(photos, tensors(photos).transpose(0, 2, 3, 1))
     assert observed.images == 0
     assert "layout nhwc instead of nchw" in observed.mismatched[0]
     assert len(observed.mismatched) == 3
@@ -113,10 +113,10 @@ def test_wrong_shape_never_passes_and_is_explained(photos: tuple[Picture, ...]) 
 
 def test_changed_answers_are_counted(photos: tuple[Picture, ...], tmp_path: Path) -> None:
     model = classifier(tmp_path / "model.onnx")
-    same = compare_dumped(photos, tensors(photos), model=file(model)).decisions
+    same = compare_tensors(photos, tensors(photos), model=file(model)).decisions
     assert same is not None
     assert (same.images, same.flips, same.confidence_diff_max) == (3, 0, 0.0)
-    second = compare_dumped(photos, -3 * tensors(photos), model=file(model)).decisions
+    second = compare_tensors(photos, -3 * tensors(photos), model=file(model)).decisions
     assert second is not None
     assert second.flips == len(second.flipped) > 0
     assert 0.0 < second.confidence_diff_mean <= second.confidence_diff_max
@@ -194,12 +194,12 @@ def test_missing_or_mismatching_inputs_are_refused(
     with pytest.raises(EvidenceError, match="there are no pictures"):
         compare_consumers(SMALL, (), selection=ConsumerSelection(("onnx",)))
     with pytest.raises(DataError, match="2 tensors for 3 pictures"):
-        compare_dumped(photos, tensors(photos)[:2])
+        compare_tensors(photos, tensors(photos)[:2])
     with pytest.raises(OnnxFileError, match="can't open"):
-        compare_dumped(photos, tensors(photos), model=file(tmp_path / "missing.onnx"))
+        compare_tensors(photos, tensors(photos), model=file(tmp_path / "missing.onnx"))
     model = classifier(tmp_path / "m.onnx", shape=(2, 3, 32, 36))
     with pytest.raises(InputMismatch, match="does not accept"):
-        compare_dumped(photos, tensors(photos), model=file(model))
+        compare_tensors(photos, tensors(photos), model=file(model))
 
 
 def test_unreadable_pictures_are_refused(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_each_image_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
 
 @given(arrays.arrays(np.float32, (2, 3, 4, 5), elements=st.floats(-3, 3, width=32)))
 def test_larger_deviation_never_decreases_the_difference(values: Any) -> None:
-    """Monotone: a larger deviation of any element makes neither maximum nor mean smaller."""
+    """A larger deviation of any element makes neither the maximum nor the mean smaller."""
     spec = PreprocessSpec()
     reference = np.zeros((3, 4, 5), np.float32)
     less, more = TensorDifference(spec), TensorDifference(spec)

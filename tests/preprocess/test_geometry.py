@@ -10,7 +10,7 @@ from gate.preprocess.spec import PreprocessSpec, Resize, geometry
 
 @given(st.integers(8, 600), st.integers(8, 600), st.integers(8, 300))
 def test_sizes_are_rounded_like_torchvision(height: int, width: int, side: int) -> None:
-    """Its two rules in words: `int(size * long / short)` and `int(round(rest / 2))`."""
+    """torchvision's rules are `int(size * long / short)` and `int(round(rest / 2))`."""
     crop = (max(side - 3, 1), max(side - 4, 1))
     box = geometry(PreprocessSpec(resize=Resize(shortest_side=side), crop=crop), height, width)
     longer = int(side * max(height, width) / min(height, width))

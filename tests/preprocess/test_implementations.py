@@ -1,4 +1,4 @@
-"""Every implementation does what the spec says, as far as it can, and says where it can't."""
+"""Every implementation follows the spec, or says why it can't."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_to_pixels_inverts_the_preprocessing(spec: PreprocessSpec) -> None:
 
 
 def test_pillow_reference_equals_manual_computation() -> None:
-    """Not by our own code: Pillow's resize, slices, and the arithmetic of every tutorial."""
+    """Compute without the gate's code: Pillow's resize, a crop, and normalization."""
     pixels = picture(100, 150)
     resized = np.asarray(Image.fromarray(pixels).resize((60, 40), Image.Resampling.BILINEAR))
     cropped = resized[4:36, 12:48].astype(np.float32) / 255
@@ -78,7 +78,7 @@ def test_pillow_reference_equals_manual_computation() -> None:
         ("torchvision", "bilinear", True, 1.0),
         ("onnx", "bilinear", True, 1.0),
         ("rust-image", "bilinear", True, 1.0),
-        # Pillow 13 resizes the height first where it likes, torchvision never: overshoot between.
+        # Pillow 13 may resize the height first, torchvision never: clamping differs in between.
         ("torchvision", "bicubic", True, 10.0),
         ("opencv", "nearest", False, 0.0),
     ],

@@ -1,4 +1,4 @@
-"""What `measure_preprocessing` measures, the rules accept or refuse."""
+"""`measure_preprocessing` measures consumers, and the rules accept or reject the results."""
 
 from __future__ import annotations
 

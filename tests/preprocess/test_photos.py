@@ -1,4 +1,4 @@
-"""Natural-like pictures with sharp edges: who is the same, who is not, and why."""
+"""Images similar to photos: which implementations agree, which do not, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The explanations are right about those whom they explain: each sampling equals its library."""
+"""The simulated sampling methods, which explain differences, equal their libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gate.preprocess.resample import Filter, Sampling, resample, weights
 from tests.preprocess.pictures import picture
 
 SHAPES = ((60, 83), (81, 47), (199, 313), (19, 31))
-"""To SIZE no coordinate falls on the edge of two pixels, where libraries differ."""
+"""Resizing these to SIZE puts no coordinate on a pixel edge, where libraries differ."""
 SIZE = (48, 37)
 
 
@@ -77,7 +77,7 @@ def test_pillow_resizes_one_axis_first(shape: tuple[int, int]) -> None:
     st.booleans(),
 )
 def test_rows_sum_to_one(inputs: int, outputs: int, kind: Filter, antialias: bool) -> None:
-    """So that a picture of one colour stays of that colour."""
+    """Otherwise an image of one color would change its color."""
     result = weights(inputs, outputs, Sampling(kind, antialias and kind in ("bilinear", "bicubic")))
     assert result.shape == (outputs, inputs)
     np.testing.assert_allclose(result.sum(axis=1), 1.0)

@@ -58,7 +58,7 @@ def test_saved_spec_is_valid_yaml(tmp_path_factory: Any, spec: PreprocessSpec) -
 
 
 def test_digest_of_imagenet_spec_is_stable() -> None:
-    """Recorded in evidence: a new field must not change it (`later`)."""
+    """The digest is in evidence, so that new fields must not change it (`later`)."""
     assert PreprocessSpec.imagenet().digest().hex == (
         "a8b64ce5d065a3091b59d90257d1b1a5d89b994d4e2e599ced0b640f144fb3e6"
     )

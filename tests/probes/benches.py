@@ -1,4 +1,4 @@
-"""Measurement contexts without a file, and measurements with one, for the tests of probes."""
+"""Measurement contexts without a file, and measurements of a file, for the tests of probes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def specs(arrays: Arrays, *, fixed: int | None = None, **axes: dict[int, str]) -> list[TensorSpec]:
-    """Inputs of a file for these samples: dynamic batch, and the axes that are named."""
+    """Return the inputs of a file for these samples, with a dynamic batch and the named axes."""
     created = []
     for name, array in arrays.items():
         shape: list[int | str] = [fixed or "batch", *array.shape[1:]]
@@ -36,7 +36,7 @@ def specs(arrays: Arrays, *, fixed: int | None = None, **axes: dict[int, str]) -
 
 
 def policy(**instruments) -> Policy:
-    """One runtime, and these instruments beside the defaults."""
+    """Return a policy with one runtime, and these instruments in place of the defaults."""
     stable = instruments.get("stability_samples", 8) > 1
     runtime = RuntimePolicy(
         required="always",
@@ -52,8 +52,8 @@ def policy(**instruments) -> Policy:
     )
 
 
-def context(model, arrays, *, fixed=None, size=8, **instruments):
-    """The context of a measurement without any file."""
+def create_context(model, arrays, *, fixed=None, size=8, **instruments):
+    """Return the context of a measurement without a file."""
     samples = SampleSet.from_arrays(dict(arrays))
     inputs = specs(arrays, fixed=fixed)
     binding = bind_inputs(inputs, samples.specs, count=len(samples), batch_size=size)
@@ -75,14 +75,14 @@ def context(model, arrays, *, fixed=None, size=8, **instruments):
     return MeasurementContext(custom, reference, truth, binding, samples, settings, file)
 
 
-def observed(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
-    return SampleProfile.from_source(context(model, arrays, **options))
+def create_profile(model: nn.Module, arrays: Arrays, **options) -> SampleProfile:
+    return SampleProfile.from_source(create_context(model, arrays, **options))
 
 
 def export(
     model, path, arrays, *, batch=4, opset=17, training=False, axes=None, outputs=("output",)
 ):
-    """The legacy export of `model` as it is (in training mode if it is), with a dynamic batch."""
+    """Export `model` with the legacy exporter in its current mode, with a dynamic batch."""
     example = tuple(torch.from_numpy(array[:batch]) for array in arrays.values())
     with warnings.catch_warnings(), torch.inference_mode(False):
         warnings.simplefilter("ignore")
@@ -114,15 +114,15 @@ def measured(model, candidate, arrays, *, size=4, **instruments):
 
 
 def images(count: int = 12, seed: int = 0) -> np.ndarray:
-    """In [0, 1), shape (count, 3, 8, 8)."""
+    """Return values in [0, 1) of shape (count, 3, 8, 8)."""
     return np.random.default_rng(seed).random((count, 3, 8, 8), dtype=np.float32)
 
 
 def vectors(count: int = 12, width: int = 6, seed: int = 0) -> np.ndarray:
-    """In [0, 1), shape (count, width)."""
+    """Return values in [0, 1) of shape (count, width)."""
     return np.random.default_rng(seed).random((count, width), dtype=np.float32)
 
 
 def tokens(count: int = 12) -> np.ndarray:
-    """In [3, 20], shape (count, 5)."""
+    """Return integers in [3, 20] of shape (count, 5)."""
     return np.random.default_rng(0).integers(3, 21, (count, 5))

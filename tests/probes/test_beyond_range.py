@@ -1,4 +1,4 @@
-"""Files that break only where values are far beyond those of the samples."""
+"""Files that fail only for values far beyond the range of the samples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.probes import benches
 X = {"x": np.random.default_rng(0).uniform(-4, 4, (12, 6)).astype(np.float32)}
 
 
-class Of(nn.Module):
-    """A linear layer around a function."""
+class LinearAfter(nn.Module):
+    """Apply a function, then a linear layer."""
 
     def __init__(self, function, *, scale: float = 1.0) -> None:
         super().__init__()
@@ -35,19 +35,19 @@ def naive_softplus(x):
     return torch.log(1.0 + torch.exp(x))
 
 
-def overflows_beyond(limit):
-    """The identity, and infinite above a limit."""
+def overflow_above(limit):
+    """Return the identity with infinity above a limit."""
     return lambda x: torch.where(x.abs() > limit, x * torch.inf, x)
 
 
 def overflow_and_clamp(x):
-    """Overflows in one column, and is limited in another."""
+    """Overflow in three columns and clamp the others."""
     y = naive_softplus(x)
     return torch.cat([y[:, :3], y[:, 3:].clamp(max=6.0)], 1)
 
 
 class Columns(nn.Module):
-    """Each output is of one column, so that an overflow stays there."""
+    """Compute each output from one column, so that an overflow does not spread."""
 
     def __init__(self, function) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ SOFTPLUS = torch.nn.functional.softplus
 
 
 @pytest.mark.parametrize(("build", "function", "of_file"), [
-    (Of, SOFTPLUS, naive_softplus),
-    (Of, lambda x: x, overflows_beyond(4.0 * 9.9)),
-    (Columns, lambda x: x, overflows_beyond(4.0 * 50)),
+    (LinearAfter, SOFTPLUS, naive_softplus),
+    (LinearAfter, lambda x: x, overflow_above(4.0 * 9.9)),
+    (Columns, lambda x: x, overflow_above(4.0 * 50)),
 ], ids=["softplus", "9.9", "50 by column"])  # fmt: skip
 def test_overflow_far_beyond_the_samples_is_a_warning(tmp_path, build, function, of_file):
     decision = check_model(build(function), build(of_file), tmp_path)
@@ -87,7 +87,9 @@ def test_overflow_far_beyond_the_samples_is_a_warning(tmp_path, build, function,
 
 
 def test_policy_can_fail_an_overflow_beyond_the_samples(tmp_path):
-    decision = check_model(Of(SOFTPLUS), Of(naive_softplus), tmp_path, probe_beyond_range="fail")
+    decision = check_model(
+        LinearAfter(SOFTPLUS), LinearAfter(naive_softplus), tmp_path, probe_beyond_range="fail"
+    )
     assert decision.verdict is Verdict.FAIL
     refused = [c for c in decision.checks if c.verdict is Verdict.FAIL]
     assert {c.code for c in refused} == {"beyond_range"}
@@ -96,8 +98,8 @@ def test_policy_can_fail_an_overflow_beyond_the_samples(tmp_path):
 @pytest.mark.parametrize(("function", "of_file"), [
     (nn.functional.relu6, nn.functional.relu),
     (lambda x: x, lambda x: torch.where(x.abs() > 200.0, x * 0.0, x)),
-    (lambda x: x, overflows_beyond(3.0)),
-    (lambda x: x, overflows_beyond(30.0)),
+    (lambda x: x, overflow_above(3.0)),
+    (lambda x: x, overflow_above(30.0)),
     (SOFTPLUS, overflow_and_clamp),
     (lambda x: x / (x.abs() < 50.0).float() * 1.0, lambda x: x * 1.0),
 ], ids=["relu6", "finite at 100", "samples", "8", "mixed", "reference not finite"])  # fmt: skip
@@ -107,7 +109,8 @@ def test_difference_not_explained_by_overflow_fails(tmp_path, function, of_file)
 
 
 def log_of_sigmoid(x):
-    """Finite in float64, and -inf in float32 where the exponential overflows."""
+    """Return values that are finite in float64, and -inf in float32 if the exponential
+    overflows."""
     return torch.log(torch.sigmoid(x.clamp(-300.0, 300.0)))
 
 
@@ -122,7 +125,7 @@ def test_float64_value_is_used_when_float32_overflows(tmp_path, factor, verdict)
 
 
 def test_correct_file_has_no_range_warning(tmp_path):
-    decision = check_model(Of(SOFTPLUS), Of(SOFTPLUS), tmp_path)
+    decision = check_model(LinearAfter(SOFTPLUS), LinearAfter(SOFTPLUS), tmp_path)
     assert decision.verdict is Verdict.PASS
     assert "beyond_range" not in {check.code for check in decision.checks}
 
@@ -164,7 +167,7 @@ def test_default_probe_beyond_range_is_not_serialized():
 
 
 class Detector(nn.Module):
-    """Takes what is below a limit out of a picture, and scores it: two stages."""
+    """Select the boxes below a limit, then score them: a detector in two stages."""
 
     def __init__(self, limit: float, *, reshaped: bool) -> None:
         super().__init__()
@@ -172,8 +175,8 @@ class Detector(nn.Module):
         self.last = nn.Linear(2, 2)
 
     def forward(self, x):
-        kept = x[0][x[0].amax(1) < self.limit].reshape(-1, 2, 1)
-        rows = kept.reshape(kept.shape[0], -1) if self.reshaped else kept.flatten(1)
+        selected = x[0][x[0].amax(1) < self.limit].reshape(-1, 2, 1)
+        rows = selected.reshape(selected.shape[0], -1) if self.reshaped else selected.flatten(1)
         return self.last(rows)
 
 

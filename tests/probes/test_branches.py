@@ -1,4 +1,4 @@
-"""A traced reference, the branches of a forward, and runs that rounding moves."""
+"""Traced references, recorded branches of a forward, and runs with perturbed rounding."""
 
 import gc
 import math
@@ -38,7 +38,7 @@ class Branch(nn.Module):
 
 def trace_model(model, arrays=None):
     arrays = arrays or X
-    context = benches.context(model, arrays)
+    context = benches.create_context(model, arrays)
     return context, TracedReference(context, arrays)
 
 
@@ -73,7 +73,7 @@ def test_inputs_refused_by_the_model_are_recorded():
 
 
 class Deep(nn.Module):
-    """With a buffer that it writes to, and one parameter in two places."""
+    """A module that writes to its buffer and shares one parameter between two layers."""
 
     def __init__(self, first):
         super().__init__()
@@ -106,7 +106,7 @@ def test_scripted_submodule_is_traced():
 
 
 class Anchored(Branch):
-    """A buffer is a parameter of another part."""
+    """A buffer that is also a parameter of another layer."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ class Anchored(Branch):
 
 
 class HookedWeight(Branch):
-    """A hook, as of code that drops weights, puts a plain tensor in the place of a parameter."""
+    """A hook that replaces a parameter by a plain tensor, as code for weight dropping does."""
 
     def __init__(self):
         super().__init__()
@@ -126,14 +126,14 @@ class HookedWeight(Branch):
 
 
 class Quantized(Branch):
-    """Its weights are an object of PyTorch's own, which only modules hold."""
+    """Weights in an object of PyTorch that is not a tensor."""
 
     def __init__(self):
         super().__init__()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.layer = torch.ao.nn.quantized.dynamic.Linear(6, 2)
-        weight = torch.linspace(-1, 1, 12).reshape(2, 6)  # else it is whatever was in memory
+        weight = torch.linspace(-1, 1, 12).reshape(2, 6)  # otherwise uninitialized memory
         self.layer.set_weight_bias(torch.quantize_per_tensor(weight, 0.01, 0, torch.qint8), None)
 
 
@@ -179,7 +179,7 @@ def test_untraceable_model_has_a_reason():
 def test_tracing_leaves_no_references_or_state():
     context, module = trace_model(Branch())
     weight = weakref.ref(context.model.module.layer.weight)
-    torch._C._set_graph_executor_optimize(True)  # as it is from the beginning
+    torch._C._set_graph_executor_optimize(True)  # the default setting
     module.run(X)
     assert torch._C._get_graph_executor_optimize()
     assert torch._C._get_tracing_state() is None
@@ -283,14 +283,14 @@ def test_recorded_path():
     assert watch.path == (True, False)
 
 
-def rounding_draws(model, arrays=None):
+def draw_rounding(model, arrays=None):
     arrays = arrays or X
-    context = benches.context(model, arrays)
+    context = benches.create_context(model, arrays)
     with torch.inference_mode():
         return context.reference.run(arrays), perturb_rounding(context, arrays, draws=range(3))
 
 
-class Times(nn.Module):
+class Scaled(nn.Module):
     def __init__(self, factor=3.3):
         super().__init__()
         self.factor = factor
@@ -300,7 +300,7 @@ class Times(nn.Module):
 
 
 def test_perturbed_runs_change_the_last_bit():
-    (reference,), runs = rounding_draws(Times())
+    (reference,), runs = draw_rounding(Scaled())
     assert len(runs) == 3
     for (moved,) in runs:
         off = np.abs(moved / reference - 1.0)
@@ -309,7 +309,7 @@ def test_perturbed_runs_change_the_last_bit():
 
 def test_perturbed_runs_are_reproducible():
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    first, second = rounding_draws(Times())[1], rounding_draws(Times())[1]
+    first, second = draw_rounding(Scaled())[1], draw_rounding(Scaled())[1]
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(first, second, strict=True))
     assert not np.array_equal(first[0][0], first[1][0])
     assert torch.equal(before[0], torch.get_rng_state())
@@ -321,13 +321,13 @@ def test_perturbed_runs_are_reproducible():
 )
 def test_zeros_and_integers_are_not_perturbed(x):
     arrays = {"x": x.astype(np.float32)}
-    (reference,), runs = rounding_draws(Times(1.0), arrays)
+    (reference,), runs = draw_rounding(Scaled(1.0), arrays)
     assert all(np.array_equal(moved, reference) for (moved,) in runs)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**70])
 def test_any_policy_seed_is_accepted(seed):
-    context = benches.context(Times(), X)
+    context = benches.create_context(Scaled(), X)
     determinism = context.policy.determinism.model_copy(update={"seed": seed})
     policy = context.policy.model_copy(update={"determinism": determinism})
     with torch.inference_mode():
@@ -341,12 +341,12 @@ class Indices(nn.Module):
 
 
 def test_indices_computed_in_floats_are_not_perturbed():
-    (_, indices), runs = rounding_draws(Indices())
+    (_, indices), runs = draw_rounding(Indices())
     assert all(np.array_equal(moved[1], indices) for moved in runs)
 
 
-class Constant(nn.Module):
-    """(x - mean) / deviation of a constant: exactly zero, or anything, by the last bit."""
+class LayerNormOfConstant(nn.Module):
+    """(x - mean) / deviation of a constant: the last bit decides between zero and any value."""
 
     def forward(self, x):
         return nn.functional.layer_norm(x, x.shape[1:])
@@ -354,9 +354,9 @@ class Constant(nn.Module):
 
 def test_ill_conditioned_output_changes_more():
     constant = {"x": np.full((4, 6), 0.7, np.float32)}
-    (reference,), runs = rounding_draws(Constant(), constant)
+    (reference,), runs = draw_rounding(LayerNormOfConstant(), constant)
     assert max(np.abs(moved - reference).max() for (moved,) in runs) > 1e-6
-    (reference,), runs = rounding_draws(Constant())
+    (reference,), runs = draw_rounding(LayerNormOfConstant())
     assert max(np.abs(moved - reference).max() for (moved,) in runs) < 1e-5
 
 
@@ -374,14 +374,14 @@ class InPlace(nn.Module):
 
 
 def test_views_and_in_place_operations_are_preserved():
-    (reference, flat), runs = rounding_draws(InPlace())
+    (reference, flat), runs = draw_rounding(InPlace())
     for moved, view in runs:
         assert np.allclose(moved, reference, rtol=1e-5)
         assert np.allclose(view, flat, rtol=1e-5)
         assert (moved[:, 1:] == 0.25).all()
 
 
-class Refuses(nn.Module):
+class RejectsRounding(nn.Module):
     def forward(self, x):
         if (x * 1.1 != x * 1.1 * 1.0).any():
             raise ValueError("not today")
@@ -389,4 +389,4 @@ class Refuses(nn.Module):
 
 
 def test_model_failing_under_perturbation_has_no_runs():
-    assert rounding_draws(Refuses())[1] == []
+    assert draw_rounding(RejectsRounding())[1] == []

@@ -1,4 +1,4 @@
-"""Comparison of a runtime with the reference on one probe."""
+"""A runtime is compared with the reference on one probe."""
 
 import math
 
@@ -29,11 +29,11 @@ def expected(model, arrays=None, **options):
     arrays = arrays or X
     size = len(next(iter(arrays.values())))
     probe = Probe("p", "value", size, lambda: arrays)
-    return ExpectedOutputs(benches.context(model, arrays, **options), probe)
+    return ExpectedOutputs(benches.create_context(model, arrays, **options), probe)
 
 
 def compare(model, change, arrays=None, *, refused=False, **options):
-    """`change` makes the runtime's outputs of the reference's."""
+    """Compare the reference's outputs, changed by `change`, with the reference."""
     return expected(model, arrays, **options).parity(
         lambda batch, reference: change([array.copy() for array in reference]), refused=refused
     )
@@ -53,7 +53,7 @@ class Linear(nn.Module):
         return self.layer(x)
 
 
-def off_by(amount):
+def add_offset(amount):
     return lambda outputs: [outputs[0] + np.float32(amount)]
 
 
@@ -68,19 +68,19 @@ def test_noise_ratio_of_the_reference_is_about_one():
 
 @pytest.mark.parametrize("amount", [1e-3, 0.1, 10.0])
 def test_wrong_outputs_have_a_large_noise_ratio(amount):
-    observed = compare(Linear(), off_by(amount))
+    observed = compare(Linear(), add_offset(amount))
     assert observed.noise_ratio > 1e4 * amount
     assert observed.relative_diff > amount / 10
 
 
 def test_only_relative_diff_without_float64_reference():
-    observed = compare(Linear(), off_by(0.1), noise_samples=0)
+    observed = compare(Linear(), add_offset(0.1), noise_samples=0)
     assert observed.noise_ratio is None
     assert observed.relative_diff > 0.01
 
 
 class NoDouble(Linear):
-    """Numpy leaves float64 behind."""
+    """A model that does not support float64, as if it used NumPy."""
 
     def forward(self, x):
         if x.dtype == torch.float64:
@@ -97,7 +97,8 @@ class NanInDouble(Linear):
 def test_failing_float64_reference_is_skipped_for_the_probe(model):
     probe = expected(model())
     assert probe.parity(lambda batch, reference: reference).noise_ratio is None
-    assert probe._context.truth.unmeasured is None  # says nothing about the samples
+    # does not make the float64 outputs of the samples unmeasured
+    assert probe._context.truth.unmeasured is None
 
 
 def test_probe_refused_by_the_model_is_inapplicable():
@@ -123,7 +124,7 @@ def test_exception_of_the_runtime_is_its_failure(error, words):
     assert observed.inapplicable is observed.noise_ratio is None
 
 
-def with_value(value, where=0):
+def set_value(value, where=0):
     def change(outputs):
         outputs[0].ravel()[where] = value
         return outputs
@@ -131,8 +132,8 @@ def with_value(value, where=0):
     return change
 
 
-class Holes(nn.Module):
-    """NaN, plus and minus infinity among finite numbers."""
+class NonfiniteOutputs(nn.Module):
+    """Return NaN, plus and minus infinity among finite values."""
 
     def forward(self, x):
         x = x * 1.3
@@ -141,17 +142,17 @@ class Holes(nn.Module):
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
 @pytest.mark.parametrize(("model", "change", "agrees"), [
-    (Holes, unchanged, True),
-    (Holes, with_value(NAN, 6), True),
-    (Holes, with_value(1.0, 6), False),
-    (Holes, with_value(INF, 6), False),
-    (Holes, with_value(-INF, 7), False),
-    (Holes, with_value(NAN, 7), False),
-    (Holes, with_value(3e38, 7), False),
-    (Holes, with_value(NAN, 0), False),
-    (Holes, with_value(INF, 0), False),
-    (Linear, with_value(NAN, 5), False),
-    (Linear, with_value(-INF, 5), False),
+    (NonfiniteOutputs, unchanged, True),
+    (NonfiniteOutputs, set_value(NAN, 6), True),
+    (NonfiniteOutputs, set_value(1.0, 6), False),
+    (NonfiniteOutputs, set_value(INF, 6), False),
+    (NonfiniteOutputs, set_value(-INF, 7), False),
+    (NonfiniteOutputs, set_value(NAN, 7), False),
+    (NonfiniteOutputs, set_value(3e38, 7), False),
+    (NonfiniteOutputs, set_value(NAN, 0), False),
+    (NonfiniteOutputs, set_value(INF, 0), False),
+    (Linear, set_value(NAN, 5), False),
+    (Linear, set_value(-INF, 5), False),
 ])  # fmt: skip
 def test_nonfinite_value_on_one_side_is_infinitely_far(model, change, agrees, float64_samples):
     observed = compare(model(), change, noise_samples=float64_samples)
@@ -166,18 +167,18 @@ class OnlyNan(nn.Module):
         return x * NAN
 
 
-class Nothing(nn.Module):
+class EmptyOutput(nn.Module):
     def forward(self, x):
         return x[:, :0]
 
 
 def test_probe_without_finite_numbers_is_inapplicable():
     assert compare(OnlyNan(), unchanged).inapplicable == "no_finite_number"
-    assert compare(OnlyNan(), with_value(1.0)).noise_ratio == INF
-    assert compare(Nothing(), unchanged).inapplicable == "no_finite_number"
+    assert compare(OnlyNan(), set_value(1.0)).noise_ratio == INF
+    assert compare(EmptyOutput(), unchanged).inapplicable == "no_finite_number"
 
 
-class Several(nn.Module):
+class SeveralOutputs(nn.Module):
     def forward(self, x):
         return x * 1.1, x.argmax(1), x > 0.5
 
@@ -192,26 +193,26 @@ def change_output(index):
 
 
 def test_worst_output_is_recorded():
-    assert compare(Several(), unchanged).noise_ratio <= 1.0
-    assert compare(Several(), change_output(0)).noise_ratio > 1e5
+    assert compare(SeveralOutputs(), unchanged).noise_ratio <= 1.0
+    assert compare(SeveralOutputs(), change_output(0)).noise_ratio > 1e5
     for index in (1, 2):
-        observed = compare(Several(), change_output(index))
+        observed = compare(SeveralOutputs(), change_output(index))
         assert (observed.noise_ratio, observed.relative_diff) == (INF, INF)
-        assert compare(Several(), change_output(index), noise_samples=0).relative_diff == INF
+        assert compare(SeveralOutputs(), change_output(index), noise_samples=0).relative_diff == INF
 
 
 CONSTANT = {"x": np.full((4, 6), 0.7, np.float32)}
 
 
 class Centred(nn.Module):
-    """Of a constant: exactly zero in PyTorch, perhaps not elsewhere."""
+    """Return exactly zero for a constant in PyTorch, but perhaps not in other runtimes."""
 
     def forward(self, x):
         return x - x.mean(1, keepdim=True)
 
 
 class Scores(nn.Module):
-    """Equal scores: any of them may be the largest."""
+    """Return argmax of equal scores, for which any index is correct."""
 
     def forward(self, x):
         return (x * 1.3).argmax(1)
@@ -225,17 +226,17 @@ def test_equal_scores_are_no_difference():
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
 def test_rounding_in_an_ill_conditioned_probe_passes(float64_samples):
-    ulp = off_by(6e-8)
+    ulp = add_offset(6e-8)
     observed = compare(Centred(), ulp, CONSTANT, noise_samples=float64_samples)
     assert (observed.noise_ratio or 0.0) < 8.0
     assert (observed.inapplicable is not None) is (float64_samples == 0)
-    fault = compare(Centred(), off_by(0.01), CONSTANT, noise_samples=float64_samples)
+    fault = compare(Centred(), add_offset(0.01), CONSTANT, noise_samples=float64_samples)
     assert fault.inapplicable is None
     assert (fault.noise_ratio or fault.relative_diff) > 1e3
 
 
-class Guarded(nn.Module):
-    """A branch whose edge is at zero."""
+class BranchAtZero(nn.Module):
+    """Branch with its threshold at zero."""
 
     def forward(self, x):
         return x + 1.5 if x.abs().sum() == 0 else x * 1.5
@@ -243,7 +244,7 @@ class Guarded(nn.Module):
 
 def test_branch_at_zero_is_found():
     zeros = {"x": np.zeros((4, 6), np.float32)}
-    baked = compare(Guarded(), lambda outputs: [outputs[0] * 0], zeros)
+    baked = compare(BranchAtZero(), lambda outputs: [outputs[0] * 0], zeros)
     assert baked.noise_ratio > 1e6
 
 
@@ -261,8 +262,8 @@ def test_shape_changed_by_rounding_is_inapplicable():
     assert expected(Linear()).parity(mismatch).failure == "other shape"
 
 
-class Tiny(nn.Module):
-    """Probabilities, most of which are below the normal numbers."""
+class DenormalSoftmax(nn.Module):
+    """Return probabilities of which most are denormal."""
 
     def forward(self, x):
         return (x * 400.0).softmax(1)
@@ -274,8 +275,8 @@ def flush_denormals(outputs):
 
 def test_flushed_denormals_pass():
     x = {"x": np.array([[0.0, 0.01, 0.02, 0.03, 0.04, 0.24]], np.float32)}
-    assert 0 < expected(Tiny(), x)._reference[0].min() < 2.0**-126
-    assert compare(Tiny(), flush_denormals, x).noise_ratio < 4.0
+    assert 0 < expected(DenormalSoftmax(), x)._reference[0].min() < 2.0**-126
+    assert compare(DenormalSoftmax(), flush_denormals, x).noise_ratio < 4.0
 
 
 def test_additional_runs_only_for_large_differences(monkeypatch):
@@ -292,8 +293,8 @@ def test_additional_runs_only_for_large_differences(monkeypatch):
     assert len(calls) == 1
 
 
-class Explodes(nn.Module):
-    """Far outside of the samples, far larger."""
+class Sinh(nn.Module):
+    """Return values that grow exponentially outside the samples' range."""
 
     def forward(self, x):
         return torch.sinh(x)
@@ -302,12 +303,8 @@ class Explodes(nn.Module):
 @pytest.mark.parametrize("float64_samples", [32, 0])
 def test_much_larger_output_is_compared(float64_samples):
     arrays = {"x": np.full((2, 4), 15.3, np.float32)}
-    assert (
-        compare(Explodes(), unchanged, arrays, noise_samples=float64_samples).inapplicable is None
-    )
-    far = compare(
-        Explodes(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=float64_samples
-    )
+    assert compare(Sinh(), unchanged, arrays, noise_samples=float64_samples).inapplicable is None
+    far = compare(Sinh(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=float64_samples)
     assert far.inapplicable is None
     assert far.relative_diff == pytest.approx(0.5, rel=1e-3)
     assert float64_samples == 0 or far.noise_ratio > 1e4
@@ -315,12 +312,12 @@ def test_much_larger_output_is_compared(float64_samples):
 
 def test_difference_explained_by_random_rounding_passes():
     arrays = {"x": np.full((2, 4), 60.3, np.float32)}
-    near = compare(Explodes(), lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
+    near = compare(Sinh(), lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
     assert near.noise_ratio < 8.0  # an ulp of 60 is 4e-6
 
 
 def compare_rows(model, change, rows, **options):
-    """As `judged`, each row in its own scale."""
+    """Compare with a separate scale per row, as measurements do."""
     arrays = {"x": rows}
     probe = Probe(
         "p",
@@ -329,11 +326,11 @@ def compare_rows(model, change, rows, **options):
         lambda: arrays,
         scaled_by_sample=options.pop("scaled_by_sample", True),
     )
-    observed = ExpectedOutputs(benches.context(model, arrays, **options), probe)
+    observed = ExpectedOutputs(benches.create_context(model, arrays, **options), probe)
     return observed.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
-def in_row(row, factor):
+def scale_row(row, factor):
     def change(outputs):
         outputs[0][row] *= np.float32(factor)
         return outputs
@@ -344,18 +341,18 @@ def in_row(row, factor):
 @pytest.mark.parametrize("float64_samples", [32, 0])
 def test_small_row_next_to_large_rows_has_its_own_scale(float64_samples):
     rows = benches.vectors(8) * np.float32([[1], [1e6], [1], [1], [1], [1], [1], [1]])
-    fault = in_row(0, 0.9)
+    fault = scale_row(0, 0.9)
     assert (
         compare_rows(Linear(), unchanged, rows, noise_samples=float64_samples).relative_diff == 0.0
     )
     together = compare_rows(
         Linear(), fault, rows, scaled_by_sample=False, noise_samples=float64_samples
     )
-    alone = compare_rows(Linear(), fault, rows, noise_samples=float64_samples)
+    row_parity = compare_rows(Linear(), fault, rows, noise_samples=float64_samples)
     assert together.relative_diff < 1e-6
-    assert alone.relative_diff > 0.01
+    assert row_parity.relative_diff > 0.01
     if float64_samples:
-        assert alone.noise_ratio > 1e4
+        assert row_parity.noise_ratio > 1e4
 
 
 def test_row_of_zeros_has_no_scale():
@@ -367,22 +364,24 @@ def test_row_of_zeros_has_no_scale():
 
 def compare_finite(model, change):
     probe = Probe("nan", "value", 2, lambda: {"x": np.full((2, 4), NAN, np.float32)}, finite=True)
-    observed = ExpectedOutputs(benches.context(model, {"x": np.ones((2, 4), np.float32)}), probe)
+    observed = ExpectedOutputs(
+        benches.create_context(model, {"x": np.ones((2, 4), np.float32)}), probe
+    )
     return observed.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
-class Mends(nn.Module):
+class ReplacesNan(nn.Module):
     def forward(self, x):
         return torch.nan_to_num(x, nan=0.3) * 1.5
 
 
-class Places(nn.Module):
+class NanMask(nn.Module):
     def forward(self, x):
         return x.isnan()
 
 
 @pytest.mark.parametrize(
-    ("model", "applies"), [(Mends(), True), (nn.Identity(), False), (Places(), False)]
+    ("model", "applies"), [(ReplacesNan(), True), (nn.Identity(), False), (NanMask(), False)]
 )
 def test_nonfinite_probe_applies_only_with_finite_output(model, applies):
     observed = compare_finite(model, unchanged)
@@ -395,7 +394,7 @@ def test_nonfinite_probe_applies_only_with_finite_output(model, applies):
 
 
 class Steps(nn.Module):
-    """Whole numbers of what is multiplied."""
+    """Return the integer part of a product."""
 
     def forward(self, x):
         return torch.floor(x * 5.7).to(torch.int32)
@@ -403,7 +402,7 @@ class Steps(nn.Module):
 
 @pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
 def test_rarely_rounded_integer_needs_more_runs(units, excused):
-    """`units` of float32 beyond a whole number: three runs happen not to lower the input."""
+    """The input is `units` ulps above an integer; none of three perturbed runs lowers it."""
     rows = np.full((12, 6), 0.5, np.float32)
     rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
     observed = compare(
@@ -423,9 +422,8 @@ def test_rarely_rounded_integer_needs_more_runs(units, excused):
     (1e5, 36, False, 32.0, [1, 3]),
 ])  # fmt: skip
 def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, bound, runs, monkeypatch):
-    """One run suffices if it explains the difference. No more are made where it is plain anyway,
-    nor where so many runs would not fit, nor where the samples refuse the runtime: then the record
-    says so."""
+    """One run suffices if it explains the difference. No more runs are made if the result is clear,
+    if they would not fit in memory, or if the samples already fail; the record then says so."""
     requested, real = [], expected_outputs.perturb_rounding
 
     def jittered(context, batch, *, draws):
@@ -434,9 +432,9 @@ def test_undecided_floor_uses_more_runs(ratio, few_elements, refused, bound, run
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", jittered)
     monkeypatch.setattr(expected_outputs, "_MAX_ELEMENTS", few_elements)
-    unit = compare(Linear(), off_by(1e-5)).noise_ratio
+    unit = compare(Linear(), add_offset(1e-5)).noise_ratio
     requested.clear()
-    off = off_by(1e-5 * ratio / unit)
+    off = add_offset(1e-5 * ratio / unit)
     observed = compare(Linear(), off, refused=refused, probe_noise_ratio=bound)
     assert requested == runs
     assert observed.rounding_draws == runs[-1]
@@ -453,7 +451,7 @@ class BatchDependent(Linear):
     ("model", "runs"), [(Linear(), [8, 8]), (BatchDependent(), [20, 20, 3, 3])]
 )
 def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
-    """Unless their company matters to the model."""
+    """Share the runs unless the model depends on the other samples of the batch."""
     created, real = [], expected_outputs.perturb_rounding
 
     def perturbed(context, batch, *, draws):
@@ -461,7 +459,7 @@ def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
         return real(context, batch, draws=draws)
 
     monkeypatch.setattr(expected_outputs, "perturb_rounding", perturbed)
-    context = benches.context(model, X)
+    context = benches.create_context(model, X)
     shared = SampleRuns(context, {"x": X["x"][:8]})
     for locations in ([*range(8), *range(8), 0, 1, 2, 3], [5, 2, 7]):
         batch = {"x": X["x"][locations]}
@@ -476,8 +474,8 @@ def test_batches_of_the_same_samples_share_runs(model, runs, monkeypatch):
     assert created == runs
 
 
-class RoundedPlaces(nn.Module):
-    """Of what rounding decides, the places that are taken, and the score of one of them."""
+class RoundedIndices(nn.Module):
+    """Return indices that depend on rounding, and the score of one of them."""
 
     def forward(self, x):
         steps = torch.floor(x * 5.7)
@@ -486,7 +484,7 @@ class RoundedPlaces(nn.Module):
 
 @pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
 def test_output_depending_on_rounded_choice_needs_more_runs(units, excused):
-    """Three runs take others, and happen not to change the score of the tenth sample."""
+    """Three runs choose other indices, but none of them changes the score of the tenth sample."""
     rows = np.full((12, 6), 0.5, np.float32)
     rows[:, :2] = np.float32(6.0 / 5.7)
     rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
@@ -498,5 +496,5 @@ def test_output_depending_on_rounded_choice_needs_more_runs(units, excused):
             np.where(outputs[1] == score, np.float32(0.05), outputs[1]),
         ]
 
-    observed = compare(RoundedPlaces(), a_step_less, {"x": rows})
+    observed = compare(RoundedIndices(), a_step_less, {"x": rows})
     assert (observed.noise_ratio < 32.0) == excused

@@ -10,7 +10,7 @@ from gate.probes.probe import SampleProfile
 from tests.probes import benches
 
 TOKENS = benches.tokens()
-"""In [3, 20], shape (12, 5)."""
+"""Integers in [3, 20] of shape (12, 5)."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,21 +41,21 @@ class Table(nn.Module):
         return self.tables[0](x)
 
 
-def probes_of(model, arrays, **options):
-    context = benches.context(model, arrays, **options)
+def create_probes(model, arrays, **options):
+    context = benches.create_context(model, arrays, **options)
     return {
         probe.name: probe for probe in integer_probes(context, SampleProfile.from_source(context))
     }
 
 
 def probe_values(model, array, name="values_x", **options):
-    return probes_of(model, {"x": array}, **options)[name].batch["x"]
+    return create_probes(model, {"x": array}, **options)[name].batch["x"]
 
 
 @pytest.mark.parametrize("reads", ["embedding", "bag", "index", "select", "gather"])
 def test_probe_reads_each_row_of_a_table(reads):
     model = Table(40, reads=reads)
-    observed = probes_of(model, {"x": TOKENS})
+    observed = create_probes(model, {"x": TOKENS})
     rows = observed["values_x"].batch["x"]
     assert set(rows.ravel()) == set(range(40))
     assert rows.dtype == TOKENS.dtype
@@ -100,7 +100,7 @@ def test_numbers_without_lookup_go_beyond_the_range():
         def forward(self, x):
             return x * 1.5
 
-    observed = probes_of(Counts(), {"x": TOKENS})
+    observed = create_probes(Counts(), {"x": TOKENS})
     assert set(observed) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
     assert set(observed["values_x"].batch["x"].ravel()) == set(range(3, 21))
     reported = {
@@ -113,7 +113,7 @@ def test_numbers_without_lookup_go_beyond_the_range():
         "below_x": {-1},
         "less_x": {1, 2},
     }
-    signed = probes_of(Counts(), {"x": TOKENS - 10})
+    signed = create_probes(Counts(), {"x": TOKENS - 10})
     assert (signed["below_x"].batch["x"] == -8).all()
 
 
@@ -122,7 +122,7 @@ def test_numbers_without_lookup_go_beyond_the_range():
 )  # fmt: skip
 def test_8_bit_integers_are_tried_completely(dtype, low, high):
     x = np.random.default_rng(0).integers(40, 90, (12, 3, 10, 10)).astype(dtype)
-    observed = probes_of(nn.Flatten(), {"x": x})
+    observed = create_probes(nn.Flatten(), {"x": x})
     assert set(observed) == {"values_x"}
     rows = observed["values_x"].batch["x"]
     assert rows.dtype == dtype
@@ -139,7 +139,7 @@ def test_range_ending_at_the_dtype_limit_is_not_exceeded():
             return x * 1.5
 
     x = np.array([[0, 2**31 - 1]] * 3, np.int32)
-    assert set(probes_of(Counts(), {"x": x})) == {"values_x", "below_x"}
+    assert set(create_probes(Counts(), {"x": x})) == {"values_x", "below_x"}
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint32])
@@ -148,7 +148,7 @@ def test_full_dtype_range_is_probed_within_the_samples(dtype, shape):
     limits = np.iinfo(dtype)
     x = np.random.default_rng(0).integers(limits.min, limits.max, shape, dtype, endpoint=True)
     x.flat[:2] = limits.min, limits.max
-    observed = probes_of(nn.Identity(), {"x": x})
+    observed = create_probes(nn.Identity(), {"x": x})
     rows = observed["values_x"].batch["x"]
     assert rows.dtype == dtype
     assert len(set(np.mod(rows.ravel().astype(object), 8))) > 3
@@ -157,7 +157,7 @@ def test_full_dtype_range_is_probed_within_the_samples(dtype, shape):
 
 def test_hashes_are_probed_within_the_sample_range():
     x = np.random.default_rng(0).integers(2**60, 2**61, 40)
-    observed = probes_of(nn.Identity(), {"x": x})
+    observed = create_probes(nn.Identity(), {"x": x})
     assert set(observed) == {"values_x"}
     rows = observed["values_x"].batch["x"]
     assert x.min() <= rows.min()
@@ -184,7 +184,7 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_constant_mask_is_changed_in_places(name):
     mask = MASKS[name]
-    observed = probes_of(nn.Identity(), {"x": mask})
+    observed = create_probes(nn.Identity(), {"x": mask})
     emptied = {"types": {"full_x"}, "float": set(), "square": set()}.get(name, {"empty_x"})
     assert set(observed) == {"masked_x", *emptied}
     for title in emptied:
@@ -199,13 +199,13 @@ def test_constant_mask_is_changed_in_places(name):
 
 
 def test_looked_up_types_cover_their_table():
-    assert set(probes_of(Table(2), {"x": MASKS["types"]})) == {"masked_x", "full_x"}
+    assert set(create_probes(Table(2), {"x": MASKS["types"]})) == {"masked_x", "full_x"}
     rows = probe_values(Table(6), MASKS["types"])
     assert set(rows.ravel()) == set(range(6))
 
 
 def test_varying_mask_becomes_empty_and_full():
-    assert set(probes_of(nn.Identity(), {"x": TOKENS % 2})) == {"empty_x", "full_x"}
+    assert set(create_probes(nn.Identity(), {"x": TOKENS % 2})) == {"empty_x", "full_x"}
 
 
 def test_mask_is_not_an_index_of_positions():
@@ -217,7 +217,7 @@ def test_mask_is_not_an_index_of_positions():
         def forward(self, x):
             return self.places(torch.arange(x.shape[1]))[None] * x[..., None]
 
-    assert set(probes_of(Placed(), {"x": MASKS["int"]})) == {"masked_x", "empty_x"}
+    assert set(create_probes(Placed(), {"x": MASKS["int"]})) == {"masked_x", "empty_x"}
 
 
 def test_other_inputs_stay_samples():
@@ -226,12 +226,12 @@ def test_other_inputs_stay_samples():
             return x * mask
 
     arrays = {"x": TOKENS, "mask": np.ones_like(TOKENS)}
-    probe = probes_of(Both(), arrays)["masked_mask"]
+    probe = create_probes(Both(), arrays)["masked_mask"]
     assert np.array_equal(probe.batch["x"], TOKENS[:2])
 
 
 def test_fixed_batch_is_probed_in_parts():
-    observed = probes_of(Table(20), {"x": TOKENS % 10}, fixed=6)
+    observed = create_probes(Table(20), {"x": TOKENS % 10}, fixed=6)
     parts = [observed[f"values_x_{part}"] for part in (1, 2, 3, 4)]
     assert {probe.size for probe in parts} == {6}
     assert {len(probe.batch["x"]) for probe in parts} == {6}
@@ -245,7 +245,7 @@ def test_values_refused_by_the_model_are_skipped():
                 raise ValueError("too far")
             return super().forward(x)
 
-    observed = probes_of(Strict(40), {"x": TOKENS})
+    observed = create_probes(Strict(40), {"x": TOKENS})
     assert set(observed) == {"values_x", "zero_x", "above_x", "far_x", "below_x", "less_x"}
     assert observed["values_x"].batch["x"].max() == 20
 
@@ -255,12 +255,12 @@ def test_failing_model_has_no_lookups():
         def forward(self, x):
             raise ValueError
 
-    context = benches.context(Breaks(), {"x": TOKENS})
+    context = benches.create_context(Breaks(), {"x": TOKENS})
     assert lookups(context, {"x": TOKENS}) == []
 
 
 def test_lookups_have_the_table_size():
-    context = benches.context(Table(40, offset=3), {"x": TOKENS})
+    context = benches.create_context(Table(40, offset=3), {"x": TOKENS})
     (first,) = lookups(context, {"x": TOKENS})
     assert first.size == 40
     assert np.array_equal(first.indices, TOKENS.ravel() + 3)
@@ -274,10 +274,13 @@ def test_constant_number_per_sample_is_changed(value):
         def forward(self, x, task):
             return x + task[:, None]
 
-    assert probes_of(Tasks(), arrays)["masked_task"].batch["task"].tolist() == [value, 1 - value]
+    assert create_probes(Tasks(), arrays)["masked_task"].batch["task"].tolist() == [
+        value,
+        1 - value,
+    ]
 
 
-class Compares(nn.Module):
+class CompareWithBounds(nn.Module):
     def __init__(self, *bounds, dtype=torch.int64):
         super().__init__()
         self.bounds, self.dtype = bounds, dtype
@@ -289,16 +292,16 @@ class Compares(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
 @pytest.mark.parametrize("bounds", [(9,), (7, 15), (9.5, 15.0)])
 def test_compared_numbers_are_tried(dtype, bounds):
-    tried = probe_values(Compares(*bounds, dtype=dtype), TOKENS, "bounds_x")
+    tried = probe_values(CompareWithBounds(*bounds, dtype=dtype), TOKENS, "bounds_x")
     for bound in bounds:
         for column in tried.T:
             assert {int(bound) - 1, int(bound), int(bound) + 1} <= set(column)
 
 
 def test_number_that_may_mark_padding_leaves_one_other_position():
-    rows = probe_values(Compares(9), TOKENS, "bounds_x")
-    kept = [np.flatnonzero(row != 9).tolist() for row in rows]
-    assert {(0,), (TOKENS.shape[1] - 1,)} <= set(map(tuple, kept))
+    rows = probe_values(CompareWithBounds(9), TOKENS, "bounds_x")
+    kept_indices = [np.flatnonzero(row != 9).tolist() for row in rows]
+    assert {(0,), (TOKENS.shape[1] - 1,)} <= set(map(tuple, kept_indices))
 
 
 def test_bound_is_taken_from_the_same_sample():
@@ -307,7 +310,7 @@ def test_bound_is_taken_from_the_same_sample():
             return (x <= last[:, None]).float()
 
     last = np.arange(6, 18)
-    batch = probes_of(Within(), {"x": TOKENS, "last": last})["bounds_x"].batch
+    batch = create_probes(Within(), {"x": TOKENS, "last": last})["bounds_x"].batch
     for x, bound in zip(batch["x"], batch["last"], strict=True):
         assert {bound - 1, bound, bound + 1} <= set(x)
     assert len(set(batch["last"])) == 4

@@ -1,4 +1,4 @@
-"""Files that are wrong only for inputs outside the samples, and correct files for each."""
+"""Files that are wrong only for inputs outside the samples' range, and correct counterparts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from tests.probes import benches
-from tests.probes.test_prober import examined
+from tests.probes.test_prober import examine
 
 RANDOM = np.random.default_rng(0)
 TOKENS = RANDOM.integers(3, 21, (12, 5))
 MASK = np.ones_like(TOKENS)
 VECTORS = RANDOM.normal(size=(12, 6)).astype(np.float32)
 BYTES = RANDOM.integers(40, 90, (12, 3, 4, 4)).astype(np.uint8)
-LONG = {"tokens": {0: "batch", 1: "length"}, "output": {0: "batch"}}
+DYNAMIC_LENGTH = {"tokens": {0: "batch", 1: "length"}, "output": {0: "batch"}}
 
 
 class Masked(nn.Module):
@@ -35,7 +35,7 @@ class Masked(nn.Module):
 
 
 class Head(nn.Module):
-    """Layers, then something that samples do not reach."""
+    """Two layers around a function whose faulty range the samples do not reach."""
 
     def __init__(self, end) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class Head(nn.Module):
         return self.last(self.end(self.first(x)))
 
 
-class Rows(nn.Module):
-    """An embedding whose rows beyond those of the samples may differ."""
+class EmbeddedTokens(nn.Module):
+    """An embedding whose rows may differ for token ids that the samples do not contain."""
 
     def __init__(self, *, stale: bool = False) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class BatchDependent(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Looks up what each byte stands for."""
+    """Map each byte through a lookup table."""
 
     def __init__(self, *, stale: bool = False) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class NanReplaced(nn.Module):
 
 
 class NanSwallowed(nn.Module):
-    """NaN goes through these in PyTorch; a runtime may swallow it."""
+    """Operators through which NaN propagates in PyTorch, but perhaps not in a runtime."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ FAULTS = {
     "relu for relu6": (
         Head, {"end": nn.ReLU6()}, {"end": nn.ReLU()}, {"x": VECTORS}, {"magnitudes"},
     ),
-    "rows beyond the samples": (Rows, {}, {"stale": True}, {"tokens": TOKENS}, {"values"}),
+    "rows beyond the samples": (EmbeddedTokens, {}, {"stale": True}, {"tokens": TOKENS}, {"values"}),
     "shorter positions": (Positions, {}, {"most": 20}, {"tokens": TOKENS}, {"size_64"}),
     "other positions": (Positions, {}, {"stale": 60}, {"tokens": TOKENS}, {"size_64"}),
     "more than 32": (BatchDependent, {}, {"most": 32}, {"x": VECTORS}, {"batch_"}),
@@ -139,7 +139,7 @@ FAULTS = {
 
 
 def _axes(name: str):
-    return LONG if "positions" in name else None
+    return DYNAMIC_LENGTH if "positions" in name else None
 
 
 @pytest.mark.rows(4)
@@ -151,7 +151,7 @@ def test_fault_outside_the_samples_fails(tmp_path, name):
         key: value for key, value in model.state_dict().items()
         if not key.startswith(("table", "places", "curve"))
     }, strict=False)  # fmt: skip
-    _, _, failed = examined(model, file_model, tmp_path, arrays, axes=_axes(name))
+    _, _, failed = examine(model, file_model, tmp_path, arrays, axes=_axes(name))
     assert failed, "nothing was seen"
     assert all(check.startswith(("probe_", "graph_")) for check in failed), failed
     for item in caught:
@@ -170,6 +170,6 @@ CORRECT = {
 def test_correct_file_passes_outside_the_samples(tmp_path, name):
     build, right, arrays = CORRECT[name]
     model = build_model(build, **right)
-    _, probes, failed = examined(model, copy.deepcopy(model), tmp_path, arrays, axes=_axes(name))
+    _, probes, failed = examine(model, copy.deepcopy(model), tmp_path, arrays, axes=_axes(name))
     assert failed == set()
     assert not any(probe.failure for probe in probes.values())

@@ -16,8 +16,8 @@ SEQUENCES = {"x": np.random.default_rng(0).normal(size=(12, 5, 8)).astype(np.flo
 QUIET = {"noise_samples": 8}
 
 
-def examined(model, file_model, path, arrays=None, *, axes=None, size=4, **instruments):
-    """The runtime's evidence, the probes by name, and the checks that failed."""
+def examine(model, file_model, path, arrays=None, *, axes=None, size=4, **instruments):
+    """Return the runtime's evidence, the probes by name, and the failed checks."""
     arrays = arrays or X
     candidate = benches.export(file_model, path / "m.onnx", arrays, axes=axes)
     observed = benches.measured(model, candidate, arrays, size=size, **QUIET, **instruments)
@@ -41,22 +41,22 @@ class Bright(nn.Module):
         return y.clamp(max=1.0) if x.max() > 5 else y
 
 
-class Window(nn.Module):
-    """A branch that no probe takes but a search finds."""
+class NarrowBranch(nn.Module):
+    """A branch that no probe takes, but that the search finds."""
 
     def forward(self, x):
         y = x.flatten(1)
         return y.exp() if (x.mean() - 0.371).abs() < 0.004 else y
 
 
-class Divided(nn.Module):
-    """`len` is the example's in the file: right in batches of four."""
+class DividedByLen(nn.Module):
+    """In the file `len` is the example's: the file is correct only in batches of four."""
 
     def forward(self, x):
         return x.flatten(1) * len(x) / x.shape[0]
 
 
-class Seven(nn.Module):
+class WrongAtSeven(nn.Module):
     def forward(self, x):
         return x.flatten(1) * (2.0 if len(x) == 7 else 1.0)
 
@@ -69,12 +69,12 @@ class NanAtZero(nn.Module):
 @pytest.mark.parametrize(("model", "caught", "spared"), [
     (Sign(), {"probe_negated"}, {"probe_max", "probe_batch_7"}),
     (Bright(), {"probe_scaled_10", "probe_bright"}, {"probe_max", "probe_negated"}),
-    (Seven(), {"probe_batch_7"}, {"probe_batch_4", "probe_zeros"}),
+    (WrongAtSeven(), {"probe_batch_7"}, {"probe_batch_4", "probe_zeros"}),
     (NanAtZero(), {"probe_zeros"}, {"probe_ones"}),
-    (Window(), {"probe_search_"}, {"probe_zeros", "probe_noise"}),
+    (NarrowBranch(), {"probe_search_"}, {"probe_zeros", "probe_noise"}),
 ], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "")  # fmt: skip
 def test_branch_fixed_by_tracing_is_found(tmp_path, model, caught, spared):
-    observed, probes, failed = examined(model, model, tmp_path)
+    observed, probes, failed = examine(model, model, tmp_path)
     assert all(any(name.startswith(item) for name in failed) for item in caught)
     assert not spared & failed
     assert {name for name in failed if not name.startswith("probe_")} == set()
@@ -84,14 +84,14 @@ def test_branch_fixed_by_tracing_is_found(tmp_path, model, caught, spared):
 
 
 def test_length_fixed_by_tracing_is_found(tmp_path):
-    _, probes, failed = examined(Divided(), Divided(), tmp_path)
+    _, probes, failed = examine(DividedByLen(), DividedByLen(), tmp_path)
     assert {"probe_batch_1", "probe_batch_7", "batch_invariance_ratio"} <= failed
     assert "probe_batch_4" not in failed
     assert probes["batch_7"].relative_diff == pytest.approx(3 / 7, rel=1e-3)
 
 
 class Pooled(nn.Module):
-    """The window of the example's size."""
+    """Pool over a window of the example's size."""
 
     def forward(self, x):
         return nn.functional.avg_pool2d(x, int(x.shape[2]))[:, :, 0, 0]
@@ -107,7 +107,7 @@ SPATIAL = {"x": {0: "batch", 2: "height", 3: "width"}, "output": {0: "batch"}}
 
 @pytest.mark.parametrize("model", [Pooled(), PooledAnywhere()])
 def test_size_fixed_by_tracing_is_found(tmp_path, model):
-    _, probes, failed = examined(PooledAnywhere(), model, tmp_path, axes=SPATIAL)
+    _, probes, failed = examine(PooledAnywhere(), model, tmp_path, axes=SPATIAL)
     sizes = {name for name in probes if name.startswith("size_")}
     assert sizes == {
         "size_6x6", "size_10x10", "size_9x9", "size_6x10", "size_25x8", "size_8x25",
@@ -124,7 +124,7 @@ class AtLeastEight(nn.Module):
 
 
 def test_size_refused_by_the_model_is_inapplicable(tmp_path):
-    _, probes, failed = examined(AtLeastEight(), AtLeastEight(), tmp_path, axes=SPATIAL)
+    _, probes, failed = examine(AtLeastEight(), AtLeastEight(), tmp_path, axes=SPATIAL)
     assert probes["size_6x6"].inapplicable == "ValueError: too small"
     assert failed == set()
 
@@ -149,8 +149,8 @@ class Recurrent(nn.Module):
         return self.head(self.cells(x)[0][:, -1])
 
 
-class Instance(nn.Module):
-    """Constant images are ill-conditioned here."""
+class InstanceNormNet(nn.Module):
+    """A network that is ill-conditioned for constant images."""
 
     def __init__(self):
         super().__init__()
@@ -167,8 +167,8 @@ class Instance(nn.Module):
         return self.layers(x).flatten(1).softmax(1)
 
 
-class Labels(nn.Module):
-    """Places of the brightest pixel: all alike in a constant image."""
+class BrightestPixel(nn.Module):
+    """Return the index of the brightest pixel; in a constant image all pixels are equal."""
 
     def __init__(self):
         super().__init__()
@@ -190,8 +190,8 @@ class Both(nn.Module):
 CORRECT = {
     "embedding": (Embedded, {"tokens": benches.tokens()}),
     "lstm": (lambda: Recurrent(nn.LSTM), SEQUENCES),
-    "instance": (Instance, X),
-    "labels": (Labels, X),
+    "instance": (InstanceNormNet, X),
+    "labels": (BrightestPixel, X),
     "two inputs": (Both, {"tokens": benches.tokens(), **X}),
 }
 
@@ -202,7 +202,7 @@ def test_correct_file_passes_each_probe(tmp_path, name):
     build, arrays = CORRECT[name]
     torch.manual_seed(0)
     model = build().eval()
-    observed, probes, failed = examined(model, model, tmp_path, arrays)
+    observed, probes, failed = examine(model, model, tmp_path, arrays)
     assert failed == set()
     assert observed.trace_search.found == ()
     assert observed.trace_search.reason is None
@@ -213,8 +213,8 @@ def test_correct_file_passes_each_probe(tmp_path, name):
 
 def test_equal_probes_are_computed_once(tmp_path):
     x = {"x": np.concatenate([np.zeros((6, 3), np.float32), np.ones((6, 3), np.float32)])}
-    _, probes, _ = examined(nn.Identity(), nn.Identity(), tmp_path, x)
-    assert "zeros" not in probes  # the first sample is zero, so `batch_1` is
+    _, probes, _ = examine(nn.Identity(), nn.Identity(), tmp_path, x)
+    assert "zeros" not in probes  # the first sample is zero, as is the one in `batch_1`
     assert "ones" in probes
     assert "max" not in probes
 
@@ -222,11 +222,11 @@ def test_equal_probes_are_computed_once(tmp_path):
 def test_disabled_probes_are_not_computed(tmp_path):
     model = tiny.net()
     none = {"probes": False, "stability_samples": 0}
-    observed, probes, _ = examined(model, model, tmp_path, **none)
+    observed, probes, _ = examine(model, model, tmp_path, **none)
     assert probes == {}
     assert observed.trace_search is None
     assert observed.runtimes[0].outputs[0].stability is None
-    observed, probes, _ = examined(model, model, tmp_path, search_inputs=0)
+    observed, probes, _ = examine(model, model, tmp_path, search_inputs=0)
     assert len(probes) > 10
     assert observed.trace_search is None
 
@@ -239,7 +239,7 @@ def test_nothing_is_computed_without_a_working_runtime():
             calls.append(1)
             return x
 
-    context = benches.context(Counting(), X)
+    context = benches.create_context(Counting(), X)
     for kind in (ProbeInstrument, StabilityInstrument):
         instrument = kind(context)
         instrument.run([], calls.append)

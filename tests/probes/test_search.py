@@ -24,13 +24,13 @@ X = {"x": benches.vectors()}
 
 
 DIGEST = Digest.from_bytes(b"file9")
-"""Draws the batch sizes 15 and 43."""
+"""This digest selects the batch sizes 15 and 43."""
 
 
 def search(model, arrays=None, *, with_usual_probes=True, axes=None, **options):
-    """The record and the new probes, with or without the usual probes beforehand."""
+    """Return the record and the new probes, with or without the usual probes first."""
     arrays = arrays or X
-    context = benches.context(model, arrays, **options)
+    context = benches.create_context(model, arrays, **options)
     observed = SampleProfile.from_source(context)
     inputs = benches.specs(arrays, fixed=options.get("fixed"), **(axes or {}))
     usual = (
@@ -42,7 +42,7 @@ def search(model, arrays=None, *, with_usual_probes=True, axes=None, **options):
 
 
 class Branch(nn.Module):
-    """Twice its input, unless the condition holds."""
+    """Double the input; add one if the condition holds."""
 
     def __init__(self, condition):
         super().__init__()
@@ -134,8 +134,8 @@ def test_searched_integers_stay_in_range():
 @pytest.mark.parametrize(
     ("model", "least", "most"),
     [
-        (nn.Linear(6, 3), 2, 8),  # nothing is read
-        (Branch(lambda x: x.isnan().any()), 10, 64),  # nothing flips
+        (nn.Linear(6, 3), 2, 8),  # the forward reads no value
+        (Branch(lambda x: x.isnan().any()), 10, 64),  # no branch changes
     ],
 )
 def test_search_without_branches_tries_few_inputs(model, least, most):
@@ -159,11 +159,11 @@ def test_number_of_searched_inputs_is_limited(budget):
 
 
 def test_fixed_size_is_found():
-    class Sized(nn.Module):
+    class WithoutReads(nn.Module):
         def forward(self, x):
             return x / len(x)
 
-    observed, probes = search(Sized())
+    observed, probes = search(WithoutReads())
     assert observed.found == ("batch_4",)
     assert probes == []
 
@@ -221,7 +221,7 @@ def test_failing_trace_is_found():
 
 
 class Sizes(nn.Module):
-    """Twice its input, unless the condition on its size holds."""
+    """Double the input unless the condition on its size holds."""
 
     def __init__(self, condition):
         super().__init__()
@@ -277,8 +277,8 @@ def test_search_is_reproducible():
         assert np.array_equal(left.batch["x"], right.batch["x"])
 
 
-class Sized(nn.Module):
-    """Reads no value out of its tensors."""
+class WithoutReads(nn.Module):
+    """A forward that reads no values of its tensors."""
 
     def forward(self, x):
         return x * 2
@@ -289,18 +289,18 @@ class Branching(nn.Module):
         return x * 2 if x.sum() > 0 else x
 
 
-class Equal(nn.Module):
-    """The tracer does not warn of this."""
+class TorchEqual(nn.Module):
+    """A branch without a tracer warning."""
 
     def forward(self, x):
         return x * 2 if torch.equal(x, x.abs()) else x
 
 
 @pytest.mark.parametrize(
-    ("model", "often"), [(Sized(), False), (Branching(), True), (Equal(), True)]
+    ("model", "often"), [(WithoutReads(), False), (Branching(), True), (TorchEqual(), True)]
 )
 def test_code_without_reads_is_recorded_once_per_shape(model, often, monkeypatch):
-    """It can't know what else is in tensors of the same shape."""
+    """Other values of the same shape can't change the code path."""
     shapes = []
     original = TracedReference.record_reads
 
@@ -315,14 +315,14 @@ def test_code_without_reads_is_recorded_once_per_shape(model, often, monkeypatch
     assert often or len(shapes) < result.tried
 
 
-class Refusing(nn.Module):
-    """Of some values no output that anybody takes; the watch sees no read."""
+class FailsWithoutPositives(nn.Module):
+    """For some inputs the output is not a tensor, and the recorder sees no read."""
 
     def forward(self, x):
         return "nothing" if len(torch.where(x > 0)[0]) == 0 else x * 2
 
 
 def test_refusal_without_a_read_is_skipped():
-    result, probes = search(Refusing(), {"x": np.abs(benches.vectors()) + 1})
+    result, probes = search(FailsWithoutPositives(), {"x": np.abs(benches.vectors()) + 1})
     assert result.tried >= 6
     assert probes == []

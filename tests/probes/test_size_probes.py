@@ -1,4 +1,4 @@
-"""The profile of samples, and probes of other batch sizes and input sizes."""
+"""The profile of the samples, and probes of other batch sizes and input sizes."""
 
 from dataclasses import replace
 
@@ -15,14 +15,14 @@ from gate.reference.random_rounding import seed as rounding_seed
 from tests.probes import benches
 
 DIGEST = Digest.from_bytes(b"file")
-"""Draws the batch sizes 8 and 44."""
+"""This digest selects the batch sizes 8 and 44."""
 X = benches.images()
 ALL = {2: "height", 3: "width"}
 
 
-def probes_of_sizes(arrays, **axes):
-    context = benches.context(nn.Identity(), arrays)
-    observed = benches.observed(nn.Identity(), arrays)
+def create_size_probes(arrays, **axes):
+    context = benches.create_context(nn.Identity(), arrays)
+    observed = benches.create_profile(nn.Identity(), arrays)
     result = DynamicAxes.from_inputs(context, observed, benches.specs(arrays, **axes))
     return {probe.name: probe.batch for probe in size_probes(result)}
 
@@ -34,8 +34,8 @@ def probes_of_sizes(arrays, **axes):
     ({"fixed": 6}, ["batch_6"]),
 ])  # fmt: skip
 def test_batch_probes(options, names):
-    context = benches.context(nn.Identity(), {"x": X}, **options)
-    observed = benches.observed(nn.Identity(), {"x": X}, **options)
+    context = benches.create_context(nn.Identity(), {"x": X}, **options)
+    observed = benches.create_profile(nn.Identity(), {"x": X}, **options)
     probes = list(batch_probes(context, observed, DIGEST))
     assert [probe.name for probe in probes] == names
     for probe in probes:
@@ -47,8 +47,8 @@ def test_batch_probes(options, names):
 
 def test_drawn_batches_are_reproducible():
     context, observed = (
-        benches.context(nn.Identity(), {"x": X}),
-        benches.observed(nn.Identity(), {"x": X}),
+        benches.create_context(nn.Identity(), {"x": X}),
+        benches.create_profile(nn.Identity(), {"x": X}),
     )
     *_, first = batch_probes(context, observed, DIGEST)
     *_, second = batch_probes(context, observed, DIGEST)
@@ -58,11 +58,11 @@ def test_drawn_batches_are_reproducible():
 
 
 def test_no_size_probe_without_dynamic_axis():
-    assert probes_of_sizes({"x": X}) == {}
+    assert create_size_probes({"x": X}) == {}
 
 
 def test_sizes_of_two_dynamic_axes():
-    observed = probes_of_sizes({"x": X}, x=ALL)
+    observed = create_size_probes({"x": X}, x=ALL)
     assert list(observed) == [
         "size_6x6", "size_10x10", "size_9x9", "size_6x10", "size_25x8", "size_8x25",
     ]  # fmt: skip
@@ -83,7 +83,7 @@ def test_sizes_of_two_dynamic_axes():
 ])  # fmt: skip
 def test_unnamed_axes_of_equal_length_change_together(names, together):
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
-    observed = probes_of_sizes(arrays, tokens={1: names[0]}, mask={1: names[1]})
+    observed = create_size_probes(arrays, tokens={1: names[0]}, mask={1: names[1]})
     assert (
         all((batch["tokens"].shape == batch["mask"].shape) for batch in observed.values())
         == together
@@ -92,14 +92,14 @@ def test_unnamed_axes_of_equal_length_change_together(names, together):
 
 def test_unnamed_axes_of_different_length_change_separately():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens()[:, :-1] > 5}
-    observed = probes_of_sizes(arrays, tokens={1: "s27"}, mask={1: "s55"})
+    observed = create_size_probes(arrays, tokens={1: "s27"}, mask={1: "s55"})
     lengths = {(batch["tokens"].shape[1], batch["mask"].shape[1]) for batch in observed.values()}
     assert len({item - second for item, second in lengths}) > 1
 
 
 def test_axes_with_equal_name_change_together():
     arrays = {"tokens": benches.tokens(), "mask": benches.tokens() > 5}
-    observed = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
+    observed = create_size_probes(arrays, tokens={1: "length"}, mask={1: "length"})
     assert list(observed) == [
         "size_3",
         "size_6",
@@ -115,16 +115,16 @@ def test_axes_with_equal_name_change_together():
 
 
 def test_unnamed_axes_of_one_input_change_separately():
-    assert "size_6x10" in probes_of_sizes({"x": X}, x={2: "?", 3: "?"})
+    assert "size_6x10" in create_size_probes({"x": X}, x={2: "?", 3: "?"})
 
 
 def test_axis_named_batch_has_no_size_probe():
-    assert probes_of_sizes({"x": X}, x={2: "batch"}) == {}
+    assert create_size_probes({"x": X}, x={2: "batch"}) == {}
 
 
 def test_size_of_one_stays_positive():
     arrays = {"x": np.ones((3, 1), np.float32)}
-    assert {batch["x"].shape[1] for batch in probes_of_sizes(arrays, x={1: "n"}).values()} == {
+    assert {batch["x"].shape[1] for batch in create_size_probes(arrays, x={1: "n"}).values()} == {
         2,
         3,
         4,
@@ -135,13 +135,13 @@ def test_size_of_one_stays_positive():
 def test_long_sizes_are_probed_for_large_samples():
     small = {"x": np.ones((3, 20, 10), np.float32)}
     large = {"x": np.ones((3, 20, 2**14), np.float32)}
-    assert "size_61" in probes_of_sizes(small, x={1: "length"})
-    assert "size_61" in probes_of_sizes(large, x={1: "length"})
+    assert "size_61" in create_size_probes(small, x={1: "length"})
+    assert "size_61" in create_size_probes(large, x={1: "length"})
     wide = {"x": np.ones((3, 20, 20), np.float32)}
-    assert {"size_61x20", "size_20x61"} <= set(probes_of_sizes(wide, x={1: "a", 2: "b"}))
+    assert {"size_61x20", "size_20x61"} <= set(create_size_probes(wide, x={1: "a", 2: "b"}))
 
 
-class Placed(nn.Module):
+class PositionEmbedding(nn.Module):
     def __init__(self, most, *, first=0):
         super().__init__()
         self.words, self.places = nn.Embedding(3000, 2), nn.Embedding(most, 2)
@@ -152,16 +152,16 @@ class Placed(nn.Module):
 
 
 @pytest.mark.parametrize(("model", "names"), [
-    (Placed(40), ["size_40"]),
-    (Placed(42, first=2), ["size_40"]),
-    (Placed(5), []),
-    (Placed(2000), ["size_1024"]),
+    (PositionEmbedding(40), ["size_40"]),
+    (PositionEmbedding(42, first=2), ["size_40"]),
+    (PositionEmbedding(5), []),
+    (PositionEmbedding(2000), ["size_1024"]),
     (nn.Embedding(3000, 2), []),
 ])  # fmt: skip
 def test_length_probe_uses_the_number_of_positions(model, names):
     arrays = {"tokens": benches.tokens()}
     with torch.inference_mode():
-        context = benches.context(model, arrays)
+        context = benches.create_context(model, arrays)
         axes = DynamicAxes.from_inputs(
             context, SampleProfile.from_source(context), benches.specs(arrays, tokens={1: "length"})
         )
@@ -180,7 +180,7 @@ def test_length_probe_uses_the_number_of_positions(model, names):
 ])  # fmt: skip
 def test_mask_of_another_size_is_constant(mask, usual):
     arrays = {"tokens": benches.tokens()[:2], "mask": mask}
-    observed = probes_of_sizes(arrays, tokens={1: "length"}, mask={1: "length"})
+    observed = create_size_probes(arrays, tokens={1: "length"}, mask={1: "length"})
     for name, batch in observed.items():
         length = int(name.removeprefix("size_"))
         expected = mask[:1, np.arange(length) % 5] if usual is None else np.full((1, length), usual)
@@ -192,14 +192,14 @@ def test_mask_of_another_size_is_constant(mask, usual):
 def test_range_is_taken_from_256_samples(count):
     x = np.zeros((count, 2), np.float32)
     x[10, 0], x[-1, 0] = -3.0, 100.0
-    observed = benches.observed(nn.Identity(), {"x": x})
+    observed = benches.create_profile(nn.Identity(), {"x": x})
     assert (observed.low["x"], observed.high["x"]) == (-3.0, 100.0)
     assert observed.low["x"].dtype == np.float32
 
 
 def test_range_of_more_samples_is_spread():
     x = np.arange(4000, dtype=np.float32).reshape(2000, 2)
-    observed = benches.observed(nn.Identity(), {"x": x})
+    observed = benches.create_profile(nn.Identity(), {"x": x})
     assert (observed.low["x"], observed.high["x"]) == (0.0, 3999.0)
     assert len(observed.spread["x"]) == len(observed.rows["x"]) == 8
     assert np.array_equal(observed.spread["x"][[0, -1]], x[[0, -1]])
@@ -208,7 +208,7 @@ def test_range_of_more_samples_is_spread():
 def test_of_large_samples_fewer_are_looked_at():
     x = np.zeros((200, 1, 300, 300), np.float16)
     x[1], x[-1] = 1.0, 2.0
-    observed = benches.observed(nn.Identity(), {"x": x})
+    observed = benches.create_profile(nn.Identity(), {"x": x})
     assert (observed.low["x"], observed.high["x"]) == (0.0, 2.0)
 
 
@@ -220,13 +220,13 @@ def test_of_large_samples_fewer_are_looked_at():
 ])  # fmt: skip
 def test_rows_and_smallest_batch_of_the_profile(count, options, rows, small):
     x = benches.vectors(count)
-    observed = benches.observed(nn.Identity(), {"x": x}, **options)
+    observed = benches.create_profile(nn.Identity(), {"x": x}, **options)
     assert (len(observed.rows["x"]), observed.small) == (rows, small)
 
 
 def test_batch_repeats_samples_and_is_a_copy():
     x = benches.vectors(3)
-    observed = benches.observed(nn.Identity(), {"x": x})
+    observed = benches.create_profile(nn.Identity(), {"x": x})
     batch = observed.batch(5, start=1)["x"]
     assert np.array_equal(batch, x[[1, 2, 0, 1, 2]])
     batch[:] = 0.0
@@ -235,13 +235,13 @@ def test_batch_repeats_samples_and_is_a_copy():
 
 @pytest.mark.parametrize("seed", [-1, 0, 2**64 - 1])
 def test_any_policy_seed_is_accepted(seed):
-    observed = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    observed = benches.create_profile(nn.Identity(), {"x": benches.vectors()})
     accepted = rounding_seed(DeterminismPolicy(seed=seed), 0)
     assert 0.0 <= replace(observed, seed=accepted).random("a").random() < 1.0
 
 
 def test_random_numbers_depend_on_seed_and_name():
-    observed = benches.observed(nn.Identity(), {"x": benches.vectors()})
+    observed = benches.create_profile(nn.Identity(), {"x": benches.vectors()})
     first = observed.random("a").random()
     assert observed.random("b").random() != first
     assert observed.random("a").random() == first

@@ -7,7 +7,7 @@ from torch import nn
 
 from gate.probes.threshold_probes import threshold_probes
 from tests.probes import benches
-from tests.probes.test_prober import examined
+from tests.probes.test_prober import examine
 
 RANDOM = np.random.default_rng(0)
 VECTORS = {"x": RANDOM.normal(size=(12, 6)).astype(np.float32)}
@@ -39,16 +39,16 @@ class Scored(nn.Module):
 @pytest.mark.parametrize("name", STEPS)
 def test_moved_threshold_fails_and_the_same_threshold_passes(name, arrays, tmp_path):
     step = STEPS[name]
-    _, probes, failed = examined(Scored(step), Scored(step), tmp_path, arrays, size=1)
+    _, probes, failed = examine(Scored(step), Scored(step), tmp_path, arrays, size=1)
     assert failed == set()
     assert any(probe.startswith("threshold_") for probe in probes)
-    _, _, failed = examined(Scored(step), Scored(step, 1e-3), tmp_path, arrays, size=1)
+    _, _, failed = examine(Scored(step), Scored(step, 1e-3), tmp_path, arrays, size=1)
     assert any(check.startswith("probe_threshold_") for check in failed), failed
 
 
 def created(model, arrays=VECTORS, **options):
-    context = benches.context(model, arrays, **options)
-    return list(threshold_probes(context, benches.observed(model, arrays), []))
+    context = benches.create_context(model, arrays, **options)
+    return list(threshold_probes(context, benches.create_profile(model, arrays), []))
 
 
 def test_probes_are_on_both_sides_and_near():

@@ -1,4 +1,4 @@
-"""Undefined results: NaN of an empty mask, and conversions that ONNX leaves undefined."""
+"""Undefined results: NaN from an empty mask, and conversions that ONNX leaves undefined."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MASK[0] = 1
 PIXELS = {"x": RANDOM.uniform(0, 200, (12, 3, 4)).astype(np.float32)}
 
 
-class Mean(nn.Module):
-    """Of what a mask leaves."""
+class MaskedMean(nn.Module):
+    """Return the mean of the masked elements."""
 
     def __init__(self, *, least: float = 0.0, end=None, repaired: bool = False) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class Mean(nn.Module):
         return self.end(y) if self.end else y
 
 
-class Lengths(nn.Module):
-    """A mean by a number of elements that may be zero."""
+class MeanByCount(nn.Module):
+    """Divide by a count that may be zero."""
 
     def __init__(self, *, least: int = 0) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ def masked_arrays(dtype):
     [(np.int64, {"least": 1.0}), (np.bool_, {"least": 1e-9}), (np.float32, {"repaired": True})],
 )
 def test_number_instead_of_nan_fails(tmp_path, dtype, wrong):
-    decision = check_model(Mean(), Mean(**wrong), tmp_path, masked_arrays(dtype))
+    decision = check_model(MaskedMean(), MaskedMean(**wrong), tmp_path, masked_arrays(dtype))
     assert failed_checks(decision) & {"probe_empty_mask", "probe_zeros_mask"}
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
 def test_nan_instead_of_a_number_fails(tmp_path, dtype):
-    decision = check_model(Mean(least=1.0), Mean(), tmp_path, masked_arrays(dtype))
+    decision = check_model(MaskedMean(least=1.0), MaskedMean(), tmp_path, masked_arrays(dtype))
     assert failed_checks(decision) & {"probe_empty_mask", "probe_zeros_mask"}
 
 
@@ -109,7 +109,7 @@ def test_nan_instead_of_a_number_fails(tmp_path, dtype):
     (np.int64, {"end": torch.sigmoid}),
 ])  # fmt: skip
 def test_correct_file_with_empty_mask_passes(tmp_path, dtype, right):
-    decision = check_model(Mean(**right), Mean(**right), tmp_path, masked_arrays(dtype))
+    decision = check_model(MaskedMean(**right), MaskedMean(**right), tmp_path, masked_arrays(dtype))
     assert decision.verdict is Verdict.PASS, failed_checks(decision)
 
 
@@ -122,13 +122,13 @@ def test_correct_attention_with_empty_mask_passes(tmp_path, dtype, fused):
 
 def test_length_of_zero(tmp_path):
     arrays = {"x": SEQUENCES, "count": MASK.sum(1)}
-    assert check_model(Lengths(), Lengths(), tmp_path, arrays).verdict is Verdict.PASS
-    decision = check_model(Lengths(), Lengths(least=1), tmp_path, arrays)
+    assert check_model(MeanByCount(), MeanByCount(), tmp_path, arrays).verdict is Verdict.PASS
+    decision = check_model(MeanByCount(), MeanByCount(least=1), tmp_path, arrays)
     assert "probe_zero_count" in failed_checks(decision)
 
 
-class Rates(nn.Module):
-    """Divides by a number that a probe makes zero, before an operator that loses infinities."""
+class DividedByRate(nn.Module):
+    """Divide by a number that a probe sets to zero, before an operator that discards infinities."""
 
     def __init__(self, kind: str, *, least: int = 0) -> None:
         super().__init__()
@@ -146,18 +146,18 @@ RATES = {"x": SEQUENCES, "rate": RANDOM.integers(1, 9, 12)}
 
 @pytest.mark.parametrize("kind", ["GRU", "softmax"])
 def test_correct_file_with_lost_infinity_passes(tmp_path, kind):
-    decision = check_model(Rates(kind), Rates(kind), tmp_path, RATES)
+    decision = check_model(DividedByRate(kind), DividedByRate(kind), tmp_path, RATES)
     assert not failed_checks(decision)
 
 
 def test_clamped_divisor_fails(tmp_path):
     kind = "GRU"
-    decision = check_model(Rates(kind), Rates(kind, least=1), tmp_path, RATES)
+    decision = check_model(DividedByRate(kind), DividedByRate(kind, least=1), tmp_path, RATES)
     assert failed_checks(decision)
 
 
-class Pixels(nn.Module):
-    """Floats as integers, and numbers that do not depend on them."""
+class FloatsAsIntegers(nn.Module):
+    """Convert floats to integers; the second output does not depend on the conversion."""
 
     def __init__(self, dtype, *, change=None, factor: float = 1.0, counted: bool = False) -> None:
         super().__init__()
@@ -181,7 +181,10 @@ def test_undefined_conversion_passes(tmp_path, dtype, counted):
     if dtype in (torch.int32, torch.int64):
         arrays = {"x": PIXELS["x"] * np.float32(2.0 ** (23 if dtype is torch.int32 else 55))}
     decision = check_two_outputs(
-        Pixels(dtype, counted=counted), Pixels(dtype, counted=counted), tmp_path, arrays
+        FloatsAsIntegers(dtype, counted=counted),
+        FloatsAsIntegers(dtype, counted=counted),
+        tmp_path,
+        arrays,
     )
     assert decision.verdict is Verdict.PASS, failed_checks(decision)
 
@@ -196,8 +199,8 @@ def check_two_outputs(model, file_model, tmp_path, arrays):
 
 
 def probe_record(tmp_path, model, change):
-    """The record of a runtime that returns something else on a scaled probe."""
-    context = benches.context(model.eval(), PIXELS)
+    """Return the record of a runtime whose outputs `change` alters on a scaled probe."""
+    context = benches.create_context(model.eval(), PIXELS)
     candidate = benches.export(model, tmp_path / "m.onnx", PIXELS, outputs=["whole", "same"])
     context = dataclasses.replace(context, tested_file=candidate)
     arguments = {"x": PIXELS["x"][:1] * np.float32(3.0)}
@@ -213,7 +216,7 @@ def probe_record(tmp_path, model, change):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 def test_undefined_results_may_differ(tmp_path, dtype):
-    model = Pixels(dtype)
+    model = FloatsAsIntegers(dtype)
     held = np.iinfo(np.uint8 if dtype is torch.uint8 else np.int8)
 
     def saturate(whole, same, x):
@@ -226,22 +229,22 @@ def test_undefined_results_may_differ(tmp_path, dtype):
     assert cast.elements == int((PIXELS["x"][:1] * 3.0 >= held.max + 1).sum())
 
 
-def off_by_one(whole, same, x):
+def increment(whole, same, x):
     return [np.where(x < 256.0, whole + 1, whole).astype(whole.dtype), same]
 
 
-def another_output(whole, same, x):
+def change_other_output(whole, same, x):
     return [np.where(x >= 256.0, 255, whole).astype(whole.dtype), same * np.float32(1.01)]
 
 
-@pytest.mark.parametrize("change", [off_by_one, another_output])
+@pytest.mark.parametrize("change", [increment, change_other_output])
 def test_defined_results_may_not_differ(tmp_path, change):
-    record = probe_record(tmp_path, Pixels(torch.uint8), change)
+    record = probe_record(tmp_path, FloatsAsIntegers(torch.uint8), change)
     assert record.relative_diff > 1e-3
 
 
 def test_clamped_conversion_is_defined(tmp_path):
-    clamped = Pixels(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
+    clamped = FloatsAsIntegers(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
 
     def wrapped(whole, same, x):
         return [x.astype(np.int64).astype(np.uint8), same]
@@ -272,14 +275,14 @@ def test_undefined_conversion_has_a_check_code():
 ], ids=["rounds", "clamps", "clamps inside", "factor"])  # fmt: skip
 def test_wrong_defined_conversion_fails(tmp_path, wrong):
     decision = check_two_outputs(
-        Pixels(torch.uint8), Pixels(torch.uint8, **wrong), tmp_path, PIXELS
+        FloatsAsIntegers(torch.uint8), FloatsAsIntegers(torch.uint8, **wrong), tmp_path, PIXELS
     )
     assert decision.verdict is Verdict.FAIL
 
 
 def test_missing_clamp_fails(tmp_path):
-    clamped = Pixels(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
-    decision = check_two_outputs(clamped, Pixels(torch.uint8), tmp_path, PIXELS)
+    clamped = FloatsAsIntegers(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
+    decision = check_two_outputs(clamped, FloatsAsIntegers(torch.uint8), tmp_path, PIXELS)
     assert decision.verdict is Verdict.FAIL
 
 
@@ -287,8 +290,8 @@ ROWS = {"x": RANDOM.normal(size=(24, 6)).astype(np.float32)}
 FAR = {"x": np.where(np.arange(24)[:, None] % 3 == 0, 1e10, 1.0).astype(np.float32) * ROWS["x"]}
 
 
-class Counts(nn.Module):
-    """The integers of a layer whose floats leave the range of the type, or are NaN."""
+class IntegerLayer(nn.Module):
+    """Convert a layer's outputs to integers; some are NaN or out of the type's range."""
 
     def __init__(self, dtype, gain: float, *, change=None, counted: bool = False) -> None:
         super().__init__()
@@ -302,45 +305,45 @@ class Counts(nn.Module):
         return complete.to(torch.float32) if self.counted else complete, x * 2.0
 
 
-def checks_of(model, file_model, tmp_path, arrays):
+def check_codes(model, file_model, tmp_path, arrays):
     decision = check_two_outputs(model, file_model, tmp_path, arrays)
     return decision.verdict, {check.name: check.code for check in decision.checks}
 
 
-def logarithm(given):
-    return given.log() * 10.0
+def logarithm(values):
+    return values.log() * 10.0
 
 
-def from_zero(given):
-    """Without results of cancellation, which round by more than their size lets expect."""
-    return given + given.sign() * 2.0**30
+def move_from_zero(values):
+    """Move values away from zero, where cancellation causes larger rounding errors."""
+    return values + values.sign() * 2.0**30
 
 
 @pytest.mark.parametrize(("dtype", "gain", "change", "counted"), [
     (torch.uint8, 1000.0, None, False),
-    (torch.int32, 2.0**31, from_zero, True),
+    (torch.int32, 2.0**31, move_from_zero, True),
     (torch.int64, 2.0**80, None, True),
     (torch.uint8, 1.0, logarithm, False),
 ])  # fmt: skip
 def test_undefined_conversions_of_samples_are_a_warning(tmp_path, dtype, gain, change, counted):
-    model = Counts(dtype, gain, change=change, counted=counted)
-    verdict, codes = checks_of(model, model, tmp_path, ROWS)
+    model = IntegerLayer(dtype, gain, change=change, counted=counted)
+    verdict, codes = check_codes(model, model, tmp_path, ROWS)
     assert verdict is Verdict.PASS
     assert codes["undefined_casts"] == "undefined"
 
 
 def test_defined_conversions_of_samples_are_no_warning(tmp_path):
-    model = Counts(torch.int32, 100.0)
-    verdict, codes = checks_of(model, model, tmp_path, ROWS)
+    model = IntegerLayer(torch.int32, 100.0)
+    verdict, codes = check_codes(model, model, tmp_path, ROWS)
     assert verdict is Verdict.PASS
     assert "undefined_casts" not in codes
 
 
 @pytest.mark.parametrize(("change", "counted"), [(torch.round, False), (lambda v: v * 1.001, True)])
 def test_samples_in_range_are_compared(tmp_path, change, counted):
-    right = Counts(torch.int32, 100.0, counted=counted)
-    wrong = Counts(torch.int32, 100.0, change=change, counted=counted)
-    verdict, _ = checks_of(right, wrong, tmp_path, FAR)
+    right = IntegerLayer(torch.int32, 100.0, counted=counted)
+    wrong = IntegerLayer(torch.int32, 100.0, change=change, counted=counted)
+    verdict, _ = check_codes(right, wrong, tmp_path, FAR)
     assert verdict is Verdict.FAIL
 
 
@@ -349,13 +352,13 @@ def test_samples_in_range_are_compared(tmp_path, change, counted):
     [(torch.uint8, torch.int8, 100.0), (torch.int64, torch.int32, 2.0**33)],
 )  # fmt: skip
 def test_conversion_to_another_dtype_fails(tmp_path, dtype, other, gain):
-    right, wrong = (Counts(each, gain, counted=True) for each in (dtype, other))
-    verdict, _ = checks_of(right, wrong, tmp_path, ROWS)
+    right, wrong = (IntegerLayer(each, gain, counted=True) for each in (dtype, other))
+    verdict, _ = check_codes(right, wrong, tmp_path, ROWS)
     assert verdict is Verdict.FAIL
 
 
-class Steps(nn.Module):
-    """The integers of a step, as they are or in a following layer."""
+class IntegerSteps(nn.Module):
+    """Convert steps to integers, directly or before another layer."""
 
     def __init__(self, step, *, gain: float = 3.0) -> None:
         super().__init__()
@@ -372,11 +375,13 @@ class Steps(nn.Module):
     ("step", "gain"), [(torch.ceil, 3.0), (torch.round, 300.0), (torch.floor, 3.0)]
 )
 def test_missing_rounding_before_a_conversion_fails(tmp_path, step, gain):
-    verdict, _ = checks_of(Steps(step, gain=gain), Steps(lambda v: v, gain=gain), tmp_path, ROWS)
+    verdict, _ = check_codes(
+        IntegerSteps(step, gain=gain), IntegerSteps(lambda v: v, gain=gain), tmp_path, ROWS
+    )
     assert verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("step", [torch.ceil])
 def test_rounding_before_a_conversion_passes(tmp_path, step):
-    verdict, _ = checks_of(Steps(step), Steps(step), tmp_path, ROWS)
+    verdict, _ = check_codes(IntegerSteps(step), IntegerSteps(step), tmp_path, ROWS)
     assert verdict is Verdict.PASS

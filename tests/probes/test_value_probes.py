@@ -1,4 +1,4 @@
-"""Value probes: which values floats, columns and single elements take."""
+"""Value probes: the values of floats, columns and single elements."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ X = benches.images()
 
 
 def probes(arrays, **options):
-    observed = benches.observed(nn.Identity(), arrays, **options)
+    observed = benches.create_profile(nn.Identity(), arrays, **options)
     return {probe.name: probe.batch for probe in value_probes(observed)}
 
 
@@ -129,12 +129,12 @@ def test_values_beyond_the_dtype_are_clipped_to_its_range():
 TABLE = np.abs(benches.vectors(width=3)) + np.float32(0.5)
 
 
-def column_probes_of(arrays, **options):
-    return list(column_probes(benches.observed(nn.Identity(), arrays, **options)))
+def create_column_probes(arrays, **options):
+    return list(column_probes(benches.create_profile(nn.Identity(), arrays, **options)))
 
 
 def test_column_probe_changes_one_column_per_row():
-    (probe,) = column_probes_of({"x": TABLE})
+    (probe,) = create_column_probes({"x": TABLE})
     batch = probe.batch["x"]
     assert (probe.name, probe.scaled_by_sample, len(batch)) == ("columns_x", True, 18)
     samples = TABLE[np.arange(18) % 8]
@@ -152,16 +152,16 @@ def test_column_probe_changes_one_column_per_row():
     ids=["4d", "int", "65"],
 )
 def test_other_inputs_than_tables_have_no_column_probe(array):
-    assert column_probes_of({"x": array}) == []
+    assert create_column_probes({"x": array}) == []
 
 
 def test_fixed_batch_size_has_no_column_probe():
-    assert column_probes_of({"x": TABLE}, fixed=4) == []
+    assert create_column_probes({"x": TABLE}, fixed=4) == []
 
 
 def test_column_probe_finds_a_changed_missing_value(tmp_path):
     class Filled(nn.Module):
-        """-999 is missing, unless the exporter lost it."""
+        """Replace -999, which means missing, unless the exporter lost the replacement."""
 
         def __init__(self, missing):
             super().__init__()
@@ -192,9 +192,9 @@ class FunctionModel(nn.Module):
         return self.function(x)
 
 
-def nonfinite_probes_of(model, arrays=None):
+def create_nonfinite_probes(model, arrays=None):
     with torch.inference_mode():
-        context = benches.context(model, arrays or {"x": VECTORS})
+        context = benches.create_context(model, arrays or {"x": VECTORS})
         return {
             probe.name: probe
             for probe in nonfinite_probes(context, SampleProfile.from_source(context))
@@ -216,7 +216,7 @@ def nonfinite_probes_of(model, arrays=None):
     ],
 )
 def test_models_handling_nan_or_infinity_get_nonfinite_probes(function):
-    observed = nonfinite_probes_of(FunctionModel(function))
+    observed = create_nonfinite_probes(FunctionModel(function))
     assert list(observed) == NAMES
     for probe, value in zip(observed.values(), (np.nan, np.inf, -np.inf), strict=True):
         x = probe.batch["x"]
@@ -233,15 +233,17 @@ def test_models_handling_nan_or_infinity_get_nonfinite_probes(function):
     lambda x: torch.where(x > 0, x, 0.0),
 ])  # fmt: skip
 def test_other_models_get_no_nonfinite_probes(function):
-    assert nonfinite_probes_of(FunctionModel(function)) == {}
+    assert create_nonfinite_probes(FunctionModel(function)) == {}
 
 
 def test_raising_models_and_integer_inputs_get_no_nonfinite_probes():
     def breaks(x):
         raise ValueError
 
-    assert nonfinite_probes_of(FunctionModel(breaks)) == {}
-    assert nonfinite_probes_of(FunctionModel(lambda x: x.isnan()), {"x": benches.tokens()}) == {}
+    assert create_nonfinite_probes(FunctionModel(breaks)) == {}
+    assert (
+        create_nonfinite_probes(FunctionModel(lambda x: x.isnan()), {"x": benches.tokens()}) == {}
+    )
 
 
 def test_each_float_input_is_probed_separately():
@@ -249,7 +251,7 @@ def test_each_float_input_is_probed_separately():
         def forward(self, one, other, tokens):
             return one.nan_to_num() + other + tokens.sum()
 
-    observed = nonfinite_probes_of(
+    observed = create_nonfinite_probes(
         Both(), {"one": VECTORS, "other": VECTORS + 1, "tokens": benches.tokens()}
     )
     assert list(observed) == [

@@ -1,4 +1,4 @@
-"""The records of the instruments, and what follows from a digest alone."""
+"""Records of the instruments, and values derived from a digest."""
 
 from __future__ import annotations
 

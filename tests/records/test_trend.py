@@ -1,4 +1,4 @@
-"""The trend: one row a release, at most twenty, the worst of each evidence."""
+"""The trend has one row per release, at most twenty, with the worst values of each evidence."""
 
 from __future__ import annotations
 

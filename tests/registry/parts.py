@@ -47,7 +47,7 @@ def evidence(path: Path, **overrides: Any) -> Evidence:
             for name, part in release_within(path, None).parts.items()
         },
     }
-    return builders.with_drawn_probes(measured.model_copy(update=fields | overrides))
+    return builders.add_drawn_probes(measured.model_copy(update=fields | overrides))
 
 
 def write_vectors(folder: Path, path: Path) -> GoldenManifest:

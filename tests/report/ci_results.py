@@ -15,14 +15,14 @@ def _story(case: Report) -> Summary:
 
 
 def hostile() -> CiResult:
-    """Names that attack, with NaN among the numbers."""
+    """Return a result with malicious names and NaN."""
     return CiResult(
         command="check", exit_code=1, summary=summarize(*failed(HOSTILE)), model=HOSTILE
     )
 
 
-def twice() -> CiResult:
-    """A story that has each check twice, and both verdicts of one."""
+def duplicate_checks() -> CiResult:
+    """Return a summary that contains each check twice, one of them with both verdicts."""
     summary = _story(report_records.rejected())
     passed = _story(report_records.passed())
     return CiResult(
@@ -33,7 +33,7 @@ def twice() -> CiResult:
 
 
 def parts() -> CiResult:
-    """A release of two files, with the same checks of each."""
+    """Return a release of two files with the same checks."""
     summary = _story(report_records.rejected())
     words = [
         word.model_copy(update={"check": word.check.model_copy(update={"part": part})})
@@ -80,7 +80,7 @@ RESULTS = {
         links={"Model version": "http://127.0.0.1:5000/#/models/digits/versions/8"},
     ),
     "hostile": hostile,
-    "twice": twice,
+    "twice": duplicate_checks,
     "parts": parts,
 }
-"""By name; each is made anew."""
+"""Functions that create each result, by name."""

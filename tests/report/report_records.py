@@ -1,5 +1,4 @@
-"""Reports with their records: passed, waiting for review, failed by a layer, ERROR, and one with
-malicious names."""
+"""Reports and their records: passed, waiting for review, rejected, ERROR, and malicious names."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ CPU = ("ort-cpu", "ort-cpu-optimized")
 
 
 def passed() -> Report:
-    """Within every bound; CUDA is waived."""
+    """Return a report within every bound; CUDA is waived."""
     observed = _evidence(wrong=False)
     judged = decide(policy(), observed, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.passed
@@ -67,7 +66,7 @@ def passed() -> Report:
 
 
 def waiting() -> Report:
-    """Passed; a reviewer has to approve."""
+    """Return a passed report that waits for a reviewer."""
     case = passed()
     headline = Headline(
         verdict=Verdict.PASS,
@@ -83,7 +82,7 @@ def waiting() -> Report:
 
 
 def rejected() -> Report:
-    """One layer rounded to float16: 26 checks in three findings."""
+    """Return a report of a file with one layer rounded to float16: 26 checks in three findings."""
     observed = _evidence(wrong=True)
     judged = decide(policy(), observed, decided_at="2026-03-04T17:15:00+00:00")
     assert judged.verdict is Verdict.FAIL
@@ -135,8 +134,8 @@ def rejected() -> Report:
     return Report(summary, observed, judged, Explanation(localisation=_layers()), pictures())
 
 
-def everywhere() -> Report:
-    """Rejected on a machine where all five runtimes run, with as long a headline as there is."""
+def rejected_on_all_runtimes() -> Report:
+    """Return a rejected report with all five runtimes and the longest headline."""
     case = rejected()
     measured = case.evidence.runtimes[0]
     runtimes = tuple(measured.model_copy(update={"runtime": name}) for name in RUNTIMES)
@@ -155,7 +154,7 @@ def everywhere() -> Report:
 
 
 def unjudged() -> Report:
-    """The samples prove nothing."""
+    """Return a report whose samples prove nothing."""
     observed = _evidence(wrong=False)
     constant = {"reference_constant": True}
     runtimes = tuple(
@@ -188,7 +187,7 @@ def unjudged() -> Report:
 
 
 def hostile() -> Report:
-    """Every text that comes from outside attacks the page."""
+    """Return a report in which every external text is malicious."""
     case = rejected()
     observed = case.evidence
     runtimes = tuple(
@@ -234,7 +233,7 @@ def hostile() -> Report:
 
 
 def pictures() -> dict[int, bytes]:
-    """Thumbnails of the worst samples."""
+    """Return thumbnails of the worst samples."""
     created = {}
     for index in range(8):
         stream = io.BytesIO()
@@ -243,7 +242,7 @@ def pictures() -> dict[int, bytes]:
     return created
 
 
-def _summary(headline, judged, seen, *, findings=(), steps=()):
+def _summary(headline, judged, measured, *, findings=(), steps=()):
     rows = (
         ChangeRow(name="accuracy", before="0.9712", now="0.9711", changed=True, sense="worse"),
         ChangeRow(name="noise_ratio", before="1.2", now="1.1", changed=True, sense="better"),
@@ -253,7 +252,7 @@ def _summary(headline, judged, seen, *, findings=(), steps=()):
         ChangeRow(name="policy", before="sha256:1234", now="sha256:1234", changed=False),
     )  # fmt: skip
     change = Change(version="11", sha256=digest("before"), rows=rows)
-    summary = summarize(judged, seen, change=change).about(name="resnet-digits")
+    summary = summarize(judged, measured, change=change).about(name="resnet-digits")
     update = {"headline": headline, "findings": findings, "steps": steps}
     return summary.signed("release-2026 (ed25519 4f1c…)").model_copy(update=update)
 

@@ -1,4 +1,4 @@
-"""Decisions that every report has to show, and a file whose names attack the report."""
+"""Decisions that every report must show, and one with malicious names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ HOSTILE = "lo|g[red]\x1b[31m_<script>alert(1)</script>$x`*\n#h"
 
 
 def passed() -> tuple[Decision, Evidence]:
-    """CPU passed, CUDA waived."""
+    """Return a decision with CPU passed and CUDA waived."""
     return _judged(evidence())
 
 
 def failed(output: str = "logits") -> tuple[Decision, Evidence]:
-    """One runtime off by far, with NaN, and an output of the given name."""
+    """Return a decision with one runtime beyond its bounds, NaN, and an output of this name."""
     bad = output_parity(name=output, max_abs_diff=0.66, mean_abs_diff=float("nan"))
     return _judged(
         evidence(
@@ -26,5 +26,5 @@ def failed(output: str = "logits") -> tuple[Decision, Evidence]:
     )
 
 
-def _judged(seen: Evidence) -> tuple[Decision, Evidence]:
-    return decide(policy(), seen, decided_at="2026-01-01T00:00:00+00:00"), seen
+def _judged(measured: Evidence) -> tuple[Decision, Evidence]:
+    return decide(policy(), measured, decided_at="2026-01-01T00:00:00+00:00"), measured

@@ -100,7 +100,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 
 def read_series(text: str) -> dict[Series, float]:
-    """What Prometheus reads, each once."""
+    """Parse the metrics as Prometheus does; each series must be unique."""
     families = list(parser.text_string_to_metric_families(text))
     samples = [sample for family in families for sample in family.samples]
     keys = Counter((sample.name, frozenset(sample.labels.items())) for sample in samples)

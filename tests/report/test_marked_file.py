@@ -1,4 +1,4 @@
-"""The file with the tensors of its layers as outputs."""
+"""A copy of the file with its layers' tensors as outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.localize import nets
 ROWS = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
 
 
-class Three(nn.Module):
+class TwoLinear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -33,7 +33,7 @@ class Three(nn.Module):
 
 @pytest.fixture(scope="module")
 def localized(tmp_path_factory):
-    model = Three().eval()
+    model = TwoLinear().eval()
     path = tmp_path_factory.mktemp("marked") / "m.onnx"
     candidate = nets.export(model, path, ROWS)
     case = MeasurementJob(

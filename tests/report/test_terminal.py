@@ -1,4 +1,4 @@
-"""What is printed: verdicts, tables, layers, trials of exports."""
+"""Terminal output: verdicts, tables, layers, and trials of exports."""
 
 from __future__ import annotations
 

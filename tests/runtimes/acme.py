@@ -1,4 +1,4 @@
-"""A package of somebody else's, written as docs/runtimes.md shows it, and its evil brothers."""
+"""Plug-in runtimes as in docs/runtimes.md: a correct one, and one for each possible fault."""
 
 from __future__ import annotations
 
@@ -188,12 +188,14 @@ class Closing(Acme):
 
 
 class Nothing:
-    """No runtime at all."""
+    """A class that is not a runtime."""
 
 
 def install(folder: Path, points: dict[str, str], *, name: str = "acme-parity") -> None:
-    """What `pip install --target` leaves behind: the metadata of a distribution. By name of a
-    runtime the place of its class."""
+    """Write the metadata of a distribution, as `pip install --target` does.
+
+    points: path of the class for each runtime name.
+    """
     info = folder / f"{name.replace('-', '_')}-1.2.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
@@ -202,12 +204,12 @@ def install(folder: Path, points: dict[str, str], *, name: str = "acme-parity") 
 
 
 class _Saying(Running):
-    """It answers rightly, and says this of its time and memory."""
+    """A session with correct outputs that reports this value as its time and memory."""
 
-    def __init__(self, path, said, **proof):
+    def __init__(self, path, reported, **proof):
         super().__init__(path)
-        self.seconds = self.open_seconds = said
-        self.proven = {"memory_bytes": said, "peak_bytes": said, **proof}
+        self.seconds = self.open_seconds = reported
+        self.proven = {"memory_bytes": reported, "peak_bytes": reported, **proof}
 
     def proof(self):
         return replace(super().proof(), **self.proven)

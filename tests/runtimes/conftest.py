@@ -1,4 +1,4 @@
-"""What is judged, unless a module has its own."""
+"""The default model and file of the runtime tests."""
 
 from __future__ import annotations
 

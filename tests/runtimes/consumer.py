@@ -1,4 +1,4 @@
-"""Whoever runs the file elsewhere: it knows the raw files and their header, and nothing of gate/.
+"""A consumer that runs the file on another device: it reads only the raw files and their header.
 
 docs/consumer.cpp and docs/consumer.rs do the same.
 """
@@ -22,7 +22,7 @@ META = {
 
 
 def run(model: Path, sent: Path, outputs: Path, *, batch: int = 5) -> dict[str, Any]:
-    """Compute every part, and write raw outputs and `outputs.json`; gives the latter."""
+    """Compute all parts; write raw outputs and `outputs.json`, and return its content."""
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     header = json.loads((sent / "samples.json").read_text())
     outputs.mkdir()

@@ -1,4 +1,4 @@
-"""Files that a runtime reads differently if it is careless, with batches of several sizes."""
+"""Files that a careless runtime reads wrongly, with batches of several sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.measure import tiny
 
 
 class Tokens(nn.Module):
-    """Integers and a mask of any length to numbers, an index and booleans."""
+    """Map token ids and a mask of any length to floats, an index and booleans."""
 
     def __init__(self):
         super().__init__()
@@ -72,8 +72,9 @@ def fixed_batch(path):
     return [{"input": tiny.images(2)}]
 
 
-def an_input_is_an_output(path):
-    """One output is an input, another is unused, two are the same tensor."""
+def input_is_output(path):
+    """A graph in which one output is also an input, one input is unused, and two outputs are
+    equal."""
     nodes = [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Identity", ["y"], ["z"])]
     _save(path, nodes, inputs="xu", outputs="zyx")
     return [
@@ -82,8 +83,8 @@ def an_input_is_an_output(path):
     ]
 
 
-def weights_among_the_inputs(path):
-    """As exporters wrote it before IR version 4."""
+def weights_as_inputs(path):
+    """Declare weights as inputs, as exporters did before IR version 4."""
     weights = onnx.numpy_helper.from_array(np.full((1, 2), 3.0, np.float32), "w")
     _save(path, [helper.make_node("Mul", ["x", "w"], ["y"])], inputs="wx", outputs="y", weights=[weights])  # fmt: skip
     return [{"x": np.ones((count, 2), np.float32)} for count in (3, 1)]
@@ -94,30 +95,32 @@ FILES = (
     integers_of_any_length,
     external_data,
     fixed_batch,
-    an_input_is_an_output,
-    weights_among_the_inputs,
+    input_is_output,
+    weights_as_inputs,
 )
 
 
-def made(make, folder) -> tuple[TestedFile, list[dict[str, np.ndarray]]]:
+def create_file(make, folder) -> tuple[TestedFile, list[dict[str, np.ndarray]]]:
     path = folder / "model.onnx"
     batches = make(path)
     return TestedFile(path, read_subject(path)), batches
 
 
-def opened(runtime, candidate, example, **options):
-    """A session in this process."""
+def open_session(runtime, candidate, example, **options):
+    """Open a session in this process."""
     return runtime.open(
         RunnableFile(candidate), options=runtime.options(**options), conditions=Conditions(),
         example=example,
     )  # fmt: skip
 
 
-def assert_as_onnxruntime(session, candidate, batches):
-    """All outputs of all batches, in the file's order, with its dtypes."""
-    theirs = onnxruntime.InferenceSession(str(candidate.path), providers=["CPUExecutionProvider"])
+def assert_matches_onnxruntime(session, candidate, batches):
+    """Assert that all outputs of all batches have ONNX Runtime's order, dtypes and values."""
+    expected_session = onnxruntime.InferenceSession(
+        str(candidate.path), providers=["CPUExecutionProvider"]
+    )
     for batch in batches:
-        expected, got = theirs.run(None, batch), session.run(batch)
+        expected, got = expected_session.run(None, batch), session.run(batch)
         assert [a.dtype for a in got] == [a.dtype for a in expected]
         assert [a.shape for a in got] == [a.shape for a in expected]
         for item, second in zip(got, expected, strict=True):

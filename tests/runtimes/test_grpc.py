@@ -1,4 +1,4 @@
-"""A live model server over gRPC. test_mlserver.py runs this in an environment with tritonclient."""
+"""A model server over gRPC. test_mlserver.py also runs these tests with tritonclient."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gate.api import check
 from gate.decision.check_result import Verdict
 from gate.errors import EvidenceError, RuntimeUnusable
 from gate.runtimes.v2_protocol import DTYPES
-from tests.runtimes.test_server import SAMPLES, TwoHeads, codes, exported, opened, policy
+from tests.runtimes.test_server import SAMPLES, TwoHeads, codes, export, open_session, policy
 
 pytest.importorskip("tritonclient.grpc", reason="pip install 'parity-gate[server-grpc]'")
 import grpc
@@ -40,7 +40,7 @@ REFUSALS = {
 
 
 class GrpcServer:
-    """Serves one file as the model `net`. `fault`: what it does wrongly."""
+    """A server of one file as the model `net`. `fault`: the fault to simulate."""
 
     def __init__(self, file: Path, fault: str) -> None:
         self.data, self.fault = file.read_bytes(), fault
@@ -72,7 +72,7 @@ class GrpcServer:
         entry = pb.ModelInferRequest.ParametersEntry(
             key="sha256", value=pb.InferParameter(string_param=hashlib.sha256(served).hexdigest())
         ).SerializeToString()
-        # Field 6, as MLServer sends it.
+        # field 6, as MLServer sends it
         return stated.SerializeToString() + bytes([6 << 3 | 2, len(entry)]) + entry
 
     def infer(self, request: Any, context: Any) -> bytes:
@@ -151,7 +151,7 @@ def serving(file: Path, fault: str = "") -> Iterator[GrpcServer]:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("served")
-    return {"model": exported(TwoHeads(), folder / "model.onnx")}
+    return {"model": export(TwoHeads(), folder / "model.onnx")}
 
 
 def check_server(files: dict[str, Path], url: str, **options: Any) -> Any:
@@ -202,7 +202,7 @@ def test_invalid_answer_is_an_unusable_server(files: dict[str, Path], fault: str
     with (
         serving(files["model"], fault) as server,
         pytest.raises(RuntimeUnusable),
-        closing(opened(files, url=server.url, timeout_s=1.0)) as session,
+        closing(open_session(files, url=server.url, timeout_s=1.0)) as session,
     ):
         session.run({"x": SAMPLES})
 
@@ -211,7 +211,7 @@ def test_invalid_answer_is_an_unusable_server(files: dict[str, Path], fault: str
 def test_refused_request_is_not_an_unusable_server(files: dict[str, Path], fault: str) -> None:
     with (
         serving(files["model"], fault) as server,
-        closing(opened(files, url=server.url)) as session,
+        closing(open_session(files, url=server.url)) as session,
         pytest.raises(EvidenceError) as refused,
     ):
         session.run({"x": SAMPLES})
@@ -224,25 +224,26 @@ def test_too_large_request_is_an_unusable_server(
     assert v2_grpc.MAX_REQUEST_BYTES < 1 << 31
     monkeypatch.setattr(v2_grpc, "MAX_REQUEST_BYTES", SAMPLES.nbytes)
     with serving(files["model"]) as server:
-        with closing(opened(files, url=server.url)) as session:
+        with closing(open_session(files, url=server.url)) as session:
             session.run({"x": SAMPLES})
             with pytest.raises(RuntimeUnusable):
                 session.run({"x": np.concatenate([SAMPLES, SAMPLES[:1]])})
         options = {"url": server.url, "max_batch_size": len(SAMPLES)}
-        with closing(opened(files, **options)) as session:
+        with closing(open_session(files, **options)) as session:
             session.run({"x": np.concatenate([SAMPLES, SAMPLES[:1]])})
 
 
 def test_server_without_grpc_is_unusable(files: dict[str, Path]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as half_open:  # accepts, and sends nothing
+    # accepts the connection and sends nothing
+    with socket.create_server(("127.0.0.1", 0)) as half_open:
         url = f"grpc://127.0.0.1:{half_open.getsockname()[1]}/v2/models/net"
         with pytest.raises(RuntimeUnusable):
-            opened(files, url=url, timeout_s=1.0)
+            open_session(files, url=url, timeout_s=1.0)
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"grpc://127.0.0.1:{server.server_port}/v2/models/net"
         with pytest.raises(RuntimeUnusable):
-            opened(files, url=url, timeout_s=1.0)
+            open_session(files, url=url, timeout_s=1.0)
         server.shutdown()
 
 
@@ -252,10 +253,10 @@ def test_token_is_read_from_the_environment(
     monkeypatch.setenv("SERVER_TOKEN", "Bearer 123")
     with serving(files["model"]) as server:
         headers = {"Authorization": "env:SERVER_TOKEN"}
-        opened(files, url=server.url, headers=headers).close()
+        open_session(files, url=server.url, headers=headers).close()
         assert server.headers["authorization"] == "Bearer 123"
         with pytest.raises(RuntimeUnusable) as refused:
-            opened(files, url=server.url, headers={"a b": "env:SERVER_TOKEN"})
+            open_session(files, url=server.url, headers={"a b": "env:SERVER_TOKEN"})
         assert "123" not in str(refused.value)
         with pytest.raises(RuntimeUnusable):
-            opened(files, url=server.url, ca="missing.pem")
+            open_session(files, url=server.url, ca="missing.pem")

@@ -1,4 +1,4 @@
-"""Plug-in runtimes in a separate process: their faults stop nothing and never pass."""
+"""A fault of a plug-in runtime ends only its own process and never passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.runtimes import acme
 
 @pytest.fixture
 def check_with(model, good, tmp_path, monkeypatch):
-    """Judge by ort-cpu and the class of this name beside it; gives both records and the checks."""
+    """Return a function that checks with ort-cpu and a plug-in runtime, and returns records and
+    checks."""
 
     def judge(name, **settings):
         acme.install(tmp_path / name, {"acme": f"tests.runtimes.acme:{name}"})
@@ -42,7 +43,7 @@ def check_with(model, good, tmp_path, monkeypatch):
     return judge
 
 
-def checks_of(decision):
+def acme_checks(decision):
     return {c.name: c for c in decision.checks if c.runtime == "acme"}
 
 
@@ -110,14 +111,14 @@ def test_unusable_plugin_runtime_is_an_error(check_with, name, words):
     assert words in theirs.failure
     assert theirs.unusable
     assert ours.outputs[0].samples == 20
-    assert checks_of(decision)["runtime"].verdict is Verdict.ERROR
+    assert acme_checks(decision)["runtime"].verdict is Verdict.ERROR
     assert decision.verdict is Verdict.ERROR
 
 
 @pytest.mark.further
 def test_plugin_runtime_with_wrong_model_fails(check_with):
     _, decision = check_with("AnotherModel")
-    assert checks_of(decision)["max_abs_diff"].verdict is Verdict.FAIL
+    assert acme_checks(decision)["max_abs_diff"].verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -129,8 +130,8 @@ def test_plugin_runtime_with_wrong_model_fails(check_with):
 )
 def test_plugin_runtime_without_promised_proof_fails(check_with, name, check, words):
     _, decision = check_with(name)
-    assert checks_of(decision)[check].verdict is Verdict.FAIL
-    assert words in render_check(checks_of(decision)[check])
+    assert acme_checks(decision)[check].verdict is Verdict.FAIL
+    assert words in render_check(acme_checks(decision)[check])
     assert decision.verdict is Verdict.FAIL
 
 
@@ -140,7 +141,7 @@ def test_plugin_runtime_without_promised_proof_fails(check_with, name, check, wo
 def test_absent_plugin_runtime_is_waived_only_when_optional(check_with, required, verdict):
     (theirs, _), decision = check_with("Absent", required=required)
     assert theirs.absent_reason == "no ACME chip on this machine"
-    assert checks_of(decision)["runtime"].verdict is verdict
+    assert acme_checks(decision)["runtime"].verdict is verdict
 
 
 def test_unknown_plugin_options_are_a_policy_error(check_with):
@@ -149,7 +150,7 @@ def test_unknown_plugin_options_are_a_policy_error(check_with):
 
 
 def worker_answers(name, path, subject):
-    """Time to open, time to run, and the proof, as JSON has them."""
+    """Return the time to open, the time to run, and the proof, as JSON."""
     worker = _Worker(f"tests.runtimes.acme:{name}")
     header = {"path": str(path), "subject": subject.to_plain(), "options": {}, "conditions": {}}
     opened, _ = worker.answer({"verb": "open", **header}, {})

@@ -1,4 +1,4 @@
-"""The list of runtimes: what is there, what is not and why."""
+"""The list of runtimes shows available and absent ones, with the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.runtimes import acme
 
 @pytest.fixture
 def rows(tmp_path, monkeypatch):
-    """By name, with packages of all sorts."""
+    """The rows by name, with valid and faulty packages installed."""
     names = ("Acme", "Absent", "Needs", "RaisesInLook", "Nothing")
     points = {name.lower(): f"tests.runtimes.acme:{name}" for name in names}
     acme.install(tmp_path, {**points, "gone": "no_such_module:Runtime", "ort-cpu": "evil:Runtime"})

@@ -1,4 +1,4 @@
-"""What goes between the two processes: arrays as they are, and nonsense is no answer."""
+"""Arrays are unchanged in messages between the two processes; invalid messages are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLServer with a model class that runs ONNX Runtime, and tritonclient, each in a separate
+"""MLServer with a model class that runs ONNX Runtime, and tritonclient, each in its own
 environment."""
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Served(MLModel):
 
 @pytest.fixture(scope="module")
 def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command of MLServer, which pins packages that the gate has in other versions."""
+    """Install MLServer, which pins other versions of the gate's packages; return its command."""
     folder = tmp_path_factory.mktemp("mlserver") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     install = [str(folder / "bin/pip"), "install", "--quiet", "mlserver==1.7.*", "onnxruntime"]
@@ -84,7 +84,7 @@ def mlserver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def with_tritonclient(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the packages of this one, and those that tritonclient needs before them."""
+    """Return a Python with tritonclient's packages before the packages of this Python."""
     folder = tmp_path_factory.mktemp("tritonclient") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -146,7 +146,7 @@ def export(model: nn.Module, path: Path) -> None:
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Wait for the model at `url`. Fails with the log if the server ends before."""
+    """Wait for the model at `url`. Fail with the log if the server ends first."""
     while process.poll() is None:
         with suppress(OSError), urllib.request.urlopen(f"{url}/ready"):
             break

@@ -1,4 +1,4 @@
-"""OpenVINO: in float32 by what it reports, and refused where it rounds more."""
+"""OpenVINO passes if it reports float32, and is rejected if it rounds more."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gate.runtimes.selection import runtime_statuses
 from gate.summary.render import render_check
 from tests.measure import tiny
 from tests.runtimes import strange_files
-from tests.runtimes.strange_files import made, opened
+from tests.runtimes.strange_files import create_file, open_session
 
-# After these tests the kernel ended the process by SIGSEGV, where it had run thousands of others.
+# OpenVINO once ended the worker process by SIGSEGV after thousands of other tests.
 pytestmark = pytest.mark.alone
 openvino = pytest.importorskip("openvino", reason="pip install 'parity-gate[openvino]'")
 IN_BFLOAT16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -30,7 +30,7 @@ INSTRUMENTS = Instruments(probes=False, search_inputs=0)
 
 
 def policy(instruments: Instruments | None = None, **options: dict[str, Any]) -> Policy:
-    """By name the options of a runtime of this kind."""
+    """Return a policy with OpenVINO runtimes of these names and options."""
     runtimes = {
         name: RuntimePolicy(
             required="always",
@@ -45,7 +45,7 @@ def policy(instruments: Instruments | None = None, **options: dict[str, Any]) ->
 
 
 def check_runtimes(model, candidate, wanted: Policy):
-    """The records and the failed checks by name of the runtime, and the verdict."""
+    """Return records and failed checks by runtime, and the verdict."""
     measured = measure_job(MeasurementJob(model, candidate, tiny.samples(), policy=wanted))
     decision = decide(wanted, tiny.stored(measured), decided_at="now")
     problems = {(check.runtime, check.name): render_check(check) for check in decision.problems}
@@ -100,9 +100,9 @@ def test_unsupported_operator_is_a_failure(model, good, tmp_path):
 
 @pytest.mark.parametrize("make", strange_files.FILES)
 def test_outputs_have_the_order_and_types_of_the_file(make, tmp_path):
-    candidate, batches = made(make, tmp_path)
-    session = opened(module.OpenVinoRuntime(), candidate, batches[0])
-    strange_files.assert_as_onnxruntime(session, candidate, batches)
+    candidate, batches = create_file(make, tmp_path)
+    session = open_session(module.OpenVinoRuntime(), candidate, batches[0])
+    strange_files.assert_matches_onnxruntime(session, candidate, batches)
     assert session.proof().precision == "float32"
 
 
@@ -115,16 +115,16 @@ def test_outputs_have_the_order_and_types_of_the_file(make, tmp_path):
     ],
 )
 def test_replaced_file_is_not_opened(make, name, tmp_path):
-    candidate, batches = made(make, tmp_path)
+    candidate, batches = create_file(make, tmp_path)
     data = bytearray((tmp_path / name).read_bytes())
     data[len(data) // 2] ^= 1
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DigestMismatch):
-        opened(module.OpenVinoRuntime(), candidate, batches[0])
+        open_session(module.OpenVinoRuntime(), candidate, batches[0])
 
 
 class ReportedModel:
-    """What a compiled model reports, but for what is replaced."""
+    """A compiled model with some reported properties replaced."""
 
     def __init__(self, real, **replaced):
         self._real, self._replaced = real, replaced
@@ -141,12 +141,14 @@ class ReportedModel:
 
 def test_reported_precision_and_device_are_used(good):
     batch = {"input": tiny.images(2)}
-    exact = opened(module.OpenVinoRuntime(), good, batch)
+    exact = open_session(module.OpenVinoRuntime(), good, batch)
     exact.run(batch)
     hint = {"INFERENCE_PRECISION_HINT": openvino.Type.f16}
-    assert session_of(ReportedModel(exact._compiled, **hint), good).proof().precision == "float16"
+    assert (
+        create_session(ReportedModel(exact._compiled, **hint), good).proof().precision == "float16"
+    )
     elsewhere = ReportedModel(exact._compiled, EXECUTION_DEVICES=["GPU.0"])
-    assert session_of(elsewhere, good).proof().providers_active == ("OpenVINO GPU.0",)
+    assert create_session(elsewhere, good).proof().providers_active == ("OpenVINO GPU.0",)
 
 
 @pytest.mark.parametrize(
@@ -157,21 +159,21 @@ def test_reported_precision_and_device_are_used(good):
     ],
 )
 def test_options_without_effect_are_refused(good, options, words):
-    compiled = opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})._compiled
+    compiled = open_session(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})._compiled
     reported = {"INFERENCE_PRECISION_HINT": openvino.Type.bf16, "INFERENCE_NUM_THREADS": 2}
     expected = {"precision_hint": "bf16", "threads": 2}
-    assert session_of(ReportedModel(compiled, **reported), good, **expected)
+    assert create_session(ReportedModel(compiled, **reported), good, **expected)
     with pytest.raises(EvidenceError, match=words):
-        session_of(ReportedModel(compiled, **reported), good, **{**expected, **options})
-    assert session_of(ReportedModel(compiled, **reported), good)  # neither was asked for
+        create_session(ReportedModel(compiled, **reported), good, **{**expected, **options})
+    assert create_session(ReportedModel(compiled, **reported), good)  # no setting requests either
 
 
 def test_too_many_threads_are_refused(good):
     with pytest.raises(EvidenceError, match="NUM_THREADS is .*, expected 100000"):
-        opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)}, threads=100000)
+        open_session(module.OpenVinoRuntime(), good, {"input": tiny.images(2)}, threads=100000)
 
 
-def session_of(compiled, candidate, **options):
+def create_session(compiled, candidate, **options):
     expected = module.OpenVinoOptions(**{"precision_hint": "default", **options})
     return module.OpenVinoSession(compiled, RunnableFile(candidate), device="x", options=expected)
 
@@ -179,21 +181,21 @@ def session_of(compiled, candidate, **options):
 @pytest.mark.skipif(not IN_BFLOAT16, reason="this processor has no bfloat16")
 def test_node_with_lower_precision_is_found(good):
     batch = {"input": tiny.images(2)}
-    exact = opened(module.OpenVinoRuntime(), good, batch)
-    half = opened(module.OpenVinoRuntime(), good, batch, precision_hint="bf16")
+    exact = open_session(module.OpenVinoRuntime(), good, batch)
+    half = open_session(module.OpenVinoRuntime(), good, batch, precision_hint="bf16")
     half.run(batch)
     mixed = ReportedModel(exact._compiled, model=half._compiled)
-    proof = session_of(mixed, good).proof()
+    proof = create_session(mixed, good).proof()
     assert proof.session_options["INFERENCE_PRECISION_HINT"] == "f32"
     assert proof.precision == "bfloat16"
 
 
 def test_missing_output_of_the_compiled_model_is_refused(good):
-    session = opened(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})
+    session = open_session(module.OpenVinoRuntime(), good, {"input": tiny.images(2)})
     renamed = good.subject.outputs[0].model_copy(update={"name": "other"})
     subject = good.subject.model_copy(update={"outputs": (renamed,)})
     with pytest.raises(OutputMismatch, match="'other' among them"):
-        session_of(session._compiled, type(good)(good.path, subject))
+        create_session(session._compiled, type(good)(good.path, subject))
 
 
 @pytest.mark.parametrize("installed", [None, "1.24.1"])

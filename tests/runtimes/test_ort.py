@@ -1,4 +1,4 @@
-"""ONNX Runtime by configuration: any provider, with the rules of proof of CUDA."""
+"""ONNX Runtime with any configured provider needs the same proof as with CUDA."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def policy(name: str, options: dict[str, Any], **wanted: Any) -> Policy:
 
 
 def measure_and_decide(model, good, wanted: Policy, name: str):
-    """The record of the runtime, its checks by name, and the verdict."""
+    """Return the runtime's record, its checks by name, and the verdict."""
     measured = measure_job(MeasurementJob(model, good, tiny.samples(), policy=wanted))
     evidence = tiny.stored(measured)
     decision = decide(wanted, evidence, decided_at="now")
@@ -132,7 +132,8 @@ def test_build_is_checked_before_the_device(monkeypatch, provider):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU_PROVIDER])
     options = OrtOptions(providers=(provider, CPU_PROVIDER))
     assert f"does not have {provider}" in Ort().absent_reason(options)
-    assert OrtCuda().absent_reason(OrtSettings()) is None  # its build must be right where one is
+    # a CUDA build of ONNX Runtime is required if a CUDA device is present
+    assert OrtCuda().absent_reason(OrtSettings()) is None
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [provider, CPU_PROVIDER])
     assert Ort().absent_reason(options) is None
     monkeypatch.setattr(ort, "cuda_traces", list)
@@ -154,7 +155,7 @@ def test_unloadable_provider_is_absent_only_without_device(model, good, monkeypa
 
 
 class FakeXnnpackSession:
-    """A real session on the CPU that says it is XNNPACK's; its profile tells the truth."""
+    """A real CPU session that claims to use XNNPACK; its profile shows the CPU."""
 
     reported: ClassVar[dict[str, Any]] = {}
 
@@ -250,7 +251,7 @@ def test_one_session_proves_placement_and_computes(good, level, monkeypatch):
 
 @pytest.fixture
 def no_device(monkeypatch, tmp_path):
-    """A machine without any device; returns where its files would be."""
+    """A machine without CUDA devices; returns the paths of the device files."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     locations = {}

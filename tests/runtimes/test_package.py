@@ -1,4 +1,4 @@
-"""The example package of docs/runtimes.md, installed by pip and measured by `gate check`."""
+"""The example package of docs/runtimes.md can be installed by pip and used by `gate check`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ runtimes:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Where pip has put it."""
+    """The folder into which pip installed the package."""
     folder = tmp_path_factory.mktemp("acme")
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (project,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -62,7 +62,7 @@ def test_documented_plugin_passes_a_correct_file(site, policy):
     path = os.pathsep.join([str(site), str(ROOT)])
     completed = subprocess.run(
         [sys.executable, "-m", "gate", *arguments("good.onnx", policy)],
-        cwd=small_project.made(), env={**os.environ, "PYTHONPATH": path},
+        cwd=small_project.create_project(), env={**os.environ, "PYTHONPATH": path},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert completed.returncode == 0, completed.stdout + completed.stderr
@@ -72,8 +72,8 @@ def test_documented_plugin_passes_a_correct_file(site, policy):
 @pytest.fixture
 def _project_folder(site, monkeypatch):
     monkeypatch.syspath_prepend(str(site))
-    monkeypatch.syspath_prepend(str(small_project.made()))
-    monkeypatch.chdir(small_project.made())
+    monkeypatch.syspath_prepend(str(small_project.create_project()))
+    monkeypatch.chdir(small_project.create_project())
 
 
 @pytest.mark.proof

@@ -1,4 +1,4 @@
-"""Memory of one runtime."""
+"""The peak memory of one runtime is measured."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gate.runtimes.peak_memory import PeakMemory
 SIZE = 64 * 2**20
 
 
-class Meter:
-    """What the system says of memory, which grows as the test says. A real system takes cold pages
-    of other libraries away meanwhile, and growth is hidden."""
+class SimulatedMemory:
+    """Memory figures of the system that grow only as the test requests. A real system may free
+    pages of other libraries meanwhile, which would hide the growth."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.status = folder / "status"
@@ -32,11 +32,11 @@ class Meter:
 
 
 @pytest.fixture
-def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    return Meter(tmp_path, monkeypatch)
+def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedMemory:
+    return SimulatedMemory(tmp_path, monkeypatch)
 
 
-def test_growth_accumulates_and_shrinking_is_ignored(meter: Meter) -> None:
+def test_growth_accumulates_and_shrinking_is_ignored(meter: SimulatedMemory) -> None:
     memory = PeakMemory()
     assert memory.grown is None
     for size, grown in ((SIZE, SIZE), (-SIZE, SIZE), (SIZE, 2 * SIZE)):
@@ -55,8 +55,8 @@ def test_failed_block_is_not_counted() -> None:
 def test_temporary_peak_is_counted() -> None:
     memory = PeakMemory()
     with memory.watched():
-        gone = np.ones(SIZE, np.uint8)
-        del gone
+        freed_array = np.ones(SIZE, np.uint8)
+        del freed_array
     assert memory.grown is not None
     assert memory.grown >= 0.9 * SIZE
     assert memory.peak is not None
@@ -69,11 +69,11 @@ def test_final_memory_is_used_without_peak_counter(
     monkeypatch.setattr(peak_memory, "_CLEAR", tmp_path / "nowhere" / "clear_refs")
     memory = PeakMemory()
     with memory.watched():
-        kept = np.ones(SIZE, np.uint8)
+        live_array = np.ones(SIZE, np.uint8)
     assert memory.grown is not None
     assert memory.peak is not None
     assert 0.9 * SIZE <= memory.grown < memory.peak
-    assert kept.any()
+    assert live_array.any()
     with memory.watched():
         more = np.ones(SIZE, np.uint8)
         del more
@@ -81,9 +81,10 @@ def test_final_memory_is_used_without_peak_counter(
 
 
 def test_memory_held_by_the_allocator_is_counted() -> None:
-    held = [np.ones(100_000, np.uint8) for _ in range(400)]  # in glibc's heap, not mapped
-    last = held[-1]
-    del held[:-1]
+    # allocated in glibc's heap, not by mmap
+    small_arrays = [np.ones(100_000, np.uint8) for _ in range(400)]
+    last = small_arrays[-1]
+    del small_arrays[:-1]
     memory = PeakMemory()
     with memory.watched():
         used = [np.ones(100_000, np.uint8) for _ in range(399)]
@@ -93,7 +94,7 @@ def test_memory_held_by_the_allocator_is_counted() -> None:
     assert used[0].any()
 
 
-def test_repeated_readings_are_one_growth(meter: Meter) -> None:
+def test_repeated_readings_are_one_growth(meter: SimulatedMemory) -> None:
     memory = PeakMemory()
     memory.begin()
     for grown in (SIZE, 2 * SIZE):
@@ -115,7 +116,7 @@ def test_unreadable_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pass
     assert (memory.grown, memory.peak) == (None, None)
     monkeypatch.setattr(peak_memory, "_STATUS", status)
-    with memory.watched():  # what was missed stays missed
+    with memory.watched():  # a missed measurement is not repeated
         pass
     assert (memory.grown, memory.peak) == (None, None)
 
@@ -130,7 +131,7 @@ def test_own_process_is_read_in_a_container(
     monkeypatch.setattr(psutil, "Process", another)
     memory = PeakMemory()
     with memory.watched():
-        kept = np.ones(SIZE, np.uint8)
+        live_array = np.ones(SIZE, np.uint8)
     assert memory.grown is not None
     assert memory.grown >= 0.9 * SIZE
-    assert kept.any()
+    assert live_array.any()

@@ -1,4 +1,4 @@
-"""What providers of ONNX Runtime report of their precision, and what that says."""
+"""The precision that ONNX Runtime's providers report determines the recorded precision."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ BFLOAT16 = {"mlas.enable_gemm_fastmath_arm64_bfloat16": "1"}
     ],
 )
 def test_float32_is_reported_only_when_proven(providers, reported, config, precision):
-    """TensorRT takes TF32 by itself, and no option of it says so."""
+    """TensorRT uses TF32 by default, and its options do not show it."""
     setup = OrtSetup.from_options({"providers": providers, "config": config}, {})
     assert precision_of(setup, reported) == precision

@@ -1,4 +1,4 @@
-"""The copy that libraries open by its path."""
+"""A library that opens a file by path gets a private copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.runtimes import strange_files
 
 @pytest.fixture
 def candidate(tmp_path):
-    return strange_files.made(strange_files.external_data, tmp_path)[0]
+    return strange_files.create_file(strange_files.external_data, tmp_path)[0]
 
 
 def test_copy_is_unaffected_by_changes_and_removed(candidate):

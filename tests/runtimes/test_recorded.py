@@ -1,4 +1,4 @@
-"""Recorded outputs are checked like any runtime and bound to file and samples."""
+"""Recorded outputs are checked like any runtime's and are bound to the file and the samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def policy(probes="required", instruments=INSTRUMENTS, **bounds) -> Policy:
 
 @pytest.fixture(scope="module")
 def recorded_folder(model, tmp_path_factory):
-    """A folder with the file, what was sent, what came back, and the recording of it."""
+    """A folder with the file, the samples sent, the outputs received, and the recording."""
     folder = tmp_path_factory.mktemp("made")
     good = tiny.export(model, folder / "model.onnx")
     sending = Sending(good, tiny.samples(COUNT), policy(), model)
@@ -75,7 +75,7 @@ def check_recording(model, recorded_folder):
 
 @pytest.fixture
 def pack_changed(recorded_folder, tmp_path):
-    """The recording of outputs that somebody changed before they were packed."""
+    """Return a function that changes outputs and packs them into a recording."""
 
     def change(part, edit):
         outputs = shutil.copytree(recorded_folder / "outputs", tmp_path / "outputs")
@@ -110,15 +110,15 @@ def test_correct_recording_passes(check_recording, recorded_folder):
     assert "batch invariance, latency and memory were not measured" in stated
 
 
-def _nan(array):
+def _insert_nan(array):
     array[3, 2] = np.nan
 
 
-def _swapped(array):
+def _swap_rows(array):
     array[[4, 5]] = array[[5, 4]]
 
 
-@pytest.mark.parametrize("edit", [_nan, _swapped])
+@pytest.mark.parametrize("edit", [_insert_nan, _swap_rows])
 def test_wrong_outputs_fail(check_recording, pack_changed, edit):
     phone, checks, decision = check_recording(pack_changed("samples", edit))
     assert phone.measured
@@ -128,7 +128,7 @@ def test_wrong_outputs_fail(check_recording, pack_changed, edit):
 
 
 def test_batch_probe_uses_its_own_recorded_outputs(check_recording, pack_changed):
-    """Where a probe has the very inputs of the samples, both recorded answers are judged."""
+    """If a probe has the same inputs as samples, both recorded outputs are checked."""
 
     def edit(array):
         array[:] = 0.0
@@ -213,7 +213,7 @@ def test_mismatching_samples_in_smaller_batches_are_refused(recorded_folder, ima
 
 
 def run_all(recording, images, *, batch_size):
-    """As a measurement does: an example of another size, then all samples."""
+    """Run an example of another size, then all samples, as a measurement does."""
     session = RecordedSession(recording, {"input": images[:2]})
     session.run({"input": images[:2]})
     for start in range(0, len(images), batch_size):
@@ -249,7 +249,7 @@ def test_recording_of_another_file_is_refused(check_recording, recorded_folder, 
 
 
 def test_equal_inputs_with_different_outputs_are_refused(model, recorded_folder, tmp_path):
-    """Else the better answer could stand for the worse one, when a sample is looked at again."""
+    """Otherwise the better output could replace the worse one when a sample is read again."""
     images = np.concatenate([IMAGES[:2], IMAGES[:2]])
     np.save(tmp_path / "images.npy", images)
     np.save(tmp_path / "logits.npy", np.arange(28, dtype=np.float32).reshape(4, 7))

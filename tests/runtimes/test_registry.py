@@ -1,4 +1,4 @@
-"""The registry of runtimes: built-in names are fixed, packages add others."""
+"""The registry of runtimes has fixed built-in names; packages can add others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder of installed packages, the first on the path."""
+    """A folder of installed packages that is first on the import path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 

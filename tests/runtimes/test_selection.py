@@ -1,4 +1,4 @@
-"""Selected runtimes: bounds, CUDA, and reported numbers."""
+"""Selected runtimes: bounds, CUDA, and the numbers that they report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
         ("mine", {"kind": "ort", "options": {"providers": ["XnnpackExecutionProvider"]}}, False),
         ("mine", {"kind": "ort", "options": {"providers": ["MIGraphXExecutionProvider"]}}, False),
         ("phone", {"kind": "recorded"}, False),
-        ("browser-webgpu", {}, False),  # its bounds are those of CUDA, too
+        ("browser-webgpu", {}, False),  # has the bounds of CUDA
         ("ort-cpu", {}, False),
     ],
 )
@@ -60,7 +60,7 @@ def test_plugin_with_cuda_bounds_gets_device_bounds(monkeypatch):
     assert runtime.promised(None).bounds == "device"
 
 
-NONE: list[Any] = [None, -1, math.nan, math.inf, -math.inf, "0.1", True, [1], 1j, 10**400]
+INVALID_VALUES: list[Any] = [None, -1, math.nan, math.inf, -math.inf, "0.1", True, [1], 1j, 10**400]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ NONE: list[Any] = [None, -1, math.nan, math.inf, -math.inf, "0.1", True, [1], 1j
         (1.5, None),
         (np.float64("nan"), None),
         (np.array(3), None),
-        *((said, None) for said in NONE),
+        *((said, None) for said in INVALID_VALUES),
     ],
 )
 def test_count_of_accepts_whole_numbers(said: Any, expected: int | None) -> None:
@@ -91,7 +91,7 @@ def test_count_of_accepts_whole_numbers(said: Any, expected: int | None) -> None
         (np.float32(0.5), 0.5),
         (np.int8(2), 2.0),
         (0.0, None),
-        *((said, None) for said in NONE),
+        *((said, None) for said in INVALID_VALUES),
     ],
 )
 def test_seconds_of_accepts_positive_numbers(said: Any, expected: float | None) -> None:

@@ -1,4 +1,4 @@
-"""A live model server as a runtime: proof of the file, faults, and what it does under load."""
+"""A model server as a runtime: proof of the file, faults, and batching under load."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from gate.records.runtime import SERVER
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
 from gate.runtimes.server import ServerRuntime, with_server
 from gate.runtimes.v2_protocol import ServerOptions
-from tests.runtimes.v2_server import NO_ANSWERS, serving
+from tests.runtimes.v2_server import INVALID_BODIES, serving
 
 
 class TwoHeads(nn.Module):
-    """Two outputs of one shape; what a sample gets depends on that sample alone."""
+    """Two outputs of the same shape. The result of a sample depends only on that sample."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TwoHeads(nn.Module):
 
 
 class Pairs(nn.Module):
-    """Compares all samples of a batch with each other."""
+    """Compare all samples of a batch with each other."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = torch.sigmoid(x)
@@ -54,7 +54,7 @@ class Pairs(nn.Module):
 
 
 class Steps(nn.Module):
-    """Takes its samples on axis 1, and a number that all share."""
+    """A model with its batch on axis 1 and an input that all samples share."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Steps(nn.Module):
         return torch.tanh(self.layer(x) * gain).cumsum(0)
 
 
-def exported(model: nn.Module, path: Path, *, batch: int | None = None) -> Path:
+def export(model: nn.Module, path: Path, *, batch: int | None = None) -> Path:
     outputs = ["pairs"] if isinstance(model, Pairs) else ["left", "right"]
     axes = {name: {0: "batch"} for name in ("x", *outputs)}
     if isinstance(model, Pairs):
@@ -87,11 +87,11 @@ def exported(model: nn.Module, path: Path, *, batch: int | None = None) -> Path:
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("served")
     created = {
-        name: exported(TwoHeads(seed), folder / f"{name}.onnx")
+        name: export(TwoHeads(seed), folder / f"{name}.onnx")
         for name, seed in (("model", 0), ("other", 1))
     }
-    created["fixed"] = exported(TwoHeads(), folder / "fixed.onnx", batch=8)
-    created["pairs"] = exported(Pairs(), folder / "pairs.onnx")
+    created["fixed"] = export(TwoHeads(), folder / "fixed.onnx", batch=8)
+    created["pairs"] = export(Pairs(), folder / "pairs.onnx")
     return created
 
 
@@ -105,7 +105,7 @@ def policy(url: str, *, probes: bool = False, **options: Any) -> Policy:
     plain["runtimes"] = {SERVER: plain["runtimes"][SERVER]}
     plain["runtimes"][SERVER]["options"] |= options
     plain["instruments"] = {"probes": probes, "search_inputs": 0, "graph": False}
-    plain["determinism"]["seed"] = -3  # no seed of a generator
+    plain["determinism"]["seed"] = -3  # invalid as a generator's seed
     return Policy.from_json(json.dumps(plain))
 
 
@@ -179,7 +179,7 @@ def test_inconsistent_or_truncating_server_never_passes(
 @pytest.mark.parametrize(
     "fault",
     [
-        *NO_ANSWERS, "redirect", "busy", "silent", "half_open", "other_dtype", "other_name",
+        *INVALID_BODIES, "redirect", "busy", "silent", "half_open", "other_dtype", "other_name",
         "open_shape", "twice", "partial", "compressed", "texts",
     ],
 )  # fmt: skip
@@ -187,7 +187,7 @@ def test_invalid_answer_is_an_unusable_server(files: dict[str, Path], fault: str
     with (
         serving(files["model"], fault=fault) as server,
         pytest.raises(RuntimeUnusable),
-        closing(opened(files, url=server.url, timeout_s=1.0)) as session,
+        closing(open_session(files, url=server.url, timeout_s=1.0)) as session,
     ):
         session.run({"x": SAMPLES})
 
@@ -212,7 +212,7 @@ def test_two_versions_are_measured_together(files: dict[str, Path]) -> None:
 def test_additional_outputs_are_ignored(files: dict[str, Path]) -> None:
     with (
         serving(files["model"], fault="more_outputs") as server,
-        closing(opened(files, url=server.url)) as session,
+        closing(open_session(files, url=server.url)) as session,
     ):
         assert len(session.run({"x": SAMPLES})) == 2
 
@@ -240,13 +240,13 @@ def test_slow_server_times_out(files: dict[str, Path], part: str) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/v2/models/net"
         with pytest.raises(RuntimeUnusable, match="within 0.5 s"):
-            opened(files, url=url, timeout_s=0.5)
+            open_session(files, url=url, timeout_s=0.5)
         server.shutdown()
 
 
 def test_uppercase_digest_is_accepted(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="upper_case") as server:
-        opened(files, url=server.url).close()
+        open_session(files, url=server.url).close()
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_each_stated_digest_must_match(files: dict[str, Path]) -> None:
     assert ("runtime", "failed") in codes(result, Verdict.FAIL)
 
 
-def opened(files: dict[str, Path], **options: Any) -> Session:
+def open_session(files: dict[str, Path], **options: Any) -> Session:
     file = RunnableFile(TestedFile(files["model"], read_subject(files["model"])))
     valid = ServerOptions.model_validate(options)
     return ServerRuntime().open(
@@ -449,7 +449,7 @@ def test_token_is_not_sent_to_another_host(
     with serving(files["model"]) as server:
         manifest = f"http://localhost:{server.server_port}/manifest.json"
         headers = {"Authorization": "env:SERVER_TOKEN"}
-        opened(files, url=server.url, headers=headers, digest_url=manifest).close()
+        open_session(files, url=server.url, headers=headers, digest_url=manifest).close()
     sent = {each["Host"].partition(":")[0]: "Authorization" in each for each in server.headers}
     assert sent == {"127.0.0.1": True, "localhost": False}
 

@@ -14,8 +14,8 @@ from gate.runtimes.torch_cuda import TorchCudaRuntime
 BATCH = {"input": np.zeros((1, 3), np.float32)}
 
 
-class OnCuda:
-    """A session that fails with the words of PyTorch."""
+class FailingSession:
+    """A session that fails with an error message of PyTorch."""
 
     def __init__(self, error: Exception | None) -> None:
         self._error = error
@@ -29,11 +29,11 @@ class OnCuda:
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Opens a session of a model that fails with this error."""
+    """Return a function that opens a session of a model that fails with this error."""
     monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
 
     def open_with(error):
-        session = OnCuda(error)
+        session = FailingSession(error)
         file = RunnableFile(None, lambda device: session)
         result = TorchCudaRuntime().open(file, options=NoOptions(), conditions=None, example=BATCH)
         return result is session
@@ -41,7 +41,7 @@ def opened(monkeypatch):
     return open_with
 
 
-FOR_THE_CPU = [
+CPU_ONLY_ERRORS = [
     RuntimeError("Expected all tensors to be on the same device, but got index is on cpu, different from other tensors on cuda:0 (when checking argument in method wrapper_CUDA_index_add)"),
     RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
     RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)"),
@@ -51,7 +51,7 @@ FOR_THE_CPU = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("error", FOR_THE_CPU)
+@pytest.mark.parametrize("error", CPU_ONLY_ERRORS)
 def test_cpu_only_model_is_absent_on_cuda(opened, error):
     with pytest.raises(RuntimeAbsent, match="the model runs on the CPU alone") as absent:
         opened(error)

@@ -1,4 +1,4 @@
-"""tract: symbolic sizes where the file allows them, else a model for each shape."""
+"""tract uses symbolic sizes if the file allows them, otherwise one model per shape."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gate.runtimes import RunnableFile
 from gate.runtimes import tract as module
 from tests.measure import tiny
 from tests.runtimes import strange_files
-from tests.runtimes.strange_files import made, opened
+from tests.runtimes.strange_files import create_file, open_session
 
 tract = pytest.importorskip("tract", reason="pip install 'parity-gate[tract]'")
 INSTRUMENTS = Instruments(probes=False, search_inputs=0)
 
 
 def measure_and_decide(model, candidate, **policy):
-    """The record, the failed checks by name, and the verdict."""
+    """Return the record, the failed checks by name, and the verdict."""
     custom_policy = RuntimePolicy(required="always", bounds=exact_bounds("cpu", classes=True))
     policy = Policy.model_validate(
         {**dict(tiny.policy()), "runtimes": {"tract": custom_policy}, **policy}
@@ -69,17 +69,17 @@ def test_unsupported_operator_is_a_failure(model, good, tmp_path):
 
 @pytest.mark.parametrize("make", strange_files.FILES)
 def test_outputs_have_the_order_and_types_of_the_file(make, tmp_path):
-    candidate, batches = made(make, tmp_path)
-    session = opened(module.TractRuntime(), candidate, batches[0])
-    strange_files.assert_as_onnxruntime(session, candidate, batches)
+    candidate, batches = create_file(make, tmp_path)
+    session = open_session(module.TractRuntime(), candidate, batches[0])
+    strange_files.assert_matches_onnxruntime(session, candidate, batches)
     assert session.proof().precision == "float32"
-    symbolic = make is not strange_files.an_input_is_an_output
+    symbolic = make is not strange_files.input_is_output
     assert session.proof().session_options["sizes"].startswith("symbolic") is symbolic
 
 
 def test_number_of_models_per_shape_is_limited(tmp_path):
-    candidate, batches = made(strange_files.an_input_is_an_output, tmp_path)
-    session = opened(module.TractRuntime(), candidate, batches[0])
+    candidate, batches = create_file(strange_files.input_is_output, tmp_path)
+    session = open_session(module.TractRuntime(), candidate, batches[0])
     for batch in (*batches, batches[-1]):
         session.run(batch)
     sizes = [shapes[0][0] for shapes in session._by_shape]
@@ -88,7 +88,7 @@ def test_number_of_models_per_shape_is_limited(tmp_path):
 
 def test_failing_symbolic_model_falls_back_to_shapes(good, monkeypatch):
     batch = {"input": tiny.images(2)}
-    session = opened(module.TractRuntime(), good, batch)
+    session = open_session(module.TractRuntime(), good, batch)
     expected = session.run(batch)[0]
 
     def broken(_batch):
@@ -111,24 +111,26 @@ def test_half_precision_is_read_from_the_prepared_model(good, monkeypatch):
     file = RunnableFile(good)
     prepared = module._Prepared(str(good.path), file, None)
     assert "F16" in prepared.types()
-    session = opened(module.TractRuntime(), good, {"input": tiny.images(2).astype("float16")})
+    session = open_session(module.TractRuntime(), good, {"input": tiny.images(2).astype("float16")})
     assert session.proof().precision == "float16"
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "weights.bin"])
 def test_replaced_file_is_not_opened(name, tmp_path):
-    candidate, batches = made(strange_files.external_data, tmp_path)
+    candidate, batches = create_file(strange_files.external_data, tmp_path)
     data = bytearray((tmp_path / name).read_bytes())
     data[len(data) // 2] ^= 1
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DigestMismatch):
-        opened(module.TractRuntime(), candidate, batches[0])
+        open_session(module.TractRuntime(), candidate, batches[0])
 
 
 def test_wrong_number_of_outputs_is_refused(good):
     subject = good.subject.model_copy(update={"outputs": good.subject.outputs * 2})
     with pytest.raises(OutputMismatch, match="1 outputs"):
-        opened(module.TractRuntime(), type(good)(good.path, subject), {"input": tiny.images(2)})
+        open_session(
+            module.TractRuntime(), type(good)(good.path, subject), {"input": tiny.images(2)}
+        )
 
 
 def test_tract_is_absent_without_its_package(monkeypatch):

@@ -1,4 +1,4 @@
-"""Triton's core with dynamic batching, in an environment of its own: nvidia-pytriton, without a GPU."""
+"""Triton's core with dynamic batching: nvidia-pytriton in its own environment, without a GPU."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ with Triton(config=config, workspace="workspace") as triton:
 
 @pytest.fixture(scope="module")
 def pytriton(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with nvidia-pytriton, which needs NumPy 1."""
+    """A Python with nvidia-pytriton, which requires NumPy 1."""
     folder = tmp_path_factory.mktemp("pytriton") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     packages = ("nvidia-pytriton==0.7.0", "onnxruntime", "numpy<2")
@@ -91,7 +91,7 @@ def serving(python: Path, folder: Path, model: nn.Module, fault: str) -> Iterato
     export(model, folder / "model.onnx")
     (folder / "served.py").write_text(SERVED)
     http, grpc = free_port(), free_port()
-    # The process in which Triton runs Python links to the library of the same Python.
+    # Triton's Python process must link to the library of the same Python.
     libraries = [str(sysconfig.get_config_var("LIBDIR")), os.environ.get("LD_LIBRARY_PATH")]
     with (folder / "log.txt").open("w") as log:
         process = subprocess.Popen(
@@ -116,7 +116,7 @@ def test_correct_triton_passes_at_each_concurrency(
     with serving(pytriton, tmp_path, model, "") as url:
         unproven = check_server(tmp_path, model, url)
         result = check_server(tmp_path, model, url, allow_unproven_file=True)
-    assert unproven.decision.verdict is Verdict.ERROR  # its metadata has no digest
+    assert unproven.decision.verdict is Verdict.ERROR  # the server's metadata has no digest
     assert result.decision.verdict is Verdict.PASS
     runtime = result.evidence.runtime("server")
     assert runtime is not None

@@ -1,4 +1,4 @@
-"""A small server of the Open Inference Protocol that runs a real file, with faults to choose."""
+"""A small Open Inference Protocol server that runs a real file and can simulate faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import onnxruntime
 
 TYPES = {"float32": "FP32", "float16": "FP16", "float64": "FP64", "int64": "INT64"}
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
-NO_ANSWERS = {
+INVALID_BODIES = {
     "no_json": b"<html>",
     "nested_json": b"[" * 200_000,
     "no_outputs": b'{"outputs": null}',
@@ -29,15 +29,15 @@ NO_ANSWERS = {
 }
 
 
-INSTEAD: dict[str, tuple[Any, ...]] = {
+FAULTY_RESPONSES: dict[str, tuple[Any, ...]] = {
     "redirect": (307, b"", {"Location": "http://127.0.0.2:1/v2/models/net/infer"}),
     "busy": (503, b"overloaded"),
-    **{fault: (200, body) for fault, body in NO_ANSWERS.items()},
+    **{fault: (200, body) for fault, body in INVALID_BODIES.items()},
 }
 
 
 class V2Server(ThreadingHTTPServer):
-    """Serves one file as the model `net`. `fault`: what it does wrongly."""
+    """A server of one file as the model `net`. `fault`: the fault to simulate."""
 
     daemon_threads = True
 
@@ -58,7 +58,7 @@ class V2Server(ThreadingHTTPServer):
         self.sessions = [_session(file), _session(other or file)]
 
     def largest(self, name: str, *, axis: int) -> int:
-        """Return the largest size of an axis in all requests so far that have it."""
+        """Return the largest size of an axis in all earlier requests that have this axis."""
         return max(s[name][axis] for s in self.shapes if len(s[name]) > axis)
 
     @property
@@ -66,7 +66,7 @@ class V2Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v2/models/net"
 
     def handle_error(self, *_: object) -> None:
-        """A client that went away is none of ours."""
+        """Ignore errors of clients that closed the connection."""
 
     def metadata(self) -> dict[str, Any]:
         session = self.sessions[0]
@@ -85,7 +85,8 @@ class V2Server(ThreadingHTTPServer):
     def infer(
         self, feed: dict[str, np.ndarray], *, pinned: bool = False, version: str = "1"
     ) -> list[np.ndarray]:
-        """Run the file, or as version 2 the other one. `pinned`: by a cookie, to a correct worker."""
+        """Run the file, or another file for version 2. `pinned`: a cookie selects a correct
+        worker."""
         with self.lock:
             self.requests += 1
             self.at_work += 1
@@ -96,7 +97,7 @@ class V2Server(ThreadingHTTPServer):
             if self.fault == "refuses" or (self.fault == "single_samples" and rows > 1):
                 raise ValueError(f"refused: {rows} samples")
             if self.fault in ("mixed", "swapped_under_load", "float16_under_load"):
-                time.sleep(0.002)  # so that requests meet
+                time.sleep(0.002)  # so that requests overlap
             wrong = mine % 4 == 0 and not pinned
             stale = self.fault == "stale" or version == "2"
             worker = wrong if self.fault == "one_worker" else stale
@@ -127,7 +128,7 @@ def _session(file: Path) -> onnxruntime.InferenceSession:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else the body of each answer waits 40 ms for an acknowledgment
+    disable_nagle_algorithm = True  # otherwise each body waits 40 ms for an acknowledgment
     server: V2Server
 
     def log_message(self, *_: object) -> None:
@@ -180,8 +181,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(5)
             self.close_connection = True
             return
-        if fault in INSTEAD:
-            self._answer(*INSTEAD[fault])
+        if fault in FAULTY_RESPONSES:
+            self._answer(*FAULTY_RESPONSES[fault])
             return
         if fault == "other_dtype":
             outputs = [o.astype(np.float64) for o in outputs]

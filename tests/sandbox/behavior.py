@@ -1,4 +1,4 @@
-"""What a child may do, once the bytes that it parsed have got hold of it."""
+"""Functions that simulate what a child may do after malicious bytes take control of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def echo(**arguments: Any) -> Any:
 
 
 def surroundings() -> dict[str, Any]:
-    """What the child has of its parent."""
+    """Return what the child inherits from its parent."""
     import json
     import resource
     import tempfile
@@ -40,7 +40,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def litter() -> str:
-    """Fill its temporary folder."""
+    """Leave a file in the temporary folder."""
     import tempfile
 
     folder = Path(tempfile.mkdtemp())
@@ -57,7 +57,7 @@ def stumble() -> None:
 
 
 def pose(name: str) -> None:
-    """Raise a class that the gate does not raise."""
+    """Raise an exception class that the gate does not raise."""
     raise type(name, (Exception,), {})("a lie")
 
 
@@ -98,7 +98,7 @@ def spin() -> None:
 
 
 def die(number: int) -> None:
-    if signal.getsignal(number) is signal.SIG_IGN:  # below nohup
+    if signal.getsignal(number) is signal.SIG_IGN:  # started by nohup
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
@@ -108,7 +108,7 @@ def leave(code: int) -> None:
 
 
 def shout() -> None:
-    """Without end on both streams."""
+    """Write endlessly to both streams."""
     while True:
         os.write(1, b"x" * 65536)
         os.write(2, b"y" * 65536 + b"\nno end\n")
@@ -130,7 +130,7 @@ def have_child(pid: str, stay: bool) -> str:
 
 
 def forge(hexadecimal: str, times: int = 1) -> None:
-    """Write an answer of its own."""
+    """Write a forged answer to the pipe."""
     data = memoryview(bytes.fromhex(hexadecimal) * times)
     for descriptor in range(3, 4096):
         with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def stop_itself() -> None:
 
 
 def part() -> str:
-    """Leave something to each of those who have the last word in a process."""
+    """Register output at every stage of the interpreter's shutdown."""
     import atexit
     import ctypes
     import threading

@@ -1,4 +1,4 @@
-"""Foreign files read in the process of a test, where a hundred children would take its minutes."""
+"""Read untrusted files in the test's process, because a hundred child processes take minutes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gate.sandbox.limits import SandboxLimits
 
 
 def read_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on in this test; `tests/sandbox` and the tests of hostile files have children."""
+    """Read in this process during this test; tests/sandbox and tests of hostile files use
+    children."""
     monkeypatch.setattr(gate.onnx_file.sandboxed_reading, "run_in_sandbox", _call)
     monkeypatch.setattr(gate.golden.verify, "run_in_sandbox", _call)
 
 
 def always_read_here() -> None:
-    """In a process that is made for one thing."""
+    """Read in this process until it ends."""
     gate.onnx_file.sandboxed_reading.run_in_sandbox = _call
     gate.golden.verify.run_in_sandbox = _call
 

@@ -1,4 +1,4 @@
-"""What the watching process itself takes, and which of its children live."""
+"""The memory of the parent process, and its remaining children."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 @contextlib.contextmanager
 def bounded_growth(most: int) -> Iterator[None]:
-    """Assert that this process never takes `most` bytes more, and leaves no child behind."""
+    """Assert that this process grows by less than `most` bytes, and leaves no child process."""
     me, result = psutil.Process(), threading.Event()
     before, children = me.memory_info().rss, set(me.children(recursive=True))
     peaks = [before]

@@ -1,4 +1,4 @@
-"""Whatever the child does, the caller continues within its limits and leaves nothing behind."""
+"""Whatever the child does, the caller continues within its limits, and nothing remains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gate.sandbox.process import run_in_child, run_in_sandbox
 
 SHORT = SandboxLimits(1.0, 200 * 10**6)
 LONG = SandboxLimits(30.0, 200 * 10**6)
-GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+ENDED_STATES = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def _call(function: str, *, limits: SandboxLimits = LONG, **arguments):
@@ -32,17 +32,17 @@ def _call(function: str, *, limits: SandboxLimits = LONG, **arguments):
 
 
 def _runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() not in GONE
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() not in ENDED_STATES
 
 
 def _await_end(pid: int) -> None:
-    while _runs(pid):  # as long as a test may take
+    while _runs(pid):  # the timeout of the test limits it
         time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path_factory, monkeypatch):
-    """No process, no temporary folder."""
+    """Assert that no process and no temporary folder remains."""
     temporary = tmp_path_factory.mktemp("temporary")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     mine = set(psutil.Process().children(recursive=True))
@@ -119,7 +119,7 @@ ENDS = {
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=str)
 def test_killed_child_is_not_a_verdict(number):
-    """As a service manager does that ends a whole group."""
+    """A service manager that stops a whole process group does this."""
     with pytest.raises(StorageError, match="another process sent a signal"):
         _call("die", limits=LONG, number=number)
 
@@ -203,7 +203,7 @@ def test_replacing_child_keeps_environment_and_group(monkeypatch):
 
 
 def test_child_exits_without_destructors(capfd, monkeypatch):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which C libraries hear of, too
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # C libraries read it, too
     result = run_in_child("tests.sandbox.behavior:part", {}, limits=LONG, task="the work")
     assert result == "done"
     printed = sorted(capfd.readouterr().out.splitlines())
@@ -232,7 +232,7 @@ def test_interrupt_ends_both_after_cleanup(tmp_path, both):
     while not Path(f"{cleaned}.begun").exists():
         assert parent.poll() is None
         time.sleep(0.01)
-    os.kill(int(pid.read_text()), signal.SIGINT)  # as what the parent passes on may come late
+    os.kill(int(pid.read_text()), signal.SIGINT)  # the parent may pass on the signal late
     assert parent.wait() == 130
     assert cleaned.exists()
     _await_end(int(pid.read_text()))

@@ -1,4 +1,4 @@
-"""What is missing to drive Chromium is reported with the install command."""
+"""A missing requirement of Chromium is reported with the install command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STUB = "echo 'Command requires the chromium snap to be installed.' >&2; exit 1"
 
 
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
-    """By name a program of the machine, and nothing else; `_` stands for a dash."""
+    """Create these programs as the only ones on the path; `_` replaces a dash."""
     for name, script in scripts.items():
         program = folder / name.replace("_", "-")
         program.write_text(f"#!/bin/sh\necho run >> {folder}/runs\n{script}\n")
@@ -36,7 +36,7 @@ def test_any_browser_name_is_accepted(tmp_path: Path, monkeypatch: pytest.Monkey
     programs(tmp_path, monkeypatch, google_chrome="echo Google Chrome 140.0")
     assert installation.chromium_path() == str(tmp_path / "google-chrome")
     assert installation.chromium_missing("browser") is None
-    assert (tmp_path / "runs").read_text() == "run\n"  # it is asked once
+    assert (tmp_path / "runs").read_text() == "run\n"  # the program runs once
 
 
 @pytest.mark.parametrize("script", [STUB, "exec /bin/sleep 60"])

@@ -28,10 +28,24 @@ def test_memory_limits(text, size):
     assert parse_size(text) == size
 
 
-NONE = ["", "0", "0s", "-1", "-5m", "nan", "inf", "1e9", "5 days", "h", "3x", "1m30s", "\u0661"]
+INVALID_LIMITS = [
+    "",
+    "0",
+    "0s",
+    "-1",
+    "-5m",
+    "nan",
+    "inf",
+    "1e9",
+    "5 days",
+    "h",
+    "3x",
+    "1m30s",
+    "\u0661",
+]
 
 
-@pytest.mark.parametrize("text", NONE)
+@pytest.mark.parametrize("text", INVALID_LIMITS)
 def test_invalid_limit_is_refused(text):
     with pytest.raises(ValueError, match="Use 90s"):
         parse_duration(text)
@@ -50,7 +64,7 @@ def test_default_limits_of_commands_and_service(monkeypatch):
     monkeypatch.setattr(limits, "usual_memory", lambda: 10**9)
     assert SandboxLimits.for_command(None, None, usual_s=60.0) == SandboxLimits(60.0, 10**9)
     assert SandboxLimits.for_command(5.0, 7, usual_s=60.0) == SandboxLimits(5.0, 7)
-    assert SandboxLimits.for_service() == SandboxLimits(600.0, 10**9)  # of a small machine
+    assert SandboxLimits.for_service() == SandboxLimits(600.0, 10**9)  # for a small machine
     monkeypatch.setattr(limits, "usual_memory", lambda: 10**12)
     assert SandboxLimits.for_service() == SandboxLimits(600.0, 4 * 2**30)
     assert SandboxLimits.for_service(5.0, 7) == SandboxLimits(5.0, 7)

@@ -15,7 +15,7 @@ from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler, reconciler
 from gate.service.settings import ServiceSettings
 from tests.onnx_file import hostile
-from tests.onnx_file.hostile import PARENT_BYTES, ROOMY
+from tests.onnx_file.hostile import PARENT_BYTES, WIDE_LIMITS
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, release
 from tests.sandbox.peak import bounded_growth
@@ -32,7 +32,7 @@ class Service:
         self.setup = RegistrySetup(folder, AUTOMATIC)
         self.store = ModelStore(folder / "store")
         self.setup.promote(1)
-        assert self.reconcile_once(ROOMY) == [("deploy", "deployed")]
+        assert self.reconcile_once(WIDE_LIMITS) == [("deploy", "deployed")]
 
     def reconcile_once(self, limits: SandboxLimits) -> list[tuple[str, str]]:
         """Reconcile once with a new service, which reads the bytes of all versions."""

@@ -1,3 +1,3 @@
-"""Databases: a file, and PostgreSQL."""
+"""State databases: an SQLite file, and PostgreSQL."""
 
 from tests.service.conftest import database, postgres_server  # noqa: F401

@@ -1,4 +1,4 @@
-"""The state database: created by the first write, private, and never shown with a password."""
+"""The state database is created by the first write, private, and shown without its password."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_created_files_are_private(tmp_path: Path) -> None:
     folder = tmp_path / ".gate"
     engine = database_module.open_database(f"sqlite:///{folder}/state.db")
-    with engine.connect() as connection:  # holds the files beside it
+    with engine.connect() as connection:  # keeps SQLite's additional files open
         connection.exec_driver_sql("CREATE TABLE t (n INTEGER)")
         created = {path.name: mode(path) for path in folder.iterdir() if path.name != ".gitignore"}
     engine.dispose()
@@ -122,7 +122,7 @@ def test_world_writable_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=f"chmod o-w {tmp_path}/open"):
         write(StateDatabase(tmp_path / "open" / "state.db"))
     assert not list((tmp_path / "open").iterdir())
-    (tmp_path / "open").chmod(0o1777)  # as /tmp
+    (tmp_path / "open").chmod(0o1777)  # like /tmp
     write(StateDatabase(tmp_path / "open" / "state.db"))
     assert mode(tmp_path / "open" / "state.db") == 0o600
 
@@ -142,7 +142,7 @@ def test_removed_file_is_not_recreated(tmp_path: Path) -> None:
         with pytest.raises(StateUnavailable, match="unable to open"):
             use(state)
     assert not state.exists
-    write(StateDatabase(tmp_path / "state.db"), 2)  # another process, or a copy that is put back
+    write(StateDatabase(tmp_path / "state.db"), 2)  # another process, or a restored copy
     assert read(state) == [2]
 
 
@@ -190,7 +190,7 @@ def test_database_locked_by_another_program(
 
 
 def test_new_file_opened_concurrently(tmp_path: Path) -> None:
-    """sqlite itself does not wait here: it refuses at once to switch the journal."""
+    """SQLite does not wait here: it raises at once if the journal mode can't be changed."""
     state = StateDatabase(tmp_path / "state.db")
     with closing(
         sqlite3.connect(tmp_path / "state.db", isolation_level=None, check_same_thread=False)
@@ -207,7 +207,7 @@ def test_stopped_transaction_does_not_block_others(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if database.startswith("sqlite"):
-        return  # a file's lock is there as long as the process
+        return  # a file lock lasts as long as its process
     monkeypatch.setattr(database_module, "_IDLE_S", 0.3)
     stopped, second = StateDatabase(database), StateDatabase(database)
     write(stopped)

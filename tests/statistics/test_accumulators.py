@@ -1,4 +1,4 @@
-"""Differences by column, the scale of an output, and a histogram of sizes."""
+"""Differences by column, the scale of an output, and a histogram of magnitudes."""
 
 import math
 
@@ -103,15 +103,15 @@ def test_merged_moments_equal_one_pass(cut, seed, holes):
     assert merged.std == pytest.approx(np.nanstd(array))
 
 
-def histogram_of(sizes):
+def create_histogram(sizes):
     histogram = MagnitudeHistogram()
     histogram.update(np.asarray(sizes, float))
     return histogram
 
 
-def bin_edge(place):
-    """Where the bin at this place begins."""
-    octave, part = divmod(place, PER_OCTAVE)
+def bin_edge(index):
+    """Return the lower edge of a bin."""
+    octave, part = divmod(index, PER_OCTAVE)
     return math.ldexp(EDGES[part], octave)
 
 
@@ -123,7 +123,7 @@ def test_bin_edges_have_equal_ratio():
 
 @given(st.floats(5e-324, 1.7e308, exclude_min=False))
 def test_size_is_counted_in_its_bin(size):
-    result = histogram_of([size]).result()
+    result = create_histogram([size]).result()
     assert result.counts == (1,)
     assert max(size, 2.0**-1022) >= bin_edge(result.first)
     if result.first < PER_OCTAVE * 1024 - 1:
@@ -132,15 +132,15 @@ def test_size_is_counted_in_its_bin(size):
 
 @pytest.mark.parametrize("power", [-1022, -126, -24, 0, 1, 1023])
 def test_power_of_two_is_the_lower_edge_of_its_bin(power):
-    """Differences of float32 often are one: no rounding of a logarithm may move it."""
-    assert histogram_of([2.0**power]).result().first == PER_OCTAVE * power
+    """float32 differences are often powers of two: a rounded logarithm must not move them."""
+    assert create_histogram([2.0**power]).result().first == PER_OCTAVE * power
     below = np.nextafter(2.0**power, 0.0)
     if power > -1022:
-        assert histogram_of([below]).result().first == PER_OCTAVE * power - 1
+        assert create_histogram([below]).result().first == PER_OCTAVE * power - 1
 
 
 def test_zeros_and_nonfinite_sizes_are_counted_separately():
-    result = histogram_of([0.0, 1.0, NAN, INF, 0.0, 5.0]).result()
+    result = create_histogram([0.0, 1.0, NAN, INF, 0.0, 5.0]).result()
     assert (result.zeros, result.nonfinite) == (2, 2)
     assert (result.first, sum(result.counts), len(result.counts)) == (0, 2, 10)
     empty = MagnitudeHistogram().result()
@@ -148,7 +148,7 @@ def test_zeros_and_nonfinite_sizes_are_counted_separately():
 
 
 def test_excluded_sizes_become_zeros():
-    result = histogram_of([0.0, 1.0, 1.0, 3.0]).without([1.0, 3.0]).result()
+    result = create_histogram([0.0, 1.0, 1.0, 3.0]).without([1.0, 3.0]).result()
     assert (result.zeros, result.counts) == (3, (1,))
 
 
@@ -159,8 +159,8 @@ SIZES = hnp.arrays(
 
 @given(SIZES, SIZES, SIZES)
 def test_merged_histograms_do_not_depend_on_order(a, b, c):
-    first, two, three = map(histogram_of, (a, b, c))
-    complete = histogram_of(np.concatenate([a, b, c])).result()
+    first, two, three = map(create_histogram, (a, b, c))
+    complete = create_histogram(np.concatenate([a, b, c])).result()
     assert first.merge(two).merge(three).result() == complete
     assert three.merge(first.merge(two)).result() == complete
     assert two.merge(first).result() == first.merge(two).result()

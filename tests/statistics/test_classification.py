@@ -243,7 +243,7 @@ def test_answers_are_filtered_by_mask():
     assert len(worst_samples) == 2
 
 
-def confidences(r, c):
+def compute_confidence(r, c):
     statistics = ConfidenceStatistics(r.shape[1])
     if len(r):
         statistics.update(
@@ -255,12 +255,12 @@ def confidences(r, c):
 def test_signed_mean_is_positive_when_candidate_is_more_confident():
     r = np.array([[0.9, 0.1], [0.7, 0.3], [0.2, 0.8]])
     c = np.array([[0.8, 0.2], [0.8, 0.2], [0.1, 0.9]])
-    zero, first = confidences(r, c).result().per_class
+    zero, first = compute_confidence(r, c).result().per_class
     assert zero.mean == pytest.approx(0.1)
     assert zero.signed_mean == pytest.approx(0.0, abs=1e-12)
     assert (zero.reference_mean, zero.candidate_mean) == pytest.approx((0.8, 0.8))
     assert (first.signed_mean, first.mean) == pytest.approx((0.1, 0.1))
-    surer = confidences(c[2:], r[2:]).result().per_class[0]
+    surer = compute_confidence(c[2:], r[2:]).result().per_class[0]
     assert surer.signed_mean == pytest.approx(-0.1)
 
 
@@ -272,7 +272,7 @@ def count_crossings(r, c, point, *, sample_indices=None):
 
 
 A, B = [0.8, 0.1, 0.1], [0.6, 0.2, 0.2]
-"""Class 0, above 0.7 and below it."""
+"""Class 0, with a probability above and below 0.7."""
 C = [0.1, 0.8, 0.1]
 
 
@@ -283,7 +283,7 @@ C = [0.1, 0.8, 0.1]
         (B, B, None, (1, 0, 0, 0)),
         (A, B, None, (1, 1, 0, 1)),
         (B, A, None, (1, 0, 1, 1)),
-        (A, C, None, (1, 1, 1, 1)),  # both act, on different classes
+        (A, C, None, (1, 1, 1, 1)),  # both exceed the threshold, with different classes
         (A, B, 0, (1, 1, 0, 1)),
         (A, B, 1, (0, 0, 0, 0)),
         (A, C, 0, (1, 1, 0, 1)),

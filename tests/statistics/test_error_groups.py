@@ -1,4 +1,4 @@
-"""Sums of errors by group, and the scatter of their ratio by chance."""
+"""Sums of errors by group, and the random scatter of their ratio."""
 
 import numpy as np
 import pytest

@@ -39,7 +39,7 @@ READINGS = [ClassReading(), ClassReading(normalised=True, points=(OperatingPoint
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
-    """Two sides of one shape; mostly equal, as those of correct files are."""
+    """Draw two arrays of one shape that are mostly equal, as for correct files."""
     dtype, elements = draw(st.sampled_from(DTYPES))
     shape = draw(SHAPES)
     reference = draw(hnp.arrays(dtype, shape, elements=elements))
@@ -48,16 +48,16 @@ def pairs(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return reference, np.where(differs, second, reference)
 
 
-def nans(value: Any, place: str = "") -> list[str]:
+def find_nans(value: Any, place: str = "") -> list[str]:
     if isinstance(value, dict):
-        return [each for key, item in value.items() for each in nans(item, f"{place}.{key}")]
+        return [each for key, item in value.items() for each in find_nans(item, f"{place}.{key}")]
     if isinstance(value, tuple | list):
-        return [each for item in value for each in nans(item, place)]
+        return [each for item in value for each in find_nans(item, place)]
     return [place] if isinstance(value, float) and math.isnan(value) else []
 
 
 def accumulate(reference, candidate, reading, *, batch=100):
-    """One sample a row; an array without rows is one sample without any."""
+    """Accumulate one sample per row; an array without rows is one empty sample."""
     statistics = OutputStatistics("y", reference.dtype.name, reading)
     for start in range(0, max(len(reference), 1), batch):
         rows = slice(start, start + batch)
@@ -67,11 +67,11 @@ def accumulate(reference, candidate, reading, *, batch=100):
     return statistics
 
 
-def output_of(reference: np.ndarray, candidate: np.ndarray, **how: Any) -> OutputParity:
+def compute_output(reference: np.ndarray, candidate: np.ndarray, **how: Any) -> OutputParity:
     return accumulate(reference, candidate, how.pop("reading", READINGS[0]), **how).result()
 
 
-def noise_of(truth: np.ndarray, reference: np.ndarray, candidate: np.ndarray) -> NoiseParity:
+def compute_noise(truth: np.ndarray, reference: np.ndarray, candidate: np.ndarray) -> NoiseParity:
     statistics = NoiseStatistics(columns=True)
     statistics.update(truth, reference, candidate, samples=max(len(truth), 1))
     return statistics.result()
@@ -80,10 +80,10 @@ def noise_of(truth: np.ndarray, reference: np.ndarray, candidate: np.ndarray) ->
 @given(pair=pairs(), reading=st.sampled_from(READINGS))
 def test_output_statistics_are_never_nan(pair, reading):
     reference, candidate = pair
-    result = output_of(reference, candidate, reading=reading)
-    assert not nans(result.model_dump())
-    same = output_of(reference, reference, reading=reading)
-    assert not nans(same.model_dump())
+    result = compute_output(reference, candidate, reading=reading)
+    assert not find_nans(result.model_dump())
+    same = compute_output(reference, reference, reading=reading)
+    assert not find_nans(same.model_dump())
     assert {getattr(same, name) for name in ERRORS} == {0.0}
     assert same.nonfinite_mismatched == 0
 
@@ -93,9 +93,9 @@ def test_noise_statistics_are_never_nan(pair, share):
     reference, candidate = pair
     with np.errstate(all="ignore"):
         truth = reference.astype(np.float64) * (1 + share)
-    result = noise_of(truth, reference, candidate)
-    assert not nans(result.model_dump())
-    exact = noise_of(truth, reference, reference)
+    result = compute_noise(truth, reference, candidate)
+    assert not find_nans(result.model_dump())
+    exact = compute_noise(truth, reference, reference)
     assert exact.ratio <= 1.0 + 1e-9
     assert exact.closer == "neither"
 
@@ -117,7 +117,7 @@ def test_statistics_do_not_decrease_with_larger_error(pair, small, times):
     with np.errstate(all="ignore"):
         step = np.where(np.isfinite(second), np.abs(second.astype(np.float64)), 1.0)
         near, far = (base + factor * step for factor in (small, small * times))
-    first, two = output_of(base, near), output_of(base, far)
+    first, two = compute_output(base, near), compute_output(base, far)
     for name in ERRORS:
         assert getattr(first, name) <= getattr(two, name) * (1 + 1e-12)
     assert first.nonfinite_mismatched <= two.nonfinite_mismatched
@@ -130,7 +130,7 @@ def test_statistics_do_not_decrease_with_larger_error(pair, small, times):
 def test_noise_does_not_decrease_with_larger_error(truth, times):
     reference = truth.astype(np.float32)
     error = np.maximum(np.abs(truth) * 2.0**-20, 1e-30)
-    first, two = (noise_of(truth, reference, truth + k * error) for k in (1.0, times))
+    first, two = (compute_noise(truth, reference, truth + k * error) for k in (1.0, times))
     for name in ("ratio", "peak", "diff"):
         assert getattr(first, name) <= getattr(two, name) * (1 + 1e-9)
 
@@ -143,10 +143,10 @@ def test_nonfinite_value_on_one_side_makes_every_statistic_infinite(pair, spoile
         return
     candidate = reference.copy()
     candidate[tuple(np.argwhere(finite)[0])] = spoiled
-    result = output_of(reference, candidate)
+    result = compute_output(reference, candidate)
     assert result.nonfinite_mismatched == 1
     assert {getattr(result, name) for name in ERRORS} == {INF}
-    assert noise_of(reference.astype(np.float64), reference, candidate).ratio == INF
+    assert compute_noise(reference.astype(np.float64), reference, candidate).ratio == INF
 
 
 @given(pair=pairs(), size=st.integers(1, 3), empty=st.booleans())
@@ -163,7 +163,7 @@ def test_merged_units_equal_one_pass(pair, size, empty):
         unit.update(reference[part], candidate[part], span)
         merged = merged.merge(from_plain(to_plain(unit)))
     got, want = merged.result(), complete.result()
-    if empty:  # one sample more, without rows
+    if empty:  # one additional sample without rows
         left_out = {"samples", "classification", "reference_constant", "worst"}
         assert got.samples == want.samples + 1
         assert got.reference_constant is (not reference.size)
@@ -182,5 +182,5 @@ def test_value_beyond_float32_is_replaced_by_the_reference():
 def test_large_values_keep_their_relative_error():
     truth = np.random.default_rng(0).normal(size=(8, 4)) * 1e300
     reference = truth * (1 + 2.0**-24)
-    assert noise_of(truth, reference, reference).ratio == pytest.approx(1.0, rel=0.6)
-    assert noise_of(truth, reference, truth * 1.001).ratio > 1e3
+    assert compute_noise(truth, reference, reference).ratio == pytest.approx(1.0, rel=0.6)
+    assert compute_noise(truth, reference, truth * 1.001).ratio > 1e3

@@ -1,4 +1,4 @@
-"""Statistics of one output, and integers that differ."""
+"""Statistics of one output, and of differing integers."""
 
 import math
 
@@ -16,7 +16,7 @@ NAN, INF = math.nan, math.inf
 
 
 def output_statistics(r, c, *, labels=None, batch=None):
-    """One output, in batches of `batch` samples."""
+    """Return the statistics of one output in batches of `batch` samples."""
     statistics = OutputStatistics("y", r.dtype.name)
     size = batch or len(r)
     for start in range(0, len(r), size):

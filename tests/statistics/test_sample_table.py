@@ -1,4 +1,4 @@
-"""The table of samples, its rows on the disk, and statistics of rows."""
+"""The table of samples, its rows on disk, and statistics of rows."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def rows(start=0, stop=3, *, answers=True, labels=True):
     return table
 
 
-def spooled(*units, output="logits", classes=True):
-    """The table of one runtime with one output."""
+def create_table(*units, output="logits", classes=True):
+    """Return the table of one runtime with one output."""
     spool = RowSpool(ROW)
     for unit in units:
         spool.add(output, unit.result())
@@ -61,7 +61,7 @@ def read(path):
 
 
 def test_csv_row_has_both_answers_and_signed_difference(tmp_path):
-    spooled(rows()).save(tmp_path / "samples.csv")
+    create_table(rows()).save(tmp_path / "samples.csv")
     first, second, third = read(tmp_path / "samples.csv")
     assert tuple(first) == COLUMNS
     assert (first["runtime"], first["output"], first["index"]) == ("ort-cpu", "logits", "0")
@@ -79,7 +79,7 @@ def test_csv_row_has_both_answers_and_signed_difference(tmp_path):
 @pytest.mark.parametrize(("answers", "classes"), [(False, True), (True, False)])
 def test_cells_without_value_are_empty(tmp_path, answers, classes):
     created = rows(answers=answers, labels=not classes)
-    spooled(created, output="boxes", classes=classes).save(tmp_path / "samples.csv")
+    create_table(created, output="boxes", classes=classes).save(tmp_path / "samples.csv")
     result = read(tmp_path / "samples.csv")
     assert len(result) == 3
     for row in result:
@@ -110,7 +110,7 @@ def test_csv_reports_rows_lost_on_a_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr("gate.statistics.sample_table._MEMORY_BYTES", 1)
     monkeypatch.setattr("tempfile.TemporaryFile", raise_no_space)
-    spooled(rows(), output="=1").save(tmp_path / "samples.csv")
+    create_table(rows(), output="=1").save(tmp_path / "samples.csv")
     (row,) = read(tmp_path / "samples.csv")
     assert (row["runtime"], row["output"]) == ("ort-cpu", "'=1")
     assert "No space left on device" in row["index"]
@@ -126,7 +126,7 @@ def test_rows_are_limited_to_the_first_million_samples():
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "a\x1b[31m,\n\"b'"])
 def test_output_name_is_escaped_as_csv_text(tmp_path, name):
-    spooled(rows(), output=name).save(tmp_path / "samples.csv")
+    create_table(rows(), output=name).save(tmp_path / "samples.csv")
     observed = {row["output"] for row in read(tmp_path / "samples.csv")}
     assert len(observed) == 1
     assert observed.pop()[0] in "'a"
@@ -149,7 +149,7 @@ def read_spool(spool: RowSpool, output: str) -> bytes:
 
 @pytest.fixture
 def small_buffers(monkeypatch):
-    """A few rows are a file, and are read in several steps."""
+    """Use small buffers, so that few rows are written to disk and read in several steps."""
     monkeypatch.setattr("gate.statistics.sample_table._MEMORY_BYTES", 256)
     monkeypatch.setattr("gate.statistics.sample_table._STEP", 7)
 
@@ -210,7 +210,7 @@ def test_spool_memory_does_not_grow_with_rows(monkeypatch):
 
 
 def open_full_device(**_options: object) -> object:
-    """A device on which nothing finds room."""
+    """Open a device that is always full."""
     return open("/dev/full", "r+b")  # noqa: PTH123 - as TemporaryFile
 
 
@@ -229,8 +229,8 @@ def test_full_disk_loses_all_rows_without_error(monkeypatch):
         assert read_spool(spool, output) == b""
 
 
-class Filling(io.FileIO):
-    """On a disk that is full after fifty rows."""
+class FullDisk(io.FileIO):
+    """A file on a disk that is full after fifty rows."""
 
     def write(self, data: object, /) -> int:
         if self.tell() + len(memoryview(data)) > 50 * SPOOLED.itemsize:  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ class Filling(io.FileIO):
 @pytest.mark.usefixtures("small_buffers")
 def test_disk_that_fills_up_on_flush_is_detected(tmp_path, monkeypatch):
     def filling(**_options: object) -> io.BufferedRandom:
-        return io.BufferedRandom(Filling(tmp_path / "rows", "w+b"))
+        return io.BufferedRandom(FullDisk(tmp_path / "rows", "w+b"))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", filling)
     spool = RowSpool(SPOOLED)
@@ -255,7 +255,7 @@ def test_disk_that_fills_up_on_flush_is_detected(tmp_path, monkeypatch):
 NAN, INF = math.nan, math.inf
 
 
-def measured(r, c):
+def compute_rows(r, c):
     statistics = RowStatistics()
     statistics.update(np.array(r, float), np.array(c, float))
     return statistics.result()
@@ -273,33 +273,33 @@ def measured(r, c):
     ([1e-300, 0], [0, 1e-300], 1.0),
 ])  # fmt: skip
 def test_cosine_distance(r, c, distance):
-    assert measured([r], [c]).cosine_distance == pytest.approx(distance, abs=1e-15)
+    assert compute_rows([r], [c]).cosine_distance == pytest.approx(distance, abs=1e-15)
 
 
 def test_small_cosine_distance_keeps_precision():
     """1 - cos of an angle of 1e-6 is 5e-13."""
-    observed = measured([[1.0, 0.0]], [[math.cos(1e-6), math.sin(1e-6)]])
+    observed = compute_rows([[1.0, 0.0]], [[math.cos(1e-6), math.sin(1e-6)]])
     assert observed.cosine_distance == pytest.approx(5e-13, rel=1e-6)
 
 
 @pytest.mark.parametrize(("r", "c"), [(NAN, 1.0), (1.0, NAN), (INF, 1.0), (1.0, -INF), (INF, -INF)])
 def test_nonfinite_row_has_nonfinite_distance(r, c):
-    observed = measured([[1.0, 2.0], [r, 0.0]], [[1.0, 2.0], [c, 0.0]])
+    observed = compute_rows([[1.0, 2.0], [r, 0.0]], [[1.0, 2.0], [c, 0.0]])
     assert not math.isfinite(observed.cosine_distance)
     assert not math.isfinite(observed.confidence_diff) or not math.isfinite(observed.sum_diff)
 
 
 def test_values_next_to_equal_infinities_are_compared():
-    same = measured([[INF, 1.0, 2.0]], [[INF, 1.0, 2.0]])
+    same = compute_rows([[INF, 1.0, 2.0]], [[INF, 1.0, 2.0]])
     assert (same.cosine_distance, same.confidence_diff, same.sum_diff) == (0.0, 0.0, 0.0)
     assert same.sum_error == INF
-    assert measured([[-INF, 1.0, 2.0]], [[-INF, 2.0, 1.0]]).cosine_distance > 0.1
+    assert compute_rows([[-INF, 1.0, 2.0]], [[-INF, 2.0, 1.0]]).cosine_distance > 0.1
 
 
 def test_rows_with_nan_on_both_sides_are_excluded():
-    observed = measured([[1.0, 2.0], [NAN, 0.0]], [[1.0, 2.0], [NAN, 5.0]])
+    observed = compute_rows([[1.0, 2.0], [NAN, 0.0]], [[1.0, 2.0], [NAN, 5.0]])
     assert (observed.cosine_distance, observed.sum_diff) == (0.0, 0.0)
-    assert measured([[NAN, 0.0]], [[NAN, 5.0]]) is None
+    assert compute_rows([[NAN, 0.0]], [[NAN, 5.0]]) is None
     assert RowStatistics().result() is None
 
 
@@ -315,7 +315,7 @@ def test_merged_row_statistics_equal_one_pass(pair, cut):
     parts = [RowStatistics(), RowStatistics()]
     for part, rows in zip(parts, (slice(None, cut), slice(cut, None)), strict=True):
         part.update(pair[0, rows], pair[1, rows])
-    merged, complete = parts[0].merge(parts[1]).result(), measured(*pair)
+    merged, complete = parts[0].merge(parts[1]).result(), compute_rows(*pair)
     if complete is None:
         assert merged is None
     else:

@@ -44,7 +44,7 @@ def test_digest_requires_a_regular_file(tmp_path: Path, kind: str) -> None:
 
 
 def test_file_is_opened_without_following_symlinks(tmp_path: Path) -> None:
-    """Links above the folder are its owner's."""
+    """Links above the folder belong to its owner."""
     real = tmp_path / "real"
     (real / "a" / "b").mkdir(parents=True)
     (real / "a" / "b" / "w").write_bytes(b"data")

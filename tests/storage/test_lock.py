@@ -1,4 +1,4 @@
-"""A lock that nobody else on the machine can hold."""
+"""A lock file that no other user of the machine can hold."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_open_permissions_are_tightened(path: Path) -> None:
 def test_other_user_cannot_hold_the_lock() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as created:
         folder = Path(created)
-        folder.chmod(0o755)  # as the folder of a ledger is
+        folder.chmod(0o755)  # like the folder of a ledger
         (folder / "open.lock").touch(mode=0o644)
         private = folder / "locks" / "one.lock"
         with private_lock(private, timeout_s=0.0, busy=BUSY):
@@ -74,31 +74,31 @@ def test_other_user_cannot_hold_the_lock() -> None:
     assert held == [True, False]
 
 
-def a_link_for_the_folder(path: Path) -> None:
+def link_folder(path: Path) -> None:
     (path.parents[1] / "elsewhere").mkdir(parents=True)
     path.parent.symlink_to("elsewhere")
 
 
-def a_link_for_the_file(path: Path) -> None:
+def link_file(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.symlink_to("elsewhere")
 
 
-def a_pipe(path: Path) -> None:
+def create_pipe(path: Path) -> None:
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
 
 
-def a_file_for_the_folder(path: Path) -> None:
+def replace_folder_by_file(path: Path) -> None:
     path.parents[1].mkdir()
     path.parent.touch()
 
 
-def a_file_above(path: Path) -> None:
+def replace_parent_by_file(path: Path) -> None:
     path.parents[1].touch()
 
 
-TAMPERED = [a_link_for_the_folder, a_link_for_the_file, a_pipe, a_file_for_the_folder, a_file_above]
+TAMPERED = [link_folder, link_file, create_pipe, replace_folder_by_file, replace_parent_by_file]
 
 
 @pytest.mark.parametrize("tamper", TAMPERED)

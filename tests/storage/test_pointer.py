@@ -19,7 +19,7 @@ from gate.onnx_file.release_file import ReleaseFile
 from gate.preprocess.pictures import read_dumped_tensors, read_picture
 from gate.storage.untrusted_files import detect_pointer_file
 from pipelines.images import _read_npz
-from tests.export.graphs import external
+from tests.export.graphs import write_external_adder
 
 OID = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393"
 LFS = f"version https://git-lfs.github.com/spec/v1\noid sha256:{OID}\nsize 44000000\n"
@@ -91,7 +91,7 @@ def test_pointer_among_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["Git-LFS", "DVC"])
 def test_pointer_as_external_data(tmp_path: Path, how: str) -> None:
-    path = external(tmp_path / "m.onnx")
+    path = write_external_adder(tmp_path / "m.onnx")
     data = tmp_path / "w.bin"
     data.unlink()
     if how == "Git-LFS":
@@ -122,7 +122,7 @@ def test_pointer_in_a_release_names_the_part(
         ReleaseFile.load(release)
 
 
-OTHERS = {
+NOT_POINTERS = {
     "nothing": "",
     "a text about it": f"# {LFS}",
     "another version line": "version https://example.com/spec/v1\n",
@@ -132,7 +132,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("text", NOT_POINTERS.values(), ids=NOT_POINTERS)
 def test_other_files_are_not_pointers(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m.onnx"
     path.write_text(text)

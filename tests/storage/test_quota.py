@@ -13,7 +13,7 @@ from gate.sandbox.limits import limit_folder_size
 
 
 def test_endless_writer_is_stopped(tmp_path: Path) -> None:
-    """A foreign download can't be stopped in the middle; what it writes is thrown away."""
+    """A foreign download can't be interrupted; its output is discarded."""
     most = 0
     path = tmp_path / "model.onnx"
     with pytest.raises(TooLarge), limit_folder_size(tmp_path, 1 << 20), path.open("wb") as stream:
@@ -22,7 +22,7 @@ def test_endless_writer_is_stopped(tmp_path: Path) -> None:
             stream.flush()
             time.sleep(0.002)
             most = max(most, os.fstat(stream.fileno()).st_blocks * 512)
-    assert 0 < most < 8 << 20  # of 12.5 MiB
+    assert 0 < most < 8 << 20  # of 12.5 MiB in total
 
 
 @pytest.mark.parametrize("how", ["return", "raise"])

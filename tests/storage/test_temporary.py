@@ -17,7 +17,7 @@ from gate.errors import StorageError
 from gate.storage import files
 from gate.storage.files import temporary_folder
 
-_WORKS = """
+_WORKER_CODE = """
 import sys
 from pathlib import Path
 from gate.storage.files import temporary_folder
@@ -33,7 +33,7 @@ with temporary_folder() as folder:
 
 @pytest.fixture(autouse=True)
 def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this process, and those that it starts, make their folders."""
+    """The root of the temporary folders of this process and its children."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -42,9 +42,9 @@ def temporary_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def working(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def run_worker(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     with subprocess.Popen(
-        [sys.executable, "-c", _WORKS, *arguments],
+        [sys.executable, "-c", _WORKER_CODE, *arguments],
         text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -52,8 +52,8 @@ def working(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         process.kill()
 
 
-def killed(*arguments: str) -> Path:
-    with working(*arguments) as (process, folder):
+def kill_worker(*arguments: str) -> Path:
+    with run_worker(*arguments) as (process, folder):
         process.kill()
         assert process.wait(30) == -signal.SIGKILL
     return folder
@@ -78,7 +78,7 @@ def test_next_folder_removes_leftovers_of_killed_processes(
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").touch()
-    left = killed(str(precious))
+    left = kill_worker(str(precious))
     assert (left / "deep" / "gigabytes").is_file()
     with temporary_folder():
         assert not left.parent.exists()
@@ -87,8 +87,8 @@ def test_next_folder_removes_leftovers_of_killed_processes(
 
 
 def test_folders_in_use_are_kept(temporary_root: Path) -> None:
-    dead = killed()
-    with working() as (process, folder):
+    dead = kill_worker()
+    with run_worker() as (process, folder):
         with temporary_folder():
             assert (folder / "deep" / "gigabytes").is_file()
             assert not dead.parent.exists()
@@ -99,41 +99,41 @@ def test_folders_in_use_are_kept(temporary_root: Path) -> None:
 
 
 def test_killed_cleanup_is_finished_by_others(temporary_root: Path) -> None:
-    left = killed()
-    shutil.rmtree(left)  # its own folder goes before its lock
+    left = kill_worker()
+    shutil.rmtree(left)  # the folder is removed before its lock
     with temporary_folder():
         assert not left.parent.exists()
 
 
 def test_threads_keep_each_others_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As on NFS, where every lock of the process is ours.
+    # As on NFS, where this process owns all of its locks.
     monkeypatch.setattr(files.fcntl, "flock", lambda *_: None)
-    gone: list[Path] = []
+    missing_folders: list[Path] = []
 
     def work() -> None:
         for _ in range(20):
             with temporary_folder() as folder:
                 (folder / "file").touch()
                 if not (folder / "file").exists():
-                    gone.append(folder)
+                    missing_folders.append(folder)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert gone == []
+    assert missing_folders == []
 
 
 def test_other_files_are_kept(temporary_root: Path, tmp_path: Path) -> None:
-    elsewhere = killed().parent.rename(tmp_path / "elsewhere")
+    elsewhere = kill_worker().parent.rename(tmp_path / "elsewhere")
     (temporary_root / "parity-gate-link").symlink_to(elsewhere)
     (temporary_root / "parity-gate-file").touch()
     (temporary_root / "parity-gate-no-lock").mkdir()
     (temporary_root / "gate-of-somebody").mkdir()
     names = {path.name for path in temporary_root.iterdir()}
     if os.geteuid() == 0:
-        theirs = killed().parent
+        theirs = kill_worker().parent
         os.chown(theirs, 12345, 12345)
         names.add(theirs.name)
     with temporary_folder():

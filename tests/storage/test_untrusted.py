@@ -150,7 +150,7 @@ def test_specific_errors_are_kept(error: Exception) -> None:
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("evidence-*")), ids=lambda path: path.stem)
 def test_old_records_are_verified_by_their_text(path: Path) -> None:
-    """The digest that a ledger has is that of the record: the file's own JSON must have it too."""
+    """A ledger contains the record's digest: the file's own JSON must have the same digest."""
     expected = Evidence.load(path).digest()
     assert (
         Evidence.from_untrusted(path.read_bytes(), label="it", sha256=expected).digest() == expected

@@ -12,7 +12,7 @@ LINES = ["gate:", "  cmd: run"]
 FILE = Path("dvc.yaml")
 
 
-def added(text: str) -> str | None:
+def add_entry(text: str) -> str | None:
     return insert_entry(text, ("stages", "gate"), LINES, path=FILE)
 
 
@@ -33,10 +33,10 @@ def added(text: str) -> str | None:
     ],
 )
 def test_entry_is_added_and_the_rest_is_kept(text: str, expected: str) -> None:
-    result = added(text)
+    result = add_entry(text)
     assert result == expected
     assert YAML(typ="safe").load(result)["stages"]["gate"] == {"cmd": "run"}
-    assert added(expected) is None
+    assert add_entry(expected) is None
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_entry_is_added_and_the_rest_is_kept(text: str, expected: str) -> None:
 )
 def test_unextendable_file_shows_the_lines_to_add(text: str, says: str) -> None:
     with pytest.raises(PolicyError) as error:
-        added(text)
+        add_entry(text)
     assert says in str(error.value)
     assert "dvc.yaml" in str(error.value)
 
 
 def test_existing_entry_is_kept() -> None:
-    assert added("stages:\n  gate: {cmd: mine}\n") is None
+    assert add_entry("stages:\n  gate: {cmd: mine}\n") is None

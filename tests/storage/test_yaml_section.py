@@ -110,7 +110,7 @@ def test_each_invalid_field_has_a_line(tmp_path):
         ("gate: {}", "'gate:' is missing or empty"),
         ("gate: {runtimes: {}}", "runtimes"),
         ("gate: {runtimes: {ort-cpu: {required: always}}}", "no bound is set"),
-        # Fast and small is not right.
+        # This module's name is fast, but a wrong file.
         (
             "gate: {runtimes: {ort-cpu: {required: always, bounds: {latency_ratio: 2.0}}}}",
             "no bound is set",

@@ -1,4 +1,4 @@
-"""Comparison of a summary with the champion."""
+"""The comparison of a summary with the champion."""
 
 from __future__ import annotations
 
@@ -126,10 +126,10 @@ def test_metrics_of_different_samples_are_not_compared():
     ("now", "sense"), [(20.5, None), (19.5, None), (22.0, "worse"), (18.0, "better")]
 )
 def test_small_latency_difference_is_no_change(now, sense):
-    beside = builders.incumbent()
-    assert beside.latency is not None
-    slow = beside.latency.model_copy(update={"median_ms": now})
-    comparison = compare(champion(incumbent=beside.model_copy(update={"latency": slow})))
+    incumbent = builders.incumbent()
+    assert incumbent.latency is not None
+    slow = incumbent.latency.model_copy(update={"median_ms": now})
+    comparison = compare(champion(incumbent=incumbent.model_copy(update={"latency": slow})))
     assert (row(comparison, "latency").changed, row(comparison, "latency").sense) == (
         sense is not None,
         sense,
@@ -254,7 +254,7 @@ def environment(**fields: Any) -> Environment:
     [
         ({}, {}, None),
         (INTEL, {}, "measured on: AMD EPYC 9R14, avx512f, no amx_int8 | before: Intel Xeon, amx_int8, no avx512f"),
-        # What a record of before does not have is no difference.
+        # A field that an old record lacks is not a difference.
         ({"cpu_flags": None, "os": None, "kernel": None, "cores": None}, {}, None),
         ({"cores": 2}, {}, "measured on: cores 8 | before: cores 2"),
         ({"gpu": "H200"}, {}, "measured on: GPU none | before: GPU H200"),

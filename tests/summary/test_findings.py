@@ -1,4 +1,4 @@
-"""Findings group the checks with one cause; the cause that explains most comes first."""
+"""Findings group the checks with one cause; the cause that explains most is first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(name, *, runtime="ort-cpu", verdict=Verdict.FAIL, **fields):
     return CheckResult(name=name, runtime=runtime, verdict=verdict, **{"code": "beyond", **about})  # type: ignore[arg-type]
 
 
-def grouped(*checks, passed=(), explanation=None):
+def group_checks(*checks, passed=(), explanation=None):
     plain: Decision = decide(policy(), evidence(), decided_at="now")
     decision = plain.model_copy(
         update={"checks": checks, "verdict": Verdict.FAIL, "runtimes": passed}
@@ -30,7 +30,7 @@ def grouped(*checks, passed=(), explanation=None):
     return groups_of(decision, explanation or Explanation())
 
 
-def located(fault="a.weight differs from the model's", **fields):
+def create_explanation(fault="a.weight differs from the model's", **fields):
     values: dict[str, object] = {
         "subject_sha256": digest("x"),
         "runtime": "ort-cpu",
@@ -68,36 +68,36 @@ def error(name, **fields):
     ([ACME], ("ort-cpu",), None, {"device": 1}),
     ([ACME, NOISY], (), None, {"numbers": 2}),
     ([ACME, LOWER], ("ort-cpu",), None, {"device": 2}),
-    ([error("repeats", runtime=None), NOISY, check("probe_zeros")], (), located(), {"model": 3}),
+    ([error("repeats", runtime=None), NOISY, check("probe_zeros")], (), create_explanation(), {"model": 3}),
     ([error("outputs", output=None), error("reference", output=None)], (), None, {"samples": 2}),
     ([BROKEN, NOISY], (), None, {"runtime": 1, "numbers": 1}),
     ([BROKEN, OPTIMIZED], ("ort-cpu",), None, {"runtime": 1, "optimiser": 1}),
     ([BROKEN, error("measured", runtime=None, output=None)], (), None, {"runtime": 2}),
     ([NOISY, BATCH], (), None, {"batch": 1, "numbers": 1}),
-    ([NOISY, BATCH], (), located(), {"batch": 1, "layer": 1}),
-    (LAYERED, (), located(), {"layer": 5}),
+    ([NOISY, BATCH], (), create_explanation(), {"batch": 1, "layer": 1}),
+    (LAYERED, (), create_explanation(), {"layer": 5}),
     ([NOISY, check("export_lint", runtime=None), check("noise_ratio", runtime="torch-cuda")], (),
-     located(), {"layer": 1, "export": 1, "device": 1}),
-    ([OPTIMIZED], (), located(fault_code="training_mode"), {"training_mode": 1}),
-    ([OPTIMIZED], (), located(fault_code="output_order"), {"outputs": 1}),
-    ([OPTIMIZED], (), located(fault_code="not_returned"), {"outputs": 1}),
-    ([OPTIMIZED], (), located(fault_code="tf32"), {"device": 1}),
-    ([OPTIMIZED], (), located(fault_code="weights"), {"layer": 1}),
-    ([OPTIMIZED], (), located(fault_code="weights", optimiser=True), {"optimiser": 1}),
-    ([ACME], (), located(None, optimiser=True, runtime="acme"), {"optimiser": 1}),
+     create_explanation(), {"layer": 1, "export": 1, "device": 1}),
+    ([OPTIMIZED], (), create_explanation(fault_code="training_mode"), {"training_mode": 1}),
+    ([OPTIMIZED], (), create_explanation(fault_code="output_order"), {"outputs": 1}),
+    ([OPTIMIZED], (), create_explanation(fault_code="not_returned"), {"outputs": 1}),
+    ([OPTIMIZED], (), create_explanation(fault_code="tf32"), {"device": 1}),
+    ([OPTIMIZED], (), create_explanation(fault_code="weights"), {"layer": 1}),
+    ([OPTIMIZED], (), create_explanation(fault_code="weights", optimiser=True), {"optimiser": 1}),
+    ([ACME], (), create_explanation(None, optimiser=True, runtime="acme"), {"optimiser": 1}),
     ([error("noise_ratio", observed=None, code="no_floor")], (), None, {"evidence": 1}),
     ([error("accuracy_drop", observed=None, code="unmeasured")], (), None, {"evidence": 1}),
     ([error("top1_lower_bound", observed=0.9, code="too_few_samples")], (), None, {"samples": 1}),
     ([error("threshold_crossing", observed=None, code="unmeasured")], (), None, {"evidence": 1}),
 ])  # fmt: skip
 def test_checks_with_one_cause_are_one_finding(checks, passed, explanation, causes):
-    groups = grouped(*checks, passed=passed, explanation=explanation)
+    groups = group_checks(*checks, passed=passed, explanation=explanation)
     assert {group.cause: len(group.checks) for group in groups} == causes
     assert len(groups) == len(causes)
 
 
 def test_lower_precision_explains_only_its_own_runtime():
-    groups = grouped(CUDA, LOWER, passed=("ort-cpu",))
+    groups = group_checks(CUDA, LOWER, passed=("ort-cpu",))
     assert [len(group.checks) for group in groups] == [1, 1]
 
 
@@ -114,9 +114,9 @@ _OPERATORS = {"nodes": "Gemm x", "kind": "Linear", "details": [], "excluded": ["
 ])  # fmt: skip
 def test_fault_names_the_tensor_or_its_module(fields, blamed, sentence):
     codes = {"outcome": ({"code": "source"},)} if "fault_code" in fields else {}
-    result = located(**{"fault": "a", **codes, **fields})
+    result = create_explanation(**{"fault": "a", **codes, **fields})
     explanation = render_explanation(Explanation.from_json(result.to_json()))
-    (group,) = grouped(check("noise_ratio"), explanation=explanation)
+    (group,) = group_checks(check("noise_ratio"), explanation=explanation)
     account = explain_group(group, evidence(), explanation)
     assert account.blamed == blamed
     assert account.sentence.startswith(sentence)
@@ -142,8 +142,8 @@ def test_cause_of_fault_visible_only_in_a_probe(fault, probe, beside, cause, is_
     )
     rest = [check(name, runtime=None) for name in beside]
     code = "code" if fault == CODE else "operators"
-    result = located(fault, probe="zeros", first_divergence="act", fault_code=code)
-    (group,) = grouped(shows, *rest, explanation=result)
+    result = create_explanation(fault, probe="zeros", first_divergence="act", fault_code=code)
+    (group,) = group_checks(shows, *rest, explanation=result)
     assert (group.cause, group.localisation is not None) == (cause, is_located)
     sentence = explain_group(group, evidence(), result).sentence
     assert ("'zeros' shows it" in sentence) == is_located
@@ -153,20 +153,20 @@ def test_cause_of_fault_visible_only_in_a_probe(fault, probe, beside, cause, is_
 BLAME = {"names": ("FuseReluClip",), "level": "ORT_ENABLE_BASIC", "below": "ORT_DISABLE_ALL"}
 
 
-def blamed(**fields: object) -> Explanation:
-    """An optimiser of ORT_ENABLE_BASIC is to blame, or none that has a name."""
+def blame_optimizer(**fields: object) -> Explanation:
+    """Return an explanation that blames an optimizer of ORT_ENABLE_BASIC, or an unnamed one."""
     blame = OptimizerFault.model_validate({**BLAME, **fields})
-    return located(
+    return create_explanation(
         None, runtime="ort-cpu-optimized", optimiser=True, blame=blame, first_divergence=None,
         layers=(LayerRow(module="", kind="output of the whole file, optimized", verdict="source"),),
     )  # fmt: skip
 
 
 def test_optimizer_that_breaks_a_session_is_named():
-    explanation = blamed(raises="Fail: [ONNXRuntimeError] : 1 : FAIL : no float64")
+    explanation = blame_optimizer(raises="Fail: [ONNXRuntimeError] : 1 : FAIL : no float64")
     breaks = check("runtime", runtime="ort-cpu-optimized")
     rest = check("runtime", runtime="ort-cpu")
-    pair = grouped(breaks, rest, explanation=explanation)
+    pair = group_checks(breaks, rest, explanation=explanation)
     group = next(group for group in pair if group.cause == "optimiser")
     assert group.checks == [breaks]
     account = explain_group(group, evidence(), explanation)
@@ -182,7 +182,7 @@ def test_optimizer_that_breaks_a_session_is_named():
 def test_optimizer_with_wrong_answers_does_not_explain_a_failed_session():
     breaks = check("runtime", runtime="ort-cpu-optimized")
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
-    groups = grouped(breaks, noisy, explanation=blamed())
+    groups = group_checks(breaks, noisy, explanation=blame_optimizer())
     assert {group.cause: group.checks for group in groups} == {
         "optimiser": [noisy],
         "runtime": [breaks],
@@ -190,12 +190,14 @@ def test_optimizer_with_wrong_answers_does_not_explain_a_failed_session():
 
 
 def test_account_without_optimizer_name():
-    explanation = blamed(names=(), reason="32 sessions did not tell")
+    explanation = blame_optimizer(names=(), reason="32 sessions did not tell")
     result = explanation.localisation.model_copy(  # type: ignore[union-attr]
         update={"fault": "a.weight computes something else"}
     )
     explanation = Explanation(localisation=result)
-    (group,) = grouped(check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation)
+    (group,) = group_checks(
+        check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation
+    )
     account = explain_group(group, evidence(), explanation)
     assert account.sentence.endswith("No optimizer is identified: 32 sessions did not tell")
 
@@ -225,7 +227,7 @@ def test_account_without_optimizer_name():
     ("unusable", {"failure": "no CUDA"}, "device", ("no CUDA", "gate doctor")),
 ])  # fmt: skip
 def test_failure_code_of_a_runtime_sets_cause_and_words(code, params, cause, words):
-    (group,) = grouped(check("runtime", code=code, params=params))
+    (group,) = group_checks(check("runtime", code=code, params=params))
     account = explain_group(group, evidence(), Explanation())
     assert group.cause == cause
     for word in words:
@@ -234,26 +236,26 @@ def test_failure_code_of_a_runtime_sets_cause_and_words(code, params, cause, wor
 
 def test_near_ties_explain_only_differences_within_rounding():
     ties = check("near_ties", verdict=Verdict.ERROR)
-    first, second = grouped(
+    first, second = group_checks(
         ties, check("top1_agreement"), check("noise_ratio"), check("noise_peak")
     )
     assert {first.cause, second.cause} == {"numbers", "model"}
-    assert [c.name for c in grouped(ties, check("top1_agreement"))[0].checks] == [
+    assert [c.name for c in group_checks(ties, check("top1_agreement"))[0].checks] == [
         "near_ties", "top1_agreement",
     ]  # fmt: skip
-    first, _ = grouped(ties, check("noise_ratio"))
+    first, _ = group_checks(ties, check("noise_ratio"))
     assert first.cause == "numbers"
 
 
 @pytest.mark.parametrize(("passed", "agrees"), [(("ort-cpu",), True), (("torch-cuda",), False)])
 def test_device_account_states_when_cpu_agrees(passed, agrees):
-    (group,) = grouped(check("noise_ratio", runtime="torch-cuda"), passed=passed)
+    (group,) = group_checks(check("noise_ratio", runtime="torch-cuda"), passed=passed)
     text = explain_group(group, evidence(), Explanation()).sentence
     assert ("on the CPU the file agrees" in text) is agrees
 
 
 def test_account_is_short_and_printable_for_any_names():
-    (group,) = grouped(check("top5_agreement", output="\x1b[31m" + "x" * 10**5))
+    (group,) = group_checks(check("top5_agreement", output="\x1b[31m" + "x" * 10**5))
     account = explain_group(group, evidence(), Explanation())
     for text in (account.blamed, account.sentence):
         assert text is not None
@@ -264,7 +266,7 @@ def test_account_is_short_and_printable_for_any_names():
 def test_failures_come_before_errors_and_waivers():
     checks = (check("runtime", verdict=Verdict.WAIVED), check("session", verdict=Verdict.ERROR),
               check("preprocessing_opencv", runtime=None))  # fmt: skip
-    verdicts = [group.verdict for group in grouped(*checks)]
+    verdicts = [group.verdict for group in group_checks(*checks)]
     assert verdicts == [Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED]
 
 
@@ -274,22 +276,24 @@ def test_each_check_is_in_exactly_one_finding():
         for name in sorted(CHECKS)
         for runtime in (*RUNTIMES, "torch-cuda")
     )
-    shown = [c for group in grouped(*checks, explanation=located()) for c in group.checks]
+    shown = [
+        c for group in group_checks(*checks, explanation=create_explanation()) for c in group.checks
+    ]
     assert sorted(map(repr, shown)) == sorted(map(repr, checks))
 
 
 def test_equal_checks_keep_the_order_of_the_decision():
-    """Whatever the seed by which Python orders sets."""
+    """The order must not depend on Python's hash seed."""
     names = ("accuracy_drop", "noise_ratio", "repeatability", "batch_invariance", "finite")
     checks = tuple(check(name, observed=9.0) for name in names)
-    (group,) = grouped(*checks, explanation=located())
+    (group,) = group_checks(*checks, explanation=create_explanation())
     assert group.ordered == checks
 
 
 def test_most_specific_check_is_first():
     probe = check("probe_zeros", observed=1e9)
     worst, mild = check("noise_ratio", observed=50.0), check("noise_peak", observed=2.0)
-    (group,) = grouped(probe, mild, worst, explanation=located())
+    (group,) = group_checks(probe, mild, worst, explanation=create_explanation())
     assert group.ordered == (worst, mild, probe)
 
 
@@ -304,7 +308,7 @@ def test_measured_waived_check_is_not_called_unmeasured():
     )
     params = {"kind": "value", "metric": "noise_ratio"}
     far = check("probe_far", verdict=Verdict.WAIVED, code="out_of_calibration", params=params)
-    (group,) = grouped(absent, far)
+    (group,) = group_checks(absent, far)
     sentence = explain_group(group, evidence(), Explanation()).sentence
     assert sentence.startswith("ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 ")
 
@@ -316,7 +320,7 @@ def test_each_absent_runtime_has_its_own_reason():
         for name, reason in (("ort-cuda", "no GPU: none at all"), ("browser-wasm", "no Chromium"),
                              ("torch-cuda", "no GPU: none at all"))
     ]  # fmt: skip
-    (group,) = grouped(*checks)
+    (group,) = group_checks(*checks)
     assert explain_group(group, evidence(), Explanation()).sentence == (
         "ort-cuda, torch-cuda: not measured (no GPU); browser-wasm: not measured (no Chromium)"
     )

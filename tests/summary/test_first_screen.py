@@ -1,4 +1,4 @@
-"""Each kind of fault has one finding, and its answer is on the first screen of the HTML report."""
+"""Each kind of fault has one finding, which is on the first screen of the HTML report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from playwright.sync_api import Locator
 
 from gate.report.html_page import Report, render_page
 from tests.browser import chromium
-from tests.exhaustive import some
+from tests.exhaustive import select_rows
 from tests.frozen.store import input_names
 from tests.frozen.test_decisions import Records
 from tests.reused_charts import reused_charts
@@ -26,7 +26,7 @@ def browser():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_fault_is_one_finding(name):
-    """Apart from what the policy waives."""
+    """Waived checks do not count."""
     records = Records.read(name)
     decision = records.decide()
     summary = records.summary(decision)
@@ -42,7 +42,7 @@ def test_one_fault_is_one_finding(name):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("name", some(dict.fromkeys(NAMES), 6))
+@pytest.mark.parametrize("name", select_rows(dict.fromkeys(NAMES), 6))
 def test_answer_is_read_without_scrolling(browser, reused_charts, name):
     records = Records.read(name)
     decision = records.decide()
@@ -65,7 +65,7 @@ def test_answer_is_read_without_scrolling(browser, reused_charts, name):
 
 
 def visible_text(element: Locator, width: int, height: int) -> str:
-    """Return the text of an element that is completely on the screen."""
+    """Return the text of an element that is completely visible."""
     box, text = element.bounding_box(), " ".join(element.inner_text().split())
     assert box is not None
     assert box["x"] >= 0, text

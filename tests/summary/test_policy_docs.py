@@ -1,4 +1,4 @@
-"""What is said of the policy is said of all of it."""
+"""The documentation of the policy covers all of its fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDS = f"runtimes.{RUNTIME}.bounds."
 
 
 def models(model: type[BaseModel] = Policy) -> Iterator[type[BaseModel]]:
-    """The models of a policy, found without what is tested here."""
+    """Yield the pydantic models of a policy, without the tested code."""
     yield model
     for field in model.model_fields.values():
         for part in _parts(field.annotation):
@@ -55,7 +55,7 @@ def test_each_bound_has_its_check_and_formula(name):
     (field,) = fields_named(f"{BOUNDS}{name}", FIELDS)
     rows = [row for row in (DOCS / "metrics.md").read_text().splitlines() if f"| `{name}` |" in row]
     assert len(rows) == 1
-    if name != "confidence_bands":  # a section: its shares have one
+    if name != "confidence_bands":  # a section whose shares have defaults
         assert field.check is not None
         assert field.check is row_of(name)
 
@@ -90,7 +90,9 @@ def test_documented_values_match_the_model(name, takes, default, built_in):
 
 
 ROOT = Path(__file__).parents[2]
-ODD = Policy.default().model_copy(update={"review_tag": ReviewTag(approved="yes", rejected="null")})
+UNUSUAL_POLICY = Policy.default().model_copy(
+    update={"review_tag": ReviewTag(approved="yes", rejected="null")}
+)
 
 
 @pytest.mark.parametrize("policy", [
@@ -98,7 +100,7 @@ ODD = Policy.default().model_copy(update={"review_tag": ReviewTag(approved="yes"
     Policy.default(task="tensors"),
     Policy.quantized(),
     Policy.load(ROOT / "params.yaml"),
-    ODD,
+    UNUSUAL_POLICY,
 ])  # fmt: skip
 def test_rendered_policy_is_read_back_equal(tmp_path, policy):
     file = tmp_path / "gate.yaml"
@@ -115,5 +117,5 @@ def test_rendered_policy_has_each_field_with_its_text():
             assert field.name in words, field.path
     assert f"# {next(f for f in policy_fields() if f.path == 'nonfinite').text[:40]}" in text
     assert RUNTIME not in text
-    assert text.count("bounds: &") == 2  # of the CPU, of CUDA: once each
+    assert text.count("bounds: &") == 2  # one for the CPU and one for CUDA
     assert max(len(line) for line in text.splitlines() if "graph_forbid" not in line) <= 100

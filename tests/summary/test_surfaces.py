@@ -1,4 +1,4 @@
-"""Terminal, Markdown, page and MLflow tell one story. tests/frozen has the texts themselves."""
+"""Terminal, Markdown, page and MLflow show the same summary. tests/frozen contains the texts."""
 
 import re
 from dataclasses import replace

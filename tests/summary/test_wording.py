@@ -1,4 +1,4 @@
-"""The words of checks, numbers and sentences."""
+"""The wording of checks, numbers and sentences."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_agreement_text_has_samples_confidence_and_lower_bound():
     assert "392 of 400 samples" in sentence
     assert "95 % confidence" in sentence
     assert "0.9642" in sentence
-    parity = class_parity(nan_rows=100)  # which are no samples
+    parity = class_parity(nan_rows=100)  # which are not counted as samples
     observed = evidence(
         runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),)
     )
@@ -126,7 +126,7 @@ def test_code_changed_since_export_is_stated():
             }
         )
         decision = decide(builders.policy(), evidence, decided_at="now")
-        assert decision.passed  # the measurement decides
+        assert decision.passed  # only the measurement decides
         text = summary_markdown(summarize(decision, evidence), {})
         sentences = list(code_sentences(evidence))
         assert all(s[:20] in text for s in sentences)
@@ -191,7 +191,7 @@ def test_number_has_its_unit(name, observed, relation, bound, expected):
     )
 
 
-def of_noise(parity: NoiseParity) -> str:
+def noise_text(parity: NoiseParity) -> str:
     output = output_parity(noise=parity)
     measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
     decision = decide(policy(), measured, decided_at="now")
@@ -205,6 +205,6 @@ def test_file_without_weights_has_no_match_text():
 
 
 def test_widened_bound_is_stated():
-    assert "3, widened to 3.335 for 320 elements" in of_noise(noise_parity(scatter=None))
-    assert "Divided by 1.2" in of_noise(noise_parity(scatter=1.2))
-    assert "Divided" not in of_noise(noise_parity(scatter=1.0))
+    assert "3, widened to 3.335 for 320 elements" in noise_text(noise_parity(scatter=None))
+    assert "Divided by 1.2" in noise_text(noise_parity(scatter=1.2))
+    assert "Divided" not in noise_text(noise_parity(scatter=1.0))

@@ -40,7 +40,7 @@ def decide_stored(policy: Policy, evidence: Evidence) -> Decision:
     return decide(policy, Evidence.from_json(evidence.to_json()), decided_at="now")
 
 
-def failed(decision: Decision, name: str = "acme") -> set[str]:
+def failed_checks(decision: Decision, name: str = "acme") -> set[str]:
     return {check.name for check in decision.problems if check.runtime == name}
 
 
@@ -73,14 +73,14 @@ MISMATCHES = {
 @pytest.mark.parametrize(("spoiled", "checks"), MISMATCHES.values(), ids=MISMATCHES)
 def test_mismatched_plugin_record_fails(spoiled, checks):
     decision = decide_stored(policy(**ACME_SETTINGS), acme_evidence(**spoiled))
-    assert failed(decision) == checks
+    assert failed_checks(decision) == checks
     assert decision.verdict is not Verdict.PASS
 
 
 def test_reduced_policy_accepts_any_precision():
     custom_policy = policy(**ACME_SETTINGS).model_copy(update={"precision": "reduced"})
     observed = acme_evidence(identity=ACME.model_copy(update={"precision": "bfloat16"}))
-    assert "precision" not in failed(decide_stored(custom_policy, observed))
+    assert "precision" not in failed_checks(decide_stored(custom_policy, observed))
 
 
 FORGED = {
@@ -94,12 +94,12 @@ FORGED = {
 def test_identity_does_not_change_rules_of_built_in_runtimes(promise):
     identity = RuntimeIdentity(**{"kind": "ort-cpu", "provider": CPU_PROVIDER, **promise})
     plain = evidence("ort-cpu", identity=identity, providers_active=("ACME",))
-    assert "provider" in failed(decide_stored(builders.policy(), plain), "ort-cpu")
+    assert "provider" in failed_checks(decide_stored(builders.policy(), plain), "ort-cpu")
     level = builders.evidence().runtime("ort-cpu").session_options | {
         "graph_optimization_level": "ORT_ENABLE_ALL"
     }
     plain = evidence("ort-cpu", identity=identity, session_options=level)
-    assert "session" in failed(decide_stored(builders.policy(), plain), "ort-cpu")
+    assert "session" in failed_checks(decide_stored(builders.policy(), plain), "ort-cpu")
 
 
 def test_options_of_built_in_runtime_must_match_the_policy():
@@ -108,20 +108,20 @@ def test_options_of_built_in_runtime_must_match_the_policy():
         "ort-cpu", bounds=bounds, options={"disabled_optimizers": ["GeluFusion"]}
     )
     decision = decide_stored(custom_policy, builders.evidence())
-    assert "session" in failed(decision, "ort-cpu")
+    assert "session" in failed_checks(decision, "ort-cpu")
     identity = RuntimeIdentity(kind="ort-cpu", options={"disabled_optimizers": ["GeluFusion"]})
     unset = decide_stored(builders.policy(), evidence("ort-cpu", identity=identity))
-    assert failed(unset, "ort-cpu") == {"session"}
+    assert failed_checks(unset, "ort-cpu") == {"session"}
 
 
 def test_registered_provider_overrides_the_identity(monkeypatch):
     monkeypatch.setitem(PROVIDERS, "acme", "CHIP")
-    assert failed(decide_stored(policy(**ACME_SETTINGS), acme_evidence())) == {"provider"}
+    assert failed_checks(decide_stored(policy(**ACME_SETTINGS), acme_evidence())) == {"provider"}
     chip = acme_evidence(providers_active=("CHIP",))
     assert decide_stored(policy(**ACME_SETTINGS), chip).verdict is Verdict.PASS
     custom_settings = {"kind": "acme", **ACME_SETTINGS}
     observed = evidence("mine", identity=ACME, providers_active=("ACME",), nodes_per_provider={})
-    assert failed(decide_stored(policy("mine", **custom_settings), observed), "mine") == {
+    assert failed_checks(decide_stored(policy("mine", **custom_settings), observed), "mine") == {
         "provider"
     }
 
@@ -135,7 +135,7 @@ def test_built_in_name_with_another_kind_fails(name, kind):
         kind=kind, options=options, provider=CPU_PROVIDER, precision="float32"
     )
     custom_policy = policy(name, kind=kind, options=options)
-    assert "session" in failed(
+    assert "session" in failed_checks(
         decide_stored(custom_policy, evidence(name, identity=identity, **NODES)), name
     )
 
@@ -164,4 +164,4 @@ def test_ort_nodes_run_on_listed_providers(options, fields, checks):
     active = {"providers_active": tuple(options["providers"]), "identity": identity}
     observed = evidence("xnn", **{**active, **fields})
     decision = decide_stored(policy("xnn", kind="ort", options=options), observed)
-    assert failed(decision, "xnn") == checks
+    assert failed_checks(decision, "xnn") == checks

@@ -32,7 +32,7 @@ def evidence_with_outputs(*outputs: OutputParity, **fields: Any) -> Evidence:
     runtime = builders.runtime_evidence("ort-cpu", outputs=outputs, **fields)
     subject = observed.subject.model_copy(update={"outputs": specs})
     evidence = observed.model_copy(update={"subject": subject, "runtimes": (runtime,)})
-    return builders.with_drawn_probes(evidence)
+    return builders.add_drawn_probes(evidence)
 
 
 def release(part: Evidence, chain: Evidence | None = None) -> Evidence:

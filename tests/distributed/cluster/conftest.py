@@ -1,4 +1,4 @@
-"""Ray reads its switches when it is imported, which the tests of this folder do first."""
+"""Set Ray's environment variables before these tests import Ray, which reads them once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray cluster gives the evidence of one process, or an error, and leaves no process."""
+"""A Ray cluster gives the same evidence as one process, or an error, and leaves no process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from gate.measure.job import EvaluationData, Reference
 from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
 from tests.distributed import test_processes
-from tests.distributed.test_processes import BATCH, untimed
-from tests.distributed.tiny import MARK, rest
+from tests.distributed.test_processes import BATCH, remove_times
+from tests.distributed.tiny import DEATH_VARIABLE, rest
 
 folder = test_processes.folder
 ROOT = Path(__file__).parents[3]
@@ -44,73 +44,78 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _importable() -> Iterator[None]:
-    """Actors find this repository, from wherever the tests run."""
+    """Let actors import this repository, whatever the current folder is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.delenv("RAY_ADDRESS", raising=False)
         yield
 
 
-def checked(folder: Path, *, factory: str = "build", inputs: str = "x.npy") -> CheckedFile:
+def create_file(folder: Path, *, factory: str = "build", inputs: str = "x.npy") -> CheckedFile:
     reference = Reference.from_factory(f"tests.distributed.tiny:{factory}")
     data = EvaluationData.open(folder / inputs, labels=folder / "labels.npy", batch_size=BATCH)
     return CheckedFile(folder / "model.onnx", reference, data, Policy.default())
 
 
 def evidence(folder: Path, *, theirs: bool = False, **options: str) -> Evidence:
-    """`theirs`: in a cluster that is the caller's, of which nothing is known."""
-    file = checked(folder, **options)
+    """Measure with Ray. `theirs`: the caller started the cluster, which may lack the driver's
+    files."""
+    file = create_file(folder, **options)
     with RayPool.open(Cluster(workers=2)) as pool, file.by_cluster(pool) as data:
         assert isinstance(data.workers, Workers)
         assert (data.workers.delivery is not None) == theirs
         return collect_evidence(file.onnx, reference=file.reference, data=data, policy=file.policy)
 
 
-def of_ray() -> list[psutil.Process]:
-    """Actors and servers below this process; Ray's folder is in the path that every other child
-    of a process that imported it is given."""
+def ray_processes() -> list[psutil.Process]:
+    """Return actors and servers of Ray below this process.
+
+    Children of multiprocessing are excluded: their command line also contains Ray's folder.
+    """
     matches = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            ours = "multiprocessing" in line or process.status() == psutil.STATUS_ZOMBIE
-            if "ray" in line and not ours:
+            is_child = "multiprocessing" in line or process.status() == psutil.STATUS_ZOMBIE
+            if "ray" in line and not is_child:
                 matches.append(process)
     return matches
 
 
-def workers_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+def select_workers(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in processes if process.cmdline()[0].startswith("ray::rest")]
 
 
-def assert_no_process_is_left() -> None:
-    """Within some seconds: servers of Ray end when they see that the others are gone."""
+def assert_no_process_remains() -> None:
+    """Wait some seconds: Ray's servers end after they detect that the others have ended."""
     until = time.monotonic() + 60.0
-    while of_ray() and time.monotonic() < until:
+    while ray_processes() and time.monotonic() < until:
         time.sleep(0.2)
-    assert not [process.cmdline() for process in of_ray()]
+    assert not [process.cmdline() for process in ray_processes()]
 
 
 @pytest.mark.alone
 def test_result_equals_one_process_although_a_worker_is_killed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = test_processes.evidence(folder)
+    single_process = test_processes.evidence(folder)
     mark = folder / "mark"
     mark.touch()
-    monkeypatch.setenv(MARK, str(mark))
+    monkeypatch.setenv(DEATH_VARIABLE, str(mark))
     pair = evidence(folder, factory="mortal")
     assert not mark.exists()
     assert pair.crew is not None
     assert (pair.crew.engine, pair.crew.workers) == ("ray", 2)
     source: dict[str, Any] = {"source": None}
-    assert untimed(pair.to_plain()) | source == untimed(alone.to_plain()) | source
-    assert_no_process_is_left()
+    assert (
+        remove_times(pair.to_plain()) | source == remove_times(single_process.to_plain()) | source
+    )
+    assert_no_process_remains()
 
 
 @pytest.mark.alone
 def test_remote_workers_get_samples_from_the_driver(folder: Path) -> None:
-    """The cluster is the caller's, and goes on; what can't be used is the error of one process."""
+    """The caller's cluster continues to run; invalid samples raise the error of one process."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         pair = evidence(folder, theirs=True)
@@ -120,9 +125,11 @@ def test_remote_workers_get_samples_from_the_driver(folder: Path) -> None:
     finally:
         ray.shutdown()
     source: dict[str, Any] = {"source": None}
-    alone = test_processes.evidence(folder)
-    assert untimed(pair.to_plain()) | source == untimed(alone.to_plain()) | source
-    assert_no_process_is_left()
+    single_process = test_processes.evidence(folder)
+    assert (
+        remove_times(pair.to_plain()) | source == remove_times(single_process.to_plain()) | source
+    )
+    assert_no_process_remains()
 
 
 @pytest.mark.alone
@@ -133,10 +140,10 @@ def test_cluster_listens_locally_and_ends_after_an_interrupt(
         busy = [pool.submit(rest) for _ in range(2)]
         assert pool.submit(rest).cancel()
         until = time.monotonic() + 60
-        while len(workers_of(of_ray())) < 2 and time.monotonic() < until:
+        while len(select_workers(ray_processes())) < 2 and time.monotonic() < until:
             time.sleep(0.2)
-        processes = of_ray()
-        workers = workers_of(processes)
+        processes = ray_processes()
+        workers = select_workers(processes)
         locations = {
             connection.laddr.ip
             for process in processes
@@ -152,4 +159,4 @@ def test_cluster_listens_locally_and_ends_after_an_interrupt(
     assert not waiting, "Ray lets them wait for every other process"
     assert locations
     assert locations <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert_no_process_is_left()
+    assert_no_process_remains()

@@ -1,4 +1,4 @@
-"""Files transferred by content arrive unchanged."""
+"""Files that are transferred by content arrive unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Context:
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object store that is this process."""
+    """Use this process as the object store, with small chunks."""
     monkeypatch.setitem(
         sys.modules, "ray", SimpleNamespace(put=bytes, get=bytes, get_runtime_context=_Context)
     )
@@ -37,7 +37,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def assignment(folder: Path, tmp_path: Path) -> JobSpec:
-    """Of a file with external data, and labels."""
+    """The job of a file with external data and labels."""
     path = tmp_path / "here" / "model.onnx"
     path.parent.mkdir()
     onnx.save(
@@ -51,20 +51,20 @@ def assignment(folder: Path, tmp_path: Path) -> JobSpec:
 
 
 def test_transferred_files_are_complete(assignment: JobSpec, tmp_path: Path) -> None:
-    there = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
-    assert Path(there.onnx).is_relative_to(tmp_path / "there")
-    assert (Path(there.onnx).parent / "weights.bin").is_file()
-    assert there.labels is not None
-    assert np.array_equal(np.load(there.labels), np.load(str(assignment.labels)))
-    case = there.to_job()  # which verifies the digests
+    unpacked = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
+    assert Path(unpacked.onnx).is_relative_to(tmp_path / "there")
+    assert (Path(unpacked.onnx).parent / "weights.bin").is_file()
+    assert unpacked.labels is not None
+    assert np.array_equal(np.load(unpacked.labels), np.load(str(assignment.labels)))
+    case = unpacked.to_job()  # to_job verifies the digests
     assert case.candidate.subject.sha256 == assignment.subject_sha256
 
 
 def test_changed_transfer_is_detected(assignment: JobSpec, tmp_path: Path) -> None:
-    there = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
-    data = Path(there.onnx).parent / "weights.bin"
+    unpacked = Delivery.from_spec(assignment).unpacked(assignment, tmp_path / "there")
+    data = Path(unpacked.onnx).parent / "weights.bin"
     flipped = bytearray(data.read_bytes())
     flipped[7] ^= 1
     data.write_bytes(flipped)
     with pytest.raises(DigestMismatch, match="for a worker"):
-        there.to_job()
+        unpacked.to_job()

@@ -1,4 +1,4 @@
-"""Samples read by a Ray task equal those of the file, including errors."""
+"""Samples read by a Ray task equal those of the file, as do the errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gate.errors import DataError
 
 
 class Task:
-    """A function that is called at once: its answer is the reference to it."""
+    """A Ray task that runs immediately; the result is its own reference."""
 
     calls: ClassVar[list[Any]] = []
 
@@ -33,24 +33,24 @@ class Task:
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _immediate_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda *_, **__: None)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=_read_only, remote=Task))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=_make_read_only, remote=Task))
     monkeypatch.setitem(sys.modules, "ray.util", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
     Task.calls.clear()
     _rows.cache_clear()
 
 
-def _read_only(answer: Any) -> Any:
-    """As the object store gives arrays."""
+def _make_read_only(answer: Any) -> Any:
+    """Return arrays read-only, as the object store does."""
     if isinstance(answer, tuple) and isinstance(answer[0], dict):
         for array in answer[0].values():
             array.setflags(write=False)
     return answer
 
 
-def fetched(inputs: Path | str) -> FetchedRows:
+def create_fetched_rows(inputs: Path | str) -> FetchedRows:
     return FetchedRows(Opening(str(inputs)), "here")
 
 
@@ -62,7 +62,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_remote_samples_equal_the_file(file: Path) -> None:
-    custom, there = SampleSet.open(file), SampleSet(fetched(file))
+    custom, there = SampleSet.open(file), SampleSet(create_fetched_rows(file))
     assert there.digest() == custom.digest()
     assert there.slice(3, 7).digest() == custom.slice(3, 7).digest()
     assert [spec.name for spec in there.specs] == [spec.name for spec in custom.specs]
@@ -73,18 +73,18 @@ def test_remote_samples_equal_the_file(file: Path) -> None:
 
 
 def test_next_batch_is_prefetched(file: Path) -> None:
-    batches = SampleSet(fetched(file)).batches(4)
+    batches = SampleSet(create_fetched_rows(file)).batches(4)
     next(batches)
     assert [list(locations) for locations in Task.calls[1:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_unreadable_source_raises_its_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none.npy"):
-        fetched(tmp_path / "none.npy")
+        create_fetched_rows(tmp_path / "none.npy")
 
 
 def test_later_read_error_is_raised(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = fetched(file)
+    rows = create_fetched_rows(file)
 
     def torn(*_: Any) -> Any:
         raise DataError("sample 2 changed")

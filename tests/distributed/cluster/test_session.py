@@ -1,4 +1,4 @@
-"""Joining a Ray cluster: errors, and cleanup."""
+"""Joining a Ray cluster: errors and cleanup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gate.installation import cores
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of a Ray that has no cluster."""
+    """The calls of a fake Ray without a cluster."""
     created: list[str] = []
 
     def init(**_: object) -> None:
@@ -96,7 +96,7 @@ def test_named_cluster_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"])
 def test_closed_port_is_reported_without_ray(calls: list[str], address: str) -> None:
-    """It would wait for minutes, and then end the process: tests, too."""
+    """Ray would wait for minutes and then end the process, including the tests."""
     with (
         pytest.raises(StorageError, match="cannot start or reach the Ray cluster"),
         RayPool.open(Cluster(address=address)),

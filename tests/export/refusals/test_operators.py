@@ -17,17 +17,17 @@ X = (torch.rand(2, 4, 4),)
 TEXT = (torch.rand(2, 4, 4), "double")
 DICT = ({"image": torch.rand(2, 4, 4)},)
 LEGACY: tuple[Strategy, ...] = ("traced", "direct", "scripted")
-HERE = "tests/export/failing.py"
+FAILING_FILE = "tests/export/failing.py"
 
 
-def line_of(code: str) -> str:
-    """`tests/export/failing.py:12` of the first line that has this code."""
+def find_line(code: str) -> str:
+    """Return `tests/export/failing.py:N` for the first line N with this code."""
     with open(failing.__file__, encoding="utf-8") as source:  # noqa: PTH123
         numbers = [i for i, line in enumerate(source, 1) if code in line]
-    return f"{HERE}:{numbers[0]}"
+    return f"{FAILING_FILE}:{numbers[0]}"
 
 
-EIGVALS_LINE = line_of("torch.linalg.eigvals")
+EIGVALS_LINE = find_line("torch.linalg.eigvals")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def _without_gradients():
 
 
 def export_failure(model, strategy, *, opset=13, arguments=X):
-    """Export as the strategies do, and explain the error; None if it works."""
+    """Export as the strategies do. Return the failure, or None."""
     model = model.eval().requires_grad_(False)
     keywords = {"dynamo": strategy == "dynamo", "opset_version": opset}
     module, error = model, None
@@ -55,7 +55,7 @@ def export_failure(model, strategy, *, opset=13, arguments=X):
     return explain_error(error, model, arguments, strategy=strategy, exporter_keywords=keywords)
 
 
-def places_of(refusal: ExportFailure) -> set[tuple[str, str | None]]:
+def operator_locations(refusal: ExportFailure) -> set[tuple[str, str | None]]:
     return {(operator.name, operator.path) for operator in refusal.operators}
 
 
@@ -65,7 +65,7 @@ def test_each_unsupported_operator_has_its_module(strategy):
     assert refusal is not None
     assert EIGVALS_LINE in {operator.source for operator in refusal.operators}
     eigenvalues = ("left.0.1", "left.1.1", "right.even.0")
-    assert places_of(refusal) == {
+    assert operator_locations(refusal) == {
         *(("aten::linalg_eigvals", location) for location in eigenvalues),
         *(("aten::real", location) for location in eigenvalues),
         ("example::shifted_swish", "right.odd"),
@@ -77,7 +77,7 @@ def test_each_unsupported_operator_has_its_module(strategy):
 def test_dynamo_failure_has_each_operator_with_its_module():
     refusal = export_failure(failing.Several(), "dynamo", opset=18)
     assert refusal is not None
-    assert places_of(refusal) == {
+    assert operator_locations(refusal) == {
         *(("aten::linalg_eig", location) for location in ("left.0.1", "left.1.1", "right.even.0")),
         ("example::shifted_swish", "right.odd"),
     }
@@ -87,19 +87,19 @@ def test_dynamo_failure_has_each_operator_with_its_module():
 def test_operators_in_scripted_loops_and_branches_are_found():
     refusal = export_failure(failing.LoopedEigenvalues(), "scripted")
     assert refusal is not None
-    assert ("aten::linalg_eigvals", "") in places_of(refusal)
+    assert ("aten::linalg_eigvals", "") in operator_locations(refusal)
 
 
 @pytest.mark.further
 def test_operators_in_conditions_are_found():
     result = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
     assert [(item.name, item.source) for item in result] == [
-        ("aten::linalg_eig", line_of("return torch.cond"))
+        ("aten::linalg_eig", find_line("return torch.cond"))
     ]
 
 
 def test_modules_with_equal_names_are_distinguished():
-    result = unsupported(failing.Twins().eval(), X, strategy="traced", opset=13)
+    result = unsupported(failing.RepeatedNames().eval(), X, strategy="traced", opset=13)
     locations = {item.path for item in result if item.name == "aten::linalg_eigvals"}
     assert locations == {"encoder.0.0", "decoder.0.0"}
 
@@ -139,7 +139,7 @@ def test_exportable_model_has_no_unsupported_operator(strategy):
 
 @pytest.mark.further
 def test_uncapturable_model_has_no_unsupported_operator(capfd):
-    assert unsupported(failing.Sorted(), X, strategy="scripted", opset=13) == ()
+    assert unsupported(failing.SortedByLambda(), X, strategy="scripted", opset=13) == ()
     assert unsupported(failing.Branch(), X, strategy="dynamo", opset=18) == ()
     assert unsupported(failing.Eigenvalues(), X, strategy="direct", opset=13)
     seen = capfd.readouterr()
@@ -161,7 +161,7 @@ FREQUENT = [
     (failing.Fourier, "direct", X, "aten::fft_fft2", "Set export.strategy to dynamo"),
     (failing.Attention, "traced", X, "_native_multi_head_attention", "set_fastpath_enabled(False)"),
     (failing.Attention, "scripted", X, "aten::is_autocast_enabled", "strategy to direct or dynamo"),
-    (failing.OddPool, "direct", X, "output size that are not factor", "Change this call"),
+    (failing.UnevenPool, "direct", X, "output size that are not factor", "Change this call"),
     (failing.Median, "direct", X, "aten::median", "Replace it in the model by operators"),
     (failing.ShiftedSwish, "direct", X, "is not torch's own", "docs/custom-operators.md"),
     (failing.DictInput, "direct", DICT, "without its argument x", "let forward take the tensors"),
@@ -170,7 +170,13 @@ FREQUENT = [
     (failing.DictOutput, "traced", X, "can't return a dict", "strategy to direct or dynamo"),
     (failing.DictOutput, "scripted", X, "prim::DictConstruct", "strategy to direct or dynamo"),
     (failing.TextOutput, "traced", X, "something that is no tensor", "Return the tensors alone"),
-    (failing.Sorted, "scripted", X, "Lambda aren't supported", "strategy to traced or direct"),
+    (
+        failing.SortedByLambda,
+        "scripted",
+        X,
+        "Lambda aren't supported",
+        "strategy to traced or direct",
+    ),
     (failing.Branch, "dynamo", X, "decides by the values of a tensor", "torch.where or torch.cond"),
     (failing.WithoutFake, "dynamo", X, "has no rule for the shape", "torch.library.register_fake"),
     (failing.Eigenvalues, "dynamo", X, "aten::linalg_eig", "compute it outside of the model"),
@@ -191,13 +197,13 @@ def test_frequent_failures_have_cause_and_remedy(kind, strategy, arguments, caus
 
 @pytest.mark.parametrize(("kind", "strategy", "code"), [
     (failing.Branch, "dynamo", "if x.sum() > 0:"),
-    (failing.Sorted, "scripted", "key=lambda row"),
+    (failing.SortedByLambda, "scripted", "key=lambda row"),
     (failing.Antialias, "scripted", "antialias=True"),
 ])  # fmt: skip
 def test_failure_names_the_source_line(kind, strategy, code):
     refusal = export_failure(kind(), strategy)
     assert refusal is not None
-    assert f" at {line_of(code)}" in refusal.cause
+    assert f" at {find_line(code)}" in refusal.cause
 
 
 @pytest.mark.rows(4)

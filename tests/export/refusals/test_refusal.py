@@ -1,4 +1,4 @@
-"""The table of export failures."""
+"""Each export failure has a cause and a remedy from the table."""
 
 from __future__ import annotations
 
@@ -130,10 +130,13 @@ def test_circular_causes_end():
     ("aten::swapaxes", "hidden in a traced submodule"),
 ])  # fmt: skip
 def test_operator_families(operator, why):
-    known = family(operator)
-    assert known is not None
-    assert why in known.why
-    assert known.strategy is None or family(operator, tried=[known.strategy]) is None
+    operator_family = family(operator)
+    assert operator_family is not None
+    assert why in operator_family.why
+    assert (
+        operator_family.strategy is None
+        or family(operator, tried=[operator_family.strategy]) is None
+    )
 
 
 def test_failed_strategy_is_not_suggested():
@@ -244,7 +247,7 @@ def test_each_code_has_a_cause_and_a_remedy(code):
 
 @pytest.mark.parametrize("file", sorted(EXPORT.glob("*.py")), ids=lambda file: file.name)
 def test_failure_texts_are_only_in_the_table(file):
-    """A failure is raised by its code, which is an identifier of the table."""
+    """The code of a failure is a key of the table; only the table contains the texts."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id

@@ -429,7 +429,7 @@ X = {"x": benches.vectors(count=20)}
 
 
 def measure_floors(model, arrays=None, *, draws=3, **options):
-    context = benches.context(model, arrays or X, **options)
+    context = benches.create_context(model, arrays or X, **options)
     with torch.inference_mode():
         return rounding_floor(context, draws=draws)
 
@@ -516,12 +516,12 @@ def test_unmeasurable_rounding_floor_is_empty(model, options):
 
 
 def test_rounding_floor_reuses_computed_answers():
-    context, forwards = benches.context(nn.Linear(6, 5), X), []
+    context, forwards = benches.create_context(nn.Linear(6, 5), X), []
     context.model.module.register_forward_hook(lambda *_: forwards.append("float32"))
     truth = context.truth.extra_outputs
     context.truth.extra_outputs = lambda batch: forwards.append("float64") or truth(batch)
     with torch.inference_mode():
-        without_cache = rounding_floor(benches.context(context.model.module, X))
+        without_cache = rounding_floor(benches.create_context(context.model.module, X))
         for batch in context.samples.batches(8):
             context.answers.note(batch, context.reference.run(batch), truth(batch))
         context.answers.note_reference(context.example, context.reference.run(context.example))

@@ -75,7 +75,7 @@ def test_fault_of_late_samples_is_found(factor, tmp_path):
 
 
 def test_analysis_of_an_outlier():
-    context = benches.context(HeavyTail().eval(), {"x": make_table(20)}, size=8)
+    context = benches.create_context(HeavyTail().eval(), {"x": make_table(20)}, size=8)
     with torch.inference_mode():
         variants = OutlierAnalysis(context).variants(13)
     assert variants.sample == 13
@@ -89,7 +89,7 @@ def test_analysis_of_an_outlier():
 
 
 def test_no_outlier_analysis_without_truth():
-    context = benches.context(HeavyTail().eval(), {"x": make_table(20)}, noise_samples=0)
+    context = benches.create_context(HeavyTail().eval(), {"x": make_table(20)}, noise_samples=0)
     assert OutlierAnalysis(context).variants(3) is None
 
 

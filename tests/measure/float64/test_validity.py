@@ -385,7 +385,7 @@ def test_unexplained_difference_is_not_a_flip():
 
 
 def assess(model, arrays):
-    context = benches.context(model, arrays, noise_samples=20)
+    context = benches.create_context(model, arrays, noise_samples=20)
     assessment = ReferenceAssessment()
     with torch.inference_mode():
         for batch in context.samples.batches(context.binding.batch_size):

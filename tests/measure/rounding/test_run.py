@@ -44,7 +44,7 @@ def rows(count: int) -> dict[str, np.ndarray]:
 
 
 def context(*, determinism: DeterminismPolicy | None = None) -> MeasurementContext:
-    default = benches.context(Counting(), rows(4))
+    default = benches.create_context(Counting(), rows(4))
     if determinism is None:
         return default
     policy = default.policy.model_copy(update={"determinism": determinism})
@@ -101,7 +101,7 @@ class Wide(nn.Module):
 
 def list_batch_sizes(model: nn.Module) -> tuple[list[int], list[int]]:
     """Return the batch sizes of a forward under random rounding and of one in float64."""
-    bench = benches.context(model, rows(6))
+    bench = benches.create_context(model, rows(6))
     bench.measure_sample_bytes()
     bench.truth.part_size = bench.part_size
     batch = rows(6)

@@ -1,4 +1,4 @@
-"""A real browser: what a canvas makes of the spec."""
+"""The canvas of a real browser implements the spec."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_canvas_without_antialias_truncates_to_sixteenths() -> None:
 
 @pytest.mark.further
 def test_canvas_downscales_by_mipmaps() -> None:
-    """What `resample` says that Chromium's canvas does, and what it does not: Pillow's triangle."""
+    """`resample` says that Chromium downscales with mipmaps, not with Pillow's triangle filter."""
     spec = PreprocessSpec(
         resize=Resize(size=(60, 50)), value_range=(0, 255), dtype="uint8", layout="nhwc"
     )

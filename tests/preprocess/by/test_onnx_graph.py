@@ -1,4 +1,4 @@
-"""One file from uint8 pictures to logits, in ONNX Runtime: the same as spec, then model."""
+"""One file from uint8 images to logits gives the same as preprocessing and then the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def classifier(
     path: Path, *, opset: int = 13, shape: tuple[Any, ...] = ("n", 3, 32, 36), hidden: str = "pooled",
     dtype: int = TensorProto.FLOAT,
 ) -> Path:  # fmt: skip
-    """Mean over a window of each channel, then a matrix: (n, 5) logits."""
+    """Write a model that averages each channel over a window and multiplies by a matrix: (n, 5)
+    logits."""
     matrix = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     nodes = [
         helper.make_node("Cast", ["x"], ["values"], to=TensorProto.FLOAT),
@@ -105,11 +106,11 @@ def test_picture_smaller_than_the_crop_raises(tmp_path: Path, size: tuple[int, i
         run(tmp_path / "whole.onnx", pictures=picture(*size)[None])
 
 
-def torn(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-def two_inputs(path: Path) -> None:
+def add_input(path: Path) -> None:
     model = onnx.load(path)
     model.graph.input.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1]))
     path.write_bytes(model.SerializeToString())
@@ -118,9 +119,9 @@ def two_inputs(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "says"),
     [
-        (torn, OnnxFileError, "cannot read"),
+        (truncate, OnnxFileError, "cannot read"),
         (Path.unlink, OnnxFileError, "cannot read"),
-        (two_inputs, InputMismatch, "has 2 inputs"),
+        (add_input, InputMismatch, "has 2 inputs"),
     ],
 )
 def test_invalid_model_is_refused(

@@ -1,6 +1,6 @@
-"""Equal to the crate: `rust_image/vectors.json` is what `image` 0.24.3 itself computed.
+"""Results equal those of the crate `image` 0.24.3, stored in `rust_image/vectors.json`.
 
-`rust_image/main.rs` is the program that wrote them; the pixels come from the formula in both.
+`rust_image/main.rs` wrote them; both sides compute the pixels by the same formula.
 """
 
 from __future__ import annotations

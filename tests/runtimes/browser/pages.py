@@ -1,4 +1,4 @@
-"""What tests of the browser need: a mark, pages that lie, and servers that give other bytes."""
+"""Helpers of the browser tests: a skip mark and changes of the page's script."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BROWSER = pytest.mark.skipif(ABSENT is not None, reason=str(ABSENT))
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """So that what a test changes is changed where the page is served."""
+    """Serve the page from this process, so that monkeypatching has an effect."""
     monkeypatch.setattr(BrowserWasmRuntime, "isolated", False)
 
 
 def change_script(monkeypatch, tmp_path, old, new):
-    """Serve the page with another line of script in it."""
+    """Serve the page with one line of its script replaced."""
     script = browser_page._SCRIPT.read_text()
     assert old in script
     path = tmp_path / "lying.mjs"
@@ -28,6 +28,6 @@ def change_script(monkeypatch, tmp_path, old, new):
 
 
 def chromium_processes():
-    """Below this one."""
+    """Return the Chromium processes below this process."""
     result = psutil.Process().children(recursive=True)
     return [process for process in result if "chrom" in process.name()]

@@ -1,4 +1,4 @@
-"""Arrays as bytes, for the page and back."""
+"""Arrays are converted to bytes for the page and back."""
 
 from __future__ import annotations
 

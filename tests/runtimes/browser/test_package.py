@@ -1,4 +1,4 @@
-"""onnxruntime-web is the pinned one, or it is not opened."""
+"""onnxruntime-web is opened only if its files have the pinned digests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTENTS = {name: f"contents of {name}".encode() for name in browser_page.FILES}
 
 @pytest.fixture(autouse=True)
 def archive(tmp_path, monkeypatch):
-    """A package of the same files, which the code has the digests of, and an npm that brings it."""
+    """Create a package whose files have the pinned digests, and an npm that downloads it."""
     monkeypatch.setenv("GATE_RUNTIMES", str(tmp_path / "runtimes"))
     path = tmp_path / "package.tgz"
     with tarfile.open(path, "w:gz") as tar:

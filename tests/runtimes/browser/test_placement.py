@@ -1,4 +1,4 @@
-"""The log says on which provider a node is."""
+"""The provider of each node is read from the log."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_webgpu_is_absent_without_an_adapter(monkeypatch, tmp_path, adapter, wor
 @BROWSER
 @pytest.mark.proof
 def test_webgpu_computes_with_an_adapter(good):
-    """By the software adapter of Chromium, which some builds lack."""
+    """Use Chromium's software adapter, which some builds lack."""
     options = browser.WebGpuOptions(software_adapter=True)
     runtime = browser.BrowserWebGpuRuntime()
     absent = runtime.absent_reason(options)

@@ -1,4 +1,4 @@
-"""Sessions in a browser page: outputs equal ONNX Runtime, faults are errors."""
+"""Sessions in a browser page return the outputs of ONNX Runtime; faults are errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_session(candidate, threads=1):
 
 @pytest.fixture
 def many_types(tmp_path):
-    """An input of each type, a weight in a file of its own, a scalar out."""
+    """A model with an input of each type, external weights, and a scalar output."""
     weight = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
     nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in TYPES]
     nodes.append(helper.make_node("MatMul", ["rows", "weight"], ["product"]))
@@ -77,7 +77,7 @@ def test_each_dtype_external_data_and_batch_size(many_types):
             name: rng.integers(0, 100, (count, 3)).astype(helper.tensor_dtype_to_np_dtype(dtype))
             for name, dtype in TYPES.items()
         }
-        batch["long"] += 2**53 + 1  # which no number of JavaScript holds
+        batch["long"] += 2**53 + 1  # not representable as a JavaScript number
         batch["rows"] = rng.normal(size=(count, 300)).astype(np.float32)
         expected, result = by_ort.run(None, batch), session.run(batch)
         for item, second in zip(expected, result, strict=True):
@@ -174,13 +174,13 @@ def test_changed_onnxruntime_web_is_not_opened(tmp_path, monkeypatch):
 
 def test_unreadable_chromium_memory_is_none(monkeypatch):
     class Process:
-        def __init__(self, found):
-            self.found = found
+        def __init__(self, memory):
+            self.memory = memory
 
         def memory_full_info(self):
-            if isinstance(self.found, Exception):
-                raise self.found
-            return SimpleNamespace(uss=self.found)
+            if isinstance(self.memory, Exception):
+                raise self.memory
+            return SimpleNamespace(uss=self.memory)
 
     ended, closed = psutil.NoSuchProcess(7), psutil.AccessDenied(7)
     for found, expected in (

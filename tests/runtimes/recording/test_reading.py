@@ -1,4 +1,4 @@
-"""Reading untrusted recordings: incomplete or malicious ones are refused."""
+"""Incomplete or malicious recordings are rejected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def output(plain):
 
 
 def with_array(array, **settings):
-    """Another array, with the digest of it in the manifest."""
+    """Return a function that replaces the array and its digest in the manifest."""
 
     def spoil(folder):
         np.save(folder / "samples/0.npy", array, **settings)
@@ -73,34 +73,34 @@ def with_array(array, **settings):
     return spoil
 
 
-def cut(folder):
+def truncate_array(folder):
     os.truncate(folder / "samples/0.npy", 150)
 
 
-def grown(folder):
+def append_bytes(folder):
     with (folder / "samples/0.npy").open("ab") as file:
         file.write(b"\0" * 8)
 
 
-def other_numbers(folder):
+def replace_array(folder):
     np.save(folder / "samples/0.npy", ROWS)
 
 
-def removed(folder):
+def remove_array(folder):
     (folder / "samples/0.npy").unlink()
 
 
-def link(folder):
+def replace_by_symlink(folder):
     (folder / "samples/0.npy").rename(folder.parent / "outside.npy")
     (folder / "samples/0.npy").symlink_to(folder.parent / "outside.npy")
 
 
-def pipe(folder):
+def replace_by_pipe(folder):
     (folder / "samples/0.npy").unlink()
     os.mkfifo(folder / "samples/0.npy")
 
 
-def other_rows(folder):
+def replace_row_digests(folder):
     np.save(folder / "rows.npy", np.zeros((4, 32), np.uint8))
     digest = str(Digest.from_file(folder / "rows.npy"))
     edit_manifest(folder, lambda plain: plain["rows"].update(sha256=digest))
@@ -118,44 +118,44 @@ def with_output_fields(**fields):
     return lambda folder: edit_manifest(folder, lambda plain: output(plain).update(fields))
 
 
-def no_manifest(folder):
+def remove_manifest(folder):
     (folder / "manifest.json").unlink()
 
 
-def nonsense(folder):
+def write_invalid_manifest(folder):
     (folder / "manifest.json").write_bytes(b"\x80\x04 no json")
 
 
-def deep(folder):
+def write_deeply_nested_manifest(folder):
     (folder / "manifest.json").write_text("[" * 100_000)
 
 
-def two_parts(folder):
+def duplicate_part(folder):
     edit_manifest(folder, lambda plain: plain["parts"].append(plain["parts"][0]))
 
 
-def no_samples(folder):
+def rename_samples_part(folder):
     edit_manifest(folder, lambda plain: plain["parts"][0].update(name="batch_1"))
 
 
-def fewer_rows(folder):
+def reduce_part_size(folder):
     edit_manifest(folder, lambda plain: plain["parts"][0].update(size=3))
 
 
-def neither(folder):
+def remove_outputs(folder):
     edit_manifest(folder, lambda plain: plain["parts"][0].update(outputs=[]))
 
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (cut, "holds 22 bytes of numbers, not 48"),
-        (grown, "holds 56 bytes of numbers, not 48"),
-        (other_numbers, "another digest"),
-        (removed, "No such file"),
-        (link, "can't be read"),
-        (pipe, "not a regular file"),
-        (other_rows, "sample digests that differ"),
+        (truncate_array, "holds 22 bytes of numbers, not 48"),
+        (append_bytes, "holds 56 bytes of numbers, not 48"),
+        (replace_array, "another digest"),
+        (remove_array, "No such file"),
+        (replace_by_symlink, "can't be read"),
+        (replace_by_pipe, "not a regular file"),
+        (replace_row_digests, "sample digests that differ"),
         (with_output_file("../outside.npy"), "not a path inside"),
         (with_output_file("/dev/zero"), "not a path inside"),
         (with_output_fields(shape=[1 << 40, 3]), "rows on axis 0"),
@@ -166,13 +166,13 @@ def neither(folder):
         (with_array(np.array([[None] * 3] * 4), allow_pickle=True), "bytes|object"),
         (with_array(np.asfortranarray(2 * ROWS)), "by columns"),
         (with_array((2 * ROWS).astype(">f4")), "manifest says"),
-        (no_manifest, "No such file"),
-        (nonsense, "not valid JSON"),
-        (deep, "nested"),
-        (two_parts, "each once"),
-        (no_samples, "must be first"),
-        (fewer_rows, "rows"),
-        (neither, "either outputs or failed"),
+        (remove_manifest, "No such file"),
+        (write_invalid_manifest, "not valid JSON"),
+        (write_deeply_nested_manifest, "nested"),
+        (duplicate_part, "each once"),
+        (rename_samples_part, "must be first"),
+        (reduce_part_size, "rows"),
+        (remove_outputs, "either outputs or failed"),
     ],
 )
 def test_invalid_recording_is_refused(folder, spoil, words):
@@ -199,7 +199,7 @@ def test_zip_with_overlapping_members_is_refused(folder, tmp_path):
     archive = zipfile.ZipFile(path)
     member = archive.getinfo("samples/0.npy")
     data = bytearray(path.read_bytes())
-    location = data.rindex(b"samples/0.npy") - 46  # the entry in the directory at the end
+    location = data.rindex(b"samples/0.npy") - 46  # the entry in the central directory at the end
     assert data[location : location + 4] == b"PK\1\2"
     larger = (member.file_size + len(data)).to_bytes(4, "little")
     data[location + 20 : location + 28] = larger + larger
