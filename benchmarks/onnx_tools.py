@@ -480,7 +480,16 @@ def check_tools(net: str, tools: Sequence[str]) -> Iterator[tuple[str, dict[str,
             except Exception as error:
                 yield tool, {"verdict": "not made", "why": str(error).splitlines()[0][:160]}
                 continue
-            yield tool, judge(old, new, samples, precision)
+            result = judge(old, new, samples, precision)
+            yield tool, {**result, "changed_classes": changed_classes(old, new, samples)}
+
+
+def changed_classes(old: Path, new: Path, samples: Arrays) -> float:
+    """Return the share of samples whose top-1 class differs, without the gate; 0 without scores."""
+    first, second = (np.asarray(run_default(path, samples)[0]) for path in (old, new))
+    if first.shape != (COUNT, CLASSES):
+        return 0.0
+    return float((first.argmax(-1) != second.argmax(-1)).mean())
 
 
 # Faults.
@@ -607,15 +616,22 @@ def check_faults(net: str, count: int = 0) -> Iterator[tuple[str, dict[str, Any]
 
 
 def summarize(results: dict[str, Any]) -> str:
-    """Return the counts of passing files and refused faults, and the names of all wrong results."""
+    """Return the counts of passing files and refused faults, and the names of all wrong results.
+
+    A tool that changes more than 1 % of the classes made a file that must be refused.
+    """
     faults = {name: result for name, result in results.items() if " fault " in name}
     rewritten = {n: e for n, e in results.items() if n not in faults and e["verdict"] != "not made"}
-    passed = [name for name, result in rewritten.items() if result["verdict"] == "PASS"]
+    changed = [n for n, e in rewritten.items() if e.get("changed_classes", 0.0) > 0.01]
+    correct = [n for n in rewritten if n not in changed]
+    passed = [name for name in correct if rewritten[name]["verdict"] == "PASS"]
+    refused = [name for name in changed if rewritten[name]["verdict"] == "FAIL"]
     caught = [name for name, result in faults.items() if result["verdict"] == "FAIL"]
     right = [name for name, result in faults.items() if result["right"]]
-    wrong = sorted({*rewritten} - {*passed} | {*faults} - ({*caught} & {*right}))
+    wrong = sorted({*rewritten} - {*passed, *refused} | {*faults} - ({*caught} & {*right}))
     return (
-        f"{len(passed)} of {len(rewritten)} files pass; {len(caught)} of {len(faults)} faults are "
+        f"{len(passed)} of {len(correct)} correct files pass; {len(refused)} of {len(changed)} "
+        f"files with changed classes are refused; {len(caught)} of {len(faults)} faults are "
         f"refused, {len(right)} at their node; not so: {', '.join(wrong) or 'none'}"
     )
 

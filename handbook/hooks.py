@@ -68,9 +68,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for site_path, text in generated_pages().items():
-        files.append(File.generated_pages(config, site_path, content=text))
+        files.append(File.generated(config, site_path, content=text))
     for source, site_path in PAGES_OUTSIDE_DOCS.items():
-        files.append(File.generated_pages(config, site_path, content=(ROOT / source).read_text()))
+        files.append(File.generated(config, site_path, content=(ROOT / source).read_text()))
     return files
 
 

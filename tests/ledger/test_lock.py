@@ -79,7 +79,7 @@ def run_lock_owner(url: str, *, short_lease: bool = False) -> Iterator[tuple[int
     context = multiprocessing.get_context("spawn")
     parent_pipe, child_pipe = context.Pipe()
     process = context.Process(
-        target=_hold_lock, args=(url, child_pipe), kwargs={"briefly": short_lease}
+        target=_hold_lock, args=(url, child_pipe), kwargs={"short_lease": short_lease}
     )
     process.start()
     try:
