@@ -224,7 +224,7 @@ def hostile() -> Report:
             "change": Change(version=HOSTILE, rows=(row,)),
             "notes": (HOSTILE,),
             "subject": summary.subject.model_copy(
-                update={"name": HOSTILE, "version": HOSTILE, "signed_by": HOSTILE, "machine": HOSTILE}
+                update={"name": HOSTILE, "signed_by": HOSTILE, "machine": HOSTILE}
             ),
         }
     )  # fmt: skip

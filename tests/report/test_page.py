@@ -131,7 +131,7 @@ def test_each_check_has_its_text_and_remedy(pages):
 def test_sections_are_in_order(pages):
     summary = report_records.rejected().summary
     text = ParsedPage(pages["rejected"]).text.partition("Skip to the details")[2]
-    reported = [summary.headline.sentence, "resnet-digits", "version 12", summary.subject.sha256.short,
+    reported = [summary.headline.sentence, "resnet-digits", summary.subject.sha256.short,
             "10.2 ×", str(summary.steps[0].command), *(f.title for f in summary.findings),
             summary.notes[0], str(summary.steps[1].command), "0.9711", "Worst samples",
             "Commands to repeat this"]  # fmt: skip
