@@ -259,10 +259,9 @@ FAULTS: dict[str, Fault] = {
 CAUSES = dict.fromkeys((
     "axis of a mean", "transposed weight", "weight in float16", "row of a weight", "groups",
     "bound of a clip", "index", "start of a slice", "step of a slice", "trip count", "order of gates", "zero point",
-), "weights") | {
-    "clip left out": "missing_value", "truncated instead of rounded": "operators",
-    "activation": "operators",
-}  # fmt: skip
+), "weights") | dict.fromkeys(
+    ("clip left out", "truncated instead of rounded", "activation"), "operators"
+)  # fmt: skip
 """Expected causes of faults that are not in an attribute of the node."""
 
 
