@@ -216,9 +216,9 @@ def pair_inputs(
     if len(lowered) == len(samples):
         by_name = {**lowered, **by_name}
     named = {spec.name for spec in inputs}
-    if named <= set(by_name) and (named or not by_name):
+    bound = {by_name[name].name for name in named & set(by_name)}
+    if len(bound) == len(named) and (named or not by_name):
         if parameters is not None:
-            bound = {by_name[spec.name].name for spec in inputs}
             _check_parameters(inputs, samples, parameters, bound)
         return [(spec, by_name[spec.name]) for spec in inputs]
     if len(inputs) != len(samples):

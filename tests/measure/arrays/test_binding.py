@@ -53,6 +53,7 @@ def test_unknown_input_name_is_refused():
 @pytest.mark.parametrize(("inputs", "samples", "words"), [
     ((A,), (spec("c", "s", 3), spec("b", "s", 4)), "has 1 inputs"),
     ((A, B), (spec("a", "s", 3),), "has 2 inputs"),
+    ((A, spec("A", "n", 3)), (spec("A", "s", 3),), "has 2 inputs"),
     ((), (A,), "has 0 inputs, none"),
     ((A, B), (spec("b", "s", 3), spec("c", "s", 4)), r"share only the names \['b'\]"),
     ((A,), (spec("a", "s", 4),), "doesn't fit"),
