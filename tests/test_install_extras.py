@@ -39,8 +39,6 @@ pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(3600),
     exhaustive,
-    # A warning of SQLAlchemy about MLflow's tables.
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 CHECK = ("gate", "check", "good.onnx", "--reference", "small_models:build", "--inputs")
 PEERS_COMMAND = ("python", "-m", "benchmarks.peers")

@@ -23,9 +23,7 @@ from tests.commands.running import as_json
 from tests.exhaustive import exhaustive
 from tests.small_project import _export, create_project
 
-# A warning of SQLAlchemy about MLflow's tables.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.proof,
 ]
 WORSE = """

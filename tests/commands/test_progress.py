@@ -72,8 +72,10 @@ RELEASE = ["release.yaml", "--reference", "tests.multi_file.tiny:build", "--inpu
     ("line", "instruments"),
     [
         pytest.param([*ONE_FILE, "--batch-size", "64"], {}, id="a short last batch"),
-        pytest.param(ONE_FILE, {"search_inputs": 0, "stability_samples": 3}, id="little beside"),
-        pytest.param(ONE_FILE, {"absent": True}, id="nobody computes"),
+        pytest.param(
+            ONE_FILE, {"search_inputs": 0, "stability_samples": 3}, id="few other instruments"
+        ),
+        pytest.param(ONE_FILE, {"absent": True}, id="no runtime"),
         pytest.param(
             [*ONE_FILE, "--jobs", "2"],
             {},

@@ -27,9 +27,6 @@ from tests.commands.running import as_json
 from tests.exhaustive import exhaustive
 from tests.small_project import create_project
 
-# A warning of SQLAlchemy about MLflow's tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
 
 @functools.cache
 def _create_checked_folder(file: str) -> Path:
@@ -87,7 +84,7 @@ def test_promote_history_and_rollback_from_the_command_line(work_folder: Path, c
     assert "gate promote" not in told_of[0]
     assert "Comparison with the champion, version 1:" in told_of[1]
 
-    assert cli.main(["rollback", "small"]) == 2  # nobody can confirm
+    assert cli.main(["rollback", "small"]) == 2  # no terminal for the confirmation
     assert "add --yes" in capsys.readouterr().err
     code, printed = as_json(capsys, "rollback", "small", "--yes", "--reason", "a test")
     assert (code, printed["outcome"], printed["version"]) == (0, "rolled_back", "1")

@@ -12,9 +12,6 @@ from gate import cli
 from tests.exhaustive import exhaustive
 from tests.small_project import create_project
 
-# A warning of SQLAlchemy about MLflow's tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
 TWIN = """
 precision: quantized
 instruments: {noise_samples: 0, stability_samples: 0, search_inputs: 0, probe_relative_diff: 0.5}

@@ -26,9 +26,6 @@ from tests.registry.servers import empty_database
 from tests.registry.signed import trust_in
 from tests.small_project import create_project
 
-# A warning of SQLAlchemy about MLflow's tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
 
 @dataclass(frozen=True)
 class SignedProject:

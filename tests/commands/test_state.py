@@ -28,8 +28,6 @@ from tests.service.conftest import postgres_server  # noqa: F401
 from tests.service.deliveries import SECRET
 from tests.service.registry_setup import AUTOMATIC
 
-# A warning of SQLAlchemy about MLflow's tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 READING_COMMANDS = {
     "history": ["history"],
     "verify": ["history", "--verify"],

@@ -17,9 +17,6 @@ from gate.policy.policy import Policy
 from gate.records.layout import RUN
 from tests.small_project import create_project
 
-# A warning of SQLAlchemy about MLflow's tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
 
 def _check(file: str, *more: str) -> list[str]:
     project = create_project()

@@ -19,7 +19,6 @@ from tests.reused_charts import reused_charts
 __all__ = ["detector", "project", "reused_charts"]
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.slow,
     pytest.mark.proof,
 ]

@@ -20,9 +20,6 @@ from gate.mlflow_client.runs import EXPERIMENT
 from tests.registry.servers import Server, run_mlflow_server
 from tests.small_project import create_project
 
-# SQLAlchemy warns about MLflow's tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
 SLOW_MODEL = """
 import hashlib, pathlib, time
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,17 +48,6 @@ def _isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if torch.are_deterministic_algorithms_enabled() != before[0]:
         torch.use_deterministic_algorithms(before[0])
     torch.set_num_threads(before[1])
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _configure_mappers() -> None:
-    """Configure MLflow's tables once, because SQLAlchemy then warns of deprecations."""
-    import mlflow.store.tracking.dbmodels.models  # noqa: F401
-    from sqlalchemy.orm import configure_mappers
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        configure_mappers()
 
 
 @pytest.fixture(scope="session")

@@ -311,7 +311,6 @@ def test_service_reverts_moves_in_the_database(
             server.client.set_registered_model_alias(NAME, CHAMPION, "2")
 
 
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # about MLflow's tables
 def test_workspaces_and_keys_trusted_later(tmp_path: Path) -> None:
     from mlflow.server import app
 

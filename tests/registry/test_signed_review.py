@@ -33,8 +33,6 @@ from tests.registry.servers import make_run
 from tests.registry.signed import Signing
 from tests.service.registry_setup import SIGNED
 
-# SQLAlchemy warns about MLflow's tables.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 _names = itertools.count()
 
 

@@ -28,7 +28,6 @@ __all__ = ["reused_charts"]
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 COUNT = 12
 POLICY = (
