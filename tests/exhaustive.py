@@ -79,7 +79,7 @@ def select_rows(table: dict[str, T], every: int) -> dict[str, T]:
 def for_each(rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
     """Run a quick test for all rows as one test; the note of a failure names the row.
 
-    Each row of `parametrize` takes 10 ms of CPU time beside its test.
+    Each row of `parametrize` takes 10 ms of CPU time in addition to its test.
     """
     rows = list(rows)
 

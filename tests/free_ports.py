@@ -7,8 +7,7 @@ import socket
 
 _HOST = "127.0.0.1"
 # These ports are below the ranges that Linux (32768 on) and macOS (49152 on) assign to clients and
-# to `bind` with port 0. No other test gets one of them between this function and the server's
-# `bind`.
+# to `bind` with port 0. No other test gets such a port before the server binds it.
 _RANGE = range(20_000, 30_000)
 # Hypothesis seeds the module `random`, so that all workers would draw the same ports.
 _RANDOM = random.SystemRandom()

@@ -59,8 +59,8 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     summary = summarize(result.decision, result.evidence, explanation=explanation)
     return Ruling(
         passed=result.decision.passed,
-        caught_by=tuple(dict.fromkeys(check.name for check in problems)),
-        told=render_check(problems[0]) if problems else "",
+        failed_checks=tuple(dict.fromkeys(check.name for check in problems)),
+        explanation=render_check(problems[0]) if problems else "",
         numbers=numbers(result.evidence),
         located=localization.first_divergence if localization else None,
         explained=(localization.cause if localization else explanation.failure) or "",

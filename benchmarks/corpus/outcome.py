@@ -18,9 +18,9 @@ class Ruling:
     """The decision of a gate about a pair."""
 
     passed: bool
-    caught_by: tuple[str, ...] = ()
+    failed_checks: tuple[str, ...] = ()
     """Names of the failed checks in the gate's order, or the type of the gate's error."""
-    told: str = ""
+    explanation: str = ""
     """Message of the first failed check."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Worst value of each metric over all runtimes, outputs and probes."""

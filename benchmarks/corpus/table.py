@@ -70,7 +70,7 @@ def _row(kind: str, group: list[Outcome]) -> list[Text]:
         family
         for outcome in group
         if outcome.ruling is not None
-        for family in dict.fromkeys(map(family_of, outcome.ruling.caught_by))
+        for family in dict.fromkeys(map(family_of, outcome.ruling.failed_checks))
     )
     return [
         Text(kind),
@@ -132,8 +132,8 @@ def _print_wrong_outcome(outcome: Outcome, console: Console) -> None:
         effect += "of rounding." if effect else ""
         console.print(Text(f"escaped  {outcome.name}: {outcome.summary}{effect}", "bold red"))
     if outcome.blocked:
-        checks = ", ".join(ruling.caught_by)
-        console.print(Text(f"blocked  {outcome.name}: {checks}: {ruling.told}", "bold red"))
+        checks = ", ".join(ruling.failed_checks)
+        console.print(Text(f"blocked  {outcome.name}: {checks}: {ruling.explanation}", "bold red"))
     if outcome.located_right is False:
         located = f"named {ruling.located}" if ruling.located else "named nothing"
         message = f"the fault is in {outcome.layer}, localisation {located}: {ruling.explained}"

@@ -150,7 +150,9 @@ def test_no_fault_passes(outcomes: list[Outcome]) -> None:
 
 @pytest.mark.proof
 def test_no_correct_file_is_refused(outcomes: list[Outcome]) -> None:
-    refused = {item.name: item.ruling.told for item in outcomes if item.blocked and item.ruling}
+    refused = {
+        item.name: item.ruling.explanation for item in outcomes if item.blocked and item.ruling
+    }
     assert refused == {}
     assert Rates.from_outcomes(outcomes).correct >= MIN_FAULTS // 4
 
@@ -172,7 +174,10 @@ def test_faults_are_no_mere_broken_files(outcomes: list[Outcome]) -> None:
     for item in outcomes:
         if item.faulty and item.kind not in UNREADABLE_KINDS:
             assert item.ruling is not None
-            assert not READING_ERRORS & set(item.ruling.caught_by), (item.name, item.ruling.told)
+            assert not READING_ERRORS & set(item.ruling.failed_checks), (
+                item.name,
+                item.ruling.explanation,
+            )
 
 
 @pytest.mark.proof
@@ -237,7 +242,7 @@ def test_the_command_writes_what_it_found(
     by_name = {item["name"]: item for item in record["outcomes"]}
     fault = by_name["fault/duplicate-indices/points/direct-13"]
     assert not fault["ruling"]["passed"]
-    assert "noise_ratio" in fault["ruling"]["caught_by"]
+    assert "noise_ratio" in fault["ruling"]["failed_checks"]
     assert fault["ruling"]["numbers"]["noise_ratio"] > 1e3
     assert by_name["correct/points/direct-17"]["ruling"]["passed"]
     printed = capsys.readouterr().out

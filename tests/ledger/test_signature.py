@@ -195,7 +195,7 @@ def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_signed_ledger_requires_a_key(database_ledger: Ledger, tmp_path: Path) -> None:
     writers = Writers(tmp_path)
     require_writable(database_ledger)
-    database_ledger.append(entry("nobody signs yet"))
+    database_ledger.append(entry("without a signature"))
     require_writable(database_ledger)
     database_ledger.key = writers.key("ci")
     database_ledger.append(entry("signed"))

@@ -136,7 +136,7 @@ def test_mismatched_activation(module, nodes, function):
 
 
 class SmallNorm(nn.Module):
-    """A LayerNorm of small values without weights of its own; applied twice it changes nothing."""
+    """A LayerNorm without parameters. Applying it a second time changes nothing."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()

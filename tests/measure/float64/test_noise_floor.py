@@ -164,7 +164,7 @@ def test_closer_side(reference, candidate, closer):
 @pytest.mark.parametrize("mask", [-1e9, -1e4, -float(np.finfo(np.float32).max)])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.7, 0.95])
 def test_large_constant_masks_do_not_hide_errors(mask, share):
-    """Find an error of 0.1 % beside constant masks, which are exact on all sides."""
+    """Find an error of 0.1 % in a column next to constant masks, which have no error."""
     truth, reference, _ = make_logits()
     wrong = truth * 1.001
     is_masked = np.random.default_rng(1).random(truth.shape) < share
