@@ -36,12 +36,14 @@ import torch
 from numpy.typing import NDArray
 from onnx import version_converter
 from torch import nn
+from torchvision.ops import box_iou
 
 import gate
 from benchmarks.onnx_mutations import can_run, mutate
 from benchmarks.onnx_mutations import run_all as run_unoptimized
 from gate.decision.check_result import CheckResult
 from gate.errors import GateError
+from gate.measure.job import EvaluationData
 from gate.policy.policy import Policy
 from gate.reference.onnx_reference import OnnxReference, open_plain
 
@@ -421,6 +423,19 @@ def run_default(path: Path, samples: Arrays) -> list[Any]:
     return outputs
 
 
+DETECTOR_8_BITS = """
+gate:
+  precision: quantized
+  task: tensors
+  instruments: {noise_samples: 0, stability_samples: 0, search_inputs: 0}
+  metrics:
+    - {name: map50, function: map, options: {thresholds: [0.5], classes: labels}, min: 0.99}
+  runtimes:
+    ort-cpu-optimized: {required: always}
+"""
+"""The labels are the boxes of the original file, whose mAP is 1."""
+
+
 def judge(
     old: Path, new: Path, samples: Arrays, precision: str, *, few: int = FAULT_SAMPLES
 ) -> dict[str, Any]:
@@ -429,11 +444,23 @@ def judge(
     # The quantized policy counts predictions, so it needs all samples.
     if precision != "quantized":
         samples = {name: rows[:few] for name, rows in samples.items()}
-    policy = Policy.built_in(precision)  # type: ignore[arg-type]
+    data: Any = samples
+    if precision == "quantized" and detections(old, samples) is not None:
+        policy_path, labels = new.parent / "policy.yaml", new.parent / "labels.jsonl"
+        policy_path.write_text(DETECTOR_8_BITS)
+        policy = Policy.from_file(policy_path)
+        rows = (
+            {"label": {"boxes": boxes.tolist(), "classes": classes.tolist()}}
+            for boxes, classes in detections(old, samples) or ()
+        )
+        labels.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        data = EvaluationData.from_data(samples).with_labels(labels, metrics=policy.metrics)
+    else:
+        policy = Policy.built_in(precision)  # type: ignore[arg-type]
     if any(np.isnan(rows).any() for rows in samples.values() if rows.dtype.kind == "f"):
         policy = policy.model_copy(update={"nonfinite": "same_places"})
     try:
-        result = gate.check(new, old, samples, policy)  # type: ignore[arg-type]
+        result = gate.check(new, old, data, policy)
     except GateError as error:
         return {"verdict": "ERROR", "why": f"{type(error).__name__}: {error}"}
     except Exception:
@@ -481,15 +508,32 @@ def check_tools(net: str, tools: Sequence[str]) -> Iterator[tuple[str, dict[str,
                 yield tool, {"verdict": "not made", "why": str(error).splitlines()[0][:160]}
                 continue
             result = judge(old, new, samples, precision)
-            yield tool, {**result, "changed_classes": changed_classes(old, new, samples)}
+            yield tool, {**result, "changed": changed_answers(old, new, samples)}
 
 
-def changed_classes(old: Path, new: Path, samples: Arrays) -> float:
-    """Return the share of samples whose top-1 class differs, without the gate; 0 without scores."""
+def changed_answers(old: Path, new: Path, samples: Arrays) -> float:
+    """Return the share of top-1 classes that differ, or of boxes without a box of the same class
+    and an IoU of 0.5, without the gate; 0 for other outputs."""
+    boxes = detections(old, samples), detections(new, samples)
+    if boxes[0] is not None and boxes[1] is not None:
+        matched = [
+            ((box_iou(a, b) > 0.5) & (kinds[:, None] == others[None])).any(1)
+            for (a, kinds), (b, others) in zip(boxes[0], boxes[1], strict=True)
+        ]
+        return 1.0 - float(torch.cat(matched).float().mean())
     first, second = (np.asarray(run_default(path, samples)[0]) for path in (old, new))
     if first.shape != (COUNT, CLASSES):
         return 0.0
     return float((first.argmax(-1) != second.argmax(-1)).mean())
+
+
+def detections(path: Path, samples: Arrays) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Return boxes and classes of each image; None unless the file is a detector."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    if [output.name for output in session.get_outputs()] != ["boxes", "scores", "labels"]:
+        return None
+    runs = (session.run(None, {"image": image[None]}) for image in samples["image"])
+    return [(torch.from_numpy(boxes), torch.from_numpy(kinds)) for boxes, _, kinds in runs]
 
 
 # Faults.
@@ -618,11 +662,11 @@ def check_faults(net: str, count: int = 0) -> Iterator[tuple[str, dict[str, Any]
 def summarize(results: dict[str, Any]) -> str:
     """Return the counts of passing files and refused faults, and the names of all wrong results.
 
-    A tool that changes more than 1 % of the classes made a file that must be refused.
+    A tool that changes more than 1 % of the classes or boxes made a file that must be refused.
     """
     faults = {name: result for name, result in results.items() if " fault " in name}
     rewritten = {n: e for n, e in results.items() if n not in faults and e["verdict"] != "not made"}
-    changed = [n for n, e in rewritten.items() if e.get("changed_classes", 0.0) > 0.01]
+    changed = [n for n, e in rewritten.items() if e.get("changed", 0.0) > 0.01]
     correct = [n for n in rewritten if n not in changed]
     passed = [name for name in correct if rewritten[name]["verdict"] == "PASS"]
     refused = [name for name in changed if rewritten[name]["verdict"] == "FAIL"]
@@ -631,7 +675,7 @@ def summarize(results: dict[str, Any]) -> str:
     wrong = sorted({*rewritten} - {*passed, *refused} | {*faults} - ({*caught} & {*right}))
     return (
         f"{len(passed)} of {len(correct)} correct files pass; {len(refused)} of {len(changed)} "
-        f"files with changed classes are refused; {len(caught)} of {len(faults)} faults are "
+        f"files with changed answers are refused; {len(caught)} of {len(faults)} faults are "
         f"refused, {len(right)} at their node; not so: {', '.join(wrong) or 'none'}"
     )
 

@@ -304,8 +304,8 @@ LIMITS = (
 """Remedy for a file that differs outside of the samples' range."""
 
 _QUANTIZED_TENSORS = (
-    "This policy is for quantized classifiers. Judge the file by a policy with precision: "
-    "quantized, task: tensors and a numeric bound (docs/quantized.md)."
+    "A quantized file that is no classifier needs a policy with precision: quantized, task: "
+    "tensors, and a numeric bound or a metric (docs/quantized.md)."
 )
 
 _UNBOUNDED = "No bound of the policy applies to this output, so any value in it would pass."
@@ -368,6 +368,8 @@ _PROBE_CODES: dict[str, Code] = {
     "unexamined": f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again.",
     "out_of_calibration": f"{_PROBE_TEXT} This input may lie outside of the calibrated range, "
     "where a quantized file saturates. It does not refuse the file.",
+    "checked_by_metric": f"{_PROBE_TEXT} The metrics of the policy judge the outputs, and this "
+    "input has no label.",
     "checked_in_chain": f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged in "
     "the run of the whole release.",
     "beyond_range": CodeSpec(
@@ -885,6 +887,9 @@ CHECKS: dict[str, CheckSpec] = {
         {
             "no_bound": _UNBOUNDED,
             "no_bound_quantized": CodeSpec(_UNBOUNDED, remedy=_QUANTIZED_TENSORS),
+            "checked_by_metric": CodeSpec(
+                "This output is judged by the metric {names}.", observed="judged by a metric"
+            ),
             "checked_in_chain": CodeSpec(
                 "This output is judged in the run of the whole release. To bound it here too, "
                 "name it in the policy (outputs).",

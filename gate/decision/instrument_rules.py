@@ -322,6 +322,8 @@ def _reason_unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResul
         return "out_of_calibration"
     if not all(policy.judges(output.name) for output in runtime.outputs):
         return "checked_in_chain"
+    if policy.runtimes[runtime.runtime].bounds.empty:
+        return "checked_by_metric"
     return None
 
 

@@ -128,15 +128,21 @@ def check_finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity)
 
 def check_unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
     """Return the only check of an output to which no bound of the policy applies."""
-    code = "no_bound_quantized" if _is_for_quantized_classifiers(policy) else "no_bound"
+    names = [each.name for each in runtime.outputs]
+    metrics = [each.name for each in policy.metrics if each.judges(output.name, of=names)]
     if not policy.judges(output.name):
         code = "checked_in_chain"
+    elif metrics and policy.is_judged_by_metrics:
+        code = "checked_by_metric"
+    else:
+        code = "no_bound_quantized" if policy.precision == "quantized" else "no_bound"
     return CheckResult(
         name="bounds",
         runtime=runtime.runtime,
         output=output.name,
-        verdict=Verdict.PASS if code == "checked_in_chain" else Verdict.ERROR,
+        verdict=Verdict.PASS if code.startswith("checked") else Verdict.ERROR,
         code=code,
+        params={"names": metrics} if code == "checked_by_metric" else {},
     )
 
 

@@ -121,9 +121,12 @@ class OutputComparison:
 
     def update(
         self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray], span: Span
-    ) -> None:
-        """Add one batch. Raises OutputMismatch before any part of the batch is added."""
-        self._check.check(reference, candidate)
+    ) -> list[OutputArray]:
+        """Add one batch and return the candidate's outputs in the reference's shapes.
+
+        Raises OutputMismatch before any part of the batch is added.
+        """
+        candidate = self._check.check(reference, candidate)
         if not self._outputs:
             self._outputs = [
                 OutputStatistics(name, r.dtype.name, self._readings.get(name, LOGITS))
@@ -132,6 +135,7 @@ class OutputComparison:
             self._drop_matrices(reference)
         for statistics, r, c in zip(self._outputs, reference, candidate, strict=True):
             statistics.update(r, c, span)
+        return candidate
 
     def _drop_matrices(self, reference: Sequence[OutputArray]) -> None:
         for statistics, r, shape in zip(
@@ -350,7 +354,9 @@ class RuntimeMeasurement:
         self._least_choice: float | None = _CHOSEN
         """Argument of `_chooses`. None once a batch of the unit shows that no choices are open. It
         is reset for each unit, so that the numbers do not depend on the process."""
-        self._check = OutputCheck(self.name, outputs)
+        # Without a bound the metrics judge the outputs, such as another number of detections.
+        lengths_vary = selected.settings.bounds.empty
+        self._check = OutputCheck(self.name, outputs, lengths_vary=lengths_vary)
         self.comparison = OutputComparison(self._check, readings=readings)
         self._units = PairwiseMerge(OutputComparison.merge)
         self._rows = RowSpool(ROW)
@@ -462,7 +468,7 @@ class RuntimeMeasurement:
                 else:
                     by_far = _chooses(reference, outputs, _CHOSEN_BY_FAR)
                     self._least_choice = None if by_far else _CHOSEN_BY_FAR
-            self.comparison.update(reference, outputs, span)
+            outputs = self.comparison.update(reference, outputs, span)
             if truth is not None:
                 self.comparison.update_noise(
                     truth,
@@ -503,7 +509,7 @@ class RuntimeMeasurement:
         *,
         by: Callable[[SessionRunner, Batch], list[OutputArray]] = SessionRunner.run,
     ) -> list[OutputArray]:
-        """Return the outputs for an additional batch, after checking number, dtypes and shapes.
+        """Return the outputs for an additional batch in the reference's shapes (`OutputCheck`).
 
         `by`: the method of the runner to use. Raises EvidenceError, OutputMismatch, and any
         exception of the runtime.
@@ -513,9 +519,7 @@ class RuntimeMeasurement:
                 f"{self.name} has no runner: {self.failure or self.absent_reason}. "
                 "Measure it where it can run."
             )
-        outputs = by(self.runner, batch)
-        self._check.check(reference, outputs)
-        return outputs
+        return self._check.check(reference, by(self.runner, batch))
 
     def takes_probe(self, name: str, batch: Batch) -> bool:
         """Return whether the runtime can run these inputs; record the name if it can't."""

@@ -31,13 +31,21 @@ from gate.summary.render import render_mismatch
 class OutputCheck:
     """Checks number, names, dtypes and shapes of the outputs of one runtime."""
 
-    def __init__(self, runtime: str, names: Sequence[str]) -> None:
-        """`names`: the outputs of the file, in order."""
+    def __init__(self, runtime: str, names: Sequence[str], *, lengths_vary: bool = False) -> None:
+        """`names`: the outputs of the file, in order. `lengths_vary`: arrays of another length are
+        no mismatch, such as another number of detections."""
         self._runtime = runtime
         self.names = tuple(names)
+        self._lengths_vary = lengths_vary
 
-    def check(self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> None:
-        """Raise ModelMismatch unless number, dtypes and shapes of the outputs are equal."""
+    def check(
+        self, reference: Sequence[OutputArray], candidate: Sequence[OutputArray]
+    ) -> list[OutputArray]:
+        """Return the candidate's outputs in the reference's shapes: if lengths vary, further
+        elements are left out, and missing ones are 0.
+
+        Raises ModelMismatch unless number, dtypes and shapes of the outputs are equal.
+        """
         if not len(reference) == len(candidate) == len(self.names):
             counts = {"got": len(candidate), "want": len(reference), "names": list(self.names)}
             maps = [name for name in self.names if keys_name(name) in self.names]
@@ -47,6 +55,10 @@ class OutputCheck:
             raise self._mismatch("left_out" if left else "number", left=left, **counts)
         for name, r, c in zip(self.names, reference, candidate, strict=True):
             self._check_output(name, r, c)
+        return [
+            c if r.shape == c.shape else _resized(c, r.shape)
+            for r, c in zip(reference, candidate, strict=True)
+        ]
 
     def check_keys(self, keys: Sequence[str | None]) -> None:
         """Raise ModelMismatch if the file has the model's names in another order or only partly.
@@ -72,7 +84,9 @@ class OutputCheck:
             raise self._mismatch("partly_renamed", names=names, renamed=renamed)
 
     def _check_output(self, name: str, r: OutputArray, c: OutputArray) -> None:
-        if r.dtype == c.dtype and r.shape == c.shape:
+        if r.dtype == c.dtype and (
+            r.shape == c.shape or (self._lengths_vary and r.ndim == c.ndim > 0)
+        ):
             return
         if r.dtype == c.dtype:
             by_batch = r.ndim and r.ndim == c.ndim and r.shape[1:] == c.shape[1:]
@@ -87,6 +101,13 @@ class OutputCheck:
     def _mismatch(self, code: str, **params: Any) -> ModelMismatch:
         params["runtime"] = self._runtime
         return ModelMismatch(". ".join(render_mismatch(code, params)), code, params)
+
+
+def _resized(array: OutputArray, shape: tuple[int, ...]) -> OutputArray:
+    resized = np.zeros(shape, array.dtype)
+    common = tuple(slice(min(lengths)) for lengths in zip(array.shape, shape, strict=True))
+    resized[common] = array[common]
+    return resized
 
 
 def _left_out(reference: Sequence[OutputArray], candidate: Sequence[OutputArray]) -> list[int]:

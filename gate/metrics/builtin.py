@@ -541,7 +541,8 @@ def _overlaps(boxes: Array, objects: Array) -> Array:
 class _MeanPrecision(Metric):
     """COCO's mean average precision over classes and IoU thresholds.
 
-    Outputs by name: boxes (samples, n, 4) as x1, y1, x2, y2, scores and classes (samples, n).
+    Outputs by name: boxes (samples, n, 4) as x1, y1, x2, y2, scores and classes (samples, n). A
+    batch of one image may have no batch axis.
     Detections with a score of 0 or less are ignored. A label is {"boxes": [...], "classes": [...]}.
     Matches are sorted once and weighted for each resample.
     """
@@ -572,6 +573,11 @@ class _MeanPrecision(Metric):
         if labels is None:
             raise DataError("there are no labels. Pass --labels FILE.jsonl")
         boxes, scores, classes = (_scores(outputs[name]) for name in self._names)
+        if scores.ndim == 1:  # the detections of one image without a batch axis, or one per image
+            axis = 0 if len(labels) == 1 else 1
+            boxes, scores, classes = (
+                np.expand_dims(each, axis) for each in (boxes, scores, classes)
+            )
         per_image = [
             _matched(boxes[image], scores[image], classes[image], label, self._levels)
             for image, label in enumerate(labels)

@@ -114,10 +114,9 @@ class PerSample(Metric):
     def update(self, outputs: Any, labels: Any) -> State:
         """Call the function. Raises DataError unless it returns a finite value per sample."""
         values = np.asarray(_plain(self._function(outputs, labels)), dtype=np.float64)
-        count = count_samples(outputs)
-        if values.shape != (count,):
+        if values.ndim != 1:
             raise DataError(
-                f"it returned shape {values.shape}, expected ({count},): one value for "
+                f"it returned shape {values.shape}, expected (samples,): one value for "
                 "each sample. Set aggregate: dataset for one value of all samples"
             )
         return State(values[:, None])
@@ -151,10 +150,9 @@ class OfSums(Metric):
     def update(self, outputs: Any, labels: Any) -> State:
         """Call `update`. Raises DataError unless it returns one row per sample."""
         rows = np.asarray(_plain(self._update(outputs, labels)), dtype=np.float64)
-        count = count_samples(outputs)
-        if rows.ndim != 2 or len(rows) != count:
+        if rows.ndim != 2:
             raise DataError(
-                f"update returned shape {rows.shape}, expected ({count}, k): one row for each "
+                f"update returned shape {rows.shape}, expected (samples, k): one row for each "
                 "sample"
             )
         return State(rows)
@@ -170,11 +168,6 @@ class OfSums(Metric):
             return np.array([float(self._compute(each)) for each in totals])
 
         return value
-
-
-def count_samples(outputs: Any) -> int:
-    """Return the number of samples in a batch of outputs: an array, or arrays by name."""
-    return len(next(iter(outputs.values())) if isinstance(outputs, Mapping) else outputs)
 
 
 def _plain(value: Any) -> Any:
@@ -259,7 +252,7 @@ def _of_torchmetric(metric: Any, *, dataset: bool, total: bool) -> Metric:
     import torch
 
     def each(outputs: Any, labels: Any) -> Any:
-        for sample in range(count_samples(outputs)):
+        for sample in range(len(outputs)):
             metric.reset()
             metric.update(
                 torch.as_tensor(np.asarray(outputs[sample : sample + 1])),

@@ -17,7 +17,6 @@ from gate.metrics.metric import (
     Slice,
     State,
     compute_groups,
-    count_samples,
     describe_error,
     open_metric,
 )
@@ -132,7 +131,10 @@ class _Server:
             try:
                 states = {
                     side: _state_of(
-                        metric, outputs_for(policy, outputs), self._labels, side, self._start
+                        metric,
+                        outputs_for(policy, outputs),
+                        self._labels,
+                        _Samples(side, self._start, sum(self._counts)),
                     )
                     for side, outputs in self._sides.items()
                 }
@@ -154,7 +156,8 @@ class _Server:
                 labels = None if self._labels is None else self._labels[rows]
                 # The function may write into its arguments, and the labels are shared by all sides.
                 copies = _copy(batch), _copy(labels)
-                states_of[side].append(_state_of(metric, *copies, side, self._start + start))
+                samples = _Samples(side, self._start + start, count)
+                states_of[side].append(_state_of(metric, *copies, samples))
             self._progress()
             start += count
         return _arrays_of({side: State.joined(states) for side, states in states_of.items()})
@@ -172,13 +175,26 @@ def _copy(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else copy.deepcopy(value)
 
 
-def _state_of(metric: Metric, outputs: Any, labels: Labels | None, side: str, start: int) -> State:
-    """Return the states of the samples from index `start`. Raises DataError for any exception of
-    the metric, and for states that are not finite."""
+class _Samples(NamedTuple):
+    """The samples of a batch: the side that computed the outputs, the first index, the number."""
+
+    side: str
+    start: int
+    count: int
+
+
+def _state_of(metric: Metric, outputs: Any, labels: Labels | None, samples: _Samples) -> State:
+    """Return the states of some samples. Raises DataError for any exception of the metric, another
+    number of states, and states that are not finite."""
+    side, start, count = samples
     try:
         state = metric.update(outputs, labels)
     except Exception as error:
-        raise DataError(_at_sample(metric, outputs, labels, start, error)) from error
+        raise DataError(_at_sample(metric, outputs, labels, samples, error)) from error
+    if state.samples != count:
+        raise DataError(
+            f"it returned {state.samples} values for {count} samples, expected one for each"
+        )
     if not (finite := np.isfinite(state.rows)).all():
         row = sample = int(finite.all(axis=1).argmin())
         if state.lengths is not None:
@@ -208,16 +224,18 @@ def outputs_for(policy: MetricPolicy, outputs: Mapping[str, Any]) -> Any:
 
 
 def _at_sample(
-    metric: Metric, outputs: Any, labels: Labels | None, start: int, error: Exception
+    metric: Metric, outputs: Any, labels: Labels | None, samples: _Samples, error: Exception
 ) -> str:
     """Return the text of an error, with the first sample that raises on its own if there is one."""
-    for index in range(count_samples(outputs)):
+    start, count = samples.start, samples.count
+    for index in range(count) if count > 1 else ():
         row = slice(index, index + 1)
         try:
             metric.update(_rows_of(outputs, row), None if labels is None else labels[row])
         except Exception as alone:
             return f"sample {start + index}: {_text(alone)}"
-    return f"samples {start} to {start + count_samples(outputs) - 1}: {_text(error)}"
+    where = f"samples {start} to {start + count - 1}" if count > 1 else f"sample {start}"
+    return f"{where}: {_text(error)}"
 
 
 def _text(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -24,6 +24,9 @@ class BuiltinTraits(NamedTuple):
     options: tuple[str, ...] = ()
 
 
+_DETECTIONS = ("boxes", "scores", "classes")
+"""Options of `map`, and the names of the outputs that it reads by default."""
+
 BUILTIN: dict[str, BuiltinTraits] = {
     "accuracy": BuiltinTraits(options=("k",)),
     "auroc": BuiltinTraits("dataset", options=("positive",)),
@@ -32,7 +35,7 @@ BUILTIN: dict[str, BuiltinTraits] = {
     "f1": BuiltinTraits("dataset", options=("average", "positive", "threshold")),
     "iou": BuiltinTraits("dataset", options=("ignore", "positive", "threshold")),
     "mae": BuiltinTraits(higher_is_better=False),
-    "map": BuiltinTraits("dataset", options=("boxes", "classes", "scores", "thresholds")),
+    "map": BuiltinTraits("dataset", options=(*_DETECTIONS, "thresholds")),
     "mse": BuiltinTraits(higher_is_better=False),
     "perplexity": BuiltinTraits("dataset", higher_is_better=False, options=("ignore",)),
     "psnr": BuiltinTraits(options=("data_range",)),
@@ -142,6 +145,16 @@ class MetricPolicy(PolicyRecord):
         if self.aggregate is not None:
             return self.aggregate
         return BUILTIN[self.function].aggregate if self.is_builtin else "mean"
+
+    def judges(self, output: str, *, of: Collection[str]) -> bool:
+        """Return whether the metric bounds a file by this output, one of the outputs `of`."""
+        if (self.max_drop, self.min, self.max) == (None,) * 3:  # bounded by the champion only
+            return False
+        if self.function == "map":
+            return output in {self.options.get(name, name) for name in _DETECTIONS}
+        if self.output is not None:
+            return output == self.output
+        return not self.is_builtin or len(of) == 1
 
     def definition(self) -> Digest:
         """Return the digest of everything that determines the measured values.

@@ -268,6 +268,11 @@ class Policy(PolicyRecord):
 
     def _check_bounds(self, runtime: str, bounds: Bounds) -> None:
         """Raise ValueError if a bound of this runtime is missing or can't be judged."""
+        if bounds.empty and not (self.is_judged_by_metrics and self.metrics):
+            raise ValueError(
+                f"{runtime}: no bound is set on outputs, so everything would pass; set noise_ratio "
+                "or max_abs_diff"
+            )
         waived = () if isinstance(self.waive, dict) else self.waive
         exact = {"max_abs_diff", "scaled_diff", "noise_ratio"}.difference(waived)
         if self.precision == "exact" and not bounds.configured(exact):
@@ -319,6 +324,12 @@ class Policy(PolicyRecord):
             )
         if bounds.confidence_bands is None:
             raise ValueError(f"{runtime}: precision 'quantized' needs a bound confidence_bands")
+
+    @property
+    def is_judged_by_metrics(self) -> bool:
+        """Whether an output needs no bound if a metric judges it: a quantized detector, for
+        example."""
+        return self.precision == "quantized" and self.task == "tensors"
 
     @property
     def _names_classes(self) -> bool:

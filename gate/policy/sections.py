@@ -202,15 +202,6 @@ class RuntimePolicy(PolicyRecord):
     options: dict[str, JsonValue] = added_field({})
     """Options of the runtime (docs/runtimes.md)."""
 
-    @model_validator(mode="after")
-    def _bounded(self) -> Self:
-        if self.required != "never" and self.bounds.empty:
-            raise ValueError(
-                "no bound is set on outputs, so everything would pass; set noise_ratio or "
-                "max_abs_diff"
-            )
-        return self
-
 
 class DeterminismPolicy(PolicyRecord):
     """Settings of PyTorch and ONNX Runtime during the measurement."""

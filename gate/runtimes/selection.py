@@ -148,6 +148,7 @@ class SelectedRuntime:
         Raises PolicyError if there is no such runtime, or it does not accept these options.
         """
         self.name = name
+        self.settings = settings
         self._kind = settings.kind or name
         self._plain = dict(settings.options)
         self._entry = find_runtime(self._kind, installed or entries())

@@ -61,7 +61,7 @@ def failures(*texts: str, annotations: Annotations | None = None) -> list[str]:
 BROKEN = [
     ("function: 'mymetrics:raises'", ["sample 37", "no such class", "mymetrics.py:", "raise KeyError"]),
     ("function: 'mymetrics:is_nan'", ["sample 3 of reference", "nan"]),
-    ("function: 'mymetrics:short'", ["shape ()", "expected (1,)", "aggregate: dataset"]),
+    ("function: 'mymetrics:short'", ["shape ()", "expected (samples,)", "aggregate: dataset"]),
     ("function: 'mymetrics:missing'", ["mymetrics:missing cannot be imported"]),
     ("function: 'nowhere:f'", ["No module named 'nowhere'"]),
     ("function: accuracy, output: boxes", ["no output 'boxes'", "logits"]),

@@ -1,10 +1,11 @@
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from gate.errors import PolicyError
+from gate.errors import EvidenceError, PolicyError
 from gate.policy.metrics import BUILTIN, MetricPolicy
 from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
@@ -106,3 +107,27 @@ def test_each_metric_field_is_documented():
     fields = [each for each in policy_fields() if each.path.startswith("metrics[].")]
     assert len(fields) == len(MetricPolicy.model_fields)
     assert all(each.text or each.path == "metrics[].function" for each in fields)
+
+
+@pytest.mark.parametrize(
+    ("precision", "task", "metrics", "expected"),
+    [
+        ("quantized", "tensors", [{"name": "map50", "function": "map", "min": 0.5}], True),
+        ("quantized", "tensors", [], False),
+        ("exact", "tensors", [{"name": "map50", "function": "map", "min": 0.5}], False),
+        ("reduced", "tensors", [{"name": "map50", "function": "map", "min": 0.5}], False),
+        ("quantized", "classification", [{"name": "top", "function": "accuracy", "min": 0}], False),
+    ],
+)
+def test_only_a_quantized_file_without_classes_is_bounded_by_metrics_alone(
+    precision: str, task: str, metrics: list[dict[str, Any]], expected: bool
+):
+    plain = {
+        "precision": precision,
+        "task": task,
+        "metrics": metrics,
+        "runtimes": {"ort-cpu": {"required": "always"}},
+    }
+    refusal = pytest.raises(EvidenceError, match="no bound is set on outputs")
+    with nullcontext() if expected else refusal:
+        Policy.from_json(json.dumps(plain))

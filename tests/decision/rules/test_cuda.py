@@ -165,8 +165,11 @@ def test_exceeded_warn_is_refused_for_runtimes_of_the_file(name):
 
 
 def test_operator_bound_without_general_bound_is_refused():
+    bounds = Bounds(noise_ratio_by_operator={"LogSoftmax": 7.0})
     with pytest.raises(ValueError, match="no bound"):
-        RuntimePolicy(required="always", bounds=Bounds(noise_ratio_by_operator={"LogSoftmax": 7.0}))
+        Policy(
+            task="tensors", runtimes={"ort-cpu": RuntimePolicy(required="always", bounds=bounds)}
+        )
 
 
 def test_bounds_of_other_devices_have_no_operator_exception():
