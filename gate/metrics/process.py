@@ -180,7 +180,7 @@ class _Samples(NamedTuple):
 
     side: str
     start: int
-    count: int
+    size: int
 
 
 def _state_of(metric: Metric, outputs: Any, labels: Labels | None, samples: _Samples) -> State:
@@ -227,7 +227,7 @@ def _at_sample(
     metric: Metric, outputs: Any, labels: Labels | None, samples: _Samples, error: Exception
 ) -> str:
     """Return the text of an error, with the first sample that raises on its own if there is one."""
-    start, count = samples.start, samples.count
+    start, count = samples.start, samples.size
     for index in range(count) if count > 1 else ():
         row = slice(index, index + 1)
         try:
