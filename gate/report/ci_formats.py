@@ -83,7 +83,7 @@ class CiResult:
 
         If not, a case with the reason is added: a red build must not consist of green checks.
         """
-        verdicts = {row.check.verdict for row in self.summary.words} if self.summary else set()
+        verdicts = {row.check.verdict for row in self.summary.check_rows} if self.summary else set()
         expected = Verdict.FAIL if self.outcome == "rejected" else Verdict.ERROR
         return self.outcome == "passed" or expected in verdicts
 
@@ -125,7 +125,7 @@ def _suites(summary: Summary) -> Iterator[ElementTree.Element]:
         for check in finding.checks
     }
     by_runtime: dict[str, list[CheckRow]] = {name: [] for name in runtimes}
-    for row in summary.words:
+    for row in summary.check_rows:
         by_runtime.setdefault(row.check.runtime or MEASUREMENT, []).append(row)
     for runtime, rows in by_runtime.items():
         if rows:
@@ -296,11 +296,11 @@ def _runtime_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]
 def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
     counts = Counter(
         (make_printable(row.check.runtime or MEASUREMENT), row.check.verdict.value)
-        for row in summary.words
+        for row in summary.check_rows
     )
     yield _gauge(model, "checks", "Number of checks by verdict.", counts, "runtime", "verdict")
     rows = {
-        labels: (row.check.observed, row.check.bound, row.strain)
+        labels: (row.check.observed, row.check.bound, row.bound_usage)
         for labels, row in _unique_checks(summary).items()
     }
     for column, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
@@ -313,7 +313,7 @@ def _unique_checks(summary: Summary) -> dict[tuple[str, ...], CheckRow]:
     """Return the checks by their labels. Of checks with equal labels, the first one that does not
     pass: a series must be unique."""
     rows: dict[tuple[str, ...], CheckRow] = {}
-    for row in sorted(summary.words, key=lambda row: row.check.verdict is Verdict.PASS):
+    for row in sorted(summary.check_rows, key=lambda row: row.check.verdict is Verdict.PASS):
         check = row.check
         runtime = check.runtime or MEASUREMENT
         names = (check.part, runtime, check.output, check.name, check.point)

@@ -357,14 +357,14 @@ def worst_first(entries: Iterable[CheckRow]) -> list[CheckRow]:
     Counts of graph findings come after measured failures, because their bound is 0 and the used
     share is undefined.
     """
-    bounded = [entry for entry in entries if entry.strain is not None]
-    return sorted(bounded, key=lambda entry: (_kind(entry), -nan_as_infinite(entry.strain)))
+    bounded = [entry for entry in entries if entry.bound_usage is not None]
+    return sorted(bounded, key=lambda entry: (_kind(entry), -nan_as_infinite(entry.bound_usage)))
 
 
 def bound_usage_chart(
     entries: Iterable[CheckRow],
     *,
-    name: str = "strain",
+    name: str = "bound_usage",
     limit: int = MAX_ROWS,
     several_outputs: bool = False,
 ) -> Chart | None:
@@ -434,18 +434,18 @@ def _mark(axes: Axes, row: int, entry: CheckRow, runtimes: list[str]) -> None:
 
 
 def _usage_text(entry: CheckRow) -> str:
-    value = entry.strain or 0.0
+    value = entry.bound_usage or 0.0
     if math.isfinite(value):
         return f"{format_number(value)} times its bound"
     return format_bound_usage(entry.check)
 
 
 def _position(entry: CheckRow) -> float:
-    return clamped(entry.strain, _AXIS_MIN, _AXIS_MAX)
+    return clamped(entry.bound_usage, _AXIS_MIN, _AXIS_MAX)
 
 
 def _kind(entry: CheckRow) -> int:
     """Return a sort key: failures by measured size, then failures of the graph, then passes."""
     if entry.check.verdict is Verdict.FAIL and entry.check.name.startswith("graph_"):
         return 1
-    return 0 if nan_as_infinite(entry.strain) > 1.0 else 2
+    return 0 if nan_as_infinite(entry.bound_usage) > 1.0 else 2

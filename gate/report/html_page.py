@@ -47,7 +47,15 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-NAMES = ("strain", "differences", "confidence", "agreement", "localisation", "latency", "memory")
+NAMES = (
+    "bound_usage",
+    "differences",
+    "confidence",
+    "agreement",
+    "localisation",
+    "latency",
+    "memory",
+)
 
 _CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
 """Most rows of the first chart, which has to fit on the first screen of a phone."""
@@ -71,7 +79,7 @@ def report_charts(
     """Return all charts of a report."""
     localization = explanation.localisation
     layers = depth_chart(localization) if localization is not None else None
-    bounds = bound_usage_chart(summary.words, several_outputs=summary.has_several_outputs)
+    bounds = bound_usage_chart(summary.check_rows, several_outputs=summary.has_several_outputs)
     return (
         *(chart for chart in (bounds, layers) if chart is not None),
         *metric_charts(evidence, decision),
@@ -91,8 +99,8 @@ def cause_chart(summary: Summary, explanation: Explanation) -> Chart | None:
         if depth is not None:
             return depth
     blamed = {check for finding in summary.findings[:1] for check in finding.checks}
-    failed = [row for row in summary.words if row.check in blamed]
-    measured = [row for row in summary.words if row.check.runtime is not None]
+    failed = [row for row in summary.check_rows if row.check in blamed]
+    measured = [row for row in summary.check_rows if row.check.runtime is not None]
     several = summary.has_several_outputs
     return bound_usage_chart(
         failed, name="cause", limit=_CAUSE_ROWS, several_outputs=several
@@ -169,7 +177,7 @@ class ShownSamples:
 def _sorted(rows: Iterable[CheckRow]) -> list[CheckRow]:
     """Return all checks: failures first, then by the used share of the bound."""
     return sorted(
-        rows, key=lambda row: (_ORDER.index(row.check.verdict), -nan_as_infinite(row.strain))
+        rows, key=lambda row: (_ORDER.index(row.check.verdict), -nan_as_infinite(row.bound_usage))
     )
 
 
@@ -233,7 +241,7 @@ def render_page(report: Report) -> str:
             cause=cause,
             charts=[chart for chart in report.charts if chart.alternative != shown],
             trend=trend_charts(summary.change.trend),
-            checks=_sorted(summary.words),
+            checks=_sorted(summary.check_rows),
             layers=layers(report.explanation.localisation),
             samples=worst_samples(evidence, report.pictures),
             cost_headings=COST_HEADINGS,

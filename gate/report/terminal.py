@@ -319,7 +319,7 @@ def _print_checks(summary: Summary, console: Console) -> None:
     headings = ("runtime", "check", "observed", "allowed", "n", "verdict", "meaning")
     table = build_table(headings, right=("observed", "n"))
     before = ""
-    for row in summary.words:
+    for row in summary.check_rows:
         verdict = Text(row.check.verdict.value, style=STYLES[row.check.verdict])
         runtime = row.check.runtime or "measurement"
         meaning = row.meaning if row.check.bound is None else f"{row.meaning} {row.why}"

@@ -85,13 +85,25 @@ def added_field(default: Any) -> Any:
     return Field(default=default, exclude_if=lambda value: value == default)
 
 
+def renamed_field(default: Any, *, json_name: str) -> Any:
+    """Return a field that has an older name in JSON."""
+    return Field(default=default, validation_alias=json_name, serialization_alias=json_name)
+
+
 class Record(BaseModel):
     """A frozen pydantic model. Unknown fields are refused; NaN and ±inf are strings in JSON.
 
     `R.from_json(r.to_json()) == r` holds for every record.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        ser_json_inf_nan="strings",
+        serialize_by_alias=True,  # `renamed_field`
+        validate_by_name=True,
+    )
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Return the record as JSON text."""

@@ -282,8 +282,10 @@ def _add_texts(value: Any, plain: Any, onnx_reference: bool) -> None:
     elif isinstance(value, GraphFinding):
         plain["detail"] = render_finding(value.to_params())
     elif isinstance(value, Record):
-        for name, item in plain.items():
-            _add_texts(getattr(value, name), item, onnx_reference)
+        for name, field in type(value).model_fields.items():
+            key = field.serialization_alias or name
+            if key in plain:  # a default may be left out
+                _add_texts(getattr(value, name), plain[key], onnx_reference)
     elif isinstance(value, tuple):
         for each, item in zip(value, plain, strict=True):
             _add_texts(each, item, onnx_reference)

@@ -93,7 +93,7 @@ def proof_of(
         if name in shown
     ]
     if decision.passed:
-        leading = max(rows, key=lambda row: row.strain or 0.0, default=None)
+        leading = max(rows, key=lambda row: row.bound_usage or 0.0, default=None)
     else:
         check = None if first is None else first.headline_check
         leading = next((row for row in rows if row.worst is check), None)
@@ -113,7 +113,7 @@ def _proof_row(
         provider=runtime.providers_active[0] if runtime and runtime.providers_active else None,
         nodes=_nodes(runtime),
         worst=worst,
-        strain=used,
+        bound_usage=used,
         agreement=min(numbers, default=None),
         latency_ms=runtime.latency.median_ms if runtime and runtime.latency else None,
         reason=_reason(checks, runtime),
@@ -271,7 +271,7 @@ def check_row(check: CheckResult, evidence: Evidence) -> CheckRow:
         formula=row.formula,
         unit="of the largest output" if relative else row.unit,
         why=_why(check, evidence, row.why),
-        strain=bound_usage(check),
+        bound_usage=bound_usage(check),
     )
 
 
@@ -334,7 +334,7 @@ def summarize(
         steps=tuple(steps_of(decision, evidence, headline.cause)),
         warnings=tuple(_warnings(decision, evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
-        words=tuple(check_row(check, evidence) for check in decision.checks),
+        check_rows=tuple(check_row(check, evidence) for check in decision.checks),
     )
 
 
@@ -343,7 +343,7 @@ def _passed(decision: Decision, evidence: Evidence, proof: tuple[RuntimeProof, .
     samples = evidence.dataset.samples
     text = f"Within every bound on {samples} sample{'' if samples == 1 else 's'}, on "
     text += ", ".join(decision.runtimes)
-    nearest = proof[0].worst if proof and proof[0].strain else None
+    nearest = proof[0].worst if proof and proof[0].bound_usage else None
     if nearest is not None and format_bound_usage(nearest):
         name = short_name(nearest, several_outputs=has_several_outputs(decision.checks))
         text += f"; closest to its bound: {name}, {format_bound_usage(nearest)}"

@@ -11,7 +11,7 @@ from gate.decision.catalog import Cause
 from gate.decision.check_result import CheckResult, Verdict
 from gate.records.champion_comparison import TrendRow
 from gate.records.evidence import Latency
-from gate.storage.record import Count, Measured, Record, Sha256, added_field
+from gate.storage.record import Count, Measured, Record, Sha256, added_field, renamed_field
 from gate.summary.render import has_several_outputs
 
 _MB = 1e6
@@ -113,7 +113,7 @@ class CheckRow(Record):
     unit: str | None = None
     why: str
     """The reason for the bound, including its widening."""
-    strain: Measured | None = None
+    bound_usage: Measured | None = renamed_field(None, json_name="strain")
     """observed / bound, 1 at the bound; shares (unequal + tiny) likewise. None: no number."""
 
 
@@ -131,7 +131,7 @@ class RuntimeProof(Record):
     """Nodes by provider, `CPU 42`; for PyTorch the device."""
     worst: CheckResult | None = None
     """The check with the largest used share of its bound."""
-    strain: Measured | None = None
+    bound_usage: Measured | None = renamed_field(None, json_name="strain")
     """observed / bound of that check."""
     agreement: Measured | None = None
     """The lowest judged top-1 agreement."""
@@ -239,13 +239,13 @@ class Summary(Record):
     """Notices for any verdict: changed code, a layer that was not found."""
     notes: tuple[str, ...] = ()
     """Further facts: the proven agreement, the weights."""
-    words: tuple[CheckRow, ...] = ()
+    check_rows: tuple[CheckRow, ...] = renamed_field((), json_name="words")
     """All checks in the order of the decision."""
 
     @property
     def has_several_outputs(self) -> bool:
         """Return whether names of checks must include their output."""
-        return has_several_outputs(row.check for row in self.words)
+        return has_several_outputs(row.check for row in self.check_rows)
 
     def about(self, *, name: str | None) -> Self:
         """Return a copy for a registered model."""

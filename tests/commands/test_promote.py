@@ -165,7 +165,7 @@ def test_run_of_a_tracked_check_becomes_the_run_of_the_version(work_folder: Path
 @pytest.mark.parametrize("file", ["good.onnx", "bad.onnx"])
 def test_uploaded_report_is_rendered_from_the_records(work_folder: Path, capsys, file: str) -> None:
     _report(file, "report", capsys)
-    for name in ("report.html", "report.md", "plots/strain.svg", "localisation.json"):
+    for name in ("report.html", "report.md", "plots/bound_usage.svg", "localisation.json"):
         (work_folder / "report/plots").mkdir(exist_ok=True)
         (work_folder / "report" / name).write_text("edited by hand")
     (work_folder / "report/plots/other.svg").write_text("edited by hand")

@@ -304,7 +304,7 @@ def test_summary_json_has_texts_of_checks():
         decide(policy(), evidence_without_runtime, decided_at="now"), evidence_without_runtime
     )
     plain = with_texts(summary)
-    entries = [*summary.words, *summary.findings]
+    entries = [*summary.check_rows, *summary.findings]
     rows = [*plain["words"], *plain["findings"]]
     pairs = [
         pair
@@ -315,7 +315,7 @@ def test_summary_json_has_texts_of_checks():
             strict=True,
         )
     ]
-    assert len(pairs) > len(summary.words)
+    assert len(pairs) > len(summary.check_rows)
     for check, row in pairs:
         assert row["explanation"] == render_check(check)
         assert row["remedy"] == render_check(check, "remedy")

@@ -77,7 +77,7 @@ def test_pass_is_recorded_completely(runs: Runs, tmp_path: Path) -> None:
     assert names >= {
         "evidence.json", "decision.json", "report.html", "report.md", "checks.json", "policy.json",
         "numbers.json", "confidence_by_class.json", "samples.csv", "pictures/3.png",
-        "plots/strain.svg",
+        "plots/bound_usage.svg",
     }  # fmt: skip
     assert "of somebody else.txt" not in names
 

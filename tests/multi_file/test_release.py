@@ -139,7 +139,9 @@ def test_outdated_part_is_named(folder: Path, outdated: EvaluationResult) -> Non
         ).refusal_reason
         or ""
     )
-    words = summarize(outdated.decision, outdated.evidence, explanation=outdated.explanation).words
+    words = summarize(
+        outdated.decision, outdated.evidence, explanation=outdated.explanation
+    ).check_rows
     numbers = bound_usage_chart(words)
     assert numbers is not None
     assert "head / noise_ratio" in numbers.svg

@@ -28,7 +28,9 @@ def duplicate_checks() -> CiResult:
     return CiResult(
         command="check",
         exit_code=1,
-        summary=summary.model_copy(update={"words": (*passed.words, *summary.words)}),
+        summary=summary.model_copy(
+            update={"check_rows": (*passed.check_rows, *summary.check_rows)}
+        ),
     )
 
 
@@ -38,10 +40,12 @@ def parts() -> CiResult:
     words = [
         word.model_copy(update={"check": word.check.model_copy(update={"part": part})})
         for part in ("encoder", "decoder")
-        for word in summary.words
+        for word in summary.check_rows
     ]
     return CiResult(
-        command="check", exit_code=1, summary=summary.model_copy(update={"words": tuple(words)})
+        command="check",
+        exit_code=1,
+        summary=summary.model_copy(update={"check_rows": tuple(words)}),
     )
 
 

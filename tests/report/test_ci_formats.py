@@ -43,7 +43,7 @@ def test_check_is_a_junit_case_of_its_runtime(name):
     root = ElementTree.fromstring(junit_xml(result))
     expected = [
         (f"parity-gate.{word.check.runtime or 'measurement'}", TAGS.get(word.check.verdict))
-        for word in result.summary.words
+        for word in result.summary.check_rows
     ]
     matches = [
         (suite.get("name"), case[0].tag if len(case) else None)

@@ -171,7 +171,7 @@ def test_long_tables_are_truncated_with_a_count():
     assert result is not None
     deep = result.model_copy(update={"layers": result.layers * 40})
     explanation = case.explanation.model_copy(update={"localisation": deep})
-    summary = case.summary.model_copy(update={"words": case.summary.words * 20})
+    summary = case.summary.model_copy(update={"check_rows": case.summary.check_rows * 20})
     report = Report(summary, case.evidence, many, explanation)
     text = ParsedPage(render_page(report)).text
     assert f"{len(checks) - html_page.MAX_CHECKS} more that used less of their bounds" in text
@@ -298,8 +298,8 @@ def test_bound_of_zero_shows_no_infinite_factor():
     case = report_records.rejected()
     summary, first = _summary_and_first_screen(output_parity(classification=wrong))
     assert summary.headline.verdict == "FAIL"
-    agreement = next(w for w in summary.words if w.check.name == "top1_agreement")
-    assert agreement.strain == math.inf
+    agreement = next(w for w in summary.check_rows if w.check.name == "top1_agreement")
+    assert agreement.bound_usage == math.inf
     assert "inf ×" not in first
     assert "inf ×" not in render_page(case)
     assert "99.25 %, allowed at least 100 %" in first

@@ -60,7 +60,7 @@ def test_narrow_terminal_wraps_all_but_commands(width):
 def test_verbose_shows_each_check_and_repeats_the_verdict():
     summary = summarize(*failed())
     text = print_text(summary, verbose=True)
-    for word in summary.words:
+    for word in summary.check_rows:
         assert word.check.name in text
         assert word.meaning.split()[0] in text
     assert "top-1 agrees on 400 of 400 samples" in text

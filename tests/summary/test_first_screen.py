@@ -37,7 +37,7 @@ def test_one_fault_is_one_finding(name):
     assert len(summary.headline.sentence) < 320
     texts = [summary.headline.sentence, summary.headline.remedy, *summary.notes]
     texts += [finding.sentence for finding in summary.findings]
-    texts += [word.why for word in summary.words]
+    texts += [word.why for word in summary.check_rows]
     assert not [text for text in texts if "None" in text or "\n" in text]
 
 

@@ -114,8 +114,8 @@ def test_passed_runtime_shows_the_closest_bound():
     assert (row.state, row.provider) == ("passed", "CPUExecutionProvider")
     assert row.nodes
     assert row.worst is not None
-    assert row.strain is not None
-    assert 0.0 < row.strain <= 1.0
+    assert row.bound_usage is not None
+    assert 0.0 < row.bound_usage <= 1.0
     assert row.agreement == 1.0
 
 

@@ -154,7 +154,7 @@ def test_each_check_has_wording(name):
 
 def test_each_check_of_a_decision_is_rendered():
     measured = evidence(runtimes=(runtime_evidence(probes=(probe_parity(),)),))
-    for entry in summarize(decide(policy(), measured, decided_at="now"), measured).words:
+    for entry in summarize(decide(policy(), measured, decided_at="now"), measured).check_rows:
         assert entry.meaning.endswith("?"), entry.check.name
         assert "None" not in f"{entry.meaning} {entry.formula or ''} {entry.unit or ''} {entry.why}"
 

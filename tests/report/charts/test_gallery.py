@@ -115,7 +115,7 @@ def test_failed_checks_have_a_different_color_and_shape():
     words = [report_records.word(check) for check in report_records.rejected().decision.checks]
     shown = {}
     for verdict in (Verdict.PASS, Verdict.FAIL):
-        chosen = [w for w in words if w.check.verdict is verdict and w.strain is not None][:1]
+        chosen = [w for w in words if w.check.verdict is verdict and w.bound_usage is not None][:1]
         chart = bound_usage_chart(chosen)
         assert chart is not None
         shown[verdict] = chart.svg
@@ -146,15 +146,15 @@ def test_worst_check_is_first_and_nan_is_worst():
     check = next(c for c in report_records.passed().decision.checks if c.bound is not None)
 
     def used(value: float | None) -> CheckRow:
-        return report_records.word(check).model_copy(update={"strain": value})
+        return report_records.word(check).model_copy(update={"bound_usage": value})
 
     ranked = worst_first([used(0.1), used(None), used(math.nan), used(3.0)])
-    assert [word.strain for word in ranked][1:] == [3.0, 0.1]
-    assert math.isnan(ranked[0].strain or 0.0)
+    assert [word.bound_usage for word in ranked][1:] == [3.0, 0.1]
+    assert math.isnan(ranked[0].bound_usage or 0.0)
 
-    def failed(name, value, strain):
+    def failed(name, value, bound_usage):
         bad = check.model_copy(update={"name": name, "observed": value, "verdict": Verdict.FAIL})
-        return report_records.word(bad).model_copy(update={"strain": strain})
+        return report_records.word(bad).model_copy(update={"bound_usage": bound_usage})
 
     counted, measured = (
         failed("graph_rounded_weights", 1.0, math.inf),
@@ -184,7 +184,7 @@ def test_first_chart_shows_the_cause():
     assert everything is not None
     assert "19 more in the table" in everything.title
     assert (
-        html_page.cause_chart(passed.summary.model_copy(update={"words": ()}), Explanation())
+        html_page.cause_chart(passed.summary.model_copy(update={"check_rows": ()}), Explanation())
         is None
     )
 
