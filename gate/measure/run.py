@@ -230,7 +230,7 @@ class MeasurementRun:
             validity=self.truth.validity.evidence(),
             float64_differences=float64_differences(self.context, measured),
             undefined=casts_on_samples(self.context),
-            crew=record,
+            worker_pool=record,
             metrics=metrics,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             **dict(chain.from_iterable(each.items() for each in fields)),

@@ -389,7 +389,7 @@ class Evidence(Record):
     """Out-of-range conversions to integers on the first samples."""
     preprocessing: PreprocessingParity | None = added_field(None)
     """Comparison of the consumers of the preprocessing spec `source.preprocess_sha256`."""
-    crew: WorkerPoolRecord | None = added_field(None)
+    worker_pool: WorkerPoolRecord | None = added_field(None, json_name="crew")
     """Workers that measured; None: a single process."""
     metrics: tuple[MetricEvidence, ...] = added_field(())
     """Metrics of the policy."""

@@ -77,12 +77,18 @@ Params = Annotated[dict[str, Any], BeforeValidator(as_json)]
 """The parameters of a code's text."""
 
 
-def added_field(default: Any) -> Any:
+def added_field(default: Any, *, json_name: str | None = None) -> Any:
     """Return a field that was added after version 1 of its record.
 
     It is not written at its default, so that older records keep their JSON and their digest.
+    `json_name`: its older name in JSON.
     """
-    return Field(default=default, exclude_if=lambda value: value == default)
+    return Field(
+        default=default,
+        exclude_if=lambda value: value == default,
+        validation_alias=json_name,
+        serialization_alias=json_name,
+    )
 
 
 def renamed_field(default: Any, *, json_name: str) -> Any:

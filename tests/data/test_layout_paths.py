@@ -150,5 +150,5 @@ def test_worker_processes_measure_the_same(tmp_path: Path, name: str) -> None:
     with checked.by_processes(2) as workload:
         result = check(file, reference=reference, data=workload)
     assert result.decision.verdict is Verdict.PASS, result.decision.problems
-    assert result.evidence.crew is not None
+    assert result.evidence.worker_pool is not None
     assert result.evidence.dataset.samples == 48

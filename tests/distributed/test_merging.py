@@ -117,8 +117,8 @@ def test_parts_in_any_order_give_the_evidence_of_one_process(
     paths += chance.choices(paths, k=3)
     chance.shuffle(paths)
     evidence = merge(folder, plan, paths)
-    assert evidence.crew is not None
-    assert (evidence.crew.engine, evidence.crew.environments) == ("parts", ())
+    assert evidence.worker_pool is not None
+    assert (evidence.worker_pool.engine, evidence.worker_pool.environments) == ("parts", ())
     assert remove_times(evidence.to_plain()) == single_process
 
 
@@ -288,8 +288,8 @@ def test_other_library_version_is_refused_unless_allowed(
     with pytest.raises(EvidenceError, match=r"unit 4 .*version of onnxruntime 1\.0\.0, here"):
         merge(folder, plan, list(parts.values()))
     evidence = merge(folder, plan, list(parts.values()), environments="any")
-    assert evidence.crew is not None
-    assert [e.versions["onnxruntime"] for e in evidence.crew.environments] == ["1.0.0"]
+    assert evidence.worker_pool is not None
+    assert [e.versions["onnxruntime"] for e in evidence.worker_pool.environments] == ["1.0.0"]
     assert any(runtime.measured for runtime in evidence.runtimes)
 
 

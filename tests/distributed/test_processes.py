@@ -57,8 +57,8 @@ def evidence(
         return collect_evidence(onnx, reference=reference, data=workload, policy=policy)
     case = build_job(onnx, reference=reference, data=workload, policy=policy)
     spec = JobSpec.from_job(case, reference, workload)
-    with ProcessPool(jobs) as pool, Workers(pool, spec, 1) as crew:
-        shared = replace(workload, workers=crew)
+    with ProcessPool(jobs) as pool, Workers(pool, spec, 1) as workers:
+        shared = replace(workload, workers=workers)
         return collect_evidence(onnx, reference=reference, data=shared, policy=policy)
 
 
@@ -90,9 +90,9 @@ def test_killed_worker_is_replaced_with_the_same_result(
     monkeypatch.setenv(DEATH_VARIABLE, str(mark))
     pair = evidence(folder, factory="mortal", jobs=2)
     assert not mark.exists()
-    assert pair.crew is not None
-    assert (pair.crew.engine, pair.crew.workers) == ("processes", 2)
-    assert single_process.crew is None
+    assert pair.worker_pool is not None
+    assert (pair.worker_pool.engine, pair.worker_pool.workers) == ("processes", 2)
+    assert single_process.worker_pool is None
     source = {"source": None}
     expected, observed = (remove_times(e.to_plain()) | source for e in (single_process, pair))
     assert observed == expected
@@ -105,7 +105,7 @@ def test_killed_worker_is_replaced_with_the_same_result(
 @pytest.mark.proof
 def test_workers_start_each_run_with_the_same_state(folder: Path) -> None:
     first, pair = (evidence(folder, factory="counting", jobs=jobs) for jobs in (1, 2))
-    assert pair.crew is not None
+    assert pair.worker_pool is not None
     assert remove_times(pair.to_plain()) == remove_times(first.to_plain())
     assert first.state_spread["calls"] > 0.1
     assert all(r.outputs[0].max_abs_diff < 1e-5 for r in first.runtimes if r.measured)
@@ -127,7 +127,7 @@ def test_no_process_or_file_is_left(folder: Path) -> None:
     )
     spec = JobSpec.from_job(case, reference, workload)
     before = set(multiprocessing.active_children())  # such as readers of samples
-    with pytest.raises(KeyboardInterrupt), ProcessPool(2) as pool, Workers(pool, spec, 1) as crew:
-        crew.begin(FirstUnitState(floors={}), [WorkUnit(1, 32, 64)])
+    with pytest.raises(KeyboardInterrupt), ProcessPool(2) as pool, Workers(pool, spec, 1) as workers:
+        workers.begin(FirstUnitState(floors={}), [WorkUnit(1, 32, 64)])
         raise KeyboardInterrupt
     assert set(multiprocessing.active_children()) <= before

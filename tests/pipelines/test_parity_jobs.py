@@ -22,12 +22,12 @@ def test_two_processes_give_the_same_evidence_as_one(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
     single_process = Evidence.load(paths.EVIDENCE)
-    assert single_process.crew is None
+    assert single_process.worker_pool is None
     override(["parity.jobs=2"])
     assert parity.main() == 0
     pair = Evidence.load(paths.EVIDENCE)
-    assert pair.crew is not None
-    assert (pair.crew.engine, pair.crew.workers) == ("processes", 2)
+    assert pair.worker_pool is not None
+    assert (pair.worker_pool.engine, pair.worker_pool.workers) == ("processes", 2)
     assert remove_times(pair.to_plain()) == remove_times(single_process.to_plain())
 
 

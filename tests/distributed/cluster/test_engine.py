@@ -104,8 +104,8 @@ def test_result_equals_one_process_although_a_worker_is_killed(
     monkeypatch.setenv(DEATH_VARIABLE, str(mark))
     pair = evidence(folder, factory="mortal")
     assert not mark.exists()
-    assert pair.crew is not None
-    assert (pair.crew.engine, pair.crew.workers) == ("ray", 2)
+    assert pair.worker_pool is not None
+    assert (pair.worker_pool.engine, pair.worker_pool.workers) == ("ray", 2)
     source: dict[str, Any] = {"source": None}
     assert (
         remove_times(pair.to_plain()) | source == remove_times(single_process.to_plain()) | source
