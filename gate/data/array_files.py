@@ -211,7 +211,10 @@ def open_labels(path: Path, *, samples: int | None) -> NDArray[np.int64]:
     and for labels that are negative or beyond int64.
     """
     if path.suffix.lower() != ".npy":
-        raise DataError(f"{path.name} is not a .npy file. Save the labels with numpy.save.")
+        raise DataError(
+            f"{path.name} is not a .npy file. Save class labels with numpy.save; other labels are "
+            "for the metrics of a policy (--policy)."
+        )
     labels = open_array(path)
     if samples is None and labels.ndim == 1:
         samples = len(labels)
