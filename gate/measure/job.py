@@ -414,10 +414,10 @@ class EvaluationData:
         Parquet. `slices`: the file with the columns of their slices; None: that of the labels.
         Raises DataError.
         """
-        assert self.origin is not None
-        origin, count = replace(self.origin, labels=labels, slices=slices), self.samples.count
+        origin = replace(self.origin or SamplesOrigin(""), labels=labels, slices=slices)
+        count = self.samples.count
         annotations = open_annotations(origin, metrics, count, source_labels=self.labels)
-        labelled = replace(self, annotations=annotations, origin=origin)
+        labelled = replace(self, annotations=annotations, origin=self.origin and origin)
         if labels is None:
             return labelled
         classes = class_labels(labels, samples=count, annotations=annotations)

@@ -127,7 +127,11 @@ def test_no_process_or_file_is_left(folder: Path) -> None:
     )
     spec = JobSpec.from_job(case, reference, workload)
     before = set(multiprocessing.active_children())  # such as readers of samples
-    with pytest.raises(KeyboardInterrupt), ProcessPool(2) as pool, Workers(pool, spec, 1) as workers:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        ProcessPool(2) as pool,
+        Workers(pool, spec, 1) as workers,
+    ):
         workers.begin(FirstUnitState(floors={}), [WorkUnit(1, 32, 64)])
         raise KeyboardInterrupt
     assert set(multiprocessing.active_children()) <= before

@@ -66,6 +66,17 @@ def test_a_drop_in_one_slice_alone_refuses_the_file(project: Project):
     assert all(render_check(each) for each in worse.decision.checks)
 
 
+def test_arrays_take_labels_of_a_file(project: Project):
+    policy = Policy.from_file(project.policy(f"{HIT}, max_drop: 0.3"))
+    data = EvaluationData.from_data({"ids": np.load("ids.npy")})
+    labelled = data.with_labels(Path("labels.jsonl"), metrics=policy.metrics)
+    evidence = check("model.onnx", "textnet:build", labelled, policy).evidence
+    from_file = check_metrics(project, f"{HIT}, max_drop: 0.3").evidence
+    assert [m.values_sha256 for m in evidence.metrics] == [
+        m.values_sha256 for m in from_file.metrics
+    ]
+
+
 @pytest.mark.further
 def test_what_counts_is_the_bound_not_the_value(project: Project):
     few = select_checks(check_metrics(project, f"{HIT}, max_drop: 0.01"), "metric_drop")
