@@ -5,11 +5,8 @@ If an exporter refuses a model, the pair is listed with the reason and not count
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from benchmarks.corpus.architecture import ARCHITECTURES, Architecture
-from benchmarks.corpus.bench import Bench, Pair
-from benchmarks.corpus.entry import CORRECT, Entry
+from benchmarks.corpus.entry import Entry, correct_entry
 from benchmarks.corpus.exporters import (
     DIRECT_17,
     DYNAMO_18,
@@ -73,23 +70,15 @@ def is_correct(architecture: Architecture, recipe: Recipe) -> bool:
     return not baked and recipe.opset >= architecture.least_opset
 
 
-def _correct_entry(architecture: Architecture, recipe: Recipe) -> Entry:
-    def make(bench: Bench, path: Path) -> Pair:
-        return bench.pair(architecture, recipe, path)
-
-    summary = f"{architecture.name} as {recipe.exporter} writes it at opset {recipe.opset}."
-    return Entry(CORRECT, architecture.name, architecture, recipe, summary, make)
-
-
 CORRECT_PAIRS: list[Entry] = [
     *(
-        _correct_entry(architecture, recipe)
+        correct_entry(architecture, recipe)
         for architecture in ARCHITECTURES.values()
         for recipe in RECIPES
         if is_correct(architecture, recipe)
     ),
     *(
-        _correct_entry(architecture, recipe)
+        correct_entry(architecture, recipe)
         for architecture, recipes in _FAULT_MODELS
         for recipe in recipes
     ),

@@ -152,6 +152,16 @@ def register_exporter_fault(
         FAULTS.append(Entry(kind, title, architecture, recipe, summary, make))
 
 
+def correct_entry(architecture: Architecture, recipe: Recipe) -> Entry:
+    """Return the pair of an architecture and the file that an exporter writes."""
+
+    def make(bench: Bench, path: Path) -> Pair:
+        return bench.pair(architecture, recipe, path)
+
+    summary = f"{architecture.name} as {recipe.exporter} writes it at opset {recipe.opset}."
+    return Entry(CORRECT, architecture.name, architecture, recipe, summary, make)
+
+
 def edit_then_export(
     edit: ModelEdit, architecture: Architecture, recipe: Recipe
 ) -> Callable[[Bench, Path], Pair]:

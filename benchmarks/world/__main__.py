@@ -27,8 +27,8 @@ def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(
-            f"benchmarks.world judges models of others, and {', '.join(missing)} is not "
-            "installed. Install the extra: pip install -c constraints.txt -e '.[world]'"
+            f"benchmarks.world needs {', '.join(missing)}. Install the extra: "
+            "pip install -c constraints.txt -e '.[world]'"
         )
     logging.getLogger("transformers").setLevel(logging.ERROR)  # messages about the number of tokens
     from benchmarks.world.registry import select_entries

@@ -14,10 +14,15 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.corpus.entry import Entry, ModelEdit, edit_then_export, export_then_edit, summary_of
-from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18, Recipe
+from benchmarks.corpus.entry import Entry, ModelEdit, edit_then_export, summary_of
+from benchmarks.corpus.exporters import DIRECT_17, Recipe
 from benchmarks.corpus.samples import Arrays
-from benchmarks.world.architectures import ARCHITECTURES
+from benchmarks.world import timm_models, transformers_models
+
+ARCHITECTURES: dict[str, Architecture] = {
+    architecture.name: architecture
+    for architecture in (*timm_models.ARCHITECTURES, *transformers_models.ARCHITECTURES)
+}
 
 FAULTS: list[Entry] = []
 """All faults, in the order in which the modules of `faults` are imported."""
@@ -25,11 +30,10 @@ FAULTS: list[Entry] = []
 FaultTarget = str | tuple[str, str] | tuple[str, str, Recipe]
 """An architecture, or a tuple of it, the path of the only faulty layer ("" for none) and a recipe.
 """
-Reach = Callable[[Architecture], Arrays]
 
 
 def fault_of(
-    kind: str, *targets: FaultTarget, reach: Reach | None = None
+    kind: str, *targets: FaultTarget, reach: Callable[[Architecture], Arrays] | None = None
 ) -> Callable[[ModelEdit], ModelEdit]:
     """Register a fault for each target.
 
@@ -60,13 +64,6 @@ def fault_of(
     return register
 
 
-def as_exported(kind: str, name: str, recipe: Recipe, summary: str) -> None:
-    """Register a file that the exporter gets wrong without an edit."""
-    architecture = ARCHITECTURES[name]
-    make = export_then_edit(lambda *_: None, architecture, recipe)
-    FAULTS.append(Entry(kind, name, architecture, recipe, summary, make))
-
-
 def _unpack_target(target: FaultTarget) -> tuple[str, str, Recipe]:
     if isinstance(target, str):
         return target, "", DIRECT_17
@@ -86,36 +83,22 @@ def _edit_layer(layer: str, edit: ModelEdit) -> ModelEdit:
     return edit_model
 
 
-class AppliedAfter(nn.Module):
-    """A model followed by a function that is applied to its outputs."""
+class Wrapped(nn.Module):
+    """A model whose inputs or outputs a function changes."""
 
-    def __init__(self, model: nn.Module, function: Callable[..., object]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        inputs: Callable[..., object] | None = None,
+        outputs: Callable[..., object] | None = None,
+    ) -> None:
         super().__init__()
-        self.model, self._function = model, function
+        self.model, self._inputs, self._outputs = model, inputs, outputs
 
-    def forward(self, *inputs: torch.Tensor) -> object:
-        outputs = self.model(*inputs)
-        return self._function(*outputs) if isinstance(outputs, tuple) else self._function(outputs)
-
-
-class AppliedBefore(nn.Module):
-    """A model preceded by a function that is applied to its inputs."""
-
-    def __init__(self, model: nn.Module, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.model, self._function = model, function
-
-    def forward(self, *inputs: torch.Tensor) -> object:
-        function = self._function(*inputs)
-        return self.model(*(function if isinstance(function, tuple) else (function,)))
-
-
-__all__ = [
-    "DIRECT_17",
-    "DYNAMO_18",
-    "FAULTS",
-    "AppliedAfter",
-    "AppliedBefore",
-    "as_exported",
-    "fault_of",
-]
+    def forward(self, *tensors: torch.Tensor) -> object:
+        changed = self._inputs(*tensors) if self._inputs else tensors
+        result = self.model(*(changed if isinstance(changed, tuple) else (changed,)))
+        if self._outputs is None:
+            return result
+        return self._outputs(*result) if isinstance(result, tuple) else self._outputs(result)

@@ -1,10 +1,6 @@
-"""Generate samples for models of other projects: tokens with a mask, word boxes, sounds, series in
-several units, categories.
-"""
+"""Generate samples for models of other projects: tokens with a mask, word boxes, images, sounds."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,9 +45,7 @@ def pages(count: int, seed: int) -> Arrays:
     return {**text(count, seed), "bbox": boxes.astype(np.int64)}
 
 
-def sound(
-    count: int, seed: int, *, length: int = 1600, name: str = "input_values"
-) -> dict[str, Any]:
+def sound(count: int, seed: int, *, length: int = 1600) -> Arrays:
     """Return chords with noise, float32 (count, length), with an amplitude of about 1."""
     rng = np.random.default_rng(seed)
     time = np.arange(length) / 8000.0
@@ -60,45 +54,10 @@ def sound(
     loud = rng.uniform(0.02, 0.4, (count, 3, 1))
     waves = (loud * np.sin(2 * np.pi * pitch * time + phase)).sum(axis=1)
     waves += rng.normal(0.0, 0.02, (count, length))
-    return {name: waves.astype(np.float32)}
+    return {"input_values": waves.astype(np.float32)}
 
 
 def spectrum(count: int, seed: int, *, bands: int = 16, frames: int = 80) -> NDArray[np.float32]:
     """Return log-mel spectra, float32 (count, bands, frames): smooth, of about unit scale."""
     walks = samples.series(count, frames, bands, seed=seed)
     return np.ascontiguousarray(walks.transpose(0, 2, 1))
-
-
-def past(count: int, seed: int, *, length: int = 48, channels: int = 4) -> NDArray[np.float32]:
-    """Return series with a different unit per channel, float32 (count, length, channels)."""
-    scale = np.array([1.0, 30.0, 0.05, 400.0, 5.0, 1000.0], dtype=np.float32)[:channels]
-    level = np.array([0.0, 15.0, 0.5, 1000.0, -3.0, 5e3], dtype=np.float32)[:channels]
-    return (samples.series(count, length, channels, seed=seed) * scale + level).astype(np.float32)
-
-
-def forecast(count: int, seed: int, *, past_length: int = 27, future: int = 8) -> Arrays:
-    """Return the inputs of the forecasters of transformers, in the order of their `forward`."""
-    rng = np.random.default_rng(seed)
-    steps = samples.series(count, past_length + future, 1, seed=seed)[:, :, 0] + 5.0
-    clock = rng.uniform(-0.5, 0.5, (count, past_length + future, 2)).astype(np.float32)
-    observed = (rng.random((count, past_length)) < 0.95).astype(np.float32)
-    return {
-        "past_values": steps[:, :past_length].copy(),
-        "past_time_features": clock[:, :past_length].copy(),
-        "past_observed_mask": observed,
-        "future_values": steps[:, past_length:].copy(),
-        "future_time_features": clock[:, past_length:].copy(),
-    }
-
-
-def clicks(count: int, seed: int, *, sizes: tuple[int, ...], numbers: int) -> Arrays:
-    """Return categories, int64 (count, len(sizes)), most of them small, and logarithms of
-    counts.
-    """
-    rng = np.random.default_rng(seed)
-    columns = [np.minimum(rng.zipf(1.4, count) - 1, size - 1) for size in sizes]
-    amounts = np.log1p(rng.lognormal(1.0, 1.0, (count, numbers)))
-    return {
-        "categories": np.stack(columns, axis=1).astype(np.int64),
-        "numbers": amounts.astype(np.float32),
-    }

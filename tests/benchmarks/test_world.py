@@ -18,51 +18,31 @@ from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.outcome import Ruling
 from benchmarks.corpus.trained import build_trained
 from benchmarks.world.__main__ import main
-from benchmarks.world.architectures import ARCHITECTURES
-from benchmarks.world.correct_pairs import CORRECT_PAIRS, REFUSED, WRONG
-from benchmarks.world.fault import FAULTS
-from benchmarks.world.halves import half_of
-from benchmarks.world.registry import ENTRIES, select_entries
+from benchmarks.world.fault import ARCHITECTURES, FAULTS
+from benchmarks.world.registry import ENTRIES, REFUSED, half_of, select_entries
 
 MIN_EFFECT = 5.0
 """In units of rounding error. The mildest fault of the first corpus has an effect of 2.4."""
 
 
-def test_the_corpus_is_as_large_as_it_says() -> None:
+def test_the_corpus_has_the_documented_size() -> None:
     assert len(ARCHITECTURES) >= 60
-    assert len(FAULTS) >= 150
-    assert len({fault.kind for fault in FAULTS}) >= 60
-    assert sum(fault.layer is not None for fault in FAULTS) >= 40
+    assert len(FAULTS) >= 120
+    assert len({fault.kind for fault in FAULTS}) >= 30
+    assert sum(fault.layer is not None for fault in FAULTS) >= 50
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
     assert all(len(entry.summary) > 20 and entry.summary.endswith(".") for entry in ENTRIES)
-    families = {name.partition("-")[0] for name in ARCHITECTURES}
-    assert families == {"timm", "hf", "tv", "own"}
-    assert {*WRONG, *REFUSED} <= set(ARCHITECTURES)
-    exporters = {(pair.architecture.name, pair.recipe.exporter) for pair in CORRECT_PAIRS}
-    assert len(exporters) == len(CORRECT_PAIRS) >= 200
+    assert {name.partition("-")[0] for name in ARCHITECTURES} == {"timm", "hf"}
+    assert set(REFUSED) <= set(ARCHITECTURES)
+    assert sum(not entry.faulty for entry in ENTRIES) == 2 * len(ARCHITECTURES) - len(REFUSED)
 
 
-def test_single_layers_are_named_in_fifteen_models_of_others() -> None:
-    layered = [fault for fault in FAULTS if fault.layer and not fault.reach]
-    of_others = {f.architecture.name for f in layered if f.architecture.name[:2] != "ow"}
-    assert len(of_others) >= 15
+def test_localized_faults_name_a_module_of_their_model() -> None:
+    layered = [fault for fault in FAULTS if fault.layer]
+    assert not any(fault.reach for fault in layered)
+    assert len({fault.architecture.name for fault in layered}) >= 15
     for fault in layered:
         assert fault.layer in dict(fault.architecture.make().named_modules()), fault.name
-
-
-def test_faults_of_ours_are_in_files_that_are_right_without_them() -> None:
-    """The exporter must write the architecture's file correctly, or its own fault would be
-    detected."""
-    for fault in FAULTS:
-        broken = (
-            *WRONG.get(fault.architecture.name, ()),
-            *REFUSED.get(fault.architecture.name, ()),
-        )
-        assert _is_exporter_fault(fault) == (fault.recipe.exporter in broken), fault.name
-
-
-def _is_exporter_fault(fault: Entry) -> bool:
-    return "batch_size" in fault.make.__code__.co_freevars
 
 
 def test_halves_are_split_by_architecture_and_both_large() -> None:
@@ -71,38 +51,25 @@ def test_halves_are_split_by_architecture_and_both_large() -> None:
     names = [{entry.architecture.name for entry in half} for half in halves.values()]
     assert names[0].isdisjoint(names[1])
     for half in halves.values():
-        assert sum(entry.faulty for entry in half) >= 75
+        assert sum(entry.faulty for entry in half) >= 60
         assert len({entry.architecture.name for entry in half}) >= 30
-    assert half_of("hf-bert") == half_of("hf-bert")
-    assert {half_of(name) for name in ("own-money", "hf-bert", "tv-fcn", "hf-gpt2")} == {
-        "tune",
-        "confirm",
-    }
-
-
-def _is_fast(fault: Entry) -> bool:
-    """Return whether a forward takes milliseconds; the command covers the other architectures."""
-    return fault.architecture.name.startswith(("own-", "tv-")) and not _is_exporter_fault(fault)
-
-
-_FAST_FAULTS = [fault for fault in FAULTS if _is_fast(fault)]
+    assert {half_of(name) for name in ("hf-bert", "hf-gpt2", "timm-mixer")} == {"tune", "confirm"}
 
 
 @pytest.mark.rows(5)
-@pytest.mark.parametrize("fault", _FAST_FAULTS[::4], ids=lambda f: f.name)
+@pytest.mark.parametrize("fault", FAULTS[::8], ids=lambda f: f.name)
 def test_faults_show_in_the_samples_or_within_their_reach(fault: Entry, tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    captured: list[nn.Module] = []
     freevars = dict(zip(fault.make.__code__.co_freevars, fault.make.__closure__, strict=True))
     with torch.no_grad():
         model = bench.model(fault.architecture)
         copied = copy.deepcopy(model)
-        captured.append(freevars["edit"].cell_contents(copied, fault.architecture) or copied)
+        edited = freevars["edit"].cell_contents(copied, fault.architecture) or copied
     inputs = fault.reach() if fault.reach else bench.samples(fault.architecture)
-    assert measure_effect(captured[0], model, inputs) > MIN_EFFECT
+    assert measure_effect(edited, model, inputs) > MIN_EFFECT
 
 
-@pytest.mark.parametrize("name", ["own-money", "own-experts", "hf-bert", "tv-fcn", "timm-mixer"])
+@pytest.mark.parametrize("name", ["hf-bert", "hf-wav2vec2", "timm-mixer"])
 def test_references_are_the_same_every_time_and_answers_vary(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model, retrained = build_trained(architecture), build_trained(architecture)
@@ -138,7 +105,7 @@ def test_the_command_fails_where_a_fault_escapes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "world.json"
-    only = "fault/place/turned-own-place/*"
+    only = "fault/one-weight/*-timm-mixer-*"
     assert main(["--only", only, "--json", str(file)], gate=_pass_existing) == 1
     (outcome,) = json.loads(file.read_text())["outcomes"]
     assert outcome["ruling"]["passed"]
@@ -152,7 +119,7 @@ def test_the_command_fails_where_a_fault_escapes(
     [
         "correct/timm-vit-tiny-patch16-224/direct-17",
         pytest.param("fault/one-weight/*-timm-mixer-*", marks=pytest.mark.proof),
-        pytest.param("fault/towers-swapped/*-own-two-towers/*", marks=pytest.mark.proof),
+        pytest.param("fault/towers-swapped/*-hf-siglip/*", marks=pytest.mark.proof),
     ],
 )
 def test_the_gate_is_right_about_some(only: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,13 +21,16 @@ from gate.errors import (
 )
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.history import ModelHistory
+from gate.ledger.ledger import Ledger
 from gate.policy.policy import Policy
 from gate.registry.interface import Tag
 from gate.registry.promotion import rollback
+from gate.registry.registered_model import RegisteredModel
 from gate.service.monitoring import Failed, Kind
 from gate.service.reconciler import Reconciler, deploy_champion
 from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
+from tests.ledger.rows import record_parsed_lines
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
 from tests.service.registry_setup import (
@@ -54,6 +57,19 @@ def test_promoted_version_is_deployed_once(service):
     assert service.reconcile_once() == []
     assert service.setup.lines() == [("promoted", "1"), ("deployed", "1")]
     assert service.setup.ledger.entries()[-1].cause == "delivery 1"
+
+
+def test_pass_parses_only_entries_of_other_processes(service, monkeypatch):
+    parsed = record_parsed_lines(monkeypatch)
+    assert service.reconcile_once() == []
+    assert parsed == []
+    other = Ledger(service.setup.ledger.state)
+    RegisteredModel(service.setup.registry, other, NAME, cause="delivery 2").write(
+        "conflict", "written by another process"
+    )
+    parsed.clear()
+    assert service.reconcile_once() == []
+    assert parsed == [3]
 
 
 def test_bytes_replaced_between_two_downloads_are_not_deployed(service, monkeypatch):

@@ -1,13 +1,13 @@
-"""Section 5: one faulty layer in models of timm, transformers and torchvision, to be located."""
+"""One faulty layer in a model, which localization must name."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.world.fault import DIRECT_17, DYNAMO_18, as_exported, fault_of
+from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18
+from benchmarks.world.fault import fault_of
 
 _WEIGHTS = (
     ("timm-resnet26d", "layer2.0.conv2", DIRECT_17),
@@ -30,11 +30,6 @@ _WEIGHTS = (
     ("hf-clip", "model.visual_projection", DIRECT_17),
     ("hf-wav2vec2", "model.wav2vec2.feature_extractor.conv_layers.1.conv", DIRECT_17),
     ("hf-whisper", "model.conv2", DIRECT_17),
-    ("hf-time-series", "model.decoder.value_embedding.value_projection", DIRECT_17),
-    ("tv-retina", "backbone.fpn.inner_blocks.1.0", DIRECT_17),
-    ("tv-swin-video", "patch_embed.proj", DIRECT_17),
-    ("own-separator", "decoder", DIRECT_17),
-    ("own-dlrm", "bottom.0", DYNAMO_18),
 )
 
 
@@ -55,8 +50,6 @@ def one_weight(layer: nn.Module, _architecture: Architecture) -> None:
     ("hf-deberta", "model.deberta.encoder.layer.1.attention.self.query_proj"),
     ("hf-mpnet", "model.encoder.layer.0.attention.attn.v"),
     ("hf-detr", "model.class_labels_classifier"),
-    ("hf-patchtst", "model.model.encoder.layers.0.ff.0", DYNAMO_18),
-    ("tv-deeplab", "head.1"),
 )
 def in_half(layer: nn.Module, _architecture: Architecture) -> None:
     """Round the weights to float16."""
@@ -70,9 +63,7 @@ def in_half(layer: nn.Module, _architecture: Architecture) -> None:
     ("hf-roberta", "model.roberta.encoder.layer.1.output.dense"),
     ("hf-electra", "model.electra.encoder.layer.0.intermediate.dense", DYNAMO_18),
     ("hf-layoutlm", "model.layoutlm.encoder.layer.0.attention.self.query"),
-    ("hf-hubert", "model.hubert.feature_projection.projection"),
     ("hf-yolos", "model.class_labels_classifier.layers.0"),
-    ("tv-lraspp", "head.low_classifier"),
 )
 def one_bias(layer: nn.Module, _architecture: Architecture) -> None:
     """Set the bias with the largest magnitude to zero."""
@@ -89,8 +80,6 @@ def one_bias(layer: nn.Module, _architecture: Architecture) -> None:
     ("hf-gpt2", "model.transformer.h.1.ln_2"),
     ("hf-whisper", "model.layers.0.self_attn_layer_norm"),
     ("hf-vit", "model.vit.layernorm"),
-    ("own-money", "trunk.norm"),
-    ("own-separator", "norm"),
 )
 def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     """Set the epsilon of the norm to 0.001."""
@@ -101,8 +90,6 @@ def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     "epsilon of a batch norm",
     ("timm-resnet26t", "layer1.0.bn2"),
     ("timm-regnetx-002", "s1.b1.conv2.bn"),
-    ("tv-shufflenet", "stage2.0.branch1.1"),
-    ("own-m5", "second"),
 )
 def batch_epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     """Set the epsilon of BatchNorm to 0.001, the default of another framework."""
@@ -114,19 +101,10 @@ def batch_epsilon(layer: nn.Module, _architecture: Architecture) -> None:
     ("timm-ese-vovnet19b-slim", "stages.1.blocks.0.conv_mid.0.bn"),
     ("timm-lcnet-050", "blocks.1.0.bn1"),
     ("timm-visformer-tiny", "stage1.0.norm2"),
-    ("tv-fcos", "backbone.body.layer1.1"),
-    ("own-wide-and-deep", "mlp.1"),
 )
 def stale(layer: nn.Module, _architecture: Architecture) -> None:
     """Shift the running mean of one channel by a tenth of its standard deviation."""
     layer.running_mean[1] += 0.1 * float(layer.running_var[1]) ** 0.5
-
-
-class TanhGelu(nn.Module):
-    """GELU with the tanh approximation."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return functional.gelu(hidden, approximate="tanh")
 
 
 @fault_of(
@@ -139,7 +117,7 @@ class TanhGelu(nn.Module):
 )
 def by_tanh(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
     """Replace GELU by erf with its tanh approximation."""
-    return TanhGelu()
+    return nn.GELU(approximate="tanh")
 
 
 @fault_of(
@@ -157,8 +135,6 @@ def hardened(_layer: nn.Module, _architecture: Architecture) -> nn.Module:
     ("hf-bert", "model.bert.embeddings.word_embeddings"),
     ("hf-esm", "model.esm.embeddings.word_embeddings"),
     ("hf-mamba", "model.backbone.embeddings", DYNAMO_18),
-    ("own-next-item", "items"),
-    ("own-matrix-factorisation", "items"),
 )
 def frequent_row(layer: nn.Module, _architecture: Architecture) -> None:
     """Swap the rows 3 and 4, which belong to frequent tokens."""
@@ -169,38 +145,12 @@ def frequent_row(layer: nn.Module, _architecture: Architecture) -> None:
     "order of queries and keys",
     ("timm-vit-tiny-patch16-224", "blocks.1.attn.qkv"),
     ("timm-swin-tiny-patch4-window7-224", "layers.0.blocks.0.attn.qkv", DYNAMO_18),
-    ("tv-swin-video", "features.0.0.attn.qkv"),
 )
 def order_of_three(layer: nn.Module, _architecture: Architecture) -> None:
     """Swap the packed weights of queries and keys."""
     for packed in (layer.weight, layer.bias):
         first, second, third = packed.chunk(3)
         packed.copy_(torch.cat([second, first, third]))
-
-
-@fault_of(
-    "gates of a recurrence",
-    ("own-deep-ar", "lstm"),
-    ("own-sequences", "writer"),
-    ("own-deep-ar", "lstm", DYNAMO_18),
-)
-def gates_swapped(layer: nn.Module, _architecture: Architecture) -> None:
-    """Swap the packed weights of the input gate and the forget gate."""
-    for packed in (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0):
-        first, second, *others = packed.chunk(4)
-        packed.copy_(torch.cat([second, first, *others]))
-
-
-@fault_of(
-    "one weight of a recurrence",
-    ("own-deep-ar", "lstm"),
-    ("own-both-ways", "gru"),
-    ("own-next-item", "gru", DYNAMO_18),
-)
-def recurrent_weight(layer: nn.Module, _architecture: Architecture) -> None:
-    """Scale the recurrent weight with the largest magnitude by 1.1."""
-    weights = layer.weight_hh_l0.view(-1)
-    weights[int(weights.abs().argmax())] *= 1.1
 
 
 @fault_of(
@@ -211,60 +161,3 @@ def recurrent_weight(layer: nn.Module, _architecture: Architecture) -> None:
 def border_counted(layer: nn.Module, _architecture: Architecture) -> None:
     """Include the padding in the average."""
     layer.count_include_pad = True
-
-
-@fault_of("groups of a norm", ("tv-retina", "head.classification_head.conv.0.1"))
-def other_groups(layer: nn.Module, _architecture: Architecture) -> nn.Module:
-    """Normalize the channels in two groups instead of four."""
-    grouped = nn.GroupNorm(2, layer.num_channels, eps=layer.eps)
-    grouped.load_state_dict(layer.state_dict())
-    return grouped
-
-
-@fault_of(
-    "dilation",
-    ("own-separator", "depthwise"),
-    ("tv-deeplab", "head.0.convs.2.0"),
-)
-def undilated(layer: nn.Module, _architecture: Architecture) -> None:
-    """Remove the dilation of the convolution."""
-    layer.padding = tuple(
-        padding // dilation for padding, dilation in zip(layer.padding, layer.dilation, strict=True)
-    )
-    layer.dilation = tuple(1 for _ in layer.dilation)
-
-
-as_exported(
-    "end of softplus",
-    "own-softened",
-    DIRECT_17,
-    "The exporter forgets where softplus becomes a straight line.",
-)
-
-
-@fault_of("end of softplus", ("own-softened", "soften", DYNAMO_18))
-def default_softplus(layer: nn.Module, _architecture: Architecture) -> None:
-    """Set the threshold of softplus to its default."""
-    layer.threshold = 20
-
-
-@fault_of(
-    "corners of a resize",
-    ("tv-fcn", "resize"),
-    ("tv-lraspp", "resize", DYNAMO_18),
-)
-def corners_aligned(layer: nn.Module, _architecture: Architecture) -> None:
-    """Align the corners of image and scores."""
-    layer._settings = {"mode": "bilinear", "align_corners": True}
-
-
-@fault_of("mode of a resize", ("tv-deeplab", "resize"))
-def nearest(layer: nn.Module, _architecture: Architecture) -> None:
-    """Use the nearest pixel instead of interpolating."""
-    layer._settings = {"mode": "nearest"}
-
-
-@fault_of("cubic resize", ("tv-lraspp", "resize"))
-def cubic(layer: nn.Module, _architecture: Architecture) -> None:
-    """Use cubic instead of linear interpolation."""
-    layer._settings = {"mode": "bicubic", "align_corners": False}

@@ -1,4 +1,4 @@
-"""Faults of exporters and of rewritten attention: masks, scales, rotations, tables."""
+"""Faults of rewritten attention, and parameters of no layer: masks, scales, rotations, tables."""
 
 from __future__ import annotations
 
@@ -6,27 +6,8 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.world.architectures.named_fields import NamedFields
-from benchmarks.world.fault import (
-    DIRECT_17,
-    DYNAMO_18,
-    AppliedBefore,
-    as_exported,
-    fault_of,
-)
-
-
-class Unmasked(nn.Module):
-    """A model whose attention gets a mask of four axes that hides nothing."""
-
-    def __init__(self, model: NamedFields) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> object:
-        zeros = (mask * 0).to(torch.get_default_dtype())
-        return self.model(ids, zeros[:, None, None, :] + zeros[:, None, :, None])
-
+from benchmarks.corpus.exporters import DYNAMO_18
+from benchmarks.world.fault import Wrapped, fault_of
 
 _CAUSAL = ("hf-gpt2", "hf-llama", "hf-gpt-neox", "hf-qwen2", "hf-phi", "hf-olmo")
 
@@ -34,7 +15,12 @@ _CAUSAL = ("hf-gpt2", "hf-llama", "hf-gpt-neox", "hf-qwen2", "hf-phi", "hf-olmo"
 @fault_of("causal mask", *_CAUSAL)
 def causal_mask_left_out(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """Remove the causal mask, so that tokens attend to later tokens."""
-    return Unmasked(model)
+
+    def unmask(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        zeros = (mask * 0).to(torch.get_default_dtype())
+        return ids, zeros[:, None, None, :] + zeros[:, None, :, None]
+
+    return Wrapped(model, inputs=unmask)
 
 
 @fault_of(
@@ -49,7 +35,7 @@ def causal_mask_left_out(model: nn.Module, _architecture: Architecture) -> nn.Mo
 )
 def padding_seen(model: nn.Module, _architecture: Architecture) -> nn.Module:
     """Remove the padding mask, so that tokens attend to padding."""
-    return AppliedBefore(model, lambda ids, mask: (ids, mask * 0 + 1))
+    return Wrapped(model, inputs=lambda ids, mask: (ids, mask * 0 + 1))
 
 
 @fault_of(
@@ -90,33 +76,11 @@ _TABLES = {
     "timm-convnext-atto": "stages.1.blocks.0.gamma",
     "timm-xcit-nano-12-p8-224": "blocks.0.attn.temperature",
     "hf-mamba": "model.backbone.layers.0.mixer.A_log",
-    "hf-patchtst": "model.model.encoder.positional_encoder.position_enc",
 }
 
 
-@fault_of(
-    "parameter of no layer",
-    *(name for name in _TABLES if name != "hf-patchtst"),
-    ("hf-patchtst", "", DYNAMO_18),
-    ("timm-vit-tiny-patch16-224", "", DYNAMO_18),
-)
+@fault_of("parameter of no layer", *_TABLES, ("timm-vit-tiny-patch16-224", "", DYNAMO_18))
 def one_of_a_table(model: nn.Module, architecture: Architecture) -> None:
     """Scale the largest element of a parameter that belongs to no layer by 1.1."""
     numbers = model.get_parameter(_TABLES[architecture.name]).view(-1)
     numbers[int(numbers.abs().argmax())] *= 1.1
-
-
-as_exported(
-    "words that see nothing",
-    "hf-decision",
-    DYNAMO_18,
-    "Where all that a word could attend to is masked, the exporter's attention gives something "
-    "else than PyTorch's.",
-)
-for broken in ("hf-patchtst", "hf-patch-mixer"):
-    as_exported(
-        "graph that does not load",
-        broken,
-        DIRECT_17,
-        "The exporter writes a graph whose types or shapes contradict each other.",
-    )

@@ -60,7 +60,11 @@ _BY_NAME: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("convnextv2_atto", 32, _STAGES),
     ("edgenext_xx_small", 64, {}),
     ("mobilevitv2_050", 64, {}),
-    ("visformer_tiny", 64, {"embed_dim": 48, "depth": (1, 1, 1), "init_channels": 16}),
+    (
+        "visformer_tiny",
+        64,
+        {"img_size": 64, "embed_dim": 48, "depth": (1, 1, 1), "init_channels": 16},
+    ),
     ("vit_tiny_patch16_224", 32, _VIT),
     ("deit_tiny_distilled_patch16_224", 32, _VIT),
     ("beit_base_patch16_224", 32, _VIT),
@@ -70,9 +74,6 @@ _BY_NAME: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("swin_tiny_patch4_window7_224", 32, _WINDOWS),
     ("swinv2_tiny_window8_256", 32, _WINDOWS),
 )
-_NEED_IMAGE_SIZE = ("visformer_tiny",)
-"""Constructors that need the image size unless it is their default."""
-
 _MLP: dict[str, Any] = {
     "img_size": 32,
     "patch_size": 8,
@@ -99,10 +100,6 @@ _MIXERS: tuple[tuple[str, Callable[[], nn.Module]], ...] = (
 )
 
 
-def _image_sampler(size: int) -> Callable[[int, int], Arrays]:
-    return lambda count, seed: {"pixels": samples.normalized(count, size, seed=seed)}
-
-
 def _build(name: str, **settings: Any) -> nn.Module:
     return timm.create_model(name, pretrained=False, num_classes=CLASSES, **settings)
 
@@ -111,7 +108,7 @@ def _timm_architecture(name: str, make: Callable[[], nn.Module], size: int) -> A
     return Architecture(
         f"timm-{name.replace('_', '-')}",
         make,
-        _image_sampler(size),
+        lambda count, seed: {"pixels": samples.normalized(count, size, seed=seed)},
         head="",
         settle=_settle,
         count=32,
@@ -127,13 +124,7 @@ def _settle(model: nn.Module, architecture: Architecture, arrays: Arrays) -> Non
 
 ARCHITECTURES = [
     *(
-        _timm_architecture(
-            name,
-            partial(
-                _build, name, **settings, **({"img_size": size} if name in _NEED_IMAGE_SIZE else {})
-            ),
-            size,
-        )
+        _timm_architecture(name, partial(_build, name, **settings), size)
         for name, size, settings in _BY_NAME
     ),
     *(_timm_architecture(name, make, 32) for name, make in _MIXERS),

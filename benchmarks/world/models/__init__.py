@@ -1,1 +1,0 @@
-"""Models as companies write them: heads in several units, recommenders, forecasters, sound."""
