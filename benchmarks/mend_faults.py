@@ -36,7 +36,6 @@ from gate.mend.plan import MendPlan, names_of
 from gate.mend.recipe import Builder, example_of, halves
 from gate.mend.search import Search, with_disabled
 from gate.policy.policy import Policy
-from gate.records.evidence import Source
 from gate.records.export import ExportSettings
 from gate.storage.files import temporary_folder
 
@@ -87,9 +86,8 @@ class Case:
     def from_entry(cls, entry: Entry, bench: Bench, path: Path) -> Case:
         """Write the faulty file and return the case."""
         pair = entry.make(bench, path)
-        reference = Reference(pair.model, Source(factory="benchmarks.corpus"), export=pair.record)
-        samples = SampleSet.from_arrays(pair.samples)
-        return cls(pair, reference, EvaluationData(samples, batch_size=pair.batch_size))
+        arguments = pair.check_arguments()
+        return cls(pair, arguments["reference"], arguments["data"])
 
 
 def mend(case: Case, entry: Entry, folder: Path) -> tuple[str, str]:

@@ -17,6 +17,10 @@ from torch import nn
 from torch.nn.functional import interpolate
 from torchvision import models
 
+from benchmarks.corpus.architecture import Architecture
+from benchmarks.corpus.samples import Arrays
+from benchmarks.corpus.trained import calibrate, center_logits
+
 SIDE = {"inception_v3": 299}
 """Side length of the images in pixels, for architectures that don't take 224."""
 _WARN_WITHOUT_INIT = ("googlenet", "inception_v3")
@@ -66,13 +70,25 @@ def build(name: str, *, seed: int = 0, side: int | None = None, **options: Any) 
     )
 
 
+def architecture(name: str) -> Architecture:
+    """Return the architecture for a corpus, with eight images in batches of four."""
+    return Architecture(
+        name,
+        lambda: build(name),
+        lambda count, seed: {"input": images(count, name, seed=seed)},
+        settle=lambda *_: None,  # `build` has calibrated it.
+        count=8,  # The float64 reference of a large model takes long.
+        batch_size=4,
+    )
+
+
 def calibrated(model: nn.Module, observed: NDArray[np.float32], *, seed: int = 0) -> nn.Module:
     """Calibrate a model on images and return it in eval mode.
 
     A head of zeros and ConvNeXt's block scales get ordinary values, BatchNorm gets the statistics
-    of the images, and the head's bias removes the mean of the logits.
+    of the images, and the logits of each class get a mean of zero.
     """
-    head = _find_head(model.eval())
+    head = [m for m in model.eval().modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
     if not head.weight.any():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -80,43 +96,8 @@ def calibrated(model: nn.Module, observed: NDArray[np.float32], *, seed: int = 0
     for key, parameter in model.named_parameters():
         if key.endswith("layer_scale"):
             nn.init.constant_(parameter, 0.1)
-    calibration = torch.from_numpy(observed)
-    with torch.inference_mode():
-        _calibrate_batch_norm(model, calibration)
-        _center_logits(model, head, calibration)
+    arrays: Arrays = {"input": observed}
+    with torch.no_grad():
+        calibrate(model, arrays)
+        center_logits(model, head, arrays)
     return model
-
-
-def _find_head(model: nn.Module) -> nn.Linear | nn.Conv2d:
-    return [m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
-
-
-def _calibrate_batch_norm(model: nn.Module, calibration: torch.Tensor) -> None:
-    """Set the BatchNorm statistics to plain means (momentum None) over the calibration images.
-
-    Only BatchNorm is in training mode, so dropout and stochastic depth stay off.
-    """
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    before = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-        norm.train()
-    model(calibration)
-    for norm, momentum in zip(norms, before, strict=True):
-        norm.momentum = momentum
-    model.eval()
-
-
-def _center_logits(
-    model: nn.Module, head: nn.Linear | nn.Conv2d, calibration: torch.Tensor
-) -> None:
-    """Subtract the mean logits from the head's bias, so that the image decides the class."""
-    if head.bias is None:
-        return
-    outputs: list[torch.Tensor] = []
-    handle = head.register_forward_hook(lambda _, __, output: outputs.append(output))
-    model(calibration)
-    handle.remove()
-    (logits,) = outputs
-    head.bias -= logits.mean(dim=[axis for axis in range(logits.ndim) if axis != 1])

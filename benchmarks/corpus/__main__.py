@@ -31,13 +31,7 @@ _WIDTH = 140
 
 def main(arguments: list[str] | None = None, *, gate: Gate = parity_gate) -> int:
     """Judge the selected entries, print the results, and return the exit code."""
-    parser = build_parser("python -m benchmarks.corpus", __doc__ or "")
-    parser.add_argument(
-        "--runtime", action="append", metavar="NAME", help="it judges, not the policy's own"
-    )
-    options = parser.parse_args(arguments)
-    if options.runtime:
-        gate = functools.partial(parity_gate, runtimes=options.runtime)
+    options = build_parser("python -m benchmarks.corpus", __doc__ or "").parse_args(arguments)
     return judge_entries(select_entries(options.only), options, gate=gate)
 
 
@@ -49,6 +43,8 @@ def judge_entries(
     registry: str = REGISTRY,
 ) -> int:
     """Judge the entries of a registry with the given options, print, and return the exit code."""
+    if options.runtime:
+        gate = functools.partial(parity_gate, runtimes=options.runtime)
     if not entries:
         print(f"no entry matches {options.only!r}; names look like fault/sign/*", file=sys.stderr)
         return 2
@@ -76,6 +72,9 @@ def build_parser(program: str, documentation: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="every outcome with its numbers")
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="processes that share the work (1)"
+    )
+    parser.add_argument(
+        "--runtime", action="append", metavar="NAME", help="it judges, not the policy's own"
     )
     parser.add_argument(
         "--distribution", action="store_true", help="both sides of every bound, and the nearest"

@@ -43,8 +43,6 @@ class Architecture:
     """Number of samples, or None for the default of the bench."""
     batch_size: int | None = None
     """Batch size of the measurement, or None for the default of the bench."""
-    gaps: bool = False
-    """True if NaN is a valid output of the model, so that the policy must allow it."""
 
     def dynamic_axes(self, name: str) -> dict[int, str]:
         """Return all dynamic axes of an input or output."""

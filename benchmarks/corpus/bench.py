@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -12,7 +13,9 @@ from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.exporters import Export, ExportRefused, Recipe
 from benchmarks.corpus.samples import Arrays
 from benchmarks.corpus.trained import build_trained
-from gate.records.evidence import ExportRecord
+from gate.data.samples import SampleSet
+from gate.measure.job import EvaluationData, Reference
+from gate.records.evidence import ExportRecord, Source
 
 SAMPLES = 24
 BATCH = 8
@@ -33,8 +36,23 @@ class Pair:
     """Called after the first batch was measured."""
     edited: nn.Module | None = None
     """The edited model that was exported, if the fault was made in a model."""
-    gaps: bool = False
-    """True if NaN is a valid output of the model."""
+
+    def check_arguments(self) -> dict[str, Any]:
+        """Return the reference, the data and the progress callback for `gate.api.check`."""
+        callbacks = [self.during] if self.during else []
+
+        def progress(_done: int, _total: int) -> None:
+            while callbacks:
+                callbacks.pop()()
+
+        samples = SampleSet.from_arrays(self.samples)
+        return {
+            "reference": Reference(
+                self.model, Source(factory="benchmarks.corpus"), export=self.record
+            ),
+            "data": EvaluationData(samples, batch_size=self.batch_size),
+            "progress": progress,
+        }
 
 
 class Bench:
@@ -82,5 +100,4 @@ class Bench:
             self.samples(architecture),
             recipe.record(),
             batch_size=architecture.batch_size or BATCH,
-            gaps=architecture.gaps,
         )

@@ -9,8 +9,9 @@ def activation_left_out(layer: nn.Module, architecture: Architecture) -> nn.Modu
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import onnx
@@ -160,6 +161,11 @@ def correct_entry(architecture: Architecture, recipe: Recipe) -> Entry:
 
     summary = f"{architecture.name} as {recipe.exporter} writes it at opset {recipe.opset}."
     return Entry(CORRECT, architecture.name, architecture, recipe, summary, make)
+
+
+def matching(entries: Iterable[Entry], glob: str | None) -> list[Entry]:
+    """Return the entries whose name matches, in order. None selects all."""
+    return [entry for entry in entries if glob is None or fnmatch(entry.name, glob)]
 
 
 def edit_then_export(

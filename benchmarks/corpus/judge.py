@@ -21,10 +21,8 @@ from benchmarks.corpus.outcome import Outcome, Ruling, Top1
 from benchmarks.corpus.samples import Arrays
 from benchmarks.runtimes import default_policy
 from gate.api import check as check_
-from gate.data.samples import SampleSet
 from gate.errors import GateError
-from gate.measure.job import EvaluationData, Reference
-from gate.records.evidence import Evidence, Source
+from gate.records.evidence import Evidence
 from gate.summary.render import render_check
 from gate.summary.summarize import summarize
 
@@ -34,23 +32,10 @@ Gate = Callable[[Pair], Ruling]
 def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
     """Judge a pair with the gate's default policy. An error of the gate is a refusal.
 
-    The policy allows NaN if it is a valid output of the model. `runtimes` replace those of the
-    policy.
+    `runtimes` replace those of the policy.
     """
-    reference = Reference(pair.model, Source(factory="benchmarks.corpus"), export=pair.record)
-    workload = EvaluationData(SampleSet.from_arrays(pair.samples), batch_size=pair.batch_size)
-    callbacks = [pair.during] if pair.during else []
-
-    def progress(_done: int, _total: int) -> None:
-        while callbacks:
-            callbacks.pop()()
-
-    update = {"nonfinite": "same_places"} if pair.gaps else {}
-    policy = default_policy(runtimes).model_copy(update=update)
     try:
-        result = check_(
-            pair.path, reference=reference, data=workload, policy=policy, progress=progress
-        )
+        result = check_(pair.path, policy=default_policy(runtimes), **pair.check_arguments())
     except GateError as error:
         return Ruling(False, (type(error).__name__,), str(error))
     problems = result.decision.problems

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
-
 from benchmarks.corpus import faults
 from benchmarks.corpus.correct import CORRECT_PAIRS
-from benchmarks.corpus.entry import FAULTS, Entry
+from benchmarks.corpus.entry import FAULTS, Entry, matching
 
 assert faults.__all__  # Importing the modules fills FAULTS.
 
@@ -15,4 +13,4 @@ ENTRIES: list[Entry] = [*CORRECT_PAIRS, *FAULTS]
 
 def select_entries(glob: str | None) -> list[Entry]:
     """Return the entries whose name matches, in order. None selects all."""
-    return [entry for entry in ENTRIES if glob is None or fnmatch(entry.name, glob)]
+    return matching(ENTRIES, glob)

@@ -104,8 +104,7 @@ def judge(
         for role in setting.roles:
             yield Cell(measured, role, measured.status, measured.reason)
         return
-    gaps = setting.in_corpus and BY_NAME[measured.subject].architecture.gaps
-    policy = setting.policy(device, gaps=gaps, proposed=proposed)
+    policy = setting.policy(device, proposed=proposed)
     problems = decide(policy, evidence, decided_at="1970-01-01T00:00:00+00:00").problems
     on_cpu = evidence.runtime(BASELINE)
     # A runtime may fail on a file that also fails on the CPU.

@@ -39,11 +39,8 @@ from benchmarks.cuda.settings import (
 )
 from benchmarks.cuda.subjects import MODELS
 from gate.api import collect_evidence
-from gate.data.samples import SampleSet
 from gate.errors import GateError, first_line
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence, Source
+from gate.records.evidence import Evidence
 from gate.storage import files
 from gate.storage.digest import Digest
 
@@ -241,7 +238,9 @@ def _measure(bench: Bench, setting: Setting, subject: str, device: Device, folde
     reason, evidence = "", None
     try:
         pair = _pair(bench, setting, subject)
-        evidence = collect(pair, setting.policy(device, gaps=pair.gaps))
+        evidence = collect_evidence(
+            pair.path, policy=setting.policy(device), **pair.check_arguments()
+        )
     except ExportRefused as error:
         status = "not exported" if setting.in_corpus else "failed"
         reason = str(error)
@@ -261,23 +260,6 @@ def _pair(bench: Bench, setting: Setting, subject: str) -> Pair:
         if setting.in_corpus:
             return BY_NAME[subject].make(bench, folder / "model.onnx")
         return bench.pair(MODELS[subject], DIRECT_17, folder / "model.onnx")
-
-
-def collect(pair: Pair, policy: Policy) -> Evidence:
-    """Return the evidence of `gate check`. Raises GateError."""
-    callbacks = [pair.during] if pair.during else []
-
-    def progress(_done: int, _total: int) -> None:
-        while callbacks:
-            callbacks.pop()()
-
-    return collect_evidence(
-        pair.path,
-        reference=Reference(pair.model, Source(factory="benchmarks.cuda"), export=pair.record),
-        data=EvaluationData(SampleSet.from_arrays(pair.samples), batch_size=pair.batch_size),
-        policy=policy,
-        progress=progress,
-    )
 
 
 def _path(folder: Path, name: str) -> Path:

@@ -140,16 +140,10 @@ class Setting:
         threads = self.threads or (1 if device.dry else None)
         return self.switches | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
 
-    def policy(
-        self,
-        device: Device,
-        *,
-        gaps: bool = False,
-        proposed: tuple[Bounds, float] | None = None,
-    ) -> Policy:
+    def policy(self, device: Device, *, proposed: tuple[Bounds, float] | None = None) -> Policy:
         """Return the default policy with these switches.
 
-        gaps: the model returns NaN. proposed: bounds of the CUDA runtimes, and of probes.
+        proposed: bounds of the CUDA runtimes, and of probes.
         """
         instruments = Instruments() if self.every_instrument else _NUMBERS_ONLY
         if proposed is not None:
@@ -160,7 +154,6 @@ class Setting:
         bounds = proposed[0] if proposed else None
         return Policy(
             task="auto",
-            nonfinite="same_places" if gaps else "refuse",
             determinism=DeterminismPolicy(
                 tf32=self.tf32,
                 cudnn_deterministic=self.cudnn_deterministic,

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 from torch import nn
-from torchvision import models
 
+from benchmarks import torchvision_models
 from benchmarks.corpus import samples
 from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.samples import Arrays
 from benchmarks.cuda.odd_nets import Grouped, Recurrent, TwoTexts, Volumes
-from benchmarks.torchvision_models import calibrated, images
 from gate.model.loading import torchvision_model
 
 DIGITS_SIDE, DIGITS_CLASSES = 64, 10
 """The image size and the number of classes in params.yaml."""
-_CALIBRATION = 16
 
 
 def _digits() -> nn.Module:
@@ -29,21 +27,6 @@ def _digits() -> nn.Module:
 def _texts(count: int, seed: int) -> Arrays:
     tokens = samples.tokens(count, 48, vocabulary=500, seed=seed)
     return {"tokens": tokens, "mask": (tokens != 0).astype(np.int64)}
-
-
-def _calibrate(model: nn.Module, _architecture: Architecture, arrays: Arrays) -> None:
-    calibrated(model, np.asarray(arrays["input"][:_CALIBRATION], np.float32))
-
-
-def _torchvision_architecture(name: str) -> Architecture:
-    return Architecture(
-        name,
-        lambda: models.get_model(name, weights=None),
-        lambda n, seed: {"input": images(n, name, seed=seed)},
-        settle=_calibrate,
-        count=8,  # As in benchmarks.torchvision_sweep, because their float64 reference takes long.
-        batch_size=4,
-    )
 
 
 MODELS: dict[str, Architecture] = {
@@ -72,6 +55,6 @@ MODELS: dict[str, Architecture] = {
                 * np.linspace(0.5, 1.5, 8, dtype=np.float32)[:, None, None]
             },
         ),
-        *map(_torchvision_architecture, ("resnet50", "vit_b_16")),
+        *map(torchvision_models.architecture, ("resnet50", "vit_b_16")),
     )
 }

@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmarks.peers import comparator, loop, ours, verification
 from benchmarks.peers.case import Case
 from benchmarks.torchvision_models import build, images
-from benchmarks.torchvision_sweep import export_first
+from gate.export.export import export_model
+from gate.records.export import ExportSettings
 
 ARCHITECTURE = "resnet18"
 IMAGES, BATCH_SIZE = 64, 8
@@ -43,7 +44,8 @@ def run(*, rounds: int) -> list[Standing]:
         model = build(ARCHITECTURE)
         samples = images(IMAGES, ARCHITECTURE, seed=2)
         file = Path(folder) / "model.onnx"
-        export_first(model, samples[:4], file)
+        settings = ExportSettings(opset=13, batch_size=4)
+        export_model(model, {"input": samples[:4]}, settings=settings, output=file)
         case = Case(model, file, {"input": samples}, batch_size=BATCH_SIZE)
         contestants = build_contestants(case)
         seconds = [run_round(contestants, shift=number) for number in range(rounds + 1)][1:]

@@ -7,10 +7,9 @@ batch sizes.
 from __future__ import annotations
 
 import hashlib
-from fnmatch import fnmatch
 from typing import Literal
 
-from benchmarks.corpus.entry import Entry, correct_entry
+from benchmarks.corpus.entry import Entry, correct_entry, matching
 from benchmarks.corpus.exporters import DIRECT_17, DYNAMO_18
 from benchmarks.world import faults
 from benchmarks.world.fault import ARCHITECTURES, FAULTS
@@ -45,7 +44,6 @@ def select_entries(glob: str | None, half: Half | None) -> list[Entry]:
     """Return the entries of a half whose name matches, in order. None selects all."""
     return [
         entry
-        for entry in ENTRIES
-        if (glob is None or fnmatch(entry.name, glob))
-        and (half is None or half_of(entry.architecture.name) == half)
+        for entry in matching(ENTRIES, glob)
+        if half is None or half_of(entry.architecture.name) == half
     ]

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import json
 from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
 from benchmarks import torchvision_models
 from benchmarks.torchvision_models import architectures
-from benchmarks.torchvision_sweep import PARAMETERS, trial
+from benchmarks.torchvision_sweep import ENTRIES, PARAMETERS, main
 from tests.exhaustive import exhaustive
 
 
 def test_all_below_the_limit_and_no_others() -> None:
     chosen = architectures(below=PARAMETERS)
-    assert len(chosen) > 60
+    assert len(chosen) == len(ENTRIES) > 60
     assert list(chosen.values()) == sorted(chosen.values())
     assert {"resnet18", "vit_b_32", "maxvit_t", "swin_v2_b", "inception_v3"} < set(chosen)
     assert not any(fnmatch(name, "*quantized*") for name in chosen)
@@ -28,14 +30,13 @@ def test_all_below_the_limit_and_no_others() -> None:
     ],
 )
 def test_a_correct_export_passes_the_default_policy(
-    name: str, side: int, monkeypatch: pytest.MonkeyPatch
+    name: str, side: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(torchvision_models.SIDE, name, side)
-    row = trial(name)
-    assert row["verdict"] == "PASS", row["problems"]
-    assert (row["strategy"], row["opset"]) == ("traced", 13)
-    assert row["classes"] >= 4
-    assert 0.0 < row["noise_ratio"]["ort-cpu"] < 2.0
-    assert 0.0 < row["noise_ratio"]["ort-cpu-optimized"] < 2.0
-    assert row["probes"] > 5
-    assert row["parameters"] > 1_000_000
+    file = tmp_path / "sweep.json"
+    pattern = f"correct/{name.replace('_', '-')}/*"
+    assert main(["--only", pattern, "--jobs", "1", "--json", str(file)]) == 0
+    (outcome,) = json.loads(file.read_text())["outcomes"]
+    assert outcome["recipe"] == "traced-13"
+    assert outcome["top1"] == "passes"
+    assert 0.0 < outcome["ruling"]["numbers"]["noise_ratio"] < 2.0
