@@ -8,22 +8,10 @@ Prints the ratios of the medians, and the ratio for the instruments alone. The c
 instruments is the difference to a check of the same two runtimes without noise floor, probes,
 search and stability.
 
-    python -m benchmarks.check_cost --loop --samples 256 --size 128
-
-Measures the same in units of a hand-written loop, for whole processes: import, build the model,
-open a session, compute all samples in batches of 32 on both sides, compare. `two_sessions` has the
-two runtimes of the built-in policy, one with ONNX Runtime's defaults and one with optimizations
-off; `loop` has only the first of them, like the policy of `one_runtime`.
-
     python -m benchmarks.check_cost --ratio [--write]
 
 Alternates five rounds of the loop with two sessions and of `gate check` on 256 samples of 128
 pixels. Prints the median ratio of their CPU times.
-
-    python -m benchmarks.check_cost --watching
-
-Measures the CPU time of the parent process as a share of its child's in the same run. The share is
-reliable even on a busy machine.
 
     python -m benchmarks.check_cost --nets [mlp lstm ...] [--write]
 
@@ -83,13 +71,12 @@ def build():
 
 
 _LOOP = """
-import sys
 import numpy as np, onnxruntime, torch
 import factory
 
 model = factory.build()
 sessions = []
-for level in sys.argv[1:]:
+for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     sessions.append(onnxruntime.InferenceSession("model.onnx", options))
@@ -103,17 +90,6 @@ with torch.no_grad():
             largest = max(largest, float(np.abs(computed - expected).max()))
 assert largest < 1e-3, largest
 """
-_LEVELS = ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
-
-_ONE_RUNTIME = """
-task: tensors
-precision: exact
-runtimes:
-  ort-cpu-optimized:
-    required: always
-    bounds:
-      {scaled_diff: 0.001, noise_ratio: 3, repeatability_ratio: 8, batch_invariance_ratio: 16}
-"""
 _BARE = """
 task: tensors
 precision: exact
@@ -122,8 +98,6 @@ runtimes:
   ort-cpu-optimized: {required: always, bounds: {scaled_diff: 0.001}}
 instruments: {noise_samples: 0, probes: false, stability_samples: 0}
 """
-_PAIRS = (("here", "against"), ("here", "two_sessions"), ("one_runtime", "loop"))
-"""The pairs of measurements whose ratio is printed: numerator, denominator."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -131,9 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.check_cost")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--against", type=Path, metavar="CHECKOUT")
-    mode.add_argument("--loop", action="store_true")
     mode.add_argument("--ratio", action="store_true")
-    mode.add_argument("--watching", action="store_true")
     mode.add_argument("--nets", nargs="*", choices=sorted(NETS), metavar="NET")
     parser.add_argument("--faults", nargs="*", choices=sorted(FAULTS), default=sorted(FAULTS))
     parser.add_argument("--write", action="store_true")
@@ -141,30 +113,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=64)
     parser.add_argument("--size", type=int, default=64, help="pixels along both axes")
     options = parser.parse_args(arguments)
-    if options.against and not (options.against / "gate" / "cli.py").is_file():
-        # Python would import this checkout instead, and report equal costs.
-        parser.error(f"{options.against} is no checkout of this project")
     if options.ratio:
         return _loop_ratio(write=options.write)
     if options.nets is not None:
         return _table(options.nets or list(NETS), options.faults, write=options.write)
+    if not (options.against / "gate" / "cli.py").is_file():
+        # Python would import this checkout instead, and report equal costs.
+        parser.error(f"{options.against} is no checkout of this project")
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), options.samples, options.size)
-        if options.watching:
-            shares = [_measure_watching_share(Path(folder)) for _ in range(options.rounds)]
-            print(json.dumps({"shares": shares, "median": statistics.median(shares)}))
-            return 0
-        turns: dict[str, Callable[[], Seconds]] = {}
-        if options.loop:
-            turns["loop"] = partial(_measure_loop, Path(folder), levels=_LEVELS[:1])
-            turns["two_sessions"] = partial(_measure_loop, Path(folder), levels=_LEVELS)
-            turns["one_runtime"] = partial(_measure_check, ROOT, Path(folder), policy=_ONE_RUNTIME)
-        else:
-            against = partial(_measure_check, options.against.resolve(), Path(folder))
-            turns["against"] = against
-            turns["against_bare"] = partial(against, policy=_BARE)
-            turns["here_bare"] = partial(_measure_check, ROOT, Path(folder), policy=_BARE)
-        turns["here"] = partial(_measure_check, ROOT, Path(folder))
+        against = partial(_measure_check, options.against.resolve(), Path(folder))
+        here = partial(_measure_check, ROOT, Path(folder))
+        turns: dict[str, Callable[[], Seconds]] = {
+            "against": against,
+            "against_bare": partial(against, policy=_BARE),
+            "here_bare": partial(here, policy=_BARE),
+            "here": here,
+        }
         for turn in turns.values():  # The first run compiles the modules.
             turn()
         seconds: dict[str, list[Seconds]] = {name: [] for name in turns}
@@ -185,19 +150,12 @@ def _summarize(seconds: dict[str, list[Seconds]]) -> dict[str, dict[str, float]]
             name: statistics.median(getattr(value, kind) for value in values)
             for name, values in seconds.items()
         }
-        ratios = {
-            f"{numerator} / {denominator}": round(medians[numerator] / medians[denominator], 3)
-            for numerator, denominator in _PAIRS
-            if numerator in medians and denominator in medians
+        here, against = (medians[name] - medians[f"{name}_bare"] for name in ("here", "against"))
+        summary[kind] = {
+            **medians,
+            "here / against": round(medians["here"] / medians["against"], 3),
+            "instruments / instruments against": round(here / against, 3),
         }
-        summary[kind] = {**medians, **ratios}
-        if "here_bare" in medians:
-            here_instruments, against_instruments = (
-                medians[n] - medians[f"{n}_bare"] for n in ("here", "against")
-            )
-            summary[kind]["instruments / instruments against"] = round(
-                here_instruments / against_instruments, 3
-            )
     return summary
 
 
@@ -214,7 +172,7 @@ def _loop_ratio(*, write: bool) -> int:
         folder = Path(text)
         prepare(folder, _RATIO_SAMPLES, _RATIO_SIZE)
         for _ in range(_RATIO_ROUNDS):
-            loop = _measure_loop(folder, levels=_LEVELS)
+            loop = _measure_loop(folder)
             check = _measure_check(ROOT, folder)
             ratios.append(check.cpu / loop.cpu)
             print(f"{check.cpu:.1f} s / {loop.cpu:.1f} s = {ratios[-1]:.3f}", flush=True)
@@ -273,21 +231,6 @@ def export_logits(model: nn.Module, example: NDArray[np.float32], path: Path) ->
         )
 
 
-def _measure_watching_share(folder: Path) -> float:
-    program = (
-        "import resource; from gate import cli; cli.main(['check', 'model.onnx', '--reference',"
-        " 'factory:build', '--inputs', 'images.npy'], child=True); print(*(u.ru_utime + u.ru_stime"
-        " for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))))"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
-    command = [sys.executable, "-c", program]
-    process = subprocess.run(
-        command, check=True, cwd=folder, env=environment, stdout=subprocess.PIPE
-    )
-    watcher, child = map(float, process.stdout.split()[-2:])
-    return round(watcher / child, 4)
-
-
 def _measure_check(checkout: Path, folder: Path, *, policy: str = "") -> Seconds:
     command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference"]
     command += ["factory:build", "--inputs", "images.npy"]
@@ -302,8 +245,8 @@ def _measure_check(checkout: Path, folder: Path, *, policy: str = "") -> Seconds
     return seconds
 
 
-def _measure_loop(folder: Path, *, levels: Sequence[str]) -> Seconds:
-    command = [sys.executable, "-c", _LOOP, *levels]
+def _measure_loop(folder: Path) -> Seconds:
+    command = [sys.executable, "-c", _LOOP]
     process, seconds = run_timed(command, folder, path=str(folder))
     process.check_returncode()
     return seconds
@@ -324,7 +267,6 @@ def run_timed(
 
 
 _NET_LOOP = """
-import sys
 import numpy as np, onnxruntime, torch
 from benchmarks.cost_nets import NETS
 

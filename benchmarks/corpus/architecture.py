@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torchvision
 from torch import nn
@@ -49,36 +51,32 @@ class Architecture:
         return {0: BATCH, **self.axes.get(name, {})}
 
 
-def _resnet18() -> nn.Module:
-    return torchvision.models.resnet18(num_classes=10)
+def image_architecture(
+    make: Callable[[], nn.Module],
+    size: int = 32,
+    *,
+    name: str = "",
+    input_: str = "input",
+    **fields: Any,
+) -> Architecture:
+    """Return an architecture that takes normalized images of `size` pixels.
+
+    `name` is that of the model's class in lower case unless it is given.
+    """
+    return Architecture(
+        name or make.__name__.lower(),
+        make,
+        lambda n, seed: {input_: samples.normalized(n, size, seed=seed)},
+        **fields,
+    )
 
 
 _ALL = (
-    Architecture(
-        "resnet",
-        convolutional.ResNet,
-        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
-    ),
-    Architecture(
-        "resnet18",
-        _resnet18,
-        lambda n, seed: {"input": samples.normalized(n, 64, seed=seed)},
-    ),
-    Architecture(
-        "mobilenet",
-        convolutional.MobileNet,
-        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
-    ),
-    Architecture(
-        "pooling",
-        convolutional.Pooling,
-        lambda n, seed: {"input": samples.normalized(n, 30, seed=seed)},
-    ),
-    Architecture(
-        "vit",
-        attention.VisionTransformer,
-        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
-    ),
+    image_architecture(convolutional.ResNet),
+    image_architecture(partial(torchvision.models.resnet18, num_classes=10), 64, name="resnet18"),
+    image_architecture(convolutional.MobileNet),
+    image_architecture(convolutional.Pooling, 30),
+    image_architecture(attention.VisionTransformer, name="vit"),
     Architecture(
         "tokens",
         attention.TokenClassifier,
@@ -98,30 +96,25 @@ _ALL = (
         axes={"points": {1: "number"}},
         least_opset=16,
     ),
-    Architecture(
-        "segmenter",
+    image_architecture(
         spatial.Segmenter,
-        lambda n, seed: {"image": samples.normalized(n, 32, seed=seed)},
+        input_="image",
         outputs=("scores",),
         axes={"image": {2: "height", 3: "width"}, "scores": {2: "height", 3: "width"}},
     ),
-    Architecture(
-        "pyramid",
-        spatial.Pyramid,
-        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
-    ),
-    Architecture(
-        "generator",
+    image_architecture(spatial.Pyramid),
+    image_architecture(
         spatial.Generator,
-        lambda n, seed: {"image": samples.normalized(n, 24, seed=seed)},
+        24,
+        input_="image",
         outputs=("generated",),
         classes=False,
         head="expand",
     ),
-    Architecture(
-        "stylist",
+    image_architecture(
         wide.Stylist,
-        lambda n, seed: {"image": samples.normalized(n, 64, seed=seed)},
+        64,
+        input_="image",
         outputs=("styled",),
         classes=False,
         head="leave",
@@ -137,11 +130,7 @@ _ALL = (
         classes=False,
         head="leave",
     ),
-    Architecture(
-        "texture",
-        wide.Texture,
-        lambda n, seed: {"input": samples.normalized(n, 64, seed=seed)},
-    ),
+    image_architecture(wide.Texture, 64),
     Architecture(
         "branching",
         wiring.Branching,
@@ -165,12 +154,7 @@ _ALL = (
             "after": samples.normalized(n, 32, seed=seed + 1),
         },
     ),
-    Architecture(
-        "detector",
-        wiring.Detector,
-        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
-        outputs=("scores", "boxes", "embedding", "label"),
-    ),
+    image_architecture(wiring.Detector, outputs=("scores", "boxes", "embedding", "label")),
     Architecture(
         "camera",
         wiring.Camera,

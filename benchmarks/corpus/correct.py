@@ -5,7 +5,7 @@ If an exporter refuses a model, the pair is listed with the reason and not count
 
 from __future__ import annotations
 
-from benchmarks.corpus.architecture import ARCHITECTURES, Architecture
+from benchmarks.corpus.architecture import ARCHITECTURES, Architecture, image_architecture
 from benchmarks.corpus.entry import Entry, correct_entry
 from benchmarks.corpus.exporters import (
     DIRECT_17,
@@ -18,7 +18,6 @@ from benchmarks.corpus.exporters import (
     Recipe,
 )
 from benchmarks.corpus.faults import indexing, numbers, shapes
-from benchmarks.corpus.models.between import image_architecture
 
 RECIPES = (
     *(Recipe("traced", opset) for opset in (13, 17, 20)),

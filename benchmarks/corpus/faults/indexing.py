@@ -7,7 +7,7 @@ import onnx
 import torch
 
 from benchmarks.corpus import graph
-from benchmarks.corpus.architecture import ARCHITECTURES
+from benchmarks.corpus.architecture import ARCHITECTURES, image_architecture
 from benchmarks.corpus.entry import in_graph, register_exporter_fault
 from benchmarks.corpus.exporters import (
     DIRECT_13,
@@ -18,7 +18,7 @@ from benchmarks.corpus.exporters import (
     TRACED_13,
     TRACED_17,
 )
-from benchmarks.corpus.models.between import MiddleOperation, image_architecture
+from benchmarks.corpus.models.between import MiddleOperation
 
 
 class FloorOfNegatives(MiddleOperation):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.corpus import samples
-from benchmarks.corpus.architecture import Architecture
+from benchmarks.corpus.architecture import Architecture, image_architecture
 from benchmarks.corpus.entry import in_model, register_exporter_fault
 from benchmarks.corpus.exporters import (
     DIRECT_13,
@@ -17,7 +17,7 @@ from benchmarks.corpus.exporters import (
     TRACED_13,
     TRACED_17,
 )
-from benchmarks.corpus.models.between import MiddleOperation, image_architecture
+from benchmarks.corpus.models.between import MiddleOperation
 from benchmarks.corpus.models.spatial import Pair
 
 

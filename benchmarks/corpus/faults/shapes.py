@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.corpus import graph, samples
-from benchmarks.corpus.architecture import ARCHITECTURES, Architecture
+from benchmarks.corpus.architecture import ARCHITECTURES, Architecture, image_architecture
 from benchmarks.corpus.entry import in_graph, register_exporter_fault
 from benchmarks.corpus.exporters import (
     DIRECT_13,
@@ -20,7 +20,7 @@ from benchmarks.corpus.exporters import (
     TRACED_17,
     Recipe,
 )
-from benchmarks.corpus.models.between import MiddleOperation, image_architecture
+from benchmarks.corpus.models.between import MiddleOperation
 from benchmarks.corpus.models.spatial import Pair
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.corpus import samples
-from benchmarks.corpus.architecture import Architecture
 from benchmarks.corpus.models.spatial import Pair
 
 
@@ -28,12 +26,3 @@ class MiddleOperation(nn.Module):
     def middle(self, y: torch.Tensor) -> torch.Tensor:
         """Apply the operation that the exporter gets wrong."""
         raise NotImplementedError
-
-
-def image_architecture(make: type[nn.Module]) -> Architecture:
-    """Return an architecture that takes normalized images of 32 pixels."""
-    return Architecture(
-        make.__name__.lower(),
-        make,
-        lambda n, seed: {"input": samples.normalized(n, 32, seed=seed)},
-    )
