@@ -74,21 +74,24 @@ def in_layer(kind: str, *targets: tuple[str, str, Recipe]) -> Callable[[ModelEdi
         for name, layer, recipe in targets:
             architecture = ARCHITECTURES[name]
 
-            def edit_model(
-                model: nn.Module, architecture: Architecture, layer: str = layer
-            ) -> nn.Module | None:
-                replaced = edit(model.get_submodule(layer), architecture)
-                if replaced is not None:
-                    model.set_submodule(layer, replaced.eval())
-                return None
-
             title = f"{edit.__name__}-{name}-{layer}"
-            make = edit_then_export(edit_model, architecture, recipe)
+            make = edit_then_export(edit_layer(layer, edit), architecture, recipe)
             summary = summary_of(edit)
             FAULTS.append(Entry(kind, title, architecture, recipe, summary, make, layer))
         return edit
 
     return register
+
+
+def edit_layer(layer: str, edit: ModelEdit) -> ModelEdit:
+    """Return a function that applies the edit to a layer of the model."""
+
+    def edit_model(model: nn.Module, architecture: Architecture) -> None:
+        replaced = edit(model.get_submodule(layer), architecture)
+        if replaced is not None:
+            model.set_submodule(layer, replaced.eval())
+
+    return edit_model
 
 
 def in_model(

@@ -19,10 +19,11 @@ from benchmarks.corpus.entry import Entry
 from benchmarks.corpus.exporters import ExportRefused
 from benchmarks.corpus.outcome import Outcome, Ruling, Top1
 from benchmarks.corpus.samples import Arrays
-from benchmarks.runtimes import default_policy
 from gate.api import check as check_
 from gate.errors import GateError
+from gate.policy.policy import Policy
 from gate.records.evidence import Evidence
+from gate.runtimes.selection import with_runtime
 from gate.summary.render import render_check
 from gate.summary.summarize import summarize
 
@@ -55,6 +56,19 @@ def parity_gate(pair: Pair, runtimes: Sequence[str] = ()) -> Ruling:
         ),
         cause=summary.findings[0].title if problems else "",
     )
+
+
+def default_policy(runtimes: Sequence[str] = ()) -> Policy:
+    """Return the default policy with its runtimes replaced by these, each required.
+
+    Each runtime gets the built-in bounds that fit it. Without runtimes, return the default policy
+    unchanged. Raises PolicyError for an unknown runtime.
+    """
+    policy = Policy.default()
+    for name in runtimes:
+        policy = with_runtime(policy, name)
+    selected = {name: policy.runtimes[name] for name in runtimes}
+    return policy.model_copy(update={"runtimes": selected}) if selected else policy
 
 
 def judge(entry: Entry, bench: Bench, *, gate: Gate = parity_gate) -> Outcome:

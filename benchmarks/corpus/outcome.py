@@ -85,7 +85,7 @@ class Outcome:
 
     def plain(self) -> dict[str, Any]:
         """Return the outcome for JSON, with NaN and infinity as strings."""
-        return _plain(asdict(self))
+        return to_json(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,12 @@ class Rates:
         return self.faults + self.correct > 0 and wrong == 0
 
 
-def _plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not have, by strings."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.corpus.outcome import to_json
 from benchmarks.cuda.judged import Cell, Proposal, faults_passing, judge, propose
 from benchmarks.cuda.measuring import Measurements, plan
 from benchmarks.cuda.settings import Device
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         "left out for lack of time": left_out,
     }
     document = {"machine": measurements.machine, **tables, "proposal": proposal.bounds, **lists}
-    files.write_text(folder / "cuda.json", json.dumps(_finite(document), indent=1) + "\n")
+    files.write_text(folder / "cuda.json", json.dumps(to_json(document), indent=1) + "\n")
     files.write_text(
         folder / "cuda.md", "\n".join(format_page(measurements.machine, tables, proposal, lists))
     )
@@ -164,15 +164,6 @@ def _cell(value: Any) -> str:
         case dict():
             return ", ".join(f"{number} {name}" for name, number in value.items())
     return str(value).replace("|", "/")
-
-
-def _finite(value: Any) -> Any:
-    """Replace infinity and NaN, which JSON does not have, by text."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,52 +1,36 @@
 """The models of the matrix, with random weights from fixed seeds.
 
-These are the pipeline's digits model, two models of torchvision, a transformer with two inputs, and
-unusual ones. Nothing is downloaded.
+These are the pipeline's digits model, two models of torchvision, and nets whose kernels on CUDA
+differ most from those on the CPU. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-from torch import nn
 
 from benchmarks import torchvision_models
 from benchmarks.corpus import samples
-from benchmarks.corpus.architecture import Architecture
-from benchmarks.corpus.samples import Arrays
-from benchmarks.cuda.odd_nets import Grouped, Recurrent, TwoTexts, Volumes
+from benchmarks.corpus.architecture import ARCHITECTURES, Architecture, image_architecture
+from benchmarks.cuda.convolutional_nets import Grouped, Volumes
 from gate.model.loading import torchvision_model
 
 DIGITS_SIDE, DIGITS_CLASSES = 64, 10
 """The image size and the number of classes in params.yaml."""
 
 
-def _digits() -> nn.Module:
-    return torchvision_model("resnet18", weights=None, num_classes=DIGITS_CLASSES)
-
-
-def _texts(count: int, seed: int) -> Arrays:
-    tokens = samples.tokens(count, 48, vocabulary=500, seed=seed)
-    return {"tokens": tokens, "mask": (tokens != 0).astype(np.int64)}
-
-
 MODELS: dict[str, Architecture] = {
     architecture.name: architecture
     for architecture in (
-        Architecture(
-            "digits",
-            _digits,
-            lambda n, seed: {"input": samples.normalized(n, DIGITS_SIDE, seed=seed)},
+        image_architecture(
+            partial(torchvision_model, "resnet18", weights=None, num_classes=DIGITS_CLASSES),
+            DIGITS_SIDE,
+            name="digits",
         ),
-        Architecture("two-texts", TwoTexts, _texts, axes={n: {1: "length"} for n in _texts(1, 0)}),
-        Architecture(
-            "grouped", Grouped, lambda n, seed: {"input": samples.normalized(n, 48, seed=seed)}
-        ),
-        Architecture(
-            "recurrent",
-            Recurrent,
-            lambda n, seed: {"series": samples.series(n, 40, 12, seed=seed)},
-            axes={"series": {1: "length"}},
-        ),
+        ARCHITECTURES["tokens"],
+        ARCHITECTURES["recurrent"],
+        image_architecture(Grouped, 48),
         Architecture(
             "volumes",
             Volumes,

@@ -8,9 +8,8 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 REQUIRED = ("polygraphy", "onnx_ir", "onnxscript")
 DISTRIBUTIONS = ("torch", "polygraphy", "onnxscript", "onnx-ir", "numpy")
-OPTIONAL = ("onnx-diagnostic", "optimum-onnx", "pytest-torch", "olive-ai", "transformers")
 THREADS = 2
 
 
@@ -65,9 +63,6 @@ def require_extra() -> None:
 def conditions() -> dict[str, Any]:
     """Return the versions and settings on which the numbers depend."""
     versions = {name: version(name) for name in DISTRIBUTIONS} | onnx_runtimes()
-    for name in OPTIONAL:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
     return {
         "versions": versions,
         "threads": THREADS,
@@ -114,7 +109,7 @@ def judge_corpus(
             opinions = escapes.run(entries, None, peers=peers, advance=advance)
         else:
             opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
-    console.print(escapes.rates_table(opinions), escapes.kinds_table(opinions))
+    console.print(escapes.rates_table(opinions))
     return escapes.summarize(opinions)
 
 
@@ -122,10 +117,9 @@ def select_peers(names: Sequence[str]) -> dict[str, Judge]:
     """Return the peers with these names. Exits with the valid names if one is unknown."""
     from benchmarks.peers import escapes
 
-    all_peers = escapes.PEERS | escapes.MORE_PEERS
-    if unknown := [name for name in names if name not in all_peers]:
-        sys.exit(f"--peer {unknown[0]}: expected one of {', '.join(all_peers)}")
-    return {name: all_peers[name] for name in names}
+    if unknown := [name for name in names if name not in escapes.PEERS]:
+        sys.exit(f"--peer {unknown[0]}: expected one of {', '.join(escapes.PEERS)}")
+    return {name: escapes.PEERS[name] for name in names}
 
 
 def _arguments() -> argparse.Namespace:

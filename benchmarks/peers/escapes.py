@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.corpus.bench import Bench, Pair
 from benchmarks.corpus.entry import CORRECT, Entry
 from benchmarks.corpus.exporters import EXAMPLE, ExportRefused
-from benchmarks.peers import comparator, loop, validations, verification
+from benchmarks.peers import comparator, loop, verification
 from benchmarks.peers.case import CannotJudge, Case, Judge
 
 Verdict = Literal["passed", "refused", "unjudged"]
@@ -28,14 +28,6 @@ PEERS: dict[str, Judge] = {
     "verify_onnx_program": verification.judge,
 }
 """Peers that use the batch size of the export, as their documentation does."""
-
-MORE_PEERS: dict[str, Judge] = {
-    "onnx-diagnostic": validations.onnx_diagnostic,
-    "optimum-onnx": validations.optimum,
-    "pytest-torch": validations.pytest_torch,
-    "olive-ai": validations.olive,
-}
-"""Peers that need a separate environment each (benchmarks/README.md)."""
 
 
 @dataclass(frozen=True)
@@ -123,50 +115,26 @@ def rates_table(opinions: Sequence[Opinion]) -> Table:
     return table
 
 
-def kinds_table(opinions: Sequence[Opinion]) -> Table:
-    """Return a table of the escapes by class of fault, without unjudged entries."""
-    table = Table(title="Escaped by class of fault")
-    table.add_column("class")
-    names = list_judges(opinions)
-    for name in names:
-        table.add_column(name, justify="right")
-    for kind in dict.fromkeys(opinion_.kind for opinion_ in opinions if opinion_.kind != CORRECT):
-        cells = []
-        for name in names:
-            kind_opinions = [
-                opinion_ for opinion_ in opinions if (opinion_.kind, opinion_.judge) == (kind, name)
-            ]
-            valid = [opinion_ for opinion_ in kind_opinions if opinion_.said != "unjudged"]
-            escaped = sum(opinion_.said == "passed" for opinion_ in valid)
-            cells.append(f"{escaped} / {len(valid)}" if valid else "-")
-        table.add_row(kind, *cells)
-    return table
-
-
-def list_judges(opinions: Sequence[Opinion]) -> list[str]:
-    return list(dict.fromkeys(opinion_.judge for opinion_ in opinions))
-
-
 def summarize(opinions: Sequence[Opinion]) -> dict[str, Any]:
     """Return the counts of each judge, and every opinion that is wrong or missing."""
     judges = {}
-    for name in list_judges(opinions):
-        judge_opinions = [opinion_ for opinion_ in opinions if opinion_.judge == name]
-        valid = [opinion_ for opinion_ in judge_opinions if opinion_.said != "unjudged"]
-        faulty = [opinion_ for opinion_ in valid if opinion_.kind != CORRECT]
-        correct = [opinion_ for opinion_ in valid if opinion_.kind == CORRECT]
+    for name in dict.fromkeys(opinion.judge for opinion in opinions):
+        judge_opinions = [opinion for opinion in opinions if opinion.judge == name]
+        valid = [opinion for opinion in judge_opinions if opinion.said != "unjudged"]
+        faulty = [opinion for opinion in valid if opinion.kind != CORRECT]
+        correct = [opinion for opinion in valid if opinion.kind == CORRECT]
         judges[name] = {
             "faulty": len(faulty),
-            "escaped": sum(opinion_.said == "passed" for opinion_ in faulty),
+            "escaped": sum(opinion.said == "passed" for opinion in faulty),
             "correct": len(correct),
-            "blocked": sum(opinion_.said == "refused" for opinion_ in correct),
+            "blocked": sum(opinion.said == "refused" for opinion in correct),
             "unjudged": len(judge_opinions) - len(valid),
         }
     correct_verdict = {True: "passed", False: "refused"}
     wrong = [
-        asdict(opinion_)
-        for opinion_ in opinions
-        if opinion_.said != correct_verdict[opinion_.kind == CORRECT]
+        asdict(opinion)
+        for opinion in opinions
+        if opinion.said != correct_verdict[opinion.kind == CORRECT]
     ]
     return {"judges": judges, "wrong": wrong}
 

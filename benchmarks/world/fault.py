@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.corpus.architecture import Architecture
-from benchmarks.corpus.entry import Entry, ModelEdit, edit_then_export, summary_of
+from benchmarks.corpus.entry import Entry, ModelEdit, edit_layer, edit_then_export, summary_of
 from benchmarks.corpus.exporters import DIRECT_17, Recipe
 from benchmarks.corpus.samples import Arrays
 from benchmarks.world import timm_models, transformers_models
@@ -54,7 +54,9 @@ def fault_of(
                     architecture,
                     recipe,
                     summary_of(edit),
-                    edit_then_export(_edit_layer(layer, edit), architecture, recipe),
+                    edit_then_export(
+                        edit_layer(layer, edit) if layer else edit, architecture, recipe
+                    ),
                     layer if layer and not reach else None,
                     partial(reach, architecture) if reach else None,
                 )
@@ -69,18 +71,6 @@ def _unpack_target(target: FaultTarget) -> tuple[str, str, Recipe]:
         return target, "", DIRECT_17
     name, layer, *recipe = target
     return name, layer, recipe[0] if recipe else DIRECT_17
-
-
-def _edit_layer(layer: str, edit: ModelEdit) -> ModelEdit:
-    if not layer:
-        return edit
-
-    def edit_model(model: nn.Module, architecture: Architecture) -> None:
-        replaced = edit(model.get_submodule(layer), architecture)
-        if replaced is not None:
-            model.set_submodule(layer, replaced.eval())
-
-    return edit_model
 
 
 class Wrapped(nn.Module):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.natural_images import SIZES, natural_image, write_images
 from gate.preprocess.comparison import ConsumerSelection, compare_consumers
 from gate.preprocess.diagnosis import AREA, HALF_PIXEL, NO_ANTIALIAS
 from gate.preprocess.pictures import pictures_in
 from gate.preprocess.spec import PreprocessSpec
 from gate.records.preprocessing import PreprocessingParity
 from tests.exhaustive import EXHAUSTIVE
+from tests.preprocess.natural_images import SIZES, natural_image, write_images
 
 COUNT = 50 if EXHAUSTIVE else 16
 
