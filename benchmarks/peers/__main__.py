@@ -93,11 +93,11 @@ def run_race(rounds: int, console: Console) -> list[dict[str, Any]]:
 def judge_corpus(
     entries: Sequence[Entry], names: Sequence[str], console: Console
 ) -> dict[str, Any]:
-    """Return the opinions of all judges, or only of the peers in `names`, on a corpus."""
+    """Return the results of all judges, or only of the peers in `names`, on a corpus."""
     import torch
 
     from benchmarks.corpus.judge import parity_gate
-    from benchmarks.peers import escapes
+    from benchmarks.peers import verdicts
     from gate.commands.progress import progress_bar
 
     # The layers of the corpus are small, so several threads would mostly wait for each other.
@@ -106,20 +106,20 @@ def judge_corpus(
         warnings.simplefilter("ignore")
         if names:
             peers = select_peers(names)
-            opinions = escapes.run(entries, None, peers=peers, advance=advance)
+            results = verdicts.run(entries, None, peers=peers, advance=advance)
         else:
-            opinions = escapes.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
-    console.print(escapes.rates_table(opinions))
-    return escapes.summarize(opinions)
+            results = verdicts.run(entries, lambda pair: parity_gate(pair).passed, advance=advance)
+    console.print(verdicts.rates_table(results))
+    return verdicts.summarize(results)
 
 
 def select_peers(names: Sequence[str]) -> dict[str, Judge]:
     """Return the peers with these names. Exits with the valid names if one is unknown."""
-    from benchmarks.peers import escapes
+    from benchmarks.peers import verdicts
 
-    if unknown := [name for name in names if name not in escapes.PEERS]:
-        sys.exit(f"--peer {unknown[0]}: expected one of {', '.join(escapes.PEERS)}")
-    return {name: escapes.PEERS[name] for name in names}
+    if unknown := [name for name in names if name not in verdicts.PEERS]:
+        sys.exit(f"--peer {unknown[0]}: expected one of {', '.join(verdicts.PEERS)}")
+    return {name: verdicts.PEERS[name] for name in names}
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.corpus.judge import parity_gate
 from benchmarks.corpus.registry import select_entries
-from benchmarks.peers import comparator, escapes, loop, ours, race, verification
+from benchmarks.peers import comparator, loop, ours, race, verdicts, verification
 from benchmarks.peers.__main__ import select_peers
 from benchmarks.peers.case import CannotJudge, Case, Judge
 from gate.export.export import export_model
@@ -141,25 +141,25 @@ def test_the_corpus_is_judged_by_all_and_counted() -> None:
     )
     assert [entry.faulty for entry in entries] == [False, True]
     observed: list[tuple[int, int]] = []
-    opinions = escapes.run(
+    results = verdicts.run(
         entries, lambda pair: parity_gate(pair).passed, advance=lambda *at: observed.append(at)
     )
     assert observed == [(1, 2), (2, 2)]
-    judges = escapes.summarize(opinions)["judges"]
+    judges = verdicts.summarize(results)["judges"]
     everything = {"faulty": 1, "escaped": 0, "correct": 1, "blocked": 0, "unjudged": 0}
-    assert set(judges) == {*escapes.PEERS, escapes.OURS}
+    assert set(judges) == {*verdicts.PEERS, verdicts.OURS}
     assert all((item["faulty"], item["correct"]) == (1, 1) for item in judges.values())
-    assert judges[escapes.OURS] == everything
-    assert all(judges[name]["escaped"] == 1 for name in escapes.PEERS)
-    assert escapes.rates_table(opinions).row_count == len(judges)
+    assert judges[verdicts.OURS] == everything
+    assert all(judges[name]["escaped"] == 1 for name in verdicts.PEERS)
+    assert verdicts.rates_table(results).row_count == len(judges)
 
 
 def test_peers_can_be_chosen_and_then_judge_alone() -> None:
     entries = select_entries("fault/stale-digest/replaced-*")
     peers = select_peers(["loop, allclose"])
-    (only,) = escapes.run(entries, None, peers=peers)
-    assert (only.judge, only.said) == ("loop, allclose", "passed")
-    assert set(escapes.summarize([only])["judges"]) == {"loop, allclose"}
+    (only,) = verdicts.run(entries, None, peers=peers)
+    assert (only.judge, only.verdict) == ("loop, allclose", "passed")
+    assert set(verdicts.summarize([only])["judges"]) == {"loop, allclose"}
     with pytest.raises(SystemExit, match="Polygraphy"):
         select_peers(["polygraphy"])
 

@@ -81,18 +81,13 @@ def one_bias(layer: nn.Module, _architecture: Architecture) -> None:
     ("hf-whisper", "model.layers.0.self_attn_layer_norm"),
     ("hf-vit", "model.vit.layernorm"),
 )
-def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
-    """Set the epsilon of the norm to 0.001."""
-    layer.eps = 1e-3
-
-
 @fault_of(
     "epsilon of a batch norm",
     ("timm-resnet26t", "layer1.0.bn2"),
     ("timm-regnetx-002", "s1.b1.conv2.bn"),
 )
-def batch_epsilon(layer: nn.Module, _architecture: Architecture) -> None:
-    """Set the epsilon of BatchNorm to 0.001, the default of another framework."""
+def epsilon(layer: nn.Module, _architecture: Architecture) -> None:
+    """Set the epsilon of the norm to 0.001, the default of another framework."""
     layer.eps = 1e-3
 
 

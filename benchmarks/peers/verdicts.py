@@ -31,13 +31,13 @@ PEERS: dict[str, Judge] = {
 
 
 @dataclass(frozen=True)
-class Opinion:
+class PeerVerdict:
     """The verdict of one judge on one entry."""
 
     entry: str
     kind: str
     judge: str
-    said: Verdict
+    verdict: Verdict
     reason: str = ""
 
 
@@ -47,31 +47,31 @@ def run(
     *,
     peers: Mapping[str, Judge] = PEERS,
     advance: Callable[[int, int], None] | None = None,
-) -> list[Opinion]:
-    """Return the opinions on every entry that can be exported.
+) -> list[PeerVerdict]:
+    """Return the results on every entry that can be exported.
 
     The gate runs last, because some faults change the file while the gate measures it. `ours`: None
     leaves the gate out. `advance` is called with the number of judged entries and their total.
     """
-    collected: list[Opinion] = []
+    collected: list[PeerVerdict] = []
     with tempfile.TemporaryDirectory() as bench_folder:
         bench = Bench(Path(bench_folder))
         for count, entry in enumerate(entries, start=1):
             with tempfile.TemporaryDirectory() as folder, suppress(ExportRefused):
                 pair = entry.make(bench, Path(folder) / "model.onnx")
-                collected += collect_opinions(entry, pair, ours, peers)
+                collected += collect_verdicts(entry, pair, ours, peers)
             if advance is not None:
                 advance(count, len(entries))
     return collected
 
 
-def collect_opinions(
+def collect_verdicts(
     entry: Entry,
     pair: Pair,
     ours: Callable[[Pair], bool] | None,
     peers: Mapping[str, Judge],
-) -> Iterator[Opinion]:
-    """Yield the opinions of all judges on one pair."""
+) -> Iterator[PeerVerdict]:
+    """Yield the results of all judges on one pair."""
     architecture = entry.architecture
     case = Case(
         pair.model, pair.path, pair.samples, architecture.outputs, architecture.classes, EXAMPLE
@@ -82,8 +82,8 @@ def collect_opinions(
         yield judge_pair(entry, OURS, partial(ours, pair))
 
 
-def judge_pair(entry: Entry, judge: str, passes: Callable[[], bool]) -> Opinion:
-    """Return the opinion of one judge. An exception about the file is a refusal."""
+def judge_pair(entry: Entry, judge: str, passes: Callable[[], bool]) -> PeerVerdict:
+    """Return the result of one judge. An exception about the file is a refusal."""
     try:
         verdict: Verdict = "passed" if passes() else "refused"
         reason = ""
@@ -92,16 +92,16 @@ def judge_pair(entry: Entry, judge: str, passes: Callable[[], bool]) -> Opinion:
     except Exception as error:
         message = (str(error).strip().splitlines() or [""])[0]
         verdict, reason = "refused", f"{type(error).__name__}: {message[:160]}"
-    return Opinion(entry.name, entry.kind, judge, verdict, reason)
+    return PeerVerdict(entry.name, entry.kind, judge, verdict, reason)
 
 
-def rates_table(opinions: Sequence[Opinion]) -> Table:
-    """Return a table of the escapes and false blocks of each judge."""
+def rates_table(results: Sequence[PeerVerdict]) -> Table:
+    """Return a table of the faulty files that pass and the correct ones refused of each judge."""
     table = Table(title="What each says of the corpus")
     for heading in ("judge", "escaped", "of faulty", "escape rate", "blocked", "of correct",
                     "false-block rate", "not judged"):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "judge" else "right")
-    for name, counts in summarize(opinions)["judges"].items():
+    for name, counts in summarize(results)["judges"].items():
         table.add_row(
             name,
             str(counts["escaped"]),
@@ -115,26 +115,26 @@ def rates_table(opinions: Sequence[Opinion]) -> Table:
     return table
 
 
-def summarize(opinions: Sequence[Opinion]) -> dict[str, Any]:
-    """Return the counts of each judge, and every opinion that is wrong or missing."""
+def summarize(results: Sequence[PeerVerdict]) -> dict[str, Any]:
+    """Return the counts of each judge, and every result that is wrong or missing."""
     judges = {}
-    for name in dict.fromkeys(opinion.judge for opinion in opinions):
-        judge_opinions = [opinion for opinion in opinions if opinion.judge == name]
-        valid = [opinion for opinion in judge_opinions if opinion.said != "unjudged"]
-        faulty = [opinion for opinion in valid if opinion.kind != CORRECT]
-        correct = [opinion for opinion in valid if opinion.kind == CORRECT]
+    for name in dict.fromkeys(result.judge for result in results):
+        judge_results = [result for result in results if result.judge == name]
+        valid = [result for result in judge_results if result.verdict != "unjudged"]
+        faulty = [result for result in valid if result.kind != CORRECT]
+        correct = [result for result in valid if result.kind == CORRECT]
         judges[name] = {
             "faulty": len(faulty),
-            "escaped": sum(opinion.said == "passed" for opinion in faulty),
+            "escaped": sum(result.verdict == "passed" for result in faulty),
             "correct": len(correct),
-            "blocked": sum(opinion.said == "refused" for opinion in correct),
-            "unjudged": len(judge_opinions) - len(valid),
+            "blocked": sum(result.verdict == "refused" for result in correct),
+            "unjudged": len(judge_results) - len(valid),
         }
     correct_verdict = {True: "passed", False: "refused"}
     wrong = [
-        asdict(opinion)
-        for opinion in opinions
-        if opinion.said != correct_verdict[opinion.kind == CORRECT]
+        asdict(result)
+        for result in results
+        if result.verdict != correct_verdict[result.kind == CORRECT]
     ]
     return {"judges": judges, "wrong": wrong}
 
