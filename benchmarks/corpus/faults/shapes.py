@@ -178,19 +178,13 @@ def token_architecture(make: type[nn.Module]) -> Architecture:
 
 
 _IMAGE_AXES = {"image": {2: "height", 3: "width"}}
-BAKED_SIZE = Architecture(
-    "bakedsize",
+BAKED_SIZE = image_architecture(
     BakedSize,
-    lambda n, seed: {"image": samples.normalized(n, 32, seed=seed)},
+    input_="image",
     outputs=("scores",),
     axes={**_IMAGE_AXES, "scores": {2: "height", 3: "width"}},
 )
-BAKED_AREA = Architecture(
-    "bakedarea",
-    BakedArea,
-    lambda n, seed: {"image": samples.normalized(n, 32, seed=seed)},
-    axes=_IMAGE_AXES,
-)
+BAKED_AREA = image_architecture(BakedArea, input_="image", axes=_IMAGE_AXES)
 _IN_PLACE_SHAPE = Architecture(
     "inplaceshape",
     InPlaceShape,
