@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -110,7 +111,7 @@ def _architecture(
 
 def _model(model: Any, config: Any, *settings: dict[str, Any], **more: Any) -> Make:
     merged = {name: value for part in (*settings, more) for name, value in part.items()}
-    return lambda: model(config(**merged))
+    return lambda: model(config(**copy.deepcopy(merged)))
 
 
 def _text(
