@@ -80,7 +80,7 @@ class TorchOnCpu(Runtime):
 
     promises = Promises(CPU_PROVIDER, "cuda")
     runs: ClassVar[Literal["file", "model"]] = "model"
-    apart: ClassVar[bool] = False
+    isolated: ClassVar[bool] = False
 
     def open(
         self,
