@@ -18,6 +18,18 @@ from benchmarks.corpus.samples import Arrays
 from tests.localize.optimizers.faults import FAULTS, OptimizerFault
 
 
+class _TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+
+class _TwoBranches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
+
+
 class Repeats(nn.Module):
     """A model with `repeat_interleave` by a tensor, whose columns ONNX Runtime's optimizers
     lose.
@@ -32,37 +44,25 @@ class Repeats(nn.Module):
         return self.last(self.first(x).repeat_interleave(self.repeats, 1))
 
 
-class SmallLogarithms(nn.Module):
+class SmallLogarithms(_TwoLayers):
     """A model with `log1p`, exported as Log(1 + x), which loses the digits of small numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(1e6 * torch.log1p(1e-6 * self.first(x).abs()))
 
 
-class Similar(nn.Module):
+class Similar(_TwoBranches):
     """A model with `cosine_similarity` of short vectors.
 
     The exporter bounds the product of the norms by eps, while PyTorch bounds each norm.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.cosine_similarity(self.left(x) / 20, self.right(x) / 20, eps=0.1)
 
 
-class Distant(nn.Module):
+class Distant(_TwoBranches):
     """A model with `pairwise_distance`, which is exported without eps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.pairwise_distance(self.left(x), self.right(x), eps=0.2, keepdim=True)
@@ -82,12 +82,8 @@ class Distances(nn.Module):
         return self.last(torch.cdist(y, y.flip(1), p=1.0))
 
 
-class Chunks(nn.Module):
+class Chunks(_TwoLayers):
     """A model that modifies one chunk in place; the exported file loses the modification."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x) * 1.0
@@ -95,12 +91,8 @@ class Chunks(nn.Module):
         return self.last(y)
 
 
-class Added(nn.Module):
+class Added(_TwoBranches):
     """A model with `logaddexp`, exported by dynamo as Log(Exp(a) + Exp(b)), which overflows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = nn.Linear(6, 8), nn.Linear(6, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.logaddexp(90 * self.left(x), 90 * self.right(x))

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.check_cost import prepare
+from benchmarks.check_cost import ROOT, prepare, run_timed
 from gate.measure.runtime_measurement import OutputComparison
 from gate.measure.session_runner import OutputCheck
 from gate.statistics.output import Span
@@ -43,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, options.samples, options.size)
@@ -66,15 +66,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _run_check(folder: Path, *engine: str) -> tuple[Any, float]:
     command = [sys.executable, "-m", "gate", "check", "model.onnx", "--reference", "factory:build"]
     command += ["--inputs", "images.npy", *engine, "--json", "--time-limit", "10h"]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(folder)])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    start = time.perf_counter()
-    process = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True)
-    seconds = time.perf_counter() - start
+    process, seconds = run_timed(command, folder, path=os.pathsep.join([str(ROOT), str(folder)]))
     if process.returncode == 2:
         raise SystemExit(process.stdout.decode())
-    print(f"{' '.join(engine)}: {seconds:.1f} s", flush=True)
-    return json.loads(process.stdout)["evidence"], seconds
+    print(f"{' '.join(engine)}: {seconds.wall:.1f} s", flush=True)
+    return json.loads(process.stdout)["evidence"], seconds.wall
 
 
 def _without_times(value: Any) -> Any:

@@ -13,10 +13,6 @@ from benchmarks.corpus.outcome import Outcome
 from gate.policy.policy import Policy
 
 _NEAREST = 3
-_INSTRUMENTS = {
-    "probe_noise_ratio": "probe_noise_ratio",
-    "probe_relative_diff": "probe_relative_diff",
-}
 
 
 def default_bounds() -> dict[str, float | None]:
@@ -25,9 +21,9 @@ def default_bounds() -> dict[str, float | None]:
     on_cpu = policy.runtimes["ort-cpu"].bounds
     names = ("noise_ratio", "noise_peak", "noise_diff", "scaled_diff",
              "repeatability_ratio", "batch_invariance_ratio")  # fmt: skip
-    metric_bounds = {name: getattr(on_cpu, name) for name in names}
-    return metric_bounds | {
-        name: getattr(policy.instruments, field) for name, field in _INSTRUMENTS.items()
+    probes = ("probe_noise_ratio", "probe_relative_diff")
+    return {name: getattr(on_cpu, name) for name in names} | {
+        name: getattr(policy.instruments, name) for name in probes
     }
 
 

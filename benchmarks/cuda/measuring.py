@@ -31,9 +31,8 @@ from benchmarks.cuda.settings import (
     CORPUS,
     CORPUS_IN_TORCH,
     DEFAULT,
-    ONE_SWITCH,
     SETTINGS,
-    TWO_SWITCHES,
+    SWITCHED,
     Device,
     Setting,
 )
@@ -100,9 +99,8 @@ def plan(only: Sequence[str] = (), *, quick: bool = False) -> list[Job]:
         # PyTorch runs the same model for all files of an architecture.
         *(Job(CORPUS_IN_TORCH, (name,)) for name in file_by_architecture.values()),
         *_corpus(CORRECT_PAIRS),
-        *_matrix(ONE_SWITCH),
+        *_matrix(SWITCHED),
         *_corpus(entry for entry in ENTRIES if entry.faulty),
-        *_matrix(TWO_SWITCHES),
     ]
     glob_groups = [only or ("*",), _QUICK if quick else ("*",)]
     selected = []

@@ -166,7 +166,7 @@ class Setting:
         )
 
 
-ONE_SWITCH: Sequence[Setting] = (
+SWITCHED: Sequence[Setting] = (
     Setting("tf32", ON_CUDA, tf32=True),
     Setting("search-default", _ON_ORT, search="DEFAULT"),
     Setting("search-exhaustive", _ON_ORT, search="EXHAUSTIVE"),
@@ -178,15 +178,7 @@ ONE_SWITCH: Sequence[Setting] = (
         switches={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
     ),
 )
-TWO_SWITCHES: Sequence[Setting] = (
-    Setting("tf32-search-default", _ON_ORT, tf32=True, search="DEFAULT"),
-    Setting("tf32-search-exhaustive", _ON_ORT, tf32=True, search="EXHAUSTIVE"),
-    Setting("tf32-cudnn-free", _ON_TORCH, tf32=True, cudnn_deterministic=False),
-)
 DEFAULT = Setting("default", (BASELINE, *ON_CUDA), every_instrument=True)
 CORPUS = Setting("corpus", (BASELINE, *_ON_ORT), every_instrument=True, threads=1)
 CORPUS_IN_TORCH = Setting("corpus-torch", _ON_TORCH, every_instrument=True, threads=1)
-SETTINGS = {
-    setting.name: setting
-    for setting in (DEFAULT, *ONE_SWITCH, *TWO_SWITCHES, CORPUS, CORPUS_IN_TORCH)
-}
+SETTINGS = {setting.name: setting for setting in (DEFAULT, *SWITCHED, CORPUS, CORPUS_IN_TORCH)}

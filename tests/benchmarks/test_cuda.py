@@ -77,7 +77,7 @@ def test_the_plan_has_everything_once_and_the_important_first() -> None:
     matrix = {name for name, setting in SETTINGS.items() if not setting.in_corpus}
     assert {f"{setting}/{model}" for model in MODELS for setting in matrix} <= set(names)
     assert names[0].startswith("default/")
-    assert names[-1].startswith("tf32-")
+    assert names[-1].startswith("corpus/fault/")
 
 
 class FakeProcess:
