@@ -132,7 +132,7 @@ def check_unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputPari
     metrics = [each.name for each in policy.metrics if each.judges(output.name, of=names)]
     if not policy.judges(output.name):
         code = "checked_in_chain"
-    elif metrics and policy.is_judged_by_metrics:
+    elif metrics and policy.is_bounded_by_metrics:
         code = "checked_by_metric"
     else:
         code = "no_bound_quantized" if policy.precision == "quantized" else "no_bound"

@@ -268,7 +268,7 @@ class Policy(PolicyRecord):
 
     def _check_bounds(self, runtime: str, bounds: Bounds) -> None:
         """Raise ValueError if a bound of this runtime is missing or can't be judged."""
-        if bounds.empty and not (self.is_judged_by_metrics and self.metrics):
+        if bounds.empty and not (self.is_bounded_by_metrics and self.metrics):
             raise ValueError(
                 f"{runtime}: no bound is set on outputs, so everything would pass; set noise_ratio "
                 "or max_abs_diff"
@@ -326,7 +326,7 @@ class Policy(PolicyRecord):
             raise ValueError(f"{runtime}: precision 'quantized' needs a bound confidence_bands")
 
     @property
-    def is_judged_by_metrics(self) -> bool:
+    def is_bounded_by_metrics(self) -> bool:
         """Whether an output needs no bound if a metric judges it: a quantized detector, for
         example."""
         return self.precision == "quantized" and self.task == "tensors"
