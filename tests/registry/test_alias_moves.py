@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable, ServiceError
+from gate.errors import PromotionConflict, RegistryError, RegistryUnavailable
 from gate.ledger.database import LOCKS
 from gate.ledger.ledger import Ledger, promotion_lock
 from gate.ledger.maintenance import declare_addresses
@@ -428,12 +427,3 @@ def test_failure_to_move_previous_does_not_block_later_moves(ledger):
     with registry_alias.model_lock(model) as finished:
         assert finished is None
     assert aliases(model) == ("3", "2")  # as if the alias had been moved back by hand
-
-
-def test_uncreatable_database_folder_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(ServiceError, match="cannot create the database"),
-        promotion_lock(Ledger(tmp_path / "file" / "ledger.db")),
-    ):
-        pass

@@ -94,15 +94,6 @@ def test_first_promotion_sets_aliases_tags_and_ledger_entry(ledger: Ledger, firs
     )
 
 
-def test_promotion_reason_lists_only_the_first_waived_checks(
-    ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(promotion, "_MAX_TITLES", 2)
-    promote(Simulator(), first, policy=POLICY, ledger=ledger)
-    (line,) = ledger.entries()
-    assert line.reason.endswith("torch-cuda / runtime, ort-cuda / runtime and 1 more")
-
-
 def test_no_waived_tag_is_set_when_no_check_is_waived(ledger: Ledger, first: Release) -> None:
     policy = POLICY.model_copy(update={"runtimes": {"ort-cpu": POLICY.runtimes["ort-cpu"]}})
     registry = Simulator()
@@ -604,18 +595,6 @@ def test_broken_ledger_stops_the_promotion_before_any_registry_call(
     with pytest.raises(EvidenceError, match=r"ledger\.db:1"):
         promote_release(registry, second, ledger)
     assert registry.calls == []
-
-
-def test_two_registries_in_one_ledger_have_separate_histories(
-    ledger: Ledger, first: Release, second: Release
-) -> None:
-    here, there = Simulator("here"), Simulator("there")
-    promote_release(here, first, ledger)
-    here.versions[0].data += b"\x00"
-    promote_release(here, first, ledger)
-    promote_release(there, second, ledger)
-    assert promote_release(there, second, ledger).outcome == "unchanged"
-    assert [e.registry for e in ledger.entries()].count("there") == 2
 
 
 def test_champion_without_a_ledger_entry_gets_one(

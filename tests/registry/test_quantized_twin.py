@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -249,15 +248,6 @@ def test_adding_golden_vectors_to_an_unchanged_twin_changes_nothing(tmp_path, le
     assert (again.outcome, again.version) == ("unchanged", "1")
     first, second = ledger.entries()
     assert second.twin == first.twin
-
-
-def test_twin_digests_are_computed_once_when_opened(tmp_path: Path) -> None:
-    new_release = add_vectors(make_release(tmp_path), tmp_path / "golden")
-    assert new_release.twin is not None
-    before = new_release.twin_digests
-    shutil.rmtree(tmp_path / "golden")
-    new_release.twin.onnx_path.unlink()
-    assert new_release.twin_digests == before
 
 
 def test_quantized_file_alone_is_refused(tmp_path, ledger) -> None:

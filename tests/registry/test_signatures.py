@@ -108,14 +108,6 @@ def test_release_signed_by_a_trusted_key_is_promoted_with_its_signer(
     )
 
 
-def test_unsigned_release_is_promoted_without_trust(
-    signed_release: SignedRelease, ledger: Ledger
-) -> None:
-    result = promote(Simulator(), signed_release.release, policy=POLICY, ledger=ledger)
-    assert (result.outcome, result.signers) == ("promoted", ())
-    assert ledger.entries()[-1].signers == ()
-
-
 def test_external_data_is_a_subject_of_the_statement(signed_release: SignedRelease) -> None:
     instruments = builders.policy().instruments.model_copy(update={"graph_forbid": ()})
     path = onnx_file_with_data(signed_release.folder / "with" / "model.onnx")

@@ -22,7 +22,7 @@ from gate.registry import reviews
 from gate.registry.interface import Tag
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
-from gate.registry.reviews import STATEMENT_LIMIT, STATEMENT_TAG, ReviewSettings, ReviewSubmission
+from gate.registry.reviews import STATEMENT_TAG, ReviewSettings, ReviewSubmission
 from gate.service.submissions import process_reviews
 from gate.signing.keys import KEY_VARIABLE, SigningKey
 from gate.signing.statement import SignedStatement
@@ -235,18 +235,6 @@ def test_earlier_refusal_is_reported(
     assert json.loads(out)["refused_before"] == Tag.REFUSED
 
 
-def test_unsigned_version_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    unsigned = ReviewedModel(
-        tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"), sign=False
-    )
-    code, out, _ = run_command(
-        capsys, *unsigned.command("approve", "--key", str(tmp_path / "ci.pem"))
-    )
-    assert code == 0
-    assert "not signed: neither evidence nor decision" in out
-
-
 INVALID_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "no key": (("--key", "nowhere.pem"), "nowhere.pem"),
     "another file": (("--key", "ci.pem", "--sha256", "0" * 64), "has digest"),
@@ -309,13 +297,6 @@ def test_statement_too_long_for_a_tag_is_refused(
     with pytest.raises(RegistryError, match="a tag holds at most 500. Shorten the comment"):
         submission.review(reviewed_model.registry, "approved", reviewed_model.ci)
     assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
-
-
-def test_tag_holds_a_statement_of_the_maximum_length(reviewed_model: ReviewedModel) -> None:
-    reviewed_model.registry.set_tag(
-        reviewed_model.name, reviewed_model.number, key="long", value="x" * STATEMENT_LIMIT
-    )
-    assert reviewed_model.tags["long"] == "x" * STATEMENT_LIMIT
 
 
 def test_statement_about_another_decision_is_untrusted(

@@ -150,14 +150,6 @@ def test_refused_submission_creates_no_version(
     assert registry.versions == []
 
 
-def test_quantized_file_alone_is_refused(
-    registry: Simulator, ci: SigningKey, tmp_path: Path
-) -> None:
-    policy = twin_policy()
-    new_release = Signing(ci).signed(release(onnx_file(tmp_path / "q.onnx"), policy=policy), policy)
-    assert "only as the twin" in submit(registry, new_release, policy=policy).reason
-
-
 def test_submission_inside_a_dvc_experiment_is_a_dry_run(
     registry: Simulator, signed_release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,14 +138,6 @@ def test_promoting_the_champion_again_ignores_the_comparison(
     )
 
 
-def test_policy_without_comparison_promotes_without_one(
-    registry: Simulator, ledger: Ledger, second: Release
-) -> None:
-    assert promote_release(registry, second, ledger, builders.policy()).outcome == "promoted"
-    assert ledger.entries()[-1].compared_with is None
-    assert Tag.COMPARED_WITH not in registry.versions[1].tags
-
-
 def test_stored_comparison_must_match_the_ledger_when_decided_again(
     registry: Simulator, ledger: Ledger, first: Release, second: Release
 ) -> None:

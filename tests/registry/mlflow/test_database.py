@@ -41,16 +41,6 @@ def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         check_database(f"sqlite:///{tmp_path}/mlflow.db")
 
 
-def test_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RegistryUnavailable, match="does not exist"):
-        check_database(f"sqlite:///{tmp_path}/nowhere/mlflow.db")
-
-
-def test_folder_in_place_of_the_database_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RegistryUnavailable, match="is a folder"):
-        check_database(f"sqlite:///{tmp_path}")
-
-
 def test_read_only_folder_is_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(database.os, "access", lambda *_: False)
     with pytest.raises(StorageError, match="can't be written"):

@@ -15,7 +15,6 @@ from typing import Any
 
 import mlflow
 import pytest
-import requests
 from ruamel.yaml import YAML
 
 from gate.deploy.store import ModelStore
@@ -43,7 +42,7 @@ from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
-from tests.registry.servers import ADMIN, Server, add_user, grant_edit, make_run
+from tests.registry.servers import ADMIN, add_user, grant_edit, make_run
 from tests.registry.signed import Signing, save_trust, trust_in
 from tests.registry.simulator import Watched
 
@@ -308,14 +307,6 @@ def test_damaged_version_is_recreated_and_never_a_rollback_target(
     assert sqlite_registry.aliases()[CHAMPION] == "2"
 
 
-def test_model_name_with_all_allowed_characters_is_promoted(
-    sqlite_registry: RegistryAccess, ledger: Ledger, first: Release
-) -> None:
-    renamed_access = dataclasses.replace(sqlite_registry, name=f"{sqlite_registry.name}_O-clock.v1")
-    assert renamed_access.promote(first, ledger).outcome == "promoted"
-    assert renamed_access.promote(first, ledger).outcome == "unchanged"
-
-
 def test_deleted_run_is_reported(
     registry_access: RegistryAccess, ledger: Ledger, first: Release
 ) -> None:
@@ -445,31 +436,6 @@ def test_proxy_error_page_is_not_resource_gone(status: int, page: str) -> None:
         finally:
             proxy.shutdown()
             thread.join()
-
-
-MAX_REQUESTS = 51
-"""Requests of the first promotion of a model with MLflow 3.17, uploads and downloads included."""
-
-
-@pytest.mark.slow
-@pytest.mark.proof
-def test_one_promotion_makes_a_bounded_number_of_requests(
-    server: Server, ledger: Ledger, first: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Count up to the move of `champion` and the update of the version page."""
-    access = RegistryAccess(
-        server.uri, make_run(server.uri), f"digits-{next(_names)}", server.artifacts
-    )
-    sent: list[str] = []
-    send = requests.Session.send
-
-    def counted_send(self: requests.Session, request: Any, **options: Any) -> Any:
-        sent.append(f"{request.method} {request.path_url}")
-        return send(self, request, **options)
-
-    monkeypatch.setattr(requests.Session, "send", counted_send)
-    assert access.promote(first, ledger).outcome == "promoted"
-    assert 0 < len(sent) <= MAX_REQUESTS, sent
 
 
 @pytest.fixture
