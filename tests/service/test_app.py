@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.responses import PlainTextResponse
 
 from gate.errors import RegistryUnavailable
 from gate.mlflow_client.webhooks import EVENTS
@@ -199,13 +198,6 @@ def test_disconnect_during_upload_is_counted(service: Service) -> None:
     wait_until(lambda: 'outcome="gone"} 1.0' in service.get("/metrics").text)
 
 
-def test_mistyped_review_value_is_logged_as_a_warning(service: Service, caplog) -> None:
-    event = event_body("model_version_tag.set", key="gate.review", value="aproved")
-    assert service.send(event).status_code == 202
-    (record,) = [record for record in caplog.records if "aproved" in record.getMessage()]
-    assert record.levelname == "WARNING"
-
-
 def test_internal_error_does_not_leak_to_the_sender(service: Service, monkeypatch, caplog) -> None:
     def raise_internal_error(*_: object, **__: object) -> None:
         raise RuntimeError("a fault with internals in /srv/gate")
@@ -267,12 +259,6 @@ def test_metrics_count_deliveries_and_reconciles(service: Service) -> None:
         "parity_gate_accept_seconds_bucket",
     ):
         assert line in text
-
-
-def test_other_applications_can_be_mounted(tmp_path: Path) -> None:
-    mounts = {"/models": PlainTextResponse("the store")}
-    with run_service(settings(tmp_path), mounts=mounts) as service:
-        assert service.get("/models/digits/manifest.json").text == "the store"
 
 
 @pytest.mark.proof

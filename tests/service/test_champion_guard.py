@@ -110,20 +110,6 @@ def test_ineligible_version_is_reverted(setup, tamper, words):
     assert setup.lines() == before
 
 
-@pytest.mark.parametrize("error", [MemoryError, RecursionError])
-def test_unreadable_version_is_reverted(setup, monkeypatch, error):
-    serve_third_then_second(setup)
-    setup.deployed("2")
-    setup.move_champion("3")
-
-    def fail(*_arguments, **_options):
-        raise error
-
-    monkeypatch.setattr("gate.registry.verify_release.load_records", fail)
-    assert guard(setup) == [("reverted", "2")]
-    assert error.__name__ in setup.ledger.entries()[-1].reason
-
-
 AGES = {"too old": (91, "91.0 days old"), "of the future": (-30, "from the future")}
 
 

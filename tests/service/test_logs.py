@@ -75,13 +75,6 @@ def test_json_format_writes_one_line_per_event() -> None:
     assert "ValueError" in lines[4]["traceback"]
 
 
-def test_extra_fields_do_not_override_standard_fields() -> None:
-    text = capture_log(
-        "json", write=lambda log: log.info("true", extra={"fields": {"message": "false"}})
-    )
-    assert json.loads(text)["message"] == "true"
-
-
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_control_characters_do_not_create_new_lines(log_format: str) -> None:
     control_characters = "x\n2026-01-01 info gate: approved\r\x1b[31m\u2028\ud800"

@@ -249,18 +249,6 @@ def test_slow_answer_is_cut_off(
     assert receiver.accepted == [("promoted", "1"), ("reverted", "1"), ("reverted", "1")]
 
 
-def test_no_entry_is_skipped_while_the_receiver_is_down(
-    receiver: Receiver, ledger: Ledger, tmp_path: Path
-) -> None:
-    sender = make_notifier(Receiver("http://127.0.0.1:1/"), ledger, tmp_path)
-    sender.send_new()
-    write_entry(ledger, "refused")
-    with pytest.raises(OSError):
-        sender.send_new()
-    make_notifier(receiver, ledger, tmp_path).send_new()
-    assert receiver.accepted == [("refused", "1")]
-
-
 def test_running_service_notifies_with_backoff(
     receiver: Receiver, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

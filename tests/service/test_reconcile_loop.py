@@ -47,15 +47,6 @@ def test_each_interval_reconciles_every_model() -> None:
     assert abs(difference) <= 1
 
 
-def test_wake_reconciles_immediately() -> None:
-    recorder = Recorder()
-    with run_loop(recorder) as worker:
-        wait_until(lambda: recorder.ended)
-        for number in range(1, 6):
-            worker.wake(MODEL)
-            wait_until(lambda number=number: recorder.causes == ["webhook"] * number)
-
-
 def test_wake_of_an_unserved_model_is_ignored() -> None:
     recorder = Recorder()
     with run_loop(recorder) as worker:
@@ -225,22 +216,6 @@ def test_frequent_wakes_of_one_model_do_not_starve_others() -> None:
     finally:
         assert worker.stop(timeout_s=120)
     assert recorder.causes
-
-
-def test_results_are_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with run_loop(Recorder()) as worker:
-        worker.wake(MODEL)
-        wait_until(
-            lambda: has_metric(
-                worker, 'parity_gate_actions_total{kind="review",outcome="promoted"} 2.0'
-            )
-        )
-    fields = [getattr(record, "fields", None) for record in caplog.records]
-    assert {
-        "model": MODEL, "cause": "webhook", "kind": "review", "outcome": "promoted", "to": "3",
-    } in fields  # fmt: skip
-    assert "approved by a test" in caplog.text
 
 
 def test_loop_sleeps_without_work(monkeypatch: pytest.MonkeyPatch) -> None:

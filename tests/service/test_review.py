@@ -50,13 +50,6 @@ def test_approval_promotes_the_waiting_version(setup):
     assert setup.promote(2).outcome == "unchanged"
 
 
-def test_rejected_old_champion_does_not_become_previous(setup):
-    setup.model().write("rejected", "a reviewer's no", version="1")
-    setup.tag("2", "approved")
-    assert review_once(setup) == [("promoted", "2")]
-    assert setup.registry.aliases == {CANDIDATE: "2", CHAMPION: "2"}
-
-
 INVALID_VALUES = ["yes", "", "approved?", "not rejected"]
 
 
@@ -139,16 +132,6 @@ def status(setup, number):
     return setup.stored(number).description.partition("\n")[0]
 
 
-def test_rejection_removes_candidate_and_sets_the_verdict_tag(setup):
-    setup.tag("2", "too dark", Tag.REVIEW_COMMENT)
-    setup.tag("2", "Rejected")
-    review_once(setup)
-    assert setup.registry.aliases == {CHAMPION: "1"}
-    assert setup.stored("2").tags[Tag.VERDICT] == "REJECTED by review"
-    assert status(setup, "2").startswith("Status: rejected by review on 20")
-    assert 'because "too dark"' in status(setup, "2")
-
-
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("word", ["approved", "rejected"])
 @pytest.mark.parametrize("call", ["set_description", "set_tag", "delete_alias"])
@@ -164,15 +147,6 @@ def test_unwritable_page_does_not_undo_the_review(setup, call, word):
     assert status(setup, "2").startswith(
         "Status: champion" if word == "approved" else "Status: rejected"
     )
-
-
-def test_approval_of_old_evidence_is_refused(tmp_path):
-    setup = RegistrySetup(tmp_path, builders.policy(review="required", max_age_days=365.0))
-    setup.promote(1, days=100)
-    setup.tag("1", "approved")
-    assert review_once(setup, REVIEWED) == [("refused", "1")]
-    assert "days old" in setup.ledger.entries()[-1].reason
-    assert setup.champion is None
 
 
 def test_unavailable_registry_reviews_nothing(setup):

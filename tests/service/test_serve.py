@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from gate import cli
-from gate.commands.service import serve_command
 from gate.mlflow_client import connection as preflight
 from gate.service import app, reconciler, settings
 from gate.service.settings import ServiceSettings
@@ -20,17 +19,6 @@ from tests import plain_http
 from tests.deploy.handmade_store import make_store
 from tests.service.deliveries import SECRET, event_body, wait_until
 from tests.service.processes import ROOT, run_process
-
-
-@pytest.mark.further
-def test_light_modules_load_neither_torch_nor_mlflow() -> None:
-    modules = ["service.app", "service.settings", "commands.service"]
-    code = "import sys\n" + "".join(f"import gate.{name}\n" for name in modules)
-    code += "print(sorted({'torch', 'torchvision', 'mlflow', 'onnxruntime'} & set(sys.modules)))"
-    completed = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert completed.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "webhooks"])
@@ -78,18 +66,6 @@ def test_shutdown_does_not_wait_for_a_hanging_reconcile(tmp_path: Path) -> None:
         assert service.send(delivery="d-1").status_code == 202
         wait_until(lambda: "digits webhook" in service.lines("begin"))
         assert service.end() == 0  # the shutdown timeout is shorter than the pass
-
-
-def test_every_option_has_an_environment_variable(monkeypatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main(["serve", "--help"]) == 0
-    shown = capsys.readouterr().out
-    for option in serve_command.params:
-        if option.name in (None, "json", "debug", "help") or getattr(option, "hidden", False):
-            continue
-        variable = "MLFLOW_TRACKING_URI" if option.name == "tracking_uri" else option.envvar
-        assert isinstance(variable, str), option.name
-        assert variable in shown
 
 
 @pytest.mark.parametrize(
@@ -145,16 +121,6 @@ class TestRefusesToStart:
     def test_wrong_options(self, tmp_path: Path, capsys, more: list[str], said: str) -> None:
         assert cli.main(self.arguments(tmp_path, *more)) == 2
         assert said in capsys.readouterr().err
-
-    def test_no_model(self, tmp_path: Path, capsys, monkeypatch) -> None:
-        monkeypatch.delenv("GATE_MODELS", raising=False)
-        assert cli.main(["serve"]) == 2
-        assert "models: Field required" in capsys.readouterr().err
-
-    def test_no_secret(self, tmp_path: Path, capsys, monkeypatch) -> None:
-        monkeypatch.delenv("GATE_WEBHOOK_SECRETS", raising=False)
-        assert cli.main(["serve", "--model", "digits"]) == 2
-        assert "GATE_WEBHOOK_SECRETS" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("uri", "said"),

@@ -10,24 +10,10 @@ from gate.service.settings import ServiceSettings
 VALID_OPTIONS: dict[str, Any] = {"models": ["digits"], "tracking_uri": "http://127.0.0.1:5000"}
 
 
-def test_defaults() -> None:
-    settings = ServiceSettings.from_options(**VALID_OPTIONS, port=None, aliases=None)
-    assert (settings.host, settings.port) == ("127.0.0.1", 8400)
-    assert settings.aliases == ("candidate", "champion", "previous")
-    assert (settings.body_cap, settings.window_s, settings.interval_s) == (1 << 16, 300, 60)
-
-
 def test_default_workspace_prefix_is_removed_from_model_names() -> None:
     models = ("default:digits", "digits", "team-a:digits", "team-a:digits", "team-b:digits")
     settings = ServiceSettings.from_options(models=models, tracking_uri="http://127.0.0.1:5000")
     assert settings.models == ("digits", "team-a:digits", "team-b:digits")
-
-
-def test_duplicate_models_are_removed() -> None:
-    assert ServiceSettings.from_options(**VALID_OPTIONS | {"models": ["a", "b", "a"]}).models == (
-        "a",
-        "b",
-    )
 
 
 @pytest.mark.parametrize(

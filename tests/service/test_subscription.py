@@ -216,19 +216,6 @@ class TestCommands:
         assert cli.main(["webhooks", "test", *at]) == 0
         assert "ok" in capsys.readouterr().out
 
-    def test_register_creates_a_secret_file(
-        self, subscriptions: WebhookSubscription, tmp_path: Path, capsys
-    ) -> None:
-        at = ("--tracking-uri", subscriptions._uri)
-        path = tmp_path / "made" / "secrets"
-        expected = self.call(capsys, "register", "--secret-file", str(path), *at)
-        assert expected["secret_made"] is True
-        (secret,) = WebhookSecrets.from_file(path).secrets
-        assert secret not in json.dumps(expected)
-        assert self.call(capsys, "test", *at, code=2)["exit_code"] == 2  # nothing listens there
-        assert cli.main(["webhooks", "register", "--secret-file", str(path), *at]) == 0
-        assert secret not in capsys.readouterr().out
-
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
