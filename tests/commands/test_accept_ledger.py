@@ -52,20 +52,6 @@ def test_environment_variables_of_the_service_apply(
     assert (answer["accepted"], len(answer["lost"]), len(answer["asked"])) == (True, 1, 1)
 
 
-@pytest.mark.parametrize("kept", ["@address", "env:STATE_OF_THE_TEST", ".gate/state.db"])
-def test_state_address_from_a_file_or_variable(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys, kept: str
-) -> None:
-    file = Path("address")
-    file.write_text(f"{DEFAULT}\n")
-    file.chmod(0o600)
-    monkeypatch.setenv("STATE_OF_THE_TEST", DEFAULT)
-    monkeypatch.setenv("GATE_STATE", kept)
-    assert cli.main(["accept-ledger", "--reason", "the disk died", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["accepted"] is True
-    assert ledger.entries()[-1].action == "ledger_accepted"
-
-
 @pytest.mark.parametrize("reason", [[], ["--reason", " "]])
 def test_reason_is_required(ledger: Ledger, capsys, reason: list[str]) -> None:
     before = rows(ledger.state)

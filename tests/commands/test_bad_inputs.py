@@ -117,9 +117,6 @@ SAMPLES: dict[str, Callable[[Path], object]] = {
 }
 """For each case a function that writes `inputs.npz`."""
 
-FACTORIES = {"another name": "nets:bild", "another module": "nots:build", "an error": "nets:breaks",
-          "no module": "nets:no_module"}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -162,13 +159,6 @@ def test_bad_samples_are_refused(
 ) -> None:
     SAMPLES[name](in_project / "inputs.npz")
     check_error(capsys)
-
-
-@pytest.mark.parametrize("name", FACTORIES)
-def test_bad_references_are_refused(
-    in_project: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    check_error(capsys, FACTORIES[name])
 
 
 def test_text_samples_are_refused(in_project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,14 +59,3 @@ def test_existing_report_is_not_replaced(project, tmp_path, capsys) -> None:
 def test_unwritable_folder_is_refused(project, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
     assert "no permission" in check_error(capsys, *CHECK, "--report", str(tmp_path / "report"))
-
-
-@pytest.mark.parametrize("name", ["noise_ratioXYZ", "top1_agreementt", "graphs"])
-def test_name_with_a_check_prefix_has_no_meaning(capsys, name) -> None:
-    assert name in check_error(capsys, "policy", "explain", name)
-
-
-@pytest.mark.parametrize("name", ["noise_ratio", "probe_batch_4", "graph_float16"])
-def test_check_name_has_its_meaning(capsys, name) -> None:
-    assert cli.main(["policy", "explain", name]) == 0
-    assert name.partition("_")[0] in capsys.readouterr().out

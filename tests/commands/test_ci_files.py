@@ -69,12 +69,6 @@ def test_ci_files_are_written_for_every_outcome(
         ]
 
 
-def test_paths_are_printed_and_folders_created(project: Path, capsys: Capture) -> None:
-    code, out, _ = run(capsys, "good.onnx", *CHECK_OPTIONS, *files("ci/out"))
-    assert code == 0
-    assert out.splitlines()[-3:] == [f"{label} ci/out/{name}" for label, name in zip(("summary", "junit  ", "metrics-file"), NAMES, strict=True)]  # fmt: skip
-
-
 # The tests below need no measurement: they run a fake command with one kind of file.
 def _text(ending: Any) -> str:
     return ending.failure or str(ending.outcome.plain["text"])
@@ -143,13 +137,6 @@ def test_usage_errors_are_written(
     assert cli.main(["doctor", "--note", "note", *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[0]
     assert error == f"error: {(tmp_path / 'note').read_text()}"
-
-
-def test_help_writes_nothing(command: Command, tmp_path: Path, capsys: Capture) -> None:
-    command(return_done)
-    assert cli.main(["doctor", "--note", "note", "--help"]) == 0
-    assert "--note FILE" in capsys.readouterr().out
-    assert not (tmp_path / "note").exists()
 
 
 @pytest.mark.parametrize(

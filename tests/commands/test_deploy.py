@@ -102,12 +102,6 @@ def test_invalid_deploy_commands_exit_with_2(folder: Path, capsys, arguments: li
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_empty_store_shows_nothing_deployed(folder: Path, capsys) -> None:
-    assert cli.main(["deployed", *STORE]) == 0
-    assert "Nothing is deployed" in capsys.readouterr().out
-    assert not (folder / "srv").exists()
-
-
 @pytest.mark.proof
 def test_deploy_works_without_torch(folder: Path) -> None:
     blocked = folder / "blocked"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import onnx
 import pytest
 
 from gate import cli
-from gate.commands import export
 from gate.storage.digest import Digest
 from tests.commands.running import create_runner
 
@@ -26,24 +22,6 @@ _run, _json = create_runner("export")
 
 def _metadata(path: Path) -> dict[str, str]:
     return {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-
-
-def test_output_describes_the_file_and_the_next_command(capsys) -> None:
-    code, out, err = _run(capsys, *BUILD, "--output", "out/new.onnx")
-    assert (code, err) == (0, "")
-    for words in (
-        "strategy    traced, opset 13",
-        "input       input float32 (batch, 1, 8, 8)",
-        "output      output float32 (batch, 5)",
-        "self-check  max_abs_diff_export_batch",
-        "next        gate check out/new.onnx --reference small_models:build --inputs images.npy "
-        "--export-record out/new.onnx.export.json",
-        str(Digest.from_file(Path("out/new.onnx"))),
-    ):
-        assert words in out
-    assert sorted(path.name for path in Path("out").iterdir()) == [
-        "new.onnx", "new.onnx.export.json"
-    ]  # fmt: skip
 
 
 WARNED = """
@@ -199,14 +177,6 @@ SWITCHES = {
 }
 
 
-def test_file_that_no_runtime_runs_is_reported(capsys, tmp_path: Path) -> None:
-    settings = _settings(tmp_path, "strategy: direct, operator_export_type: ONNX_ATEN")
-    code, out, _ = _run(capsys, *BUILD, "--output", str(tmp_path / "a.onnx"), *settings)
-    assert code == 0
-    assert "self-check  not possible: no runtime of the gate runs this file" in out
-    assert "see         the file has operators outside of ONNX" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -277,27 +247,3 @@ def test_failed_self_check_keeps_the_old_file(
     assert code == 2
     assert "samples" in err
     assert output.read_bytes() == b"old"
-
-
-def test_subcommands_of_export(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gate.commands.result import CommandResult, ExitCode
-
-    @click.command("compare")
-    @click.option("--fast", is_flag=True)
-    def compare(fast: bool) -> CommandResult:
-        """Examples: none."""
-        return CommandResult(
-            ExitCode.REJECTED, {"fast": fast}, lambda out: out.print(f"fast {fast}")
-        )
-
-    module = types.ModuleType("gate_test_compare")
-    module.command = compare
-    monkeypatch.setitem(sys.modules, "gate_test_compare", module)
-    monkeypatch.setitem(export.SUBCOMMANDS, "compare", "gate_test_compare:command")
-    assert _run(capsys, "compare", "--fast") == (1, "fast True\n", "")
-    code, out, _ = _run(capsys, "compare", "--help")
-    assert code == 0
-    assert out.startswith("Usage: gate export compare [OPTIONS]")
-    code, _, err = _run(capsys, "compare", "--slow")
-    assert code == 2
-    assert "See gate export compare --help" in err

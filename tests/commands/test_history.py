@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from gate import cli
-from gate.commands.history import _Line, _show_all, _show_short
+from gate.commands.history import _Line, _show_short
 from gate.commands.promote import version_page
 from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.ledger import Ledger
@@ -63,26 +62,6 @@ def test_one_line_per_entry(width: int, models: tuple[str, ...]) -> None:
         assert (SHA256.short in line) == (width > 45)
         assert ("a-model" in "".join(lines)) == (len(models) > 1)
         assert line.endswith("…") == (width < 200)
-
-
-def test_full_output_is_not_truncated() -> None:
-    lines = print_entries(_show_all, entries("digits"), 10_000)
-    assert lines[0].endswith("promoted digits version 12")
-    assert f"  file      {SHA256}" in lines
-    assert "  verdict   signed by abababababab" in lines
-    assert "  review    approved by cdcdcdcdcdcd, efefefefefef" in lines
-    assert "  line      1, signed by 121212121212" in lines
-    bare = replace(entries("digits")[0], key_id=None)
-    bare = replace(bare, entry=bare.entry.model_copy(update={"signers": (), "approvers": ()}))
-    lines = print_entries(_show_all, [bare], 10_000)
-    assert "  line      1, signed by no key" in lines
-    assert not any(line.startswith(("  verdict", "  review")) for line in lines)
-    assert any(line.endswith("torch-cuda / runtime, ort-cuda / �[2J") for line in lines)
-
-
-def test_empty_history() -> None:
-    for show in (_show_short, _show_all):
-        assert print_entries(show, [], 80) == ["The ledger has no such entries."]
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,6 @@ def contents() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path().iterdir()}
 
 
-def test_written_policy_equals_the_default(capsys: Capture) -> None:
-    assert run(capsys)[0] == 0
-    assert set(contents()) == {"gate.yaml", "gate.schema.json"}
-    assert Policy.from_file(Path("gate.yaml")) == Policy.default()
-
-
 @pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
 def test_policy_for_each_precision(capsys: Capture, precision: Precision) -> None:
     assert run(capsys, "--precision", precision)[0] == 0

@@ -83,26 +83,6 @@ def test_exit_code(capsys, project: str, factory: str, options: tuple[str, ...],
     assert "Traceback" not in out + err
 
 
-def test_table_has_location_finding_and_fix(capsys, project: str) -> None:
-    _, out, _ = run(capsys, f"{project}:Wrong")
-    assert out.splitlines()[0].strip() == f"{project}.py"
-    error = next(line for line in out.splitlines() if "TRC005" in line)
-    assert error.split()[:4] == ["8", "TRC005", "error", "len(x)"]
-    assert "(in inner)" in error
-    assert "x.shape[0]" in error
-    assert f"silenced  TRC002 at {project}.py:17: x.max().item()" in out
-    assert "see  docs/lint/TRC005.md" in out
-    assert out.splitlines()[-1] == (
-        "1 error, 1 warning, 0 notes; 1 silenced; 2 functions read, as exported by traced"
-    )
-
-
-def test_unread_code_is_reported(capsys, project: str) -> None:
-    _, out, _ = run(capsys, f"{project}:script")
-    assert "not read  " in out
-    assert "TorchScript" in out
-
-
 def test_json_has_the_same_findings(capsys, project: str) -> None:
     code, out, _ = run(capsys, f"{project}:Wrong", "--level", "warning", "--json")
     record: dict[str, Any] = json.loads(out)

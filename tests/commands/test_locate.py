@@ -57,25 +57,6 @@ class TestLocalization:
         assert "is a file of the model itself" in err
         assert Path("bad.onnx").read_bytes() == before
 
-    def test_text_output_has_a_table_and_advice(self, capsys) -> None:
-        code, out, _ = _run(capsys, "bad.onnx", *REFERENCE, *INPUTS)
-        assert code == 1
-        head, *rows = [line for line in out.splitlines() if line.strip()]
-        assert head.split() == ["layer", "type", "max", "diff", "mean", "diff", "noise", "ratio",
-                                "alone", "growth", "verdict"]  # fmt: skip
-        (source,) = (row for row in rows if row.split()[:2] == ["4", "Linear"])
-        assert source.split()[-1] == "source"
-        assert any("4.weight differs from the model's" in row for row in rows)
-        assert "First diverging layer: 4 (ort-cpu)." in rows
-        assert any(row.startswith("Try: Export again from the checkpoint") for row in rows)
-        assert "report" not in rows[-1]
-
-    def test_model_with_two_inputs(self, capsys) -> None:
-        field = ("field.onnx", "--reference", "small_models:field", "--inputs", "field.npz")
-        code, printed = _json(capsys, *field)
-        assert code == 0
-        assert [row["module"] for row in printed["layers"]][:1] == ["conv"]
-
     def test_divergence_in_the_root_module(self, capsys, tmp_path: Path) -> None:
         """The path of the root module is empty."""
         proto = onnx.load("field.onnx")
@@ -142,33 +123,6 @@ class TestLocateErrors:
         assert (code, printed["error"]["type"]) == (2, kind)
         assert expected in printed["error"]["message"]
         assert len(printed["error"]["message"]) > 40
-
-    @pytest.mark.parametrize(
-        ("arguments", "expected"),
-        [
-            (("good.onnx", *REFERENCE, *INPUTS, "--samples", "0"), "--samples"),
-            (("good.onnx", *REFERENCE, *INPUTS, "--runtime", "torch-cuda"), "ort-cpu"),
-        ],
-        ids=["no sample", "no such runtime"],
-    )
-    def test_wrong_usage_exits_with_2(self, capsys, arguments, expected) -> None:
-        code, _, error = _run(capsys, *arguments)
-        assert code == 2
-        assert expected in error
-
-    def test_missing_runtime_is_reported(self, capsys) -> None:
-        import torch
-
-        if torch.cuda.is_available():
-            pytest.skip("CUDA is here")
-        arguments = ("good.onnx", *REFERENCE, *INPUTS, "--runtime", "ort-cuda")
-        code, printed = _json(capsys, *arguments)
-        assert (code, printed["error"]["type"]) == (2, "RuntimeUnusable")
-        assert "CUDA" in printed["error"]["message"]
-
-    def test_reference_that_exits_is_an_error(self, capsys) -> None:
-        arguments = ("good.onnx", "--reference", "small_models:leave", *INPUTS)
-        assert _run(capsys, *arguments)[0] == 2
 
 
 def test_input_files_are_not_changed(capsys, tmp_path: Path) -> None:

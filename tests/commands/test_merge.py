@@ -138,27 +138,6 @@ def test_complete_parts_are_kept_and_torn_parts_measured_again(
     assert gate(capsys, "merge", plan, *parts)[0] == 0
 
 
-@pytest.mark.further
-def test_suggested_locate_command_has_the_precision_of_the_plan(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`bad.onnx` differs by more than 16-bit rounding explains."""
-    plan, parts = copy_measured_parts(capsys, tmp_path, "bad.onnx", "--precision", "reduced")
-    code, printed = gate(capsys, "merge", plan, *parts)
-    steps = [step["command"] for step in printed["story"]["steps"] if step["command"]]
-    (looking,) = (command for command in steps if command.startswith("gate locate "))
-    assert (code, looking.endswith(" --precision reduced")) == (1, True), looking
-
-
-def test_missing_unit_is_an_error(
-    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan, parts = copy_measured_parts(capsys, tmp_path, "good.onnx")
-    code, printed = gate(capsys, "merge", plan, parts[0], parts[2])
-    assert code == 2
-    assert "1 of 3 units are missing: 1" in printed["error"]["message"]
-
-
 @exhaustive
 @pytest.mark.proof
 def test_kubernetes_job_commands_run_as_local_processes(

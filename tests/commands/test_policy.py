@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.policy.policy import Policy, Precision
+from gate.policy.policy import Policy
 from tests.commands.running import Capture, create_runner
 
 PARAMS = str(Path(__file__).parents[2] / "params.yaml")
@@ -28,25 +28,6 @@ def test_show_names_the_source_of_each_value(capsys: Capture) -> None:
     line = int(values["min_samples"]["origin"].rpartition(":")[2])
     assert Path(PARAMS).read_text().splitlines()[line - 1].strip().startswith("min_samples:")
     assert values["environments"]["origin"] == "default"
-
-
-@pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
-def test_show_prints_each_built_in_policy(capsys: Capture, precision: Precision) -> None:
-    code, shown = as_json(capsys, "show", "--precision", precision)
-    values = {each["place"]: each for each in shown["values"]}
-    assert code == 0
-    assert shown["digest"] == str(Policy.built_in(precision).digest())
-    assert (values["precision"]["value"], values["precision"]["origin"]) == (
-        precision, "--precision",
-    )  # fmt: skip
-
-
-def test_show_prints_the_selected_setting_and_the_digest(capsys: Capture) -> None:
-    code, out, _ = run(capsys, "show")
-    assert code == 0
-    assert "runtimes.ort-cpu.bounds.noise_ratio" in out
-    assert "max_abs_diff" not in out
-    assert str(Policy.default().digest()) in out
 
 
 def test_check_summarizes_the_requirements(capsys: Capture) -> None:
@@ -128,9 +109,3 @@ def test_explain_refers_to_other_sections(capsys: Capture, name: str, says: str)
     code, _, err = run(capsys, "explain", name)
     assert code == 2
     assert says in " ".join(err.split())
-
-
-def test_explain_suggests_the_nearest_name(capsys: Capture) -> None:
-    code, _, err = run(capsys, "explain", "noise_rato")
-    assert code == 2
-    assert "Did you mean noise_ratio?" in err

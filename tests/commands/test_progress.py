@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import logging
 import os
@@ -12,7 +11,6 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -24,7 +22,7 @@ from rich.progress import Progress
 
 from gate import cli
 from gate.commands import progress
-from gate.commands.progress import Bar, loading, progress_bar, spinner
+from gate.commands.progress import Bar, progress_bar, spinner
 from gate.commands.result import Line
 from gate.runtimes.ort import Ort, OrtCpu, OrtCpuOptimized
 from tests.distributed import tiny as small
@@ -112,19 +110,6 @@ def test_check_reaches_its_announced_total(
     assert total >= 70 or line == RELEASE
 
 
-@pytest.mark.parametrize("samples", [8, 1000])
-def test_calibration_reaches_its_announced_total(
-    checked: Path, monkeypatch: pytest.MonkeyPatch, samples: int
-) -> None:
-    monkeypatch.chdir(checked)
-    calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(Bar, "__call__", lambda _self, *call: calls.append(call))
-    line = ["quantize", "model.onnx", "--calibration", "rows.npy", "--output", "twin.onnx"]
-    assert cli.main([*line, "--samples", str(samples)]) == 0
-    assert calls[-1] == (min(samples, 70),) * 2
-    assert all(result <= total for result, total in calls)
-
-
 def test_terminal_shows_the_current_step(monkeypatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     mine, its = pty.openpty()
@@ -172,13 +157,6 @@ def test_listener_is_removed_afterwards(monkeypatch) -> None:
                 and not thread.finished.is_set()]  # fmt: skip
 
 
-def test_garbage_collector_is_paused_while_loading(capsys) -> None:
-    with loading():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_captured_library_output_has_no_bar(capfd) -> None:
     from gate.export.export_warnings import captured
 
@@ -204,17 +182,3 @@ def test_pipe_gets_the_remaining_time_every_30_seconds() -> None:
     assert "probes" in lines[1]
     assert "40 of 100" in lines[1]
     assert "10 of 100" in lines[2]
-
-
-def test_jobs_are_limited_to_the_cores(monkeypatch) -> None:
-    from gate.distributed import worker_pool
-
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
-    free = SimpleNamespace(available=64 << 30)
-    monkeypatch.setattr(worker_pool.psutil, "virtual_memory", lambda: free)
-    assert worker_pool.most_processes(99)[0] == 4
-    assert worker_pool.most_processes(3)[0] == 3
-    free.available = 1 << 30
-    assert worker_pool.most_processes(99)[0] == 2
-    free.available = 0
-    assert worker_pool.most_processes(2)[0] == 1

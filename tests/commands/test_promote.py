@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import io
-import json
 import re
 import shutil
 import tempfile
@@ -14,13 +12,10 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from rich.console import Console
 
 from gate import cli
-from gate.commands.promote import promotion_result
 from gate.ledger.entry import LedgerEntry, plain
 from gate.ledger.ledger import Ledger
-from gate.registry.release import PromotionResult
 from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
 from tests.commands.running import as_json
@@ -192,18 +187,6 @@ class TestPromoteRefuses:
         assert run.info.status == "FAILED"
         assert run.info.run_name.startswith("gate FAIL ")
 
-    @pytest.mark.further
-    def test_error_decision_exits_with_2(self, work_folder: Path, capsys) -> None:
-        """The policy bounds the accuracy drop, but there are no labels."""
-        (work_folder / "labels.yaml").write_text(
-            "instruments: {probes: false, search_inputs: 0, graph_forbid: []}\n"
-            "runtimes: {ort-cpu: {required: always, bounds: {scaled_diff: 1.0, top1_agreement: 0.5, accuracy_drop: 0.1}}}"
-        )
-        _report("good.onnx", "report", capsys, "--policy", "labels.yaml")
-        verdict = json.loads((work_folder / "report" / "decision.json").read_text())["verdict"]
-        code, printed = as_json(capsys, *_promote("good.onnx", "report", "--policy", "labels.yaml"))
-        assert (verdict, code, printed["outcome"]) == ("ERROR", 2, "refused")
-
     def test_file_that_differs_from_the_checked_one_is_refused(
         self, work_folder: Path, capsys
     ) -> None:
@@ -302,16 +285,3 @@ def test_reconcile_command_reverts_the_alias_and_deploys(work_folder: Path, caps
     assert "broken: look: failed: ResourceGone" in capsys.readouterr().out
     assert cli.main([*command]) == 0
     assert "small: nothing to do" in capsys.readouterr().out
-
-
-def test_outcome_and_reason_are_printed_on_separate_lines(capsys) -> None:
-    outcome = PromotionResult("passed", "2", "1", "PASS on ort-cpu; waits for review: gate approve")
-    shown = promotion_result(
-        outcome, name="small", digest=None, uri="sqlite:///x.db", verdict="PASS"
-    )
-    stream = io.StringIO()
-    shown.show(Console(file=stream, width=200))
-    assert stream.getvalue().splitlines() == [
-        "passed, version 2, previous champion: version 1",
-        "PASS on ort-cpu; waits for review: gate approve",
-    ]

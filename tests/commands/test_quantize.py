@@ -53,15 +53,6 @@ def check(capsys, file: Path, policy: str, report: str) -> tuple[int, dict[str, 
     )  # fmt: skip
 
 
-def test_output_folder_is_refused(twin_project: Path, capsys) -> None:
-    code, plain = run_json(
-        capsys, "quantize", create_project() / "good.onnx", "--calibration", create_project() / "images.npy",
-        "--output", ".",
-    )  # fmt: skip
-    assert code == 2
-    assert "it is a folder" in plain["error"]["message"]
-
-
 def quantize(capsys, *more: object) -> tuple[int, dict[str, Any]]:
     return run_json(
         capsys, "quantize", create_project() / "good.onnx", "--calibration", create_project() / "images.npy",
@@ -130,19 +121,6 @@ def test_invalid_calibration_is_reported(twin_project: Path, capsys, more, says:
     assert code == 2
     assert says in printed["error"]["message"]
     assert not (twin_project / "twin" / "model.onnx").exists()
-
-
-def test_text_output_names_samples_and_precision(twin_project: Path, capsys) -> None:
-    arguments = [
-        "quantize",
-        create_project() / "good.onnx",
-        "--calibration",
-        create_project() / "images.npy",
-    ]
-    assert cli.main([*map(str, arguments), "--output", "model.onnx"]) == 0
-    out = capsys.readouterr().out
-    assert "calibrated on 64 samples" in out
-    assert "precision: quantized" in out
 
 
 @pytest.mark.proof

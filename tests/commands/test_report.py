@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.champion import Champion
 from gate.decision.decide import decide
 from gate.records.localization import Explanation
 from gate.report.folder import write_report
-from gate.summary.champion_changes import compare_with_champion
 from gate.summary.summarize import summarize
 from tests.builders import incumbent, policy
 from tests.commands.running import create_runner
@@ -102,20 +100,6 @@ def test_two_reports_are_compared(capsys, reports: Path) -> None:
     assert re.search(r"^(\d+) of \1 did not change$", same, flags=re.MULTILINE)
 
 
-@pytest.mark.proof
-def test_stored_change_is_shown(capsys, reports: Path) -> None:
-    case = report_records.passed()
-    champion = Champion(state="first", absent="no version of digits serves yet")
-    compare_with_champion(case.decision, case.evidence, champion).save(reports / "good/change.json")
-    captured = _json(capsys, "good")[1]["story"]["change"]["absent"]
-    assert captured == "no version of digits serves yet"
-    # A record of another measurement must be ignored.
-    second = case.evidence.model_copy(update={"measured_at": "2020-01-01T00:00:00+00:00"})
-    compare_with_champion(case.decision, second, champion).save(reports / "good/change.json")
-    captured = _json(capsys, "good")[1]["story"]["change"]["absent"]
-    assert captured == "--against was not given"
-
-
 @pytest.mark.further
 def test_report_with_another_policy_keeps_the_comparison(capsys, reports: Path) -> None:
     case = report_records.passed()
@@ -162,12 +146,3 @@ class TestInconsistentRecords:
         Explanation(localisation=result).save(reports / "bad/explanation.json")
         assert _run(capsys, "bad")[0] == 0
         assert report_records.LAYER in (reports / "bad/report.html").read_text()
-
-
-@pytest.mark.further
-def test_page_uses_the_policy_of_both_records(capsys, reports: Path) -> None:
-    (reports / "policy.json").write_text(policy().to_json())
-    code, plain = _json(capsys, "good", "bad", "--policy", "policy.json")
-    assert (code, plain["verdict"]) == (0, "FAIL")
-    repeated = decide(policy(), report_records.rejected().evidence, decided_at="now")
-    assert plain["story"]["subject"]["sha256"] == str(repeated.subject_sha256)

@@ -7,37 +7,10 @@ import json
 import pytest
 
 from gate import cli
-from gate.commands.doctor import examine_machine
 from gate.errors import StorageError
 from gate.runtimes import browser_page
 from tests.exhaustive import exhaustive
 from tests.runtimes import acme
-
-
-@pytest.fixture
-def _installed(tmp_path, monkeypatch):
-    acme.install(
-        tmp_path, {"acme": "tests.runtimes.acme:Acme", "chip": "tests.runtimes.acme:Absent"}
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-
-@exhaustive
-@pytest.mark.proof
-@pytest.mark.usefixtures("_installed")
-def test_all_runtimes_are_listed_with_reasons(capsys, tmp_path):
-    assert cli.main(["runtimes", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["runtimes"]}
-    assert rows["acme"]["state"] == "ok"
-    assert rows["chip"]["reason"] == "no ACME chip on this machine"
-    assert cli.main(["runtimes"]) == 0
-    shown = capsys.readouterr().out
-    assert "acme-parity 1.2" in shown
-    assert "chip: no ACME chip on this machine" in shown
-    result = examine_machine(tmp_path, registry="here", preflight=lambda: None).findings
-    states = {finding.name: finding.state for finding in result}
-    assert (states["acme"], states["chip"]) == ("ok", "absent")
-    assert "ort" not in states
 
 
 @exhaustive

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +19,6 @@ from gate.commands.result import (
     ExitCode,
     Line,
     Printed,
-    decode_options,
-    encode_options,
     limit_options,
     run_with_limits,
 )
@@ -98,17 +95,6 @@ def test_code_that_exits_silently_is_not_a_pass(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "usual"), [("check", "4 h"), ("locate", "4 h"), ("deploy", "10 min"),
-                           ("verify-release", "10 min"), ("serve", "10 min"), ("reconcile", "10 min")],
-)  # fmt: skip
-def test_help_shows_the_default_limits(capsys, command: str, usual: str) -> None:
-    assert cli.main([command, "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert re.search(f"--time-limit TIME .*?Default: {usual}.*?GATE_TIME_LIMIT", text)
-    assert re.search("--memory-limit SIZE .*?80 % of.*?GATE_MEMORY_LIMIT", text)
-
-
-@pytest.mark.parametrize(
     "wrong", [["--time-limit", "soon"], ["--time-limit", "0"], ["--memory-limit", "many"]]
 )
 def test_invalid_limits_are_refused(folder: Path, capsys, wrong: list[str]) -> None:
@@ -130,12 +116,6 @@ def _command() -> click.Command:
     return command
 
 
-@pytest.mark.parametrize("line", [None, Line(("check", "m"), child=False)])
-def test_child_starts_no_further_child(line: Line | None) -> None:
-    result = _command().main(["m"], standalone_mode=False, obj=line)
-    assert isinstance(result, CommandResult)
-
-
 def test_child_gets_parsed_options_and_limits(monkeypatch) -> None:
     from gate.sandbox import process
 
@@ -155,16 +135,6 @@ def test_child_gets_parsed_options_and_limits(monkeypatch) -> None:
     line = Line(("check", "m"), child=True)
     with _command().make_context("check", arguments, obj=line) as context:
         assert context.command.invoke(context) == Printed(1, "{}")
-
-
-def test_options_are_passed_unchanged() -> None:
-    nested = ("x", ("y", Path("z")), (None, 1))
-    for value in (None, True, 3, 0.5, "a\udcffb", Path("a b/\udcff.npy"), (), nested):
-        sent = json.loads(json.dumps(encode_options({"option": value})))
-        got = decode_options(sent)["option"]
-        assert (got, type(got)) == (value, type(value))
-    with pytest.raises(TypeError):
-        encode_options({"option": object()})
 
 
 def test_child_does_not_parse_options_again(folder: Path, monkeypatch, capsys) -> None:

@@ -184,15 +184,3 @@ def test_named_trust_refuses_an_unsigned_ledger(
 
 def _load_local_key(folder: Path) -> SigningKey:
     return SigningKey.from_file(folder / ".gate/keys/local.pem")
-
-
-def test_help_of_each_command_explains_state(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, (command, *more) in COMMANDS.items():
-        sub = more[:1] if name in ("export", "checkpoint") else []
-        assert cli.main([command, *sub, "--help"]) == 0
-        shown = capsys.readouterr().out
-        assert "--state URL" in shown
-        assert "GATE_STATE" in shown
-        assert (".gate/trust.yaml" in shown) == (name != "export"), name
