@@ -32,20 +32,3 @@ def test_failure_shows_the_end_of_the_log(
     assert "the end\n" in printed
     assert printed.endswith(f"Failed with exit code 3. All that it printed: {log}\n")
     assert len(printed.splitlines()) == one_line.SHOWN_LINES + 1
-
-
-def test_terminal_shows_one_updating_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
-    assert _run_one_line(tmp_path / "install.log", 0) == 0
-    printed = capsys.readouterr().err
-    assert "Collecting x" in printed
-    assert "\n" not in printed
-    assert all(len(part) <= 39 for part in printed.split("\r"))
-
-
-def test_missing_command_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert one_line.main(["log"]) == 2
-    assert "LOG COMMAND" in capsys.readouterr().err

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import PolicyError
 from gate.records.evidence import Evidence
 from pipelines import parity, paths
 from pipelines.override import override
-from pipelines.params import ParityParams
 from tests.distributed.test_processes import remove_times
 from tests.exhaustive import exhaustive
 
@@ -29,18 +27,3 @@ def test_two_processes_give_the_same_evidence_as_one(
     assert pair.worker_pool is not None
     assert (pair.worker_pool.engine, pair.worker_pool.workers) == ("processes", 2)
     assert remove_times(pair.to_plain()) == remove_times(single_process.to_plain())
-
-
-@pytest.mark.usefixtures("project")
-def test_unknown_engine_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"parity.engine"):
-        override(["parity.engine=slurm"])
-
-
-@pytest.mark.usefixtures("project")
-def test_params_without_engine_load() -> None:
-    text = paths.PARAMS.read_text().splitlines(keepends=True)
-    unchanged_lines = [line for line in text if not line.startswith(("  engine: ", "  jobs: "))]
-    paths.PARAMS.write_text("".join(unchanged_lines))
-    params = ParityParams.load()
-    assert (params.engine, params.jobs) == ("processes", None)

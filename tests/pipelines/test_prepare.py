@@ -13,7 +13,6 @@ from gate.errors import DataError, StorageError
 from gate.storage.digest import Digest
 from pipelines import images, paths, prepare
 from pipelines.override import override
-from pipelines.prepare import split
 from tests.pipelines.conftest import FEW_SAMPLES
 
 
@@ -53,16 +52,6 @@ def test_data_is_reproducible_by_seed(trained: Path) -> None:
     override(["prepare.seed=1"])
     prepare.main()
     assert files() != first
-
-
-def test_picture_folder(project: Path) -> None:
-    pictures(project / "data" / "raw")
-    override(["prepare.source=folder", *FEW_SAMPLES])
-    assert prepare.main() == 0
-    manifest = json.loads(paths.MANIFEST.read_text())
-    assert manifest["classes"] == ["class0", "class1", "class2"]
-    assert manifest["counts"] == {"train": 18, "eval": 6}
-    assert np.load(paths.TRAIN_IMAGES).shape == (18, 3, 16, 16)
 
 
 def test_pictures_are_read_one_at_a_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +205,3 @@ def test_full_disk_keeps_the_old_data(trained: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(StorageError, match="No space left"):
         prepare.main()
     assert files() == before
-
-
-def test_split_contains_every_class() -> None:
-    labels = np.array([0] * 100 + [1] * 2 + [2] * 10)
-    train, evaluation = split(labels, share=0.5, seed=3)
-    assert sorted([*train, *evaluation]) == list(range(112))
-    assert np.bincount(labels[evaluation]).tolist() == [50, 1, 5]

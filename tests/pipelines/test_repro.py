@@ -24,15 +24,6 @@ def promoted(promoted_project: Path) -> PromotionReport:
 
 
 @pytest.mark.proof
-def test_no_promotion_is_due_before_the_first_and_after_a_success(
-    project: Path, request: pytest.FixtureRequest
-) -> None:
-    assert promotion_is_due() is None
-    request.getfixturevalue("promoted")
-    assert promotion_is_due() is None
-
-
-@pytest.mark.proof
 def test_promotion_is_due_when_the_version_is_missing(
     promoted: PromotionReport, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,23 +43,6 @@ def test_promotion_is_due_when_the_version_is_missing(
 def test_due_by_outcome(promoted: PromotionReport, fields: dict[str, Any], due: bool) -> None:
     promoted.model_copy(update=fields).save(paths.PROMOTION)
     assert (promotion_is_due() is not None) is due
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"previous_version": "3"}, "Promoted: champion is version 1 of tiny"),
-        ({"previous_version": "3"}, "before: version 3"),
-        ({"outcome": "unchanged"}, "Unchanged: champion is already version 1"),
-        ({"outcome": "refused", "reason": "FAIL: too far"}, "Refused"),
-        ({"outcome": "refused", "reason": "FAIL: too far"}, "FAIL: too far"),
-        ({"outcome": "dry_run"}, "make repro promotes"),
-    ],
-)
-def test_outcome_sentence(promoted: PromotionReport, fields: dict[str, Any], says: str) -> None:
-    sentence = promoted.model_copy(update=fields).sentence()
-    assert says in sentence
-    assert str(promoted.sha256) in sentence
 
 
 @pytest.fixture
@@ -153,14 +127,6 @@ def test_untrusted_measurement_is_repeated(
     printed = capsys.readouterr()
     assert "reports/evidence.json is measured again: the statement on the evidence" in printed.out
     assert "created " in printed.err
-
-
-def test_repro_before_the_first_promotion(
-    project: Path, fake_dvc: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake_dvc[:] = [lambda: None, 0]
-    assert repro.main() == ExitCode.DONE
-    assert "no stage had to run" in capsys.readouterr().out
 
 
 def create_failing_stage(error: BaseException) -> Any:

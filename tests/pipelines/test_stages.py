@@ -59,11 +59,6 @@ def page(stage: str = "promote") -> Any:
     return client().get_run(reference.run_id)
 
 
-def table(run_id: str, name: str) -> list[dict[str, Any]]:
-    content = json.loads(Path(client().download_artifacts(run_id, name)).read_text())
-    return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
-
-
 def change_weight() -> None:
     """Multiply one weight tensor of the exported file by 1.5. The file remains valid."""
     model = onnx.load(ONNX)
@@ -119,41 +114,6 @@ def test_all_stages_share_one_digest_and_one_run(promoted_project: Path) -> None
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in version.description
 
 
-def test_run_records_every_setting(measured: Path) -> None:
-    data = page("parity").data
-    for name, value in {
-        "export.strategy": "traced",
-        "export.opset_version": "13",
-        "export.opset_in_file": "13",
-        "export.export_params": "True",
-        "export.do_constant_folding": "True",
-        "export.training": "eval",
-        "export.input_names": "input",
-        "export.output_names": "logits",
-        "export.dynamic_batch": "True",
-        "gate.determinism.tf32": "False",
-        "gate.determinism.cudnn_deterministic": "True",
-        "gate.determinism.cudnn_benchmark": "False",
-        "gate.cuda_provider.cudnn_conv_algo_search": "HEURISTIC",
-        "gate.cuda_provider.arena_extend_strategy": "kNextPowerOfTwo",
-        "gate.cuda_provider.do_copy_in_default_stream": "True",
-        "gate.runtimes.ort-cpu.required": "always",
-    }.items():
-        assert data.params[name] == value, name
-    assert data.tags["determinism.grad"] == "False"
-    assert data.metrics["self_check/max_abs_diff_export_batch"] < 1e-4
-    assert data.metrics["self_check/max_abs_diff_other_batch"] < 1e-4
-    assert data.metrics["export/size_bytes"] == ONNX.stat().st_size
-    assert data.metrics["ort-cpu/max_abs_diff"] < 1e-4
-    assert data.metrics["ort-cpu-optimized/top1_agreement"] == 1.0
-    (dataset,) = page("parity").inputs.dataset_inputs
-    assert dataset.dataset.digest == Evidence.load(paths.EVIDENCE).dataset.sha256.hex[:36]
-    assert len(data.metrics) <= 40  # the numbers that users compare; numbers.json contains the rest
-    assert page("parity").info.run_name == f"gate measured {data.tags['gate.sha256'][:6]}"
-    rows = table(page("parity").info.run_id, "confidence_by_class.json")
-    assert [row["label"] for row in rows if row["runtime"] == "ort-cpu"] == list(range(10))
-
-
 def test_gate_promote_records_the_same_as_the_pipeline(promoted_project: Path) -> None:
     command = ["promote", str(ONNX), "--name", "other", "--report", str(paths.REPORTS)]
     command += ["--policy", str(paths.PARAMS), "--preprocessing", str(paths.PREPROCESSING)]
@@ -190,20 +150,6 @@ def test_promoting_again_changes_nothing(measured: Path) -> None:
     )
     assert str(champion().version) == "1"
     assert page().info.run_id != page("parity").info.run_id  # the first run is unchanged
-
-
-def test_exporter_switches_come_from_params(trained: Path) -> None:
-    text, log = paths.PARAMS.read_text(), Path("models/model.onnx.export.log")
-    more = "export:\n  verbose: true\n  keep_initializers_as_inputs: true\n"
-    paths.PARAMS.write_text(text.replace("export:\n", more, 1))
-    assert export.main() == ExitCode.DONE
-    assert "graph(" in log.read_text()
-    record = ExportReport.load(paths.EXPORT_REPORT).record
-    assert record.settings["keep_initializers_as_inputs"] is True
-    assert len(onnx.load(ONNX).graph.input) > 1
-    paths.PARAMS.write_text(text)
-    assert export.main() == ExitCode.DONE
-    assert not log.exists()
 
 
 @pytest.mark.proof
@@ -346,15 +292,6 @@ def test_failed_comparison_is_ignored_when_not_required(
     section = "incumbent: {min_agreement: 0.99}"
     paths.PARAMS.write_text(paths.PARAMS.read_text().replace("incumbent: null", section))
     assert exit_code(promote.main) == ExitCode.NOT_JUDGED
-
-
-def test_exporting_twice_gives_the_same_bytes_in_two_runs(trained: Path) -> None:
-    assert export.main() == ExitCode.DONE
-    first, run = ONNX.read_bytes(), page("export").info.run_id
-    assert export.main() == ExitCode.DONE
-    assert ONNX.read_bytes() == first
-    assert page("export").info.run_id != run
-    assert not (ONNX.parent / "staging").exists()
 
 
 def disk_full(*_: object, **__: object) -> None:

@@ -16,24 +16,9 @@ import pytest
 from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable
 from pipelines import export, promote, ui
-from pipelines.run import recorded_run
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
 from tests.pipelines.conftest import REPOSITORY, clean_environment
-
-
-def test_links_before_the_first_run(project: Path) -> None:
-    assert ui.links("http://x") == [
-        "run:     http://x", "version: nothing was promoted yet; make repro",
-    ]  # fmt: skip
-
-
-def test_links_to_the_run_before_a_promotion(measured: Path) -> None:
-    run = recorded_run("parity")
-    assert run is not None
-    assert ui.links("http://x")[0] == (
-        f"run:     http://x/#/experiments/{run.experiment_id}/runs/{run.run_id}"
-    )
 
 
 def test_external_server_only_prints_links(
