@@ -114,18 +114,6 @@ def test_unknown_provider_is_a_policy_error(model, good, providers, required):
         measure_job(MeasurementJob(model, good, tiny.samples(), policy=custom_policy))
 
 
-def test_misspelled_provider_has_a_suggestion(monkeypatch):
-    options = OrtOptions(providers=("TensorRTExecutionProvider", CUDA_PROVIDER))
-    with pytest.raises(PolicyError, match=f"Did you mean '{TENSORRT}'"):
-        Ort().absent_reason(options)
-    options = OrtOptions(providers=(XNNPACK, "CpuExecutionProvider"))
-    with pytest.raises(PolicyError, match=f"Did you mean '{CPU_PROVIDER}'"):
-        Ort().absent_reason(options)
-    of_a_plugin = "PlugInExecutionProvider"
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [of_a_plugin])
-    assert Ort().absent_reason(OrtOptions(providers=(of_a_plugin,))) is None
-
-
 @pytest.mark.parametrize("provider", [RTX, TENSORRT, CUDA_PROVIDER])
 def test_build_is_checked_before_the_device(monkeypatch, provider):
     monkeypatch.setattr(ort, "cuda_traces", lambda: ["/dev/nvidiactl exists"])
@@ -259,19 +247,6 @@ def no_device(monkeypatch, tmp_path):
         locations[name] = tmp_path / name
         monkeypatch.setattr(ort, name, locations[name])
     return locations
-
-
-def test_absent_cuda_reason_names_the_searched_places(no_device):
-    reason = ort.cuda_absent_reason()
-    for word in ("no CUDA device", "_DRIVER", "_CONTROL_DEVICE", "_WSL_DEVICE"):
-        assert word in reason
-    assert "CUDA_VISIBLE_DEVICES" not in reason
-
-
-@pytest.mark.parametrize("value", ["", "-1", "0"])
-def test_cuda_visible_devices_is_in_the_reason(no_device, monkeypatch, value):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert f"CUDA_VISIBLE_DEVICES is '{value}'" in ort.cuda_absent_reason()
 
 
 @pytest.mark.parametrize("trace", ["_DRIVER", "_CONTROL_DEVICE"])

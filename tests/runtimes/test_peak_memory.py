@@ -15,43 +15,6 @@ from gate.runtimes.peak_memory import PeakMemory
 SIZE = 64 * 2**20
 
 
-class SimulatedMemory:
-    """Memory figures of the system that grow only as the test requests. A real system may free
-    pages of other libraries meanwhile, which would hide the growth."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.status = folder / "status"
-        patch.setattr(peak_memory, "_STATUS", self.status)
-        patch.setattr(peak_memory, "_CLEAR", folder / "clear_refs")
-        self.now = 10 * SIZE
-        self.add(0)
-
-    def add(self, size: int) -> None:
-        self.now += size
-        self.status.write_text(f"VmHWM:\t{self.now // 1024} kB\nVmRSS:\t{self.now // 1024} kB\n")
-
-
-@pytest.fixture
-def meter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedMemory:
-    return SimulatedMemory(tmp_path, monkeypatch)
-
-
-def test_growth_accumulates_and_shrinking_is_ignored(meter: SimulatedMemory) -> None:
-    memory = PeakMemory()
-    assert memory.grown is None
-    for size, grown in ((SIZE, SIZE), (-SIZE, SIZE), (SIZE, 2 * SIZE)):
-        with memory.watched():
-            meter.add(size)
-        assert memory.grown == grown
-
-
-def test_failed_block_is_not_counted() -> None:
-    memory = PeakMemory()
-    with pytest.raises(ValueError, match="broken"), memory.watched():
-        raise ValueError("broken")
-    assert memory.grown is None
-
-
 def test_temporary_peak_is_counted() -> None:
     memory = PeakMemory()
     with memory.watched():
@@ -92,17 +55,6 @@ def test_memory_held_by_the_allocator_is_counted() -> None:
     assert memory.grown >= 0.8 * 399 * 100_000
     assert last.any()
     assert used[0].any()
-
-
-def test_repeated_readings_are_one_growth(meter: SimulatedMemory) -> None:
-    memory = PeakMemory()
-    memory.begin()
-    for grown in (SIZE, 2 * SIZE):
-        meter.add(SIZE)
-        memory.end()
-        assert memory.grown == grown
-    memory.end()
-    assert memory.grown == 2 * SIZE
 
 
 def test_unreadable_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from gate import cli
 from gate.api import EvaluationResult, check
 from gate.decision.check_result import Verdict
 from gate.decision.decide import decide
@@ -277,12 +276,6 @@ def test_invalid_server_name_is_recorded(files: dict[str, Path]) -> None:
     assert result.evidence.to_json()
 
 
-def test_unreachable_server_is_an_error(files: dict[str, Path]) -> None:
-    with serving(files["model"]) as server:
-        url = server.url
-    assert ("runtime", "unusable_server") in codes(check_server(files, url), Verdict.ERROR)
-
-
 @pytest.mark.further
 def test_unproven_file_is_waived_only_by_option(files: dict[str, Path]) -> None:
     with serving(files["model"], fault="no_digest") as server:
@@ -292,13 +285,6 @@ def test_unproven_file_is_waived_only_by_option(files: dict[str, Path]) -> None:
         manifest = f"{server.url.partition('/v2')[0]}/manifest.json"
         result = check_server(files, server.url, digest_url=manifest, connections=[])
         assert ("server_file", "proven") in codes(result, Verdict.PASS)
-
-
-@pytest.mark.further
-def test_large_batch_is_sent_in_parts(files: dict[str, Path]) -> None:
-    with serving(files["model"]) as server:
-        result = check_server(files, server.url, max_batch_size=3, connections=[2])
-    assert result.decision.verdict is Verdict.PASS
 
 
 @pytest.mark.further
@@ -349,17 +335,6 @@ def test_token_is_read_from_the_environment(
         assert result.decision.verdict is Verdict.PASS
         assert server.headers[-1]["Authorization"] == "Bearer 123"
     assert "Bearer" not in result.evidence.to_json()
-
-
-def test_url_without_model_is_refused(
-    files: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    np.save(tmp_path / "x.npy", SAMPLES)
-    arguments = ["check", str(files["model"]), "--reference", f"{__name__}:TwoHeads"]
-    for url in ("http://127.0.0.1:1/models/net", "127.0.0.1:1/v2/models/net"):
-        assert cli.main([*arguments, "--inputs", str(tmp_path / "x.npy"), "--server", url]) == 2
-        assert f"'{url}'" in (shown := capsys.readouterr().err)
-        assert "/v2/models/NAME" in shown
 
 
 @pytest.mark.parametrize(

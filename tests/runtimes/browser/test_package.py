@@ -91,9 +91,3 @@ def test_missing_npm_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(browser_page, "find_spec", lambda _: None)
     with pytest.raises(StorageError, match=r"pip install 'parity-gate\[browser\]'"):
         browser_page.install()
-
-
-def test_package_folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("GATE_RUNTIMES")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert browser_page.folder() == tmp_path / "parity-gate/runtimes/onnxruntime-web-1.30.0"

@@ -215,12 +215,6 @@ def test_invalid_zip_is_refused(tmp_path, content):
         Recording(tmp_path / "recording.zip")
 
 
-def test_arrays_are_kept_in_memory(folder):
-    recording = Recording(folder)
-    shutil.rmtree(folder)
-    assert np.array_equal(recording.outputs["samples"][0], 2 * ROWS)
-
-
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = np.arange(4)
 
