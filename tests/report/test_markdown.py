@@ -48,17 +48,6 @@ def test_each_runtime_is_a_complete_row():
             assert len(re.findall(r"(?<!\\)\|", row)) == 8
 
 
-def test_findings_have_remedies_and_waived_checks_are_shown():
-    text = summary_markdown(summarize(*failed()), {})
-    assert "max_abs_diff: 0.66, allowed 0.0001" in text
-    assert "**Try:** " in text
-    assert (
-        text.count("**WAIVED** Skipped, as the policy allows: torch-cuda, ort-cuda, ort-cuda-opt")
-        == 1
-    )
-    assert "no CUDA device" in text
-
-
 def test_only_changes_against_the_champion_are_shown():
     rows = (
         ChangeRow(name="accuracy", before="97 %", now="96 %", changed=True, sense="worse"),
@@ -116,19 +105,6 @@ def test_comment_contains_the_version_summary(name):
     assert not re.search(r"(?<!\\)<script|\x1b", text)
     order = [text.index(words) for words in (f"{result.verdict}: ", "Comparison with the champion", "| runtime")]  # fmt: skip
     assert order == sorted(order)
-
-
-def test_comment_contains_the_command_result():
-    assert "`gate promote`: **refused: version 7 was taken back**" in pull_request_comment(
-        RESULTS["refused"]()
-    )
-    assert "[Model version](<http://127.0.0.1:5000/" in pull_request_comment(RESULTS["promoted"]())
-    nothing = pull_request_comment(RESULTS["nothing"]())
-    assert "`gate check`: model.onnx does not exist." in nothing
-    assert "neither a pass nor a rejection" in nothing
-    rejected = pull_request_comment(RESULTS["unexported"]())
-    assert "`stage export`: the model's source forbids every strategy" in rejected
-    assert "rejected before anything was measured (exit code 1)" in rejected
 
 
 @pytest.mark.parametrize("letter", ["x", "🙂"])

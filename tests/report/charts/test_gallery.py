@@ -12,10 +12,10 @@ from gate.records.localization import Explanation
 from gate.records.outputs import Confidence, ConfidenceOfClass, Histogram
 from gate.report import chart as drawing
 from gate.report import html_page
-from gate.report.chart import BLUE, RED, Chart, decimal
+from gate.report.chart import BLUE, RED, Chart
 from gate.report.error_charts import bound_usage_chart, worst_first
 from gate.report.html_page import Report
-from gate.report.model_charts import _clear_height, depth_chart, memory, trend_charts
+from gate.report.model_charts import depth_chart, trend_charts
 from gate.summary.summary import CheckRow
 from tests.builders import (  # fmt: skip
     absent,
@@ -124,24 +124,6 @@ def test_failed_checks_have_a_different_color_and_shape():
     assert f"fill: var(--red, {RED}); stroke: var(--red, {RED})" in shown[Verdict.FAIL]
 
 
-def test_check_is_one_row_with_a_mark_per_runtime():
-    first = next(c for c in report_records.rejected().decision.checks if c.name == "noise_ratio")
-    words = [
-        report_records.word(first.model_copy(update={"runtime": runtime, "output": output}))
-        for output in ("boxes", "scores")
-        for runtime in ("ort-cpu", "ort-cpu-optimized", "ort-cuda")
-    ]
-    drawn = bound_usage_chart(words, several_outputs=True)
-    assert drawn is not None
-    shown = texts(drawn)
-    named = [text for text in shown if "noise_ratio" in text]
-    assert named == ["boxes / noise_ratio", "scores / noise_ratio"]
-    assert [shown.count(name) for name in ("ort-cpu", "ort-cpu-optimized", "ort-cuda")] == [1, 1, 1]
-    red = f"fill: var(--red, {RED}); stroke: var(--red, {RED})"
-    assert drawn.svg.count(red) >= len(words)
-    assert drawn.title == "Used share of each bound"
-
-
 def test_worst_check_is_first_and_nan_is_worst():
     check = next(c for c in report_records.passed().decision.checks if c.bound is not None)
 
@@ -163,12 +145,6 @@ def test_worst_check_is_first_and_nan_is_worst():
     assert worst_first([counted, used(0.5), measured])[:2] == [measured, counted]
     drawn = bound_usage_chart([counted, used(0.5), measured])
     assert "10⁷" not in texts(drawn)
-
-
-def test_layer_label_does_not_cover_points():
-    assert _clear_height([1.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
-    assert _clear_height([30.0, 9.0, 16.0, 2.0], 1, right=False, letters=11) == 16.0
-    assert _clear_height([30.0, 9.0, 16.0, 2.0], 2, right=True, letters=40) == 30.0
 
 
 def test_first_chart_shows_the_cause():
@@ -201,36 +177,11 @@ def test_depth_chart_names_the_first_source(times):
     assert depth_chart(result.model_copy(update={"layers": ()})) is None
 
 
-def test_confidence_chart_without_recorded_sign():
-    (chart,) = (c for c in html_page.evidence_charts(evidence()) if c.name == "confidence")
-    assert "sign not recorded" in chart.alternative
-    (signed,) = (c for c in all_charts(report_records.rejected()) if c.name == "confidence")
-    assert "class 9 +0.00015" in signed.alternative
-    assert "class 0 -0.00012" in signed.alternative
-
-
 def test_agreement_chart_has_the_confidence_interval():
     few = evidence_with(output_parity(classification=class_parity(top1_disagreements=2)))
     judged = decide(policy(), few, decided_at="now")
     (chart,) = (c for c in html_page.evidence_charts(few, judged) if c.name == "agreement")
     assert "398 of 400, with 95 % confidence at least 0.9843, allowed from 1" in chart.alternative
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.01, "0.01"), (1.0, "1"), (1e6, "10⁶"), (1e-12, "10⁻¹²"), (0.0, "0")]
-)
-def test_axis_numbers_are_plain(value, text):
-    assert decimal(value) == text
-
-
-def test_memory_chart_includes_the_file_size():
-    plain = evidence()
-    assert memory(plain) is None
-    measured = plain.runtimes[1].model_copy(update={"memory_bytes": 52_000_000})
-    chart = memory(plain.model_copy(update={"runtimes": (measured,)}))
-    assert chart is not None
-    assert f"{measured.runtime}: 52 MB" in chart.alternative
-    assert "the file: " in chart.alternative
 
 
 def release(name: str, noise_ratio: float | None) -> TrendRow:
