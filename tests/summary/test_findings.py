@@ -189,19 +189,6 @@ def test_optimizer_with_wrong_answers_does_not_explain_a_failed_session():
     }
 
 
-def test_account_without_optimizer_name():
-    explanation = blame_optimizer(names=(), reason="32 sessions did not tell")
-    result = explanation.localisation.model_copy(  # type: ignore[union-attr]
-        update={"fault": "a.weight computes something else"}
-    )
-    explanation = Explanation(localisation=result)
-    (group,) = group_checks(
-        check("noise_ratio", runtime="ort-cpu-optimized"), explanation=explanation
-    )
-    account = explain_group(group, evidence(), explanation)
-    assert account.sentence.endswith("No optimizer is identified: 32 sessions did not tell")
-
-
 @pytest.mark.parametrize(("code", "params", "cause", "words"), [
     (
         "wrong_outputs",
@@ -311,16 +298,3 @@ def test_measured_waived_check_is_not_called_unmeasured():
     (group,) = group_checks(absent, far)
     sentence = explain_group(group, evidence(), Explanation()).sentence
     assert sentence.startswith("ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 ")
-
-
-def test_each_absent_runtime_has_its_own_reason():
-    checks = [
-        check("runtime", runtime=name, verdict=Verdict.WAIVED, observed=None, code="absent_waived",
-              params={"reason": reason})
-        for name, reason in (("ort-cuda", "no GPU: none at all"), ("browser-wasm", "no Chromium"),
-                             ("torch-cuda", "no GPU: none at all"))
-    ]  # fmt: skip
-    (group,) = group_checks(*checks)
-    assert explain_group(group, evidence(), Explanation()).sentence == (
-        "ort-cuda, torch-cuda: not measured (no GPU); browser-wasm: not measured (no Chromium)"
-    )

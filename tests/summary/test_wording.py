@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from gate import CheckResult, Policy, Verdict, decide
 from gate.decision.catalog import CHECKS, meaning_of
 from gate.records.evidence import ModelCode
-from gate.records.instruments import NoiseParity
 from gate.report.markdown import summary_markdown
 from gate.summary import render
 from gate.summary.render import bound_usage, format_bound_usage
 from gate.summary.summarize import (
     agreement_sentences,
-    check_row,
     check_sentences,
     code_sentences,
     summarize,
@@ -26,10 +24,8 @@ from tests import builders
 from tests.builders import (
     class_parity,
     evidence,
-    noise_parity,
     output_parity,
     policy,
-    probe_parity,
     runtime_evidence,
 )
 from tests.exhaustive import for_each
@@ -152,13 +148,6 @@ def test_each_check_has_wording(name):
         assert meaning.formula is not None
 
 
-def test_each_check_of_a_decision_is_rendered():
-    measured = evidence(runtimes=(runtime_evidence(probes=(probe_parity(),)),))
-    for entry in summarize(decide(policy(), measured, decided_at="now"), measured).check_rows:
-        assert entry.meaning.endswith("?"), entry.check.name
-        assert "None" not in f"{entry.meaning} {entry.formula or ''} {entry.unit or ''} {entry.why}"
-
-
 @pytest.mark.parametrize(("observed", "relation", "bound", "expected"), [
     (3.0, "<=", 2.0, 1.5),
     (0.0, "<=", 0.0, 0.0),
@@ -189,22 +178,3 @@ def test_number_has_its_unit(name, observed, relation, bound, expected):
         format_bound_usage(check(name, observed=observed, relation=relation, bound=bound))
         == expected
     )
-
-
-def noise_text(parity: NoiseParity) -> str:
-    output = output_parity(noise=parity)
-    measured = evidence(runtimes=(runtime_evidence("ort-cpu", outputs=(output,)),))
-    decision = decide(policy(), measured, decided_at="now")
-    noisy = next(c for c in decision.checks if c.name == "noise_ratio")
-    return check_row(noisy, measured).why
-
-
-def test_file_without_weights_has_no_match_text():
-    report = {"constants": 0, "matched": {}, "unmatched": 0, "absent": 2, "absent_names": ["a"]}
-    assert render.render_weights(report).startswith("The file has no weights to compare. 2 tensors")
-
-
-def test_widened_bound_is_stated():
-    assert "3, widened to 3.335 for 320 elements" in noise_text(noise_parity(scatter=None))
-    assert "Divided by 1.2" in noise_text(noise_parity(scatter=1.2))
-    assert "Divided" not in noise_text(noise_parity(scatter=1.0))
