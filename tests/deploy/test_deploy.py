@@ -14,7 +14,6 @@ from gate.deploy import deploy as staging
 from gate.deploy.deploy import (
     Deployment,
     SlotSource,
-    copy_at_most,
     deploy,
     fetch_files,
     is_serving,
@@ -472,23 +471,7 @@ def test_waiting_for_the_deployment_lock_times_out(store: ModelStore, tmp_path: 
         pass
 
 
-def test_keep_must_be_at_least_one(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="expected at least 1"):
-        ModelStore(tmp_path, keep=0)
-
-
 DIGEST = Digest.from_bytes(b"")
-
-
-def test_copy_stops_at_the_size_limit(tmp_path: Path) -> None:
-    big = tmp_path / "big"
-    big.write_bytes(bytes(3 << 20))
-    with pytest.raises(TooLarge):
-        copy_at_most(1 << 20, source=big, target=tmp_path / "copy")
-    assert (tmp_path / "copy").stat().st_size <= 1 << 20
-    assert copy_at_most(3 << 20, source=big, target=tmp_path / "copy") == 3 << 20
-    with pytest.raises(StorageError):
-        copy_at_most(1, source=tmp_path / "nothing", target=tmp_path / "copy")
 
 
 def test_size_limit_covers_all_files_of_a_source(tmp_path: Path) -> None:

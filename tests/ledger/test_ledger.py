@@ -18,7 +18,6 @@ from sqlalchemy import Connection, event
 from gate.commands.history import export_lines
 from gate.errors import EvidenceError, StateUnavailable, StorageError
 from gate.ledger import database
-from gate.ledger import entry as entry_module
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
@@ -58,25 +57,6 @@ def test_appended_entries_are_read_back(ledger: Ledger) -> None:
     stored = lines(ledger.state)
     assert written[1].parent == Digest.from_bytes(stored[0])
     assert json.loads(stored[0])["sha256"] == str(sha256)
-
-
-def test_entry_has_actor_and_time() -> None:
-    created = entry()
-    assert "@" in created.actor
-    assert created.at.endswith("+00:00")
-
-
-def test_user_without_a_name_is_recorded_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raise_key_error() -> str:
-        raise KeyError("getpwuid(): uid not found")
-
-    monkeypatch.setattr(entry_module.getpass, "getuser", raise_key_error)
-    assert entry_module.actor().startswith("uid")
-
-
-def test_missing_ledger_is_empty(ledger: Ledger) -> None:
-    assert ledger.entries() == ()
-    assert not ledger.state.exists
 
 
 @pytest.mark.parametrize(
@@ -274,17 +254,6 @@ def test_entries_are_parsed_once_and_edits_are_detected(
         reading.entries()
     replace_lines(ledger.state, lines(ledger.state)[:1])
     assert [e.reason for e in reading.entries()] == ["eno"]
-
-
-def test_verify_keeps_no_entries_in_memory(ledger: Ledger) -> None:
-    append_entries(ledger.state, "one", "two")
-    ledger = Ledger(ledger.state)
-    ledger.verify()
-    assert ledger._entries is None
-    assert [e.reason for e in ledger.entries()] == ["one", "two"]
-    Ledger(ledger.state).append(entry("three"))
-    ledger.verify()
-    assert [e.reason for e in ledger.entries()] == ["one", "two", "three"]
 
 
 def test_export_returns_the_exact_lines(database_ledger: Ledger, tmp_path: Path) -> None:

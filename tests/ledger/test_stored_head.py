@@ -302,12 +302,6 @@ def test_accepted_rewrite_is_recorded(recorded_ledger: Ledger, file: StoredHead,
     assert accept_rewrite(Ledger(recorded_ledger.state), file, reason="again") == ()
 
 
-def test_accept_without_changes_writes_nothing(recorded_ledger: Ledger, file: StoredHead) -> None:
-    before = rows(recorded_ledger.state)
-    assert accept_rewrite(Ledger(recorded_ledger.state), file, reason="to be sure") == ()
-    assert rows(recorded_ledger.state) == before
-
-
 def test_damaged_head_can_be_accepted(recorded_ledger: Ledger, file: StoredHead) -> None:
     file.path.write_text("{")
     (problem,) = accept_rewrite(Ledger(recorded_ledger.state), file, reason="a bad disk")

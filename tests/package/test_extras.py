@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gate import cli, installation
-from gate.errors import GateError, PackageMissing
 from tests.golden_vectors import vectors
 from tests.hidden import ROOT, run_without
 from tests.signing.released import release
@@ -154,10 +153,6 @@ def test_empty_folder_is_not_a_package(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "leftpackage" / "__init__.py").touch()
     importlib.invalidate_caches()
     assert installation.is_installed("leftpackage")
-
-
-def test_missing_extra_exits_with_2() -> None:
-    assert issubclass(PackageMissing, GateError)
 
 
 def test_extras_match_the_documentation() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,10 +44,6 @@ def test_checked_out_commit(
     assert installation.commit_of(_checkout(tmp_path, head, **files)) == commit
 
 
-def test_folder_without_git_has_no_commit(tmp_path: Path) -> None:
-    assert installation.commit_of(tmp_path) is None
-
-
 def test_commit_matches_git() -> None:
     completed = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
@@ -65,9 +60,3 @@ def test_wheel_records_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     package_folder.mkdir(parents=True)
     (package_folder / installation.COMMIT_FILE).write_text(f"{COMMIT}\n")
     assert installation.version_text() == f"{gate.__version__}, commit {COMMIT[:12]}"
-
-
-def test_version_is_defined_once() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["dynamic"] == ["version"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "gate.__version__"}

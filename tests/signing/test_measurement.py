@@ -11,10 +11,9 @@ import pytest
 from gate.errors import Untrusted
 from gate.records.evidence import Evidence
 from gate.records.runtime import RuntimeIdentity
-from gate.signing.predicates import CodeVersion, MeasurementPredicate
+from gate.signing.predicates import MeasurementPredicate
 from gate.signing.statement import SignedStatement
 from gate.signing.verification import verify_measurement
-from gate.storage.digest import Digest
 from tests import builders
 from tests.signing import signing
 
@@ -31,12 +30,6 @@ def test_statement_lists_the_proof_of_each_runtime() -> None:
     assert by_name["ort-cuda"].absent_reason == "no CUDA device"
     assert predicate.environment["versions"]["torch"] == "2.15.0"
     assert MeasurementPredicate.from_json(predicate.to_json()) == predicate
-
-
-def test_unknown_code_location_is_recorded() -> None:
-    assert CodeVersion(parity_gate="1").to_plain() == {
-        "parityGate": "1", "commit": None, "dirty": None,
-    }  # fmt: skip
 
 
 def edit_evidence(**fields: Any) -> Evidence:
@@ -63,12 +56,6 @@ def test_verdict_statement_is_not_a_measurement() -> None:
     verdict = signing.statements(EVIDENCE, DECISION).decision
     with pytest.raises(Untrusted, match="is of type .*verification_summary"):
         verify_measurement(verdict, EVIDENCE, trust=signing.trust(), now=signing.NOW)
-
-
-def test_files_are_subjects_of_the_statement() -> None:
-    files = {"model.onnx": builders.digest("a"), "weights.data": builders.digest("b")}
-    statement = MeasurementPredicate.from_evidence(EVIDENCE, code=signing.CODE).about(files)
-    assert [Digest(str(each.sha256)) for each in statement.subject] == list(files.values())
 
 
 IDENTITY = RuntimeIdentity(
@@ -133,10 +120,3 @@ def test_statement_names_the_runtime_behind_an_alias() -> None:
     assert "identity" not in predicate.to_plain()["runtimes"][1]
     signed = signing.statements(measured, DECISION).evidence
     assert verify_measurement(signed, measured, trust=signing.trust(), now=signing.NOW)
-
-
-def test_statement_has_the_machine_of_the_evidence() -> None:
-    machine = {"cpu_flags": ("avx2",), "cores": 4, "os": "Debian 13", "kernel": "Linux 6.12 x86_64"}
-    edited = edit_evidence(environment=EVIDENCE.environment.model_copy(update=machine))
-    environment = MeasurementPredicate.from_evidence(edited, code=signing.CODE).environment
-    assert {name: environment[name] for name in machine} == machine | {"cpu_flags": ["avx2"]}

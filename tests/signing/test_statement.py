@@ -16,7 +16,7 @@ from in_toto_attestation.v1.statement import Statement as InToto
 from gate.decision.decide import decide
 from gate.errors import EvidenceError
 from gate.records.layout import DECISION
-from gate.signing.predicates import APPROVAL_TYPE, SUMMARY_TYPE, Approval, VerificationSummary
+from gate.signing.predicates import SUMMARY_TYPE, Approval, VerificationSummary
 from gate.signing.statement import Resource, Statement, resources
 from gate.signing.subjects import (
     GOLDEN,
@@ -80,10 +80,6 @@ def test_duplicate_subject_name_is_refused() -> None:
         Statement.from_json(json.dumps(plain))
 
 
-def test_subject_with_another_algorithm_has_no_sha256() -> None:
-    assert Resource(digests={"sha512": "0"}).sha256 is None
-
-
 @given(st.text(min_size=1).filter(lambda name: name.isprintable()))
 def test_any_model_name_round_trips_through_the_uri(name: str) -> None:
     registry = "https://mlflow.example.org/x#/models/y"
@@ -99,12 +95,6 @@ def test_model_name_cannot_change_the_registry() -> None:
 @pytest.mark.parametrize("resource", ["", "urn:sha256:0", "https://mlflow.example.org"])
 def test_other_uri_is_not_a_registered_model(resource: str) -> None:
     assert parse_resource_uri(resource) is None
-
-
-def test_file_resource_is_its_digest() -> None:
-    digest = builders.digest("model")
-    assert file_resource(digest) == f"urn:sha256:{digest.hex}"
-    assert parse_resource_uri(file_resource(digest)) is None
 
 
 VECTORS = builders.digest("golden.json")
@@ -142,20 +132,6 @@ APPROVAL = Approval(
 )
 
 
-def test_approval_round_trips_and_names_the_version() -> None:
-    assert Approval.from_json(APPROVAL.to_json()) == APPROVAL
-    statement = APPROVAL.about({"model": builders.digest("model")})
-    assert statement.predicate_type == APPROVAL_TYPE
-    assert statement.digest_of("model") == builders.digest("model").hex
-    assert statement.predicate == {
-        "word": "approved",
-        "resourceUri": "https://mlflow.example.org#/models/digits",
-        "version": "3",
-        "decision": {"uri": "decision.json", "digest": {"sha256": builders.digest("decision").hex}},
-        "reviewedAt": "2026-11-22T12:00:00+00:00",
-    }
-
-
 @pytest.mark.parametrize("word", ["APPROVED", "yes", ""])
 def test_approval_is_approved_or_rejected(word: str) -> None:
     text = APPROVAL.to_json().replace('"approved"', f'"{word}"')
@@ -187,18 +163,6 @@ def test_summary_predicate_is_read_by_in_toto() -> None:
     assert read.resource_uri == "urn:sha256:0"
     assert read.verifier.id == "urn:parity-gate:gate"
     assert read.time_verified.ToDatetime(signing.NOW.tzinfo) == signing.NOW
-
-
-def test_summary_has_all_slsa_fields() -> None:
-    plain = summary().to_plain()
-    assert plain.keys() >= {"verifier", "timeVerified", "resourceUri", "policy",
-                            "verificationResult", "verifiedLevels"}  # fmt: skip
-    assert all(name.startswith("parityGate") for name in plain.keys() - {
-        "verifier", "timeVerified", "resourceUri", "policy", "inputAttestations",
-        "verificationResult", "verifiedLevels",
-    })  # fmt: skip
-    assert plain["policy"]["digest"] == {"sha256": builders.policy().digest().hex}
-    assert plain["inputAttestations"][0]["digest"] == {"sha256": PASSED[0].digest().hex}
 
 
 @pytest.mark.parametrize(

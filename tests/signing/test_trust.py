@@ -87,24 +87,6 @@ def test_untrusted_signature_is_refused(trust: Trust, statement: SignedStatement
         signers(trust, statement)
 
 
-def test_refusal_names_the_signing_key() -> None:
-    unlisted_key = key(0)
-    with pytest.raises(
-        Untrusted, match=f"the key {unlisted_key.public.short} is not among them.*trust its"
-    ):
-        signers(signing.trust(key(1)), sign_statement(0))
-    with pytest.raises(Untrusted, match="is revoked. Have it signed by one of them.$"):
-        signers(signing.trust(key(0), revoked=(unlisted_key.public.key_id,)), sign_statement(0))
-
-
-def test_refusal_names_a_key_that_did_not_sign() -> None:
-    plain = json.loads(sign_statement(0).data)
-    plain["signatures"][0]["sig"] = json.loads(sign_statement(1).data)["signatures"][0]["sig"]
-    forged = SignedStatement.from_bytes(json.dumps(plain).encode())
-    with pytest.raises(Untrusted, match=r"the signature of .* \(\w{12}\) does not verify"):
-        signers(signing.trust(key(0)), forged)
-
-
 def test_invalid_key_id_is_not_repeated() -> None:
     plain = json.loads(sign_statement(0).data)
     plain["signatures"][0]["keyid"] = "read this"
@@ -167,11 +149,6 @@ def test_clock_skew_of_five_minutes_is_accepted() -> None:
 def test_extreme_times_are_refused_without_overflow(made: str) -> None:
     with pytest.raises(Untrusted):
         signers(signing.trust(), sign_statement(), signed_at=made)
-
-
-def test_all_reasons_are_in_the_message() -> None:
-    with pytest.raises(Untrusted, match=r"days old.*signed by 0 of the keys"):
-        signers(signing.trust(key(1)), sign_statement(0), now=NOW + timedelta(days=100))
 
 
 def test_a_time_without_a_zone_is_utc() -> None:
@@ -238,17 +215,6 @@ def test_yaml_timestamps_are_accepted(tmp_path: Path) -> None:
     assert parse_time(result.valid_from) == datetime(2026, 1, 31, 10, tzinfo=UTC)
     assert parse_time(result.valid_until) == datetime(2027, 1, 31, tzinfo=UTC)
     assert result.key_id == key(0).public.key_id
-
-
-def test_refusal_names_the_trust_file(tmp_path: Path) -> None:
-    path = tmp_path / "trust.yaml"
-    path.write_text(json.dumps(signing.trust(key(1)).to_plain()))
-    trust = Trust.from_file(path)
-    assert trust.to_plain() == signing.trust(key(1)).to_plain()  # the path is not part of the trust
-    with pytest.raises(Untrusted, match=f"trusted as measurers by {path}, expected 1"):
-        signers(trust, sign_statement(0))
-    with pytest.raises(Untrusted, match="trusted as measurers, expected 1"):
-        signers(signing.trust(key(1)), sign_statement(0))
 
 
 NUMBERS = st.lists(st.integers(0, 3), unique=True)
