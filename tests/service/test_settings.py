@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gate.errors import ServiceError
-from gate.service.settings import ServiceSettings
+from gate.errors import ServiceError, StorageError
+from gate.service import settings
+from gate.service.settings import ServiceSettings, WebhookSecrets
 
 VALID_OPTIONS: dict[str, Any] = {"models": ["digits"], "tracking_uri": "http://127.0.0.1:5000"}
 
@@ -56,3 +60,126 @@ def test_each_invalid_field_has_a_line_without_passwords() -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 5
     assert "hunter2" not in str(caught.value)
+
+
+FIRST, SECOND = "the first of two secrets", "the second of two secrets"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "secrets"
+    settings.write_secrets(path, [FIRST, SECOND])
+    return path
+
+
+def test_written_secrets_are_read_back(path: Path) -> None:
+    assert WebhookSecrets.from_file(path).secrets == (FIRST, SECOND)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        settings.write_secrets(tmp_path / "open", [FIRST])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o600
+
+
+def test_blank_lines_and_whitespace_are_ignored(path: Path) -> None:
+    path.write_text(f"\n  {FIRST}\r\n\n{SECOND}")
+    assert WebhookSecrets.from_file(path).secrets == (FIRST, SECOND)
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _write_blank_lines(path: Path) -> None:
+    path.write_text(" \n\n")
+
+
+def _write_short_secret(path: Path) -> None:
+    path.write_text(f"{FIRST}\nshort\n")
+
+
+def _write_binary(path: Path) -> None:
+    path.write_bytes(b"\xff" * 40)
+
+
+def _replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (_remove, "cannot read"),
+        (_write_blank_lines, "has no secret"),
+        (_write_short_secret, "secret 2 .* has 5 characters"),
+        (_write_binary, "not UTF-8"),
+        (_replace_by_folder, "cannot read"),
+        (lambda path: path.chmod(0o640), "mode 0640.*chmod 600"),
+        (lambda path: path.chmod(0o604), "mode 0604"),
+        (lambda path: path.chmod(0o700), "mode 0700"),
+    ],
+)
+def test_invalid_secret_file_is_refused(path: Path, tamper, message: str) -> None:
+    tamper(path)
+    with pytest.raises(ServiceError, match=message) as caught:
+        WebhookSecrets.from_file(path)
+    assert FIRST not in str(caught.value)
+    assert "short" not in str(caught.value)
+
+
+def test_a_changed_file_is_read_again(path: Path) -> None:
+    secrets = WebhookSecrets.from_file(path)
+    settings.write_secrets(path, ["a third secret that is new"])
+    assert secrets.secrets == ("a third secret that is new",)
+    assert secrets.all_secrets == {FIRST, SECOND, "a third secret that is new"}
+
+
+def test_unusable_file_keeps_the_last_secrets(path: Path, caplog) -> None:
+    secrets = WebhookSecrets.from_file(path)
+    path.unlink()
+    assert secrets.secrets == (FIRST, SECOND)
+    path.write_text("")
+    assert secrets.secrets == (FIRST, SECOND)
+    assert secrets.secrets == (FIRST, SECOND)
+    assert caplog.text.count("stay valid") == 2
+    settings.write_secrets(path, [SECOND])
+    assert secrets.secrets == (SECOND,)
+
+
+def test_secrets_from_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SECRETS", f"{FIRST}\n{SECOND}")
+    assert WebhookSecrets.from_environment("SOME_SECRETS").secrets == (FIRST, SECOND)
+    monkeypatch.setenv("SOME_SECRETS", "")
+    with pytest.raises(ServiceError, match="has no secret"):
+        WebhookSecrets.from_environment("SOME_SECRETS")
+    monkeypatch.delenv("SOME_SECRETS")
+    with pytest.raises(ServiceError, match="SOME_SECRETS"):
+        WebhookSecrets.from_environment("SOME_SECRETS")
+
+
+def test_writing_through_a_symlink_keeps_it(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(path.name)
+    settings.write_secrets(link, [SECOND])
+    assert link.is_symlink()
+    assert WebhookSecrets.from_file(path).secrets == (SECOND,)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_owner_of_the_file_is_kept(path: Path) -> None:
+    os.chown(path, 12345, 54321)
+    settings.write_secrets(path, [SECOND])
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_unwritable_folder_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        settings.write_secrets(tmp_path / "file" / "secrets", [FIRST])

@@ -1,10 +1,12 @@
-"""The size of a version is checked before anything is downloaded."""
+"""The size and the MLmodel of a version are checked before its files are used."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlflow.artifacts
 import pytest
@@ -12,10 +14,11 @@ import pytest
 from gate.errors import DigestMismatch
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
-from gate.mlflow_client.registry import MlflowRegistry
+from gate.mlflow_client.registry import MlflowRegistry, _onnx_file
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.version_files import ExpectedDigests
 from tests import builders
+from tests.registry import parts
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file_with_data, release
 from tests.registry.servers import make_run
@@ -95,3 +98,42 @@ def test_entry_without_a_size_uses_the_default_limits(
     enlarge_data_file(folder)
     with pytest.raises(DigestMismatch, match=r"42949672960|bytes or more"):
         model.verify_version("1", ExpectedDigests.from_entry(older))
+
+
+PARTS = {"data": "release.yaml"}
+PYFUNC = {"data": "encoder.onnx", "loader_module": "mlflow.onnx"}
+ONNX = {"data": "encoder.onnx"}
+
+
+def write_mlmodel(folder: Path, flavors: dict[str, Any]) -> None:
+    (folder / "MLmodel").write_text(json.dumps({"flavors": flavors}))
+
+
+def test_multi_file_version_resolves_to_its_release_file(tmp_path: Path) -> None:
+    path = parts.write_release(tmp_path)
+    write_mlmodel(tmp_path, {"onnx_parts": PARTS})
+    assert _onnx_file(tmp_path) == path
+
+
+@pytest.mark.parametrize(
+    "flavors",
+    [
+        {"onnx_parts": PARTS, "python_function": PYFUNC},
+        {"onnx_parts": PARTS, "onnx": ONNX, "python_function": PYFUNC},
+        {"onnx_parts": {"data": "encoder.onnx"}},
+        {"onnx_parts": {"data": "../release.yaml"}},
+        {"onnx_parts": {"data": "other.yaml"}},
+        {"onnx_parts": PARTS | {"code": "code"}},
+        {"onnx_parts": PARTS | {"parts": {"encoder": "head.onnx", "head": "encoder.onnx"}}},
+        {"onnx_parts": {}},
+        {"onnx_parts": None},
+    ],
+)
+def test_unexpected_flavors_make_the_version_invalid(
+    tmp_path: Path, flavors: dict[str, Any]
+) -> None:
+    folder = tmp_path / "version"
+    parts.write_release(folder)
+    parts.write_release(tmp_path)
+    write_mlmodel(folder, flavors)
+    assert _onnx_file(folder) is None
