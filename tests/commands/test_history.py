@@ -20,7 +20,7 @@ from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.ledger import test_signature as forged
 from tests.ledger.keys import Writers
-from tests.ledger.rows import replace_rows, rows
+from tests.ledger.rows import entry, replace_rows, rows
 from tests.service.conftest import database as url  # noqa: F401
 from tests.service.conftest import postgres_server  # noqa: F401
 
@@ -93,10 +93,10 @@ class AuditedLedger:
         self.trusted("ci")
         ledger = Ledger(state, key=self.writers.key("ci"))
         for reason in ("one", "two", "three"):
-            ledger.append(forged.entry(reason))
+            ledger.append(entry(reason))
         created = ("checkpoint", "-o", "checkpoint.json", "--key", "ci.pem")
         assert self.call(*created)[0] == 0
-        ledger.append(forged.entry("four"))
+        ledger.append(entry("four"))
         self.good = rows(state)
 
     def trusted(self, *names: str, **more: Any) -> None:

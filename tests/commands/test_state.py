@@ -19,8 +19,7 @@ from gate.storage.digest import Digest
 from pipelines.trust_file import EditedTrust, KeyTerms
 from tests.commands.running import as_json
 from tests.ledger.keys import Writers
-from tests.ledger.rows import rows
-from tests.ledger.test_signature import entry
+from tests.ledger.rows import entry, rows
 from tests.registry.conftest import _no_dvc_experiment, read_untrusted_files_in_process  # noqa: F401
 from tests.registry.releases import NAME
 from tests.service.conftest import database as url  # noqa: F401

@@ -15,6 +15,12 @@ from gate.ledger.ledger import Ledger, insert
 Database = Path | str | StateDatabase
 
 
+def entry(reason: str = "because", **fields: object) -> LedgerEntry:
+    """Return the entry of a promotion, with some fields changed."""
+    arguments = {"action": "promoted", "registry": "here", "model": "digits", "reason": reason}
+    return LedgerEntry.model_validate(arguments | fields)
+
+
 def rows(database: Database) -> list[Row]:
     """Return the current rows."""
     return list(Ledger(database).rows())

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from gate.errors import EvidenceError
 from gate.ledger import entry as chain_module
-from gate.ledger.entry import HashChain, LedgerEntry
+from gate.ledger.entry import HashChain
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.exhaustive import EXHAUSTIVE
 from tests.ledger.rows import (
     Database,
+    entry,
     lines,
     record_parsed_lines,
     replace_lines,
@@ -23,10 +24,6 @@ from tests.ledger.rows import (
     replace_text,
     rows,
 )
-
-
-def entry(reason: str) -> LedgerEntry:
-    return LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
 
 
 class Reader:

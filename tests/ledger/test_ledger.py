@@ -18,11 +18,11 @@ from sqlalchemy import Connection, event
 from gate.commands.history import export_lines
 from gate.errors import EvidenceError, StateUnavailable, StorageError
 from gate.ledger import database
-from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.storage.digest import Digest
 from tests.ledger.rows import (
     Database,
+    entry,
     lines,
     record_parsed_lines,
     replace_lines,
@@ -30,13 +30,6 @@ from tests.ledger.rows import (
     replace_text,
     rows,
 )
-
-
-def entry(reason: str = "PASS on ort-cpu", **fields: object) -> LedgerEntry:
-    return LedgerEntry.model_validate(
-        {"action": "promoted", "registry": "sqlite:///x", "model": "digits", "reason": reason}
-        | fields
-    )
 
 
 def append_entries(state: Database, *reasons: str) -> Ledger:

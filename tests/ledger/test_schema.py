@@ -12,10 +12,9 @@ import sqlalchemy as sa
 
 from gate.errors import StateUnavailable
 from gate.ledger.database import LOCKS, SCHEMA_VERSION, VERSIONS
-from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger, promotion_lock
 from gate.signing.local_keys import LocalKeys
-from tests.ledger.rows import pending_moves
+from tests.ledger.rows import entry, pending_moves
 
 OLD_LOCK = (
     "CREATE TABLE gate_lock (name VARCHAR(128) PRIMARY KEY, token VARCHAR(64) NOT NULL, "
@@ -25,12 +24,6 @@ OLD_NOTE = (
     "CREATE TABLE gate_note (name VARCHAR(128) PRIMARY KEY, text TEXT NOT NULL, "
     "at VARCHAR(64) NOT NULL, signature TEXT)"
 )
-
-
-def entry(**fields: object) -> LedgerEntry:
-    return LedgerEntry.model_validate(
-        {"action": "refused", "registry": "here", "model": "digits", "reason": "x"} | fields
-    )
 
 
 @pytest.fixture

@@ -20,12 +20,8 @@ from gate.ledger.entry import LedgerEntry, actor
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
 from gate.ledger.maintenance import accept_rewrite
 from gate.storage.digest import Digest
-from tests.ledger.rows import Database, lines, replace_rows, replace_text, rows
+from tests.ledger.rows import Database, entry, lines, replace_rows, replace_text, rows
 from tests.registry.simulator import Crash
-
-
-def entry(reason: str) -> LedgerEntry:
-    return LedgerEntry(action="promoted", registry="here", model="digits", reason=reason)
 
 
 def head(lines: int, text: str = "") -> LedgerHead:

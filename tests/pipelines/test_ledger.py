@@ -11,8 +11,7 @@ from gate.signing.keys import SigningKey
 from pipelines import paths
 from pipelines.ledger import project_ledger
 from tests.ledger.keys import Writers
-from tests.ledger.rows import rows
-from tests.ledger.test_signature import entry
+from tests.ledger.rows import entry, rows
 
 
 @pytest.fixture(autouse=True)

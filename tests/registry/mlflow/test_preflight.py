@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gate.errors import RegistryDenied, RegistryError, RegistryUnavailable
 from gate.mlflow_client import connection
 from gate.mlflow_client.connection import check_server
+from tests import plain_http
 
 
 @pytest.fixture(autouse=True)
@@ -32,31 +29,6 @@ def test_server_that_never_answers_is_unavailable(monkeypatch: pytest.MonkeyPatc
             check_server(f"http://127.0.0.1:{port}")
 
 
-@pytest.fixture
-def status_server() -> Iterator[Any]:
-    """A server that answers every request with the same status."""
-
-    class Handler(BaseHTTPRequestHandler):
-        status = 200
-
-        def do_GET(self) -> None:
-            self.send_response(self.status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", Handler
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("status", "error"),
     [
@@ -67,12 +39,11 @@ def status_server() -> Iterator[Any]:
         (403, RegistryDenied),
     ],
 )
-def test_http_error_status_is_reported(
-    status_server: Any, status: int, error: type[Exception]
-) -> None:
-    uri, handler = status_server
-    handler.status = status
-    with pytest.raises(error, match=r"127\.0\.0\.1"):
+def test_http_error_status_is_reported(status: int, error: type[Exception]) -> None:
+    with (
+        plain_http.serve_answers(lambda _path: (status, b"")) as uri,
+        pytest.raises(error, match=r"127\.0\.0\.1"),
+    ):
         check_server(uri)
 
 

@@ -7,9 +7,7 @@ import errno
 import itertools
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,7 @@ from gate.registry.release import PromotionResult, Release
 from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
 from gate.storage.digest import Digest
-from tests import builders
+from tests import builders, plain_http
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import onnx_file, onnx_file_with_data, release
 from tests.registry.servers import ADMIN, add_user, grant_edit, make_run
@@ -410,32 +408,16 @@ PAGES = [(404, "<html>not found</html>"), (404, '{"detail": "no such page"}'), (
 @pytest.mark.rows(5)
 @pytest.mark.parametrize(("status", "page"), PAGES)
 def test_proxy_error_page_is_not_resource_gone(status: int, page: str) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page.encode())
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as proxy:
-        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        registry = MlflowRegistry(f"http://127.0.0.1:{proxy.server_port}")
-        try:
-            for read in (
-                lambda: registry.has_model("digits"),
-                lambda: registry.version("digits", "1"),
-                lambda: registry.alias("digits", CHAMPION),
-            ):
-                with pytest.raises(RegistryError) as caught:
-                    read()
-                assert not isinstance(caught.value, ResourceGone)
-        finally:
-            proxy.shutdown()
-            thread.join()
+    with plain_http.serve_answers(lambda _path: (status, page.encode())) as address:
+        registry = MlflowRegistry(address)
+        for read in (
+            lambda: registry.has_model("digits"),
+            lambda: registry.version("digits", "1"),
+            lambda: registry.alias("digits", CHAMPION),
+        ):
+            with pytest.raises(RegistryError) as caught:
+                read()
+            assert not isinstance(caught.value, ResourceGone)
 
 
 @pytest.fixture

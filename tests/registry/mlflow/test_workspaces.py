@@ -6,12 +6,10 @@ import gc
 import itertools
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ from gate.signing.keys import SigningKey
 from gate.signing.subjects import parse_resource_uri, resource_uri
 from gate.storage.digest import Digest
 from gate.storage.workspace import VARIABLE, current_workspace, working_in
-from tests import builders
+from tests import builders, plain_http
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import NAME, onnx_file, release
 from tests.registry.servers import Server, make_run, run_mlflow_server
@@ -128,35 +126,15 @@ def test_database_without_workspaces_refuses_a_workspace(
         check_server(uri)
 
 
-@contextmanager
-def _server_without_workspaces(answers: dict[str, Any]) -> Iterator[str]:
-    """A server without workspaces that ignores the header, as MLflow before 3.10 does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            result = answers.get(self.path.partition("?")[0])
-            data = json.dumps(result or {"error_code": "RESOURCE_DOES_NOT_EXIST"}).encode()
-            self.send_response(200 if result else 404)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_server_without_workspaces_refuses_a_workspace() -> None:
-    path = "/api/2.0/mlflow/registered-models/get"
-    with _server_without_workspaces({path: {"registered_model": {"name": NAME}}}) as uri:
+    """MLflow before 3.10 ignores the header of the workspace."""
+    model = json.dumps({"registered_model": {"name": NAME}}).encode()
+    missing = json.dumps({"error_code": "RESOURCE_DOES_NOT_EXIST"}).encode()
+
+    def answer(path: str) -> tuple[int, bytes]:
+        return (200, model) if path.endswith("registered-models/get") else (404, missing)
+
+    with plain_http.serve_answers(answer) as uri:
         assert MlflowRegistry(uri).has_model(NAME)  # this call opens the client's stores
         with pytest.raises(RegistryError, match="enable-workspaces"):
             MlflowRegistry(uri, workspace=TEAM).has_model(NAME)
