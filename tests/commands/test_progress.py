@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from gate import cli
 from gate.commands import progress
-from gate.commands.progress import Bar, progress_bar, spinner
+from gate.commands.progress import Bar, spinner
 from gate.commands.result import Line
 from gate.runtimes.ort import Ort, OrtCpu, OrtCpuOptimized
 from tests.distributed import tiny as small
@@ -146,15 +146,6 @@ def test_pipe_gets_a_line_only_for_long_steps(monkeypatch) -> None:
 
 def test_json_output_has_no_progress(monkeypatch) -> None:
     assert _lines(monkeypatch, arguments=("promote", "--json")) == ""
-
-
-def test_listener_is_removed_afterwards(monkeypatch) -> None:
-    before = (STEPS.level, STEPS.propagate, list(STEPS.handlers))
-    with pytest.raises(KeyError), progress_bar("measuring"):
-        raise KeyError
-    assert (STEPS.level, STEPS.propagate, STEPS.handlers) == before
-    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)
-                and not thread.finished.is_set()]  # fmt: skip
 
 
 def test_captured_library_output_has_no_bar(capfd) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Locator
 
-from gate.report.html_page import Report, render_page
 from tests.browser import chromium
-from tests.exhaustive import select_rows
 from tests.frozen.store import input_names
 from tests.frozen.test_decisions import Records
 from tests.reused_charts import reused_charts
@@ -15,7 +12,6 @@ from tests.reused_charts import reused_charts
 __all__ = ["reused_charts"]
 
 NAMES = [name for name in input_names() if name.startswith("story-")]
-SIZES = ((390, 844), (1280, 800))
 
 
 @pytest.fixture(scope="module")
@@ -39,37 +35,3 @@ def test_one_fault_is_one_finding(name):
     texts += [finding.sentence for finding in summary.findings]
     texts += [word.why for word in summary.check_rows]
     assert not [text for text in texts if "None" in text or "\n" in text]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("name", select_rows(dict.fromkeys(NAMES), 6))
-def test_answer_is_read_without_scrolling(browser, reused_charts, name):
-    records = Records.read(name)
-    decision = records.decide()
-    summary = records.summary(decision)
-    report = Report(summary, records.evidence, decision, records.explanation)
-    page = browser.new_page()
-    page.set_content(render_page(report))
-    for width, height in SIZES:
-        page.set_viewport_size({"width": width, "height": height})
-        text = {
-            part: visible_text(page.locator(f"#{part}"), width, height)
-            for part in ("verdict", "sentence", "matrix", "remedy", "step-0")
-        }
-        assert decision.verdict.value in text["verdict"]
-        assert (summary.headline.blamed or "").lower() in text["sentence"].lower()
-        assert text["remedy"] == " ".join((summary.headline.remedy or "").split())
-        assert text["step-0"].startswith("gate ")
-        assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-    page.close()
-
-
-def visible_text(element: Locator, width: int, height: int) -> str:
-    """Return the text of an element that is completely visible."""
-    box, text = element.bounding_box(), " ".join(element.inner_text().split())
-    assert box is not None
-    assert box["x"] >= 0, text
-    assert box["y"] >= 0, text
-    assert box["x"] + box["width"] <= width, text
-    assert box["y"] + box["height"] <= height, (text, box)
-    return text

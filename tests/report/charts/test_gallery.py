@@ -165,25 +165,6 @@ def test_first_chart_shows_the_cause():
     )
 
 
-@pytest.mark.parametrize("times", [1, 40])
-def test_depth_chart_names_the_first_source(times):
-    result = report_records._layers()
-    right = tuple(row for row in result.layers if row.verdict == "ok")
-    deep = result.model_copy(update={"layers": right * (times - 1) + result.layers})
-    chart = depth_chart(deep)
-    assert chart is not None
-    assert report_records.LAYER in texts(chart)
-    assert chart.svg.count("<use") < 900
-    assert depth_chart(result.model_copy(update={"layers": ()})) is None
-
-
-def test_agreement_chart_has_the_confidence_interval():
-    few = evidence_with(output_parity(classification=class_parity(top1_disagreements=2)))
-    judged = decide(policy(), few, decided_at="now")
-    (chart,) = (c for c in html_page.evidence_charts(few, judged) if c.name == "agreement")
-    assert "398 of 400, with 95 % confidence at least 0.9843, allowed from 1" in chart.alternative
-
-
 def release(name: str, noise_ratio: float | None) -> TrendRow:
     return TrendRow(
         sha256=digest(name),
