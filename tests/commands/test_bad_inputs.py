@@ -40,12 +40,6 @@ class Net(nn.Module):
 
 def build():
     return Net().eval()
-
-def breaks():
-    raise RuntimeError("no weights here")
-
-def no_module():
-    return 3
 '''
 
 
@@ -76,44 +70,21 @@ def write_npz_without_array(path: Path) -> None:
         archive.writestr("x.txt", "none")
 
 
-def write_npz_with_short_array(path: Path) -> None:
-    stream = io.BytesIO()
-    np.save(stream, X)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy", stream.getvalue()[:-50])
-
-
-def create_array_with(value: float, dtype: type = np.float32) -> np.ndarray:
-    spoiled = X.astype(dtype)
-    spoiled[7, 1, 2, 3] = value
-    return spoiled
-
-
 SAMPLES: dict[str, Callable[[Path], object]] = {
-    "float64": npz(x=X.astype(np.float64), ids=IDS),
-    "bytes for floats": npz(x=(X * 10).astype(np.uint8), ids=IDS),
     "floats for integers": npz(x=X, ids=IDS.astype(np.float32)),
-    "complex": npz(x=X.astype(np.complex64), ids=IDS),
     "text": npz(x=np.array(["a"] * 12), ids=IDS),
-    "records": npz(x=np.zeros(12, [("a", "f4"), ("b", "i4")]), ids=IDS),
     "objects": npz(x=np.array([X[0], None] * 6, object), ids=IDS),
-    "a rank too few": npz(x=X[:, 0], ids=IDS),
     "channels last": npz(x=X.transpose(0, 2, 3, 1), ids=IDS),
-    "another length": npz(x=X, ids=IDS[:, :4]),
     "samples that differ in number": npz(x=X, ids=IDS[:7]),
     "a scalar": npz(x=np.float32(1), ids=IDS),
     "no samples": npz(x=X[:0], ids=IDS[:0]),
     "swapped names": npz(ids=X, x=IDS),
     "a missing input": npz(x=X),
-    "an input too many": npz(x=X, ids=IDS, mask=IDS),
     "one array for two": npy(X),
-    "NaN": npz(x=create_array_with(np.nan), ids=IDS),
     "identifiers beyond the table": npz(x=X, ids=IDS + 10),
     "an empty file": raw(b""),
-    "a pointer of Git LFS": raw(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n"),
     "a zip that is cut": write_truncated_npz,
     "a zip without arrays": write_npz_without_array,
-    "a zip with a short array": write_npz_with_short_array,
 }
 """For each case a function that writes `inputs.npz`."""
 
@@ -144,8 +115,9 @@ def in_project(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return folder
 
 
-def check_error(capsys: pytest.CaptureFixture[str], reference: str = "nets:build") -> str:
-    code, out, err = run(capsys, "model.onnx", "--reference", reference, "--inputs", "inputs.npz")
+def check_error(capsys: pytest.CaptureFixture[str]) -> str:
+    arguments = ("--reference", "nets:build", "--inputs", "inputs.npz")
+    code, out, err = run(capsys, "model.onnx", *arguments)
     assert code == 2
     assert "Traceback" not in out + err
     (error,) = [line for line in err.splitlines() if line.startswith("error: ")]

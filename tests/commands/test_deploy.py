@@ -84,17 +84,13 @@ def test_damaged_store_is_reported(folder: Path, capsys) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["deploy", "digits", *STORE],
         [*DEPLOY, "--rollback"],
         ["deploy", "digits", *STORE, "--rollback", "--sha256", "0" * 64],
-        [*DEPLOY, "--sha256", "12"],
         ["deploy", "../up", *STORE, "--file", "model.onnx"],
-        ["deploy", "digits", *STORE, "--file", "nothing.onnx"],
         ["deploy", "digits", *STORE, "--file", "model.onnx", "--golden", "nowhere"],
         ["deploy", "digits", "--file", "model.onnx"],
         ["deploy", "digits", *STORE, "--rollback", "--keep", "0"],
         ["deployed", "nobody", *STORE],
-        ["deployed"],
     ],
 )
 def test_invalid_deploy_commands_exit_with_2(folder: Path, capsys, arguments: list[str]) -> None:

@@ -183,14 +183,12 @@ SWITCHES = {
         ((*BUILD, "--opset", "8"), "expected auto, or a number from 9"),
         ((*BUILD, "--opset", "new"), "neither auto nor a number"),
         ((*BUILD, "--opset", "22", "--strategy", "traced"), "at most opset 20"),
-        ((*BUILD, "--strategy", "hopeful"), "Invalid value for '--strategy'"),
         ((*BUILD, "--dynamic", "input=2"), "expected NAME:AXIS=LABEL"),
         ((*BUILD, "--dynamic", "image:2=height"), "dynamic_axes names image"),
         ((*BUILD, "--dynamic", "input:7=height"), "names axis 7 of input"),
         ((*BUILD, "--dynamic", "input:2=height"), "the model itself fails at every other size"),
         ((*BUILD, "--output-names", "a,b"), "returns 1 tensor"),
         ((*BUILD, "--output-names", "two words"), "output_names"),
-        ((*BUILD, "--settings", "absent.yaml"), "absent.yaml"),
     ],
 )
 def test_invalid_export_exits_with_2_and_writes_nothing(
