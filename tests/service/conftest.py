@@ -56,17 +56,20 @@ def postgres_server() -> Iterator[Postgres]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/inbox.db"
+        yield f"sqlite:///{tmp_path}/inbox.db"
+        return
     import psycopg
 
     url = request.getfixturevalue("postgres_server").url
     name = f"test_{abs(hash(tmp_path))}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")  # type: ignore[call-overload]
-    return f"{url.rpartition('/')[0]}/{name}"
+    yield f"{url.rpartition('/')[0]}/{name}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[call-overload]
 
 
 @pytest.fixture
