@@ -159,7 +159,7 @@ def test_single_pull_request_comment_is_updated(tmp_path: Path, capsys) -> None:
     (tmp_path / "event.json").write_text('{"pull_request": {"number": 7}}')
     with Comments.Server(("127.0.0.1", 0), Comments) as server:
         server.comments = [{"id": 0, "body": "mine", "user": {"type": "User"}}]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         environment = {
             **GITHUB,
             "GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}",

@@ -16,9 +16,6 @@ import click
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.progress import Progress
 
 from gate import cli
 from gate.commands import progress
@@ -30,18 +27,6 @@ from tests.exhaustive import exhaustive
 from tests.multi_file import tiny as parts
 
 STEPS = logging.getLogger("gate.steps")
-
-
-@given(total=st.integers(1, 50), calls=st.lists(st.integers(0, 80)), step=st.booleans())
-def test_bar_never_exceeds_its_total(total: int, calls: list[int], step: bool) -> None:
-    shown = Progress(disable=True)
-    created = Bar(shown, shown.add_task("measuring", total=total, note=""))
-    for number in calls:
-        if step:
-            created.step(steps=number)
-        else:
-            created(number, total)
-        assert shown.tasks[0].completed <= total
 
 
 @pytest.fixture(scope="module")

@@ -236,7 +236,7 @@ def test_slow_server_times_out(files: dict[str, Path], part: str) -> None:
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Slow) as server:
         server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/v2/models/net"
         with pytest.raises(RuntimeUnusable, match="within 0.5 s"):
             open_session(files, url=url, timeout_s=0.5)

@@ -18,7 +18,8 @@ from gate.mlflow_client import connection as database
 from gate.mlflow_client.connection import check_database, translate_errors
 from gate.mlflow_client.registry import MlflowRegistry
 from tests.registry.servers import make_run
-from tests.service.postgres import MISSING, find_program, run_postgres
+from tests.service.conftest import postgres_server  # noqa: F401
+from tests.service.postgres import Postgres
 
 
 @pytest.fixture(autouse=True)
@@ -138,14 +139,11 @@ def test_transaction_of_a_killed_writer_is_rolled_back(tmp_path: Path) -> None:
 
 
 class TestServers:
-    def test_postgresql_database_is_usable(self) -> None:
-        if find_program("initdb") is None:
-            pytest.skip(MISSING)
-        with run_postgres() as server:
-            url = server.url
-            check_database(url.replace("postgresql:", "postgresql+psycopg:"))
-            with pytest.raises(RegistryError, match="does not exist"):
-                check_database(url.replace("postgresql:", "postgresql+psycopg:") + "_of_nobody")
+    def test_postgresql_database_is_usable(self, postgres_server: Postgres) -> None:  # noqa: F811
+        url = postgres_server.url.replace("postgresql:", "postgresql+psycopg:")
+        check_database(url)
+        with pytest.raises(RegistryError, match="does not exist"):
+            check_database(f"{url}_of_nobody")
 
     def test_closed_port_is_unavailable(self) -> None:
         """MLflow itself would retry for 100 s."""
