@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import sys
@@ -27,13 +26,13 @@ from gate.service.submissions import process_reviews
 from gate.signing.keys import KEY_VARIABLE, SigningKey
 from gate.signing.statement import SignedStatement
 from gate.signing.trust import Trust, TrustedKey
+from tests.registry.folder_snapshot import FolderSnapshot
 from tests.registry.promoting import promote
 from tests.registry.releases import onnx_file, release
 from tests.registry.servers import make_run
 from tests.registry.signed import Signing
+from tests.sandbox.in_process import read_in_process
 from tests.service.registry_setup import SIGNED
-
-_names = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -46,22 +45,20 @@ def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class ReviewedModel:
     """A registry with a version that passed and waits for review; the service has the ledger."""
 
-    def __init__(self, folder: Path, uri: str, run_id: str, *, sign: bool = True) -> None:
-        self.uri, self.name, self.run_id = uri, f"digits-{next(_names)}", run_id
+    def __init__(self, folder: Path, uri: str, run_id: str) -> None:
+        self.uri, self.name, self.run_id = uri, "digits", run_id
         self.folder, self.ledger = folder, Ledger(folder / "service" / "state.db")
         self.at = datetime.now(UTC).isoformat(timespec="seconds")
         self.ci = SigningKey.make(folder / "ci.pem")
         self.registry = MlflowRegistry(uri)
-        created = promote(self.registry, self.release(sign), policy=SIGNED, ledger=self.ledger)
+        created = promote(self.registry, self.release(), policy=SIGNED, ledger=self.ledger)
         assert created.outcome == "passed"
         assert created.version is not None
         self.number = created.version
 
-    def release(self, sign: bool) -> Release:
+    def release(self) -> Release:
         created = release(onnx_file(self.folder / "model.onnx"), policy=SIGNED)
         created = replace(created, model_name=self.name, run_id=self.run_id)
-        if not sign:
-            return created
         signing = Signing(self.ci, registry=plain_(self.uri), model=self.name, at=self.at)
         return signing.signed(created, SIGNED)
 
@@ -85,10 +82,27 @@ class ReviewedModel:
         return [result.outcome for result in process_reviews(model, SIGNED, trust=lambda: trust)]  # type: ignore[union-attr]
 
 
+@pytest.fixture(scope="module")
+def initial_state(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[ReviewedModel, FolderSnapshot]:
+    folder = tmp_path_factory.mktemp("reviewed")
+    uri = f"sqlite:///{folder}/mlflow.db"
+    with pytest.MonkeyPatch.context() as patched:
+        read_in_process(patched)
+        created = ReviewedModel(folder, uri, make_run(uri, artifacts=folder / "artifacts"))
+    return created, FolderSnapshot(folder)
+
+
 @pytest.fixture
-def reviewed_model(tmp_path: Path) -> ReviewedModel:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    return ReviewedModel(tmp_path, uri, make_run(uri, artifacts=tmp_path / "artifacts"))
+def reviewed_model(
+    initial_state: tuple[ReviewedModel, FolderSnapshot], monkeypatch: pytest.MonkeyPatch
+) -> ReviewedModel:
+    """The model in its initial state; its folder is the current folder."""
+    created, snapshot = initial_state
+    monkeypatch.chdir(snapshot.restore())
+    created.ledger = Ledger(created.folder / "service" / "state.db")
+    return created
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -103,16 +117,16 @@ def without_progress(err: str) -> list[str]:
 
 
 def test_signed_approvals_are_shown_and_counted_by_the_service(
-    reviewed_model: ReviewedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reviewed_model: ReviewedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alice, bob = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("alice", "bob"))
-    key = ("--key", str(tmp_path / "alice.pem"))
+    alice, bob = (SigningKey.make(Path(f"{name}.pem")) for name in ("alice", "bob"))
+    key = ("--key", str(Path("alice.pem")))
     code, out, err = run_command(
         capsys, *reviewed_model.command("approve", *key, "--comment", "fine")
     )
     assert (code, without_progress(err)) == (0, [])
     entry = reviewed_model.ledger.entries()[-1]
-    decision = reviewed_model.release(sign=True).decision
+    decision = reviewed_model.release().decision
     lines = dict(line.split(maxsplit=1) for line in out.splitlines() if " " in line)
     assert lines["version"].startswith(
         f"{reviewed_model.number} of {reviewed_model.name} in sqlite:///"
@@ -128,7 +142,7 @@ def test_signed_approvals_are_shown_and_counted_by_the_service(
     assert reviewed_model.process_reviews_once(alice, bob, threshold=2) == []
     assert reviewed_model.tags[Tag.REVIEW_RESULT].startswith("1 of 2 signed approvals (alice")
 
-    key = ("--key", f"file:{tmp_path}/bob.pem", "--json")
+    key = ("--key", f"file:{reviewed_model.folder}/bob.pem", "--json")
     code, out, _ = run_command(
         capsys, *reviewed_model.command("approve", *key, "--sha256", str(entry.sha256))
     )
@@ -142,12 +156,11 @@ def test_signed_approvals_are_shown_and_counted_by_the_service(
 
 def test_signed_rejection_counts_without_trust(
     reviewed_model: ReviewedModel,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    alice = SigningKey.make(tmp_path / "alice.pem")
-    monkeypatch.setenv(KEY_VARIABLE, str(tmp_path / "alice.pem"))
+    alice = SigningKey.make(Path("alice.pem"))
+    monkeypatch.setenv(KEY_VARIABLE, str(Path("alice.pem")))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", reviewed_model.uri)
     code, out, _ = run_command(
         capsys, "reject", reviewed_model.name, reviewed_model.number, "--comment", "too dark"
@@ -169,11 +182,10 @@ TRUST_SECTIONS: dict[str, tuple[str, str | None]] = {
 @pytest.mark.parametrize("trust_section", TRUST_SECTIONS)
 def test_approve_reports_whether_the_trust_file_counts_the_key(
     reviewed_model: ReviewedModel,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     trust_section: str,
 ) -> None:
-    alice, bob = (SigningKey.make(tmp_path / f"{name}.pem") for name in ("alice", "bob"))
+    alice, bob = (SigningKey.make(Path(f"{name}.pem")) for name in ("alice", "bob"))
     keys = {
         name: json.dumps(key.public.to_plain()) for name, key in (("ALICE", alice), ("BOB", bob))
     }
@@ -181,10 +193,10 @@ def test_approve_reports_whether_the_trust_file_counts_the_key(
     text, reason = TRUST_SECTIONS[trust_section]
     # One pass over all words: a key in base64 may contain any of them.
     text = re.sub("ALICE|BOB|WHOLE", lambda word: keys[word[0]], text)
-    trust = tmp_path / "trust.yaml"
+    trust = Path("trust.yaml")
     measurer = json.dumps(reviewed_model.ci.public.to_plain())
     trust.write_text(f"trust: {{measurers: [{measurer}], {text}}}\n")
-    key = ("--key", str(tmp_path / "alice.pem"))
+    key = ("--key", str(Path("alice.pem")))
     command = reviewed_model.command("approve", "--trust", str(trust), *key)
     code, out, _ = run_command(capsys, *command, "--json")
     expected = reason and reason.replace("KEY", alice.public.short)
@@ -199,12 +211,12 @@ def test_approve_reports_whether_the_trust_file_counts_the_key(
 
 
 def test_measurer_is_warned_that_the_approval_does_not_count(
-    reviewed_model: ReviewedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reviewed_model: ReviewedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measurer = json.dumps(reviewed_model.ci.public.to_plain())
-    trust = tmp_path / "trust.yaml"
+    trust = Path("trust.yaml")
     trust.write_text(f"trust: {{measurers: [{measurer}], reviewers: [{measurer}]}}\n")
-    options = ("--key", str(tmp_path / "ci.pem"), "--json", "--trust", str(trust))
+    options = ("--key", str(Path("ci.pem")), "--json", "--trust", str(trust))
     _, out, _ = run_command(capsys, *reviewed_model.command("approve", *options))
     assert "so it can't approve it" in json.loads(out)["trust"]["why_not"]
     _, out, _ = run_command(capsys, *reviewed_model.command("reject", *options))
@@ -213,13 +225,11 @@ def test_measurer_is_warned_that_the_approval_does_not_count(
 
 def test_earlier_refusal_is_reported(
     reviewed_model: ReviewedModel,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    SigningKey.make(tmp_path / "alice.pem")
-    damaged = tmp_path / ".gate" / "trust.yaml"
+    SigningKey.make(Path("alice.pem"))
+    damaged = Path(".gate/trust.yaml")
     damaged.parent.mkdir()
     damaged.write_text("trust: 7\n")
     command = reviewed_model.command("reject", "--key", "alice.pem")
@@ -299,10 +309,8 @@ def test_statement_too_long_for_a_tag_is_refused(
     assert not any(key.startswith(STATEMENT_TAG) for key in reviewed_model.tags)
 
 
-def test_statement_about_another_decision_is_untrusted(
-    reviewed_model: ReviewedModel, tmp_path: Path
-) -> None:
-    (path,) = (tmp_path / "artifacts").rglob("decision.json")
+def test_statement_about_another_decision_is_untrusted(reviewed_model: ReviewedModel) -> None:
+    (path,) = Path("artifacts").rglob("decision.json")
     text = path.read_text()
     path.write_text(text.replace('"decided_at": "20', '"decided_at": "21'))
     submission = ReviewSubmission.read(
@@ -312,10 +320,8 @@ def test_statement_about_another_decision_is_untrusted(
         submission.check()
 
 
-def test_oversized_or_missing_decision_is_reported(
-    reviewed_model: ReviewedModel, tmp_path: Path
-) -> None:
-    (path,) = (tmp_path / "artifacts").rglob("decision.json")
+def test_oversized_or_missing_decision_is_reported(reviewed_model: ReviewedModel) -> None:
+    (path,) = Path("artifacts").rglob("decision.json")
     path.write_text(" " * (1 << 25) + path.read_text())
     with pytest.raises(DigestMismatch, match="at most 33554432 are read"):
         ReviewSubmission.read(reviewed_model.registry, reviewed_model.name, reviewed_model.number)
