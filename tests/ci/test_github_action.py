@@ -18,8 +18,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from ci import github_action
+from gate import Digest
 from gate.commands.check import command as check
-from gate.storage.digest import Digest
 from tests.report.ci_results import RESULTS
 from tests.small_project import create_project
 from tests.test_code_blocks import parse_gate

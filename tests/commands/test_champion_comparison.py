@@ -11,14 +11,13 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from gate import cli
+from gate import Digest, cli
 from gate.commands.loaders import load_champion_records
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
 from gate.model.loading import build_model
 from gate.registry.registered_model import RegisteredModel
 from gate.signing.keys import SigningKey
-from gate.storage.digest import Digest
 from tests.commands.running import as_json
 from tests.exhaustive import exhaustive
 from tests.small_project import _export, create_project

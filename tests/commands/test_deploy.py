@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
+from gate import Digest, cli
 from gate.deploy.store import ModelStore
-from gate.storage.digest import Digest
 from tests.deploy.models import assert_complete
 from tests.golden_vectors import vectors
 from tests.golden_vectors.test_verify import BLOCKER, CALL, REPOSITORY

@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from gate import cli
-from gate.storage.digest import Digest
+from gate import Digest, cli
 from tests.commands.running import create_runner
 
 EXAMPLE = ("--example-input", "images.npy")
@@ -100,7 +99,7 @@ def test_json_record_matches_the_file_metadata(capsys) -> None:
 
 
 def test_file_metadata_names_the_preprocessing_spec(capsys, tmp_path: Path) -> None:
-    from gate.preprocess.spec import PreprocessSpec
+    from gate import PreprocessSpec
 
     spec = tmp_path / "spec.yaml"
     spec.write_text("preprocessing:\n  resize: {size: [8, 8]}\n")

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gate import cli
+from gate import Digest, cli
 from gate.commands.history import _Line, _show_short
 from gate.commands.promote import version_page
 from gate.ledger.entry import LedgerEntry, Row
 from gate.ledger.ledger import Ledger
-from gate.storage.digest import Digest
 from tests.ledger import test_signature as forged
 from tests.ledger.keys import Writers
 from tests.ledger.rows import entry, replace_rows, rows

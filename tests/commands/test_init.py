@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from gate.policy.policy import Policy, Precision
+from gate import Policy
+from gate.policy.policy import Precision
 from tests.commands.running import Capture, create_runner
 
 run, as_json = create_runner("init")

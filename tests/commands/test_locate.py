@@ -9,8 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from gate import cli
-from gate.records.localization import Localization
+from gate import Localization, cli
 from tests.commands.running import create_runner
 from tests.small_project import create_project
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.policy.policy import Policy
+from gate import Policy
 from tests.commands.running import Capture, create_runner
 
 PARAMS = str(Path(__file__).parents[2] / "params.yaml")

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from PIL import Image
 
+from gate import PreprocessSpec
 from gate.onnx_file.reading import read_subject
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import read_picture
-from gate.preprocess.spec import PreprocessSpec
 from gate.records.preprocessing import PreprocessingParity
 from tests.commands.running import create_runner
 from tests.preprocess.by.test_onnx_graph import classifier

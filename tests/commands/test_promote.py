@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from gate import cli
+from gate import Digest, cli
 from gate.commands.promote import refuse_release, submit_or_promote, uses_submission
 from gate.commands.result import ExitCode
 from gate.ledger.entry import LedgerEntry, plain
@@ -22,7 +22,6 @@ from gate.registry.interface import CANDIDATE, CHAMPION
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.verify_release import verify_release
 from gate.signing.keys import SigningKey
-from gate.storage.digest import Digest
 from tests import builders
 from tests.commands.running import as_json
 from tests.exhaustive import exhaustive

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.decide import decide
+from gate import decide
 from gate.records.localization import Explanation
 from gate.report.folder import write_report
 from gate.summary.summarize import summarize

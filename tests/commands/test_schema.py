@@ -11,9 +11,8 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
+from gate import Policy, decide
 from gate.commands.schema import NAMES, schema_of
-from gate.decision.decide import decide
-from gate.policy.policy import Policy
 from gate.summary.policy_docs import policy_text
 from gate.summary.summarize import summarize
 from tests import builders

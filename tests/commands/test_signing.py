@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from gate import cli
+from gate import Digest, cli
 from gate.golden.manifest import GoldenManifest
 from gate.ledger.ledger import Ledger
 from gate.signing.keys import SigningKey
 from gate.signing.verification import StatementPair, summary_in
-from gate.storage.digest import Digest
 from tests.registry.servers import empty_database
 from tests.registry.signed import trust_in
 from tests.small_project import create_project

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
+from gate import Digest, cli
 from gate.commands.loaders import open_writable_ledger, read_ledger
 from gate.errors import Untrusted
 from gate.ledger.database import DEFAULT
@@ -15,7 +15,6 @@ from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
 from gate.service.settings import write_secrets
 from gate.signing.keys import SigningKey, read_public
 from gate.signing.local_keys import LocalKeys
-from gate.storage.digest import Digest
 from pipelines.trust_file import EditedTrust, KeyTerms
 from tests.commands.running import as_json
 from tests.ledger.keys import Writers

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from gate import cli
-from gate.decision.decide import Decision
+from gate import Decision, Policy, cli
 from gate.errors import RegistryUnavailable
 from gate.mlflow_client.runs import RunLogger, RunReference
-from gate.policy.policy import Policy
 from gate.records.layout import RUN
 from tests.small_project import create_project
 

@@ -188,7 +188,7 @@ def test_verdict_and_trust_options_go_together(
 
 
 def test_preprocessing_spec_is_verified(released: ReleaseFolder, capsys: Capture) -> None:
-    from gate.preprocess.spec import PreprocessSpec
+    from gate import PreprocessSpec
 
     spec = released.folder / "spec.json"
     PreprocessSpec.imagenet().save(spec)

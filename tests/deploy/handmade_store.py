@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gate import Digest
 from gate.deploy.store import EXACT, MANIFEST, Manifest, ModelStore, Slot, StoredFile, url_of
-from gate.storage.digest import Digest
 
 
 def make_store(root: Path, data: bytes, *, name: str = "digits") -> tuple[ModelStore, Path]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from gate import Digest
 from gate.deploy.deploy import SlotSource, verify_slot
 from gate.deploy.store import Manifest, ModelStore
 from gate.golden.folder import ExpectedOutput, read_golden
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sandboxed_reading import release_within
-from gate.storage.digest import Digest
 from tests.golden_vectors import vectors
 from tests.registry import parts
 from tests.registry.releases import onnx_file, onnx_file_with_data

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest
 from gate.deploy import deploy as staging
 from gate.deploy.deploy import (
     Deployment,
@@ -23,7 +24,6 @@ from gate.deploy.store import EXACT, ModelStore
 from gate.errors import DigestMismatch, OnnxFileError, RegistryUnavailable, StorageError, TooLarge
 from gate.golden import verify
 from gate.golden.folder import GOLDEN_JSON, ExpectedOutput, read_golden
-from gate.storage.digest import Digest
 from tests.deploy import models
 from tests.deploy.models import NAME, assert_complete, assert_no_leftovers
 from tests.golden_vectors import vectors

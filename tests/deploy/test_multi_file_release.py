@@ -13,10 +13,10 @@ from onnx import helper
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from gate import Digest
 from gate.deploy.deploy import SlotSource, deploy
 from gate.deploy.serving import store_app
 from gate.deploy.store import EXACT, QUANTIZED, Manifest, ModelStore, Slot
-from gate.storage.digest import Digest
 from tests import plain_http
 from tests.deploy import models
 from tests.deploy.models import NAME, assert_complete, assert_no_leftovers

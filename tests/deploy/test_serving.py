@@ -11,11 +11,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from gate import Digest, verify_golden
 from gate.deploy.deploy import deploy, rollback_deployment
 from gate.deploy.serving import store_app
 from gate.deploy.store import Manifest, ModelStore
-from gate.golden.verify import verify_golden
-from gate.storage.digest import Digest
 from tests import plain_http
 from tests.deploy import models
 from tests.deploy.models import NAME

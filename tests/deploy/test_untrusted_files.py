@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
+from gate import Digest, cli
 from gate.deploy.deploy import SlotSource, deploy
 from gate.deploy.store import ModelStore
 from gate.errors import LimitExceeded
-from gate.storage.digest import Digest
 from tests.deploy import models
 from tests.deploy.models import NAME, assert_complete, assert_no_leftovers
 from tests.exhaustive import further_as_proofs

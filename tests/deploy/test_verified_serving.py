@@ -21,10 +21,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from gate import Digest
 from gate.deploy.deploy import deploy, is_serving, rollback_deployment, verify_slot
 from gate.deploy.serving import store_app
 from gate.deploy.store import ModelStore
-from gate.storage.digest import Digest
 from tests import plain_http
 from tests.deploy import models
 from tests.deploy.handmade_store import make_store

@@ -16,12 +16,11 @@ import pytest
 import torch
 from torch import nn
 
+from gate import EvaluationData, MeasurementJob, Policy, Reference
 from gate.distributed import worker_pool
 from gate.distributed.worker_pool import CheckedFile, ProcessPool, Workers, chosen, requested_jobs
 from gate.errors import PolicyError
 from gate.installation import cores
-from gate.measure.job import EvaluationData, MeasurementJob, Reference
-from gate.policy.policy import Policy
 from gate.records.evidence import Source
 from tests.measure import tiny
 

@@ -14,16 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from gate.api import build_job, collect_evidence
+from gate import Digest, EvaluationData, Evidence, Policy, Reference, collect_evidence
+from gate.api import build_job
 from gate.distributed.plan import MeasurementPlan, MergedParts, UnitFile, measure_unit
 from gate.errors import DataError, DigestMismatch, EvidenceError, PolicyError
-from gate.measure.job import EvaluationData, Reference
 from gate.measure.work_units import RunProof, UnitResult
-from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
-from gate.records.evidence import Evidence
 from gate.reference.torch_reference import TorchReference
-from gate.storage.digest import Digest
 from tests.distributed.test_processes import remove_times
 from tests.distributed.tiny import rare
 

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from gate.api import build_job, collect_evidence
+from gate import EvaluationData, Evidence, Policy, Reference, collect_evidence
+from gate.api import build_job
 from gate.distributed.worker import JobSpec
 from gate.distributed.worker_pool import ProcessPool, Workers
 from gate.errors import DigestMismatch
-from gate.measure.job import EvaluationData, Reference
 from gate.measure.work_units import FirstUnitState, WorkUnit
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence
 from tests.distributed.tiny import DEATH_VARIABLE, build
 from tests.exhaustive import exhaustive
 

@@ -16,14 +16,13 @@ import numpy as np
 import psutil
 import pytest
 
-from gate.data.samples import SampleSet
+from gate import Digest, SampleSet
 from gate.distributed import worker_pool
 from gate.distributed.worker import WorkerFailure
 from gate.distributed.worker_pool import ProcessPool, WorkerLost, WorkerPool, Workers
 from gate.errors import EvidenceError, StorageError
 from gate.measure.work_units import FirstUnitState, RuntimeUnitResult, UnitResult, WorkUnit
 from gate.records.evidence import Determinism, Environment
-from gate.storage.digest import Digest
 
 LEAD = FirstUnitState(floors={"ort-cpu": 1.0})
 UNITS = tuple(WorkUnit(index, 2 * index, 2 * index + 2) for index in range(1, 5))

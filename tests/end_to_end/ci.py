@@ -13,9 +13,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gate import Policy
 from gate.ledger.entry import plain
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.policy.policy import Policy
 from gate.registry.release import Release
 from gate.signing.keys import SigningKey
 from tests.registry.promoting import submit

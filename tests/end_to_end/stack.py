@@ -18,13 +18,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from gate import cli
+from gate import Policy, cli
 from gate.deploy.store import EXACT, ModelStore
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.connection import using_tracking_uri
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.policy.policy import Policy
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.release import GoldenFolder, PromotionResult
 from gate.service import settings

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gate import GateError
 from gate.deploy.store import EXACT
-from gate.errors import GateError
 from gate.registry.interface import CHAMPION
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import MismatchMemory, Reading, RegisteredModel

@@ -13,18 +13,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from gate.api import check
-from gate.data.samples import SampleSet
+from gate import Digest, EvaluationData, Policy, Reference, SampleSet, check
 from gate.export.export import export_model
 from gate.ledger.ledger import Ledger
-from gate.measure.job import EvaluationData, Reference
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import Source
 from gate.records.export import ExportSettings
 from gate.registry.release import Release
-from gate.storage.digest import Digest
 from tests.registry.promoting import promote
 from tests.registry.servers import make_run
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gate import Digest
 from gate.errors import EvidenceError
 from gate.ledger import entry as chain_module
 from gate.ledger.entry import HashChain
 from gate.ledger.ledger import Ledger
-from gate.storage.digest import Digest
 from tests.exhaustive import EXHAUSTIVE
 from tests.ledger.rows import (
     Database,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gate import Digest
 from gate.ledger.entry import Action, LedgerEntry
 from gate.ledger.history import HistoryCache, ModelHistory
-from gate.storage.digest import Digest
 
 ACTIONS = get_args(Action)
 DIGEST = Digest.from_bytes(b"model")

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
+from gate import Digest
 from gate.commands.history import export_lines
 from gate.errors import EvidenceError, StateUnavailable, StorageError
 from gate.ledger import database
 from gate.ledger.ledger import Ledger
-from gate.storage.digest import Digest
 from tests.ledger.rows import (
     Database,
     entry,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest
 from gate.errors import EvidenceError, KeyUnusable, PastChanged, Untrusted
 from gate.ledger.entry import Row
 from gate.ledger.ledger import Ledger, StoredHead, require_writable, sign
 from gate.ledger.maintenance import Checkpoint, accept_rewrite, audit_ledger, checkpoint_signers
 from gate.signing.statement import SignedStatement
-from gate.storage.digest import Digest, canonical_json
+from gate.storage.digest import canonical_json
 from tests.ledger.keys import Writers
 from tests.ledger.rows import entry, replace_rows, replace_text, rows
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from gate import Digest
 from gate.errors import EvidenceError, PastChanged, StateUnavailable, StorageError
 from gate.ledger import maintenance
 from gate.ledger.database import StateDatabase
 from gate.ledger.entry import LedgerEntry, actor
 from gate.ledger.ledger import Ledger, LedgerHead, StoredHead
 from gate.ledger.maintenance import accept_rewrite
-from gate.storage.digest import Digest
 from tests.ledger.rows import Database, entry, lines, replace_rows, replace_text, rows
 from tests.registry.simulator import Crash
 

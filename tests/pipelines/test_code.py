@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest, Evidence
 from gate.commands.result import ExitCode
 from gate.errors import ModelError
 from gate.model.source_code import changed_files
-from gate.records.evidence import Evidence, ModelCode
-from gate.storage.digest import Digest
+from gate.records.evidence import ModelCode
 from pipelines import code, paths, promote, signing
 from pipelines.override import override
 from pipelines.promotion_report import PromotionReport

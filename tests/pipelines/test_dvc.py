@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from gate import Digest
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.pipelines.conftest import clone, run
 

@@ -9,13 +9,11 @@ import onnx
 import pytest
 from mlflow import MlflowClient
 
+from gate import Decision, Evidence, PreprocessSpec
 from gate.api import parity_of_preprocessing
-from gate.decision.decide import Decision
 from gate.errors import ExportError, ModelError, PolicyError
 from gate.onnx_file.release_file import ReleaseFile
 from gate.policy.sections import PreprocessingPolicy
-from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import Evidence
 from pipelines import code, export, parity, paths, prepare, promote, train, twin
 from pipelines.export_report import ExportReport
 from pipelines.override import override

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.records.evidence import Evidence
+from gate import Evidence
 from pipelines import parity, paths
 from pipelines.override import override
 from tests.distributed.test_processes import remove_times

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from gate import Policy
 from gate.commands.result import ExitCode
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds
 from gate.records.runtime import CPU_PROVIDER
 from pipelines import paths, plan

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gate import Digest
 from gate.errors import DataError, StorageError
-from gate.storage.digest import Digest
 from pipelines import images, paths, prepare
 from pipelines.override import override
 from tests.pipelines.conftest import FEW_SAMPLES

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gate.policy.policy import Policy
+from gate import Digest, Policy, PreprocessSpec
 from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import pictures_in
-from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.storage.digest import Digest
+from gate.preprocess.spec import Resize
 from pipelines import images, paths, prepare
 from pipelines.measuring import measure_preprocessing
 from pipelines.override import override

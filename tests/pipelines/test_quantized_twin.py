@@ -8,15 +8,14 @@ import pytest
 from mlflow import MlflowClient
 from ruamel.yaml import YAML
 
+from gate import Digest, Evidence
 from gate.commands.result import ExitCode
 from gate.errors import EvidenceError
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.records.evidence import Evidence
 from gate.records.layout import QUANTIZED
 from gate.registry.version_files import verify_twin
 from gate.signing.statement import SignedStatement
-from gate.storage.digest import Digest
 from pipelines import paths, promote, signing, twin, twin_files
 from pipelines.promotion_report import PromotionReport
 from pipelines.run import tracking_uri

@@ -17,22 +17,17 @@ import pytest
 from mlflow import MlflowClient
 from onnx import numpy_helper
 
-from gate import cli
+from gate import Decision, Digest, Evidence, PreprocessSpec, cli, verify_golden
 from gate.commands.result import ExitCode
-from gate.decision.decide import Decision
 from gate.errors import ExportRefused, RegistryUnavailable
 from gate.golden.folder import read_golden
-from gate.golden.verify import verify_golden
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.preprocess.spec import PreprocessSpec
-from gate.records.evidence import Evidence
 from gate.signing.local_keys import LocalKeys
 from gate.signing.predicates import CodeVersion
 from gate.signing.subjects import parse_resource_uri
 from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair, summary_in
-from gate.storage.digest import Digest
 from gate.summary.render import render_check
 from gate.summary.summary import Change
 from pipelines import export, parity, paths, promote, train

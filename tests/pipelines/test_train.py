@@ -8,9 +8,9 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from gate import Digest
 from gate.errors import CheckpointError, DataError, ModelError
 from gate.model.checkpoint import save_checkpoint
-from gate.storage.digest import Digest
 from pipelines import paths, prepare, train
 from pipelines.override import override
 from pipelines.run import recorded_run, tracking_uri

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from playwright.sync_api import expect
 
-from gate import cli
+from gate import Digest, cli
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
@@ -26,7 +26,6 @@ from gate.registry.interface import CHAMPION
 from gate.registry.promotion import rollback
 from gate.service import settings
 from gate.signing.keys import SigningKey
-from gate.storage.digest import Digest
 from gate.storage.workspace import working_in
 from tests import builders
 from tests.browser import chromium

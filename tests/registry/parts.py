@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gate.decision.decide import decide
+from gate import Evidence, Policy, decide
 from gate.golden.folder import ExpectedOutput, FileVectors, write_golden
 from gate.golden.manifest import GoldenManifest, GoldenModel
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sandboxed_reading import release_within
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence, Subject
+from gate.records.evidence import Subject
 from gate.registry.release import EvaluatedFile, GoldenFolder, Release
 from tests import builders
 from tests.golden_vectors import vectors

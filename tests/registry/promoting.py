@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gate import Policy
 from gate.errors import DigestMismatch, EvidenceError, Untrusted
 from gate.ledger.entry import plain
 from gate.ledger.ledger import Ledger
-from gate.policy.policy import Policy
 from gate.registry import promotion
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import PromotionResult, Release

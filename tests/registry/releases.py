@@ -10,14 +10,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gate.decision.decide import decide
+from gate import Digest, Evidence, Policy, decide
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.tested_file import QUANTIZED_FROM
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
-from gate.records.evidence import Evidence
 from gate.registry.release import EvaluatedFile, Release
-from gate.storage.digest import Digest
 from tests import builders
 
 NAME = "digits"

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.decision.decide import decide
-from gate.policy.policy import Policy
+from gate import Digest, Policy, decide
 from gate.registry.release import EvaluatedFile, Release
 from gate.registry.verify_release import companion_digests
 from gate.signing.keys import SigningKey
@@ -18,7 +17,6 @@ from gate.signing.predicates import CodeVersion
 from gate.signing.subjects import resource_uri
 from gate.signing.trust import Trust, TrustedKey
 from gate.signing.verification import Signatory, StatementPair
-from gate.storage.digest import Digest
 from tests.registry.releases import NAME
 
 CODE = CodeVersion(parity_gate="1", commit="c" * 40, dirty=False)

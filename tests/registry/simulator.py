@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gate import Digest
 from gate.errors import DigestMismatch, ResourceGone
 from gate.ledger.database import StateDatabase
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import Alias, Draft, Tag, Version
-from gate.storage.digest import Digest
 
 APPROVED = LedgerEntry(
     action="passed", registry="simulator", model="", reason="", sha256=Digest.from_bytes(b"")

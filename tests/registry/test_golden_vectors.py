@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
+from gate import Digest, Policy, verify_golden
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON, read_golden
-from gate.golden.verify import verify_golden
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.policy.policy import Policy
 from gate.records.evidence import ModelCode
 from gate.registry.interface import CHAMPION, Tag
 from gate.registry.release import GoldenFolder, Release
-from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.promoting import promote

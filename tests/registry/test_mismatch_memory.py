@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest
 from gate.registry.registered_model import MismatchMemory
 from gate.registry.version_files import Download, ExpectedDigests, received_digest
-from gate.storage.digest import Digest
 from tests.registry.simulator import Simulator
 
 DIGEST, OTHER_DIGEST = Digest.from_bytes(b"one"), Digest.from_bytes(b"other")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
+from gate import Verdict, decide
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.ledger import Ledger

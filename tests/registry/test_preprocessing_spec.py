@@ -9,11 +9,12 @@ import onnx
 import pytest
 from onnx import helper
 
+from gate import PreprocessSpec
 from gate.deploy.store import EXACT
 from gate.errors import DigestMismatch, EvidenceError
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.preprocess.spec import PreprocessSpec, spec_path
+from gate.preprocess.spec import spec_path
 from gate.records.layout import SPEC
 from gate.registry.interface import Tag
 from gate.registry.promotion import rollback

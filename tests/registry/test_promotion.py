@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import Decision, decide
+from gate import Decision, Digest, Policy, Verdict, decide
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -21,14 +20,12 @@ from gate.errors import (
 )
 from gate.ledger.ledger import Ledger, promotion_lock
 from gate.policy.overrides import with_overrides
-from gate.policy.policy import Policy
 from gate.records.evidence import ModelCode
 from gate.registry import promotion
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
-from gate.storage.digest import Digest
 from tests import builders
 from tests.ledger.rows import replace_lines
 from tests.registry.promoting import promote

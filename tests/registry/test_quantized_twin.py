@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
+from gate import Digest
 from gate.errors import DigestMismatch, EvidenceError
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
@@ -29,7 +30,6 @@ from gate.registry.release import (
 from gate.registry.verify_release import twin_in
 from gate.registry.version_files import twin_file as twin_file_in
 from gate.registry.version_files import verify_twin
-from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry import parts

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.decide import decide
+from gate import Digest, Policy, decide
 from gate.errors import DigestMismatch, Untrusted
 from gate.golden.folder import GOLDEN_JSON
 from gate.ledger.ledger import Ledger
-from gate.policy.policy import Policy
 from gate.records.layout import RECORDS
 from gate.registry.interface import CHAMPION
 from gate.registry.release import GoldenFolder, Release
@@ -27,7 +26,6 @@ from gate.signing.predicates import CodeVersion
 from gate.signing.subjects import resource_uri
 from gate.signing.trust import Trust
 from gate.signing.verification import Signatory, StatementPair
-from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry import test_preprocessing_spec, test_quantized_twin

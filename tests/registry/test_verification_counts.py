@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from securesystemslib.dsse import Envelope
 
+from gate import Digest
 from gate.ledger.ledger import Ledger
 from gate.registry import release as releases
 from gate.registry.promotion import promote
@@ -18,7 +19,6 @@ from gate.registry.release import Release
 from gate.registry.verify_release import VerifiedRelease, verify_release
 from gate.signing.keys import SigningKey
 from gate.signing.verification import StatementPair
-from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import MEASURED_AT
 from tests.registry.signed import Signing, trust_in

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from gate import Digest
 from gate.errors import DigestMismatch
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
@@ -18,7 +19,6 @@ from gate.records.layout import PREPROCESSING, SPEC
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import GoldenFolder
 from gate.registry.version_files import ExpectedDigests
-from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.promoting import promote

@@ -11,8 +11,8 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
+from gate import TestedFile
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
 from gate.runtimes import Conditions, RunnableFile
 from tests.measure import tiny
 

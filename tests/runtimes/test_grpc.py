@@ -17,8 +17,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from gate.api import check
-from gate.decision.check_result import Verdict
+from gate import Verdict, check
 from gate.errors import EvidenceError, RuntimeUnusable
 from gate.runtimes.v2_protocol import DTYPES
 from tests.runtimes.test_server import SAMPLES, TwoHeads, codes, export, open_session, policy

@@ -11,12 +11,9 @@ import numpy as np
 import psutil
 import pytest
 
+from gate import MeasurementJob, Policy, Verdict, decide
 from gate.api import measure_job
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.errors import EvidenceError, PolicyError
-from gate.measure.job import MeasurementJob
-from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
 from gate.runtimes.isolated_worker import _Worker
 from gate.sandbox.worker_process import receive, send

@@ -19,9 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.decision.check_result import Verdict
-from gate.policy.policy import Policy
+from gate import EvaluationResult, Policy, Verdict, check
 from gate.runtimes.server import with_server
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port

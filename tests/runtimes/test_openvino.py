@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
+from gate import MeasurementJob, Policy, Verdict, decide
 from gate.api import measure_job
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.errors import DigestMismatch, EvidenceError, OutputMismatch
-from gate.measure.job import MeasurementJob
 from gate.policy.defaults import exact_bounds
-from gate.policy.policy import Policy
 from gate.policy.sections import Instruments, RuntimePolicy
 from gate.runtimes import RunnableFile
 from gate.runtimes import openvino as module

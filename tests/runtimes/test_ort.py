@@ -9,14 +9,10 @@ import onnxruntime
 import pytest
 import torch
 
+from gate import MeasurementJob, Policy, Verdict, decide, locate
 from gate.api import measure_job
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.errors import PolicyError
-from gate.localize.locate import locate
-from gate.measure.job import MeasurementJob
 from gate.onnx_file.sessions import open_session, session_options
-from gate.policy.policy import Policy
 from gate.policy.runtime_options import OrtOptions, OrtSettings, OrtSetup
 from gate.policy.sections import RuntimePolicy
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER

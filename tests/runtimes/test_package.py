@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
+from gate import Policy, cli
 from gate.errors import PolicyError
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.runtimes.selection import with_runtime
 from tests import small_project

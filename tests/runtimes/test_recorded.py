@@ -9,15 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gate import MeasurementJob, Policy, SampleSet, Verdict, decide
 from gate.api import measure_job
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.distributed.external_runtime import Packing, Sending
 from gate.errors import EvidenceError, InputMismatch, PolicyError
-from gate.measure.job import MeasurementJob
 from gate.policy.defaults import exact_bounds
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.runtimes.recorded import RecordedSession, with_recordings
 from gate.runtimes.recording_format import Recording, RecordingSource

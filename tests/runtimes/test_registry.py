@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gate import Policy
 from gate.errors import PolicyError
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.runtime import ORT, PROVIDERS, RUNTIMES
 from gate.runtimes import ort, selection

@@ -17,13 +17,9 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
+from gate import EvaluationResult, Policy, TestedFile, Verdict, check, decide
 from gate.errors import RuntimeUnusable
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
 from gate.records.runtime import SERVER
 from gate.runtimes.runtime import Conditions, RunnableFile, Session
 from gate.runtimes.server import ServerRuntime, with_server

@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gate import MeasurementJob, Policy, Verdict, decide
 from gate.api import measure_job
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.errors import DigestMismatch, OutputMismatch
-from gate.measure.job import MeasurementJob
 from gate.policy.defaults import exact_bounds
-from gate.policy.policy import Policy
 from gate.policy.sections import Instruments, RuntimePolicy
 from gate.runtimes import RunnableFile
 from gate.runtimes import tract as module

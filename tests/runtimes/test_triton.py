@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from gate.decision.check_result import Verdict
+from gate import Verdict
 from tests.exhaustive import exhaustive
 from tests.free_ports import free_port
 from tests.runtimes.test_mlserver import (

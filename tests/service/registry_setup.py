@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gate import Digest, Policy
 from gate.deploy.store import EXACT, ModelStore
 from gate.errors import ResourceGone
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
-from gate.policy.policy import Policy
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
 from gate.registry.registered_model import Reading, RegisteredModel
@@ -20,7 +20,6 @@ from gate.registry.release import PromotionResult, Release
 from gate.registry.reviews import ReviewSettings
 from gate.service.monitoring import Failed
 from gate.service.reconciler import Reconciler
-from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, evidence, onnx_file, release, twin_file, twin_of

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gate.errors import ArtifactMissing, GateError, ResourceGone
-from gate.policy.policy import Policy
+from gate import GateError, Policy
+from gate.errors import ArtifactMissing, ResourceGone
 from gate.registry.interface import CHAMPION, Alias, Tag
 from gate.registry.promotion import rollback
 from gate.service.champion_guard import guard_champion

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gate.policy.policy import Policy
+from gate import Policy
 from gate.registry.create_version import create_version
 from gate.registry.interface import CANDIDATE, Tag
 from gate.registry.release import GoldenFolder, Release

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gate import Policy
 from gate.errors import EvidenceError
-from gate.policy.policy import Policy
 from gate.registry.registered_model import MismatchMemory, Reading
 from gate.service.reconciler import Reconciler
 from tests import builders

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest
 from gate.deploy.store import EXACT, QUANTIZED
 from gate.registry.release import Release
-from gate.storage.digest import Digest
 from tests import builders
 from tests.registry import parts
 from tests.registry.promoting import promote

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gate import Digest
 from gate.deploy.store import EXACT, ModelStore
 from gate.records.layout import QUANTIZED
 from gate.registry.promotion import rollback
 from gate.service.reconciler import deploy_champion
-from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import NAME, twin_policy
 from tests.registry.simulator import Watched

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gate import Digest, GateError
 from gate.deploy.store import EXACT, ModelStore
-from gate.errors import ArtifactMissing, GateError, RegistryUnavailable
+from gate.errors import ArtifactMissing, RegistryUnavailable
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag
@@ -22,7 +23,6 @@ from gate.registry.reviews import ReviewSettings
 from gate.registry.version_page import REJECTED_VERDICT, VersionStatus
 from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler
-from gate.storage.digest import Digest
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME
 from tests.registry.simulator import Crash, Simulator

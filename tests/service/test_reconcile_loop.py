@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gate.errors import GateError, RegistryUnavailable, ResourceGone, StorageError
+from gate import GateError
+from gate.errors import RegistryUnavailable, ResourceGone, StorageError
 from gate.service import reconcile_loop
 from gate.service.monitoring import Failed, ServiceMetrics, StepResult
 from gate.service.reconcile_loop import ReconcileLoop

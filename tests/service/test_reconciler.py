@@ -10,25 +10,22 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gate import Digest, GateError, Policy
 from gate.deploy.store import EXACT, ModelStore
 from gate.errors import (
     ArtifactMissing,
     EvidenceError,
-    GateError,
     RegistryError,
     RegistryUnavailable,
     ResourceGone,
 )
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.history import ModelHistory
-from gate.ledger.ledger import Ledger
-from gate.policy.policy import Policy
 from gate.registry.interface import Tag
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.service.monitoring import Failed, Kind
 from gate.service.reconciler import Reconciler, deploy_champion
-from gate.storage.digest import Digest
 from tests.exhaustive import exhaustive
 from tests.ledger.rows import record_parsed_lines
 from tests.registry.releases import NAME

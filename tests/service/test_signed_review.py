@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gate import Policy
 from gate.deploy.store import ModelStore
 from gate.errors import (
     DigestMismatch,
@@ -17,7 +18,6 @@ from gate.errors import (
     RegistryError,
     RegistryUnavailable,
 )
-from gate.policy.policy import Policy
 from gate.policy.sections import ReviewTag
 from gate.registry.eligibility import TrustFile
 from gate.registry.interface import CANDIDATE, CHAMPION, Tag

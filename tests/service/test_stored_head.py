@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest
 from gate.deploy.store import EXACT, ModelStore
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
@@ -19,7 +20,6 @@ from gate.service import app
 from gate.service.monitoring import Failed, StepResult
 from gate.service.reconciler import reconciler, stored_head
 from gate.service.settings import ServiceSettings
-from gate.storage.digest import Digest
 from tests.ledger.rows import replace_rows, rows
 from tests.ledger.test_stored_head import remove_file
 from tests.registry.promoting import promote

@@ -7,14 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gate.decision.decide import Decision, decide
+from gate import Decision, Digest, Evidence, Policy, decide
 from gate.onnx_file.reading import read_subject
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence
 from gate.signing.keys import SigningKey
 from gate.signing.subjects import resource_uri
 from gate.signing.verification import StatementPair
-from gate.storage.digest import Digest
 from pipelines.trust_file import EditedTrust, KeyTerms
 from tests import builders
 from tests.golden_vectors import vectors

@@ -8,15 +8,13 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner
 
-from gate.decision.decide import Decision, decide
-from gate.records.evidence import Evidence
+from gate import Decision, Digest, Evidence, decide
 from gate.signing.keys import SigningKey, public_key_of
 from gate.signing.predicates import CodeVersion
 from gate.signing.statement import SignedStatement
 from gate.signing.subjects import file_resource
 from gate.signing.trust import Trust, TrustedKey
 from gate.signing.verification import Signatory, StatementPair
-from gate.storage.digest import Digest
 from tests import builders
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import DigestMismatch, EvidenceError, GateError, StorageError, Untrusted
+from gate import Digest, GateError
+from gate.errors import DigestMismatch, EvidenceError, StorageError, Untrusted
 from gate.onnx_file.reading import read_subject
 from gate.signing.statement import SignedStatement, Statement, resources
 from gate.signing.subjects import GOLDEN, model_files, verify_golden_files, verify_model
-from gate.storage.digest import Digest
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.releases import onnx_file, onnx_file_with_data

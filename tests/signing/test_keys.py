@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, Signer, SSlibKey
 
-from gate.errors import GateError, KeyUnusable, StorageError
+from gate import GateError
+from gate.errors import KeyUnusable, StorageError
 from gate.signing.keys import PIN_VARIABLE, VAULTS, PublicKey, SigningKey, is_in_vault, read_public
 from gate.signing.statement import SignedStatement
 from tests.signing import signing

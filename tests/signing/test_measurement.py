@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gate import Evidence
 from gate.errors import Untrusted
-from gate.records.evidence import Evidence
 from gate.records.runtime import RuntimeIdentity
 from gate.signing.predicates import MeasurementPredicate
 from gate.signing.statement import SignedStatement

@@ -13,7 +13,7 @@ from in_toto_attestation.predicates.vsa.v1 import vsa_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement as InToto
 
-from gate.decision.decide import decide
+from gate import Digest, decide
 from gate.errors import EvidenceError
 from gate.records.layout import DECISION
 from gate.signing.predicates import SUMMARY_TYPE, Approval, VerificationSummary
@@ -26,7 +26,6 @@ from gate.signing.subjects import (
     resource_uri,
     statement_subjects,
 )
-from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import evidence, onnx_file, onnx_file_with_data
 from tests.signing import signing

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import Decision
+from gate import Decision, Digest, Evidence, Policy, Verdict
 from gate.errors import Untrusted
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence
 from gate.signing.predicates import Approval
 from gate.signing.statement import Resource, SignedStatement
 from gate.signing.subjects import resource_uri
@@ -27,7 +24,6 @@ from gate.signing.verification import (
     verify_resource,
     verify_summary,
 )
-from gate.storage.digest import Digest
 from tests import builders
 from tests.signing import signing
 from tests.signing.signing import NOW, key

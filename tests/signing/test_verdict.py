@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from gate.decision.decide import decide
+from gate import Digest, Policy, decide
 from gate.errors import StorageError
-from gate.policy.policy import Policy
 from gate.signing.subjects import verify_model
 from gate.signing.trust import Trust
 from gate.signing.verification import ComparedArtifacts, StatementPair, verify_verdict
-from gate.storage.digest import Digest
 from tests import builders
 from tests.signing import signing
 from tests.signing.released import NAME, REGISTRY, ReleaseFolder, release

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gate import Digest
 from gate.errors import DigestMismatch, StorageError
-from gate.storage.digest import Digest, canonical_json
+from gate.storage.digest import canonical_json
 
 
 @given(st.binary())

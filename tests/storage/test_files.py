@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest
 from gate.errors import RegistryUnavailable, StorageError, TooLarge
 from gate.sandbox.limits import limit_folder_size
-from gate.storage.digest import Digest
 from gate.storage.files import is_inside, open_inside, open_plain, read_private, wrong_name
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import GateError, StorageError
+from gate import GateError
+from gate.errors import StorageError
 from gate.storage import files
 from gate.storage.files import private_lock
 

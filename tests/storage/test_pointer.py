@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from gate import GateError
 from gate.commands.click_types import CHECKPOINT_FILE, ONNX_FILE, SAMPLES, SampleLocationType
 from gate.data.array_files import open_labels, open_shards
 from gate.data.open_samples import Opening
-from gate.errors import CheckpointError, DataError, GateError, OnnxFileError
+from gate.errors import CheckpointError, DataError, OnnxFileError
 from gate.model.checkpoint import load_checkpoint
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.release_file import ReleaseFile

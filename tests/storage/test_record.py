@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from gate import Evidence
 from gate.errors import EvidenceError
-from gate.records.evidence import Evidence
 from gate.records.outputs import Accuracy
 from tests import builders
 

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.decision.decide import Decision
+from gate import Decision, Digest, Evidence
 from gate.errors import DigestMismatch, EvidenceError, StorageError
-from gate.records.evidence import Evidence
-from gate.storage.digest import Digest
 from gate.storage.untrusted_files import (
     DEPTH_LIMIT,
     ITEM_LIMIT,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from gate import Policy
 from gate.errors import PolicyError
-from gate.policy.policy import Policy
 from gate.storage.yaml_section import insert_entry
 from tests.storage.test_untrusted import YAML_BOMB
 

@@ -13,7 +13,7 @@ import pytest
 import ray
 import torch
 
-from gate.api import collect_evidence
+from gate import EvaluationData, Evidence, Policy, Reference, collect_evidence
 from gate.distributed.worker_pool import (
     CheckedFile,
     Cluster,
@@ -23,9 +23,6 @@ from gate.distributed.worker_pool import (
     require_room,
 )
 from gate.errors import DataError, PolicyError
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
-from gate.records.evidence import Evidence
 from tests.distributed import test_processes
 from tests.distributed.test_processes import BATCH, remove_times
 from tests.distributed.tiny import DEATH_VARIABLE, rest

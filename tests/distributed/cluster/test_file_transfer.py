@@ -10,12 +10,11 @@ import numpy as np
 import onnx
 import pytest
 
+from gate import EvaluationData, Policy, Reference
 from gate.api import build_job
 from gate.distributed import worker
 from gate.distributed.worker import Delivery, JobSpec
 from gate.errors import DigestMismatch
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
 from tests.distributed import test_processes
 
 folder = test_processes.folder

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from gate import SampleSet
 from gate.data.open_samples import Opening
-from gate.data.samples import SampleSet
 from gate.distributed.worker import FetchedRows, _rows
 from gate.errors import DataError
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from gate import Evidence, Policy
 from gate.decision.champion import Champion
 from gate.errors import ResourceGone
-from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
-from gate.records.evidence import Evidence
 from gate.registry.interface import CHAMPION
 from gate.registry.load_champion import compare_records
 from gate.registry.release import Release

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from gate.decision.decide import decide
+from gate import decide
 from gate.errors import EvidenceError
 from gate.ledger.ledger import Ledger
 from gate.policy.sections import ChampionPolicy

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest
 from gate.errors import MismatchUnconfirmed, RegistryUnavailable
 from gate.ledger.ledger import Ledger
 from gate.records.champion_comparison import MAX_ROWS, Trend
@@ -16,7 +17,6 @@ from gate.registry.load_champion import champion_if_any, load_champion
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
-from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME

@@ -15,6 +15,7 @@ import mlflow
 import pytest
 from ruamel.yaml import YAML
 
+from gate import Digest
 from gate.deploy.store import ModelStore
 from gate.errors import (
     ArtifactMissing,
@@ -36,7 +37,6 @@ from gate.registry.promotion import rollback
 from gate.registry.release import PromotionResult, Release
 from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
-from gate.storage.digest import Digest
 from tests import builders, plain_http
 from tests.registry.promoting import promote, submit
 from tests.registry.releases import onnx_file, onnx_file_with_data, release

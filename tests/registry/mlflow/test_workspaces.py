@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from cryptography.fernet import Fernet
 
-from gate import cli
+from gate import Digest, cli
 from gate.commands.click_types import ModelName
 from gate.deploy.store import EXACT, ModelStore
 from gate.errors import MismatchUnconfirmed, RegistryError, StorageError
@@ -37,7 +37,6 @@ from gate.service.monitoring import StepResult
 from gate.service.reconciler import Reconciler
 from gate.signing.keys import SigningKey
 from gate.signing.subjects import parse_resource_uri, resource_uri
-from gate.storage.digest import Digest
 from gate.storage.workspace import VARIABLE, current_workspace, working_in
 from tests import builders, plain_http
 from tests.registry.promoting import promote, submit

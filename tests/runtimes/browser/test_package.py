@@ -9,9 +9,9 @@ import tarfile
 
 import pytest
 
+from gate import Digest
 from gate.errors import DigestMismatch, StorageError
 from gate.runtimes import browser_page
-from gate.storage.digest import Digest
 
 CONTENTS = {name: f"contents of {name}".encode() for name in browser_page.FILES}
 

@@ -11,13 +11,10 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from gate import MeasurementJob, Policy, Verdict, decide
 from gate.api import measure_job
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
 from gate.errors import EvidenceError
-from gate.measure.job import MeasurementJob
 from gate.policy.defaults import exact_bounds
-from gate.policy.policy import Policy
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.runtimes import browser
 from gate.runtimes.browser_page import PageServer

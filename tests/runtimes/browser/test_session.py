@@ -11,9 +11,9 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 
+from gate import TestedFile
 from gate.errors import DigestMismatch, EvidenceError, OutputMismatch
 from gate.onnx_file.reading import read_subject
-from gate.onnx_file.tested_file import TestedFile
 from gate.runtimes import browser, browser_page
 from gate.runtimes.browser import BrowserWasmRuntime, WasmOptions
 from gate.runtimes.runtime import Conditions, RunnableFile

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gate import Digest, GateError
 from gate.distributed.external_runtime import Packing
-from gate.errors import GateError
 from gate.records.evidence import Subject, TensorSpec
 from gate.runtimes.recording_format import Recording, RecordingSource, row_digests
-from gate.storage.digest import Digest
 from tests.runtimes import consumer
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
