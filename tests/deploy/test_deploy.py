@@ -119,6 +119,7 @@ def test_repeated_rollback_goes_further_back(tmp_path: Path) -> None:
         live = assert_complete(store)
         assert (live.slots["exact"].sha256, live.release) == (digests[seed], number)
         assert live.rolled_back_to == seed
+    assert list(store.releases(NAME)) == [3, 4, 5]
     end = rollback_deployment(store, NAME)
     assert end.outcome == "refused"
     assert assert_complete(store).release == 5
