@@ -133,8 +133,7 @@ def artifacts(run: Any) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_promoting_again_changes_nothing(measured: Path) -> None:
-    assert promote.main() == ExitCode.DONE
+def test_promoting_again_changes_nothing(promoted_project: Path) -> None:
     assert promote.main() == ExitCode.DONE
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
     assert paths.SUMMARY.read_text().startswith("## ✅ parity-gate: PASS (tiny)")
@@ -148,8 +147,7 @@ def test_promoting_again_changes_nothing(measured: Path) -> None:
 
 
 @pytest.mark.proof
-def test_changed_weight_is_refused_and_the_champion_stays(measured: Path) -> None:
-    assert promote.main() == ExitCode.DONE
+def test_changed_weight_is_refused_and_the_champion_stays(promoted_project: Path) -> None:
     assert export.main() == ExitCode.DONE
     change_weight()
     assert parity.main() == ExitCode.DONE
@@ -265,8 +263,7 @@ def test_evidence_without_a_runtime_is_an_error(measured: Path) -> None:
     assert client().search_registered_models() == []
 
 
-def test_changed_policy_decides_again_on_the_same_evidence(measured: Path) -> None:
-    assert promote.main() == ExitCode.DONE
+def test_changed_policy_decides_again_on_the_same_evidence(promoted_project: Path) -> None:
     text = paths.PARAMS.read_text()
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 0.0"))
     assert promote.main() == ExitCode.REJECTED

@@ -157,6 +157,7 @@ def test_server_fault_fails_with_its_cause(files: dict[str, Path], fault: str) -
         ("other_digest", Verdict.FAIL, "failed"),
         ("two_versions", Verdict.FAIL, "failed"),
         ("other_id", Verdict.FAIL, "failed"),
+        ("other_model", Verdict.FAIL, "failed"),
         ("no_digest", Verdict.ERROR, "unusable_server"),
         ("wrong_length", Verdict.ERROR, "unusable_server"),
         ("truncated", Verdict.ERROR, "unusable_server"),

@@ -206,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         tensors, data = tensors * times, data * times
         answer = {
             "id": "stray" if fault == "other_id" else request.get("id"),
-            "model_name": "net",
+            "model_name": "net2" if fault == "other_model" else "net",
             "model_version": str(self.server.requests % 2) if fault == "two_versions" else version,
             "outputs": tensors,
         }
