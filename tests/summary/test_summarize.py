@@ -173,11 +173,6 @@ def test_check_command_is_repeated_in_the_steps():
     assert not summary.steps[0].command.startswith("gate check")  # type: ignore[union-attr]
 
 
-def test_file_names_in_commands_are_quoted():
-    summary = summarize(*passed()).with_files({"MODEL.onnx": "my model.onnx", "DIR": "out"})
-    assert summary.steps[0].command == "gate promote 'my model.onnx' --name NAME --report out"
-
-
 def latency(median_ms: float, batch_size: int = 1) -> Latency:
     return Latency(batch_size=batch_size, batches=9, median_ms=median_ms, p95_ms=2 * median_ms)
 
