@@ -205,6 +205,12 @@ def test_two_versions_are_measured_together(files: dict[str, Path]) -> None:
     assert len(result.evidence.runtimes) == 2
 
 
+def test_unreachable_server_is_an_error(files: dict[str, Path]) -> None:
+    with serving(files["model"]) as server:
+        url = server.url
+    assert ("runtime", "unusable_server") in codes(check_server(files, url), Verdict.ERROR)
+
+
 def test_additional_outputs_are_ignored(files: dict[str, Path]) -> None:
     with (
         serving(files["model"], fault="more_outputs") as server,
@@ -338,12 +344,13 @@ def test_token_is_read_from_the_environment(
     "url",
     [
         "ftp://127.0.0.1/v2/models/net",
+        "http://127.0.0.1/models/net",
         "http://user:secret@127.0.0.1/v2/models/net",
         "http://127.0.0.1/v2/models/net?token=1",
         "grpc://127.0.0.1:1/triton/v2/models/net",
     ],
 )
-def test_url_with_secret_or_unknown_scheme_is_refused(url: str) -> None:
+def test_url_with_secret_other_path_or_unknown_scheme_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
         ServerOptions(url=url)
     with pytest.raises(ValidationError, match="encoding"):
