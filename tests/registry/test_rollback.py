@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from gate.errors import DigestMismatch, EvidenceError, PromotionConflict
+from gate.errors import DigestMismatch, EvidenceError, PromotionConflict, RegistryError
 from gate.ledger.history import ModelHistory
 from gate.ledger.ledger import Ledger
 from gate.registry.eligibility import veto
@@ -12,11 +13,12 @@ from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Tag
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import Release
+from gate.registry.version_page import PageUpdater
 from gate.service.champion_guard import guard_champion
 from tests import builders
 from tests.registry.promoting import promote
 from tests.registry.releases import NAME, onnx_file, release
-from tests.registry.simulator import Simulator, Watched
+from tests.registry.simulator import Crash, Simulator, Watched
 
 POLICY = builders.policy()
 CALLS_OF_A_ROLLBACK = [
@@ -75,6 +77,44 @@ def test_rollback_entry_blocks_a_version_and_a_tag_alone_does_not(
     assert "sevens read as ones" in problem
 
 
+@pytest.mark.rows(5)
+@pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("index", range(len(CALLS_OF_A_ROLLBACK)))
+def test_next_rollback_finishes_a_crash_at_any_call(
+    registry: Watched, ledger: Ledger, index: int, moment: str
+) -> None:
+    def crash(_: str, at: int) -> None:
+        if at == index:
+            raise Crash
+
+    setattr(registry, moment, crash)
+    with pytest.raises(Crash):
+        roll_back(registry, ledger)
+    simulator = registry.inner
+    assert simulator.aliases[CHAMPION] in ("1", "2")
+    if index > CALLS_OF_A_ROLLBACK.index("set_alias champion") + 1:  # no longer pending
+        with pytest.raises(RegistryError, match="was itself rolled back"):  # no move is pending
+            roll_back(simulator, ledger)
+        assert ledger.entries()[-2].action == "rolled_back"
+        PageUpdater().follow(RegisteredModel(simulator, ledger, NAME), thoroughly=False)
+        assert_pages(simulator)
+        return
+    assert roll_back(simulator, ledger).version == "1"
+    assert (simulator.aliases[CHAMPION], simulator.aliases[PREVIOUS]) == ("1", "2")
+    assert Tag.ROLLED_BACK in simulator.versions[1].tags
+    assert [e.action for e in ledger.entries()] == ["promoted", "promoted", "rolled_back"]
+    assert_pages(simulator)
+
+
+def assert_pages(simulator: Simulator) -> None:
+    """Assert that the pages show the rollback from version 2 to version 1."""
+    first, second = (version.description for version in simulator.versions)
+    assert first.startswith("Status: champion since")
+    assert "again: version 2 was rolled back" in first
+    assert second.startswith("Status: rolled back on")
+    assert "because sevens read as ones; version 1 serves again." in second
+
+
 def move_by_hand(registry: Watched, version: str) -> None:
     """Move `champion` by hand, as in the web interface of the registry."""
     registry.inner.aliases[CHAMPION] = version
@@ -110,6 +150,31 @@ def test_rollback_after_a_move_by_hand_is_recorded(
     move_by_hand(registry, "2")
     problem = veto(RegisteredModel(registry, ledger, NAME), "2", history=history(ledger)).problem
     assert "was rolled back" in (problem or "")
+
+
+@pytest.mark.rows(5)
+@pytest.mark.parametrize("guard_state", [skip_guard, run_guard])
+@pytest.mark.parametrize("index", range(16))
+@pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.proof)])
+def test_rollback_by_hand_is_recorded_once_despite_crashes(
+    registry: Watched, ledger: Ledger, guard_state, index: int, moment: str
+) -> None:
+    move_by_hand(registry, "1")
+    guard_state(registry, ledger)
+    registry.calls.clear()
+
+    def crash(_: str, at: int) -> None:
+        if at == index:
+            raise Crash
+
+    setattr(registry, moment, crash)
+    with contextlib.suppress(Crash):
+        roll_back(registry, ledger)
+    setattr(registry, moment, lambda *_: None)
+    with contextlib.suppress(RegistryError):  # the rollback was already finished
+        roll_back(registry, ledger)
+    assert registry.inner.aliases == {CANDIDATE: "2", CHAMPION: "1", PREVIOUS: "2"}
+    assert [e.action for e in ledger.entries()].count("rolled_back") == 1
 
 
 @pytest.mark.parametrize("guard_state", [skip_guard, run_guard])

@@ -176,3 +176,19 @@ def test_killed_sandbox_does_not_consume_the_approval(setup, monkeypatch, error)
     assert isinstance(failed, Failed)
     assert setup.lines() == before
     assert review_once(setup) == [("promoted", "2")]
+
+
+def test_approval_of_old_evidence_is_refused(tmp_path):
+    setup = RegistrySetup(tmp_path, builders.policy(review="required", max_age_days=365.0))
+    setup.promote(1, days=100)
+    setup.tag("1", "approved")
+    assert review_once(setup, REVIEWED) == [("refused", "1")]
+    assert "days old" in setup.ledger.entries()[-1].reason
+    assert setup.champion is None
+
+
+def test_rejected_old_champion_does_not_become_previous(setup):
+    setup.model().write("rejected", "a reviewer's no", version="1")
+    setup.tag("2", "approved")
+    assert review_once(setup) == [("promoted", "2")]
+    assert setup.registry.aliases == {CANDIDATE: "2", CHAMPION: "2"}
