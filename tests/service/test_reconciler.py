@@ -21,6 +21,7 @@ from gate.errors import (
 )
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.history import ModelHistory
+from gate.ledger.ledger import Ledger
 from gate.registry.interface import Tag
 from gate.registry.promotion import rollback
 from gate.registry.registered_model import RegisteredModel
