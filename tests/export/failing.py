@@ -106,65 +106,11 @@ class LoopedEigenvalues(nn.Module):
         return x
 
 
-class Conditional(nn.Module):
-    """A module with the operator in a subgraph of torch.cond."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def decomposed(y: torch.Tensor) -> torch.Tensor:
-            return y * torch.linalg.eigvals(y).real.sum().tanh()
-
-        return torch.cond(x.sum() > 0, decomposed, lambda y: y * 2, (x,))
-
-
 class WithoutFake(nn.Module):
     """A custom operator without the fake implementation that torch.export needs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.parity_gate_tests.without_fake(x)
-
-
-class Swap(nn.Module):
-    """The exporter's trace supports swapaxes, but a traced submodule does not."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.swapaxes(x, 1, 2)
-
-
-class NeedsShape(nn.Module):
-    """The exporter needs the type of the result of `Swap`, which a trace does not keep."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = Swap()
-        self.second = Swap()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = (self.first(x) + 1).mean((-2, -1), keepdim=True) * 2 - x
-        return self.second(nn.functional.layer_norm(x, (4,)))
-
-
-class Structured(nn.Module):
-    """Keyword inputs and a dict output around operators that can't be exported."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Eigenvalues()
-        self.head = GridSample()
-
-    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> Any:
-        return {"scaled": self.head(self.block(x)) * scale, "given": x}
-
-
-class RepeatedNames(nn.Module):
-    """Two lists whose modules have the same names. A trace only records those names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList([nn.Sequential(Eigenvalues())])
-        self.decoder = nn.ModuleList([nn.Sequential(Eigenvalues())])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.decoder[0](self.encoder[0](x))
 
 
 class Several(nn.Module):

@@ -92,22 +92,9 @@ class TextOutput(Small):
         return super().forward(x), "cat"
 
 
-class WholeBatchOutput(Small):
-    """The second output has no batch axis."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        logits = super().forward(x)
-        return logits, logits.sum()
-
-
 class BakedBatch(Small):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x).reshape(int(x.shape[0]), CLASSES)
-
-
-class NotFinite(Small):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) / 0.0
 
 
 class Swap(nn.Module):
@@ -164,11 +151,6 @@ class NoTrace(Small):
         if torch.jit.is_tracing():
             raise RuntimeError("not while tracing")
         return super().forward(x)
-
-
-class OptionalOutput(Small):
-    def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(x), None
 
 
 class DataBranch(Small):

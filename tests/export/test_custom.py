@@ -13,10 +13,12 @@ import torch
 
 from gate import Verdict, check
 from gate.errors import ExportError
+from gate.export.export import export_model
 from gate.export.export_warnings import captured
 from gate.export.torchscript_settings import overriding, registered
-from gate.export.verify_export import foreign_in, foreign_operators
-from tests.export import custom_example
+from gate.export.verify_export import foreign_in
+from gate.records.export import ExportSettings
+from tests.export import custom_example, failing
 
 ROOT = Path(__file__).parents[2]
 SPEC = "tests.export.custom_example:register"
@@ -101,40 +103,6 @@ def test_registrations_are_removed(tmp_path):
         export(tmp_path / "model.onnx", strategy="direct", table={})
 
 
-def test_previous_user_registration_is_restored(tmp_path):
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-
-    register_custom_op_symbolic(NAME, custom_example.symbolic, 9)
-    try:
-        with registered(SPEC, opset=18):
-            pass
-        assert export(tmp_path / "model.onnx", strategy="direct", table={}).exists()
-    finally:
-        del registry()[NAME]
-
-
-def test_builtin_symbolic_function_is_restored():
-    before = registry()["aten::relu"]
-    custom = before.get(18)
-    with overriding("aten::relu", custom_example.symbolic, opset=18):
-        assert registry()["aten::relu"].get(18) is custom_example.symbolic
-    assert registry()["aten::relu"] is before
-    assert before.get(18) is custom
-
-
-def test_function_receives_the_opset(module_of):
-    spec = module_of(
-        f"""
-        def register(symbolics):
-            symbolics.legacy("{NAME}", lambda g, x, shift: x)
-            print(symbolics.opset)
-        """
-    )
-    with captured() as stated, registered(spec, opset=17):
-        pass
-    assert stated.text == "17\n"
-
-
 @pytest.fixture
 def module_of(tmp_path, monkeypatch):
     """Return a function that writes a module to the current folder and returns its `register`."""
@@ -196,12 +164,6 @@ def test_invalid_registration_function_is_refused(
     assert registry() == before
 
 
-def test_import_error_is_described(module_of):
-    spec = module_of("raise RuntimeError('no licence')\n")
-    with pytest.raises(ExportError, match="no licence"), registered(spec, opset=13):
-        pass
-
-
 def test_operator_of_unknown_domain_is_found(tmp_path):
     def not_lowered(g: Any, x: Any, shift: Any) -> Any:
         return g.op("mydomain::ShiftedSwish", x, shift).setType(x.type())
@@ -211,18 +173,14 @@ def test_operator_of_unknown_domain_is_found(tmp_path):
     assert foreign_in(path) == ("mydomain::ShiftedSwish at /1/ShiftedSwish",)
 
 
-def test_unknown_operators_in_subgraphs_and_functions_are_found():
-    from onnx import TensorProto, helper
-
-    foreign = helper.make_node("Secret", ["x"], ["y"], domain="mine", name="inner")
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    branch = helper.make_graph([foreign], "branch", [], [output])
-    node = helper.make_node("If", ["c"], ["z"], then_branch=branch, else_branch=branch)
-    custom = helper.make_node("Mine", ["x"], ["y"], domain="local")
-    fused = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
-    function = helper.make_function(
-        "local", "Mine", ["x"], ["y"], [foreign], [helper.make_opsetid("mine", 1)]
-    )
-    graph = helper.make_graph([node, custom, fused], "graph", [], [output])
-    model = helper.make_model(graph, functions=[function])
-    assert foreign_operators(model) == ("mine::Secret at inner",) * 3
+def test_file_with_unknown_operators_is_refused(tmp_path):
+    with pytest.raises(ExportError, match="does not have: mydomain::ShiftedSwish"):
+        export_model(
+            failing.ShiftedSwish(),
+            {"x": np.random.default_rng(0).random((4, 4, 4), dtype=np.float32)},
+            settings=ExportSettings(
+                strategy="direct", custom_symbolics="tests.export.failing:register_without_lowering"
+            ),
+            output=tmp_path / "model.onnx",
+        )
+    assert not (tmp_path / "model.onnx").exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 
@@ -33,14 +32,6 @@ def test_arrays_are_bound_by_position_when_names_differ():
 def test_batch_repeats_the_samples(size):
     array = Example.bind({"x": FIRST}, ("x",)).batch(size).arrays["x"]
     np.testing.assert_array_equal(array, np.concatenate([FIRST, FIRST, FIRST])[:size])
-
-
-def test_tensors_are_copies():
-    source = FIRST.copy()
-    source.setflags(write=False)
-    (tensor,) = Example.bind({"x": source}, ("x",)).tensors()
-    tensor.zero_()
-    np.testing.assert_array_equal(source, FIRST)
 
 
 @pytest.mark.parametrize(("arrays", "names", "says"), [
@@ -111,25 +102,6 @@ def folder(tmp_path, monkeypatch):
 def write_module(folder: Path, name: str, *, before: str = "") -> str:
     (folder / f"{name}.py").write_text(FOLDER.format(before=before))
     return name
-
-
-def test_arrays_without_common_length_are_one_call(folder, capsys):
-    module = write_module(folder, "layouts_of_one_call")
-    assert main(["export", f"{module}:graph", "--example-input", "graph.npz",
-                 "--output", "graph.onnx"]) == 0  # fmt: skip
-    assert "one call is one sample" in capsys.readouterr().out
-    inputs = onnx.load(folder / "graph.onnx").graph.input
-    sizes = [[dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in inputs]
-    assert sizes == [[9, 4], [2, 14]]
-    assert main(["check", "graph.onnx", "--reference", f"{module}:graph",
-                 "--inputs", "graph.npz"]) == 0  # fmt: skip
-
-
-def test_ambiguous_batch_axis_is_refused(folder):
-    module = write_module(folder, "layouts_of_a_batch")
-    np.savez(folder / "odd.npz", x=np.zeros((9, 4), np.float32), edge_index=np.zeros((2, 9), int))
-    assert main(["export", f"{module}:graph", "--example-input", "odd.npz",
-                 "--output", "odd.onnx"]) == 2  # fmt: skip
 
 
 @pytest.mark.parametrize("inputs", ["x.npy", "wide.npy"])

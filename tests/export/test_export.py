@@ -18,7 +18,7 @@ from torch import nn
 from gate import Digest
 from gate.errors import ExportError, StorageError
 from gate.export import export as exporting
-from gate.export.export import Exported, export_model, staged
+from gate.export.export import Exported, export_model
 from gate.onnx_file import reading
 from gate.onnx_file.reading import read_subject
 from gate.records.evidence import TensorSpec
@@ -60,44 +60,6 @@ def test_exported_file_matches_the_settings(output):
     assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
 
 
-def test_used_settings_are_recorded(output):
-    record = export(seeded(), output, opset=12, do_constant_folding=False).record
-    assert record.strategy == "traced"
-    assert record.settings == {
-        "strategy_asked": "traced",
-        "ladder": "traced",
-        "opset_asked": 12,
-        "custom_symbolics": None,
-        "lint": "off",
-        "dynamic_batch": True,
-        "batch_size": 2,
-        "dynamo": False,
-        "opset_version": 12,
-        "export_params": True,
-        "do_constant_folding": False,
-        "keep_initializers_as_inputs": False,
-        "training": "eval",
-        "operator_export_type": "ONNX",
-        "custom_opsets": None,
-        "autograd_inlining": True,
-        "export_modules_as_functions": False,
-        "input_names": "input",
-        "output_names": "logits",
-        "dynamic_axes": "input:0=batch;logits:0=batch",
-        "verbose": False,
-        "check_trace": True,
-        "strict_trace": True,
-        "fused_attention": False,
-        "grad": False,
-    }
-    assert record.tracer_warnings == record.hazards == ()
-
-
-@pytest.mark.parametrize("opset", [9, 17, 20])
-def test_file_has_the_requested_opset(output, opset):
-    assert export(seeded(), output, opset=opset).subject.opset == opset
-
-
 def test_file_computes_the_model_in_eval_mode(output):
     model = seeded().train()
     exported = export(model, output)
@@ -105,17 +67,6 @@ def test_file_computes_the_model_in_eval_mode(output):
         expected = copy.deepcopy(model).eval()(torch.from_numpy(images(9)["input"])).numpy()
     (observed,) = run(exported, images(9))
     np.testing.assert_allclose(observed, expected, atol=1e-6)
-
-
-def test_fixed_batch(output):
-    subject = export(seeded(), output, dynamic_batch=False, batch_size=3).subject
-    assert (subject.inputs[0].shape[0], subject.outputs[0].shape) == (3, (3, 3))
-
-
-def test_weights_become_inputs_without_export_params(output):
-    subject = export(seeded(), output, export_params=False).subject
-    assert len(subject.inputs) > 1
-    assert subject.inputs[0].name == "input"
 
 
 def test_several_inputs_are_bound_by_name(output):
@@ -139,26 +90,6 @@ def test_outputs_keep_the_order_of_forward(output, kind):
     exported = export(seeded(kind), output, output_names=TWO_NAMES)
     logits, features = run(exported, images())
     assert (logits.shape, features.shape) == ((5, 3), (5, 4))
-
-
-def test_none_outputs_are_omitted(output):
-    exported = export(seeded(nets.OptionalOutput), output, output_names=None)
-    assert [spec.name for spec in exported.subject.outputs] == ["output_0"]
-
-
-def test_output_without_batch_axis_is_a_hazard(output):
-    record = export(seeded(nets.WholeBatchOutput), output, output_names=("logits", "sum")).record
-    (hazard,) = record.hazards
-    assert "output sum has the shape []" in hazard
-
-
-def test_ladder_falls_back_to_the_second_strategy(output):
-    exported = export(seeded(nets.Swapped), output, strategy="ladder")
-    assert exported.record.strategy == "direct"
-    assert exported.record.rungs == (
-        "traced: the operator aten::swapaxes can't be exported at opset 13",
-    )
-    assert "swapaxes" in exported.log
 
 
 def attention_example() -> dict[str, Any]:
@@ -187,21 +118,6 @@ def test_failure_names_the_sufficient_opset(output):
             settings=settings(strategy="direct"),
             output=output,
         )
-
-
-def test_failure_names_its_log(output, capfd):
-    log = output.with_name("model.onnx.export.log")
-    with pytest.raises(
-        ExportError,
-        match=r"(?s)aten::linalg_eigvals.*model\.onnx\.export\.log\..*\nReplace [^\n]*$",
-    ):
-        export(seeded(nets.Unsupported), output)
-    assert "graph(" in log.read_text()
-    assert not output.exists()
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
-    export(seeded(), output)
-    assert not log.exists()
 
 
 @pytest.mark.parametrize(("model", "overrides", "says"), [
@@ -282,13 +198,6 @@ def test_tracer_warnings_are_recorded_with_location(output):
     assert warning.startswith("tests/export/nets.py:")
     assert "Python boolean" in warning
     assert shown == []
-
-
-def test_operator_in_training_mode_is_a_hazard(output):
-    record = export(seeded(nets.AlwaysDropout), output).record
-    assert any("train=True" in hazard for hazard in record.hazards)
-    # the outputs of two runs differ
-    assert any("torch/jit/" in warning for warning in record.tracer_warnings)
 
 
 EXPORT_CODE = """
@@ -388,40 +297,6 @@ def test_failed_export_keeps_the_old_file(output, monkeypatch, fault, error, say
     assert left == ({"model.onnx"} if old else set())
 
 
-def test_unwritable_log_does_not_hide_the_error(output, monkeypatch):
-    def raise_disk_full(path: Path, text: str) -> None:
-        raise StorageError("disk full")
-
-    monkeypatch.setattr(exporting.files, "write_text", raise_disk_full)
-    with pytest.raises(ExportError, match="linalg_eigvals") as caught:
-        export(seeded(nets.Unsupported), output)
-    assert "log" not in str(caught.value)
-
-
-KILLED_CODE = """
-import os, sys
-from pathlib import Path
-import torch
-from tests.export.nets import *
-from gate.export.export import export_model
-def die(module, arguments, path, **keywords):
-    Path(path).write_bytes(b"half a fi")
-    os.kill(os.getpid(), 9)
-torch.onnx.export = die
-export_model(seeded(), images(), settings=settings(), output=Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.proof
-def test_export_works_after_a_killed_export(output):
-    output.write_bytes(b"the old model")
-    command = [sys.executable, "-W", "ignore", "-c", KILLED_CODE, str(output)]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
-    assert output.read_bytes() == b"the old model"
-    export(seeded(), output)
-    assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]
-
-
 @pytest.fixture
 def small_files(monkeypatch):
     monkeypatch.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
@@ -450,18 +325,6 @@ def test_external_weights_are_named_after_their_content(output, strategy):
 
 
 @pytest.mark.usefixtures("small_files")
-def test_new_weights_have_a_new_data_file(output):
-    first = export(create_wide_model(), output, strategy="ladder").subject
-    assert export(create_wide_model(), output, strategy="ladder").subject == first
-    second = export(create_wide_model(seed=1), output, strategy="ladder").subject
-    assert first.external_data != second.external_data
-    assert {path.name for path in output.parent.iterdir()} == {
-        "model.onnx", *second.external_data
-    }  # fmt: skip
-    assert read_subject(output) == second
-
-
-@pytest.mark.usefixtures("small_files")
 def test_failed_export_keeps_the_old_external_weights(output, monkeypatch):
     first = export(create_wide_model(), output).subject
 
@@ -472,23 +335,3 @@ def test_failed_export_keeps_the_old_external_weights(output, monkeypatch):
         broken.setattr(exporting.files, "sync", raise_disk_full)
         export(create_wide_model(seed=1), output)
     assert read_subject(output) == first
-
-
-def test_single_file_replaces_file_with_external_data(output, monkeypatch):
-    with monkeypatch.context() as small:
-        small.setattr(reading, "SINGLE_FILE_LIMIT", 1500)
-        export(create_wide_model(), output)
-    (output.parent / "model.onnx.mine.data").write_bytes(b"another's")
-    export(create_wide_model(), output)
-    assert {path.name for path in output.parent.iterdir()} == {"model.onnx", "model.onnx.mine.data"}
-
-
-def test_staged_file_is_discarded_after_an_error(output):
-    output.write_bytes(b"old")
-    with pytest.raises(ValueError, match="not good enough"):  # noqa: SIM117
-        with staged(seeded(), images(), settings=settings(), output=output) as exported:
-            assert exported.path.is_file()
-            assert exported.path != output
-            raise ValueError("not good enough")
-    assert output.read_bytes() == b"old"
-    assert [path.name for path in output.parent.iterdir()] == ["model.onnx"]

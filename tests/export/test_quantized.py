@@ -13,11 +13,11 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from gate import Digest, Policy, Verdict
+from gate import Policy, Verdict
 from gate import check as check_
-from gate.errors import ExportError, OnnxFileError
+from gate.errors import ExportError
 from gate.export.quantize import QuantizeSettings, quantize
-from gate.onnx_file.tested_file import QUANTIZED_FROM, quantized_from
+from gate.onnx_file.tested_file import QUANTIZED_FROM
 from gate.summary.render import render_check
 
 SETTINGS = QuantizeSettings(samples=32, batch_size=8)
@@ -139,16 +139,6 @@ def test_quantized_input_is_refused_and_the_old_file_kept(quantized_file, tmp_pa
     with pytest.raises(ExportError, match="already quantized"):
         quantize(quantized_file, batches(images()), old, settings=SETTINGS)
     assert old.read_bytes() == b"old"
-
-
-def test_quantized_file_names_its_origin(exact_file, quantized_file, tmp_path):
-    assert quantized_from(quantized_file) == str(Digest.from_file(exact_file))
-    assert quantized_from(exact_file) is None
-    (tmp_path / "no.onnx").write_bytes(b"no model")
-    with pytest.raises(OnnxFileError):
-        quantized_from(tmp_path / "no.onnx")
-    with pytest.raises(OnnxFileError):
-        quantize(tmp_path / "no.onnx", batches(images()), tmp_path / "t", settings=SETTINGS)
 
 
 @pytest.fixture(scope="module")

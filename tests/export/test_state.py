@@ -15,17 +15,9 @@ from torch import nn
 from gate.errors import ExportError, ExportRefused
 from gate.export.export import Exported, export_model, self_check
 from gate.records.export import ExportSettings
-from tests.lint.rule_examples import IndexAdd, Limited, Net
+from tests.lint.rule_examples import IndexAdd, Limited
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Grouped(Net):
-    """Add each number at an index, which is the second input: (batch, 6) and (batch, 6)."""
-
-    def forward(self, x, groups):
-        sums = torch.zeros(36, dtype=x.dtype).index_add(0, groups.flatten(), x.flatten())
-        return self.fc(sums[groups])
 
 
 def ids(rows: int = 6) -> dict[str, Any]:
@@ -35,11 +27,6 @@ def ids(rows: int = 6) -> dict[str, Any]:
 
 def numbers(rows: int = 6) -> dict[str, Any]:
     return {"x": np.random.default_rng(0).normal(size=(rows, 6)).astype(np.float32)}
-
-
-def grouped(rows: int = 6) -> dict[str, Any]:
-    """Return an example without repeated indices."""
-    return numbers(rows) | {"groups": np.arange(6 * rows).reshape(rows, 6)}
 
 
 def export(model: nn.Module, folder: Path, example: dict[str, Any], **settings: Any) -> Exported:
@@ -61,16 +48,3 @@ def test_stateful_model_is_refused_by_lint_or_self_check(make, example, strategy
     if strategy != "scripted":
         with pytest.raises(ExportError, match="differs by"):
             export(make(), tmp_path, example(), strategy=strategy, lint="off")
-
-
-@pytest.mark.proof
-@pytest.mark.rows(2)
-@pytest.mark.parametrize(
-    ("make", "example"),
-    [(Limited, ids), (Limited, lambda: ids(2)), (IndexAdd, numbers), (Grouped, grouped)],
-)
-def test_ladder_falls_back_to_dynamo(make, example, tmp_path):
-    """The ladder must also fall back if the example does not show the fault: two samples, or
-    distinct groups."""
-    exported = export(make(), tmp_path, example(), lint="off")
-    assert exported.record.strategy == "dynamo"

@@ -7,15 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-import torch
-from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from gate.errors import ExportError
 from gate.export.export import Exported, export_model, self_check
-from gate.export.strategies import rename, temporary_names
 from gate.records.export import ExportSettings
 
 
@@ -119,55 +115,3 @@ def test_unscriptable_model_is_refused(tmp_path, model, inputs, says):
     with pytest.raises(ExportError, match=says):
         export(tmp_path, model, *inputs)
     assert not (tmp_path / "m.onnx").exists()
-
-
-def test_other_script_errors_are_passed_on(tmp_path):
-    class Generator(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return sum(y for y in x.unbind(1))  # type: ignore[return-value]
-
-    with pytest.raises(ExportError, match=r"torch\.jit\.script failed"):
-        export(tmp_path, Generator(), "x")
-    assert torch.is_grad_enabled()
-
-
-def test_numeric_names_are_replaced():
-    assert temporary_names(["0", "pool", "a.0", "12"]) == [
-        "parity_gate_value_0", "pool", "a.0", "parity_gate_value_12"
-    ]  # fmt: skip
-
-
-def test_conflicting_names_in_subgraphs_are_renamed(tmp_path):
-    def value(name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
-
-    def branch(operator: str) -> onnx.GraphProto:
-        node = helper.make_node(operator, ["0"], [f"{operator}_out"])
-        return helper.make_graph([node], operator, [], [value(f"{operator}_out")])
-
-    positive = helper.make_tensor_value_info("positive", TensorProto.BOOL, [])
-    nodes = [
-        helper.make_node("Add", ["x", "x"], ["0"]),
-        helper.make_node(
-            "If", ["positive"], ["parity_gate_value_0"],
-            then_branch=branch("Identity"), else_branch=branch("Neg"),
-        ),
-    ]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", [value("x"), positive], [value("parity_gate_value_0")])
-    path = tmp_path / "m.onnx"
-    opsets = [helper.make_opsetid("", 13)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    rename(path, ("x", "positive", "0"))
-    onnx.checker.check_model(onnx.load(path), full_check=True)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert [output.name for output in session.get_outputs()] == ["0"]
-    x = np.array([1.0, 2.0], np.float32)
-    for flag, sign in ((True, 2), (False, -2)):
-        (observed,) = session.run(["0"], {"x": x, "positive": np.array(flag)})
-        assert (observed == sign * x).all()
-
-
-def test_file_without_numeric_names_is_unchanged(tmp_path):
-    (tmp_path / "m.onnx").write_bytes(b"untouched")
-    rename(tmp_path / "m.onnx", ("x", "logits"))
-    assert (tmp_path / "m.onnx").read_bytes() == b"untouched"

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gate import cli
+from gate import verify_golden
 from gate.golden.folder import GOLDEN_JSON, read_golden
 from gate.golden.manifest import GoldenManifest
-from gate.golden.verify import verify_golden
 from tests.registry import parts, releases
-from tests.sandbox.in_process import read_in_process
 
 
 @pytest.fixture
@@ -131,14 +129,3 @@ def test_vectors_cannot_name_files_outside(release: Path, name: str) -> None:
     (golden_folder(release) / GOLDEN_JSON).write_text(record)
     with pytest.raises(Exception, match="not a valid Golden.* record"):
         verify_golden(release, golden_folder(release))
-
-
-def test_command_lists_the_parts(
-    release: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    read_in_process(monkeypatch)
-    arguments = [str(release), "--golden", str(golden_folder(release))]
-    assert cli.main(["verify-release", *arguments]) == 0
-    printed = capsys.readouterr().out
-    assert "head: logits" in printed
-    assert "it is user code" in printed

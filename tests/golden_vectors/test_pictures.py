@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 from PIL import Image
 
+from gate import Digest, PreprocessSpec, verify_golden
 from gate.errors import DigestMismatch, EvidenceError
 from gate.golden.folder import (
     GOLDEN_JSON,
@@ -23,19 +24,14 @@ from gate.golden.folder import (
     read_golden,
 )
 from gate.golden.manifest import GoldenModel
-from gate.golden.tolerance import refit
-from gate.golden.verify import verify_golden
 from gate.onnx_file.reading import read_subject
-from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import read_picture
-from gate.preprocess.spec import PreprocessSpec, Resize
-from gate.storage.digest import Digest
+from gate.preprocess.spec import Resize
 from tests import builders
-from tests.golden_vectors.vectors import origin, write_model_vectors, write_vectors
+from tests.golden_vectors.vectors import origin, write_vectors
 from tests.preprocess.by.test_onnx_graph import classifier
 from tests.preprocess.pictures import SMALL, picture
-from tests.registry.releases import onnx_file
 
 
 @pytest.fixture
@@ -78,29 +74,6 @@ def test_pictures_are_stored_and_verified(folder: Path, model: Path, photos: lis
         np.testing.assert_array_equal(pixels, read_picture(photos[index]))
     assert {path.name for path in folder.iterdir()} == set(files_of(read.golden))
     assert verify_golden(model, folder).passed
-
-
-def test_vectors_without_pictures_keep_their_format(tmp_path: Path) -> None:
-    write_model_vectors(tmp_path / "plain", onnx_file(tmp_path / "plain.onnx"))
-    assert "pictures" not in json.loads((tmp_path / "plain" / GOLDEN_JSON).read_text())
-
-
-def test_rewriting_removes_old_pictures(folder: Path, tmp_path: Path) -> None:
-    write_model_vectors(folder, onnx_file(tmp_path / "other.onnx"))
-    assert not list(folder.glob("*.png"))
-
-
-@pytest.mark.parametrize("asked", [None, PreprocessingPolicy(consumers=("onnx",), max_diff=0.5)])
-def test_refitting_keeps_the_pictures(
-    folder: Path, model: Path, tmp_path: Path, asked: PreprocessingPolicy | None
-) -> None:
-    subject = builders.evidence().subject.model_copy(update={"sha256": Digest.from_file(model)})
-    policy = builders.policy(preprocessing=asked)
-    refit(folder, tmp_path / "new", policy=policy, evidence=builders.evidence(subject=subject))
-    old, new = read_golden(folder), read_golden(tmp_path / "new")
-    assert new.pictures == old.pictures
-    assert new.golden.pictures is not None
-    assert new.golden.pictures.max_diff == (1.0 if asked is None else 0.5)
 
 
 def first_picture(folder: Path) -> Path:
@@ -219,14 +192,6 @@ def test_pictures_of_another_release_are_not_opened(
     assert "the digest of the golden vectors is" in result.problems[0]
     model.write_bytes(model.read_bytes() + b"\0")
     assert "has digest" in verify_golden(model, folder).problems[0]
-
-
-def test_unreadable_picture_is_not_written(
-    folder: Path, photos: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gate.golden.folder.PIXEL_LIMIT", 60 * 71 - 1)
-    with pytest.raises(EvidenceError, match="pixels, the maximum is 4259"):
-        add_pictures(folder, SMALL, photos)
 
 
 @pytest.mark.parametrize(

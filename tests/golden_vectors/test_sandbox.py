@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gate import Digest, verify_golden
 from gate.errors import EvidenceError, LimitExceeded
-from gate.golden.verify import loading_problem, verify_golden, verify_golden_in_sandbox
-from gate.storage.digest import Digest
+from gate.golden.verify import loading_problem, verify_golden_in_sandbox
 from tests.golden_vectors import vectors
 from tests.onnx_file import hostile
 from tests.onnx_file.hostile import PARENT_BYTES, TIGHT_LIMITS, WIDE_LIMITS

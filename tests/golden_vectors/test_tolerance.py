@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.errors import DigestMismatch
-from gate.golden.folder import read_golden
-from gate.golden.tolerance import refit, tolerances_for
-from gate.policy.policy import Policy
+from gate import Evidence, Policy
+from gate.golden.tolerance import tolerances_for
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.records.evidence import Evidence, TensorSpec
+from gate.records.evidence import TensorSpec
 from gate.records.instruments import EPSILON
 from tests import builders
 from tests.golden_vectors import vectors
@@ -93,43 +90,11 @@ def test_output_without_evidence_must_be_equal() -> None:
     assert tolerances_for(policy(noise_diff=32.0), unmeasured)["logits"].max_abs_diff == 0.0
 
 
-def test_tolerance_of_the_served_runtime() -> None:
-    distant = builders.output_parity(max_abs_diff=5e-3)
-    runtimes = tuple(
-        runtime.model_copy(update={"outputs": (distant,)})
-        if runtime.runtime == "ort-cpu"
-        else runtime
-        for runtime in builders.evidence().runtimes
-    )
-    observed = builders.evidence(runtimes=runtimes)
-    assert tolerance(observed) == pytest.approx(2.0 * 1.7e-5)
-    without = tuple(r for r in runtimes if r.runtime != "ort-cpu-optimized")
-    assert tolerance(builders.evidence(runtimes=without)) == pytest.approx(1e-2)
-
-
 def test_agreement_applies_to_logits_only() -> None:
     observed = vectors.evidence()
     assert tolerances_for(policy(top1_agreement=0.9), observed)["logits"].top1_agreement == 0.9
     observed = vectors.evidence(classification=None)
     assert tolerances_for(policy(), observed)["logits"].top1_agreement is None
-
-
-def test_vectors_are_refitted_to_another_policy(tmp_path: Path) -> None:
-    path, folder = vectors.write_model_and_vectors(tmp_path)
-    subject = builders.evidence().subject.model_copy(
-        update={"sha256": vectors.golden_model(path).sha256}
-    )
-    second = policy(max_abs_diff=0.25)
-    before = read_golden(folder)
-    refit(folder, tmp_path / "new", policy=second, evidence=builders.evidence(subject=subject))
-    after = read_golden(tmp_path / "new")
-    assert after.golden.outputs[0].max_abs_diff == 0.25
-    assert after.golden.origin.policy_sha256 == second.digest()
-    assert after.golden.model == before.golden.model
-    assert after.golden.inputs == before.golden.inputs
-    assert after.golden.outputs[0].sha256 == before.golden.outputs[0].sha256
-    with pytest.raises(DigestMismatch):
-        refit(folder, tmp_path / "no", policy=second, evidence=builders.evidence())
 
 
 @pytest.mark.parametrize(("named", "expected"), [((), 2.0 * 1.7e-5), (("logits",), 0.5)])

@@ -9,11 +9,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from gate import Digest, Evidence
 from gate.golden.folder import ExpectedOutput, FileVectors, write_golden
 from gate.golden.manifest import GoldenManifest, GoldenModel, Origin
 from gate.onnx_file.reading import read_subject
-from gate.records.evidence import Evidence
-from gate.storage.digest import Digest
 from tests import builders
 from tests.registry.releases import onnx_file
 

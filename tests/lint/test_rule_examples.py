@@ -5,23 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import nn
 
-from gate.api import EvaluationResult, check
-from gate.data.samples import SampleSet
-from gate.decision.check_result import Verdict
+from gate import EvaluationData, EvaluationResult, Policy, Reference, SampleSet, Verdict, check
 from gate.export.export_warnings import captured
 from gate.lint.lint import lint_model
 from gate.lint.rules import RULES
-from gate.measure.job import EvaluationData, Reference
-from gate.policy.policy import Policy
 from gate.policy.sections import Instruments
 from gate.records.evidence import Source
-from tests.lint.rule_examples import CASES, Case, MaskOfRows, NegativeIndices, Net, rows
+from tests.lint.rule_examples import CASES, Case, Net, rows
 
 POLICY = Policy.default(task="tensors").model_copy(
     update={"instruments": Instruments(noise_samples=8, stability_samples=4, search_inputs=4)}
@@ -128,13 +122,6 @@ class LeadingRankTwo(Net):
         return y.t()
 
 
-class NotAdjacent(Net):
-    def before(self, x):
-        y = x.reshape(-1, 2, 3) * 1.0
-        y[torch.tensor([0]), :, torch.tensor([1])] = 5.0
-        return y.reshape(-1, 6)
-
-
 class ExpandedConstant(Net):
     def before(self, x):
         y = x * 1.0
@@ -152,57 +139,3 @@ def test_model_without_lint_error_exports_correctly(make, levels, tmp_path: Path
     case = Case("", make, make)
     export(model, (rows(4),), path, strategy="traced", inputs=case.inputs, outputs=case.outputs)
     assert judge(model, case, path).decision.passed
-
-
-def test_exporter_refuses_nonadjacent_index_tensors(tmp_path: Path) -> None:
-    model = NotAdjacent().eval()
-    assert [finding.code for finding in lint_model(model).active] == ["TRC010"]
-    with pytest.raises(Exception, match="Only consecutive 1-d tensor indices"):
-        export(model, (rows(4),), tmp_path / "model.onnx", strategy="traced", inputs=["x"],
-               outputs=["y"])  # fmt: skip
-
-
-@pytest.mark.parametrize(("make", "batch"), [(MaskOfRows, 6), (NegativeIndices, 4)])
-def test_wrong_export_runs_with_wrong_values(make, batch: int, tmp_path: Path) -> None:
-    model, path = make().eval(), tmp_path / "model.onnx"
-    sample_rows = rows(batch)
-    export(model, (sample_rows,), path, strategy="traced", inputs=["x"], outputs=["y"])
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"x": sample_rows.numpy()})
-    with torch.no_grad():
-        expected = model(sample_rows).numpy()
-    assert answer.shape == expected.shape
-    assert np.abs(answer - expected).max() > 0.1
-
-
-class BatchStatistics(Net):
-    """A model whose samples depend on each other: policies that require batch invariance reject
-    it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.full((6,), 2.0))
-        self.register_buffer("var", torch.full((6,), 9.0))
-
-    def before(self, x):
-        return torch.nn.functional.batch_norm(x, self.mean * 1, self.var * 1, training=True)
-
-
-class NoStatistics(BatchStatistics):
-    def before(self, x):
-        return torch.nn.functional.batch_norm(x, None, None, training=True)
-
-
-@pytest.mark.further
-@pytest.mark.rows(2)
-@pytest.mark.parametrize(("make", "wrong"), [(BatchStatistics, True), (NoStatistics, False)])
-def test_dynamo_export_drops_batch_statistics(make, wrong: bool, tmp_path: Path) -> None:
-    model, path, sample_rows = make().eval(), tmp_path / "model.onnx", rows(4)
-    codes = [finding.code for finding in lint_model(model, strategy="dynamo").active]
-    assert codes == (["TRC017"] if wrong else [])
-    export(model, (sample_rows,), path, strategy="dynamo", inputs=["x"], outputs=["y"])
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"x": sample_rows.numpy()})
-    with torch.no_grad():
-        difference = np.abs(answer - model(sample_rows).numpy()).max()
-    assert difference > 0.1 if wrong else difference < 1e-5

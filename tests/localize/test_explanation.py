@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gate import Decision, Evidence, Localization, MeasurementJob, SampleSet, TestedFile, decide
+from gate import Decision, Evidence, Localization, MeasurementJob, SampleSet, decide
 from gate.localize import locate as explanation
 from gate.localize.locate import LayerComparison, locate_failure
-from gate.records.evidence import TensorSpec
 from gate.records.localization import Explanation
 from tests import builders
-from tests.builders import absent, digest, output_parity, runtime_evidence
+from tests.builders import digest, output_parity, runtime_evidence
 from tests.localize import nets
 from tests.measure import tiny
 
@@ -67,19 +65,6 @@ def test_pass_is_not_explained(case, compare_calls):
     assert compare_calls == []
 
 
-@pytest.mark.parametrize(
-    "runtime",
-    [absent("ort-cpu"), runtime_evidence("ort-cpu", outputs=(), failure="out of memory"),
-     runtime_evidence("ort-cpu", providers_active=("CUDAExecutionProvider",))],
-    ids=["absent", "failed", "wrong provider"],
-)  # fmt: skip
-def test_failure_without_numbers_is_not_explained(case, compare_calls, runtime):
-    evidence, decision = decide_with(cpu=runtime)
-    assert not decision.passed
-    assert locate_failure(case, evidence, decision) == Explanation()
-    assert compare_calls == []
-
-
 OPEN_FAILURE = {"outputs": (), "failure": "no kernel"}
 
 
@@ -100,53 +85,6 @@ def test_optimized_session_failure_is_explained_by_the_optimizer(
     assert [runtime for runtime, _ in compare_calls] == ["ort-cpu-optimized"]
     assert (reported.localisation is not None) is optimiser
     assert reported.failure is None
-
-
-def test_plain_session_failure_is_not_explained(case, compare_calls):
-    broken = {
-        "cpu": runtime_evidence("ort-cpu", **OPEN_FAILURE),
-        "optimized": runtime_evidence("ort-cpu-optimized", **OPEN_FAILURE),
-    }
-    assert locate_failure(case, *decide_with(**broken)) == Explanation()
-    assert compare_calls == []
-
-
-def test_failed_comparison_of_a_failing_session_adds_nothing(case, monkeypatch):
-    def compare(*_, **__):
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(explanation, "compare_layers", compare)
-    broken = runtime_evidence("ort-cpu-optimized", **OPEN_FAILURE)
-    assert locate_failure(case, *decide_with(optimized=broken)) == Explanation()
-
-
-@pytest.mark.parametrize(
-    ("runtimes", "first"),
-    [({"cpu": make_failed("ort-cpu"), "optimized": make_failed("ort-cpu-optimized")}, "ort-cpu"),
-     ({"optimized": make_failed("ort-cpu-optimized")}, "ort-cpu-optimized")],
-)  # fmt: skip
-def test_first_failed_runtime_is_explained(case, compare_calls, runtimes, first):
-    assert locate_failure(case, *decide_with(**runtimes)).localisation is not None
-    assert [runtime for runtime, _ in compare_calls] == [first]
-
-
-@pytest.mark.parametrize(
-    ("sample", "places"),
-    [(3, [3, 0, 1, 2, 4, 5, 6, 7]), (17, [17, 0, 1, 2, 3, 4, 5, 6]), (None, list(range(8)))],
-)
-def test_worst_sample_is_compared_first(case, compare_calls, sample, places):
-    locate_failure(case, *decide_with(cpu=make_failed("ort-cpu", sample=sample)))
-    np.testing.assert_array_equal(compare_calls[0][1], tiny.images(20)[places])
-
-
-def test_fixed_batch_is_compared_as_a_whole(case, compare_calls):
-    fixed = TensorSpec(name="input", dtype="float32", shape=(5, 3, 8, 8))
-    subject = case.candidate.subject.model_copy(update={"inputs": (fixed,)})
-    fixed_job = MeasurementJob(
-        case.model, TestedFile(case.candidate.path, subject), case.samples, case.policy
-    )
-    locate_failure(fixed_job, *decide_with(cpu=make_failed("ort-cpu", sample=12)))
-    np.testing.assert_array_equal(compare_calls[0][1], tiny.images(20)[10:15])
 
 
 def test_failed_comparison_is_recorded(case, monkeypatch):

@@ -97,38 +97,6 @@ def test_golden_vectors_fail_for_a_changed_weight(tmp_path, project, checked):
     assert "max_abs_diff" in result.problems[0]
 
 
-def test_golden_files_are_reproducible(tmp_path, project, checked):
-    for name in ("one", "two"):
-        write_golden_vectors(tmp_path / name, project / "good.onnx", checked)
-    files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
-    for name in files:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_writing_golden_vectors_restores_model_and_switches(tmp_path, project, checked):
-    model = checked[0].model
-    model.train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
-    try:
-        write_golden_vectors(tmp_path, project / "good.onnx", checked)
-        assert model.training
-    finally:
-        model.eval()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert (torch.get_num_threads(), torch.is_grad_enabled()) == (threads, grad)
-
-
-@pytest.mark.parametrize(("given", "kept"), [(1, 1), (3, 3), (8, 8), (9, 8), (64, 8)])
-def test_number_of_golden_samples_is_limited(tmp_path, project, checked, given, kept):
-    samples = SampleSet.from_arrays({"input": np.load(project / "images.npy")[:given]})
-    assert (
-        write_golden_vectors(tmp_path, project / "good.onnx", checked, samples=samples).samples
-        == kept
-    )
-
-
 def test_samples_without_clear_class_come_last(tmp_path, project, checked):
     """Choose samples with a clear class first, wherever they lie in the data."""
     images = np.load(project / "images.npy")

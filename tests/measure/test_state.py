@@ -18,7 +18,6 @@ from torch.nn import functional
 from gate import EvaluationData, EvaluationResult, Policy, Reference, SampleSet, Verdict, check
 from gate.data.input_binding import InputBinding
 from gate.export.export_warnings import captured
-from gate.model.model_state import ModelState
 from gate.policy.sections import Instruments
 from gate.probes.branches import TracedReference
 from gate.records.evidence import Source
@@ -235,17 +234,6 @@ def test_running_statistics_updated_in_eval_mode(used, tmp_path):
     assert used or not failed_checks(result)
 
 
-class InTraining(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.n, self.h = nn.BatchNorm1d(6), nn.Linear(6, 3)
-        self.n.running_mean.add_(1.0)
-
-    def forward(self, x):
-        return self.h(self.n(x))
-
-
 def test_table_built_by_the_first_call_passes(tmp_path):
     x = np.random.default_rng(0).normal(size=(24, 6, 6)).astype(np.float32)
     model = Cached().eval()
@@ -265,18 +253,6 @@ def test_each_run_starts_with_the_same_state(kind):
     assert int(working_copy.seen) == 0
     if kind is Returned:
         assert int(first[1]) == 1
-
-
-def test_unchanged_model_state_is_compared_once(monkeypatch):
-    compared = []
-    monkeypatch.setattr(torch, "equal", lambda *pair: compared.append(pair) or True)
-    model = InTraining().eval()
-    state = ModelState(copy.deepcopy(model), model)
-    for _ in range(3):
-        with state.restored():
-            pass
-    assert len(compared) == len(model.state_dict())
-    assert state.changed == ()
 
 
 def test_traced_reference_starts_with_the_same_state():

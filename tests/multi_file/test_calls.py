@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,17 +81,6 @@ def test_arguments_are_recorded_before_in_place_changes() -> None:
     )
 
 
-def test_files_are_removed_with_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    calls = CallRecorder()
-    calls.record(
-        make_chain(lambda parts, b: parts["one"](b["x"]), one=nn.Identity()), batches(4)[0]
-    )
-    assert list(tmp_path.rglob("0.bin"))
-    del calls
-    assert not list(tmp_path.rglob("0.bin"))
-
-
 class DoublesInPlace(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.mul_(2)
@@ -117,51 +105,6 @@ def test_inputs_are_recorded_before_the_module_changes_them(copied: bool) -> Non
 class Takes(nn.Module):
     def forward(self, image: torch.Tensor, mask: Any = None) -> torch.Tensor:
         return image
-
-
-def test_call_with_other_arguments_is_skipped() -> None:
-    def run(parts: Any, batch: Any) -> Any:
-        x = batch["x"]
-        return parts["one"](x, x) + parts["one"](image=x) + parts["one"](mask=x, image=x)
-
-    calls = CallRecorder()
-    calls.record(make_chain(run, one=Takes()), batches(4)[0])
-    part_calls = calls.for_part("one")
-    assert (part_calls.rows, part_calls.left_out) == (8, 1)
-    assert list(part_calls.named_example) == ["image", "mask"]
-    assert len(part_calls.example_for(("mask",))) == 1
-
-
-def test_samples_of_different_sizes_are_not_mixed() -> None:
-    """A file has one batch axis."""
-
-    def run(parts: Any, batch: Any) -> Any:
-        x = batch["x"]
-        return parts["one"](x, x) + parts["one"](x, x[:1])
-
-    calls = CallRecorder()
-    calls.record(make_chain(run, one=Takes()), batches(4)[0])
-    part_calls = calls.for_part("one")
-    assert (part_calls.rows, part_calls.left_out) == (4, 1)
-
-
-def test_nested_part_has_separate_calls() -> None:
-    outer = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    for parts in (
-        {"whole": outer, "inner": outer[0]},
-        {"inner": outer[0], "whole": outer},
-    ):
-        calls = CallRecorder()
-        chain = ChainModel.from_model(
-            nn.ModuleDict(parts), chain=f"{__name__}:runs_whole", references={n: n for n in parts},
-            inputs=["x"],
-        )  # fmt: skip
-        calls.record(chain, batches(4)[0])
-        assert set(calls.by_part) == {"whole"}
-
-
-def runs_whole(parts: Any, batch: Any) -> Any:
-    return parts["whole"](batch["x"])
 
 
 @pytest.mark.parametrize(

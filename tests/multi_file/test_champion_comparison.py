@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from gate.api import EvaluationResult, build_job, check
-from gate.data.samples import SampleSet
+from gate import EvaluationData, EvaluationResult, Policy, Reference, TestedFile, check
+from gate.api import build_job
 from gate.decision.champion import Champion
-from gate.errors import ModelError
 from gate.measure.champion import ComparisonJob, measure_incumbent
-from gate.measure.job import EvaluationData, Reference
-from gate.multi_file.chain_model import ChainFunction, ChainModel
-from gate.multi_file.chain_session import Interfaces
-from gate.onnx_file.tested_file import TestedFile
-from gate.policy.policy import Policy
 from gate.records.champion_comparison import ChampionComparison
 from tests.multi_file import tiny
 
@@ -111,48 +101,3 @@ def test_release_with_other_parts_is_incomparable(
     result = compare_with(folder, passing_result, old)
     assert result.state == "incomparable"
     assert "its parts are encoder, neck" in str(result.absent)
-
-
-def chain_of(function: ChainFunction) -> ChainModel:
-    model = tiny.build()
-    assert isinstance(model, tiny.Detector)
-    return ChainModel(function, {"encoder": model.encoder, "head": model.head}, ["input"])
-
-
-def test_signature_is_taken_from_one_call_per_module(
-    folder: Path, passing_result: EvaluationResult
-) -> None:
-    taken = 0
-
-    def batches() -> Iterator[dict[str, np.ndarray]]:
-        nonlocal taken
-        for batch in SampleSet.open(folder / "x.npy").batches(8):
-            taken += 1
-            yield batch
-
-    interfaces = Interfaces.from_batches(chain_of(tiny.run), batches())
-    assert taken == 1
-    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx")
-    result = interfaces.open_release(TestedFile(path, passing_result.evidence.subject))
-    (batch,) = SampleSet.open(folder / "x.npy").batches(24)
-    names = [spec.name for spec in passing_result.evidence.subject.outputs]
-    computed = dict(zip(names, result.run(names, batch), strict=True))
-    assert computed["boxes"].shape == (24, 3)
-
-
-def test_part_must_be_called_at_least_once(folder: Path) -> None:
-    def call_head_late(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
-        voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
-        calls.append(len(voxels))
-        return parts["head"](voxels) if len(calls) > 2 else voxels
-
-    calls: list[int] = []
-    interfaces = Interfaces.from_batches(
-        chain_of(call_head_late), SampleSet.open(folder / "x.npy").batches(8)
-    )
-    assert calls == [8, 8, 8]
-    assert set(interfaces.by_part) == {"encoder", "head"}
-    with pytest.raises(ModelError, match="never calls the part head"):
-        Interfaces.from_batches(
-            chain_of(tiny.never_calls_head), SampleSet.open(folder / "x.npy").batches(8)
-        )

@@ -6,12 +6,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gate.errors import ModelError, OutputMismatch
 from gate.model.forward_signature import leaves
 from gate.multi_file.chain_model import Parameters, match_inputs, restore_structure
 
@@ -39,29 +37,6 @@ def test_tensors_follow_the_order_of_forward(
 ) -> None:
     result = Parameters.from_module(ImageModule()).tensors(given, named, part="one")
     assert [leaf.name for leaf in result] == names
-
-
-def test_unreadable_signature() -> None:
-    module = nn.Module()
-    module.forward = torch.add
-    result = Parameters.from_module(module).tensors((A,), {"other": B}, part="one")
-    assert [leaf.name for leaf in result] == ["input_0", "other"]
-
-
-@pytest.mark.parametrize(
-    ("given", "seen"),
-    [
-        (3, "int 3"),
-        (np.zeros(2), "ndarray array.*"),
-        ("mean", "str 'mean'"),
-        ({"a": (A, True)}, "dict .*"),
-        (np.zeros((9, 9)), "ndarray"),
-    ],
-    ids=str,
-)
-def test_non_tensor_argument_is_named(given: Any, seen: str) -> None:
-    with pytest.raises(ModelError, match=f"passes {seen} as 'mask' to the part one"):
-        Parameters.from_module(ImageModule()).tensors((A, given), {}, part="one")
 
 
 @pytest.mark.parametrize(
@@ -126,9 +101,3 @@ def _shape(form: Any) -> Any:
     values = form.values() if isinstance(form, dict) else form
     values = vars(form).values() if isinstance(form, Fields) else values
     return type(form), [*map(_shape, values)], list(form) if isinstance(form, dict) else None
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_different_number_of_tensors_is_a_mismatch(count: int) -> None:
-    with pytest.raises(OutputMismatch, match=f"has {count} outputs, its module returns 2: x, y"):
-        restore_structure({"x": A, "y": B}, [A] * count, part="p")

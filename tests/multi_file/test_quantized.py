@@ -11,16 +11,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from gate.api import check
-from gate.data.samples import SampleSet
-from gate.errors import ExportError, NothingQuantized, StorageError
+from gate import Digest, EvaluationData, Policy, Reference, SampleSet, check
+from gate.errors import ExportError, StorageError
 from gate.export.quantize import QuantizeSettings
-from gate.measure.job import EvaluationData, Reference
 from gate.multi_file.quantize import QuantizedRelease, ReleaseQuantization
 from gate.onnx_file.release_file import ReleaseFile
 from gate.onnx_file.tested_file import quantized_from
-from gate.policy.policy import Policy
-from gate.storage.digest import Digest
 from tests.multi_file import tiny
 
 SETTINGS = QuantizeSettings(samples=16, batch_size=8)
@@ -79,11 +75,6 @@ def test_each_part_is_quantized_from_the_exact_part(exact: Path, twin: Quantized
     ]  # fmt: skip
 
 
-def test_quantization_is_deterministic(exact: Path, twin: QuantizedRelease, tmp_path: Path) -> None:
-    again = quantize_release(exact, tmp_path / "release.yaml")
-    assert again.subject.sha256 == twin.subject.sha256
-
-
 def test_part_is_calibrated_on_intermediate_values(
     exact: Path, twin: QuantizedRelease, tmp_path: Path
 ) -> None:
@@ -109,13 +100,6 @@ def _input_scale(release: Path) -> float:
     return float(onnx.numpy_helper.to_array(scale))
 
 
-def test_unselected_parts_are_copied(exact: Path, tmp_path: Path) -> None:
-    created = quantize_release(exact, tmp_path / "release.yaml", only=("head",))
-    assert set(created.records) == {"head"}
-    assert (tmp_path / "encoder.onnx").read_bytes() == exact.with_name("encoder.onnx").read_bytes()
-    assert (tmp_path / "head.onnx").read_bytes() != exact.with_name("head.onnx").read_bytes()
-
-
 def write_elementwise_model(path: Path, *shape: int) -> None:
     """Write a file whose only operator cannot be quantized."""
     graph = helper.make_graph(
@@ -137,14 +121,6 @@ def partly_quantizable(exact: Path, tmp_path: Path) -> Path:
     for name in ("head.onnx", "x.npy"):
         (folder / name).write_bytes(exact.with_name(name).read_bytes())
     return tiny.write_release(folder, encoder="below/encoder.onnx", head="head.onnx")
-
-
-def test_part_without_quantizable_nodes_is_copied(partly_quantizable: Path, tmp_path: Path) -> None:
-    created = quantize_release(partly_quantizable, tmp_path / "twin" / "release.yaml")
-    assert set(created.records) == {"head"}
-    assert ReleaseFile.load(created.path).parts["encoder"].file == "below/encoder.onnx"
-    path = created.path.parent / "below" / "encoder.onnx"
-    assert path.read_bytes() == (partly_quantizable.parent / "below" / "encoder.onnx").read_bytes()
 
 
 def test_failed_quantization_keeps_the_older_twin(partly_quantizable: Path, tmp_path: Path) -> None:
@@ -192,22 +168,6 @@ def test_killed_quantization_leaves_no_mixed_release(
     ReleaseFile.load(output)
 
 
-def test_two_parts_of_one_file_get_separate_files(exact: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "exact"
-    folder.mkdir()
-    for name in ("encoder.onnx", "head.onnx", "x.npy"):
-        (folder / name).write_bytes(exact.with_name(name).read_bytes())
-    path = tiny.write_release(folder, encoder="encoder.onnx", head="head.onnx", again="head.onnx")
-    text = path.read_text().replace("tiny:run", "tiny:runs_head_twice")
-    path.write_text(text.replace("again: {", "again: {reference: head, "))
-    created = quantize_release(path, tmp_path / "twin" / "release.yaml")
-    files = {name: part.file for name, part in created.subject.parts.items()}
-    assert files == {
-        "encoder": "encoder.onnx", "head": "head.quantized.onnx", "again": "again.quantized.onnx",
-    }  # fmt: skip
-    assert created.subject.parts["head"].sha256 != created.subject.parts["again"].sha256
-
-
 @pytest.mark.parametrize(
     ("output", "only", "error", "wanted"),
     [
@@ -227,21 +187,6 @@ def test_invalid_request_is_reported_before_writing(
     with pytest.raises(error, match=wanted):
         quantize_release(exact, exact.parent / output, only=only)
     assert sorted(exact.parent.iterdir()) == before
-
-
-def test_unquantizable_part_is_named(
-    exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def raise_export_error(*_: object, **__: object) -> None:
-        raise ExportError("no.")
-
-    monkeypatch.setattr("gate.multi_file.quantize.quantize", raise_export_error)
-    with pytest.raises(
-        ExportError, match="the part encoder: no. Or quantize only the other parts"
-    ) as result:
-        quantize_release(exact, tmp_path / "release.yaml")
-    assert not isinstance(result.value, NothingQuantized)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_argmax_flips_of_features_do_not_fail_a_twin(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from gate.api import check
-from gate.measure.job import EvaluationData, Reference
+from gate import EvaluationData, Reference, check
 from tests.multi_file import tiny
 
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gate.api import EvaluationResult, check
-from gate.decision.check_result import Verdict
-from gate.measure.job import EvaluationData, Reference
+from gate import EvaluationData, EvaluationResult, Reference, Verdict, check
 from gate.report.html_page import Report, render_page
 from gate.summary.summarize import summarize
 from tests.multi_file import towers

@@ -68,22 +68,6 @@ def large_constant(path: Path, *, exponent: int = 40) -> Path:
     return _model(path, nodes, [numpy_helper.from_array(np.array([2**exponent]), "elements")])
 
 
-def sparse_data(path: Path, *, size: int = 1 << 29) -> Path:
-    """Write a file whose weights are in a sparse file of zeros that exceeds the memory limit."""
-    data = path.with_name("weights.data")
-    data.touch()
-    with data.open("r+b") as stream:
-        stream.truncate(size)
-    weights = TensorProto(name="w", data_type=_FLOAT, dims=[size // 4])
-    weights.data_location = TensorProto.EXTERNAL
-    weights.external_data.add(key="location", value=data.name)
-    nodes = [
-        helper.make_node("ReduceMax", ["w"], ["most"], keepdims=0),
-        helper.make_node("Add", ["input", "most"], ["logits"]),
-    ]
-    return _model(path, nodes, [weights])
-
-
 EXPENSIVE_TO_READ: dict[str, Callable[[Path], Path]] = {"20 MB of empty nodes": empty_nodes}
 """Files that exceed the limits when they are read."""
 EXPENSIVE_TO_LOAD: dict[str, Callable[[Path], Path]] = {

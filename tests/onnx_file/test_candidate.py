@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gate import TestedFile
 from gate.errors import DigestMismatch, StorageError
 from gate.onnx_file.reading import WithData, read_subject
-from gate.onnx_file.tested_file import TestedFile
 from tests.export.graphs import create_adder, write_external_adder, write_model
 
 
@@ -20,12 +20,6 @@ def test_single_file_is_loaded_as_bytes(tmp_path: Path) -> None:
     path = write_model(create_adder(), tmp_path / "model.onnx")
     assert create_tested_file(path).verified() == path.read_bytes()
     assert create_tested_file(path).loadable() == path.read_bytes()
-
-
-def test_file_with_external_data_is_loaded_by_path(tmp_path: Path) -> None:
-    path = write_external_adder(tmp_path / "model.onnx")
-    assert create_tested_file(path).verified() == str(path)
-    assert create_tested_file(path).loadable() == str(path)
 
 
 def test_linked_external_data_is_loaded(tmp_path: Path) -> None:

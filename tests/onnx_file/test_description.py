@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import DigestMismatch, EvidenceError, GateError
+from gate import GateError
+from gate.errors import DigestMismatch, EvidenceError
 from gate.onnx_file.sandboxed_reading import verify_description, verify_files
 from tests.registry import parts, releases
 

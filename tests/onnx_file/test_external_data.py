@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from gate import Digest
 from gate.errors import OnnxFileError
 from gate.onnx_file.reading import external_files, read_subject, verify_file
-from gate.storage.digest import Digest
 from tests.export.graphs import create_adder, write_external_adder
 
 

@@ -58,30 +58,6 @@ def test_large_weights_are_externalized_at_page_boundaries(tmp_path: Path) -> No
         assert np.array_equal(numpy_helper.to_array(tensor), WEIGHTS[tensor.name])
 
 
-def test_data_file_is_named_after_its_content(tmp_path: Path) -> None:
-    paths = [write_model(tmp_path / name) for name in ("one", "two")]
-    first, second = (externalize_weights(path, name="model.onnx") for path in paths)
-    assert first.name == second.name
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    third = write_model(tmp_path / "three")
-    edited = onnx.load(third)
-    edited.graph.initializer[0].raw_data = b"\1" + edited.graph.initializer[0].raw_data[1:]
-    onnx.save(edited, third)
-    assert externalize_weights(third, name="model.onnx").name != first.name
-
-
-def test_existing_external_data_is_collected(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "one")
-    edited = onnx.load(path)
-    onnx.save(edited, path, save_as_external_data=True, size_threshold=0, location="exporter.data")
-    data = externalize_weights(path, name="model.onnx")
-    bare = onnx.load(path, load_external_data=False)
-    locations = {
-        e.value for t in bare.graph.initializer for e in t.external_data if e.key == "location"
-    }
-    assert locations == {data.name}
-
-
 def test_truncated_external_data_is_an_error(tmp_path: Path) -> None:
     path = write_model(tmp_path / "one")
     onnx.save(

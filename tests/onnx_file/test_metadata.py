@@ -1,12 +1,27 @@
+"""Metadata of a file, the note on its export, and the exact file that it was quantized from."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gate.onnx_file.tested_file import describe_export, stamp, without_paths
+from gate import Digest
+from gate.errors import DigestMismatch, OnnxFileError
+from gate.onnx_file.reading import read_subject
+from gate.onnx_file.tested_file import (
+    QUANTIZED_FROM,
+    ExportNote,
+    describe_export,
+    quantized_from,
+    stamp,
+    without_paths,
+)
 from gate.records.evidence import Source
-from gate.storage.digest import Digest
+from tests import builders
+from tests.export.graphs import create_adder, write_model
 
 SHA = Digest.from_bytes(b"x")
 
@@ -59,3 +74,38 @@ def test_stamp_replaces_metadata_and_removes_paths() -> None:
     }  # fmt: skip
     assert [p.key for p in model.graph.node[0].metadata_props] == ["pkg.torch.onnx.name_scopes"]
     assert b"/home" not in model.SerializeToString()
+
+
+def test_note_is_valid_only_for_its_file(tmp_path: Path) -> None:
+    path = write_model(create_adder(), tmp_path / "model.onnx")
+    subject = read_subject(path)
+    record = builders.evidence().export
+    assert record is not None
+    note = ExportNote.from_record(subject, record)
+    note.verify(subject, path=path)
+    second = subject.model_copy(update={"sha256": builders.digest("another")})
+    with pytest.raises(DigestMismatch, match=r"Use the record .*model\.onnx\.export\.json"):
+        note.verify(second, path=path)
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [([], None), (["sha256:ab"], "sha256:ab"), (["sha256:ab", "sha256:cd"], None)],
+    ids=["none", "one", "two contradict each other"],
+)
+def test_origin_is_read_from_the_metadata(tmp_path: Path, named, found) -> None:
+    path = write_model(create_adder(), tmp_path / "model.onnx")
+    model = onnx.load(path)
+    for value in named:
+        model.metadata_props.add(key=QUANTIZED_FROM, value=value)
+    onnx.save(model, path)
+    assert quantized_from(path) == found
+
+
+@pytest.mark.parametrize("content", [None, b"no model"])
+def test_invalid_model_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model.onnx"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(OnnxFileError, match="can't be read as an ONNX model"):
+        quantized_from(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 
@@ -31,14 +30,6 @@ def test_descriptor_is_restored_after_an_error(capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err == "after\n"
 
 
-def test_lines_are_appended_to_the_given_list() -> None:
-    lines = ["before"]
-    with pytest.raises(ValueError, match="inside"), captured_stderr(lines):
-        os.write(2, b"heard\n")
-        raise ValueError("inside")
-    assert lines == ["before", "heard"]
-
-
 def test_two_threads_restore_the_descriptor() -> None:
     """The thread that begins first also ends first."""
     began, before = threading.Event(), os.fstat(2).st_ino
@@ -56,10 +47,3 @@ def test_two_threads_restore_the_descriptor() -> None:
     first.join()
     second.join()
     assert os.fstat(2).st_ino == before
-
-
-def test_process_without_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    with captured_stderr() as lines:
-        os.write(2, b"heard\n")
-    assert lines == ["heard"]

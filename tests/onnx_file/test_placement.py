@@ -84,17 +84,6 @@ def test_cpu_nodes_are_described_by_graph_and_profile(tmp_path):
     assert placement.cpu_time_share == 0.25
 
 
-def test_each_cpu_node_counts_without_a_graph(tmp_path):
-    placement = read_events(tmp_path, [node("/Shape", "Shape", CPU, (1,))])
-    assert placement.cpu_compute_nodes == ("Shape:/Shape",)
-
-
-def test_cpu_node_missing_in_the_graph_counts(tmp_path):
-    events = [node("/other/Concat", "Concat", CPU, (2,))]
-    (result,) = read_events(tmp_path, events, small_graph).cpu_nodes
-    assert (result.name, result.since_version) == ("Concat:/other/Concat", None)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}', '[{"cat": "Node", "args": 3}]'])
 def test_unreadable_profile_is_an_error(tmp_path, text):
     profile = tmp_path / "profile.json"

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate.errors import GateError, OnnxFileError
-from gate.onnx_file.release_file import PartEntry, ReleaseFile, is_release_file, release_text
+from gate import GateError
+from gate.errors import OnnxFileError
+from gate.onnx_file.release_file import PartEntry, ReleaseFile, release_text
 from gate.storage.yaml_section import load_section
 
 
@@ -25,16 +26,6 @@ def write_release(folder: Path, text: str) -> Path:
     path = folder / "release.yaml"
     path.write_text(text)
     return path
-
-
-def test_parts_keep_their_order(folder: Path) -> None:
-    parts = "{z: {file: sub/b.onnx, reference: x.y}, a: {file: a.onnx}}"
-    path = write_release(folder, f"chain: a.b:run\nparts: {parts}\n")
-    release = ReleaseFile.load(path)
-    assert list(release.parts) == ["z", "a"]
-    assert release.parts["z"].reference == "x.y"
-    assert is_release_file(path)
-    assert not is_release_file(folder / "a.onnx")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gate.errors import GateError, LimitExceeded, OnnxFileError
+from gate import Digest, GateError
+from gate.errors import LimitExceeded, OnnxFileError
 from gate.onnx_file.release_file import ReleaseFile, is_release_file, onnx_files
 from gate.onnx_file.sandboxed_reading import read_subject_in_sandbox, release_within
-from gate.storage.digest import Digest
 from tests.onnx_file import hostile
 from tests.onnx_file.hostile import TIGHT_LIMITS, WIDE_LIMITS
 from tests.registry import parts, releases

@@ -46,14 +46,6 @@ def test_reading_a_file_beyond_limits_is_stopped(tmp_path: Path, make, read) -> 
         read(path, TIGHT_LIMITS)
 
 
-@pytest.mark.further
-def test_large_external_data_is_hashed_in_pieces(tmp_path: Path) -> None:
-    path = hostile.sparse_data(tmp_path / "model.onnx")
-    with bounded_growth(PARENT_BYTES):
-        subject = read_subject_in_sandbox(path, WIDE_LIMITS)
-    assert subject.size_bytes > WIDE_LIMITS.memory_bytes
-
-
 INVALID_FILES = {"missing": None, "empty": b"", "no ONNX": b"\xff" * 100, "a text": b"<html>"}
 
 

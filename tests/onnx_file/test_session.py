@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gate import TestedFile
 from gate.errors import EvidenceError
 from gate.onnx_file.reading import read_subject
 from gate.onnx_file.sessions import open_on_cpu, open_session, quiet_options, session_options
-from gate.onnx_file.tested_file import TestedFile
 from gate.policy.runtime_options import plain_setup
 from gate.records.runtime import CPU_PROVIDER
 from tests.export.graphs import create_adder, write_external_adder, write_model

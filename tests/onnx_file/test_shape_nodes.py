@@ -130,14 +130,3 @@ def test_computing_loop_is_not_a_shape_node():
     result = shape_nodes(model(steps, node("Loop", ["steps", "", "x"], "y", "loop", body=body)))
     assert "Gather:steps/Gather" in result
     assert not {"Add:body/Add", "Loop:loop"} & result
-
-
-@pytest.mark.parametrize("other", [False, True])
-def test_unnamed_nodes_count_together(other):
-    more = [node("Mul", ["x", "x"], "m")] if other else []
-    read = "m" if other else "x"
-    result = shape_nodes(
-        model(node("Mul", ["shape", "shape"], "s"), *more, node("Expand", [read, "s"], "y"))
-    )
-    assert is_shape_node("Mul:Mul_1", result) is not other
-    assert not is_shape_node("Add:Add_1", result)

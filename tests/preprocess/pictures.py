@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.preprocess.spec import PreprocessSpec, Resize
+from gate import PreprocessSpec
+from gate.preprocess.spec import Resize
 
 SMALL = PreprocessSpec(
     resize=Resize(shortest_side=40),

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gate.preprocess import diagnosis
-from gate.preprocess.diagnosis import diagnose, wrong_shape
+from gate.preprocess.diagnosis import diagnose
 from gate.preprocess.implementations import pillow_preprocess
-from gate.preprocess.spec import PreprocessSpec, Resize
 from tests.preprocess.pictures import SMALL, picture
 
 MEAN, STD = np.float32(SMALL.mean)[:, None, None], np.float32(SMALL.std)[:, None, None]
@@ -35,11 +34,6 @@ def resize_with_torch(pixels: Pixels, **options: Any) -> NDArray[Any]:
 
 def normalize(values: NDArray[Any]) -> NDArray[Any]:
     return (values / 255 - MEAN) / STD
-
-
-def resize_asymmetric(pixels: Pixels) -> NDArray[Any]:
-    rows, columns = np.arange(40) * pixels.shape[0] // 40, np.arange(60) * pixels.shape[1] // 60
-    return pixels[rows][:, columns][BOX].transpose(2, 0, 1)
 
 
 def squash(pixels: Pixels) -> NDArray[Any]:
@@ -107,30 +101,6 @@ def test_known_fault_is_diagnosed(
     assert result.explained > 0.9
 
 
-@pytest.mark.parametrize(
-    ("mode", "coordinates", "cause"),
-    [
-        ("nearest", "asymmetric", diagnosis.HALF_PIXEL),
-        ("bilinear", "asymmetric", diagnosis.HALF_PIXEL),
-    ],
-)
-def test_half_pixel_shift_is_diagnosed_alone(mode: Any, coordinates: str, cause: str) -> None:
-    spec = PreprocessSpec(resize=Resize(size=SIZE, mode=mode, antialias=False))
-    pixels = picture(120, 180)
-    rows, columns = np.arange(40) * 3, np.arange(60) * 3
-    shifted = pixels[rows][:, columns].transpose(2, 0, 1).astype(np.float32) / 255
-    reference = resize_with_torch_uncropped(pixels, mode)
-    result = diagnose(pixels, shifted, spec, reference=reference)
-    assert result.causes == (cause,)
-    assert result.explained > 0.99
-
-
-def resize_with_torch_uncropped(pixels: Pixels, mode: str) -> NDArray[Any]:
-    values = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-    exact = "nearest-exact" if mode == "nearest" else mode
-    return torch.nn.functional.interpolate(values, SIZE, mode=exact)[0].round().numpy() / 255
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_rounding_has_no_cause(seed: int) -> None:
     pixels = picture(120, 180, seed=seed)
@@ -140,32 +110,3 @@ def test_rounding_has_no_cause(seed: int) -> None:
         pixels, (reference + 0.49 * moved).astype(np.float32), SMALL, reference=reference
     )
     assert result == ((), 0.0)
-
-
-def test_noise_has_no_cause() -> None:
-    pixels = picture(120, 180)
-    reference = pillow_preprocess(pixels, SMALL)
-    noise = np.random.default_rng(0).normal(0, 0.5, reference.shape).astype(np.float32)
-    assert diagnose(pixels, reference + noise, SMALL, reference=reference).causes == ()
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nonfinite_values_have_no_cause(value: float) -> None:
-    pixels = picture(120, 180)
-    reference = pillow_preprocess(pixels, SMALL)
-    assert diagnose(pixels, np.full_like(reference, value), SMALL, reference=reference).causes == ()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda t: t.transpose(1, 2, 0), "layout nhwc instead of nchw"),
-        (lambda t: t[None], "one batch axis too many"),
-        (lambda t: t[:, :-1], "the spec says float32"),
-        (lambda t: t.astype(np.float64), "float64"),
-    ],
-)
-def test_wrong_shape_or_dtype_is_described(spoil: Callable[..., NDArray[Any]], says: str) -> None:
-    reference = pillow_preprocess(picture(120, 180), SMALL)
-    assert says in str(wrong_shape(spoil(reference), SMALL, reference))
-    assert wrong_shape(reference, SMALL, reference) is None

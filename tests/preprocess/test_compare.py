@@ -5,28 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from PIL import Image
 
+from gate import PreprocessSpec
 from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError
 from gate.preprocess import comparison
 from gate.preprocess.comparison import (
     ConsumerSelection,
     ModelFile,
-    TensorDifference,
     compare_consumers,
 )
 from gate.preprocess.implementations import Implementation, pillow_preprocess
 from gate.preprocess.pictures import Picture, pictures_in, read_picture
-from gate.preprocess.spec import PreprocessSpec, Resize
 from gate.records.preprocessing import ConsumerParity, PreprocessingParity
 from tests import builders
 from tests.preprocess.by.test_onnx_graph import classifier
@@ -149,31 +144,6 @@ def test_failing_consumer_does_not_stop_the_others(
     assert [consumer.within(1e9) for consumer in result.consumers] == [False, False, False, True]
 
 
-def test_torchvision_is_the_reference_without_antialias(photos: tuple[Picture, ...]) -> None:
-    spec = PreprocessSpec(resize=Resize(size=(20, 20), antialias=False))
-    result = compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",))).parity
-    assert result.reference == "torchvision"
-    with pytest.raises(EvidenceError, match="no reference can compute the spec"):
-        compare_consumers(spec, photos, selection=ConsumerSelection(("onnx",), reference="pillow"))
-
-
-def test_duplicate_pictures_count_once(photos: tuple[Picture, ...]) -> None:
-    copies = tuple(replace(photos[0], name=f"copy {index}") for index in range(4))
-    parity = compare_consumers(
-        SMALL, (*photos, *copies), selection=ConsumerSelection(("rust-image",))
-    ).parity
-    assert (parity.images, parity.distinct) == (7, 3)
-
-
-def test_digest_of_pictures_depends_on_names_and_pixels(photos: tuple[Picture, ...]) -> None:
-    selection = ConsumerSelection(("rust-image",))
-    first = compare_consumers(SMALL, photos, selection=selection).parity.images_sha256
-    assert compare_consumers(SMALL, photos, selection=selection).parity.images_sha256 == first
-    assert compare_consumers(SMALL, photos[:2], selection=selection).parity.images_sha256 != first
-    Image.fromarray(picture(90, 71)).save(photos[0].name)
-    assert compare_consumers(SMALL, photos, selection=selection).parity.images_sha256 != first
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -215,24 +185,3 @@ def test_unreadable_pictures_are_refused(tmp_path: Path) -> None:
     for path in (torn, tmp_path / "missing.png"):
         with pytest.raises(DataError, match="is not a complete picture"):
             read_picture(path)
-
-
-@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1"])
-def test_each_image_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / "picture.png"
-    Image.fromarray(picture(30, 20)).convert(mode).save(path)
-    assert read_picture(path).shape == (30, 20, 3)
-
-
-@given(arrays.arrays(np.float32, (2, 3, 4, 5), elements=st.floats(-3, 3, width=32)))
-def test_larger_deviation_never_decreases_the_difference(values: Any) -> None:
-    """A larger deviation of any element makes neither the maximum nor the mean smaller."""
-    spec = PreprocessSpec()
-    reference = np.zeros((3, 4, 5), np.float32)
-    less, more = TensorDifference(spec), TensorDifference(spec)
-    for item in values:
-        less.update(item, reference)
-        more.update(item * np.float32(2.0), reference)
-    larger, smaller = more.compute(), less.compute()
-    for name in ("max_diff", "mean_diff", "over_one_step"):
-        assert larger[name] >= smaller[name]

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gate import PreprocessSpec
 from gate.errors import DataError
-from gate.preprocess.spec import PreprocessSpec, Resize, geometry
+from gate.preprocess.spec import Resize, geometry
 
 
 @given(st.integers(8, 600), st.integers(8, 600), st.integers(8, 300))

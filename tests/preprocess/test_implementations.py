@@ -7,11 +7,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from gate import installation
-from gate.errors import DataError
-from gate.preprocess import implementations
+from gate import PreprocessSpec
 from gate.preprocess.implementations import implementation
-from gate.preprocess.spec import PreprocessSpec, Resize, to_pixels
+from gate.preprocess.spec import Resize, to_pixels
 from gate.records.preprocessing import IMPLEMENTATIONS
 from gate.storage.arrays import Tensor
 from tests.preprocess.pictures import SMALL, picture
@@ -103,14 +101,6 @@ def test_implementation_without_antialias_is_close_to_torchvision(name: str) -> 
         assert steps(observed, item, spec) <= 1.001
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_each_implementation_refuses_oversized_pictures(name: str) -> None:
-    spec = PreprocessSpec(resize=Resize(shortest_side=256), crop=(200, 200))
-    result = implementation(name)
-    with result.opened(spec) as preprocess, pytest.raises(DataError, match="would become"):
-        preprocess(np.zeros((1, 100_000, 3), np.uint8))
-
-
 @pytest.mark.parametrize(
     ("name", "resize", "says"),
     [
@@ -122,22 +112,3 @@ def test_each_implementation_refuses_oversized_pictures(name: str) -> None:
 )
 def test_unsupported_spec_has_a_reason(name: str, resize: Resize | None, says: str) -> None:
     assert says in str(implementation(name).unusable_reason(PreprocessSpec(resize=resize)))
-
-
-def test_missing_installation_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = PreprocessSpec()
-    monkeypatch.setattr(implementations, "find_spec", lambda _: None)
-    assert "not installed" in str(implementations.OPENCV_IMPLEMENTATION.unusable_reason(spec))
-    monkeypatch.setattr(installation, "chromium_path", lambda: None)
-    assert "apt-get install chromium" in str(
-        implementations.CANVAS_IMPLEMENTATION.unusable_reason(spec)
-    )
-    monkeypatch.setattr(installation, "find_spec", lambda _: None)
-    assert "Playwright is not installed" in str(
-        implementations.CANVAS_IMPLEMENTATION.unusable_reason(spec)
-    )
-
-
-@pytest.mark.parametrize("name", FAST)
-def test_each_implementation_has_a_version(name: str) -> None:
-    assert any(char.isdigit() for char in implementation(name).version())

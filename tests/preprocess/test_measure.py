@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gate.decision.check_result import Verdict
-from gate.decision.decide import decide
-from gate.errors import DataError, EvidenceError
+from gate import PreprocessSpec, Verdict, decide
 from gate.onnx_file.reading import read_subject
 from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.comparison import ModelFile, measure_preprocessing
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import Picture
-from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.spec import Resize
 from gate.records.evidence import Source
 from tests import builders
 from tests.preprocess.by.test_onnx_graph import classifier
@@ -68,19 +66,3 @@ def test_incapable_consumer_is_never_waived(
     )
     decision = decide(builders.policy(preprocessing=settings), good, decided_at="now")
     assert [c.name for c in decision.problems] == ["preprocessing_canvas"]
-
-
-def test_unmeasurable_policy_is_refused() -> None:
-    with pytest.raises(EvidenceError, match="Pass the ONNX file"):
-        measure_preprocessing(
-            SMALL, PHOTOS, policy=PreprocessingPolicy(consumers=("onnx",), max_flips=0.0)
-        )
-    with pytest.raises(DataError, match="no implementation phone"):
-        measure_preprocessing(SMALL, PHOTOS, policy=PreprocessingPolicy(consumers=("phone",)))
-    with pytest.raises(DataError, match="the tensors of phone are not in the policy"):
-        measure_preprocessing(
-            SMALL,
-            PHOTOS,
-            policy=PreprocessingPolicy(consumers=("onnx",)),
-            dumped={"phone": np.zeros((4, 3, 32, 36), np.float32)},
-        )

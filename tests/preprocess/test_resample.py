@@ -6,11 +6,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from gate.preprocess.resample import Filter, Sampling, resample, weights
+from gate.preprocess.resample import Sampling, resample
 from tests.preprocess.pictures import picture
 
 SHAPES = ((60, 83), (81, 47), (199, 313), (19, 31))
@@ -51,39 +49,3 @@ def test_resample_equals_its_library(shape, sampling, library, allowed) -> None:
     pixels = picture(*shape)
     off = np.abs(resample(pixels, SIZE, sampling).astype(float) - library(pixels))
     assert off.max() <= allowed
-
-
-def test_box_filter_equals_opencv_area() -> None:
-    pixels = picture(200, 313)
-    expected = cv2.resize(pixels, SIZE[::-1], interpolation=cv2.INTER_AREA).astype(int)
-    assert np.abs(expected - resample(pixels, SIZE, Sampling("box"))).max() <= 1
-
-
-@pytest.mark.parametrize("shape", [(81, 47), (60, 80)])
-def test_pillow_resizes_one_axis_first(shape: tuple[int, int]) -> None:
-    pixels = picture(*shape)
-    expected = pillow(pixels, Image.Resampling.BICUBIC).astype(int)
-    created = [
-        resample(pixels, SIZE, Sampling("bicubic", True, vertical_first=first))
-        for first in (False, True)
-    ]
-    assert min(np.abs(item - expected).max() for item in created) <= 1
-
-
-@given(
-    st.integers(1, 60),
-    st.integers(1, 60),
-    st.sampled_from(["nearest", "bilinear", "bicubic", "box"]),
-    st.booleans(),
-)
-def test_rows_sum_to_one(inputs: int, outputs: int, kind: Filter, antialias: bool) -> None:
-    """Otherwise an image of one color would change its color."""
-    result = weights(inputs, outputs, Sampling(kind, antialias and kind in ("bilinear", "bicubic")))
-    assert result.shape == (outputs, inputs)
-    np.testing.assert_allclose(result.sum(axis=1), 1.0)
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 20), st.integers(1, 20))
-def test_mipmaps_keep_a_uniform_color(height: int, width: int, rows: int, columns: int) -> None:
-    pixels = np.full((height, width, 3), 77, np.uint8)
-    assert (resample(pixels, (rows, columns), Sampling("mipmap")) == 77).all()

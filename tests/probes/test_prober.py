@@ -211,26 +211,6 @@ def test_correct_file_passes_each_probe(tmp_path, name):
     assert all(ratio <= 24.0 for ratio in ratios.values()), ratios
 
 
-def test_equal_probes_are_computed_once(tmp_path):
-    x = {"x": np.concatenate([np.zeros((6, 3), np.float32), np.ones((6, 3), np.float32)])}
-    _, probes, _ = examine(nn.Identity(), nn.Identity(), tmp_path, x)
-    assert "zeros" not in probes  # the first sample is zero, as is the one in `batch_1`
-    assert "ones" in probes
-    assert "max" not in probes
-
-
-def test_disabled_probes_are_not_computed(tmp_path):
-    model = tiny.net()
-    none = {"probes": False, "stability_samples": 0}
-    observed, probes, _ = examine(model, model, tmp_path, **none)
-    assert probes == {}
-    assert observed.trace_search is None
-    assert observed.runtimes[0].outputs[0].stability is None
-    observed, probes, _ = examine(model, model, tmp_path, search_inputs=0)
-    assert len(probes) > 10
-    assert observed.trace_search is None
-
-
 def test_nothing_is_computed_without_a_working_runtime():
     calls = []
 
@@ -246,16 +226,3 @@ def test_nothing_is_computed_without_a_working_runtime():
         assert calls.pop() == instrument.cost
         assert not instrument.evidence().get("trace_search")
     assert not calls
-
-
-def test_fixed_batch_is_probed_with_that_batch(tmp_path):
-    model = tiny.net()
-    candidate = tiny.export(
-        model, tmp_path / "m.onnx", example={"input": tiny.images(3)}, dynamic=False
-    )
-    observed = benches.measured(model, candidate, {"input": tiny.images(12)}, **QUIET)
-    (runtime,) = observed.runtimes
-    assert {probe.batch_size for probe in runtime.probes} == {3}
-    assert {probe.name for probe in runtime.probes} >= {"batch_3", "zeros", "negated", "reversed"}
-    assert all(probe.noise_ratio < 8.0 for probe in runtime.probes)
-    assert runtime.outputs[0].stability.batch_sizes == (3,)

@@ -4,12 +4,9 @@ import io
 
 import pytest
 import torch
-from torch import nn
 
-from gate.export import failures
 from gate.export.export_warnings import captured
 from gate.export.failures import MAX_LINES, ExportFailure, explain_error, unsupported
-from gate.export.torchscript_settings import registered
 from gate.records.export import Strategy
 from tests.export import failing
 
@@ -90,62 +87,6 @@ def test_operators_in_scripted_loops_and_branches_are_found():
     assert ("aten::linalg_eigvals", "") in operator_locations(refusal)
 
 
-@pytest.mark.further
-def test_operators_in_conditions_are_found():
-    result = unsupported(failing.Conditional().eval(), X, strategy="dynamo", opset=18)
-    assert [(item.name, item.source) for item in result] == [
-        ("aten::linalg_eig", find_line("return torch.cond"))
-    ]
-
-
-def test_modules_with_equal_names_are_distinguished():
-    result = unsupported(failing.RepeatedNames().eval(), X, strategy="traced", opset=13)
-    locations = {item.path for item in result if item.name == "aten::linalg_eigvals"}
-    assert locations == {"encoder.0.0", "decoder.0.0"}
-
-
-def test_operators_after_a_stopped_export_are_found():
-    result = unsupported(failing.NeedsShape().eval(), X, strategy="traced", opset=13)
-    assert [(item.name, item.path) for item in result] == [
-        ("aten::swapaxes", "first"),
-        ("aten::swapaxes", "second"),
-    ]
-
-
-@pytest.mark.further
-def test_traced_module_has_module_paths():
-    with captured():
-        model = failing.Several().eval().requires_grad_(False)
-        traced = torch.jit.trace(model, X, check_trace=False)
-    result = unsupported(traced, X, strategy="traced", opset=13)
-    assert ("aten::grid_sampler", "head") in {(item.name, item.path) for item in result}
-
-
-@pytest.mark.further
-def test_custom_symbolics_are_not_listed():
-    model = failing.Several().eval().requires_grad_(False)
-    with registered("tests.export.custom_example:register", opset=18) as symbolics:
-        legacy = unsupported(model, X, strategy="direct", opset=18)
-        keywords = {"custom_translation_table": symbolics.translations}
-        dynamo = unsupported(model, X, strategy="dynamo", opset=18, exporter_keywords=keywords)
-    assert {item.name for item in legacy} == {"aten::linalg_eigvals", "aten::real"}
-    assert {item.name for item in dynamo} == {"aten::linalg_eig"}
-
-
-@pytest.mark.parametrize("strategy", [*LEGACY, "dynamo"])
-def test_exportable_model_has_no_unsupported_operator(strategy):
-    assert unsupported(nn.Linear(4, 2).eval(), X, strategy=strategy, opset=18) == ()
-
-
-@pytest.mark.further
-def test_uncapturable_model_has_no_unsupported_operator(capfd):
-    assert unsupported(failing.SortedByLambda(), X, strategy="scripted", opset=13) == ()
-    assert unsupported(failing.Branch(), X, strategy="dynamo", opset=18) == ()
-    assert unsupported(failing.Eigenvalues(), X, strategy="direct", opset=13)
-    seen = capfd.readouterr()
-    assert (seen.out, seen.err) == ("", "")
-
-
 def test_registrations_are_restored():
     from torch.onnx._internal.torchscript_exporter import registration
 
@@ -215,33 +156,3 @@ def test_failure_names_the_source_line(kind, strategy, code):
 ])  # fmt: skip
 def test_suggested_setting_exports_the_model(kind, strategy, opset):
     assert export_failure(kind(), strategy, opset=opset) is None
-
-
-@pytest.mark.parametrize(("scope", "path"), [
-    ("pkg.Several::", ""),
-    ("pkg.Several::/pkg.Sequential::left.0/pkg.Eigenvalues::left.0.1", "left.0.1"),
-    ("pkg.Several::/pkg.Sequential::0/pkg.Eigenvalues::1", "left.0.1"),
-    ("pkg.Several::/pkg.Sequential::even/pkg.Eigenvalues::0", "right.even.0"),
-    ("pkg.Several::/pkg.GridSample::head", "head"),
-    ("pkg.Several::/pkg.Linear::nowhere", "nowhere"),
-])  # fmt: skip
-def test_scope_is_converted_to_a_module_path(scope, path):
-    assert failures.module_path(scope, failing.Several()) == path
-
-
-def test_missing_scope_is_read_from_the_hierarchy():
-    scope = failures.node_scope("pkg.Net::", "0(Sequential).1(Eig).UNKNOWN_INSTANCE(UNKNOWN_TYPE)")
-    assert scope == "pkg.Net::/Sequential::0/Eig::1"
-    assert failures.node_scope("pkg.Net::/pkg.A::a", "b(B)") == "pkg.Net::/pkg.A::a"
-
-
-@pytest.mark.parametrize(("text", "line"), [
-    ("", None),
-    ("<string>(3): forward\n", None),
-    ("/nowhere/torch.py(3): f\n/nowhere/net.py(7): forward\n", "torch.py:3"),
-    (f"{torch.nn.functional.__file__}(3): f\n/nowhere/net.py(7): forward\n", "net.py:7"),
-    ('  File "/a/outer.py", line 1, in f\n  File "/a/inner.py", line 2, in g\n', "inner.py:2"),
-    ('  File "/a/inner.py", line 2\n <--- HERE\n  File "/a/outer.py", line 1\n', "inner.py:2"),
-])  # fmt: skip
-def test_innermost_user_source_line(text, line):
-    assert failures.source_line(text) == line

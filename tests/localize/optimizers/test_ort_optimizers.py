@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,17 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gate import (
-    EvaluationData,
     Localization,
     MeasurementJob,
-    Policy,
-    Reference,
     SampleSet,
     TestedFile,
-    check,
     locate,
 )
-from gate.errors import DigestMismatch
 from gate.localize import ort_optimizers
 from gate.localize.layer_deviations import DeviationLimits
 from gate.localize.locate import compare_layers
@@ -33,23 +27,17 @@ from gate.localize.ort_optimizers import (
     RULES,
     OptimizerTrials,
     ReferenceOutput,
-    TrialOutcome,
     TrialSettings,
     find_faulty_optimizer,
-    find_in_child,
     find_optimizer_in_sandbox,
     minimal_set,
-    optimizers_that_changed,
 )
 from gate.policy.runtime_options import plain_setup
 from gate.policy.sections import RuntimePolicy
-from gate.records.evidence import Source
 from gate.records.localization import OptimizerFault
-from gate.report.terminal import localisation_sentences
 from gate.runtimes.ort import cuda_absent_reason
 from gate.sandbox.process import run_in_sandbox
 from gate.summary.render import render_optimizer
-from gate.summary.summarize import summarize
 from tests.localize.nets import localize_file
 from tests.localize.optimizers.faults import FAULTS
 from tests.measure import tiny
@@ -115,41 +103,6 @@ class TestRealFaults:
         (got,) = session.run(None, {"input": fault.inputs})
         want = fault.model().eval()(torch.from_numpy(fault.inputs)).detach().numpy()
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
-
-
-class TestReport:
-    """The report names the optimizer, with the same text on all surfaces."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def checked(cls, tmp_path_factory):
-        fault = FAULTS["a transposed matrix by a vector"]
-        candidate = fault.file(tmp_path_factory.mktemp("story") / "m.onnx")
-        default = Policy.default(task="tensors")
-        runtimes = {n: r for n, r in default.runtimes.items() if n.startswith("ort-cpu")}
-        return fault, check(
-            candidate.path,
-            reference=Reference(fault.model().eval(), Source(factory="faults:model")),
-            data=EvaluationData(SampleSet.from_arrays({"input": fault.inputs})),
-            policy=default.model_copy(update={"runtimes": runtimes}),
-        )
-
-    def test_headline_names_the_optimizer(self, checked):
-        fault, result = checked
-        summary = summarize(result.decision, result.evidence, explanation=result.explanation)
-        name = fault.names[0]
-        assert (summary.headline.cause, summary.headline.blamed) == ("optimiser", name)
-        text = f"With {name} enabled, ONNX Runtime computes a different result from level {fault.level} on"
-        assert text in summary.headline.sentence
-        assert "became FusedMatMul" in summary.headline.sentence
-        assert f'disabled_optimizers=["{name}"]' in summary.headline.remedy
-        assert len(summary.findings) == 1
-        assert "--runtime ort-cpu-optimized" in summary.steps[0].command
-
-    def test_localization_page_names_the_optimizer(self, checked):
-        fault, result = checked
-        text = " ".join(localisation_sentences(result.explanation))
-        assert fault.names[0] in text
 
 
 class TestOtherSetups:
@@ -262,13 +215,6 @@ class TestNoFaultyOptimizer:
             reason_code="stopped", reason_params={"failure": "RuntimeError: no room"}
         )
 
-    def test_log_without_optimizer_names_is_a_reason(self, candidate, monkeypatch):
-        monkeypatch.setattr(ort_optimizers, "optimizers_that_changed", lambda lines, at=None: ())
-        reported = find_faulty_optimizer(
-            ScriptedTrials(candidate, lambda level, _: is_unoptimized(level)), size_bytes=1
-        )
-        assert reported.reason_code == "unlogged"
-
 
 class TestSearch:
     def test_smallest_set_of_optimizers_is_found(self, candidate):
@@ -295,37 +241,6 @@ class TestSearch:
         assert bool(reported.names) is named
         assert reported.reason_params == {"count": sessions}
         assert not named or "NchwcTransformer" in reported.names
-
-    def test_search_time_is_limited(self, candidate, monkeypatch):
-        monkeypatch.setattr(ort_optimizers, "TRIALS_LIMIT_S", -1.0)
-        reported = find_faulty_optimizer(
-            ScriptedTrials(candidate, lambda level, _: is_unoptimized(level)), size_bytes=1
-        )
-        assert (reported.names, reported.sessions) == ((), 0)
-
-    def test_nodes_of_large_files_are_not_compared(self, candidate):
-        rule = lambda level, without: is_unoptimized(level) or "NchwcTransformer" in without  # noqa: E731
-        reported = find_faulty_optimizer(ScriptedTrials(candidate, rule), size_bytes=1 << 40)
-        assert (reported.names, reported.after) == (("NchwcTransformer",), ())
-        assert (reported.nodes_unread_code, reported.nodes_unread_params) == (
-            "too_large",
-            {"limit": 512},
-        )
-
-
-def test_trial_outcome_is_cached(candidate):
-    trials = ScriptedTrials(candidate, lambda *_: True)
-    assert trials.is_correct_without({"A"})
-    assert trials.is_correct_without(frozenset({"A"}))
-    assert trials.sessions == 1
-    assert trials.outcome(log=[]) == TrialOutcome(agrees=True)
-
-
-def test_log_of_a_trial_is_captured(candidate, capfd):
-    log: list[str] = []
-    ScriptedTrials(candidate, lambda *_: True).outcome(log=log)
-    assert any("GraphTransformer" in line for line in log)
-    assert "onnxruntime" not in capfd.readouterr().err
 
 
 @pytest.mark.skipif(cuda_absent_reason() is None, reason="CUDA loads here")
@@ -375,28 +290,6 @@ def test_optimizer_is_found_in_another_process(faulty_file, reference_outputs, m
     assert (result.names, result.reason_code) == (VECTOR_FAULT.names, None)
 
 
-def test_settings_and_arrays_reach_the_other_process(faulty_file, reference_outputs, monkeypatch):
-    """Pass settings and arrays to the function of the child process, called here directly."""
-    received = {}
-
-    def record_and_stop(answers, limits, *, bound):
-        received.update(right=answers, limits=limits, bound=bound)
-        raise DigestMismatch("far enough")
-
-    monkeypatch.setattr(ort_optimizers, "OutputComparator", record_and_stop)
-    monkeypatch.setattr(
-        ort_optimizers, "run_in_sandbox", lambda _, arguments, **__: find_in_child(**arguments)
-    )
-    settings = trial_settings(faulty_file)
-    result = find_optimizer_in_sandbox(dataclasses.replace(settings, bound=0.25), reference_outputs)
-    assert result == OptimizerFault(reason_code="stopped", reason_params={"failure": "far enough"})
-    assert (received["limits"], received["bound"]) == (settings.limits, 0.25)
-    for before, after in zip(reference_outputs, received["right"], strict=True):
-        assert before.first == after.first
-        for name in ("feed", "outputs", "truths"):
-            np.testing.assert_equal(getattr(after, name), getattr(before, name))
-
-
 @pytest.mark.parametrize(("does", "limit_s", "reason"), [
     (("die", {"number": 6}), 40.0, "its process died of SIGABRT"),
     (("for_ever", {}), 0.5, "disabling optimizers took more than the time limit of 0.5 s"),
@@ -418,55 +311,6 @@ def test_failure_of_the_other_process_is_a_reason(
     assert "Nothing was decided" not in result.reason_params["failure"]
 
 
-def test_unserializable_array_is_a_reason(faulty_file, reference_outputs):
-    unserializable = dataclasses.replace(
-        reference_outputs[0], feed={"input": np.array([{}], dtype=object)}
-    )
-    result = find_optimizer_in_sandbox(trial_settings(faulty_file), [unserializable])
-    assert (result.names, result.below) == ((), None)
-    assert "ValueError" in result.reason_params["failure"]
-
-
-LOG_PREFIX = "2026-01-01 00:00:00.0 [V:onnxruntime:, graph_transformer_mgr.cc:1 ApplyTransformers]"
-
-
-def log_level(number: int) -> str:
-    return f"{LOG_PREFIX} Applying 2 graph transformer(s) for level {number} for up to 10 step(s)."
-
-
-def log_begin(name: str) -> str:
-    return f"{LOG_PREFIX} Applying graph transformer {name} on step 1."
-
-
-def log_end(name: str, modified: int, status: str = "OK") -> str:
-    return f"{LOG_PREFIX} GraphTransformer {name} modified: {modified} with status: {status}"
-
-
-LOG = [
-    log_level(1), log_begin("A"), log_end("A", 1), log_begin("B"), log_end("B", 0),
-    log_level(2), log_begin("C"), log_end("C", 1), log_begin("A"), log_end("A", 1),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("lines", "at", "names"),
-    [
-        ([], None, ()),
-        (["anything else", ""], None, ()),
-        (LOG, None, ("A", "C")),
-        (LOG, "ORT_ENABLE_BASIC", ("A", "C")),
-        ([*LOG, log_level(3), log_begin("D"), log_end("D", 1)], "ORT_ENABLE_LAYOUT", ("D", "A", "C")),
-        ([log_level(1), log_begin("A"), log_end("A", 0), log_begin("B")], None, ("B",)),
-        ([log_level(1), log_begin("A"), log_end("A", 0, "FAIL")], None, ("A",)),
-        (LOG, "ORT_ENABLE_NEW", ("A", "C")),
-    ],
-    ids=["empty", "other lines", "changed", "at their level", "of that level first", "broke within",
-         "failed", "a level that the log does not count"],
-)  # fmt: skip
-def test_optimizers_that_changed_the_graph_are_parsed(lines, at, names):
-    assert optimizers_that_changed(lines, at=at) == names
-
-
 def test_rule_names_exist_in_onnxruntime():
     """Check the rule names against the library: ONNX Runtime ignores unknown names."""
     (path,) = (Path(onnxruntime.__file__).parent / "capi").glob("onnxruntime_pybind11_state*.so")
@@ -482,23 +326,3 @@ NAMES = tuple("abcdefghijklmnopqrst")
 @given(st.sets(st.sampled_from(NAMES), min_size=1), st.permutations(NAMES))
 def test_minimal_set_is_exact(needed, names):
     assert set(minimal_set(names, lambda is_unoptimized: needed <= is_unoptimized)) == needed
-
-
-@given(st.sampled_from(NAMES), st.sampled_from(NAMES))
-def test_first_sufficient_optimizer_is_chosen(first, second):
-    result = minimal_set(
-        NAMES, lambda is_unoptimized: first in is_unoptimized or second in is_unoptimized
-    )
-    assert result == (min(first, second),)
-
-
-@given(st.sampled_from(NAMES))
-def test_minimal_set_needs_logarithmically_many_trials(needed):
-    trials = []
-
-    def is_correct_without(is_unoptimized: frozenset[str]) -> bool:
-        trials.append(is_unoptimized)
-        return needed in is_unoptimized
-
-    minimal_set(NAMES, is_correct_without)
-    assert len(trials) <= 2 * math.ceil(math.log2(len(NAMES)))

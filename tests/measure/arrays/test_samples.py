@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gate import GateError, SampleSet
+from gate import SampleSet
 from gate.data.array_files import MappedRows, Shard, open_labels
 from gate.errors import DataError, StorageError
 
@@ -228,11 +228,6 @@ def test_invalid_sample_files_are_refused(tmp_path, spoil, words):
         SampleSet.open(spoil(tmp_path))
 
 
-def test_empty_sample_set_is_refused():
-    with pytest.raises(DataError, match="has no array"):
-        SampleSet.from_arrays({})
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_nonfinite_values_are_refused_with_their_sample(value):
     x = X.copy()
@@ -248,16 +243,6 @@ def test_npz_without_disk_space_is_a_storage_error(tmp_path, monkeypatch):
     )
     with pytest.raises(StorageError, match="TMPDIR"):
         SampleSet.open(path)
-
-
-def test_npz_leaves_no_temporary_files(tmp_path, monkeypatch):
-    path = write_npz(tmp_path)
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    samples = SampleSet.open(path)
-    assert list(temporary.iterdir()) == []
-    np.testing.assert_array_equal(join_batches(samples, 4)["input"], X)
 
 
 def test_labels_are_copied_as_int64(tmp_path):
@@ -280,15 +265,6 @@ def test_labels_are_copied_as_int64(tmp_path):
 def test_invalid_labels_are_refused(tmp_path, labels):
     with pytest.raises(DataError):
         open_labels(save_array(labels)(tmp_path), samples=11)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [write_npz, change_bytes(write_npy, lambda data: data[:-5]), lambda folder: folder / "nothing"],
-)
-def test_unreadable_labels_are_refused(tmp_path, spoil):
-    with pytest.raises(GateError):
-        open_labels(spoil(tmp_path), samples=11)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")

@@ -10,7 +10,7 @@ from torch import nn
 
 from gate import Digest, GateError, SampleSet
 from gate.distributed.external_runtime import Packing, Sending, read_recording_source
-from gate.errors import InputMismatch, StorageError
+from gate.errors import InputMismatch
 from gate.policy.sections import Instruments
 from gate.records.instruments import drawn_batch_sizes
 from gate.runtimes.recording_format import Recording, RecordingSource
@@ -77,37 +77,10 @@ def test_model_adds_its_probes(tmp_path):
     assert np.load(tmp_path / "asked" / added.inputs[0].npy).max() > 20
 
 
-def test_inputs_have_the_names_of_the_file(tmp_path):
-    arrays = {
-        "left": np.arange(24, dtype=np.float32).reshape(6, 4),
-        "right": np.ones((6, 4), np.float32),
-    }
-    model = tiny.TwoInputs()
-    names = ("sum", "more.0", "more.1")
-    file = tiny.export(model, tmp_path / "two.onnx", example=arrays, outputs=names)
-    header = Sending(file, SampleSet.from_arrays(arrays), POLICY, model).write(tmp_path / "sent")
-    assert header.outputs == names
-    part = json.loads(header.parts[0].to_json())
-    raw, _ = read_inputs(tmp_path / "sent", part)
-    assert {name: array.tolist() for name, array in raw.items()} == {
-        name: array.tolist() for name, array in arrays.items()
-    }
-
-
 def test_fixed_batch_is_written_in_the_header(model, tmp_path):
     file = tiny.export(model, tmp_path / "fixed.onnx", dynamic=False)
     header = Sending(file, tiny.samples(), POLICY).write(tmp_path / "sent")
     assert {part.batch for part in header.parts} == {2}
-
-
-def test_only_samples_are_written_without_probes(good, tmp_path):
-    policy = tiny.policy(instruments=Instruments.none())
-    assert len(Sending(good, tiny.samples(), policy).write(tmp_path / "sent").parts) == 1
-
-
-def test_existing_export_folder_is_refused(good, tmp_path):
-    with pytest.raises(StorageError, match="exists already"):
-        Sending(good, tiny.samples(), POLICY).write(tmp_path)
 
 
 def test_mismatching_samples_leave_no_files(good, tmp_path):
@@ -246,10 +219,3 @@ def test_invalid_recording_source_is_refused(tmp_path, change, words):
     (tmp_path / "meta.json").write_text(json.dumps(consumer.META | change))
     with pytest.raises(GateError, match=words):
         read_recording_source(tmp_path / "meta.json")
-
-
-def test_existing_recording_is_refused(recorded_folder, subject, tmp_path):
-    with pytest.raises(GateError, match="exists already"):
-        Packing(subject, recorded_folder / "sent", recorded_folder / "outputs", SOURCE).write(
-            tmp_path
-        )

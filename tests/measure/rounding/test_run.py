@@ -5,11 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from gate.errors import EvidenceError
 from gate.measure.context import MeasurementContext
 from gate.policy.sections import DeterminismPolicy
-from gate.reference.random_rounding import RoundingRun, seed
-from gate.reference.torch_session import run_in_parts
+from gate.reference.random_rounding import RoundingRun
 from tests.probes import benches
 
 
@@ -69,22 +67,6 @@ def test_rounded_runs_are_reproducible_by_draw():
     assert np.allclose(first, exact, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("count", "asked", "threads"), [(4, None, 1), (2**15 + 1, None, 2), (4, 2, 2), (4, 1, 2)]
-)
-def test_small_batch_uses_one_thread_unless_policy_sets_it(count, asked, threads):
-    """Leave a thread count of the policy alone: the measurement sets it once for all runs."""
-    bench = context(determinism=DeterminismPolicy(threads=asked))
-    THREADS.clear()
-    bench.rounded_run(rows(count), draw=0)
-    assert threads == THREADS[0]
-
-
-def test_threads_are_restored_after_an_error():
-    with pytest.raises(EvidenceError):
-        context().rounded_run({"x": np.zeros((2, 7), np.float32)}, draw=0)
-
-
 class Wide(nn.Module):
     """A model that needs 8 MiB per sample; `company` mixes the samples of a batch."""
 
@@ -135,34 +117,3 @@ def test_large_tensors_are_computed_one_sample_at_a_time():
 def test_batch_is_not_split_when_samples_depend_on_each_other(company):
     rounded, double = list_batch_sizes(Wide(company))
     assert set(rounded) == set(double) == {6}
-
-
-@pytest.mark.parametrize(("count", "size"), [(7, 3), (4, 3), (5, 3), (6, 1), (3, 3)])
-def test_part_sizes_differ_by_at_most_one(count, size):
-    sizes = []
-
-    def run(batch):
-        sizes.append(len(batch["x"]))
-        return [batch["x"] * 2.0, batch["x"].sum(1)]
-
-    x = rows(count)["x"]
-    joined = run_in_parts(run, {"x": x}, size=size)
-    assert max(sizes) <= size
-    assert max(sizes) - min(sizes) <= 1
-    assert np.array_equal(joined[0], x * 2.0)
-    assert np.array_equal(joined[1], x.sum(1))
-
-
-@pytest.mark.parametrize("outputs", [
-    lambda x: [np.float32(x.sum()) * np.ones(())],
-    lambda x: [x[:, : 1 + int(x[0, 0] > 0.0)]],
-], ids=["a number", "other lengths"])  # fmt: skip
-def test_unjoinable_outputs_use_the_whole_batch(outputs):
-    x = np.array([[1.0, 2.0], [-1.0, 2.0]], np.float32)
-    joined = run_in_parts(lambda batch: outputs(batch["x"]), {"x": x}, size=1)
-    assert np.array_equal(joined[0], outputs(x)[0])
-
-
-@pytest.mark.parametrize("own", [-1, 2**63 + 5])
-def test_any_policy_seed_is_a_valid_generator_seed(own):
-    assert 0 <= seed(DeterminismPolicy(seed=own), 3) < 2**64

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from gate.measure.cost_meter import KEPT, CostMeter, Stopwatch
+from gate.measure.cost_meter import CostMeter, Stopwatch
 from gate.runtimes import peak_memory
 from gate.runtimes.runtime import Proof, Session
 
@@ -39,21 +38,6 @@ def test_first_run_batches_and_single_samples_are_separate():
     assert not cost.single.cold
     assert cost.open_ms is not None
     assert cost.cuda_bytes is None
-
-
-def test_open_time_of_the_session_is_used():
-    session, meter = FakeSession(), CostMeter()
-    session.open_seconds = 0.25
-    assert meter.open(lambda: session, cuda=False) is session
-    assert meter.cost(Proof()).open_ms == 250.0
-
-
-def test_batches_of_one_sample_are_single_samples():
-    meter = CostMeter()
-    meter.batches.add(0.5, batch_size=1)
-    single = meter.cost().single
-    assert single is not None
-    assert (single, single.cold) == (meter.batches.result(), True)
 
 
 def test_memory_is_measured_up_to_the_first_batch(monkeypatch):
@@ -95,48 +79,6 @@ def test_cuda_memory_is_the_decrease_of_free_memory(monkeypatch):
     assert meter.cost(Proof()).cuda_bytes == 300
 
 
-def test_unreadable_device_memory_is_none(monkeypatch):
-    results = iter([(900, 1000), (600, 1000)])
-
-    def query(device: int) -> tuple[int, int]:
-        try:
-            return next(results)
-        except StopIteration:
-            raise RuntimeError("CUDA error: out of memory") from None
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", query)
-    meter = CostMeter()
-    meter.open(FakeSession, cuda=True)
-    with meter.watched():
-        pass
-    assert meter.cost(Proof()).cuda_bytes is None
-    late = CostMeter()
-    late.open(FakeSession, cuda=True)
-    assert late.cost(Proof()).cuda_bytes is None
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [(1.5e8, 150_000_000), (np.int64(15), 15), (-1, None), (float("nan"), None), ("3", None)],
-)
-def test_invalid_figures_of_a_session_are_ignored(said, expected):
-    session, meter = FakeSession(), CostMeter()
-    session.open_seconds = said
-    meter.open(lambda: session, cuda=False)
-    proof = Proof(memory_bytes=said, peak_bytes=said)
-    cost = meter.cost(proof)
-    assert (meter.memory_bytes(proof), cost.peak_bytes) == (expected, expected)
-    assert cost.open_ms is not None
-    assert cost.open_ms > 0
-
-
-def test_separate_process_without_memory_has_none():
-    meter, proof = CostMeter(), Proof(own_process=True)
-    meter.open(FakeSession, cuda=False)
-    assert (meter.memory_bytes(proof), meter.cost(proof).peak_bytes) == (None, None)
-
-
 def stopwatch_result(*batches):
     stopwatch = Stopwatch()
     for seconds, size in batches:
@@ -144,21 +86,8 @@ def stopwatch_result(*batches):
     return stopwatch.result()
 
 
-def test_no_latency_without_batches():
-    assert stopwatch_result() is None
-
-
-def test_only_batch_is_used():
-    latency = stopwatch_result((0.5, 3))
-    assert (latency.batch_size, latency.batches, latency.median_ms) == (3, 1, 500.0)
-
-
 def test_first_and_partial_last_batch_are_excluded():
     latency = stopwatch_result((9.0, 8), (0.01, 8), (0.02, 8), (0.03, 8), (5.0, 2))
     assert (latency.batch_size, latency.batches) == (8, 3)
     assert latency.median_ms == pytest.approx(20.0)
     assert latency.p95_ms == pytest.approx(29.0)
-
-
-def test_number_of_times_is_limited():
-    assert stopwatch_result(*[(0.001, 4)] * (KEPT + 50)).batches == KEPT

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
 import random
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch._inductor.config
@@ -20,7 +18,6 @@ from gate.policy.sections import DeterminismPolicy, Instruments
 from gate.records.evidence import Determinism
 from gate.reference import environment
 from gate.reference.environment import _LEVELS, cublas_reason, deterministic
-from gate.runtimes import ort
 from tests.measure import tiny
 
 SWITCHES = Determinism(
@@ -42,79 +39,6 @@ def test_environment_has_versions_and_cpu():
     )
     assert observed.cpu
     assert observed.determinism == SWITCHES
-
-
-def test_environment_without_cuda_device_has_no_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert environment.describe_environment(SWITCHES).gpu is None
-
-
-def test_driver_version_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(environment, "_DRIVER", tmp_path)
-    (tmp_path / "version").write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
-    )
-    assert environment.describe_environment(SWITCHES).driver == "580.65.06"
-
-
-def test_environment_has_cores_os_and_kernel():
-    result = environment.describe_environment(SWITCHES)
-    assert result.cores is not None
-    assert result.cores >= 1
-    assert result.os
-    assert result.kernel
-    assert platform.release() in result.kernel
-    assert platform.machine() in result.kernel
-
-
-def test_missing_affinity_and_os_name_are_no_error(monkeypatch):
-    def missing(*_: object) -> None:
-        raise OSError
-
-    def unsupported(_: object) -> None:
-        raise AttributeError
-
-    monkeypatch.setattr(platform, "freedesktop_os_release", missing)
-    monkeypatch.setattr(psutil.Process, "cpu_affinity", unsupported)
-    result = environment.describe_environment(SWITCHES)
-    assert result.os
-    assert result.cores
-
-
-def test_version_is_that_of_the_imported_build(monkeypatch):
-    """Use the imported version: onnxruntime and onnxruntime-gpu share one folder."""
-    monkeypatch.setattr("onnxruntime.__version__", "1.2.3")
-    assert environment.describe_environment(SWITCHES).versions["onnxruntime"] == "1.2.3"
-
-
-X86 = """processor\t: 0
-model name\t: AMD EPYC 9R14
-flags\t\t: fpu smep sse4_2 avx avx2 avx512f avx512_vnni avx_vnni amx_tile amx_int8 erms
-processor\t: 1
-model name\t: AMD EPYC 9R14
-flags\t\t: fpu
-"""
-ARM = "processor\t: 0\nFeatures\t: fp asimd evtstrm aes asimddp sve sve2 i8mm bf16 sb\n"
-
-
-@pytest.mark.parametrize(("text", "expected"), [
-    (X86, ("amx_int8", "amx_tile", "avx2", "avx512_vnni", "avx512f", "avx_vnni")),
-    (ARM, ("asimd", "asimddp", "bf16", "i8mm", "sve", "sve2")),
-    ("flags : fpu sse\n", ()),
-    ("model name\t:\nflags\t\t:\nbugs\t\t: avx2\n", None),
-    ("flags\t\t: \nbugs\t\t: avx2\n", None),
-    ("", None),
-    (None, None),
-])  # fmt: skip
-def test_relevant_cpu_flags_are_read(text, expected, tmp_path, monkeypatch):
-    path = tmp_path / "cpuinfo"
-    if text is not None:
-        path.write_text(text)
-    monkeypatch.setattr(environment, "_CPUINFO", path)
-    model, flags = environment.describe_processor()
-    assert flags == expected
-    assert model
-    assert (model == "AMD EPYC 9R14") == (text == X86)
 
 
 def read_state():
@@ -252,48 +176,10 @@ def test_tf32_and_cudnn_switches_are_set_and_restored(caller, tf32):
     assert read_state() == before
 
 
-def test_inherited_precision_stays_inherited():
-    torch.backends.fp32_precision = "tf32"
-    with deterministic(DeterminismPolicy()):
-        pass
-    torch.backends.fp32_precision = "none"
-    assert torch._C._get_fp32_precision_getter("mkldnn", "conv") == "none"
-
-
 def test_autocast_is_disabled_inside():
     with torch.autocast("cpu", dtype=torch.bfloat16), deterministic(DeterminismPolicy()):
         product = torch.ones(4, 4) @ torch.ones(4, 4)
         assert product.dtype == torch.float32
-
-
-def test_seed_makes_runs_equal():
-    drawn = []
-    for _ in range(2):
-        with deterministic(DeterminismPolicy(seed=3)):
-            drawn.append((torch.rand(2).tolist(), random.random(), np.random.rand()))
-    assert drawn[0] == drawn[1]
-
-
-@pytest.mark.parametrize("caller", [change_nothing, set_warn_only, set_strict])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_and_algorithms_are_set_and_restored(caller, threads):
-    caller()
-    before = read_state()
-    policy = DeterminismPolicy(threads=threads, algorithms=True)
-    with deterministic(policy) as observed:
-        assert (observed.threads, torch.get_num_threads()) == (threads, threads)
-        assert observed.algorithms
-        assert torch.empty(3).isnan().all()
-        with pytest.raises(RuntimeError, match="deterministic"):
-            torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
-    assert read_state() == before
-
-
-def test_warn_only_algorithms_are_not_deterministic():
-    with deterministic(DeterminismPolicy(algorithms=True)):
-        set_warn_only()
-        with deterministic(DeterminismPolicy(algorithms=False)) as observed:
-            assert not observed.algorithms
 
 
 POLICIES = st.builds(
@@ -422,20 +308,3 @@ def test_both_sides_use_the_determinism_of_the_policy(exported, threads, algorit
     options = observed.runtimes[0].session_options
     assert options["intra_op_num_threads"] == str(threads)
     assert options["use_deterministic_compute"] == str(int(algorithms))
-
-
-def test_torch_cuda_names_the_missing_variable(exported, monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    monkeypatch.setattr(ort, "cuda_absent_reason", lambda: None)
-    monkeypatch.setattr(ort, "cuda_unusable_reason", lambda: None)
-    policy = tiny.policy(
-        "ort-cpu",
-        "torch-cuda",
-        instruments=Instruments.none(),
-        determinism=DeterminismPolicy(algorithms=True),
-    )
-    cpu, cuda = measure_job(
-        MeasurementJob(tiny.net(), exported, tiny.samples(4), policy=policy)
-    ).runtimes
-    assert cpu.failure is None
-    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in cuda.failure

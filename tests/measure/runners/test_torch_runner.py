@@ -17,7 +17,7 @@ from gate.policy.sections import DeterminismPolicy
 from gate.reference.environment import deterministic
 from gate.reference.float64 import Float64Reference
 from gate.reference.random_rounding import RandomRounding
-from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
+from gate.reference.torch_session import TorchSession, copy_model
 
 ONE_INPUT = InputBinding((("x", "x"),), 4, fixed=False)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -83,12 +83,6 @@ def test_inputs_are_passed_by_keyword():
     assert (output == 1).all()
 
 
-def test_unknown_names_are_passed_by_position():
-    binding = InputBinding((("a", "p"), ("b", "q")), 4, fixed=False)
-    (output,) = run(lambda x, y: x - y, {"q": X, "p": X + 1}, binding)
-    assert (output == 1).all()
-
-
 def test_input_array_is_not_changed():
     array = X.copy()
     run(lambda x: x.zero_(), {"x": array})
@@ -117,20 +111,6 @@ def test_model_with_computed_weight_is_copied(computed):
     assert weight.grad_fn is not None
 
 
-def test_copied_model_keeps_complex_buffers():
-    model = nn.Module()
-    model.register_buffer("turn", torch.tensor([1j]))
-    assert copy_model(model, device="cpu").turn.dtype == torch.complex64
-
-
-def test_train_without_return_value_is_supported():
-    class Frozen(nn.Linear):
-        def train(self, mode=True):
-            super().train(mode)
-
-    assert not copy_model(Frozen(2, 2), device="cpu").training
-
-
 @pytest.mark.parametrize(("function", "keys"), [
     (lambda x: x, (None,)),
     (lambda x: (x, x), (None, None)),
@@ -156,13 +136,6 @@ def grad(x):
         return torch.autograd.grad(energy(x), x)[0]
 
 
-def backward_grad(x):
-    with torch.enable_grad():
-        x = x.detach().requires_grad_(True)
-        energy(x).backward()
-    return x.grad
-
-
 def switched_grad(x):
     before = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
@@ -178,18 +151,10 @@ def forward_mode_grad(x):
         return forward_ad.unpack_dual(torch.tanh(forward_ad.make_dual(x, tangent))).tangent
 
 
-def grad_or_zeros(x):
-    try:
-        return grad(x)
-    except Exception:
-        return torch.zeros_like(x)
-
-
 @pytest.mark.parametrize(
     "function",
-    [grad, backward_grad, switched_grad, forward_mode_grad, grad_or_zeros, torch.func.grad(energy),
-     torch.func.jacfwd(energy), torch.func.vmap(torch.func.grad(energy))],
-)  # fmt: skip
+    [grad, switched_grad, forward_mode_grad, torch.func.vmap(torch.func.grad(energy))],
+)
 @pytest.mark.parametrize("mode", ["plain", "float64", "rounded"])
 # torch.func uses torch.jit.script
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
@@ -206,19 +171,3 @@ def test_forward_can_compute_gradients(function, mode):
                 outputs = session.run({"x": X})
             assert not np.array_equal(session.run({"x": X})[0], outputs[0]) or mode == "plain"
     np.testing.assert_allclose(outputs[0], 1 - np.tanh(X.astype(np.float64)) ** 2, atol=1e-6)
-
-
-def test_dispatch_modes_receive_composite_operators():
-    observed = []
-
-    class RecordingMode(DispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            observed.append(func._schema.name)
-            return func(*args, **(kwargs or {}))
-
-    with deterministic(DeterminismPolicy()):
-        session = TorchSession(nn.GRU(2, 3), ONE_INPUT, device="cpu")
-        with RecordingMode():
-            session.run({"x": X})
-    assert observed.count("aten::gru") == 1
-    assert "aten::tanh" not in observed

@@ -143,11 +143,6 @@ def streamed_many():
     return Stream(lambda index: np.zeros(64, np.float32), 4000)
 
 
-def scalars():
-    """Return a data set of many very small samples."""
-    return Map(np.float32, 2000)
-
-
 def replace_item(index, item):
     """Return a data set of X with one replaced item."""
     return Map(lambda i: item if i == index else X[i])

@@ -10,8 +10,8 @@ import pytest
 from gate import SampleSet
 from gate.data.location import RemoteFile
 from gate.errors import DataError
-from tests.measure.sources import factories, written
-from tests.measure.sources.factories import HERE, Map, X
+from tests.measure.sources import written
+from tests.measure.sources.factories import HERE, X
 
 
 def read_batches(samples, size=4):
@@ -32,39 +32,11 @@ def test_sample_that_changes_on_second_read_is_named(again):
         again(samples)
 
 
-def test_unchanged_samples_are_still_read():
-    samples = SampleSet.open(f"{HERE}:changing")
-    read_batches(samples)
-    read_batches(samples.slice(0, 7))
-    np.testing.assert_array_equal(samples.at([8])["input"], X[[8]])
-
-
 def test_changed_label_is_refused():
     samples = SampleSet.open(f"{HERE}:relabelled")
     samples.labels()
     with pytest.raises(DataError, match="sample 3 of"):
         read_batches(samples)
-
-
-def test_shuffled_data_set_has_different_digests(monkeypatch):
-    orders = iter((range(11), [0, 2, 1, *range(3, 11)]))
-    monkeypatch.setattr(factories, "shuffled", lambda: X[list(next(orders))], raising=False)
-    first, second = (SampleSet.open(f"{HERE}:shuffled") for _ in range(2))
-    assert first.slice(1, 2).digest() != second.slice(1, 2).digest()
-    assert first.slice(3, 11).digest() == second.slice(3, 11).digest()
-
-
-def test_each_sample_is_read_twice(monkeypatch):
-    requests = []
-    data = Map(lambda index: requests.append(index) or (X[index], 1))
-    monkeypatch.setattr(factories, "counted", lambda: data, raising=False)
-    samples = SampleSet.open(f"{HERE}:counted")
-    requests.clear()
-    samples.digest()
-    samples.labels()
-    read_batches(samples)
-    samples.allow_nan().digest()
-    assert sorted(requests) == sorted([*range(11)] * 2)
 
 
 def touch_later(path):

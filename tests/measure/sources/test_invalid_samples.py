@@ -15,8 +15,6 @@ import torch
 from PIL import Image
 
 from gate import PreprocessSpec, SampleSet
-from gate.data.columnar_files import _ReadPosition
-from gate.data.location import SampleLocation
 from gate.errors import DataError, StorageError
 from tests.measure.sources import factories, written
 from tests.measure.sources.factories import HERE, Map, Raising, Stream, X, replace_item
@@ -213,12 +211,6 @@ def test_truncated_tar_is_refused(left, tmp_path):
         SampleSet.open(path)
 
 
-def test_compressed_tar_is_refused(tmp_path):
-    path = tar(tmp_path / "x.tar", members(), mode="w:gz")
-    with pytest.raises(DataError, match="gunzip"):
-        SampleSet.open(path)
-
-
 def column(values, kind=None):
     return pa.table({"input": pa.array(values, kind)})
 
@@ -274,14 +266,6 @@ def test_corrupt_columnar_file_is_refused(name, spoil, tmp_path):
         SampleSet.open(path)
 
 
-def test_row_group_with_missing_rows_is_refused():
-    file = SimpleNamespace(name="x.parquet")
-    batches = [pa.record_batch({"x": [1, 2]})]
-    group = SimpleNamespace(rows=5, file=file, batches=lambda _: iter(batches))
-    with pytest.raises(DataError, match="x.parquet has fewer rows than its metadata states: 5"):
-        list(_ReadPosition().rows(group, range(1, 5), ["x"]))
-
-
 def test_corrupt_parquet_page_is_refused(tmp_path):
     path = written.parquet(
         tmp_path / "x.parquet", written.table(), compression="none", use_dictionary=False
@@ -335,14 +319,6 @@ def test_shards_with_different_columns_are_refused(tmp_path):
         SampleSet.open(tmp_path)
 
 
-def test_existing_path_with_special_characters_is_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a:b", "x.tar#label=y"):
-        (tmp_path / name).touch()
-        assert SampleLocation.parse(name).source == name
-        assert not SampleLocation.parse(name).is_factory
-
-
 def test_remote_file_without_disk_space_is_refused(tmp_path, monkeypatch):
     np.save(tmp_path / "x.npy", X)
     url = f"file://{tmp_path}/x.npy"
@@ -371,13 +347,6 @@ class BrokenCache:
 
     def open(self, *_):
         raise OSError(self.number, os.strerror(self.number))
-
-
-def test_remote_file_of_unknown_size_is_read(tmp_path, monkeypatch):
-    np.save(tmp_path / "x.npy", X)
-    monkeypatch.setattr("gate.data.location.RemoteFile.size", None)
-    samples = SampleSet.open(f"file://{tmp_path}/x.npy")
-    assert samples.digest() == SampleSet.from_arrays({"input": X}).digest()
 
 
 def test_tar_truncated_after_opening_is_refused(tmp_path, monkeypatch):

@@ -11,17 +11,15 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
+from gate import PreprocessSpec
 from gate.errors import InputMismatch, OnnxFileError
 from gate.preprocess.implementations import implementation
 from gate.preprocess.onnx_graph import PICTURES, prepend_graph
-from gate.preprocess.spec import PreprocessSpec, Resize
+from gate.preprocess.spec import Resize
 from tests.preprocess.pictures import SMALL, picture
 
 SQUARE = PreprocessSpec(resize=Resize(size=(32, 36), antialias=False), channels="bgr")
-
-CROPPED = PreprocessSpec(crop=(32, 36))
 
 
 def classifier(
@@ -95,15 +93,6 @@ def test_mismatching_model_input_is_refused(
     with pytest.raises(InputMismatch, match=says):
         prepend_graph(SMALL, model, tmp_path / "whole.onnx")
     assert not (tmp_path / "whole.onnx").exists()
-
-
-@pytest.mark.parametrize("size", [(31, 40), (40, 35), (20, 20), (16, 72), (1, 1)])
-def test_picture_smaller_than_the_crop_raises(tmp_path: Path, size: tuple[int, int]) -> None:
-    prepend_graph(CROPPED, classifier(tmp_path / "model.onnx"), tmp_path / "whole.onnx")
-    fine = run(tmp_path / "whole.onnx", pictures=picture(32, 36)[None])
-    assert np.isfinite(fine).all()
-    with pytest.raises(Fail, match="Reshape"):
-        run(tmp_path / "whole.onnx", pictures=picture(*size)[None])
 
 
 def truncate(path: Path) -> None:
