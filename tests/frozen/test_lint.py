@@ -26,7 +26,8 @@ RULES = ("message", "rewrite")
 
 
 def factory(make: Any) -> str:
-    return f"{make.__module__}:{make.__name__}"
+    """Return the name of a factory; that of a partial has no module path."""
+    return f"{make.__module__}:{getattr(make, '__name__', '<lambda>')}"
 
 
 def torchvision(name: str) -> str:
