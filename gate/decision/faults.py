@@ -70,6 +70,7 @@ FAULTS: dict[str, FaultSpec] = {
     "weights_rounded_reduced": FaultSpec("{details}", _FLOAT16),
     "weights_by_code": FaultSpec("{details}", _AGAIN),
     "settings": FaultSpec("{details}", _WRONG_MODEL),
+    "settings_trial": FaultSpec("{details}", _AGAIN),
     "shape": FaultSpec(
         "its shape is {got} in the file, {want} in PyTorch; it comes from {nodes}", _WRONG_MODEL
     ),
@@ -187,6 +188,10 @@ DETAILS: dict[str, str] = {
     "offset": "the offset of {norm} (bias, running_mean) differs from the model's",
     # of settings
     "setting": "{setting} is {got} in the file, {attribute} is {want} in the model",
+    "computed_with": "the file computes it with {setting} = {got}; the model has {want}",
+    "right_with": "{setting} is {got} in the file, which is right with {want}",
+    "transposed_input": "a transposition of {setting} is missing or superfluous: with its axes in "
+    "the order {order}, the file computes the right value",
     "reset_gate": "linear_before_reset is 0 in the file; PyTorch's GRU computes with 1",
     # of operators
     "same": "these are the model's: {names:and}",

@@ -181,6 +181,7 @@ def build_localization(
         fake_quantized=limits.fake_quantized,
         loose=lambda: findings.loose_tensors(model),
         computed=findings.computed,
+        trials=findings.trials,
     )
     causes = _faults_by_value(findings, limits, diagnoser)
     # Quantization that the policy allows is a fault only if there is no other fault.

@@ -21,6 +21,7 @@ from gate.localize.layer_weights import Detail, Floats, tensor_names, tensors_ar
 from gate.localize.model_runner import ComputedValue, class_name
 from gate.localize.module_paths import computes
 from gate.localize.node_differences import format_value, node_differences, setting
+from gate.localize.trial_runs import TrialRuns
 from gate.localize.value_matching import ValueLayout
 from gate.onnx_file.reading import attributes
 from gate.records.localization import FaultCode, LayerFault
@@ -272,12 +273,15 @@ class Diagnoser:
         fake_quantized: bool = False,
         loose: Callable[[], Mapping[str, Floats]] = dict,
         computed: Callable[[], Iterable[Floats]] = tuple,
+        trials: TrialRuns | None = None,
     ) -> None:
         """cuda: the file ran on CUDA. reduced: rounding to 16 bits is not a cause. quantized: the
         policy allows quantization. fake_quantized: the model itself rounds to the steps of a
         quantized type, which is then not a cause. loose: returns the tensors that code outside of
-        modules may use. computed: returns those that forward computes without the inputs."""
+        modules may use. computed: returns those that forward computes without the inputs. trials:
+        finds causes by runs with other settings or axes."""
         self._model = model
+        self._trials = trials
         self._loose = cache(loose)
         self._computed = cache(lambda: tuple(computed()))
         self._names = tensor_names(model)
@@ -299,6 +303,7 @@ class Diagnoser:
             self._weight_fault,
             self._node_fault,
             self._settings_fault,
+            self._trial_fault,
             self._shape_fault,
             self._precision_fault,
             self._quantization_fault,
@@ -597,6 +602,34 @@ class Diagnoser:
             if differences:
                 return _fault(path, "settings", details=differences)
         return None
+
+    def _trial_fault(self, suspect: DivergentValue, segment: _Segment) -> LayerFault | None:
+        """Return the fault if one other setting of the model, or other axes in the file, explain
+        the value."""
+        is_file = isinstance(self._model, OnnxReference)
+        quantized = any(_QUANTIZED.search(node.op_type) for node in segment.nodes)
+        if self._trials is None or quantized or is_file:
+            return None
+        number, path = suspect.value.number, suspect.value.path
+        before = [value.path for value in suspect.unmatched]
+        paths = [*suspect.paths, *before, path.rpartition(".")[0]]
+        numbers = self._numbers(segment.indices)
+        if (detail := self._trials.changed_setting(number, paths, numbers)) is not None:
+            path = detail["setting"].rpartition(".")[0]
+        elif (detail := self._trials.changed_axes(number)) is None:
+            return None
+        elif suspect.got is not None:
+            path = suspect.got.path
+        return _fault(path, "settings", variant="trial", details=[detail])
+
+    def _numbers(self, indices: Sequence[int]) -> list[float]:
+        """Return the numbers in the attributes and small constants of nodes, with 0 and 1."""
+        arrays = [array for array in self._graph.constants(indices).values() if array.size <= 8]
+        for index in indices:
+            for value in attributes(self._graph.nodes[index]).values():
+                arrays += [np.array(value)] if isinstance(value, int | float | list) else []
+        numbers = [0, 1, *(n for a in arrays if a.dtype.kind in "if" for n in a.ravel().tolist())]
+        return list(dict.fromkeys(numbers))
 
     def _differing_constants(
         self, module: nn.Module, nodes: Sequence[onnx.NodeProto]

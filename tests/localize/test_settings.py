@@ -209,6 +209,94 @@ def test_a_layer_behind_a_copy_of_its_input_has_nodes(tmp_path):
     assert (reported.first_divergence, reported.fault_code) == ("second", "weights")
 
 
+class Grouped(nn.Module):
+    """Modules and code with settings that no attribute of a node states: (n, 6) to (n, 4, 4)."""
+
+    def __init__(
+        self,
+        groups: int = 4,
+        heads: int = 4,
+        dim: int = -1,
+        gain: float = 1.5,
+        *,
+        turned: bool = True,
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(6, 16), nn.GroupNorm(groups, 16)
+        self.fold = nn.Unflatten(1, (4, 4))
+        self.attention = nn.MultiheadAttention(4, heads, batch_first=True)
+        self.softmax, self.gain, self.turned = nn.Softmax(dim), gain, turned
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.fold(self.norm(self.first(x)))
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = self.left(self.softmax(x) * self.gain)
+        return self.right(x.transpose(1, 2) if self.turned else x)
+
+
+@pytest.mark.parametrize("by", ["direct", "dynamo"])
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        ("norm", "num_groups", 2),
+        ("norm", "num_groups", 8),
+        ("attention", "num_heads", 2),
+        ("softmax", "dim", 1),
+        ("", "gain", 2.5),
+        ("", "turned", False),
+    ],
+)
+def test_setting_that_no_node_states_is_found_by_a_run(tmp_path, by, module, name, value):
+    model, wrong = Grouped().eval(), Grouped().eval()
+    setattr(wrong.get_submodule(module), name, value)
+    torch.backends.mha.set_fastpath_enabled(False)
+    candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS, by=by)
+    torch.backends.mha.set_fastpath_enabled(True)
+    reported = localize_file(model, candidate, VECTORS)
+    assert (reported.first_divergence, reported.fault_code) == (module, "settings")
+    (detail,) = reported.fault_params["details"]
+    full_name = f"{module}.{name}" if module else name
+    assert (detail["setting"], detail["got"]) == (full_name, str(value))
+
+
+def set_attribute(op: str, index: int, **values: object):
+    def spoil(proto: onnx.ModelProto) -> None:
+        node = nets.find_node(proto, op, index)
+        kept = [attribute for attribute in node.attribute if attribute.name not in values]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.attribute.extend(helper.make_attribute(*pair) for pair in values.items())
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "module", "code", "setting"),
+    [
+        (lambda proto: nets.bypass(proto, proto.graph.node[-3]), "", "transposed_input", "left"),
+        (set_attribute("Transpose", -1, perm=[0, 1, 2]), "", "right_with", "perm of Transpose"),
+        (set_attribute("Softmax", 0, axis=-2), "attention", "right_with", "axis of Softmax"),
+    ],
+)
+def test_changed_axes_are_found_by_a_run(tmp_path, spoil, module, code, setting):
+    class Plain(Grouped):
+        def forward(self, x):
+            x = self.fold(self.norm(self.first(x)))
+            x = x + self.attention(x, x, x, need_weights=False)[0]
+            return self.right(self.left(x).transpose(1, 2))
+
+    model = Plain().eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
+    torch.backends.mha.set_fastpath_enabled(True)
+    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
+    assert (reported.first_divergence, reported.fault_code) == (module, "settings")
+    (detail,) = reported.fault_params["details"]
+    assert (detail["code"], setting in detail["setting"]) == (code, True)
+
+
 class Stacked(nn.Module):
     """Two recurrent modules, the first with two layers, and an optional sum before the head."""
 
@@ -238,7 +326,7 @@ def clear_linear_before_reset(proto):
     [
         (0.0, clear_linear_before_reset, "gru", "settings"),
         (0.0, swap_gates, "gru", "weights"),
-        (0.01, None, "", "code"),
+        (0.01, None, "", "settings"),
     ],
 )
 def test_fault_is_in_the_module_before(tmp_path, added, spoil, module, code):
