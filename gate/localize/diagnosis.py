@@ -417,8 +417,13 @@ class Diagnoser:
             reordered=self._has_gates(indices),
             computed=self._computed,
         )
-        misplaced = layer_weights.misplaced_tensors(module, value.path, constants)
-        return replace(comparison, differences=(*comparison.differences, *misplaced))
+        differences = [
+            *comparison.differences,
+            *layer_weights.misplaced_tensors(module, value.path, constants),
+        ]
+        if not differences:
+            differences += layer_weights.differing_directions(module, value.path, constants)
+        return replace(comparison, differences=tuple(differences))
 
     def _has_gates(self, indices: Sequence[int]) -> bool:
         """Return whether there is a recurrent operator, which reorders the rows of its weights."""
@@ -511,6 +516,8 @@ class Diagnoser:
             transposed = layer_weights.transposed_weight(module, value.path, nodes, constants)
             differences += [] if transposed is None else [transposed]
             differences += layer_weights.misplaced_tensors(module, value.path, constants)
+            if not differences:
+                differences += layer_weights.differing_directions(module, value.path, constants)
             # Differences of the module itself come first.
             differences.sort(key=lambda difference: difference.module != value.path)
         else:

@@ -20,7 +20,7 @@ from gate.localize.model_runner import ValueSurvey
 from gate.onnx_file.reading import attributes
 from gate.statistics.accumulators import distances
 from gate.storage.arrays import OutputArray
-from gate.weights.layouts import misplaced
+from gate.weights.layouts import differing_parts, misplaced
 from gate.weights.model_tensors import FORMATS, format_tolerance, norms
 
 Floats = NDArray[np.float64]
@@ -373,6 +373,16 @@ def misplaced_tensors(
     """
     for code, names in misplaced(module, constants.values()).items():
         yield WeightDifference(path, {"code": code, "names": names}, tensor=names[0])
+
+
+def differing_directions(
+    module: nn.Module, path: str, constants: Mapping[str, OutputArray]
+) -> Iterator[WeightDifference]:
+    """Yield the weights of a recurrent module that are packed with others and differ."""
+    for name, want, got in differing_parts(module, constants.values()):
+        full_name, wrong = f"{path}.{name}" if path else name, want != got
+        numbers = (want.astype(np.float64), got.astype(np.float64))
+        yield replace(difference(full_name, *numbers, wrong, tolerance=0.0), tensor=full_name)
 
 
 def _floats(path: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Floats]:

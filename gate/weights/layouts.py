@@ -436,6 +436,29 @@ def misplaced(module: nn.Module, arrays: Iterable[Values]) -> dict[str, list[str
     return {kind: list(dict.fromkeys(names)) for kind, names in by_kind.items() if names}
 
 
+def differing_parts(
+    module: nn.Module, arrays: Iterable[Values]
+) -> Iterator[tuple[str, Values, Values]]:
+    """Yield the weights of a recurrent module that differ in the file: name, the model's, the
+    file's.
+
+    A constant is identified by an equal weight in it, such as that of the other direction, or by
+    its shape if the module and the file have a single one.
+    """
+    constants, packed = list(arrays), list(match_packed_rnn(module))
+    for stored in packed:
+        want = stored.values
+        shaped = [a for a in constants if a.shape == want.shape]
+        is_single = len(shaped) == sum(other.shape == want.shape for other in packed) == 1
+        for got in shaped:
+            equal_parts = [np.array_equal(got[region], want[region]) for region, _ in stored.parts]
+            if not all(equal_parts) and (is_single or any(equal_parts)):
+                for (region, name), is_equal in zip(stored.parts, equal_parts, strict=True):
+                    if not is_equal:
+                        yield name, want[region], got[region]
+                break
+
+
 def _same_elements(first: Values, second: Values) -> bool:
     return bool(np.array_equal(np.sort(first, axis=None), np.sort(second, axis=None)))
 

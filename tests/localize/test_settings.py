@@ -341,3 +341,32 @@ def test_fault_is_in_the_module_before(tmp_path, added, spoil, module, code):
         candidate = tiny.candidate(candidate.path)
     reported = localize_file(model, candidate, VECTORS)
     assert (reported.first_divergence, reported.fault_code) == (module, code)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (nn.LSTM, ["weight_hh_l0_reverse"]),
+        (nn.GRU, ["bias_hh_l0_reverse"]),
+        (nn.GRU, ["weight_ih_l0", "weight_ih_l0_reverse"]),
+    ],
+)
+def test_another_weight_of_one_direction_is_named(tmp_path, kind, names):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn = kind(6, 5, batch_first=True, bidirectional=True)
+            self.head = nn.Linear(10, 3)
+
+        def forward(self, x):
+            return self.head(self.rnn(x[:, None] * torch.linspace(-1, 1, 4)[:, None])[0][:, 1])
+
+    model, wrong = Both().eval(), Both().eval()
+    with torch.no_grad():
+        for name in names:
+            getattr(wrong.rnn, name).add_(0.1).mul_(1.5)
+    reported = localize_file(model, nets.export(wrong, tmp_path / "m.onnx", VECTORS), VECTORS)
+    assert (reported.first_divergence, reported.fault_code) == ("rnn", "weights")
+    named = [detail["name"] for detail in reported.fault_params["details"]]
+    assert named == [f"rnn.{name}" for name in names]
