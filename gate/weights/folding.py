@@ -25,6 +25,7 @@ from gate.weights.model_tensors import (
     ReferenceObserver,
     Values,
     format_tolerance,
+    norms,
     rounding,
     tensor_of,
     to_float64,
@@ -287,6 +288,68 @@ def merged_weights(
         for handle in hooks.values():
             handle.remove()
     yield from merged.items()
+
+
+def weights_behind_norms(
+    model: nn.Module, weights: Mapping[str, tuple[Values, FormatTolerance]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the weights and biases of Linears into which the affine of a norm before them was
+    merged, and the ones and zeros that replace that affine, with the path of the norm.
+
+    weights: as in `merged_weights`.
+    """
+    modules, affines = dict(model.named_modules()), dict(_affines(model))
+    merged: set[str] = set()
+    for name, (values, tolerance) in weights.items():
+        module = modules.get(name.rpartition(".")[0], model)
+        weight, bias = tensor_of(module, "weight"), tensor_of(module, "bias")
+        if weight is None or weight.ndim != 2 or not name.endswith(("weight", "bias")):
+            continue
+        offset = np.zeros(len(weight)) if bias is None else to_float64(bias)
+        for path, affine in affines.items():
+            if _is_behind(values, to_float64(weight), offset, affine, tolerance):
+                merged.add(path)
+                yield name, path
+                break
+    for name, (values, _) in weights.items():
+        path, _, kind = name.rpartition(".")
+        if path in merged and (values == (1.0 if kind == "weight" else 0.0)).all():
+            yield name, path
+
+
+def _affines(model: nn.Module) -> Iterator[tuple[str, tuple[Floats, Floats]]]:
+    """Yield path, scale and shift of the modules that scale and shift each feature."""
+    for path, module in model.named_modules():
+        scale, shift = tensor_of(module, "weight"), tensor_of(module, "bias")
+        if scale is not None and scale.ndim == 1:
+            shift = torch.zeros_like(scale) if shift is None else shift
+            yield path, (to_float64(scale), to_float64(shift))
+    yield from ((n.path, (n.scale, n.beta - n.mean * n.scale)) for n in norms(model))
+
+
+def _is_behind(
+    values: Values,
+    weight: Floats,
+    offset: Floats,
+    affine: tuple[Floats, Floats],
+    tolerance: FormatTolerance,
+) -> bool:
+    """Return whether `values` are the weight or bias of a Linear with the affine before it.
+
+    With the scale g and the shift s, they are W * g and b + W s.
+    """
+    scale, shift = affine
+    if scale.shape != weight.shape[1:]:
+        return False
+    if values.ndim == 2:
+        want, size = weight * scale, np.abs(weight * scale)
+    else:
+        want, size = offset + weight @ shift, np.abs(offset) + np.abs(weight) @ np.abs(shift)
+    allowed = (_MERGING + tolerance.relative) * size + tolerance.absolute
+    return any(
+        got.shape == want.shape and bool((np.abs(got - want) <= allowed).all())
+        for got in (values, values.T)
+    )
 
 
 def _probe(example: torch.Tensor, module: nn.Module) -> torch.Tensor:

@@ -24,7 +24,14 @@ from gate.weights.findings import (
     nearest_mismatch,
     rounded_mismatch,
 )
-from gate.weights.folding import WeightLayer, folded_bias, layers, likeliest, merged_weights
+from gate.weights.folding import (
+    WeightLayer,
+    folded_bias,
+    layers,
+    likeliest,
+    merged_weights,
+    weights_behind_norms,
+)
 from gate.weights.layouts import Lines, arrangements, equal, match_packed_rnn, same
 from gate.weights.model_tensors import (
     CONVERSIONS,
@@ -454,17 +461,20 @@ class Constants:
         return TensorIndex(stored_tensors((*self._computed.results(), *self._computed.sources())))
 
     def _match_merged(self, named: list[Constant]) -> None:
-        """Match weights and biases into which an adapter or a factor of forward was merged."""
+        """Match weights and biases into which an adapter, a factor of forward or a norm was
+        merged."""
         by_name = {c.name: c for c in named}
         weights = {
             name: (c.values, format_tolerance(c.format))
             for name, c in by_name.items()
             if c.values is not None
         }
-        for name, path in merged_weights(self._observer, weights):
+        by_norms = dict(weights_behind_norms(self._observer.model, weights))
+        others = {name: pair for name, pair in weights.items() if name not in by_norms}
+        for name, path in [*by_norms.items(), *merged_weights(self._observer, others)]:
             prefix = f"{path}." if path else ""
             names = tuple(n for n in self._matcher.index.by_name if n.startswith(prefix))
-            by_name[name].match, by_name[name].mismatch = Match("computed", names), None
+            by_name[name].match, by_name[name].mismatch = Match("computed", (name, *names)), None
 
     def _set_mismatches(self, constants: list[Constant]) -> int:
         """Set the mismatch of each open constant, by its name or by most of its elements.
