@@ -411,6 +411,30 @@ def test_merged_adapter_under_the_old_name_matches(build, fault, tmp_path):
     assert (weights.unmatched, weights.absent == 0) == (0, fault is None)
 
 
+@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+def test_norm_that_was_merged_into_the_next_linear_matches(norm, fault, tmp_path):
+    torch.manual_seed(4)
+    reference = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), norm(8), nn.Linear(8, 5)).eval()
+    for _, tensor in (*reference[2].named_parameters(), *reference[2].named_buffers()):
+        if tensor.is_floating_point():
+            tensor.data = torch.rand(8) + 0.5
+    plain, layer = copy.deepcopy(reference), reference[3]
+    scale, shift = reference[2].weight, reference[2].bias
+    if norm is nn.BatchNorm1d:
+        scale = scale / torch.sqrt(reference[2].running_var + reference[2].eps)
+        shift = shift - reference[2].running_mean * scale
+        plain[2] = nn.Identity()
+    else:
+        plain[2].weight.data, plain[2].bias.data = torch.ones(8), torch.zeros(8)
+    plain[3].weight.data = (layer.weight * scale).detach()
+    plain[3].bias.data = (layer.bias + layer.weight @ shift).detach()
+    plain[3].weight.data[1, 2] += 0.05 * fault
+    file = onnx.load_from_string(export(plain, torch.randn(4, 6), "unfolded"))
+    _, result = weights_report(reference, torch.randn(4, 6), file, tmp_path)
+    assert [item.place for item in result] == (["3.weight"] if fault else [])
+
+
 class ScaledEmbedding(nn.Embedding):
     def forward(self, x):
         return super().forward(x) * 3.0
