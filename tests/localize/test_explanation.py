@@ -139,8 +139,8 @@ def make_limited_job(tmp_path_factory):
 
 @pytest.mark.parametrize(("act", "highest", "module", "fault"), [
     (nn.ReLU(), 2.0, "act", "it computes ReLU instead of"),
-    (nn.ReLU6(), 90.0, "", "code in the model's own forward differs in the file: Clip"),
-], ids=["activation", "code"])  # fmt: skip
+    (nn.ReLU6(), 90.0, "", "the file computes it with highest = 90"),
+], ids=["activation", "setting"])  # fmt: skip
 def test_layer_is_found_on_the_input_of_a_probe(make_limited_job, act, highest, module, fault):
     result = locate_failure(
         make_limited_job(act, highest), *differing_probe("magnitudes")

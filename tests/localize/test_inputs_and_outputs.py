@@ -129,11 +129,11 @@ class Sums(nn.Module):
     def __init__(self, sign: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layer, self.sign = nn.Linear(6, 4), sign
+        self.layer, self.signs = nn.Linear(6, 4), (sign,)
 
     def forward(self, x):
         rows = torch.tanh(self.layer(x) + x[:, :4]).cumsum(1)
-        return rows, (self.sign * rows + 1).sum(1)
+        return rows, (self.signs[0] * rows + 1).sum(1)
 
 
 def test_fault_in_an_output_computed_from_another(tmp_path):
