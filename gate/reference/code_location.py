@@ -99,7 +99,8 @@ class HalfPrecisionFinder(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
-        for value in () if self.dtype else tree_leaves(returned):
+        is_input = func is torch.ops.aten.lift_fresh.default  # cast to float32 before the forward
+        for value in () if self.dtype or is_input else tree_leaves(returned):
             if isinstance(value, torch.Tensor) and value.dtype in _HALF:
                 self.dtype = _HALF[value.dtype]
                 self.location = locate_code(bare(func._schema.name), self._model)

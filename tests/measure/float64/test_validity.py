@@ -300,6 +300,18 @@ def test_autocast_in_an_exact_model_is_an_error(tmp_path):
     assert decision.verdict is not Verdict.PASS
 
 
+class Weighted(Head):
+    def forward(self, x, w):
+        return self.h(F.relu(self.a(x))) * w.float()
+
+
+def test_model_with_an_input_of_16_bits_passes(tmp_path):
+    arrays = {**X, "w": np.random.default_rng(0).random((len(X["x"]), 1)).astype(np.float16)}
+    model = Weighted().eval()
+    _, decision = check_file(model, model, tmp_path, arrays=arrays)
+    assert decision.verdict is Verdict.PASS, decision.problems
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (0.5, "FAIL")])
 def test_autocast_is_checked_with_a_reduced_policy(factor, verdict, tmp_path):
     model = Autocast().eval()
