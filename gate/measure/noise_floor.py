@@ -111,6 +111,7 @@ class NoiseStatistics:
     def merge(self, other: NoiseStatistics) -> NoiseStatistics:
         """Return the statistics of both streams."""
         merged = NoiseStatistics()
+        merged._draws = self._draws
         merged._samples = self._samples + other._samples
         merged._elements = self._elements + other._elements
         merged._broken = self._broken or other._broken
@@ -512,6 +513,8 @@ class NoiseFloor:
         self._names = tuple(names)
         self._noise: dict[str, NoiseStatistics] = {}
         self._rounding: dict[str, NoiseStatistics] = {}
+        self._replayed: dict[str, list[NoiseStatistics]] = {}
+        """Errors of each run under random rounding with the file's choices, by output."""
         self._baselines: dict[str, Literal["float64", "float32"]] = {}
         self._first: dict[str, list[NoiseGroups]] = {}
         self.few_draws = False
@@ -519,7 +522,7 @@ class NoiseFloor:
 
     def __getstate__(self) -> dict[str, object]:
         """Return the measured state, without values derived from it."""
-        return vars(self) | {"_first": {}}
+        return vars(self) | {"_first": {}, "_replayed": {}}
 
     def copy_state(self, source: NoiseFloor) -> None:
         """Replace the state in place by that of another process; other objects share this floor."""
@@ -557,10 +560,41 @@ class NoiseFloor:
                 statistics = self._noise.setdefault(name, NoiseStatistics(columns=True))
                 statistics.update(*sides, c, samples=samples)
 
+    def update_replayed(
+        self,
+        truth: Sequence[OutputArray],
+        reference: Sequence[OutputArray],
+        draws: Sequence[Sequence[OutputArray]],
+        *,
+        samples: int,
+        start: int,
+        validity: Validity,
+    ) -> None:
+        """Add a batch in which the model makes the file's choices, after `update`.
+
+        `draws`: the outputs of each run under random rounding. The other arguments: as there.
+        """
+        if validity.record.float64_differs:
+            return
+        for output, (name, r64, r) in enumerate(zip(self._names, truth, reference, strict=False)):
+            if name in self._noise and all(draw[output].shape == r.shape for draw in draws):
+                empty = [NoiseStatistics(columns=True) for _ in draws]
+                runs = zip(self._replayed.setdefault(name, empty), draws, strict=True)
+                for statistics, draw in runs:
+                    sides = validity.without_flips(output, r64, r, draw[output], start=start)
+                    statistics.update(*sides, draw[output], samples=samples)
+
     def widen(self, rounding: RoundingErrors) -> None:
-        """Use the error of random rounding where it is larger. `rounding`: by output, in order."""
-        floors = zip(self._names, rounding, strict=False)
-        self._rounding = {name: floor for name, floor in floors if floor is not None}
+        """Use the error of random rounding where it is larger. `rounding`: by output, in order.
+
+        The file's choices may select values that have larger errors than those of the model.
+        """
+        self._rounding = {}
+        for name, floor in zip(self._names, rounding, strict=False):
+            if floor is not None:
+                draws = self._replayed.get(name)
+                both = floor.merge(NoiseStatistics.median(draws)) if draws else floor
+                self._rounding[name] = both
 
     def suspicion(self) -> float:
         """Return how far the worst output is off, relative to the limit for a second look.

@@ -460,7 +460,7 @@ class RuntimeMeasurement:
                 outputs = self.runner.run(batch)
             self.outputs = outputs
             self.meter.batches.add(self.runner.seconds, batch_size=span.count)
-            least = self._least_choice
+            least, replay = self._least_choice, None
             if replayed is not None and least and _chooses(reference, outputs, least):
                 replay = replayed(batch)
                 if replay is not None:
@@ -478,6 +478,15 @@ class RuntimeMeasurement:
                     start=span.start,
                     validity=validity,
                 )
+                if replay is not None:
+                    self.comparison.floor.update_replayed(
+                        truth,
+                        reference,
+                        replay.draws,
+                        samples=span.count,
+                        start=span.start,
+                        validity=validity,
+                    )
             else:
                 self.comparison.update_outliers(reference, outputs, span)
         except Exception as error:

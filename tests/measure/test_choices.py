@@ -170,6 +170,27 @@ def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
     assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
 
 
+class Saturated(nn.Module):
+    """The top 4 of 8 probabilities of which many are below the rounding of ONNX Runtime's Sigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 8)
+
+    def forward(self, x):
+        return torch.topk((self.layer(x) * 80.0).sigmoid(), 4).values
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(80.0, Verdict.PASS), (80.1, Verdict.FAIL)])
+def test_ranks_of_numbers_below_rounding_are_open(factor, verdict, tmp_path):
+    """The file's choice has another magnitude than the model's, and the error of its own."""
+    arrays = {"x": np.random.default_rng(5).normal(size=(24, 6)).astype(np.float32)}
+    edit = None if factor == 80.0 else replace_constant(80.0, factor)
+    _, decision = check_model(Saturated(), tmp_path, arrays, edit=edit)
+    assert decision.verdict is verdict, decision.problems
+
+
 def swap_operator_in_loop(old: str, new: str):
     def edit(proto):
         (loop,) = nodes(proto, "Loop")
