@@ -298,7 +298,7 @@ class MeasurementJob:
             parameters=self.reference.parameters(),
             reduced=self.policy.precision == "reduced",
         )
-        return replace(binding, double=self.reference.keeps_double(subject))
+        return replace(binding, double=self.reference.keeps_double(self.candidate))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import nn
 from gate.data.input_binding import InputBinding
 from gate.model.model_state import ModelState
 from gate.onnx_file.tested_file import TestedFile
-from gate.records.evidence import ModelCode, Subject
+from gate.records.evidence import ModelCode
 from gate.runtimes.runtime import Session
 from gate.storage.arrays import Batch, OutputArray
 from gate.storage.digest import Digest
@@ -69,7 +69,7 @@ class ReferenceModel(ABC):
         """Return the names of the inputs, in order, or None if it accepts any names."""
 
     @abstractmethod
-    def keeps_double(self, subject: Subject) -> bool:
+    def keeps_double(self, file: TestedFile) -> bool:
         """Return True if float64 tensors stay float64 in a measurement. Otherwise they become
         float32."""
 

@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Self
 
+import onnx
 import torch
 from torch import nn
 
@@ -14,8 +15,10 @@ from gate.data.input_binding import InputBinding
 from gate.errors import PolicyError
 from gate.model.forward_signature import PositionalModel, parameters
 from gate.model.loading import collect_code
+from gate.onnx_file.reading import tensors_of
+from gate.onnx_file.release_file import onnx_files
 from gate.onnx_file.tested_file import TestedFile
-from gate.records.evidence import ModelCode, Subject
+from gate.records.evidence import ModelCode
 from gate.reference.float64 import Float64Reference
 from gate.reference.reference import ReferenceModel, ReferenceSession
 from gate.reference.torch_session import TorchSession, call_of, copy_model
@@ -42,13 +45,14 @@ class TorchReference(ReferenceModel):
         """Return the keyword names of forward, in order, or None if it accepts any."""
         return parameters(self.module)
 
-    def keeps_double(self, subject: Subject) -> bool:
-        """Return True if parts of the model are float64, or if the whole model and inputs or
-        outputs of the file are.
+    def keeps_double(self, file: TestedFile) -> bool:
+        """Return True if parts of the model are float64, or if the whole model and inputs, outputs
+        or weights of the file are.
 
         Otherwise the measurement uses float32, like the file: the model was built in float64 and
         exported as a float32 copy, or it is float32 and casts float64 inputs.
         """
+        subject = file.subject
         tensors = itertools.chain(self.module.parameters(), self.module.buffers())
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         if dtypes >= {torch.float32, torch.float64}:  # a date or a coordinate is lost in float32
@@ -57,7 +61,9 @@ class TorchReference(ReferenceModel):
         gives = any(spec.dtype == _DOUBLE for spec in subject.outputs)
         if _DOUBLE in floats:
             return gives or dtypes != {torch.float32}
-        return gives and (dtypes != {torch.float64} or not floats)
+        if floats and dtypes == {torch.float64}:
+            return _has_double_weights(file)
+        return gives
 
     def copy(self, *, device: str = "cpu", double: bool = False) -> Self:
         """Return a deep copy in float32 and eval mode on a device. Raises ModelError."""
@@ -103,6 +109,15 @@ class TorchReference(ReferenceModel):
 def as_reference(model: nn.Module | ReferenceModel) -> ReferenceModel:
     """Return a PyTorch module as a reference, and a reference unchanged."""
     return model if isinstance(model, ReferenceModel) else TorchReference(model)
+
+
+def _has_double_weights(file: TestedFile) -> bool:
+    models = (onnx.load(path, load_external_data=False) for path in onnx_files(file.path).values())
+    return any(
+        tensor.data_type == onnx.TensorProto.DOUBLE and tensor.dims  # numbers may be float64
+        for model in models
+        for tensor in tensors_of(model)
+    )
 
 
 class _WithoutModules(nn.Module):

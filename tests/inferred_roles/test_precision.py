@@ -14,6 +14,7 @@ from torch import nn
 import gate
 from gate import Verdict
 from gate.export.export import export_model
+from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import TensorSpec
 from gate.records.export import ExportSettings
 from gate.reference.torch_reference import TorchReference
@@ -101,6 +102,27 @@ def test_float32_file_of_a_float64_model_passes(tmp_path):
     assert net.linear.weight.dtype is torch.float64
 
 
+class WideInside(nn.Module):
+    """float64 between float32 inputs and outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 5).double()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.linear(input.double()).tanh().float()
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.0001, Verdict.FAIL)])
+def test_float64_model_with_float32_inputs_and_outputs(tmp_path, factor, verdict):
+    net, wrong = WideInside(), WideInside()
+    with torch.no_grad():
+        wrong.linear.weight[2, 3] *= factor
+    result = check_file(net, export_with_torch(wrong, tmp_path / "model.onnx"))
+    assert result.decision.verdict is verdict, result.decision.problems
+
+
 def test_narrowed_output_dtype_is_described(tmp_path):
     path = export(Net(lambda net, x: net.linear(x)), tmp_path / "model.onnx")
     problems = check_file(Net(return_float64), path).decision.problems
@@ -131,7 +153,7 @@ def test_empty_output_is_the_only_problem(tmp_path):
     ([], "float64", "float32", True),
     ([torch.float16], "float32", "float32", False),
 ])  # fmt: skip
-def test_reference_keeps_float64(own, takes, gives, keeps):
+def test_reference_keeps_float64(own, takes, gives, keeps, tmp_path):
     model = nn.Module()
     for index, dtype in enumerate(own):
         model.register_buffer(f"b{index}", torch.zeros(1, dtype=dtype))
@@ -141,7 +163,8 @@ def test_reference_keeps_float64(own, takes, gives, keeps):
             "outputs": (TensorSpec(name="y", dtype=gives, shape=("b",)),),
         }
     )
-    assert TorchReference(model).keeps_double(subject) is keeps
+    path = export(Net(cast_input_to_float32), tmp_path / "float32.onnx")
+    assert TorchReference(model).keeps_double(TestedFile(path, subject)) is keeps
 
 
 class Clock(nn.Module):
