@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -205,7 +206,9 @@ class ForwardSignature:
             name: _argument(subtree, tensors, self._hints.get(name))
             for name, subtree in self._tree.items()
         }
-        return model(**keywords)
+        # By position as far as possible: hooks of the model do not see keywords.
+        first = takewhile(lambda n: n in keywords and self._parameters[n], self._parameters)
+        return model(*[keywords.pop(name) for name in first], **keywords)
 
 
 def _tree(names: Sequence[str]) -> Tree | None:

@@ -163,6 +163,13 @@ def test_annotated_structures_are_built():
     assert (boxes, pair, several) == (Boxes(A), Pair(B, C), [A])
 
 
+def test_hooks_of_the_model_get_its_arguments_by_position():
+    model = module(lambda a, b=0, *, c: (a, b, c))
+    model.register_forward_pre_hook(lambda _, args: (args[0] + 1, *args[1:]))
+    assert ForwardSignature(model, ("c", "b", "a"))(model, [A, B, C]) == (C + 1, B, A)
+    assert ForwardSignature(model, ("a", "c"))(model, [A, C]) == (A + 1, 0, C)
+
+
 def test_first_matching_names_are_used():
     model = module(lambda p, q: (p, q))
     assert ForwardSignature(model, ("a", "b"), ("q", "p"))(model, [A, B]) == (B, A)
