@@ -254,7 +254,11 @@ def merged_weights(
     adapter computes (the test of Freivalds, 1977). Such a weight is yielded with the path of the
     module. weights: values and tolerance of the file's constants by their name in the model.
     """
-    modules = dict(observer.model.named_modules())
+    modules = {
+        path: module
+        for path, module in observer.model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # which accepts no hooks
+    }
     names: defaultdict[str, list[str]] = defaultdict(list)
     for name in weights:
         path = name.rpartition(".")[0]

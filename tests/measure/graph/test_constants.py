@@ -435,6 +435,17 @@ def test_norm_that_was_merged_into_the_next_linear_matches(norm, fault, tmp_path
     assert [item.place for item in result] == (["3.weight"] if fault else [])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning")
+def test_changed_weight_of_a_traced_model_is_found(tmp_path):
+    torch.manual_seed(2)
+    net, samples = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), torch.randn(4, 6)
+    reference = torch.jit.trace(copy.deepcopy(net), samples)
+    net[2].weight.data.view(-1)[5] += 0.05
+    file = onnx.load_from_string(export(net, samples, "unfolded"))
+    _, result = weights_report(reference, samples, file, tmp_path)
+    assert [item.place for item in result] == ["2.weight"]
+
+
 class ScaledEmbedding(nn.Embedding):
     def forward(self, x):
         return super().forward(x) * 3.0
