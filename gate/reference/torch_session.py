@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
@@ -30,16 +32,51 @@ from gate.storage.arrays import Batch, OutputArray
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """PyTorch's `TorchDispatchMode` without the import of torch._dynamo."""
+    """PyTorch's `TorchDispatchMode` without the import of torch._dynamo.
+
+    The operators of `torch.cond` and `while_loop` are dispatched one by one.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dispatch = cls.__torch_dispatch__
+
+        def run(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not isinstance(func, HigherOrderOperator):
+                return dispatch(mode, func, types, args, kwargs)
+            with mode if func._name in ("cond", "while_loop") else nullcontext():
+                return _run_control_flow(func, args, kwargs or {})
+
+        cls.__torch_dispatch__ = run  # type: ignore[method-assign]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
 
+def _run_control_flow(func: HigherOrderOperator, args: Any, kwargs: Any) -> Any:
+    if func._name == "cond":
+        predicate, if_true, if_false, operands = args
+        return (if_true if predicate else if_false)(*operands)
+    if func._name == "while_loop":
+        condition, body, carried, constant = args
+        while condition(*carried, *constant):
+            carried = body(*carried, *constant)
+        return tuple(carried)
+    return func(*args, **kwargs)
+
+
 def is_dispatched() -> bool:
     """Return True inside of a dispatch mode."""
     return bool(_get_current_dispatch_mode_stack())
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled functions by operators inside of a dispatch mode; `torch.cond` compiles."""
+    compiles = "torch._dynamo" in sys.modules and is_dispatched()
+    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
 class ActivationSizes(DispatchMode):  # type: ignore[no-untyped-call]
@@ -151,7 +188,8 @@ class TorchSession(ReferenceSession):
         return forces.
         """
         keeps_double = self._binding.double and self._dtype == torch.float32
-        with torch.no_grad(), default_dtype(callers_dtype()) if keeps_double else nullcontext():
+        defaults = default_dtype(callers_dtype()) if keeps_double else nullcontext()
+        with torch.no_grad(), defaults, _uncompiled():
             if not self._uses_autograd:
                 try:
                     with _below_autograd():

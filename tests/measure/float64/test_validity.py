@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch._higher_order_ops import while_loop
 
 from gate import MeasurementJob, Policy, SampleSet, Verdict, decide, locate
 from gate.api import measure_job
@@ -298,6 +299,35 @@ def test_autocast_in_an_exact_model_is_an_error(tmp_path):
     assert "half_precision" in names(decision, Verdict.ERROR)
     assert evidence.validity.half_precision.module == "h"
     assert decision.verdict is not Verdict.PASS
+
+
+class ControlFlow(Head):
+    """`torch.cond` and `while_loop`; Python's `if` and loop if `plain`, as a file of one batch."""
+
+    plain = False
+
+    def forward(self, x):
+        def step(y):
+            return torch.tanh(y) * 1.5
+
+        p = self.a(x)
+        if self.plain:
+            y = torch.where(x.mean() > 0, step(p), p.relu())
+            for _ in range(3):
+                y = step(y)
+        else:
+            y = torch.cond(x.mean() > 0, step, torch.relu, (p,))
+            _, y = while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, step(y)),
+                              (torch.tensor(0), y))  # fmt: skip
+        return self.h(y)[:, None] * self.factor
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PASS"), (1.00001, "FAIL")])
+def test_operators_with_control_flow_are_checked(factor, verdict, tmp_path):
+    file = ControlFlow().eval().times(factor)
+    file.plain = True
+    _, decision = check_file(ControlFlow().eval(), file, tmp_path)
+    assert decision.verdict == verdict, decision.problems
 
 
 class Weighted(Head):
