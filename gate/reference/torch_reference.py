@@ -107,8 +107,13 @@ class TorchReference(ReferenceModel):
 
 
 def as_reference(model: nn.Module | ReferenceModel) -> ReferenceModel:
-    """Return a PyTorch module as a reference, and a reference unchanged."""
-    return model if isinstance(model, ReferenceModel) else TorchReference(model)
+    """Return a PyTorch module as a reference, and a reference unchanged.
+
+    The module that `torch.compile` wraps is taken instead of the compiled one.
+    """
+    if isinstance(model, ReferenceModel):
+        return model
+    return TorchReference(getattr(model, "_orig_mod", model))
 
 
 def _has_double_weights(file: TestedFile) -> bool:

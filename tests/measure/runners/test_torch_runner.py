@@ -17,7 +17,8 @@ from gate.policy.sections import DeterminismPolicy
 from gate.reference.environment import deterministic
 from gate.reference.float64 import Float64Reference
 from gate.reference.random_rounding import RandomRounding
-from gate.reference.torch_session import TorchSession, copy_model
+from gate.reference.torch_reference import as_reference
+from gate.reference.torch_session import DispatchMode, TorchSession, copy_model
 
 ONE_INPUT = InputBinding((("x", "x"),), 4, fixed=False)
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -171,3 +172,24 @@ def test_forward_can_compute_gradients(function, mode):
                 outputs = session.run({"x": X})
             assert not np.array_equal(session.run({"x": X})[0], outputs[0]) or mode == "plain"
     np.testing.assert_allclose(outputs[0], 1 - np.tanh(X.astype(np.float64)) ** 2, atol=1e-6)
+
+
+def test_module_of_a_compiled_model_is_the_reference():
+    model = nn.Linear(2, 2)
+    assert as_reference(torch.compile(model)).module is model
+
+
+def test_dispatch_modes_receive_composite_operators():
+    observed = []
+
+    class RecordingMode(DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            observed.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    with deterministic(DeterminismPolicy()):
+        session = TorchSession(nn.GRU(2, 3), ONE_INPUT, device="cpu")
+        with RecordingMode():
+            session.run({"x": X})
+    assert observed.count("aten::gru") == 1
+    assert "aten::tanh" not in observed
