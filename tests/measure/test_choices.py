@@ -179,13 +179,13 @@ class Saturated(nn.Module):
         self.layer = nn.Linear(6, 8)
 
     def forward(self, x):
-        return torch.topk((self.layer(x) * 80.0).sigmoid(), 4).values
+        return tuple(torch.topk((self.layer(x) * 80.0).sigmoid(), 4))
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(80.0, Verdict.PASS), (80.1, Verdict.FAIL)])
 def test_ranks_of_numbers_below_rounding_are_open(factor, verdict, tmp_path):
     """The file's choice has another magnitude than the model's, and the error of its own."""
-    arrays = {"x": np.random.default_rng(5).normal(size=(24, 6)).astype(np.float32)}
+    arrays = {"x": np.random.default_rng(1).normal(size=(24, 6)).astype(np.float32)}
     edit = None if factor == 80.0 else replace_constant(80.0, factor)
     _, decision = check_model(Saturated(), tmp_path, arrays, edit=edit)
     assert decision.verdict is verdict, decision.problems
