@@ -12,7 +12,13 @@ import numpy as np
 
 from gate.data.reader import length
 from gate.data.samples import SampleSet
-from gate.errors import EvidenceError, GateError, OutputMismatch, describe_failure
+from gate.errors import (
+    EvidenceError,
+    GateError,
+    OutputMismatch,
+    RuntimeUnusable,
+    describe_failure,
+)
 from gate.measure.context import MeasurementContext
 from gate.measure.job import MeasurementJob
 from gate.measure.noise_floor import DRAWS, MORE_DRAWS
@@ -384,6 +390,8 @@ def _outputs(compute: Compute, part: _Part, replayed: Replayed) -> list[OutputAr
             if replay is None:
                 raise
             return compute(part.batch, replay.outputs)
+    except RuntimeUnusable:  # for example a server that ended, which is no evidence about the file
+        raise
     except Exception as error:
         reason = describe_failure(error).rstrip(".")
         raise EvidenceError(

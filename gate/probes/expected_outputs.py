@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import GateError, OutputMismatch, describe_failure
+from gate.errors import GateError, OutputMismatch, RuntimeUnusable, describe_failure
 from gate.measure.context import MeasurementContext
 from gate.measure.noise_floor import DRAWS, NoiseStatistics
 from gate.measure.undefined_values import attends_nothing, explained, nan_is_lost, undefined_casts
@@ -224,7 +224,8 @@ class ExpectedOutputs:
         examine: bool = True,
         refused: bool = False,
     ) -> ProbeResult:
-        """Return the record of one runtime. Any exception of `compute` is recorded as its failure.
+        """Return the record of one runtime. Any exception of `compute` is recorded as its failure,
+        except RuntimeUnusable, which is raised.
 
         runtime: name of the runtime whose choices are replayed; None: none are. examine: whether
         runs with random rounding may be made. refused: True if the runtime has failed on the
@@ -234,6 +235,8 @@ class ExpectedOutputs:
             return self._record(inapplicable=self.inapplicable)
         try:
             outputs = compute(self.probe.batch, self._reference)
+        except RuntimeUnusable:
+            raise
         except Exception as error:
             if self._is_rejected_by_model:
                 return self._record(inapplicable="not_finite")

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from gate.errors import GateError
+from gate.errors import GateError, RuntimeUnusable
 from gate.measure.context import MeasurementContext, ProbeSource
 from gate.measure.job import MeasurementJob
 from gate.measure.runtime_measurement import MAX_EXAMINED, RuntimeMeasurement
@@ -145,12 +145,16 @@ class ProbeInstrument:
             if runtime.takes_probe(probe.name, probe.batch):
                 compute = partial(runtime.compute, by=SessionRunner.run_probe)
                 limit = runtime.examined_limit(self._context.applied_policy)
-                result = expected.parity(
-                    compute,
-                    runtime=runtime.name,
-                    examine=self._examined_counts[runtime.name] < limit,
-                    refused=limit < MAX_EXAMINED,
-                )
+                try:
+                    result = expected.parity(
+                        compute,
+                        runtime=runtime.name,
+                        examine=self._examined_counts[runtime.name] < limit,
+                        refused=limit < MAX_EXAMINED,
+                    )
+                except RuntimeUnusable as error:
+                    runtime.fail(error)
+                    continue
                 runtime.probes.append(result)
                 self._examined_counts[runtime.name] += expected.examined
                 if result.beyond_range and runtime.runner and runtime.runner.session.live:

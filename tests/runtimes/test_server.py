@@ -172,6 +172,16 @@ def test_inconsistent_or_truncating_server_never_passes(
     assert ("runtime", code) in codes(result, verdict)
 
 
+@pytest.mark.further
+@pytest.mark.parametrize("good", [4, 20, 60, 120])
+def test_server_that_ends_during_the_check_is_an_error(files: dict[str, Path], good: int) -> None:
+    with serving(files["model"], fault="busy", good=good) as server:
+        result = check_server(files, server.url, probes=True, connections=[8])
+        assert server.requests >= good
+    assert result.decision.verdict is Verdict.ERROR
+    assert ("runtime", "unusable_server") in codes(result, Verdict.ERROR)
+
+
 @pytest.mark.parametrize(
     "fault",
     [

@@ -37,21 +37,29 @@ FAULTY_RESPONSES: dict[str, tuple[Any, ...]] = {
 
 
 class V2Server(ThreadingHTTPServer):
-    """A server of one file as the model `net`. `fault`: the fault to simulate."""
+    """A server of one file as the model `net`.
+
+    `fault`: the fault to simulate. `good`: number of requests before the fault begins.
+    """
 
     daemon_threads = True
 
     def __init__(
-        self, file: Path, *, fault: str = "", binary: bool = False, other: Path | None = None
-    ):
+        self, file: Path, *, fault: str = "", binary: bool = False, other: Path | None = None,
+        good: int = 0,
+    ):  # fmt: skip
         super().__init__(("127.0.0.1", 0), Handler)
-        self.fault, self.binary = fault, binary
+        self._fault, self.binary, self._good = fault, binary, good
         self.load(file, other)
         self.requests = self.at_work = 0
         self.lock = threading.Lock()
         self.last: list[np.ndarray] = []
         self.headers: list[dict[str, str]] = []
         self.shapes: list[dict[str, tuple[int, ...]]] = []
+
+    @property
+    def fault(self) -> str:
+        return self._fault if self.requests >= self._good else ""
 
     def load(self, file: Path, other: Path | None = None) -> None:
         self.data = file.read_bytes()
