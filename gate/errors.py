@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 # Each message states the observed value, the expected one, and the fix. All errors mean "not
@@ -49,6 +51,22 @@ def first_line(error: BaseException, *, empty: str = "no message") -> str:
     Libraries append graphs, stacks and advice, but the gate's messages have one line.
     """
     return next((line.strip() for line in str(error).splitlines() if line.strip()), empty)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the text of an exception of the user's code, with its line that raised it."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and not Path(frame.filename).is_relative_to(Path(__file__).parent)
+    ]
+    if not frames:
+        return text
+    called = [frame for frame in frames if "site-packages" not in frame.filename]
+    frame = (called or frames)[-1]
+    return f"{text} ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
 
 
 def describe_failure(error: Exception) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gate.errors import DataError, PolicyError
+from gate.errors import DataError, PolicyError, describe_error
 from gate.metrics import intervals
 from gate.metrics.intervals import Array, Distribution, DropBounds, Statistic
 from gate.policy.metrics import MetricPolicy
@@ -225,20 +224,6 @@ def _import_function(function: str) -> Any:
     except (Exception, SystemExit) as error:
         raise PolicyError(f"{function} cannot be imported: {describe_error(error)}") from error
     return target
-
-
-def describe_error(error: BaseException) -> str:
-    """Return the text of an exception of the user's code, with the line that raised it."""
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and "/gate/metrics/metric.py" not in frame.filename
-    ]
-    if not frames:
-        return text
-    frame = frames[-1]
-    return f"{text} ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
 
 
 def _is_torchmetric(target: Any) -> bool:
@@ -470,8 +455,9 @@ def _check_values(
                 f"the value of {side} on {where} ({part.mask.sum()}) is {value.value}, expected a "
                 "number. Each group needs samples that the metric counts, for auroc of both classes"
             )
-    worst = policy.is_builtin and policy.is_higher_better and values[reference].value == 0.0
-    if worst and part.column is None:
+    worst = policy.is_higher_better and values[reference].value == 0.0
+    is_suspicious = policy.is_builtin or not any(value.value for value in values.values())
+    if worst and is_suspicious and part.column is None:
         raise DataError(
             f"the value of {reference} is 0, so that no drop is possible. Check the labels"
         )

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gate.errors import DataError, GateError, PolicyError
+from gate.errors import DataError, GateError, PolicyError, describe_error
 from gate.metrics.metric import (
     Metric,
     Slice,
     State,
     compute_groups,
-    describe_error,
     open_metric,
 )
 from gate.metrics.slices import Annotations, Labels
@@ -250,7 +249,13 @@ def _sources(policy: MetricPolicy) -> dict[str, str]:
 
     sources = SourceFiles()
     sources.add(policy.function.partition(":")[0], needed=True)
-    return {name: str(digest) for name, digest in sources.code().files.items()}
+    files = sources.code().files
+    if not files:
+        raise PolicyError(
+            f"{policy.function} has no source file in the project, whose digest would be recorded. "
+            "Name a function of the project that calls or returns it"
+        )
+    return {name: str(digest) for name, digest in files.items()}
 
 
 def _arrays_of(states: Mapping[str, State]) -> dict[str, Any]:

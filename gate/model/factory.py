@@ -64,10 +64,13 @@ def parse_factory(factory: str, *, alternative: str = "") -> tuple[str, list[str
     module_name, colon, attribute = factory.partition(":")
     path = attribute.split(".")
     names = [*module_name.split("."), *path]
-    if not colon or not all(name.isidentifier() for name in names):
+    is_path = Path(module_name).suffix in (".py", ".ipynb") and Path(module_name).is_file()
+    if not colon or is_path or not all(name.isidentifier() for name in names):
+        module = module_name.removeprefix("./").removesuffix(".py").replace("/", ".")
         raise ModelError(
             f"not a factory: {factory!r}. Expected package.module:callable, "
             f"for example torchvision.models:resnet18{alternative}."
+            + (f" Did you mean {module}:{attribute}?" if is_path and module != module_name else "")
             + (" gate check judges ONNX files." if is_onnx_file(factory) else "")
         )
     return module_name, path

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from gate.errors import CheckpointError, ModelError, first_line
+from gate.errors import CheckpointError, ModelError, describe_error, first_line
 from gate.model.factory import no_module, parse_factory
 from gate.model.source_code import SourceFiles
 from gate.records.evidence import ModelCode
@@ -185,10 +185,13 @@ def call_factory(factory: str, *, expected: str) -> object:
         try:
             return target()
         except (Exception, SystemExit) as error:
-            raise ModelError(
-                f"{factory} raised {type(error).__name__}: {error}. Expected {expected}; wrap one "
-                "that needs arguments in a function."
-            ) from error
+            is_inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            remedy = (
+                "Correct its code."
+                if is_inside
+                else f"Expected {expected}; wrap one that needs arguments in a function."
+            )
+            raise ModelError(f"{factory} raised {describe_error(error)}. {remedy}") from error
 
 
 def import_user_module(module_name: str, *, purpose: str) -> ModuleType:

@@ -212,6 +212,10 @@ def needs_arguments(width: int) -> nn.Module:
     return Small(width)
 
 
+def fails_inside() -> nn.Module:
+    return Small({}["weights"])
+
+
 def leaves() -> nn.Module:
     raise SystemExit(3)
 

@@ -206,6 +206,24 @@ def test_no_labels_is_not_measured(project: Project):
     assert [p.params["problems"][0]["code"] for p in result.decision.problems] == ["metric_failed"]
 
 
+@pytest.mark.parametrize("bound", ["max_drop: 0.3", "min: 0.5"])
+def test_labels_that_no_output_equals_prove_nothing(project: Project, bound: str):
+    text = Path("labels.jsonl").read_text().replace('"label":', '"answer":')
+    Path("renamed.jsonl").write_text(text)
+    for labels in (None, "renamed.jsonl"):
+        result = check_metrics(
+            project, f"name: hit, function: 'mymetrics:hit', {bound}", labels=labels
+        )
+        assert result.decision.verdict is Verdict.ERROR
+        problems = [check.params["problems"][0]["code"] for check in result.decision.problems]
+        assert problems == ["metric_failed"]
+
+
+def test_installed_function_is_refused_before_the_check(project: Project):
+    with pytest.raises(PolicyError, match="numpy:equal has no source file"):
+        check_metrics(project, "name: equal, function: 'numpy:equal', min: 0.1")
+
+
 def test_labels_of_the_data_serve_metrics_too(project: Project):
     rows = [json.loads(line) for line in Path("labels.jsonl").read_text().splitlines()]
     np.save("labels.npy", np.array([row["label"] for row in rows]))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def test_factory_builds_the_model(factory: str) -> None:
         (f"{NETS_MODULE}:Small()", "not a factory"),
         (f"{NETS_MODULE}:Small:again", "not a factory"),
         ("../nets:Small", "not a factory"),
+        ("tests/export/nets.py:Small", "Did you mean tests.export.nets:Small"),
+        (f"{NETS_MODULE}:fails_inside", "KeyError: 'weights' (nets.py:"),
         ("model.onnx", "gate check judges ONNX files"),
         ("no_such_package.models:Small", "no module named 'no_such_package'"),
         (f"{NETS_MODULE}.deeper:Small", "no module named"),
@@ -46,7 +49,7 @@ def test_factory_builds_the_model(factory: str) -> None:
     ],
 )
 def test_invalid_factory_is_refused(factory: str, says: str) -> None:
-    with pytest.raises(ModelError, match=says.replace("(", r"\(")):
+    with pytest.raises(ModelError, match=re.escape(says)):
         build_model(factory)
 
 
