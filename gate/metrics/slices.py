@@ -114,7 +114,8 @@ def _missing(name: str, origin: Path | None, columns: Mapping[str, Any]) -> str:
         )
     return (
         f"{origin} has no column '{name}' for the slices of the policy; it has: "
-        f"{', '.join(columns) or 'none'}."
+        f"{', '.join(columns) or 'none'}. Correct the name, or pass --slices FILE.jsonl or "
+        "FILE.parquet."
     )
 
 
@@ -129,8 +130,10 @@ def _text(value: Any) -> str:
 def _read(path: Path, names: Sequence[str]) -> _Table:
     """Return labels and columns; of Parquet only those of `names` have values. Raises DataError."""
     readers: dict[str, Callable[[Path], _Table]] = {
-        _NPY: _read_npy, _JSONL: _read_lines, _PARQUET: partial(_read_parquet, names=names),
-    }  # fmt: skip
+        _NPY: _read_npy,
+        _JSONL: partial(_read_lines, names=names),
+        _PARQUET: partial(_read_parquet, names=names),
+    }
     reader = readers.get(path.suffix)
     if reader is None:
         raise DataError(
@@ -157,7 +160,7 @@ def _read_npy(path: Path) -> _Table:
     return (array.tolist() if array.dtype.kind == "U" else array), {}
 
 
-def _read_lines(path: Path) -> _Table:
+def _read_lines(path: Path, *, names: Sequence[str]) -> _Table:
     rows = []
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -171,21 +174,18 @@ def _read_lines(path: Path) -> _Table:
             rows.append(json.loads(line))
         except ValueError as error:
             raise DataError(f"{path}:{number}: not JSON: {error}.") from error
-    labelled = [isinstance(row, dict) and LABEL in row for row in rows]
-    if any(labelled) and not all(labelled):
-        raise DataError(
-            f"{path}: the entry {labelled.index(False) + 1} has no '{LABEL}', others have one. "
-            "Give each sample one."
-        )
+    columns: dict[str, Sequence[Any]] = {}
+    for name in dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row):
+        has_name = [isinstance(row, dict) and name in row for row in rows]
+        if all(has_name):
+            columns[name] = [row[name] for row in rows]
+        elif name in (LABEL, *names):
+            raise DataError(
+                f"{path}: the entry {has_name.index(False) + 1} has no '{name}', others have one. "
+                "Give each sample one."
+            )
     # Without labels, each line is a label itself, or has slice columns only.
-    labels: Sequence[Any] = [row[LABEL] for row in rows] if any(labelled) else rows
-    names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
-    columns: dict[str, Sequence[Any]] = {
-        name: [row[name] for row in rows]
-        for name in names
-        if all(isinstance(row, dict) and name in row for row in rows)
-    }
-    return labels, columns
+    return columns.get(LABEL, rows), columns
 
 
 def _read_parquet(path: Path, *, names: Sequence[str]) -> _Table:

@@ -303,7 +303,7 @@ def test_not_all_samples_is_not_measured():
         ('{"label": 1}\n', "1 entries, the data set has 2"),
         ('{"label": 1}\n{"label": ]\n', "labels.jsonl:2: not JSON"),
         ('{"label": 1, "c": [1]}\n{"label": 1, "c": [2]}\n', "expected a text, a number"),
-        ('{"label": 1, "d": 1}\n{"label": 1, "c": 2}\n', "no column 'c'"),
+        ('{"label": 1, "d": 1}\n{"label": 1, "c": 2}\n', "the entry 1 has no 'c'"),
         ('{"label": 1, "c": 1}\n{"c": 2}\n', "the entry 2 has no 'label'"),
         ('{"label": "\udce9", "c": 1}\n', "is not UTF-8"),
     ],
