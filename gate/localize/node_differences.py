@@ -85,7 +85,7 @@ def _compare_node(
             for attributes in (stated, module.call.attributes)
         )
         if not _is_equal(name, got, want, rank if node.op_type in _KEEPS_RANK else 0):
-            yield "settings", setting(name, format_value(got), format_value(want))
+            yield "settings", _attribute_setting(name, got, want)
     for attribute in node.attribute:
         if attribute.name in module.bodies:
             body = module.bodies[attribute.name]
@@ -148,8 +148,25 @@ def _is_equal(name: str, got: Any, want: Any, rank: int) -> bool:
     return bool(got == want)
 
 
+def _attribute_setting(name: str, got: Any, want: Any) -> Detail:
+    """Return the detail of two values; of long lists, that of the first element that differs."""
+    if isinstance(got, list) and isinstance(want, list) and len(got) == len(want) > _SHOWN:
+        pairs = enumerate(zip(got, want, strict=True))
+        index = next(i for i, pair in pairs if not _is_equal(name, *pair, 0))
+        name, got, want = f"{name}[{index}]", got[index], want[index]
+    return setting(name, format_value(got), format_value(want))
+
+
+_SHOWN = 8
+"""Longest list that a message shows."""
+
+
 def format_value(value: object) -> str:
     """Return the text of an attribute in a message."""
+    if isinstance(value, list):
+        if len(value) > _SHOWN:
+            return f"a list of {len(value)} values"
+        return f"[{', '.join(map(format_value, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -637,6 +637,26 @@ def test_text_and_missing_numbers_are_traced_to_their_node(
     assert (located and located.first_divergence) in nodes, result.explanation
 
 
+def test_of_a_long_attribute_the_first_element_that_differs_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "samples.npy", SAMPLES.reshape(-1, 12))
+    for name, values in (("old", [0.5] * 12), ("new", [0.5] * 9 + [0.75] * 3)):
+        text = f"""<ir_version: 8, opset_import: ["" : 15, "ai.onnx.ml" : 3]>
+            net (float[n, 12] x) => (float[n, 12] y) {{
+                [shift] y = ai.onnx.ml.Scaler <offset = {values}, scale = {[1.5] * 12}> (x)
+            }}"""
+        onnx.save(parser.parse_model(text), tmp_path / f"{name}.onnx")
+    code, report = check_json(
+        capsys, str(tmp_path / "new.onnx"), "--reference", str(tmp_path / "old.onnx"),
+        "--inputs", str(tmp_path / "samples.npy"),
+    )  # fmt: skip
+    assert code == 1
+    explanation = json.dumps(report["explanation"])
+    for value in ('"setting": "offset[9]"', '"got": "0.75"', '"want": "0.5"'):
+        assert value in explanation
+
+
 def write_zip_map(
     path: Path, labels: tuple[str, ...] | tuple[int, ...], *, weight: float = 0.0
 ) -> Path:
