@@ -252,6 +252,11 @@ def _measure_champion(
 def _policy(policy: Policy | Path | str | None) -> Policy:
     if isinstance(policy, str | Path):
         return Policy.from_file(Path(policy))
+    if not isinstance(policy, Policy | None):
+        raise PolicyError(
+            f"the policy is of type {type(policy).__name__}. Expected the path of a YAML file or a "
+            "gate.Policy."
+        )
     return policy or Policy.default()
 
 

@@ -25,7 +25,7 @@ from gate.api import check as check_
 from gate.data.samples import SampleSet
 from gate.decision.champion import Champion
 from gate.decision.check_result import Verdict
-from gate.errors import DataError, DigestMismatch, EvidenceError, GateError
+from gate.errors import DataError, DigestMismatch, EvidenceError, GateError, PolicyError
 from gate.golden.folder import read_golden
 from gate.measure.job import EvaluationData, Reference
 from gate.model.loading import build_model
@@ -74,6 +74,11 @@ def test_good_file_passes_with_complete_evidence(project: Path) -> None:
     assert evidence.dataset.labelled
     done, total = observed[-1]
     assert done == total > SAMPLES
+
+
+def test_policy_of_another_type_is_refused() -> None:
+    with pytest.raises(PolicyError, match="dict"):
+        check_("model.onnx", nn.Linear(2, 2), np.zeros((4, 2)), {"min_samples": 3})  # type: ignore[arg-type]
 
 
 def test_columns_give_the_same_result_as_arrays(project: Path) -> None:
