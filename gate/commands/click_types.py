@@ -103,7 +103,8 @@ class OutputPath(_Path):
         if nearest is not None and not nearest.is_dir():
             return f"cannot write {path}: {nearest} is a file, expected a folder. Use another path."
         if nearest is not None and not os.access(nearest, os.W_OK | os.X_OK):
-            return f"cannot write {path}: no permission to write into {nearest}. Use another path."
+            folder = "the current folder" if nearest == Path() else nearest
+            return f"cannot write {path}: no permission to write into {folder}. Use another path."
         return None
 
 

@@ -301,7 +301,7 @@ def open_existing_ledger(state: str) -> Ledger:
     if not ledger.state.exists:
         raise StorageError(
             f"there is no ledger at {ledger.location}: nothing was promoted or refused from this "
-            "folder. Run make repro, or name another database with --state."
+            "folder. gate promote creates it; --state names another database."
         )
     return ledger
 

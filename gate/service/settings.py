@@ -242,6 +242,10 @@ class ServiceSettings(BaseModel):
                 if not name:  # the input is all settings, which may include passwords
                     lines.append(message)
                     continue
+                if problem["type"] == "missing":
+                    option = name.removesuffix("s").replace("_", "-")
+                    lines.append(f"{name}: not set. Pass --{option}")
+                    continue
                 value = problem["input"]
                 shown = redacted(value) if isinstance(value, str) else value
                 lines.append(f"{name}: {message} (seen: {shown!r})")

@@ -53,7 +53,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise _storage_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system also for a file that is absent
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -99,7 +100,8 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     except OSError as error:
         raise _storage_error(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

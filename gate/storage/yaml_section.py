@@ -255,6 +255,9 @@ def _describe(problem: Any, document: Any, path: Path, prefix: tuple[str, ...]) 
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         message, shown = "unknown setting", ""
+    if problem["type"] == "string_pattern_mismatch" and keys[-1] == "[key]":
+        message, shown = "use lowercase letters, digits, '.' and '-' in names", ""
+        keys = keys[:-1]
     where = ".".join(map(str, keys))
     return f"{path}:{line}: {where + ': ' if where else ''}{message}{shown}"
 

@@ -43,6 +43,11 @@ def test_invalid_setting_is_named(given: dict[str, Any], message: str) -> None:
         ServiceSettings.from_options(**VALID_OPTIONS | given)
 
 
+def test_missing_setting_names_its_option() -> None:
+    with pytest.raises(ServiceError, match="--model$"):
+        ServiceSettings.from_options(tracking_uri="http://127.0.0.1:5000")
+
+
 def test_each_invalid_field_has_a_line_without_passwords() -> None:
     with pytest.raises(ServiceError) as caught:
         ServiceSettings.from_options(

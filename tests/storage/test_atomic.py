@@ -43,6 +43,17 @@ def test_full_disk_is_reported_and_keeps_the_old_file(tmp_path, monkeypatch, cod
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_read_only_file_system_is_reported(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:  # also the removal of an absent file
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for write in (files.write_bytes, files.write_new):
+        with pytest.raises(StorageError, match=os.strerror(errno.EROFS)):
+            write(tmp_path / "file", b"new")
+
+
 def test_full_device_is_reported(tmp_path):
     with pytest.raises(StorageError, match="No space left"), files.replacing(tmp_path / "f"):
         Path("/dev/full").write_bytes(b"x" * 100_000)

@@ -49,7 +49,7 @@ def test_valid_file_loads(tmp_path):
         ("required: always", "required: maybe", r":5: .*'always', 'when_present' or 'never'"),
         ("required: always", "required: never", r":3: gate\.runtimes|every runtime is 'never'"),
         ("required: always", "required: when_present", r"no runtime is required 'always'"),
-        ("ort-cpu:", "ort_gpu:", r":4: .*ort_gpu"),
+        ("ort-cpu:", "ort_gpu:", r":4: .*ort_gpu: use lowercase letters"),
         ("min_samples: 300", "min_samples: 300\n  min_samples: 2", "duplicate key"),
         ("min_samples: 300", "min_samples: [", "not valid YAML"),
         ("min_samples: 300", "confidence: 1.0", ":2: gate.confidence: .*less than 1"),
