@@ -244,7 +244,11 @@ def _number(
     return CheckSpec(meaning, cause, remedy, codes, formula=formula, unit=unit, why=why)
 
 
-_NO_FLOOR = CodeSpec("{label} was not measured: {problems}.", cause="evidence")
+_NO_FLOOR = CodeSpec(
+    "{label} was not measured: {problems}.",
+    cause="evidence",
+    remedy="Bound max_abs_diff instead, and set waive: [noise_ratio, noise_peak, noise_diff].",
+)
 
 _NOISE_TEXT = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
 
@@ -710,7 +714,7 @@ CHECKS: dict[str, CheckSpec] = {
             ),
             "unusable_server": CodeSpec(
                 "{runtime} was not measured, because the server cannot be used: {failure}",
-                headline="The server {runtime} cannot be used: {failure:short}",
+                headline="The runtime {runtime} cannot be used: {failure:short}",
                 remedy="Ask the server by hand: curl URL, the URL of the runtime's options. Its "
                 "log shows the requests that it got.",
                 cause="evidence",
