@@ -39,27 +39,23 @@ FAULTY_RESPONSES: dict[str, tuple[Any, ...]] = {
 class V2Server(ThreadingHTTPServer):
     """A server of one file as the model `net`.
 
-    `fault`: the fault to simulate. `good`: number of requests before the fault begins.
+    `fault`: the fault to simulate. `span`: numbers of the requests that get a faulty response.
     """
 
     daemon_threads = True
 
     def __init__(
         self, file: Path, *, fault: str = "", binary: bool = False, other: Path | None = None,
-        good: int = 0,
+        span: range = range(1_000_000),
     ):  # fmt: skip
         super().__init__(("127.0.0.1", 0), Handler)
-        self._fault, self.binary, self._good = fault, binary, good
+        self.fault, self.binary, self.span = fault, binary, span
         self.load(file, other)
         self.requests = self.at_work = 0
         self.lock = threading.Lock()
         self.last: list[np.ndarray] = []
         self.headers: list[dict[str, str]] = []
         self.shapes: list[dict[str, tuple[int, ...]]] = []
-
-    @property
-    def fault(self) -> str:
-        return self._fault if self.requests >= self._good else ""
 
     def load(self, file: Path, other: Path | None = None) -> None:
         self.data = file.read_bytes()
@@ -189,7 +185,7 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(5)
             self.close_connection = True
             return
-        if fault in FAULTY_RESPONSES:
+        if fault in FAULTY_RESPONSES and self.server.requests in self.server.span:
             self._answer(*FAULTY_RESPONSES[fault])
             return
         if fault == "other_dtype":
