@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,17 +39,17 @@ FAULTY_RESPONSES: dict[str, tuple[Any, ...]] = {
 class V2Server(ThreadingHTTPServer):
     """A server of one file as the model `net`.
 
-    `fault`: the fault to simulate. `span`: numbers of the requests that get a faulty response.
+    `fault`: the fault to simulate. `when`: tells which requests get a faulty response.
     """
 
     daemon_threads = True
 
     def __init__(
         self, file: Path, *, fault: str = "", binary: bool = False, other: Path | None = None,
-        span: range = range(1_000_000),
+        when: Callable[[V2Server], bool] = lambda _: True,
     ):  # fmt: skip
         super().__init__(("127.0.0.1", 0), Handler)
-        self.fault, self.binary, self.span = fault, binary, span
+        self.fault, self.binary, self.when = fault, binary, when
         self.load(file, other)
         self.requests = self.at_work = 0
         self.lock = threading.Lock()
@@ -185,7 +185,7 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(5)
             self.close_connection = True
             return
-        if fault in FAULTY_RESPONSES and self.server.requests in self.server.span:
+        if fault in FAULTY_RESPONSES and self.server.when(self.server):
             self._answer(*FAULTY_RESPONSES[fault])
             return
         if fault == "other_dtype":
