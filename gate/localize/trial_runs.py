@@ -143,8 +143,11 @@ class TrialRuns:
         for detail, value in islice(trials, _MAX_TRIALS):
             if value is not None and is_equal(want, value):
                 remaining = difference(want, value)
-                resized = before is None or before.shape != want.shape
-                if resized or remaining <= _MAX_REMAINING * difference(want, before):
+                if (
+                    before is None
+                    or before.shape != want.shape
+                    or remaining <= _MAX_REMAINING * difference(want, before)
+                ):
                     fitting.setdefault(detail["setting"], detail)
         return next(iter(fitting.values())) if len(fitting) == 1 else None
 

@@ -33,7 +33,7 @@ _LEEWAY = 16.0
 _CONVERSIONS = {f"aten::{name}" for name in (*CONVERSIONS, "copy_")}
 
 
-class _Watch(DispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(DispatchMode):
     """Records NaN in operators that may lose it, and floats that overflow an integer type."""
 
     def __init__(self) -> None:

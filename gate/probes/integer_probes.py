@@ -37,7 +37,7 @@ class Lookup(NamedTuple):
     """The indices of the rows that were read, flattened."""
 
 
-class Lookups(DispatchMode):  # type: ignore[no-untyped-call]
+class Lookups(DispatchMode):
     """Records table lookups and comparisons of integer inputs while a model runs."""
 
     def __init__(self, inputs: Batch | None = None) -> None:

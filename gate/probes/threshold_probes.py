@@ -68,7 +68,7 @@ class StepValues(NamedTuple):
     """Magnitude of the operand or the threshold, whichever is larger."""
 
 
-class StepFunctions(DispatchMode):  # type: ignore[no-untyped-call]
+class StepFunctions(DispatchMode):
     """Records comparisons of floats and other functions with steps while a model runs."""
 
     def __init__(self) -> None:

@@ -316,7 +316,7 @@ _SUMS = ("reduced", "squares")
 """`ErrorModel.terms` of means, variances and norms."""
 
 
-class LongSums(DispatchMode):  # type: ignore[no-untyped-call]
+class LongSums(DispatchMode):
     """Records whether a model reduces many numbers to one."""
 
     def __init__(self) -> None:

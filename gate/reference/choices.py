@@ -130,7 +130,7 @@ class Call:
         return self.step.nodes[0] if self.step else _ONNX[self.name]
 
 
-class ChoiceReplay(DispatchMode):  # type: ignore[no-untyped-call]
+class ChoiceReplay(DispatchMode):
     """A dispatch mode in which operators return the file's choices instead of their results.
 
     from_model: the choices are the model's, from a run without rounding. A choice is made again if

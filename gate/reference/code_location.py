@@ -88,7 +88,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-class HalfPrecisionFinder(DispatchMode):  # type: ignore[no-untyped-call]
+class HalfPrecisionFinder(DispatchMode):
     """Records the first operator that returns float16 or bfloat16."""
 
     def __init__(self, reference: ReferenceModel) -> None:
@@ -117,7 +117,7 @@ class _Step:
     location: CodeLocation
 
 
-class _StepRecorder(DispatchMode):  # type: ignore[no-untyped-call]
+class _StepRecorder(DispatchMode):
     """Records the float results of each operator except for views and casts."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -51,7 +51,7 @@ STEPS = frozenset(
 """Names of ATen operators. `div`: with a rounding mode."""
 
 
-class FakeQuantization(DispatchMode):  # type: ignore[no-untyped-call]
+class FakeQuantization(DispatchMode):
     """Records whether the model rounds floats to the steps of a quantized type."""
 
     def __init__(self) -> None:

@@ -196,7 +196,7 @@ def in_double() -> Iterator[None]:
         yield
 
 
-class _Wide(DispatchMode):  # type: ignore[no-untyped-call]
+class _Wide(DispatchMode):
     """A mode that requests float64 wherever float32 is requested."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -282,7 +282,7 @@ _FAR = 1e4
 """Beyond it the distance between neighboring float32 numbers is not much less than 1."""
 
 
-class RandomRounding(DispatchMode):  # type: ignore[no-untyped-call]
+class RandomRounding(DispatchMode):
     """Adds a random error to each float32 result of an operator, reproducibly by the seed.
 
     The operator's error model determines its size (`gate.reference.error_models`). In-place results

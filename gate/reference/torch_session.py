@@ -40,8 +40,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        dispatch = cls.__torch_dispatch__
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+        dispatch: Callable[..., Any] = cls.__torch_dispatch__
 
         def run(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if not isinstance(func, HigherOrderOperator):
@@ -79,7 +79,7 @@ def _uncompiled() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
-class ActivationSizes(DispatchMode):  # type: ignore[no-untyped-call]
+class ActivationSizes(DispatchMode):
     """Records the bytes of each operator's results."""
 
     def __init__(self) -> None:
