@@ -459,6 +459,6 @@ def _check_values(
     is_suspicious = policy.is_builtin or not any(value.value for value in values.values())
     if worst and is_suspicious and part.column is None:
         raise DataError(
-            f"the value of {reference} is 0, so that no drop is possible. Check the labels; a count "
-            "of errors needs higher_is_better: false"
+            f"the value of {reference} is 0, so that no drop is possible. Check the labels; for a "
+            "count of errors, set higher_is_better: false"
         )
