@@ -35,6 +35,9 @@ def check_measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence)
         for output in runtime.outputs
         if output.samples != n
     ]
+    bounds = policy.runtimes[runtime.runtime].bounds
+    if runtime.has_other_lengths and not (policy.is_bounded_by_metrics and bounds.empty):
+        problems.append({"code": "other_lengths"})
     logits = {o.name for o in runtime.outputs if class_metrics_for(policy, o) is not None}
     lacking = sorted(set(policy.logits) - logits) if policy.task != "tensors" else []
     if lacking:

@@ -72,6 +72,8 @@ class OutputComparison:
         """Axis of the samples by output, if another batch size reveals it; shared by all units."""
         self.floor = NoiseFloor(check.names)
         """The floor of the first samples; shared by all units."""
+        self.has_other_lengths = False
+        """Whether arrays of another length than the reference's were cut or filled."""
 
     def successor(self) -> OutputComparison:
         """Return an empty comparison for later samples, with the same floor."""
@@ -87,12 +89,19 @@ class OutputComparison:
 
     def state(self) -> Any:
         """Return the accumulated values as JSON values, without the floor."""
-        return to_plain({"outputs": self._outputs, "late": self._late})
+        return to_plain(
+            {
+                "outputs": self._outputs,
+                "late": self._late,
+                "has_other_lengths": self.has_other_lengths,
+            }
+        )
 
     def take(self, state: Any) -> None:
         """Restore the result of `state`. Raises EvidenceError for invalid values."""
         restored = from_plain(state)
         self._outputs, self._late = restored["outputs"], restored["late"]
+        self.has_other_lengths = restored["has_other_lengths"]
         for name, late in self._late.items():
             late.set_floors(self.floor.outlier_floors(name))
 
@@ -110,6 +119,7 @@ class OutputComparison:
             if name in other._late
         }
         merged._late = {**self._late, **other._late, **merged_late}
+        merged.has_other_lengths = self.has_other_lengths or other.has_other_lengths
         return merged
 
     def note_example(self, reference: Sequence[OutputArray]) -> None:
@@ -126,7 +136,11 @@ class OutputComparison:
 
         Raises OutputMismatch before any part of the batch is added.
         """
-        candidate = self._check.check(reference, candidate)
+        resized = self._check.check(reference, candidate)
+        self.has_other_lengths |= any(
+            new is not old for new, old in zip(resized, candidate, strict=True)
+        )
+        candidate = resized
         if not self._outputs:
             self._outputs = [
                 OutputStatistics(name, r.dtype.name, self._readings.get(name, LOGITS))
@@ -669,6 +683,7 @@ class RuntimeMeasurement:
             session_options=proof.session_options,
             plain_failure=proof.plain_failure,
             outputs=self._outputs(),
+            has_other_lengths=self.comparison.has_other_lengths,
             latency=self.meter.batches.result() if live else None,
             memory_bytes=self.meter.memory_bytes(proof) if live else None,
             cost=self.meter.cost(proof) if live else None,
