@@ -1453,8 +1453,7 @@ PROBLEMS: dict[str, str] = {
     "recording_ran": "the recording has times or repeated runs, which only a run here can measure",
     # outputs, reference, finite
     "other_outputs": "the outputs {measured:list} were measured, the file has {outputs:list}",
-    "other_lengths": "outputs have another length than the reference's, which only a policy "
-    "without bounds on them allows",
+    "other_lengths": "outputs have another length than the reference's",
     "other_samples": "'{output}' was measured on {count} samples, the data set has {samples}",
     "no_logits": "no output of shape (batch, classes) for the logits {names:list}",
     "no_classes": "no output of shape (batch, classes) to judge as logits",
