@@ -115,6 +115,11 @@ def run_by_kind(parts: Mapping[str, Callable[..., Any]], batch: Mapping[str, Any
     return {"boxes": parts["head"](voxels) * scale}
 
 
+def runs_head_twice(parts: Mapping[str, Any], batch: Mapping[str, torch.Tensor]) -> Any:
+    voxels = parts["encoder"](batch["input"]).mean(dim=(2, 3))
+    return parts["head"](voxels), parts["again"](voxels * 100)
+
+
 class Scaled(nn.Module):
     """A module that accepts any dtype and has an attribute; its file does neither."""
 
