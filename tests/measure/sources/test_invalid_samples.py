@@ -140,7 +140,7 @@ def test_failing_data_set_is_refused(kind, monkeypatch):
 
 
 @pytest.mark.parametrize(("factory", "words"), [
-    (f"{HERE}:raising", "raised RuntimeError: no data here.*Dataset"),
+    (f"{HERE}:raising", "raised RuntimeError: no data here.*factories.py"),
     (f"{HERE}:nothing", "has no 'nothing'"),
     (f"{HERE}:PID", "an object of type int, expected a callable .*Dataset"),
     ("no_such_package.data:build", "no module named 'no_such_package'"),
