@@ -445,13 +445,14 @@ def judge(
     if precision != "quantized":
         samples = {name: rows[:few] for name, rows in samples.items()}
     data: Any = samples
-    if precision == "quantized" and detections(old, samples) is not None:
+    boxes_and_classes = detections(old, samples) if precision == "quantized" else None
+    if boxes_and_classes is not None:
         policy_path, labels = new.parent / "policy.yaml", new.parent / "labels.jsonl"
         policy_path.write_text(DETECTOR_8_BITS)
         policy = Policy.from_file(policy_path)
         rows = (
             {"label": {"boxes": boxes.tolist(), "classes": classes.tolist()}}
-            for boxes, classes in detections(old, samples) or ()
+            for boxes, classes in boxes_and_classes
         )
         labels.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         data = EvaluationData.from_data(samples).with_labels(labels, metrics=policy.metrics)

@@ -38,6 +38,9 @@ _MAX_FACTOR = 8
 """Factor by which an integer that is tried may exceed that of the model; larger ones could need
 too much memory."""
 
+_MODULE_FIELDS = frozenset(vars(nn.Module()))
+"""Attributes that each module has, which are no settings."""
+
 _MAX_RANK = 4
 """Maximum number of axes for which all orders are tried."""
 
@@ -157,7 +160,7 @@ class TrialRuns:
         for path in dict.fromkeys(paths):
             module = self._context.runner.model.get_submodule(path)
             settings = vars(module)
-            for name in [name for name in settings if name not in vars(nn.Module())]:
+            for name in [name for name in settings if name not in _MODULE_FIELDS]:
                 want = settings[name]
                 for value in _other_values(module, want, numbers):
                     settings[name] = value
@@ -195,9 +198,9 @@ class TrialRuns:
         if axes:
             for other in combinations(range(_MAX_RANK), len(axes)):
                 yield "axes", axes, list(other)
-        if len(stated.get("perm", range(_MAX_RANK + 1))) <= _MAX_RANK:
-            for order in permutations(sorted(stated["perm"])):
-                yield "perm", stated["perm"], list(order)
+        perm = stated.get("perm", [])
+        for order in permutations(sorted(perm)) if 0 < len(perm) <= _MAX_RANK else ():
+            yield "perm", perm, list(order)
 
     def _other_orders(self, number: int) -> _Trials:
         piece, references = self._piece(number)

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-import onnx
 import torch
 
 from gate.data.input_binding import InputBinding
@@ -23,7 +22,7 @@ from gate.measure.cost_meter import CostMeter, Stopwatch
 from gate.measure.job import MeasurementJob
 from gate.onnx_file.choices import Choice, ChoiceSession
 from gate.onnx_file.reading import nodes_of
-from gate.onnx_file.release_file import onnx_files
+from gate.onnx_file.release_file import load_graphs
 from gate.onnx_file.tested_file import TestedFile
 from gate.onnx_file.value_trace import NanTrace, OpenCasts
 from gate.policy.policy import Policy
@@ -302,9 +301,11 @@ class MeasurementContext:
     @cached_property
     def _groups_by_squares(self) -> bool:
         """Whether the file uses GroupNormalization, whose kernel subtracts the squared mean."""
-        files = onnx_files(self.tested_file.path).values()
-        models = (onnx.load(path, load_external_data=False) for path in files)
-        return any(n.op_type == "GroupNormalization" for model in models for n in nodes_of(model))
+        return any(
+            node.op_type == "GroupNormalization"
+            for model in load_graphs(self.tested_file.path)
+            for node in nodes_of(model)
+        )
 
     def _fake_quantizes(self) -> bool:
         """Return whether the reference rounds floats to the steps of a quantized type."""

@@ -73,7 +73,7 @@ class OutputComparison:
         self.floor = NoiseFloor(check.names)
         """The floor of the first samples; shared by all units."""
         self.has_other_lengths = False
-        """Whether arrays of another length than the reference's were cut or filled."""
+        """True if arrays of another length than the reference's were cut or filled."""
 
     def successor(self) -> OutputComparison:
         """Return an empty comparison for later samples, with the same floor."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
@@ -17,6 +17,9 @@ from gate.storage.files import is_inside, open_plain, wrong_name
 from gate.storage.record import Record
 from gate.storage.untrusted_files import detect_pointer_file, parse_plain_yaml
 from gate.storage.yaml_section import load_section
+
+if TYPE_CHECKING:
+    import onnx
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -128,6 +131,15 @@ def onnx_files(path: Path) -> dict[str, Path]:
     if not is_release_file(path):
         return {"": path}
     return {name: path.parent / part.file for name, part in ReleaseFile.load(path).parts.items()}
+
+
+def load_graphs(path: Path) -> Iterator[onnx.ModelProto]:
+    """Yield the models of `onnx_files`, without external data. Raises its exceptions, and those of
+    onnx."""
+    from gate.onnx_file.reading import load_graph
+
+    for file in onnx_files(path).values():
+        yield load_graph(str(file))
 
 
 def _quote(text: str) -> str:

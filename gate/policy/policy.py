@@ -327,8 +327,7 @@ class Policy(PolicyRecord):
 
     @property
     def is_bounded_by_metrics(self) -> bool:
-        """Whether an output needs no bound if a metric judges it: a quantized detector, for
-        example."""
+        """True if an output needs no bound when a metric judges it, as for a quantized detector."""
         return self.precision == "quantized" and self.task == "tensors"
 
     @property

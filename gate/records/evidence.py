@@ -324,8 +324,8 @@ class RuntimeEvidence(Record):
     unprobed: tuple[str, ...] = added_field(())
     """Probes that were not run, because recorded outputs do not contain them."""
     has_other_lengths: bool = added_field(False)
-    """Whether outputs had another length than the reference's, such as another number of boxes,
-    and were cut or filled with zeros for the statistics."""
+    """True if outputs had another length than the reference's, such as another number of boxes, and
+    were cut or filled with zeros for the statistics."""
     unexamined: Count = added_field(0)
     """Number of suspicious samples that were not repeated under random rounding, because other
     numbers refuse the runtime anyway."""

@@ -16,7 +16,7 @@ from gate.errors import PolicyError
 from gate.model.forward_signature import PositionalModel, parameters
 from gate.model.loading import collect_code
 from gate.onnx_file.reading import tensors_of
-from gate.onnx_file.release_file import onnx_files
+from gate.onnx_file.release_file import load_graphs
 from gate.onnx_file.tested_file import TestedFile
 from gate.records.evidence import ModelCode
 from gate.reference.float64 import Float64Reference
@@ -117,10 +117,9 @@ def as_reference(model: nn.Module | ReferenceModel) -> ReferenceModel:
 
 
 def _has_double_weights(file: TestedFile) -> bool:
-    models = (onnx.load(path, load_external_data=False) for path in onnx_files(file.path).values())
     return any(
         tensor.data_type == onnx.TensorProto.DOUBLE and tensor.dims  # numbers may be float64
-        for model in models
+        for model in load_graphs(file.path)
         for tensor in tensors_of(model)
     )
 

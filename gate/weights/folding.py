@@ -309,9 +309,10 @@ def weights_behind_norms(
         weight, bias = tensor_of(module, "weight"), tensor_of(module, "bias")
         if weight is None or weight.ndim != 2 or not name.endswith(("weight", "bias")):
             continue
-        offset = np.zeros(len(weight)) if bias is None else to_float64(bias)
+        matrix = to_float64(weight)
+        offset = np.zeros(len(matrix)) if bias is None else to_float64(bias)
         for path, affine in affines.items():
-            if _is_behind(values, to_float64(weight), offset, affine, tolerance):
+            if _is_behind(values, matrix, offset, affine, tolerance):
                 merged.add(path)
                 yield name, path
                 break

@@ -184,7 +184,7 @@ class Saturated(nn.Module):
 
 @pytest.mark.parametrize(("factor", "verdict"), [(80.0, Verdict.PASS), (80.1, Verdict.FAIL)])
 def test_ranks_of_numbers_below_rounding_are_open(factor, verdict, tmp_path):
-    """The file's choice has another magnitude than the model's, and the error of its own."""
+    """Choose a rank whose value is larger than that of the model's choice, with a larger error."""
     arrays = {"x": np.random.default_rng(1).normal(size=(24, 6)).astype(np.float32)}
     edit = None if factor == 80.0 else replace_constant(80.0, factor)
     _, decision = check_model(Saturated(), tmp_path, arrays, edit=edit)
