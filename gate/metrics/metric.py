@@ -186,6 +186,12 @@ def open_metric(policy: MetricPolicy) -> Metric:
     elif policy.options:
         target = _with_options(target, policy.options)
     if _is_torchmetric(target):
+        if policy.aggregate is None:
+            raise PolicyError(
+                f"{policy.function} is a torchmetrics.Metric, which can compute one value over all "
+                "samples or one per sample. Set aggregate: dataset, or aggregate: mean for the "
+                "mean of the values per sample"
+            )
         return _of_torchmetric(target, dataset=dataset, total=total)
     if dataset and hasattr(target, "update") and hasattr(target, "compute"):
         return OfSums(target.update, target.compute)

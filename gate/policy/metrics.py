@@ -63,7 +63,7 @@ class MetricPolicy(PolicyRecord):
     name."""
     aggregate: Aggregate | None = None
     """`mean` or `sum` of one value per sample; `dataset`: one value for all samples. None: that of
-    the built-in metric, or `mean`."""
+    the built-in metric, or `mean`. Required for a torchmetrics.Metric."""
     higher_is_better: bool | None = None
     """Whether a larger value is better. None: as for the built-in metric, or true."""
     max_drop: Bound | None = None

@@ -260,6 +260,8 @@ def test_data_set_metrics(project: Project):
         assert change.bounds[0] == pytest.approx(changes[0].bounds[0], rel=0.1)
         assert change.method == "bca"
         assert change.drop < change.bounds[0] < 0.5
+    with pytest.raises(PolicyError, match="aggregate: dataset"):
+        check_metrics(project, "name: torch, function: 'tm:F1', min: 0.1", labels="labels.npy")
 
 
 def decide_on_edited(result: EvaluationResult, **update: Any) -> Verdict:
