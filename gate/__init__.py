@@ -7,9 +7,12 @@ imported on first use, so that `import gate` is fast.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # typing is imported later: Ctrl-C during its import would show a traceback
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from gate.api import EvaluationResult, check, collect_evidence
     from gate.data.samples import SampleSet
     from gate.decision.check_result import CheckResult, Verdict

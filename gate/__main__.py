@@ -1,7 +1,20 @@
-"""`python -m gate`."""
+"""Entry point of the command `gate` and of `python -m gate`."""
 
 from __future__ import annotations
 
-from gate.cli import run
+import sys
 
-run()
+
+def run() -> None:
+    """Run the command line. Ctrl-C ends it with one line and exit code 130, also during imports."""
+    try:
+        from gate import cli
+
+        cli.run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

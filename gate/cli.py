@@ -234,6 +234,11 @@ def _exit_code(call: Callable[[], Any], arguments: Sequence[str]) -> int:
             sys.stdout, sys.stderr = streams
             _discard_stdout()
             return _BROKEN_PIPE
+        if isinstance(error, OSError) and _is_raised_by_echo(error):  # --help, --version
+            with contextlib.suppress(OSError):
+                click.echo(f"error: the output can't be printed: {error.strerror}.", err=True)
+            _discard_stdout()
+            return ExitCode.NOT_JUDGED
         _print_error(error, arguments, machine=machine)
         return ExitCode.NOT_JUDGED
     return code
@@ -331,6 +336,14 @@ def _print_error(error: BaseException, arguments: Sequence[str], *, machine: boo
             click.echo(_text({"error": {"type": kind, "message": message}}))
     except OSError:
         _discard_stdout()
+
+
+def _is_raised_by_echo(error: OSError) -> bool:
+    """Return whether a stream could not be written, instead of a file of the command."""
+    import traceback
+
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is click.echo.__code__
 
 
 def _discard_stdout() -> None:

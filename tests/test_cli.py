@@ -179,7 +179,8 @@ class TestExitCodes:
     @pytest.mark.further
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
     @pytest.mark.parametrize(
-        "arguments", [["policy", "explain", "noise_ratio"], ["policy", "show", "--json"]]
+        "arguments",
+        [["policy", "explain", "noise_ratio"], ["policy", "show", "--json"], ["check", "--help"]],
     )
     def test_full_disk_on_stdout(self, arguments: list[str]) -> None:
         code = f"import sys; sys.argv[1:] = {arguments}; from gate.cli import run; run()"
@@ -189,8 +190,8 @@ class TestExitCodes:
                 check=False, timeout=120, env={**os.environ, "PYTHONUNBUFFERED": ""},
             )  # fmt: skip
         assert completed.returncode == 2
-        assert "No space left" in completed.stderr
-        assert "Traceback" not in completed.stderr
+        assert "can't be printed: No space left" in completed.stderr
+        assert len(completed.stderr.splitlines()) == 1
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
     @pytest.mark.parametrize("more", [[], ["--json"]])
@@ -322,6 +323,21 @@ class TestExitCodes:
             "cli.run()\n"
         )
         assert _run(code).returncode == 130
+
+    @pytest.mark.parametrize("module", ["click", "gate.cli"])
+    def test_ctrl_c_during_the_first_imports(self, module: str) -> None:
+        code = (
+            "import os, signal, sys\n"
+            "class Interrupt:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            f"        if name == '{module}': os.kill(os.getpid(), signal.SIGINT)\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "sys.meta_path.insert(0, Interrupt())\n"
+            "from gate.__main__ import run\n"
+            "run()\n"
+        )
+        completed = _run(code)
+        assert (completed.returncode, completed.stderr) == (130, "interrupted\n")
 
 
 def _run_with_closed_stdout(arguments: list[str]) -> tuple[int, str]:

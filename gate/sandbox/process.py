@@ -107,11 +107,16 @@ _INHERITED = ("PATH", "HOME", "LANG", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "D
 _INHERITED_PREFIXES = ("LC_", "PYTHON", "OMP_", "ORT_", "CUDA_")
 
 _START = (
-    "import json, os, sys\n"
-    "with os.fdopen({request}) as stream: request = json.load(stream)\n"
-    "sys.path[:] = request['path']\n"
-    "from {module} import {function}\n"
-    "{function}(request, {result})\n"
+    "import os, signal\n"
+    "try:\n"
+    "  import json, sys\n"
+    "  with os.fdopen({request}) as stream: request = json.load(stream)\n"
+    "  sys.path[:] = request['path']\n"
+    "  from {module} import {function}\n"
+    "  {function}(request, {result})\n"
+    "except KeyboardInterrupt:\n"  # During the imports: end without a traceback.
+    "  signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+    "  signal.raise_signal(signal.SIGINT)\n"
 )
 
 _ENTRY_POINT = "gate.sandbox.child:serve_request"
