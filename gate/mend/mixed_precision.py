@@ -80,6 +80,7 @@ class Float16Conversion:
             if any(types.get(name) == TensorProto.FLOAT for name in node.output)
         )
         """The names of the nodes that compute float32 values, in the file's order."""
+        self._named = frozenset(self.nodes)
         if not self.nodes:
             raise ExportError(f"{exact} computes nothing in float32.")
 
@@ -115,10 +116,6 @@ class Float16Conversion:
             if node.name in self._named
             and any(types.get(name) == TensorProto.FLOAT for name in node.output)
         )
-
-    @property
-    def _named(self) -> frozenset[str]:
-        return frozenset(self.nodes)
 
     @property
     def unrepresentable(self) -> tuple[str, ...]:
@@ -283,9 +280,12 @@ def _repair(graph: onnx.GraphProto, original: Collection[str]) -> None:
         for name, cast in nodes.items()
         if _casts_to(cast) == TensorProto.FLOAT and cast.input[0] in halves
     }
-    renamed = {source: name for name, source in originals.items() if name in outputs}
     inputs = {value.name for value in graph.input}
-    renamed = {source: name for source, name in renamed.items() if source not in inputs}
+    renamed = {
+        source: name
+        for name, source in originals.items()
+        if name in outputs and source not in inputs
+    }
     kept = [node for node in graph.node if node.name in original]
     kept += [cast for name, cast in nodes.items() if name not in originals or name in outputs]
     kept = [

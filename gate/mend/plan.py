@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 from pydantic import ValidationError
@@ -22,8 +22,7 @@ from gate.mend.search import BudgetSpent, Candidate, Search, Trial, with_disable
 from gate.mend.sensitivity import Smallest, evaluator, smallest_float16, smallest_int8
 from gate.onnx_file.reading import read_subject
 from gate.policy.policy import Precision
-from gate.records.export import HIGHEST_OPSET, ExportSettings
-from gate.records.export import Strategy as ExportStrategy
+from gate.records.export import ExportSettings
 from gate.storage.files import temporary_folder
 
 # The plan is independent of time and machine, so that a second search tries the same candidates in
@@ -49,13 +48,14 @@ _ATTEMPTS = 2
 _MIN_TARGET, _MAX_TARGET = 0.1, 0.8
 """Limits of the target of the second search, as a share of the bound."""
 
-Conversion = tuple[Stage, Float16Settings | QuantizeSettings, Smallest]
+Conversion = tuple[Stage, str, Float16Settings | QuantizeSettings, Smallest]
 
 _CONVERSIONS: Mapping[Precision, Conversion] = {
-    "reduced": ("mixed_precision", Float16Settings(), smallest_float16),
-    "quantized": ("quantization", QuantizeSettings(), smallest_int8),
+    "reduced": ("mixed_precision", "float16", Float16Settings(), smallest_float16),
+    "quantized": ("quantization", "quantize", QuantizeSettings(), smallest_int8),
 }
-"""By precision of the policy: the stage, its settings without float32 layers, the search."""
+"""By precision of the policy: the stage, the field of `Steps`, its value without float32 layers,
+the search."""
 
 _NO_SET = "no set of layers in float32 passes"
 
@@ -78,7 +78,7 @@ class Winner:
 
     candidate: Candidate
     path: Path
-    steps: Steps | None
+    steps: Steps
     """The steps with the digests of their edits."""
     result: EvaluationResult
     """The result on the half that verified it."""
@@ -122,7 +122,7 @@ class MendPlan:
             for candidate, trial in self._try_candidates(samples[0]):
                 if not trial.passed:
                     continue
-                if conversion is None or self._is_converted(candidate):
+                if conversion is None or not self._is_float32(candidate):
                     winner = self._verify(candidate, samples[1], folder)
                 elif len(converted) == _CONVERTED and self._starts_in_float32:
                     break  # all others are float32 files too
@@ -130,7 +130,7 @@ class MendPlan:
                     continue
                 else:
                     converted.add(str(trial.graph))
-                    winner = self._convert_and_verify(candidate, samples, folder, *conversion)
+                    winner = self._convert_and_verify(candidate, samples, folder, conversion)
                 if winner is not None:
                     return Outcome(winner, self.search.cut_short or "passed")
         except BudgetSpent as spent:
@@ -144,22 +144,25 @@ class MendPlan:
         candidate: Candidate,
         samples: tuple[EvaluationData, EvaluationData],
         folder: Path,
-        *conversion: *Conversion,
+        conversion: Conversion,
     ) -> Winner | None:
         """Convert a float32 file.
 
         If the verifying half refuses the result, search once more with a margin, because the first
-        one passed by chance.
+        one passed by chance. The margin is the share of the bound that would have passed on both
+        halves if their ratios are proportional.
         """
         target, previous = 1.0, None
         for _ in range(_ATTEMPTS):
-            converted = self._convert(candidate, samples, *conversion, target=target)
-            if converted is None or converted.settings == previous:
+            converted = self._convert(candidate, samples, conversion, target=target)
+            if converted is None or converted.steps == previous:
                 return None
-            previous, passed = converted.settings, self.search.trials[-1].worst_ratio
+            previous, passed = converted.steps, self.search.trials[-1].worst_ratio
             if (winner := self._verify(converted, samples[1], folder)) is not None:
                 return winner
-            target = _with_margin(passed, self.search.trials[-1].worst_ratio)
+            refused = self.search.trials[-1].worst_ratio
+            share = passed / refused if passed and refused and refused > 1.0 else _MAX_TARGET
+            target = min(max(share, _MIN_TARGET), _MAX_TARGET)
             self.search.is_late, self.search.cut_short = False, None
         return None
 
@@ -170,61 +173,52 @@ class MendPlan:
         result = self.search.result
         if not trial.passed or result is None:
             return None
-        path = result.job.candidate.path
-        steps, ratio = candidate.steps, None
-        if steps is not None and steps.float16 is not None:
-            ratio = self._rounded_ratio(path, candidate, samples)
+        path, ratio = result.job.candidate.path, None
+        if candidate.steps.float16 is not None:
+            policy = with_disabled(self.search.policy, candidate.disabled_optimizers)
+            with temporary_folder() as rounded_folder:
+                rounded = round_as_device(onnx.load(str(path)))
+                file = save_model(rounded, Path(rounded_folder, MODEL))
+                ratio = evaluator(self.search, policy, samples)(file)
             if ratio > 1.0:
                 update = {"verdict": "FAIL", "worst_ratio": ratio, "failure": _ROUNDED}
                 self.search.trials[-1] = trial.model_copy(update=update)
                 return None
-        if steps is not None:
-            with temporary_folder() as rebuilt:
-                steps = self.builder.steps_with_digests(steps, Path(rebuilt))
-                sha256 = read_subject(Path(rebuilt, MODEL)).sha256
-            if sha256 != result.evidence.subject.sha256:
-                update = {"verdict": "FAIL", "failure": _DIFFERS}
-                self.search.trials[-1] = trial.model_copy(update=update)
-                return None
+        with temporary_folder() as rebuilt:
+            steps = self.builder.steps_with_digests(candidate.steps, Path(rebuilt))
+            sha256 = read_subject(Path(rebuilt, MODEL)).sha256
+        if sha256 != result.evidence.subject.sha256:
+            update = {"verdict": "FAIL", "failure": _DIFFERS}
+            self.search.trials[-1] = trial.model_copy(update=update)
+            return None
         return Winner(candidate, path, steps, result, ratio)
-
-    def _rounded_ratio(self, path: Path, candidate: Candidate, samples: EvaluationData) -> float:
-        policy = with_disabled(self.search.policy, candidate.disabled_optimizers)
-        with temporary_folder() as folder:
-            rounded = save_model(round_as_device(onnx.load(str(path))), Path(folder, MODEL))
-            return evaluator(self.search, policy, samples)(rounded)
 
     @property
     def _starts_in_float32(self) -> bool:
         return self.builder.file is None or is_float32(self.builder.file)
 
-    def _is_converted(self, candidate: Candidate) -> bool:
-        if candidate.steps is None:
-            return True
+    def _is_float32(self, candidate: Candidate) -> bool:
         with temporary_folder() as folder:
-            return not is_float32(self.builder.build(candidate.steps, Path(folder)))
+            return is_float32(self.builder.build(candidate.steps, Path(folder)))
 
     def _convert(
         self,
         candidate: Candidate,
         samples: tuple[EvaluationData, EvaluationData],
-        stage: Stage,
-        plain: Float16Settings | QuantizeSettings,
-        smallest: Smallest,
+        conversion: Conversion,
         *,
         target: float,
     ) -> Candidate | None:
         """Return the file with the fewest layers in float32 that passes on the first samples."""
-        assert candidate.steps is not None
+        stage, name, plain, smallest = conversion
         search, disabled = self.search, candidate.disabled_optimizers
         policy = with_disabled(search.policy, disabled)
-        name = "float16" if isinstance(plain, Float16Settings) else "quantize"
-        conversion, failure = None, _NO_SET
+        result, failure = None, _NO_SET
         search.reserved = len(samples[0].samples) + 2 * len(samples[1].samples)
         try:
             with temporary_folder() as folder:
                 exact = self.builder.build(candidate.steps, Path(folder))
-                conversion = smallest(exact, search, policy, samples[0], target=target)
+                result = smallest(exact, search, policy, samples[0], target)
         except BudgetSpent:
             raise
         except GateError as error:
@@ -233,31 +227,21 @@ class MendPlan:
             failure = describe_failure(error)
         finally:
             search.reserved = 0
-        settings = plain if conversion is None else conversion.settings
+        settings, layers = result or (plain, None)
         steps = candidate.steps.model_copy(update={name: settings})
-        cost = 0.0 if conversion is None else float(conversion.layers.count)
-        converted = self.candidate(stage, steps, cost, disabled)
-        if conversion is None:
+        converted = replace(self.candidate(stage, steps, disabled), float32=layers)
+        if result is None:
             search.refuse(converted, samples[0], failure)
             return None
         search.is_late = True
-        attempts = (disabled, self._without_crashes(disabled))
-        for without in attempts:
-            converted = self.candidate(stage, steps, cost, without)
-            converted = replace(converted, float32=conversion.layers)
-            trial = search.judge(converted, samples[0])
-            if trial.verdict != "not built" or without == attempts[-1]:
-                break
+        trial = search.judge(converted, samples[0])
+        if trial.verdict == "not built" and _OPTIMIZED in policy.runtimes:
+            names = tuple(dict.fromkeys((*disabled.get(_OPTIMIZED, ()), *_CRASHING)))
+            without = {**disabled, _OPTIMIZED: names}
+            if without != disabled:
+                converted = replace(converted, disabled_optimizers=without)
+                trial = search.judge(converted, samples[0])
         return converted if trial.passed else None
-
-    def _without_crashes(
-        self, disabled: Mapping[str, tuple[str, ...]]
-    ) -> Mapping[str, tuple[str, ...]]:
-        """Return `disabled` with the optimizers in which ONNX Runtime crashes added."""
-        if _OPTIMIZED not in self.search.policy.runtimes:
-            return disabled
-        names = (*disabled.get(_OPTIMIZED, ()), *_CRASHING)
-        return {**disabled, _OPTIMIZED: tuple(dict.fromkeys(names))}
 
     def _try_candidates(self, samples: EvaluationData) -> Iterator[tuple[Candidate, Trial]]:
         failed: list[tuple[Candidate, Trial]] = []
@@ -265,10 +249,8 @@ class MendPlan:
             trial = self.search.judge(candidate, samples)
             yield candidate, trial
             failed.append((candidate, trial))
-        for candidate, trial in tuple(failed):
-            for pair in self._without_optimizers(candidate, trial, samples):
-                yield pair
-                failed.append(pair)
+        for pair in tuple(failed):
+            failed += yield from self._without_optimizers(*pair, samples)
         tried = {candidate.key() for candidate, _ in failed}
         for _ in range(_ROUNDS):
             failed.sort(key=lambda pair: pair[1].distance)
@@ -280,63 +262,50 @@ class MendPlan:
                 trial = self.search.judge(candidate, samples)
                 yield candidate, trial
                 failed.append((candidate, trial))
-                for pair in self._without_optimizers(candidate, trial, samples):
-                    yield pair
-                    failed.append(pair)
+                failed += yield from self._without_optimizers(candidate, trial, samples)
 
     def candidate(
-        self,
-        stage: Stage,
-        steps: Steps,
-        cost: float,
-        disabled: Mapping[str, tuple[str, ...]] | None = None,
+        self, stage: Stage, steps: Steps, disabled: Mapping[str, tuple[str, ...]] | None = None
     ) -> Candidate:
         """Return the candidate that is built by these steps."""
-        return Candidate(
-            stage=stage,
-            settings=steps.to_plain(),
-            cost=cost,
-            build=partial(self.builder.build, steps),
-            disabled_optimizers=disabled or {},
-            steps=steps,
-        )
+        return Candidate(stage, steps, partial(self.builder.build, steps), disabled or {})
 
     def _exports(self) -> Iterator[Candidate]:
         if self.builder.file is not None:
-            yield self.candidate("export", Steps(), 0.0)
+            yield self.candidate("export", Steps())
         if self.search.reference.source.is_onnx:
             return  # its modules are an ONNX file's nodes, not a model to export
         planned = list(plan_exports(self.named or self.settings))
         if self.named is not None:  # the file's names may belong to other outputs
             planned += list(plan_exports(self.settings))[: len(self.settings.strategies)]
-        for cost, settings in enumerate(planned, start=1):
-            yield self.candidate("export", Steps(export=settings), float(cost))
+        for settings in planned:
+            yield self.candidate("export", Steps(export=settings))
 
     def _without_optimizers(
         self, candidate: Candidate, trial: Trial, samples: EvaluationData
-    ) -> Iterator[tuple[Candidate, Trial]]:
-        """Disable the optimizers that a localization blames, until it blames none."""
+    ) -> Generator[tuple[Candidate, Trial], None, list[tuple[Candidate, Trial]]]:
+        """Disable the optimizers that a localization blames, until it blames none. Also return the
+        yielded candidates."""
+        tried: list[tuple[Candidate, Trial]] = []
         while trial.optimizers and trial.runtime in self.search.policy.runtimes:
             before = candidate.disabled_optimizers
             names = before.get(trial.runtime, ())
             added = tuple(name for name in trial.optimizers if name not in names)
-            if not added or candidate.steps is None:
-                return
+            if not added:
+                break
             disabled = {**before, trial.runtime: (*names, *added)}
             stage: Stage = "optimizers" if candidate.stage == "export" else candidate.stage
-            cost = candidate.cost + len(disabled[trial.runtime])
-            candidate = self.candidate(stage, candidate.steps, cost, disabled)
+            candidate = self.candidate(stage, candidate.steps, disabled)
             trial = self.search.judge(candidate, samples)
             yield candidate, trial
+            tried.append((candidate, trial))
+        return tried
 
     def _rewritten(self, bases: Sequence[tuple[Candidate, Trial]]) -> Iterator[Candidate]:
         for candidate, trial in bases:
-            steps = candidate.steps
-            if steps is None:
-                continue
-            variants = [*self._with_functions(steps, trial), *self._with_edits(steps, trial)]
-            for cost, changed in enumerate(variants):
-                yield self.candidate("rewrite", changed, float(cost), candidate.disabled_optimizers)
+            steps, disabled = candidate.steps, candidate.disabled_optimizers
+            for changed in [*self._with_functions(steps, trial), *self._with_edits(steps, trial)]:
+                yield self.candidate("rewrite", changed, disabled)
 
     def _with_functions(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
         """Yield the steps with torch functions replaced, those of the layer at fault first.
@@ -345,12 +314,14 @@ class MendPlan:
         """
         if steps.export is None or steps.edits:
             return
-        called = {
-            name: paths for name, paths in self._functions().items() if name not in steps.functions
-        }
+        try:
+            functions = find_functions(self.builder.reference.module, self.builder.example)
+        except Exception:  # errors of the user's code: no function is replaced
+            functions = {}
+        called = {name: paths for name, paths in functions.items() if name not in steps.functions}
         if steps.functions and "dynamo" in self.settings.strategies:
             lowest = _DYNAMO_FROM if self.settings.opset == "auto" else steps.export.opset
-            changed = _with(steps.export, "dynamo", int(lowest), folding=True)
+            changed = _with(steps.export, strategy="dynamo", opset=lowest, do_constant_folding=True)
             if changed is not None and changed != steps.export:
                 yield steps.model_copy(update={"export": changed})
         touching = [name for name, paths in called.items() if _touches(paths, trial.layer)]
@@ -358,13 +329,6 @@ class MendPlan:
             yield steps.model_copy(update={"functions": (*steps.functions, name)})
         if len(called) > 1:
             yield steps.model_copy(update={"functions": (*steps.functions, *called)})
-
-    def _functions(self) -> Mapping[str, tuple[str, ...]]:
-        module = self.builder.reference.module
-        try:
-            return find_functions(module, self.builder.example)
-        except Exception:  # errors of the user's code: no function is replaced
-            return {}
 
     def _with_edits(self, steps: Steps, trial: Trial) -> Iterator[Steps]:
         """Yield the steps with one more graph edit: in the layer at fault, or anywhere if
@@ -390,16 +354,6 @@ class MendPlan:
                     yield steps.model_copy(update={"edits": (*kept, added)})
 
 
-def _with_margin(passed: float | None, refused: float | None) -> float:
-    """Return the target of the second search.
-
-    It is the share of the bound that would have passed on both halves if their ratios are
-    proportional.
-    """
-    share = passed / refused if passed and refused and refused > 1.0 else _MAX_TARGET
-    return min(max(share, _MIN_TARGET), _MAX_TARGET)
-
-
 def _touches(paths: Sequence[str], layer: str | None) -> bool:
     """Return True if one of these modules is the layer, contains it, or is part of it."""
     if layer is None:
@@ -419,16 +373,13 @@ def plan_exports(base: ExportSettings) -> Iterator[ExportSettings]:
     number.
     """
     opsets = _OPSETS if base.opset == "auto" else (base.opset,)
-    lowest = {
-        strategy: _DYNAMO_FROM if strategy == "dynamo" else opsets[0]
-        for strategy in base.strategies
-    }
-    lowest = lowest if base.opset == "auto" else dict.fromkeys(base.strategies, opsets[0])
+    lowest = dict.fromkeys(base.strategies, opsets[0])
+    if base.opset == "auto" and "dynamo" in lowest:
+        lowest["dynamo"] = _DYNAMO_FROM
     dynamo_and_first = [
         strategy for strategy in base.strategies if strategy in (base.strategies[0], "dynamo")
     ]
-    choices: list[tuple[ExportStrategy, int, bool]] = []
-    choices += [(strategy, lowest[strategy], True) for strategy in base.strategies]
+    choices = [(strategy, lowest[strategy], True) for strategy in base.strategies]
     choices += [
         (strategy, opset, True)
         for opset in opsets
@@ -437,18 +388,15 @@ def plan_exports(base: ExportSettings) -> Iterator[ExportSettings]:
     ]
     choices += [(strategy, lowest[strategy], False) for strategy in dynamo_and_first]
     for strategy, opset, folding in choices:
-        settings = _with(base, strategy, opset, folding=folding and base.do_constant_folding)
-        if settings is not None and (folding or base.do_constant_folding):
-            yield settings
+        if base.do_constant_folding or folding:
+            folds = folding and base.do_constant_folding
+            settings = _with(base, strategy=strategy, opset=opset, do_constant_folding=folds)
+            if settings is not None:
+                yield settings
 
 
-def _with(
-    base: ExportSettings, strategy: ExportStrategy, opset: int, *, folding: bool
-) -> ExportSettings | None:
+def _with(base: ExportSettings, **choice: Any) -> ExportSettings | None:
     """Return the settings with these choices; None if they contradict others."""
-    if opset > HIGHEST_OPSET[strategy]:
-        return None
-    choice = {"strategy": strategy, "opset": opset, "do_constant_folding": folding}
     try:
         return ExportSettings(**{**dict(base), **choice})
     except ValidationError:
@@ -464,12 +412,9 @@ def names_of(file: Path, base: ExportSettings) -> ExportSettings | None:
         }
         for spec in subject.inputs
     }
-    choice = {
-        "input_names": tuple(spec.name for spec in subject.inputs),
-        "output_names": tuple(spec.name for spec in subject.outputs),
-        "dynamic_axes": {name: labels for name, labels in axes.items() if labels},
-    }
-    try:
-        return ExportSettings(**{**dict(base), **choice})
-    except ValidationError:
-        return None
+    return _with(
+        base,
+        input_names=tuple(spec.name for spec in subject.inputs),
+        output_names=tuple(spec.name for spec in subject.outputs),
+        dynamic_axes={name: labels for name, labels in axes.items() if labels},
+    )

@@ -7,8 +7,8 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,21 +51,14 @@ class GraphEdit(Record):
         return f"{self.rewrite} at {', '.join(self.at)}: {self.before} -> {self.after}"
 
 
-@dataclass(frozen=True)
 class Graph:
     """A graph with its nodes by the tensors that they compute."""
 
-    model: onnx.ModelProto
-    producers: dict[str, onnx.NodeProto] = field(init=False)
-    opset: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        producers = {name: node for node in self.model.graph.node for name in node.output if name}
-        versions = [
-            item.version for item in self.model.opset_import if item.domain in ("", "ai.onnx")
-        ]
-        object.__setattr__(self, "producers", producers)
-        object.__setattr__(self, "opset", max(versions, default=0))
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.producers = {name: node for node in model.graph.node for name in node.output if name}
+        standard = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
+        self.opset = max((item.version for item in standard), default=0)
 
     @classmethod
     def load(cls, path: Path) -> Graph:
@@ -244,16 +237,22 @@ def _log_sigmoid_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | Non
     return write.form(result, [inner.output[0], node.output[0]])
 
 
+def _one_plus(graph: Graph, node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    """Yield the names of x and 1 + x if the node computes Log(1 + x)."""
+    total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
+    if total is not None:
+        first, second = total.input
+        for x, one in ((first, second), (second, first)):
+            if graph.is_number(one, 1.0):
+                yield x, total.output[0]
+
+
 def _softplus(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     """Rewrite Log(1 + Exp(x)), which overflows, as Softplus(x)."""
-    total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
-    for index in (0, 1) if total is not None else ():
-        assert total is not None  # narrowed for the type checker
-        inner = graph.node(total.input[index], "Exp")
-        if inner is not None and graph.is_number(total.input[1 - index], 1.0):
+    for x, total in _one_plus(graph, node):
+        if (inner := graph.node(x, "Exp")) is not None:
             write = _Writer(graph, node.output[0])
-            result = write.add("Softplus", inner.input[0])
-            return write.form(result, [inner.output[0], total.output[0], node.output[0]])
+            return write.form(write.add("Softplus", inner.input[0]), [x, total, node.output[0]])
     return None
 
 
@@ -278,17 +277,14 @@ _SMALL = 0.5
 
 def _log1p(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     """Rewrite Log(1 + x), which loses the digits of a small x, as 2 Atanh(x / (x + 2)) there."""
-    total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
-    for index in (0, 1) if total is not None else ():
-        assert total is not None  # narrowed for the type checker
-        if graph.is_number(total.input[1 - index], 1.0) and graph.is_float32(node.output[0]):
-            x = total.input[index]
+    for x, total in _one_plus(graph, node):
+        if graph.is_float32(node.output[0]):
             write = _Writer(graph, node.output[0])
             is_small = write.add("Less", write.add("Abs", x), write.constant(_SMALL))
             within = write.add("Where", is_small, x, write.constant(0.0))
             share = write.add("Div", within, write.add("Add", within, write.constant(2.0)))
             small = write.add("Mul", write.add("Atanh", share), write.constant(2.0))
-            large = write.add("Log", total.output[0])
+            large = write.add("Log", total)
             return write.form(write.add("Where", is_small, small, large), [node.output[0]])
     return None
 
@@ -372,10 +368,8 @@ def _clip(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     if node.op_type != "Min" or len(node.input) != 2:
         return None
     for index in (0, 1):
-        high, inner = (
-            graph.value(node.input[1 - index]),
-            graph.node(node.input[index], "Max", "Relu"),
-        )
+        high = graph.value(node.input[1 - index])
+        inner = graph.node(node.input[index], "Max", "Relu")
         if high is None or high.size != 1 or high.dtype != np.float32 or inner is None:
             continue
         lows = [graph.value(name) for name in inner.input] if inner.op_type == "Max" else []
@@ -391,11 +385,8 @@ def _clip(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
 
 
 def _resize(**changes: Any) -> Find:
-    """Return a rewrite of Resize with other attributes.
-
-    It deliberately changes the result, because exporters and tools write these attributes
-    incorrectly.
-    """
+    """Return a rewrite of Resize with other attributes, which some exporters write incorrectly."""
+    encoded = {key: v.encode() if isinstance(v, str) else v for key, v in changes.items()}
 
     def find(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
         if node.op_type != "Resize":
@@ -406,19 +397,13 @@ def _resize(**changes: Any) -> Find:
             "cubic_coeff_a" in changes and mode != "cubic"
         ):
             return None
-        changed = settings | changes
-        if all(settings.get(key) == _as_attribute(value) for key, value in changes.items()):
+        if settings == settings | encoded:
             return None
         write = _Writer(graph, node.output[0])
-        result = write.add("Resize", *node.input, **changed)
+        result = write.add("Resize", *node.input, **settings | encoded)
         return write.form(result, [node.output[0]])
 
-    find.__doc__ = "Resize with " + ", ".join(f"{key} {value}" for key, value in changes.items())
     return find
-
-
-def _as_attribute(value: Any) -> Any:
-    return value.encode() if isinstance(value, str) else value
 
 
 _DOUBLE = frozenset(
@@ -663,22 +648,10 @@ def _cdist(
     return distances
 
 
-def _logaddexp(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.maximum(a, b) + functional.softplus(-(a - b).abs())
-
-
-def _logsigmoid(x: torch.Tensor) -> torch.Tensor:
-    return -functional.softplus(-x)
-
-
 def _log1p_of(x: torch.Tensor) -> torch.Tensor:
     is_small = x.abs() < _SMALL
     within = torch.where(is_small, x, torch.zeros_like(x))
     return torch.where(is_small, 2.0 * torch.atanh(within / (within + 2.0)), torch.log(1.0 + x))
-
-
-def _expm1_of(x: torch.Tensor) -> torch.Tensor:
-    return torch.tanh(0.5 * x) * (torch.exp(x) + 1.0)
 
 
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
@@ -687,10 +660,16 @@ FUNCTIONS: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "avg_pool2d": ((functional.avg_pool2d,), _avg_pool2d),
     "scatter_reduce": ((torch.scatter_reduce, torch.Tensor.scatter_reduce), _scatter_reduce),
     "cdist": ((torch.cdist,), _cdist),
-    "logaddexp": ((torch.logaddexp, torch.Tensor.logaddexp), _logaddexp),
-    "logsigmoid": ((functional.logsigmoid,), _logsigmoid),
+    "logaddexp": (
+        (torch.logaddexp, torch.Tensor.logaddexp),
+        lambda a, b: torch.maximum(a, b) + functional.softplus(-(a - b).abs()),
+    ),
+    "logsigmoid": ((functional.logsigmoid,), lambda x: -functional.softplus(-x)),
     "log1p": ((torch.log1p, torch.Tensor.log1p, torch.special.log1p), _log1p_of),
-    "expm1": ((torch.expm1, torch.Tensor.expm1, torch.special.expm1), _expm1_of),
+    "expm1": (
+        (torch.expm1, torch.Tensor.expm1, torch.special.expm1),
+        lambda x: torch.tanh(0.5 * x) * (torch.exp(x) + 1.0),
+    ),
 }
 """Replaced functions by name, with their replacements. recipe.yaml lists them under `functions`."""
 
@@ -705,14 +684,9 @@ class _Replaced(TorchFunctionMode):
         return self._forms.get(func, func)(*args, **(kwargs or {}))
 
 
-@contextmanager
-def replaced_functions(names: Collection[str]) -> Iterator[None]:
-    """Use the replacements of these torch functions within the `with` block."""
-    if not names:
-        yield
-        return
-    with _Replaced(names):
-        yield
+def replaced_functions(names: Collection[str]) -> AbstractContextManager[Any]:
+    """Return a context in which the replacements of these torch functions are used."""
+    return _Replaced(names) if names else nullcontext()
 
 
 def find_functions(

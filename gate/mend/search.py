@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import onnx
 from pydantic import Field
@@ -38,47 +38,31 @@ _PROGRESS_INTERVAL = 20
 _OPENING_S = 600.0
 """Time limit for opening a converted file, in seconds."""
 
-STAGES: tuple[Stage, ...] = get_args(Stage)
-"""The stages, cheapest first."""
-
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to build a file that may pass."""
 
     stage: Stage
-    settings: Mapping[str, Any]
-    """The settings for recipe.yaml as JSON values, from which the file can be rebuilt."""
-    cost: float
-    """The rank within the stage. Of two candidates that pass, the lower rank wins."""
+    steps: Steps
     build: Callable[[Path], Path] = field(compare=False)
     """Build the file and the note of its export (`note_path`) in a folder, and return the path of
     the file. Raises GateError."""
     disabled_optimizers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By runtime of the policy: the disabled optimizers of ONNX Runtime."""
-    steps: Steps | None = field(default=None, compare=False)
-    """The steps of a candidate that gets further edits. None: it gets none."""
     float32: Float32Layers | None = field(default=None, compare=False)
     """Layers in float32 of a converted or quantized file."""
 
     @property
-    def rank(self) -> tuple[int, float]:
-        """Sort key: the order of the trials."""
-        return STAGES.index(self.stage), self.cost
-
-    @property
     def title(self) -> str:
-        """The settings in one line, for tables."""
-        plain = [f"{name}={value}" for name, value in self.settings.items()]
-        parts = [self.steps.text] if self.steps is not None else plain
+        """The steps in one line, for tables."""
         names = sorted({name for some in self.disabled_optimizers.values() for name in some})
-        parts += [f"without {', '.join(names)}"] if names else []
-        return "; ".join(parts)
+        return "; ".join([self.steps.text, *([f"without {', '.join(names)}"] if names else [])])
 
     def key(self) -> Digest:
         """The digest that identifies a trial in the log of an earlier search."""
         disabled = {name: list(names) for name, names in self.disabled_optimizers.items()}
-        return Digest.from_json({"settings": dict(self.settings), "disabled": disabled})
+        return Digest.from_json({"settings": self.steps.to_plain(), "disabled": disabled})
 
 
 class Trial(Record):
@@ -215,15 +199,18 @@ class Search:
         file; the samples then verify it, so it is always measured.
         """
         self.spend(0)
-        if into is not None:
+        earlier = self.log.earlier if self.log is not None and into is None else {}
+        logged = earlier.get(str(candidate.key()))
+        if logged is not None and logged.samples == len(samples.samples):
+            self.spend(logged.forwards)
+            trial = logged
+        elif into is not None:
             trial = self._measure(candidate, into, samples, half="verify")
-        elif (earlier := self._find_logged(candidate, samples)) is not None:
-            trial = earlier
         else:
             with temporary_folder() as folder:
                 trial = self._measure(candidate, Path(folder), samples, half="search")
         self.trials.append(trial)
-        if self.log is not None:
+        if self.log is not None and trial.half == "search":
             self.log.add(trial)
         self.progress(self)
         return trial
@@ -250,7 +237,8 @@ class Search:
         ratio = measure()
         if ratio is None:
             return math.inf
-        self.log.add_ratio(ConversionRatio(key=key, ratio=ratio))
+        self.log.ratios[str(key)] = ConversionRatio(key=key, ratio=ratio)
+        self.log.write(self.log.ratios[str(key)])
         return ratio
 
     def refuse(self, candidate: Candidate, samples: EvaluationData, reason: str) -> None:
@@ -263,13 +251,6 @@ class Search:
     def best(self) -> Trial | None:
         """The trial that came closest to passing; the first of equal ones."""
         return min(self.trials, key=lambda trial: trial.distance, default=None)
-
-    def _find_logged(self, candidate: Candidate, samples: EvaluationData) -> Trial | None:
-        logged = None if self.log is None else self.log.earlier.get(str(candidate.key()))
-        if logged is not None and logged.samples == len(samples.samples):
-            self.spend(logged.forwards)
-            return logged
-        return None
 
     def _measure(
         self,
@@ -302,8 +283,8 @@ class Search:
         try:
             result = check(path, reference, samples, policy)
         except GateError as error:
-            is_named = candidate.steps is not None and candidate.steps.export is None
-            if isinstance(error, DataError | ModelError) and not is_named:
+            is_export = candidate.steps.export is not None
+            if isinstance(error, DataError | ModelError) and is_export:
                 raise  # every export fails for this reason
             update = {"verdict": "ERROR", "failure": first_line(error), "graph": graph}
             return trial.model_copy(update=update)
@@ -315,15 +296,11 @@ class Search:
         if graph is None:
             return None
         conditions = (graph, trial.half, trial.disabled)
-        return next(
-            (
-                earlier
-                for earlier in self.trials
-                if (earlier.graph, earlier.half, earlier.disabled) == conditions
-                and earlier.verdict != "ERROR"
-            ),
-            None,
-        )
+        for earlier in self.trials:
+            is_same = (earlier.graph, earlier.half, earlier.disabled) == conditions
+            if is_same and earlier.verdict != "ERROR":
+                return earlier
+        return None
 
 
 def _open_optimized(path: Path, policy: Policy) -> None:
@@ -349,7 +326,7 @@ def _create_trial(
         key=candidate.key(),
         stage=candidate.stage,
         title=candidate.title,
-        settings=dict(candidate.settings),
+        settings=candidate.steps.to_plain(),
         disabled=dict(candidate.disabled_optimizers),
         half=half,
         samples=len(samples.samples),
@@ -392,15 +369,11 @@ class TrialLog:
 
     def add(self, trial: Trial) -> None:
         """Add a trial, unless it comes from this log. Raises OSError."""
-        if str(trial.key) not in self.earlier and trial.half == "search":
-            self._write(trial)
+        if str(trial.key) not in self.earlier:
+            self.write(trial)
 
-    def add_ratio(self, ratio: ConversionRatio) -> None:
-        """Add the ratio of a conversion. Raises OSError."""
-        self.ratios[str(ratio.key)] = ratio
-        self._write(ratio)
-
-    def _write(self, record: Record) -> None:
+    def write(self, record: Trial | ConversionRatio) -> None:
+        """Append a line. Raises OSError."""
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(f"{record.to_json()}\n")
 
@@ -446,7 +419,7 @@ def with_disabled(policy: Policy, disabled: Mapping[str, Collection[str]]) -> Po
 def _summarize_result(result: EvaluationResult, path: Path) -> dict[str, Any]:
     located = result.explanation.localisation
     latencies = [r.latency.median_ms for r in result.evidence.runtimes if r.latency is not None]
-    return {
+    summary = {
         "verdict": result.decision.verdict.value,
         "worst_ratio": worst_ratio(result.decision.checks),
         "headline": None if result.decision.passed else result.summary.headline.sentence,
@@ -454,12 +427,10 @@ def _summarize_result(result: EvaluationResult, path: Path) -> dict[str, Any]:
         "latency_ms": min(latencies, default=None),
         "size_bytes": result.evidence.subject.size_bytes,
         "sha256": result.evidence.subject.sha256,
-        **({} if located is None else _summarize_localization(located, path)),
     }
-
-
-def _summarize_localization(located: Localization, path: Path) -> dict[str, Any]:
-    return {
+    if located is None:
+        return summary
+    return summary | {
         "layer": located.first_divergence,
         "fault": located.fault_code,
         "runtime": located.runtime,

@@ -1,13 +1,12 @@
-"""Measure the sensitivity of the outputs to single layers; find the smallest set of layers that
-must stay exact, and the quantizer settings that exclude it."""
+"""Find the smallest set of layers that must stay in float32 in a float16 or int8 file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,7 @@ from gate.export.quantize import QuantizerTrials, QuantizeSettings, quantized_la
 from gate.installation import onnx_runtime
 from gate.measure.job import EvaluationData
 from gate.mend.mixed_precision import Float16Conversion, round_as_device, save_model
-from gate.mend.recipe import (
-    Feed,
-    Float16Settings,
-    Float32Layers,
-    calibration_of,
-    make_feeds,
-)
+from gate.mend.recipe import Feed, Float16Settings, Float32Layers, calibration_of, make_feeds
 from gate.mend.search import BudgetSpent, CutShort, Search, worst_ratio
 from gate.onnx_file.sessions import open_on_cpu
 from gate.policy.policy import Policy
@@ -44,42 +37,11 @@ _NEVER = "1970-01-01T00:00:00+00:00"
 """The date of decisions that are not stored."""
 
 
-@dataclass(frozen=True)
-class Sensitivity:
-    """The error from changing a single layer."""
-
-    layer: str
-    """Name of the node."""
-    error: float
-    """RMS error of the worst output in units of its standard deviation. Infinite for NaN or
-    infinity."""
-    ratio: float
-    """The same error in units of the bound, scaled by the ratio of all layers to their error."""
-
-
-@dataclass(frozen=True)
-class SmallestConversion:
-    """The settings of a conversion that passes with the fewest layers in float32."""
-
-    settings: Float16Settings | QuantizeSettings
-    layers: Float32Layers
-
-
-class Smallest(Protocol):
-    """Search the conversion of a float32 file that passes a policy on samples with the fewest
-    layers in float32."""
-
-    def __call__(
-        self,
-        exact: Path,
-        search: Search,
-        policy: Policy,
-        data: EvaluationData,
-        *,
-        target: float = 1.0,
-    ) -> SmallestConversion | None:
-        """Return the conversion, or None if no set of layers passes."""
-
+Smallest = Callable[
+    [Path, Search, Policy, EvaluationData, float],
+    tuple[Float16Settings | QuantizeSettings, Float32Layers] | None,
+]
+"""`smallest_float16` or `smallest_int8`."""
 
 _CPU = ("ort-cpu-optimized", "ort-cpu")
 
@@ -162,24 +124,6 @@ def _error(expected: NDArray[Any], actual: NDArray[Any]) -> float:
     return float(np.sqrt(np.mean(difference**2))) / spread if spread else math.inf
 
 
-def measure_sensitivity(
-    layers: Sequence[str],
-    error_alone: Callable[[str], float],
-    *,
-    error: float,
-    ratio: float,
-) -> tuple[Sensitivity, ...]:
-    """Return the layers, most sensitive first; equal ones keep their order.
-
-    `error_alone`: returns the error of a file with only this layer changed. `error`, `ratio`: those
-    of a file with all layers changed, in units of the output and of the bound.
-    """
-    unit = ratio / error if error > 0.0 else math.nan
-    alone = {layer: error_alone(layer) for layer in layers}
-    results = [Sensitivity(layer, single, single * unit) for layer, single in alone.items()]
-    return tuple(sorted(results, key=lambda each: -each.error))
-
-
 def smallest_set(
     ranked: Sequence[str],
     order: Sequence[str],
@@ -241,30 +185,30 @@ def _shrink(
         size = max(1, size // 2)
 
 
-def _with_progress(
-    search: Search, passes: Callable[[Sequence[str]], bool]
-) -> Callable[[Sequence[str]], bool]:
-    """Return `passes` with progress for each set that passes."""
+def _smallest_passing(
+    search: Search,
+    ranked: Sequence[str],
+    order: Sequence[str],
+    ratio: Callable[[Sequence[str]], float],
+    target: float,
+) -> tuple[str, ...] | None:
+    """Return the smallest set of layers in float32 whose ratio is at most `target`."""
 
-    def noted(some: Sequence[str]) -> bool:
-        passed = passes(some)
+    def passes(some: Sequence[str]) -> bool:
+        passed = ratio(some) <= target
         if passed:
             search.note(f"passes with {len(some)} layers chosen for float32")
         return passed
 
-    return noted
+    return smallest_set(ranked, order, passes, cut_short=search.end_early)
 
 
 def smallest_float16(
-    exact: Path,
-    search: Search,
-    policy: Policy,
-    data: EvaluationData,
-    *,
-    target: float = 1.0,
-) -> SmallestConversion | None:
-    """Return the float16 file with the smallest set of nodes in float32 that passes the policy on
-    these samples, with each float16 value rounded as on a device. None if no set passes.
+    exact: Path, search: Search, policy: Policy, data: EvaluationData, target: float
+) -> tuple[Float16Settings, Float32Layers] | None:
+    """Return the settings of the float16 file with the smallest set of nodes in float32 that passes
+    the policy on these samples, with each float16 value rounded as on a device. None if no set
+    passes.
 
     `target`: the largest ratio of a deviation to its bound for a file that passes. Raises
     GateError, and BudgetSpent if the budget is spent before a set passes.
@@ -273,7 +217,6 @@ def smallest_float16(
     conversion = Float16Conversion(exact)
     always = conversion.unrepresentable
     evaluate = evaluator(search, policy, data)
-    sensitivity: tuple[Sensitivity, ...] = ()
     with temporary_folder() as folder:
         path = Path(folder, "rounded.onnx")
 
@@ -288,37 +231,29 @@ def smallest_float16(
             return error(rounded([name for name in conversion.nodes if name != node]))
 
         chosen: tuple[str, ...] | None = ()
-        if (plain := ratio(())) > target:
+        if ratio(()) > target:
             overflowing = conversion.overflowing(make_feeds(exact, data))
             order = tuple(node for node in overflowing if node not in always)
             if not order or ratio(order) > target:
                 few = data.samples.take(range(min(SENSITIVITY_SAMPLES, len(data.samples))))
                 error = OutputError(exact, make_feeds(exact, replace(data, samples=few)))
                 rest = [node for node in conversion.nodes if node not in (*always, *order)]
-                sensitivity = measure_sensitivity(rest, alone, error=math.nan, ratio=plain)
-                order = (*order, *(each.layer for each in sensitivity))
-            passes = _with_progress(search, lambda some: ratio(some) <= target)
-            ends = search.end_early
-            chosen = smallest_set(order, conversion.nodes, passes, cut_short=ends)
+                order = (*order, *sorted(rest, key=alone, reverse=True))
+            chosen = _smallest_passing(search, order, conversion.nodes, ratio, target)
     if chosen is None:
         return None
     chosen = tuple(node for node in conversion.nodes if node in {*always, *chosen})
     kept = conversion.float32_nodes(conversion.convert(chosen))
     layers = Float32Layers.from_layers(kept, conversion.nodes, {})
-    return SmallestConversion(Float16Settings(float32_nodes=chosen), layers)
+    return Float16Settings(float32_nodes=chosen), layers
 
 
 def smallest_int8(
-    exact: Path,
-    search: Search,
-    policy: Policy,
-    data: EvaluationData,
-    *,
-    target: float = 1.0,
-) -> SmallestConversion | None:
-    """Return the int8 file with the fewest layers in float32 that passes the policy on these
-    samples, with scales per channel or per tensor and symmetric or asymmetric ranges. None if no
-    set passes.
+    exact: Path, search: Search, policy: Policy, data: EvaluationData, target: float
+) -> tuple[QuantizeSettings, Float32Layers] | None:
+    """Return the settings of the int8 file with the fewest layers in float32 that passes the policy
+    on these samples, with scales per channel or per tensor and symmetric or asymmetric ranges. None
+    if no set passes.
 
     Calibrated on a part of the samples (`calibration_of`). `target`: the largest ratio of a
     deviation to its bound for a file that passes. Raises GateError, and BudgetSpent if the budget
@@ -330,10 +265,8 @@ def smallest_int8(
     calibration = calibration_of(data)
     base = QuantizeSettings(samples=len(calibration.samples), batch_size=data.batch_size)
     with temporary_folder() as folder:
-        trials, path = (
-            QuantizerTrials(exact, make_feeds(exact, calibration), Path(folder)),
-            Path(folder, "int8.onnx"),
-        )
+        trials = QuantizerTrials(exact, make_feeds(exact, calibration), Path(folder))
+        path = Path(folder, "int8.onnx")
 
         def ratio(settings: QuantizeSettings) -> float:
             try:
@@ -359,7 +292,7 @@ def smallest_int8(
                 "knows (Conv, MatMul, Gemm and others). Serve the exact file."
             )
         chosen: tuple[str, ...] | None = ()
-        ranked: tuple[Sensitivity, ...] = ()
+        sensitivity: dict[str, float] = {}
         if best > target:
             few = feeds[: max(1, SENSITIVITY_SAMPLES // data.batch_size)]
             error = OutputError(exact, few)
@@ -369,24 +302,16 @@ def smallest_int8(
                 search.spend(samples)
                 return error(trials.write(path, settings, only=(layer,)))
 
-            ranked = measure_sensitivity(
-                layers,
-                alone,
-                error=error(trials.write(path, settings)),
-                ratio=best,
-            )
+            def excluding(some: Sequence[str]) -> float:
+                return ratio(settings.model_copy(update={"exclude": tuple(some)}))
 
-            def excluding(some: Sequence[str]) -> bool:
-                return ratio(settings.model_copy(update={"exclude": tuple(some)})) <= target
-
-            chosen = smallest_set(
-                [each.layer for each in ranked],
-                layers,
-                _with_progress(search, excluding),
-                cut_short=search.end_early,
-            )
+            total = error(trials.write(path, settings))
+            alone_errors = {layer: alone(layer) for layer in layers}
+            ranked = sorted(layers, key=alone_errors.__getitem__, reverse=True)
+            unit = best / total if total > 0.0 else math.nan
+            sensitivity = {layer: alone_errors[layer] * unit for layer in ranked}
+            chosen = _smallest_passing(search, ranked, layers, excluding, target)
         settings = settings.model_copy(update={"exclude": chosen or ()})
         if chosen is None or not quantized_layers(trials.write(path, settings)):
             return None
-    ratios_alone = {each.layer: each.ratio for each in ranked}
-    return SmallestConversion(settings, Float32Layers.from_layers(chosen, layers, ratios_alone))
+    return settings, Float32Layers.from_layers(chosen, layers, sensitivity)
