@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from gate.commands.ci_files import VerdictCommand
-from gate.commands.evaluate import evaluate, policy_from_request, select_workers
-from gate.commands.options import CHECK_OPTIONS, CheckRequest, with_options
+from gate.commands.evaluate import evaluate, policy_from_options, select_workers
+from gate.commands.options import CHECK_OPTIONS, CheckRequest, with_options, with_unique_names
 from gate.commands.result import CommandResult, within_limits
 from gate.errors import StorageError
 from gate.storage import files as atomic
@@ -34,21 +34,16 @@ def release_file(
         raise click.UsageError(f"use either {model}, or --part with --chain.")
     if not parts or chain is None:
         raise click.UsageError("--part and --chain go together: the chain runs the parts.")
-    named = dict(parts)
-    if len(named) < len(parts):
-        raise click.BadParameter("--part: a name is used twice. Use a unique name for each part.")
+    named = with_unique_names(parts, "--part")
     # `resolve` would follow links, and model hub caches consist of links.
     absolute = {name: Path(os.path.abspath(file)) for name, file in named.items()}  # noqa: PTH100
     folder = Path(os.path.commonpath([file.parent for file in absolute.values()]))
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())
     files = {name: file.relative_to(folder.absolute()) for name, file in absolute.items()}
-    return _write_release_file(folder / NAME, files, chain)
-
-
-def _write_release_file(path: Path, files: dict[str, Path], chain: str) -> Path:
     from gate.onnx_file.release_file import PartEntry, ReleaseFile, release_text
 
+    path = folder / NAME
     text = release_text(chain, {name: PartEntry(file=str(file)) for name, file in files.items()})
     if path.exists() and path.read_text(errors="replace") != text:
         raise StorageError(
@@ -107,4 +102,4 @@ def command(**options: Any) -> CommandResult:
     """
     options["model"] = release_file(options["model"], options["parts"], options["chain"])
     request = CheckRequest(**options)
-    return evaluate(request, policy_from_request(request), select_workers(request))
+    return evaluate(request, policy_from_options(**options), select_workers(request))

@@ -14,7 +14,7 @@ import click
 from gate.commands import click_types, options
 from gate.commands.ci_files import VerdictCommand
 from gate.commands.click_types import PART_FILE, PLAN_FILE, ModelName
-from gate.commands.evaluate import evaluate, policy_from_request
+from gate.commands.evaluate import evaluate, policy_from_options
 from gate.commands.options import CheckRequest
 from gate.commands.progress import spinner
 from gate.commands.result import CommandResult, text_result, within_limits
@@ -177,8 +177,7 @@ def plan_command(output: Path, units: int | None, threads: int, **options: Any) 
       gate measure plan.json --unit 17 -o part-17.json
       gate merge plan.json part-*.json -o evidence.json
     """
-    request = CheckRequest(**options)
-    policy = policy_from_request(request)
+    request, policy = CheckRequest(**options), policy_from_options(**options)
     with spinner("reading model and samples"):
         from gate.api import build_job
         from gate.distributed.plan import MeasurementPlan

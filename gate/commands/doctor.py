@@ -19,13 +19,11 @@ import click
 from gate import installation
 from gate.commands.options import TRACKING_URI
 from gate.commands.options import tracking_uri as address_of
-from gate.commands.result import CommandResult, ExitCode, machine_options
+from gate.commands.result import CommandResult, ExitCode, machine_options, table_result
 from gate.errors import GateError, PackageMissing
 from gate.storage.safe_text import redacted
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gate.commands.provider_trial import ProviderTrial
 
 
@@ -131,30 +129,18 @@ def command(tracking_uri: str | None) -> CommandResult:
 
     with spinner("checking this machine"):
         diagnosis = examine_machine(Path.cwd(), registry=redacted(address), preflight=preflight)
-    return CommandResult(
-        ExitCode.DONE if diagnosis.can_judge else ExitCode.NOT_JUDGED,
+    findings, can_judge = diagnosis.findings, diagnosis.can_judge
+    return table_result(
         diagnosis.to_plain(),
-        lambda console: _show(diagnosis, console),
+        ("what", "state", "seen"),
+        [(finding.name, finding.state, finding.seen) for finding in findings],
+        *(f"{f.name}: {f.remedy}" for f in findings if f.remedy and f.state != "ok"),
+        "This machine can judge files on the CPU."
+        if can_judge
+        else "This machine can't judge files: fix what is missing.",
+        status=ExitCode.DONE if can_judge else ExitCode.NOT_JUDGED,
+        styles=_STYLES,
     )
-
-
-def _show(diagnosis: Diagnosis, console: Console) -> None:
-    from rich.text import Text
-
-    from gate.report.terminal import build_table
-
-    rows = [
-        (Text(finding.name), Text(finding.state, style=_STYLES[finding.state]), Text(finding.seen))
-        for finding in diagnosis.findings
-    ]
-    console.print(build_table(("what", "state", "seen"), rows))
-    for finding in diagnosis.findings:
-        if finding.remedy and finding.state != "ok":
-            console.print(Text(f"{finding.name}: {finding.remedy}"))
-    if diagnosis.can_judge:
-        console.print(Text("This machine can judge files on the CPU.", style="green"))
-    else:
-        console.print(Text("This machine can't judge files: fix what is missing.", "bold red"))
 
 
 # ONNX Runtime also lists providers that do not load, so each one runs a tiny model.

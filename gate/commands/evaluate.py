@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from gate.commands.loaders import Against, Signing, open_reference
-from gate.commands.options import CLUSTER_DEFAULTS, CheckRequest, MeasuringRequest, tracking_uri
+from gate.commands.options import CheckRequest, quoted_options, tracking_uri, with_unique_names
 from gate.commands.progress import loading, progress_bar
 from gate.commands.result import CommandResult, ExitCode
 from gate.errors import GateError, PolicyError, StorageError
@@ -39,19 +39,6 @@ if TYPE_CHECKING:
     from gate.summary.summary import Summary
 
 
-def policy_from_request(request: MeasuringRequest) -> Policy:
-    """Return the policy of the file or the built-in one, with the overrides of other options."""
-    return policy_from_options(
-        policy=request.policy,
-        precision=request.precision,
-        task=request.task,
-        roles=request.roles,
-        runtimes=request.runtimes,
-        server=request.server,
-        settings=request.settings,
-    )
-
-
 def policy_from_options(
     *,
     policy: Path | None,
@@ -61,8 +48,12 @@ def policy_from_options(
     runtimes: Iterable[str],
     server: str | None = None,
     settings: Iterable[tuple[str, str]],
+    **_other: object,
 ) -> Policy:
-    """Return the policy for these options. Raises PolicyError."""
+    """Return the policy of the file or the built-in one, with the overrides of other options.
+
+    Raises PolicyError.
+    """
     result, outputs = load_policy(policy, precision, task=task), dict(roles)
     if outputs or task:
         result = result.with_answers(outputs=outputs, task=task)
@@ -115,8 +106,8 @@ def select_workers(request: CheckRequest) -> AbstractContextManager[PrepareData]
     other engine.
     """
     if request.engine == "processes":
-        for name, default in CLUSTER_DEFAULTS.items():
-            if getattr(request, name) != default:
+        for name in ("address", "workers", "cpus_per_worker", "gpus_per_worker"):
+            if getattr(request, name) != getattr(CheckRequest, name):  # the default
                 option = f"--{name.replace('_', '-')}"
                 raise click.UsageError(f"{option} requires --engine ray.")
         return _process_workers(request.jobs)
@@ -172,15 +163,29 @@ def fill_commands(summary: Summary, request: CheckRequest, *, policy: Policy) ->
     summary = summary.with_files(
         {word: str(name) for word, name in named.items() if name is not None}
     )
-    line, first = click.get_current_context().obj, summary.steps[0].command or ""
+    context = click.get_current_context()
+    line, first = context.obj, summary.steps[0].command or ""
     if first.startswith("gate promote ") and "--twin" not in first:  # with --twin it has --policy
-        summary = summary.with_command(
-            "gate promote ", " ".join([first, *_promote_options(request)])
-        )
+        is_stated = context.get_parameter_source("state") is ParameterSource.COMMANDLINE
+        promote_options = {
+            "--policy": request.policy,
+            "--preprocessing": request.preprocessing,
+            "--tracking-uri": request.tracking_uri,
+            "--key": request.key,
+            "--state": request.state if is_stated else None,
+        }
+        promote = " ".join([first, *quoted_options(promote_options.items())])
+        summary = summary.with_command("gate promote ", promote)
     commands = [step.command for step in summary.steps if step.command]
     locate = [command for command in commands if command.startswith("gate locate ")]
-    if locate:
-        extended = " ".join([locate[0], *_locate_options(request, policy)])
+    if locate:  # with the options for the same numbers
+        built_in = request.policy is None and policy.precision != "exact"
+        locate_options = {
+            "--preprocessing": request.preprocessing,
+            "--policy": request.policy,
+            "--precision": policy.precision if built_in else None,
+        }
+        extended = " ".join([locate[0], *quoted_options(locate_options.items())])
         summary = summary.with_command("gate locate ", extended)
     again = [without_passwords(word) for word in line.arguments if word != "--json"] if line else []
     if summary.headline.verdict == "PASS":  # a PASS is only checked again without trial settings
@@ -195,88 +200,30 @@ def _without_settings(words: list[str]) -> list[str]:
     return rest if "--policy" in rest else [*rest, "--policy", "POLICY"]
 
 
-def _locate_options(request: CheckRequest, policy: Policy) -> list[str]:
-    """Return the options with which gate locate computes the same numbers, quoted for a shell."""
-    built_in = request.policy is None and policy.precision != "exact"
-    values = {
-        "--preprocessing": request.preprocessing,
-        "--policy": request.policy,
-        "--precision": policy.precision if built_in else None,
-    }
-    return [f"{name} {shlex.quote(str(value))}" for name, value in values.items() if value]
-
-
-def _promote_options(request: CheckRequest) -> list[str]:
-    """Return the options that gate promote needs to use the same values, quoted for a shell."""
-    source = click.get_current_context().get_parameter_source("state")
-    values = {
-        "--policy": request.policy,
-        "--preprocessing": request.preprocessing,
-        "--tracking-uri": request.tracking_uri,
-        "--key": request.key,
-        "--state": request.state if source is ParameterSource.COMMANDLINE else None,
-    }
-    return [
-        f"{name} {shlex.quote(without_passwords(str(value)))}"
-        for name, value in values.items()
-        if value is not None
-    ]
-
-
-def _save_report(
+def _write_report(
+    report: Path,
     request: CheckRequest,
     evaluation: EvaluationResult,
-    *,
     summary: Summary,
     spec: PreprocessSpec | None,
     signing: Signing | None,
-    stack: ExitStack | None,
-) -> Path | None:
-    """Write the report if one is requested or an MLflow run needs it; return its folder.
-
-    `stack`: the exit stack of the run, which removes the folder if no report is requested. Raises
-    the exceptions of `_write_signed`.
-    """
-    if request.report is not None:
-        with report_folder(request.report) as folder:
-            if signing is not None:
-                _write_signed(folder, evaluation, signing, compared=request.against is not None)
-            _write_report(folder, request, evaluation, summary=summary, spec=spec)
-        return request.report
-    if stack is None:
-        return None
-    folder = stack.enter_context(temporary_folder())
-    _write_report(folder, request, evaluation, summary=summary, spec=spec)
-    return folder
-
-
-def _write_report(
-    folder: Path,
-    request: CheckRequest,
-    evaluation: EvaluationResult,
-    *,
-    summary: Summary,
-    spec: PreprocessSpec | None,
 ) -> None:
     """Write the records, the page, the table of samples, pictures of the worst samples, and the
-    command's arguments.
+    command's arguments; sign them with `signing`.
 
-    Raises StorageError.
+    Raises StorageError and the exceptions of `_write_signed`.
     """
     from gate.measure import artifacts
     from gate.records.layout import ARGUMENTS, METRICS, PICTURES, SAMPLES, CheckArguments
     from gate.report.folder import write_report
 
-    CheckArguments(
+    arguments = CheckArguments(
         model=str(request.model),
         inputs=without_passwords(request.inputs),
         checkpoint=str(request.checkpoint) if request.checkpoint else None,
         preprocessing=str(request.preprocessing) if request.preprocessing else None,
         batch_axes=dict(request.batch_axes),
-    ).save(folder / ARGUMENTS)
-    evaluation.samples.save(folder / SAMPLES)
-    if evaluation.metric_values:
-        write_bytes(folder / METRICS, evaluation.metric_values)
+    )
     samples = evaluation.job.samples
     if artifacts.picture_layout(samples.specs) is not None and not is_installed("PIL"):
         click.echo(
@@ -284,16 +231,23 @@ def _write_report(
             "'parity-gate[data]'",
             err=True,
         )
-    worst = artifacts.thumbnails(samples, evaluation.evidence, spec)
-    artifacts.save(folder / PICTURES, worst)
-    # Last, because the page includes the pictures in the folder.
-    write_report(
-        folder,
-        evaluation.decision,
-        evaluation.evidence,
-        summary=summary,
-        explanation=evaluation.explanation,
-    )
+    with report_folder(report) as folder:
+        if signing is not None:
+            _write_signed(folder, evaluation, signing, compared=request.against is not None)
+        arguments.save(folder / ARGUMENTS)
+        evaluation.samples.save(folder / SAMPLES)
+        if evaluation.metric_values:
+            write_bytes(folder / METRICS, evaluation.metric_values)
+        worst = artifacts.thumbnails(samples, evaluation.evidence, spec)
+        artifacts.save(folder / PICTURES, worst)
+        # Last, because the page includes the pictures in the folder.
+        write_report(
+            folder,
+            evaluation.decision,
+            evaluation.evidence,
+            summary=summary,
+            explanation=evaluation.explanation,
+        )
 
 
 def _write_signed(
@@ -525,7 +479,7 @@ def _evaluate(
                 request.open_data(policy),
                 pictures=request.pictures,
                 dumped=dumped,
-                recordings=_recordings(request),
+                recordings=with_unique_names(request.recorded, "--recorded"),
             )
             reference = open_reference(
                 request.reference,
@@ -564,25 +518,14 @@ def _evaluate(
     )
     summary = fill_commands(judgment.summary, request, policy=evaluation.policy)
     judgment = replace(judgment, steps=summary.steps)
-    folder = _save_report(
-        request,
-        evaluation,
-        summary=judgment.summary,
-        spec=reference.spec,
-        signing=signing,
-        stack=stack if runs is not None else None,
-    )
-    run = None
+    folder, run = request.report, None
+    if folder is None and runs is not None:
+        folder = stack.enter_context(temporary_folder())
+    if folder is not None:
+        _write_report(folder, request, evaluation, judgment.summary, reference.spec, signing)
     if runs is not None and page is not None and folder is not None:
-        run = TrackedRun(
-            runs,
-            page,
-            judgment,
-            folder,
-            stack,
-            current_workspace(),
-            request.report is not None,
-        )
+        workspace, is_requested = current_workspace(), request.report is not None
+        run = TrackedRun(runs, page, judgment, folder, stack, workspace, is_requested)
         run.write_numbers(inputs=request.inputs)
 
     from gate.summary.render import with_texts
@@ -631,11 +574,3 @@ def _refuse_existing(request: CheckRequest) -> None:
         raise StorageError(
             f"--report: {report} already has a report. Name another folder or add --overwrite."
         )
-
-
-def _recordings(request: CheckRequest) -> dict[str, Path]:
-    """Return the recordings by name. Raises BadParameter if a name occurs twice."""
-    recordings = dict(request.recorded)
-    if len(recordings) < len(request.recorded):
-        raise click.BadParameter("--recorded: a name is used twice. Use a unique name for each.")
-    return recordings

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from gate.commands import click_types as types
 from gate.commands import options
-from gate.commands.loaders import open_reference
+from gate.commands.loaders import load_export_settings, open_reference
 from gate.commands.progress import loading, progress_bar, spinner
 from gate.commands.result import (
     CommandResult,
@@ -29,7 +29,7 @@ from gate.storage.safe_text import make_printable
 if TYPE_CHECKING:
     from gate.export.export import Exported
     from gate.export.quantize import QuantizeSettings
-    from gate.records.evidence import TensorSpec
+    from gate.records.evidence import ExportRecord, Subject, TensorSpec
     from gate.records.export import ExportSettings
 
 
@@ -92,10 +92,9 @@ def settings_of(options: Mapping[str, Any]) -> ExportSettings:
     from pydantic import ValidationError
 
     from gate.records.export import ExportSettings
-    from gate.storage.yaml_section import first_problem, load_section
+    from gate.storage.yaml_section import first_problem
 
-    path = options["settings"]
-    base = load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
+    base = load_export_settings(options["settings"])
     try:
         return ExportSettings(**{**dict(base), **dict(_changes(options, base))})
     except ValidationError as error:
@@ -184,7 +183,9 @@ def command(**request: Any) -> CommandResult:
         with spinner("exporting"):
             return _export(request)
     except ExportRefused as refused:
-        return _refusal_result(str(refused))
+        lines = [make_printable(line) for line in str(refused).splitlines()]
+        status = ExitCode.REJECTED
+        return text_result({"refused": lines}, *lines, status=status, style="bold red")
 
 
 _WITH_RECIPE = ("recipe", "output")
@@ -217,11 +218,6 @@ def _export_recipe(path: Path, output: Path) -> CommandResult:
 
     lines = [f"file    {output} {recipe.sha256}, as {path} states"]
     return text_result(plain, *lines, *([] if record is None else [f"record  {record}"]))
-
-
-def _refusal_result(why: str) -> CommandResult:
-    lines = [make_printable(line) for line in why.splitlines()]
-    return text_result({"refused": lines}, *lines, status=ExitCode.REJECTED, style="bold red")
 
 
 def _export(request: Mapping[str, Any]) -> CommandResult:
@@ -418,30 +414,36 @@ def quantize_command(
         )
     with progress_bar("calibrating") as progress:
         quantized = replace(release, progress=progress).write(model, output)
-    plain = {
-        "path": str(quantized.path),
-        "subject": quantized.subject.to_plain(),
-        "parts": {
-            name: quantized.records[name].to_plain() if name in quantized.records else None
-            for name in quantized.subject.parts
-        },
-        "of": quantized.of.to_plain(),
-    }
-    size, lines = quantized.subject.size_bytes, list[str]()
+    lines, records = [], {}
     for name in quantized.subject.parts:
         record = quantized.records.get(name)
-        how = (
-            "a copy of the exact file"
-            if record is None
-            else f"quantized, calibrated on {record.settings['calibration_samples']} samples"
-        )
+        records[name] = None if record is None else record.to_plain()
+        how = "a copy of the exact file" if record is None else f"quantized, {_calibration(record)}"
         lines.append(f"  {name}: {how}")
+    files = (quantized.path, quantized.subject, quantized.of)
+    return _quantized_result(*files, *lines, kind="release", plain={"parts": records})
+
+
+def _calibration(record: ExportRecord) -> str:
+    return f"calibrated on {record.settings['calibration_samples']} samples"
+
+
+def _quantized_result(
+    path: Path,
+    subject: Subject,
+    exact: Subject,
+    *lines: str,
+    kind: str,
+    plain: Mapping[str, Any],
+    detail: str = "",
+) -> CommandResult:
+    size, share = subject.size_bytes, subject.size_bytes / exact.size_bytes
     return text_result(
-        plain,
-        f"{quantized.path}: {quantized.subject.sha256}",
-        f"{size} bytes, {size / quantized.of.size_bytes:.0%} of the exact release",
+        {"path": str(path), "subject": subject.to_plain(), **plain, "of": exact.to_plain()},
+        f"{path}: {subject.sha256}",
+        f"{size} bytes, {share:.0%} of the exact {kind}{detail}",
         *lines,
-        "Check it with a policy with precision: quantized, next to the exact release.",
+        f"Check it with a policy with precision: quantized, next to the exact {kind}.",
     )
 
 
@@ -471,18 +473,6 @@ def _quantize_file(
                 yield binding.by_input(batch)
 
         quantized = quantize(model, batches(), output, settings=settings, axes=samples.layout)
-    plain = {
-        "path": str(quantized.path),
-        "subject": quantized.subject.to_plain(),
-        "export": quantized.record.to_plain(),
-        "of": subject.to_plain(),
-    }
-    size, count = quantized.subject.size_bytes, quantized.record.settings["calibration_samples"]
-
-    return text_result(
-        plain,
-        f"{quantized.path}: {quantized.subject.sha256}",
-        f"{size} bytes, {size / subject.size_bytes:.0%} of the exact file; calibrated on "
-        f"{count} samples",
-        "Check it with a policy with precision: quantized, next to the exact file.",
-    )
+    record, files = quantized.record, (quantized.path, quantized.subject, subject)
+    plain, detail = {"export": record.to_plain()}, f"; {_calibration(record)}"
+    return _quantized_result(*files, kind="file", plain=plain, detail=detail)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gate.measure.job import Reference
     from gate.policy.policy import Policy, Task
     from gate.records.evidence import Evidence
+    from gate.records.export import ExportSettings
     from gate.registry.interface import Alias
     from gate.registry.registered_model import RegisteredModel
     from gate.registry.release import EvaluatedFile, GoldenFolder, Release
@@ -470,6 +471,14 @@ def open_samples(
 
     spec = PreprocessSpec.from_file(Path(preprocessing)) if preprocessing else None
     return SampleSet.open(inputs, preprocessing=spec).with_batch_axes(dict(batch_axes))
+
+
+def load_export_settings(path: Path | None) -> ExportSettings:
+    """Return the section `export:` of a file; the defaults without a file. Raises PolicyError."""
+    from gate.records.export import ExportSettings
+    from gate.storage.yaml_section import load_section
+
+    return load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
 
 
 def load_champion_records(model: RegisteredModel, trust: Trust | None = None) -> Champion:

@@ -14,9 +14,10 @@ import click
 
 from gate import __version__
 from gate.commands.click_types import NEW_FOLDER, ONNX_FILE, SETTINGS_FILE
-from gate.commands.options import MEASURING, MeasuringRequest, with_options
+from gate.commands.loaders import load_export_settings
+from gate.commands.options import MEASURING, MeasuringRequest, quoted_options, with_options
 from gate.commands.progress import loading
-from gate.commands.result import TIME, CommandResult, ExitCode, machine_options, print_lines
+from gate.commands.result import TIME, CommandResult, ExitCode, machine_options, table_result
 from gate.errors import GateError
 from gate.installation import is_installed
 from gate.storage import files
@@ -25,10 +26,8 @@ from gate.storage.files import scratch, temporary_folder
 from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from gate.mend.plan import MendPlan, Outcome
-    from gate.mend.recipe import Recipe, Steps
+    from gate.mend.plan import MendPlan, Outcome, Winner
+    from gate.mend.recipe import Recipe
     from gate.mend.search import MendRecord, Search, Trial
     from gate.policy.policy import Policy
 
@@ -110,10 +109,9 @@ def command(**options: Any) -> CommandResult:
       gate mend --reference mypackage.models:build --inputs samples.npy --output mended \\
           --precision reduced
     """
-    from gate.commands.evaluate import policy_from_request
+    from gate.commands.evaluate import policy_from_options
 
-    request = _Request(**options)
-    return _mend(request, policy_from_request(request))
+    return _mend(_Request(**options), policy_from_options(**options))
 
 
 def _mend(request: _Request, policy: Policy) -> CommandResult:
@@ -134,8 +132,6 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         )
         from gate.mend.search import Search, TrialLog
         from gate.onnx_file.reading import read_subject
-        from gate.records.export import ExportSettings
-        from gate.storage.yaml_section import load_section
 
         data = request.open_data(policy)
         samples = halves(data, min_samples=policy.min_samples)
@@ -148,9 +144,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
             "Name the file to fix: --file MODEL.onnx."
         )
     path = request.export_settings
-    settings = (
-        load_section(ExportSettings, path, "export") if path else ExportSettings(opset="auto")
-    )
+    settings = load_export_settings(path)
     axes = dict(request.batch_axes)
     settings = settings.model_copy(update={"batch_axes": {**settings.batch_axes, **axes}})
     file = request.file
@@ -209,12 +203,15 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         "recipe": None if recipe is None else recipe.to_plain(),
         "file": None if recipe is None else str(request.output / "model.onnx"),
     }
-    return CommandResult(
-        ExitCode.INTERRUPTED
-        if record.ended_by == "interrupt" and record.winner is None
-        else ExitCode.from_verdict(record.verdict),
+    is_interrupted = record.ended_by == "interrupt" and record.winner is None
+    return table_result(
         plain,
-        lambda console: _show(request, record, recipe, console, unsearched),
+        _HEADINGS,
+        [_cells(trial) for trial in record.trials],
+        *(_failed_lines(record) if recipe is None else _passed_lines(request, recipe, unsearched)),
+        status=ExitCode.INTERRUPTED if is_interrupted else ExitCode.from_verdict(record.verdict),
+        right=_HEADINGS[4:],
+        styles=_STYLES,
     )
 
 
@@ -241,22 +238,25 @@ def _write(
     If none passes and the search was complete, remove the files of an earlier search. Raises
     StorageError, OSError.
     """
-    from gate.mend.recipe import copy_file
+    from gate.mend.recipe import copy_file, write_yaml
     from gate.mend.search import with_disabled
 
     output, winner = request.output, outcome.winner
     if winner is None and outcome.ended_by in ("interrupt", "time"):
         return None
-    recipe = None if winner is None else _recipe(request, plan, outcome, inputs)
     for name in (*_WRITTEN, _RECIPE):
         (output / name).unlink(missing_ok=True)
-    if winner is None or recipe is None:
+    if winner is None:
         return None
+    recipe = _recipe(request, plan, winner, outcome.ended_by, inputs)
     # The recipe comes first: after a crash it identifies the other files as output of this command.
     recipe.write(output / _RECIPE)
     with_disabled(policy, winner.candidate.disabled_optimizers).save(output / _POLICY)
-    if recipe.steps.quantize is not None:
-        _write_settings(plan, recipe.steps, output)
+    if recipe.steps.quantize is not None:  # with the float32 file whose nodes the settings name
+        with temporary_folder() as folder:
+            exact = recipe.steps.model_copy(update={"quantize": None})
+            copy_file(plan.builder.build(exact, Path(folder)), output / _EXACT)
+        write_yaml(output / _SETTINGS, {"quantize": recipe.steps.quantize.to_plain()})
     copy_file(winner.path, output / _MODEL)
     return recipe
 
@@ -317,25 +317,13 @@ def _check_output_folder(request: _Request) -> None:
         )
 
 
-def _write_settings(plan: MendPlan, steps: Steps, output: Path) -> None:
-    """Write the quantizer settings, and the float32 file whose nodes they name."""
-    from gate.mend.recipe import copy_file, write_yaml
-
-    with temporary_folder() as folder:
-        exact = steps.model_copy(update={"quantize": None})
-        copy_file(plan.builder.build(exact, Path(folder)), output / _EXACT)
-    assert steps.quantize is not None
-    write_yaml(output / _SETTINGS, {"quantize": steps.quantize.to_plain()})
-
-
-def _recipe(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) -> Recipe:
+def _recipe(
+    request: _Request, plan: MendPlan, winner: Winner, ended_by: Any, inputs: Any
+) -> Recipe:
     from gate.mend.recipe import Recipe, SearchRecord, Verification
     from gate.mend.search import worst_ratio
 
-    winner = outcome.winner
-    assert winner is not None
     evidence, decision = winner.result.evidence, winner.result.decision
-    assert winner.steps is not None  # each candidate of the plan has them
     return Recipe(
         stage=winner.candidate.stage,
         inputs=inputs,
@@ -358,7 +346,7 @@ def _recipe(request: _Request, plan: MendPlan, outcome: Outcome, inputs: Any) ->
             budget=plan.search.budget,
             forwards=plan.search.spent,
             time_limit_s=request.time_s,
-            ended_by=outcome.ended_by,
+            ended_by=ended_by,
         ),
         versions=versions(),
     )
@@ -416,28 +404,6 @@ _SHORTENED = {
 }
 
 _UNVERIFIED = "passes on the search half of the samples; not verified on the other half"
-
-
-def _show(
-    request: _Request,
-    record: MendRecord,
-    recipe: Recipe | None,
-    console: Console,
-    unsearched: Sequence[str],
-) -> None:
-    from gate.report.terminal import add_row, build_table
-
-    table = build_table(_HEADINGS, right=_HEADINGS[4:])
-    for trial in record.trials:
-        add_row(table, _cells(trial), style=_STYLES[trial.verdict])
-    if record.trials:
-        console.print(table)
-    lines = (
-        _passed_lines(request, recipe, unsearched)
-        if recipe is not None
-        else list(_failed_lines(record))
-    )
-    print_lines(console, *lines)
 
 
 def _cells(trial: Trial) -> tuple[str, ...]:
@@ -506,8 +472,7 @@ def _check_command(request: _Request) -> str:
         ("--policy", request.output / _POLICY),
         ("--export-record", note if note.is_file() else None),
     ]
-    stated = [f"{name} {_quoted(value)}" for name, value in options if value is not None]
-    return " ".join([f"gate check {_quoted(request.output / _MODEL)}", *stated])
+    return " ".join([f"gate check {_quoted(request.output / _MODEL)}", *quoted_options(options)])
 
 
 def _quoted(value: object) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -13,7 +14,7 @@ import click
 from gate.commands import click_types as types
 from gate.storage.digest import Digest
 from gate.storage.files import read_private
-from gate.storage.safe_text import passwords
+from gate.storage.safe_text import passwords, without_passwords
 
 if TYPE_CHECKING:
     from gate.measure.job import EvaluationData
@@ -30,9 +31,6 @@ AGAINST = click.option(
     "statements that --trust accepts.",
 )  # fmt: skip
 
-CLUSTER_DEFAULTS = {"address": None, "workers": None, "cpus_per_worker": 1, "gpus_per_worker": 0.0}
-"""Cluster options with their defaults."""
-
 CLUSTER: tuple[Callable[..., Any], ...] = (
     click.option(
         "--engine", type=click.Choice(("processes", "ray")), default="processes", show_default=True,
@@ -48,13 +46,11 @@ CLUSTER: tuple[Callable[..., Any], ...] = (
         help="Number of workers. Default: as many as fit on the cluster's CPUs.",
     ),
     click.option(
-        "--cpus-per-worker", type=click.IntRange(min=1),
-        default=CLUSTER_DEFAULTS["cpus_per_worker"], show_default=True,
+        "--cpus-per-worker", type=click.IntRange(min=1), default=1, show_default=True,
         help="CPUs and threads per worker.",
     ),
     click.option(
-        "--gpus-per-worker", type=click.FloatRange(min=0.0),
-        default=CLUSTER_DEFAULTS["gpus_per_worker"], show_default=True,
+        "--gpus-per-worker", type=click.FloatRange(min=0.0), default=0.0, show_default=True,
         help="GPUs per worker. This machine needs the same GPU model.",
     ),
 )  # fmt: skip
@@ -438,6 +434,23 @@ CHECK_OPTIONS = (
     EXPERIMENT,
 )  # fmt: skip
 """The options of a `CheckRequest`, in the order of `--help`."""
+
+
+def quoted_options(values: Iterable[tuple[str, object]]) -> list[str]:
+    """Return options as words of a shell command, without passwords and without those of None."""
+    return [
+        f"{name} {shlex.quote(without_passwords(str(value)))}"
+        for name, value in values
+        if value is not None
+    ]
+
+
+def with_unique_names(pairs: Sequence[tuple[str, Path]], option: str) -> dict[str, Path]:
+    """Return the paths by name. Raises BadParameter if a name occurs twice."""
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise click.BadParameter(f"{option}: a name is used twice. Use a unique name for each.")
+    return named
 
 
 def with_options(options: Sequence[Callable[..., Any]]) -> Callable[[_Command], _Command]:

@@ -12,15 +12,13 @@ import click
 
 from gate.commands.click_types import POLICY_FILE, SETTINGS
 from gate.commands.options import PRECISION, RUNTIMES, TASK, policy_option
-from gate.commands.result import CommandResult, ExitCode, machine_options, text_result
+from gate.commands.result import CommandResult, machine_options, table_result, text_result
 from gate.errors import PolicyError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gate.decision.catalog import CheckSpec
     from gate.policy.overrides import EffectiveValue
-    from gate.policy.policy import Policy, Precision, Task
+    from gate.policy.policy import Precision, Task
     from gate.summary.policy_docs import PolicyField
 
 
@@ -172,7 +170,13 @@ def _show(
         "digest": str(effective.digest()),
         "values": [_value(each) for each in values],
     }
-    return CommandResult(ExitCode.DONE, plain, lambda console: _print(values, effective, console))
+    return table_result(
+        plain,
+        ("what", "from", "value"),
+        [(each.dotted, each.origin, json.dumps(each.value)) for each in values if each.is_set],
+        f"digest {effective.digest()}",
+        "Explain one: gate policy explain NAME",
+    )
 
 
 @command.command("check", short_help="Validate a policy file.")
@@ -193,27 +197,18 @@ def _check(policy: Path) -> CommandResult:
     from gate.policy.policy import Policy
 
     valid, not_read = Policy.from_file(policy), _settings_without_effect(policy)
-    plain = {
-        "policy": str(policy),
-        "digest": str(valid.digest()),
-        "runtimes": [
-            {
-                "name": name,
-                "required": runtime.required,
-                "bounds": [bound for bound, value in runtime.bounds if value is not None],
-            }
-            for name, runtime in valid.runtimes.items()
-        ],
-        "not_read": not_read,
-    }
-    lines = [f"valid policy: {policy}, {valid.digest()}"]
+    digest, lines, runtimes = str(valid.digest()), [], []
     for name, runtime in valid.runtimes.items():
-        bounds = ", ".join(bound for bound, value in runtime.bounds if value is not None)
-        lines.append(f"{name} ({runtime.required}): {bounds or 'no bound'}")
+        bounds = [bound for bound, value in runtime.bounds if value is not None]
+        runtimes.append({"name": name, "required": runtime.required, "bounds": bounds})
+        lines.append(f"{name} ({runtime.required}): {', '.join(bounds) or 'no bound'}")
     if not_read:
         names = ", ".join(not_read)
         lines.append(f"ignored because they are outside the section 'gate:': {names}")
-    return text_result(plain, *lines)
+    plain = {
+        "policy": str(policy), "digest": digest, "runtimes": runtimes, "not_read": not_read
+    }  # fmt: skip
+    return text_result(plain, f"valid policy: {policy}, {digest}", *lines)
 
 
 def _settings_without_effect(path: Path) -> list[str]:
@@ -223,16 +218,6 @@ def _settings_without_effect(path: Path) -> list[str]:
 
     top = {names[0] for names in lines_of(path, None) if len(names) == 1}
     return sorted(top & set(Policy.model_fields)) if has_section(path, "gate") else []
-
-
-def _print(values: tuple[EffectiveValue, ...], policy: Policy, console: Console) -> None:
-    from gate.report.terminal import build_table
-
-    shown = [each for each in values if each.is_set]
-    rows = ((each.dotted, each.origin, json.dumps(each.value)) for each in shown)
-    console.print(build_table(("what", "from", "value"), rows))
-    console.print(f"digest {policy.digest()}")
-    console.print("Explain one: gate policy explain NAME")
 
 
 command.add_command(explain)

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -204,6 +204,34 @@ def text_result(
 ) -> CommandResult:
     """Return a result that is shown as these lines."""
     return CommandResult(status, plain, lambda console: print_lines(console, *lines, style=style))
+
+
+def table_result(
+    plain: Mapping[str, Any],
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *lines: str,
+    status: ExitCode = ExitCode.DONE,
+    right: Sequence[str] = (),
+    styles: Mapping[str, str] | None = None,
+) -> CommandResult:
+    """Return a result that is shown as a table, unless it has no rows, and these lines.
+
+    `right`: the headings of right-aligned columns. `styles`: the style of a cell by its text.
+    """
+
+    def show(console: Console) -> None:
+        from rich.text import Text
+
+        from gate.report.terminal import build_table
+
+        by_text = {text: Text(text, style=style) for text, style in (styles or {}).items()}
+        cells = ([by_text.get(cell, cell) for cell in row] for row in rows)
+        if rows:
+            console.print(build_table(headings, cells, right=right))
+        print_lines(console, *lines)
+
+    return CommandResult(status, plain, show)
 
 
 def as_json(plain: Mapping[str, Any]) -> str:

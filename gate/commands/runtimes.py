@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from gate.commands.options import policy_option
 from gate.commands.progress import spinner
-from gate.commands.result import CommandResult, Dispatch, ExitCode, machine_options, text_result
+from gate.commands.result import (
+    CommandResult,
+    Dispatch,
+    ExitCode,
+    machine_options,
+    table_result,
+    text_result,
+)
 from gate.errors import PolicyError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from gate.runtimes.selection import RuntimeStatus
-
 
 _STYLES = {"ok": "green", "broken": "bold red", "absent": "yellow", "by options": "cyan"}
 
@@ -50,36 +50,23 @@ def command(policy: Path | None) -> CommandResult:
     with spinner("loading the runtimes"):
         rows = runtime_statuses(listed_policy)
     broken = any(row.state == "broken" for row in rows)
-    return CommandResult(
-        ExitCode.NOT_JUDGED if broken else ExitCode.DONE,
+    return table_result(
         {"runtimes": [row.to_plain() for row in rows]},
-        lambda console: _show(rows, console),
-    )
-
-
-def _show(rows: tuple[RuntimeStatus, ...], console: Console) -> None:
-    from rich.text import Text
-
-    from gate.report.terminal import build_table
-
-    console.print(
-        build_table(
-            ("runtime", "state", "runs on", "versions", "package"),
+        ("runtime", "state", "runs on", "versions", "package"),
+        [
             (
-                (
-                    row.name if row.name == row.kind else f"{row.name} ({row.kind})",
-                    Text(row.state, style=_STYLES[row.state]),
-                    row.provider,
-                    ", ".join(f"{name} {version}" for name, version in row.versions.items()),
-                    row.package or "parity-gate",
-                )
-                for row in rows
-            ),
-        )
+                row.name if row.name == row.kind else f"{row.name} ({row.kind})",
+                row.state,
+                row.provider,
+                ", ".join(f"{name} {version}" for name, version in row.versions.items()),
+                row.package or "parity-gate",
+            )
+            for row in rows
+        ],
+        *(f"{row.name}: {row.reason}" for row in rows if row.reason),
+        status=ExitCode.NOT_JUDGED if broken else ExitCode.DONE,
+        styles=_STYLES,
     )
-    for row in rows:
-        if row.reason:
-            console.print(Text(f"{row.name}: {row.reason}"))
 
 
 @click.command("install")

@@ -220,32 +220,28 @@ class Builder:
         path = folder / MODEL
         record = self._write(steps, path)
         edits = edit(path, steps.edits)
-        if record is not None and edits:
-            listed = {f"edit_{index}": applied.text for index, applied in enumerate(edits)}
-            record = record.model_copy(update={"settings": {**record.settings, **listed}})
-        if record is not None and steps.functions:
-            names = {"replaced_functions": ",".join(steps.functions)}
-            record = record.model_copy(update={"settings": {**record.settings, **names}})
+        added = {f"edit_{index}": applied.text for index, applied in enumerate(edits)}
+        if steps.functions:
+            added["replaced_functions"] = ",".join(steps.functions)
         if steps.float16 is not None:
-            record = _convert(path, steps.float16, record)
+            nodes = steps.float16.float32_nodes
+            save_model(Float16Conversion(path).convert(nodes), path)
+            added |= {"precision": "float16", "float32_nodes": json.dumps(nodes)}
+        settings = {} if record is None else {**record.settings, **added}
+        if record is not None:
+            record = record.model_copy(update={"settings": settings})
         if steps.quantize is not None:
-            record = self._quantize(path, steps.quantize, record)
+            if self.calibration is None:
+                raise ExportError("quantizing the file needs calibration samples.")
+            data = replace(self.calibration, batch_size=steps.quantize.batch_size)
+            feeds = iter(make_feeds(path, data))
+            record = quantize(path, feeds, path, settings=steps.quantize).record
+            kept = {name: text for name, text in settings.items() if name.startswith(_EDITED)}
+            record = record.model_copy(update={"settings": {**record.settings, **kept}})
         subject = read_subject(path)
         if record is not None:
             ExportNote.from_record(subject, record).save(note_path(path))
         return path, steps.model_copy(update={"edits": edits})
-
-    def _quantize(
-        self, path: Path, settings: QuantizeSettings, previous: ExportRecord | None
-    ) -> ExportRecord:
-        """Quantize a file in place; return its record, which lists earlier edits."""
-        if self.calibration is None:
-            raise ExportError("quantizing the file needs calibration samples.")
-        data = replace(self.calibration, batch_size=settings.batch_size)
-        result = quantize(path, iter(make_feeds(path, data)), path, settings=settings)
-        stated = {} if previous is None else previous.settings
-        edits = {name: value for name, value in stated.items() if name.startswith(_EDITED)}
-        return result.record.model_copy(update={"settings": {**result.record.settings, **edits}})
 
     def _write(self, steps: Steps, path: Path) -> ExportRecord | None:
         if steps.export is None:
@@ -257,9 +253,7 @@ class Builder:
             shutil.copyfile(self.file, path)
             return record_of(self.file)
         with warnings.catch_warnings(), replaced_functions(steps.functions):
-            warnings.simplefilter(
-                "ignore"
-            )  # warnings of the model's code; the exporters' are recorded
+            warnings.simplefilter("ignore")  # of the model's code; the exporters' are recorded
             exported = export_model(
                 self.reference.module,
                 self.example,
@@ -269,17 +263,6 @@ class Builder:
                 replaced=steps.functions,
             )
         return exported.record
-
-
-def _convert(
-    path: Path, settings: Float16Settings, previous: ExportRecord | None
-) -> ExportRecord | None:
-    """Convert a file to float16 in place; return its export record with the nodes."""
-    save_model(Float16Conversion(path).convert(settings.float32_nodes), path)
-    if previous is None:
-        return None
-    stated = {"precision": "float16", "float32_nodes": json.dumps(settings.float32_nodes)}
-    return previous.model_copy(update={"settings": {**previous.settings, **stated}})
 
 
 def make_feeds(exact: Path, data: EvaluationData) -> list[Feed]:
