@@ -12,7 +12,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from gate import Policy
-from gate.policy.policy import Precision
 from tests.commands.running import Capture, create_runner
 
 run, as_json = create_runner("init")
@@ -29,7 +28,7 @@ def contents() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("precision", ["exact", "reduced", "quantized"])
-def test_policy_for_each_precision(capsys: Capture, precision: Precision) -> None:
+def test_policy_for_each_precision(capsys: Capture, precision: str) -> None:
     assert run(capsys, "--precision", precision)[0] == 0
     assert Policy.from_file(Path("gate.yaml")) == Policy.built_in(precision)
 

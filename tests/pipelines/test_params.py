@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from gate.errors import PolicyError
+from gate import GateError
 from pipelines.override import override, replace_value
 from pipelines.params import ModelParams, check_all
 from tests.exhaustive import exhaustive
@@ -47,7 +47,7 @@ def test_invalid_field_is_named_with_its_line(
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(GateError) as caught:
         check_all(path)
     message = str(caught.value)
     assert place in message
@@ -73,7 +73,7 @@ def test_override_keeps_comments(project: Path) -> None:
 )
 def test_refused_override_changes_nothing(project: Path, setting: str) -> None:
     before = (project / "params.yaml").read_bytes()
-    with pytest.raises(PolicyError):
+    with pytest.raises(GateError):
         override([setting])
     assert (project / "params.yaml").read_bytes() == before
     assert [path.name for path in project.iterdir() if path.suffix == ".tmp"] == []
@@ -154,5 +154,5 @@ def test_value_is_replaced_in_place(text: str, key: str, value: str, after: str)
     ],
 )
 def test_ambiguous_override_is_refused(text: str, key: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=re.escape(says)):
+    with pytest.raises(GateError, match=re.escape(says)):
         replace_value(text, key, "7")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gate import Digest
-from gate.errors import DataError, StorageError
+from gate import Digest, GateError
 from pipelines import images, paths, prepare
 from pipelines.override import override
 from tests.pipelines.conftest import FEW_SAMPLES
@@ -100,7 +99,7 @@ def test_unsuitable_data_is_reported_before_training(
 ) -> None:
     pictures(project / "data" / "raw")
     override(["prepare.source=folder", *settings])
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(GateError, match=says):
         prepare.main()
     assert files() == {}
 
@@ -143,7 +142,7 @@ def test_bad_folder_is_refused_and_old_data_kept(trained: Path, tamper: Any, say
     before = files()
     tamper(trained / "data" / "raw")
     override(["prepare.source=folder", *FEW_SAMPLES])
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(GateError, match=says):
         prepare.main()
     assert files() == before
 
@@ -175,7 +174,7 @@ LABELS = np.array([0, 1, 0, 1, 0, 1])
 def test_bad_npz_is_refused(project: Path, arrays: dict[str, Any], says: str) -> None:
     override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW_SAMPLES])
     np.savez("data/raw/x.npz", **arrays)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(GateError, match=says):
         prepare.main()
 
 
@@ -184,7 +183,7 @@ def test_missing_or_truncated_npz_is_refused(project: Path, content: bytes | Non
     override(["prepare.source=npz", "prepare.path=data/raw/x.npz", *FEW_SAMPLES])
     if content is not None:
         Path("data/raw/x.npz").write_bytes(content)
-    with pytest.raises(DataError, match=r"cannot read data/raw/x\.npz"):
+    with pytest.raises(GateError, match=r"cannot read data/raw/x\.npz"):
         prepare.main()
 
 
@@ -202,6 +201,6 @@ def test_full_disk_keeps_the_old_data(trained: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(images, "to_tensor", full)
     override(["prepare.seed=5"])
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(GateError, match="No space left"):
         prepare.main()
     assert files() == before

@@ -12,7 +12,6 @@ from gate import Digest, Policy, PreprocessSpec
 from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import pictures_in
-from gate.preprocess.spec import Resize
 from pipelines import images, paths, prepare
 from pipelines.measuring import measure_preprocessing
 from pipelines.override import override
@@ -55,7 +54,7 @@ def test_tensor_data_has_no_pictures(project: Path) -> None:
 def test_tensors_do_not_change_with_a_spec() -> None:
     """The results equal those of the pipeline's first version, so that trained models remain
     valid."""
-    spec = PreprocessSpec(resize=Resize(size=(64, 64)), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    spec = PreprocessSpec(resize={"size": (64, 64)}, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     grey = np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8)
     pixels = np.asarray(
         Image.fromarray(grey).convert("RGB").resize((64, 64), Image.Resampling.BILINEAR)

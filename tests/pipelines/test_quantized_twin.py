@@ -9,7 +9,6 @@ from mlflow import MlflowClient
 from ruamel.yaml import YAML
 
 from gate import Digest, Evidence
-from gate.commands.result import ExitCode
 from gate.errors import EvidenceError
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry
@@ -53,22 +52,22 @@ def set_twin_policy(agreement: float = 0.9) -> None:
 
 
 def test_pipeline_without_a_twin_promotes(measured: Path) -> None:
-    assert twin.main() == ExitCode.DONE
+    assert twin.main() == 0
     assert [path.name for path in paths.TWIN.iterdir()] == ["none.txt"]
-    assert promote.main() == ExitCode.DONE
+    assert promote.main() == 0
     (line,) = Ledger(paths.database()).entries()
     assert line.twin is None
 
 
 def test_twin_is_promoted_with_its_exact_file(measured: Path, tmp_path: Path, capsys) -> None:
     set_twin_policy()
-    assert twin.main() == ExitCode.DONE
+    assert twin.main() == 0
     file = paths.TWIN / "model.onnx"
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     assert evidence.subject.sha256 == Digest.from_file(file)
     assert evidence.export is not None
     assert evidence.export.settings["of_sha256"] == str(Digest.from_file(ONNX))
-    assert promote.main() == ExitCode.DONE
+    assert promote.main() == 0
     assert f"Quantized twin: PASS, {Digest.from_file(file)}" in capsys.readouterr().out
     (line,) = Ledger(paths.database()).entries()
     assert line.twin is not None
@@ -84,7 +83,7 @@ def test_twin_is_promoted_with_its_exact_file(measured: Path, tmp_path: Path, ca
 
 def test_release_is_refused_when_the_twin_fails(measured: Path) -> None:
     set_twin_policy(agreement=1.0)
-    assert twin.main() == ExitCode.DONE
+    assert twin.main() == 0
     evidence = Evidence.load(paths.TWIN / "gate" / "evidence.json")
     (runtime,) = evidence.runtimes
     observed = runtime.outputs[0].classification
@@ -94,7 +93,7 @@ def test_release_is_refused_when_the_twin_fails(measured: Path) -> None:
     runtimes = (runtime.model_copy(update={"outputs": outputs}),)
     edited = evidence.model_copy(update={"runtimes": runtimes})
     edited.save(paths.TWIN / "gate" / "evidence.json")
-    assert promote.main() == ExitCode.REJECTED
+    assert promote.main() == 1
     reason = PromotionReport.load(paths.PROMOTION).reason
     assert reason.startswith("the quantized twin: the statement on the evidence is about evidence")
     assert not paths.DECISION_STATEMENT.exists()
@@ -102,7 +101,7 @@ def test_release_is_refused_when_the_twin_fails(measured: Path) -> None:
     vectors = Digest.from_file(twin_files.VECTORS / "golden.json")
     file = paths.TWIN / twin_files.NAME
     signing.write_measured(twin_files.STATEMENT, signing.signatory(), file, edited, golden=vectors)
-    assert promote.main() == ExitCode.REJECTED
+    assert promote.main() == 1
     report = PromotionReport.load(paths.PROMOTION)
     assert report.outcome == "refused"
     assert "the quantized twin: FAIL" in report.reason
@@ -114,7 +113,7 @@ def test_release_is_refused_when_the_twin_fails(measured: Path) -> None:
 
 
 def test_policy_with_a_twin_requires_one(measured: Path) -> None:
-    assert twin.main() == ExitCode.DONE
+    assert twin.main() == 0
     set_twin_policy()
     with pytest.raises(EvidenceError):
         promote.main()

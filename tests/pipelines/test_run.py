@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from gate.errors import RegistryError
+from gate import GateError
 from pipelines import paths
 from pipelines.run import PARENT_TAG, RunReference, Tracker, recorded_run, tracking_uri
 from pipelines.stage import Stopped
@@ -186,5 +186,5 @@ def test_mlflow_run_becomes_the_parent_and_is_not_resumed(
 def test_deleted_experiment_is_reported(project: Path) -> None:
     Tracker("test")
     client().delete_experiment(client().get_experiment_by_name("test").experiment_id)
-    with pytest.raises(RegistryError, match="mlflow experiments restore"):
+    with pytest.raises(GateError, match="mlflow experiments restore"):
         Tracker("test")

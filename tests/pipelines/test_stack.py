@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from gate.commands.result import ExitCode
 from gate.errors import RegistryUnavailable, StorageError
 from gate.ledger.ledger import Ledger
 from gate.signing.trust import Trust
@@ -124,7 +123,7 @@ def deployed_digest(service_port: int) -> str | None:
 def test_stack_deploys_earlier_and_submitted_versions(
     measured: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert promote.main() == ExitCode.DONE
+    assert promote.main() == 0
     port, service_port = free_port(), free_port()
     registry = f"http://127.0.0.1:{port}"
     with subprocess.Popen(
@@ -151,7 +150,7 @@ def test_stack_deploys_earlier_and_submitted_versions(
 
             override(["gate.promotion=by_service"])
             monkeypatch.setenv("MLFLOW_TRACKING_URI", registry)
-            assert promote.main() == ExitCode.DONE
+            assert promote.main() == 0
             assert wait_for(lambda: read_ledger()[-1] == ("deployed", "2"), 30), read_ledger()
             client = MlflowClient(registry)
             assert client.get_model_version_by_alias("tiny", "champion").version == "2"

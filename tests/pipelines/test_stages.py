@@ -18,7 +18,6 @@ from mlflow import MlflowClient
 from onnx import numpy_helper
 
 from gate import Decision, Digest, Evidence, PreprocessSpec, cli, verify_golden
-from gate.commands.result import ExitCode
 from gate.errors import ExportRefused, RegistryUnavailable
 from gate.golden.folder import read_golden
 from gate.ledger.ledger import Ledger
@@ -112,7 +111,7 @@ def test_all_stages_share_one_digest_and_one_run(promoted_project: Path) -> None
 def test_gate_promote_records_the_same_as_the_pipeline(promoted_project: Path) -> None:
     command = ["promote", str(ONNX), "--name", "other", "--report", str(paths.REPORTS)]
     command += ["--policy", str(paths.PARAMS), "--preprocessing", str(paths.PREPROCESSING)]
-    assert cli.main(command) == ExitCode.DONE
+    assert cli.main(command) == 0
     ours, its = page(), client().get_run(client().get_model_version("other", "1").run_id)
     assert ours.info.run_id != its.info.run_id
     assert (its.info.run_name, its.info.status) == (ours.info.run_name, ours.info.status)
@@ -134,7 +133,7 @@ def artifacts(run: Any) -> set[str]:
 
 
 def test_promoting_again_changes_nothing(promoted_project: Path) -> None:
-    assert promote.main() == ExitCode.DONE
+    assert promote.main() == 0
     assert PromotionReport.load(paths.PROMOTION).outcome == "unchanged"
     assert paths.SUMMARY.read_text().startswith("## ✅ parity-gate: PASS (tiny)")
     assert "Unchanged: champion is already version 1" in paths.SUMMARY.read_text()
@@ -148,10 +147,10 @@ def test_promoting_again_changes_nothing(promoted_project: Path) -> None:
 
 @pytest.mark.proof
 def test_changed_weight_is_refused_and_the_champion_stays(promoted_project: Path) -> None:
-    assert export.main() == ExitCode.DONE
+    assert export.main() == 0
     change_weight()
-    assert parity.main() == ExitCode.DONE
-    assert promote.main() == ExitCode.REJECTED
+    assert parity.main() == 0
+    assert promote.main() == 1
     decision = Decision.load(paths.DECISION)
     failed = {check.name for check in decision.problems}
     assert "max_abs_diff" in failed
@@ -173,7 +172,7 @@ def test_changed_weight_is_refused_and_the_champion_stays(promoted_project: Path
 def test_file_changed_after_parity_is_an_error(measured: Path) -> None:
     change_weight()
     leave_ci_files()
-    assert exit_code(promote.main) == ExitCode.NOT_JUDGED
+    assert exit_code(promote.main) == 2
     assert client().search_registered_models() == []
     assert not paths.PROMOTION.exists()
     assert "could not judge" in paths.SUMMARY.read_text()
@@ -182,7 +181,7 @@ def test_file_changed_after_parity_is_an_error(measured: Path) -> None:
 
 
 def test_both_statements_are_signed_by_the_project_key(measured: Path, capsys) -> None:
-    assert promote.main() == ExitCode.DONE
+    assert promote.main() == 0
     key = LocalKeys(Path(".gate"), print).signing_key().public
     pair = StatementPair.from_folder(paths.REPORTS)
     evidence, decision = Evidence.load(paths.EVIDENCE), Decision.load(paths.DECISION)
@@ -229,7 +228,7 @@ def test_unsigned_measurement_is_refused(
     measured: Path, tamper: Callable[[], None], reason: str
 ) -> None:
     tamper()
-    assert promote.main() == ExitCode.REJECTED
+    assert promote.main() == 1
     report = PromotionReport.load(paths.PROMOTION)
     assert (report.outcome, report.signed_by) == ("refused", None)
     assert reason in report.reason
@@ -245,7 +244,7 @@ def test_edited_evidence_with_nan_is_refused(measured: Path) -> None:
     plain["runtimes"][0]["outputs"][0]["max_abs_diff"] = "NaN"
     paths.EVIDENCE.write_text(json.dumps(plain))
     client().delete_run(page("parity").info.run_id)  # so that promote writes all results again
-    assert promote.main() == ExitCode.REJECTED
+    assert promote.main() == 1
     assert "The evidence was edited" in PromotionReport.load(paths.PROMOTION).reason
     run = page()
     assert run.data.tags["nonfinite.ort-cpu/max_abs_diff"] == "nan"
@@ -257,7 +256,7 @@ def test_evidence_without_a_runtime_is_an_error(measured: Path) -> None:
     plain = json.loads(paths.EVIDENCE.read_text())
     plain["runtimes"] = [r for r in plain["runtimes"] if r["runtime"] != "ort-cpu"]
     paths.EVIDENCE.write_text(json.dumps(plain))
-    assert promote.main() == ExitCode.NOT_JUDGED
+    assert promote.main() == 2
     assert PromotionReport.load(paths.PROMOTION).outcome == "refused"
     assert "<error " in paths.JUNIT.read_text()
     assert client().search_registered_models() == []
@@ -266,7 +265,7 @@ def test_evidence_without_a_runtime_is_an_error(measured: Path) -> None:
 def test_changed_policy_decides_again_on_the_same_evidence(promoted_project: Path) -> None:
     text = paths.PARAMS.read_text()
     paths.PARAMS.write_text(text.replace("max_abs_diff: 1.0e-4", "max_abs_diff: 0.0"))
-    assert promote.main() == ExitCode.REJECTED
+    assert promote.main() == 1
     assert str(champion().version) == "1"
 
 
@@ -278,12 +277,12 @@ def test_failed_comparison_is_ignored_when_not_required(
         raise RegistryUnavailable("the store is away")
 
     monkeypatch.setattr("pipelines.champion.load_champion", fail)
-    assert promote.main() == ExitCode.DONE
+    assert promote.main() == 0
     assert "the store is away" in str(Change.load(paths.CHANGE).absent)
     assert "incumbent" not in Decision.load(paths.DECISION).to_plain()
     section = "incumbent: {min_agreement: 0.99}"
     paths.PARAMS.write_text(paths.PARAMS.read_text().replace("incumbent: null", section))
-    assert exit_code(promote.main) == ExitCode.NOT_JUDGED
+    assert exit_code(promote.main) == 2
 
 
 def disk_full(*_: object, **__: object) -> None:
@@ -310,13 +309,13 @@ def test_full_disk_loses_nothing(
     old_bytes = {path: path.read_bytes() for path in (paths.CHECKPOINT, ONNX, paths.EVIDENCE)}
     with monkeypatch.context() as patch:
         patch.setattr(target, disk_full)
-        assert exit_code(main) == ExitCode.NOT_JUDGED
+        assert exit_code(main) == 2
     assert "No space left" in capsys.readouterr().err
     for path, content in old_bytes.items():
         assert path == paths.EVIDENCE or path.read_bytes() == content
     runs = client().search_runs([client().get_experiment_by_name("parity-gate").experiment_id])
     assert all(run.info.status in ("FINISHED", "FAILED") for run in runs)
-    assert main() == ExitCode.DONE
+    assert main() == 0
 
 
 @pytest.mark.parametrize("main", [export.main, promote.main])
@@ -327,7 +326,7 @@ def test_unreachable_server_is_reported_by_each_stage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    assert exit_code(main) == ExitCode.NOT_JUDGED
+    assert exit_code(main) == 2
     error = capsys.readouterr().err
     assert "127.0.0.1:1" in error
     assert "Traceback" not in error
@@ -362,7 +361,7 @@ def test_truncated_or_missing_file_is_named(
 ) -> None:
     tamper()
     leave_ci_files()
-    assert exit_code(main) == ExitCode.NOT_JUDGED
+    assert exit_code(main) == 2
     error = capsys.readouterr().err
     assert says in error
     assert "Traceback" not in error
@@ -380,7 +379,7 @@ def test_other_stages_report_failures_in_ci_files(
     leave_ci_files()
     paths.PARAMS.unlink()
     main = importlib.import_module(f"pipelines.{name}").main
-    assert exit_code(main) == ExitCode.NOT_JUDGED
+    assert exit_code(main) == 2
     assert f'<testcase name="stage {name}"' in paths.JUNIT.read_text()
 
 
@@ -392,7 +391,7 @@ def test_refused_export_is_a_failure_in_ci_files(
 
     leave_ci_files()
     monkeypatch.setattr(export, "export_file", refuse)
-    assert export.main() == ExitCode.REJECTED
+    assert export.main() == 1
     assert "<failure " in paths.JUNIT.read_text()
     assert "TRC005" in paths.SUMMARY.read_text()
     assert 'exit_code{command="export",model=""} 1.0' in paths.OPENMETRICS.read_text()
@@ -407,7 +406,7 @@ def test_interrupted_stage_removes_stale_ci_files(
 
     leave_ci_files()
     monkeypatch.setattr(parity, "load_policy", stop)
-    assert exit_code(parity.main) not in (ExitCode.DONE, ExitCode.REJECTED)
+    assert exit_code(parity.main) not in (0, 1)
     assert not any(path.exists() for path in CI_FILES)
 
 
@@ -424,7 +423,7 @@ def test_version_contains_golden_vectors(promoted_project: Path, tmp_path: Path)
 
 def test_promotion_requires_golden_vectors(measured: Path) -> None:
     (paths.GOLDEN / "golden.json").unlink()
-    assert exit_code(promote.main) == ExitCode.NOT_JUDGED
+    assert exit_code(promote.main) == 2
     assert client().search_registered_models() == []
-    assert parity.main() == ExitCode.DONE
-    assert promote.main() == ExitCode.DONE
+    assert parity.main() == 0
+    assert promote.main() == 0

@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gate import PreprocessSpec
-from gate.preprocess.spec import Resize
 
 SMALL = PreprocessSpec(
-    resize=Resize(shortest_side=40),
+    resize={"shortest_side": 40},
     crop=(32, 36),
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),

@@ -9,7 +9,7 @@ from PIL import Image
 
 from gate import PreprocessSpec
 from gate.preprocess.implementations import implementation
-from gate.preprocess.spec import Resize, to_pixels
+from gate.preprocess.spec import to_pixels
 from gate.records.preprocessing import IMPLEMENTATIONS
 from gate.storage.arrays import Tensor
 from tests.preprocess.pictures import SMALL, picture
@@ -84,7 +84,7 @@ def test_pillow_reference_equals_manual_computation() -> None:
 def test_implementation_is_close_to_pillow(
     name: str, mode: str, antialias: bool, allowed: float
 ) -> None:
-    spec = PreprocessSpec(resize=Resize(size=(48, 37), mode=mode, antialias=antialias))
+    spec = PreprocessSpec(resize={"size": (48, 37), "mode": mode, "antialias": antialias})
     pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
     for observed, expected in zip(
         run(name, spec, *pictures), run("pillow", spec, *pictures), strict=True
@@ -94,7 +94,7 @@ def test_implementation_is_close_to_pillow(
 
 @pytest.mark.parametrize("name", ["opencv", "onnx"])
 def test_implementation_without_antialias_is_close_to_torchvision(name: str) -> None:
-    spec = PreprocessSpec(resize=Resize(size=(48, 37), antialias=False))
+    spec = PreprocessSpec(resize={"size": (48, 37), "antialias": False})
     pictures = [picture(*shape) for shape in (*SHAPES, (200, 313), (20, 30))]
     expected = run("torchvision", spec, *pictures)
     for observed, item in zip(run(name, spec, *pictures), expected, strict=True):
@@ -104,11 +104,11 @@ def test_implementation_without_antialias_is_close_to_torchvision(name: str) -> 
 @pytest.mark.parametrize(
     ("name", "resize", "says"),
     [
-        ("pillow", Resize(size=(8, 8), antialias=False), "always antialiases"),
-        ("opencv-area", Resize(size=(8, 8), antialias=False), "always antialiases"),
+        ("pillow", {"size": (8, 8), "antialias": False}, "always antialiases"),
+        ("opencv-area", {"size": (8, 8), "antialias": False}, "always antialiases"),
         ("onnx-asymmetric", None, "no coordinates"),
-        ("canvas", Resize(size=(8, 8), mode="bicubic"), "no bicubic"),
+        ("canvas", {"size": (8, 8), "mode": "bicubic"}, "no bicubic"),
     ],
 )
-def test_unsupported_spec_has_a_reason(name: str, resize: Resize | None, says: str) -> None:
+def test_unsupported_spec_has_a_reason(name: str, resize: dict | None, says: str) -> None:
     assert says in str(implementation(name).unusable_reason(PreprocessSpec(resize=resize)))

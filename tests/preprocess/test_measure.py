@@ -13,7 +13,6 @@ from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.comparison import ModelFile, measure_preprocessing
 from gate.preprocess.implementations import pillow_preprocess
 from gate.preprocess.pictures import Picture
-from gate.preprocess.spec import Resize
 from gate.records.evidence import Source
 from tests import builders
 from tests.preprocess.by.test_onnx_graph import classifier
@@ -56,7 +55,7 @@ def test_incapable_consumer_is_never_waived(
 ) -> None:
     monkeypatch.setattr("gate.installation.shutil.which", lambda _: chromium)
     settings = PreprocessingPolicy(consumers=("canvas",), required="when_present", min_images=4)
-    bicubic = PreprocessSpec(resize=Resize(size=(32, 36), mode="bicubic"), crop=(32, 36))
+    bicubic = PreprocessSpec(resize={"size": (32, 36), "mode": "bicubic"}, crop=(32, 36))
     observed = measure_preprocessing(bicubic, PHOTOS, policy=settings)
     assert observed.consumers[0].incapable == "a canvas has no bicubic filter"
     good = builders.evidence(
