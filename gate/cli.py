@@ -8,7 +8,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -22,7 +22,7 @@ from gate.commands.result import (
     Printed,
     as_json,
     console,
-    decode_options,
+    decode,
     stdout_to_stderr,
 )
 from gate.errors import GateError
@@ -173,8 +173,8 @@ def in_child(
 ) -> dict[str, Any]:
     """Run a command in the child process of `gate.commands.result.run_with_limits`.
 
-    Return the exit code and the text of `--json`. `options`: the result of `encode_options`.
-    `stated`: names of the options on the command line.
+    Return the exit code and the text of `--json`. `options`: values from `encode`. `stated`:
+    names of the options on the command line.
     """
     _print_in_any_locale()
 
@@ -183,7 +183,7 @@ def in_child(
         click_command = gate.get_command(parent, command)
         assert click_command is not None
         context = click.Context(click_command, info_name=command, parent=parent)
-        context.params = decode_options(options)
+        context.params = {name: decode(value) for name, value in options.items()}
         for name in stated:
             context.set_parameter_source(name, ParameterSource.COMMANDLINE)
         with parent, context:
@@ -222,8 +222,14 @@ def _exit_code(call: Callable[[], Any], arguments: Sequence[str]) -> int:
             outcome = call()
         if isinstance(outcome, int):  # --help and --version, which have printed already
             return outcome
-        with _finish_around(outcome, machine=machine):
+        finish = outcome.finish if isinstance(outcome, CommandResult) else str
+        if machine:  # the printed JSON includes the result of `finish`
+            finish()
+        try:
             code = _print_outcome(outcome, machine=machine)
+        finally:
+            if not machine and (text := finish()):
+                click.echo(text)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return ExitCode.INTERRUPTED
@@ -242,20 +248,6 @@ def _exit_code(call: Callable[[], Any], arguments: Sequence[str]) -> int:
         _print_error(error, arguments, machine=machine)
         return ExitCode.NOT_JUDGED
     return code
-
-
-@contextlib.contextmanager
-def _finish_around(outcome: CommandResult | Printed, *, machine: bool) -> Iterator[None]:
-    """Call `finish` after the result is printed, or before it with `--json`."""
-    finish = outcome.finish if isinstance(outcome, CommandResult) else str
-    if machine:
-        finish()
-    try:
-        yield
-    finally:
-        text = "" if machine else finish()
-        if text:
-            click.echo(text)
 
 
 def _open_closed_streams() -> None:

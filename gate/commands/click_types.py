@@ -388,8 +388,6 @@ META_FILE = ExistingPath(
     errors.EvidenceError, "JSON: runtime, version, device, precision, recorded_at"
 )
 
-NEW_RECORDING = click.Path(path_type=Path)
-
 NEW_FILE, NEW_FOLDER = OutputPath("file"), OutputPath("folder")
 
 _HEAD = 400

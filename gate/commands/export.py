@@ -266,48 +266,41 @@ def _export(request: Mapping[str, Any]) -> CommandResult:
         "self_check": checked,
         "log": str(log_of(request["output"])) if settings.verbose else None,
     }
-    rows = _rows(request, exported, checked)
+    rows = [*_rows(plain, exported), ("next", _next_command(request, note))]
     return text_result(plain, *(f"{label:<12}{text}" for label, text in rows))
 
 
-def _rows(
-    request: Mapping[str, Any], exported: Exported, checked: dict[str, float]
-) -> list[tuple[str, str]]:
-    from gate.export.export import log_of
-    from gate.onnx_file.tested_file import note_path
-
-    subject, record, output = exported.subject, exported.record, request["output"]
-    weights = f" --checkpoint {request['checkpoint']}" if request["checkpoint"] else ""
+def _rows(plain: Mapping[str, Any], exported: Exported) -> list[tuple[str, str]]:
+    subject, record, output = exported.subject, exported.record, Path(plain["file"])
     return [
         ("file", f"{output} {subject.sha256}, {subject.size_bytes} bytes"),
         *(("data", str(output.with_name(name))) for name in subject.external_data),
-        ("record", str(note_path(output))),
-        *(("log", str(log_of(output))) for _ in range(exported.settings.verbose)),
+        ("record", plain["record"]),
+        *([("log", plain["log"])] if plain["log"] else []),
         ("strategy", f"{record.strategy}, opset {subject.opset}"),
         *(("  failed", line) for line in record.rungs),
         *(("input", _spec(spec)) for spec in subject.inputs),
         *(("output", _spec(spec)) for spec in subject.outputs),
-        ("self-check", ", ".join(f"{name} {value:.3g}" for name, value in checked.items())
+        ("self-check", ", ".join(f"{name} {v:.3g}" for name, v in plain["self_check"].items())
          or "not possible: no runtime of the gate runs this file"),
         *(("see", f"{f.code} {f.level} at {f.location}: {f.message}")
           for f in record.lint if not f.suppressed),
         *(("see", line)
           for line in (*record.tracer_warnings, *record.hazards, *record.notices)),
-        ("next", _next_command(request, weights)),
     ]  # fmt: skip
 
 
-def _next_command(request: Mapping[str, Any], weights: str) -> str:
-    from gate.onnx_file.tested_file import note_path
-
+def _next_command(request: Mapping[str, Any], note: Path) -> str:
     output, path = request["output"], request["submodule"]
-    reference = f"--reference {request['factory']}{weights}"
+    reference = f"--reference {request['factory']}"
+    if request["checkpoint"]:
+        reference += f" --checkpoint {request['checkpoint']}"
     if path is not None:
         part = f"{{file: {output.name}, reference: {path}}}"
         return f"write {part} into release.yaml, gate check release.yaml {reference} --inputs FILE"
     return (
         f"gate check {output} {reference} --inputs {request['example_input']} "
-        f"--export-record {note_path(output)}"
+        f"--export-record {note}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +11,6 @@ from gate.commands import options
 from gate.commands.loaders import open_reference, open_samples
 from gate.commands.progress import progress_bar
 from gate.commands.result import CommandResult, machine_options, text_result
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group("record", short_help="Pack outputs of another machine.")
@@ -47,7 +43,7 @@ def record_command() -> None:
     "computed it.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", type=types.NEW_RECORDING, required=True, metavar="DIR|FILE.zip",
+    "-o", "--output", type=options.FILE, required=True, metavar="DIR|FILE.zip",
     help="A new folder or zip file.",
 )  # fmt: skip
 @machine_options

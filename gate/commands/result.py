@@ -67,9 +67,6 @@ class Dispatch(click.Command):
 # 130  interrupted
 
 
-_VERDICT_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2}
-
-
 class ExitCode(IntEnum):
     """The value is the exit code."""
 
@@ -81,7 +78,7 @@ class ExitCode(IntEnum):
     @classmethod
     def from_verdict(cls, verdict: str) -> ExitCode:
         """Return the exit code of a verdict."""
-        return cls(_VERDICT_CODES[verdict])
+        return {"PASS": cls.DONE, "FAIL": cls.REJECTED, "ERROR": cls.NOT_JUDGED}[verdict]
 
     @classmethod
     def from_promotion(cls, outcome: str, verdict: str | None = None) -> ExitCode:
@@ -352,7 +349,7 @@ def run_with_limits(
             "gate.cli:in_child",
             {
                 "command": context.info_name,
-                "options": encode_options(parsed),
+                "options": {name: encode(value) for name, value in parsed.items()},
                 "stated": stated,
                 "arguments": line.arguments,
             },
@@ -372,27 +369,19 @@ def within_limits(command: Callable[..., CommandResult]) -> Callable[..., Any]:
 _PATH = "path"
 
 
-def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as JSON values. Raises TypeError for a type that can't be decoded again."""
-    return {name: _encoded(value) for name, value in options.items()}
-
-
-def decode_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that `encode_options` encoded."""
-    return {name: _decoded(value) for name, value in options.items()}
-
-
-def _encoded(value: Any) -> Any:
+def encode(value: Any) -> Any:
+    """Return an option's value as JSON. Raises TypeError for a type that can't be decoded again."""
     if isinstance(value, Path):
         return {_PATH: str(value)}
     if isinstance(value, tuple):
-        return [_encoded(item) for item in value]
+        return [encode(item) for item in value]
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(f"cannot send {type(value).__name__} to a child process")
 
 
-def _decoded(value: Any) -> Any:
+def decode(value: Any) -> Any:
+    """Return the value that `encode` encoded."""
     if isinstance(value, dict):
         return Path(value[_PATH])
-    return tuple(map(_decoded, value)) if isinstance(value, list) else value
+    return tuple(map(decode, value)) if isinstance(value, list) else value

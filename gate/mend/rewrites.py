@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from gate.errors import ExportError, first_line
 from gate.mend.mixed_precision import infer_types, save_model
 from gate.model.forward_signature import ForwardSignature
-from gate.onnx_file.reading import attributes, nodes_of, replace_messages, subgraphs
+from gate.onnx_file.reading import attributes, nodes_of, opset_of, replace_messages, subgraphs
 from gate.storage.digest import Digest
 from gate.storage.record import Record, Sha256
 
@@ -57,8 +57,7 @@ class Graph:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
         self.producers = {name: node for node in model.graph.node for name in node.output if name}
-        standard = [item for item in model.opset_import if item.domain in ("", "ai.onnx")]
-        self.opset = max((item.version for item in standard), default=0)
+        self.opset = opset_of(model)
 
     @classmethod
     def load(cls, path: Path) -> Graph:

@@ -16,7 +16,7 @@ from gate.errors import DataError, EvidenceError, InputMismatch, OnnxFileError, 
 from gate.onnx_file.sessions import open_on_cpu
 from gate.policy.sections import PreprocessingPolicy
 from gate.preprocess.diagnosis import DIGITS, diagnose, wrong_shape
-from gate.preprocess.implementations import WHERE, Implementation, implementation
+from gate.preprocess.implementations import WHERE, implementation
 from gate.preprocess.pictures import Picture
 from gate.preprocess.spec import PreprocessSpec, channels_last
 from gate.records.preprocessing import (
@@ -236,21 +236,26 @@ class Consumer:
         self._difference = TensorDifference(spec)
         self._predictions = PredictionChanges()
 
-    def use_tensors(self, tensors: NDArray[Any]) -> None:
-        """Use stored tensors of the consumer, with the pictures on axis 0."""
-        self._preprocess = lambda case: tensors[case.index]
-
-    def open(self, implementation: Implementation, stack: ExitStack) -> None:
-        """Use an implementation until `stack` closes, or record why it can't be used."""
-        self._incapable = implementation.incapable(self._spec)
-        if self._incapable is not None:
+    def open(self, selection: ConsumerSelection, stack: ExitStack, *, pictures: int) -> None:
+        """Use the stored tensors of this name, or its implementation until `stack` closes, or
+        record why it can't be used. Raises DataError for another number of tensors."""
+        tensors = selection.dumped.get(self.name)
+        if tensors is not None:
+            if len(tensors) != pictures:
+                raise DataError(
+                    f"{self.name} has {len(tensors)} tensors for {pictures} pictures. Save one for "
+                    "each picture on axis 0, in the order of the pictures."
+                )
+            self._preprocess = lambda case: tensors[case.index]
             return
-        self._unavailable = implementation.missing()
-        if self._unavailable is not None:
+        used = implementation(self.name)
+        self._incapable = used.incapable(self._spec)
+        self._unavailable = None if self._incapable is not None else used.missing()
+        if self._incapable is not None or self._unavailable is not None:
             return
         try:
-            preprocess = stack.enter_context(implementation.opened(self._spec))
-            self.version = implementation.version()
+            preprocess = stack.enter_context(used.opened(self._spec))
+            self.version = used.version()
         except Exception as error:
             self._failure = _brief(error)
             return
@@ -315,8 +320,6 @@ def _brief(error: Exception) -> str:
 _REFERENCES: tuple[ImplementationName, ...] = ("pillow", "torchvision")
 """The default reference is the first of these that can compute the spec."""
 
-Advance = Callable[[int, int], None]
-
 
 @dataclass(frozen=True)
 class ConsumerSelection:
@@ -358,7 +361,7 @@ def compare_consumers(
     *,
     selection: ConsumerSelection,
     model: ModelFile | None = None,
-    advance: Advance | None = None,
+    advance: Callable[[int, int], None] | None = None,
 ) -> PreprocessingComparison:
     """Compare each consumer's tensors of the pictures with the reference's.
 
@@ -376,7 +379,7 @@ def compare_consumers(
         preprocess = stack.enter_context(implementation(reference).opened(spec))
         consumers = [Consumer(name, spec) for name in selection.consumers if name != reference]
         for consumer in consumers:
-            _start(consumer, selection, stack, pictures=len(pictures))
+            consumer.open(selection, stack, pictures=len(pictures))
         for index, picture in enumerate(pictures):
             pixels = picture.read()
             digests[picture.name] = str(_digest(pixels))
@@ -416,21 +419,6 @@ def _reference(spec: PreprocessSpec, selection: ConsumerSelection) -> str:
     raise EvidenceError(
         f"no reference can compute the spec ({'; '.join(reasons)}). Choose another: --reference."
     )
-
-
-def _start(
-    consumer: Consumer, selection: ConsumerSelection, stack: ExitStack, *, pictures: int
-) -> None:
-    tensors = selection.dumped.get(consumer.name)
-    if tensors is None:
-        consumer.open(implementation(consumer.name), stack)
-        return
-    if len(tensors) != pictures:
-        raise DataError(
-            f"{consumer.name} has {len(tensors)} tensors for {pictures} pictures. Save one for "
-            "each picture on axis 0, in the order of the pictures."
-        )
-    consumer.use_tensors(tensors)
 
 
 def _digest(pixels: Pixels) -> Digest:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -69,6 +70,10 @@ def implementation(name: str) -> Implementation:
     module, _, attribute = WHERE[name].partition(":")  # type: ignore[index]
     loaded: Implementation = getattr(importlib.import_module(module), attribute)
     return loaded
+
+
+def _version_of(label: str, module: str) -> Callable[[], str]:
+    return lambda: f"{label} {importlib.import_module(module).__version__}"
 
 
 # Preprocessing in a web page. `antialias` sets imageSmoothingQuality to "high", otherwise "low",
@@ -216,16 +221,10 @@ def _opencv_missing() -> str | None:
     return None
 
 
-def _opencv_version() -> str:
-    import cv2
-
-    return f"opencv {cv2.__version__}"
-
-
 def _opencv_implementation(*, area: bool) -> Implementation:
     opened = always(partial(opencv_preprocess, area=area))
     return Implementation(
-        partial(_opencv_incapable, area=area), opened, _opencv_version, _opencv_missing
+        partial(_opencv_incapable, area=area), opened, _version_of("opencv", "cv2"), _opencv_missing
     )
 
 
@@ -258,13 +257,9 @@ def _resize(pixels: Pixels, box: Geometry, resize: Resize) -> Pixels:
     return np.asarray(resized)
 
 
-def _pillow_version() -> str:
-    import PIL
-
-    return f"pillow {PIL.__version__}"
-
-
-PILLOW_IMPLEMENTATION = Implementation(pillow_incapable, always(pillow_preprocess), _pillow_version)
+PILLOW_IMPLEMENTATION = Implementation(
+    pillow_incapable, always(pillow_preprocess), _version_of("pillow", "PIL")
+)
 
 
 def torchvision_preprocess(pixels: Pixels, spec: PreprocessSpec, *, antialias: bool) -> Tensor:
@@ -308,17 +303,11 @@ def _resized(image: Any, spec: PreprocessSpec, *, antialias: bool) -> Any:
     )
 
 
-def _torchvision_version() -> str:
-    from importlib.metadata import version
-
-    return f"torchvision {version('torchvision')}"
-
-
 def _torchvision_implementation(*, antialias: bool) -> Implementation:
     return Implementation(
         lambda _spec: None,
         always(partial(torchvision_preprocess, antialias=antialias)),
-        _torchvision_version,
+        lambda: f"torchvision {metadata.version('torchvision')}",
     )
 
 

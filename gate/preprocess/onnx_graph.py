@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
 from gate.errors import InputMismatch, OnnxFileError
+from gate.onnx_file.reading import opset_of
 from gate.onnx_file.sessions import open_on_cpu
 from gate.preprocess.implementations import Implementation, Preprocess
 from gate.preprocess.spec import PreprocessSpec, Resize, geometry
@@ -87,9 +88,9 @@ def prepend_graph(spec: PreprocessSpec, model: Path, output: Path) -> None:
         raise OnnxFileError(f"cannot read {model} as ONNX: {error}. Export it again.") from error
     name = _only_input(spec, loaded, model)
     try:
-        if _opset(loaded) < MIN_OPSET:
+        if opset_of(loaded) < MIN_OPSET:
             loaded = version_converter.convert_version(loaded, MIN_OPSET)
-        front = build_graph(spec, opset=_opset(loaded))
+        front = build_graph(spec, opset=opset_of(loaded))
         front.ir_version = loaded.ir_version = max(front.ir_version, loaded.ir_version)
         joined = compose.merge_models(
             front, loaded, io_map=[(TENSORS, name)], prefix1="preprocess/", name=loaded.graph.name
@@ -205,12 +206,6 @@ def _only_input(spec: PreprocessSpec, model: onnx.ModelProto, path: Path) -> str
             "with."
         )
     return str(inputs[0].name)
-
-
-def _opset(model: onnx.ModelProto) -> int:
-    return max(
-        int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")
-    )
 
 
 def _rename_input(model: onnx.ModelProto, name: str) -> None:

@@ -125,7 +125,10 @@ def pictures_in(paths: Sequence[Path]) -> tuple[Picture, ...]:
     """
     files: list[Path] = []
     for path in paths:
-        below = _below(path) if path.is_dir() else [path]
+        below = [path]
+        if path.is_dir():
+            inside = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            below = sorted(file for file in inside if file.is_file())
         if not below:
             raise DataError(f"{path} has no pictures. Formats: {', '.join(sorted(SUFFIXES))}.")
         files += below
@@ -133,7 +136,3 @@ def pictures_in(paths: Sequence[Path]) -> tuple[Picture, ...]:
     if twice:
         raise DataError(f"{twice[0]} is named twice. Name every picture once.")
     return tuple(Picture.from_file(path) for path in files)
-
-
-def _below(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.rglob("*") if f.is_file() and f.suffix.lower() in SUFFIXES)

@@ -110,6 +110,13 @@ def test_missing_consumer_never_passes(capsys, monkeypatch) -> None:
     ("arguments", "says"),
     [
         (("photos", "--implementations", "pilow"), "there is no implementation pilow"),
+        (("photos", "--reference", "pilow"), "there is no implementation pilow"),
+        (("photos", "--tensors", "own=good.npy", "--reference", "own"), "must be an"),
+        (("photos", "--tensors", "own=two.npy"), "2 tensors for 3 pictures"),
+        (("photos", "--implementations", "onnx", "--model", "one.onnx"), "does not accept"),
+        (("empty",), "has no pictures"),
+        (("torn.png",), "is not a complete picture"),
+        (("photos/0.png", "photos"), "named twice"),
         (("photos", "--tensors", "phone=."), ". is a folder"),
         (("photos", "--tensors", "phone=model.onnx"), "cannot read model.onnx"),
         (("photos", "--tensors", "phone=torn.npz"), "cannot read torn.npz"),
@@ -124,10 +131,14 @@ def test_missing_consumer_never_passes(capsys, monkeypatch) -> None:
 )
 def test_incomparable_input_is_reported(capsys, arguments: tuple[str, ...], says: str) -> None:
     np.save("good.npy", np.zeros((3, 3, 32, 36), np.float32))
+    np.save("two.npy", np.zeros((2, 3, 32, 36), np.float32))
     np.save("scalar.npy", np.float32(1.0))
     np.save("text.npy", np.array(["a", "b", "c"]))
     np.savez("several.npz", a=np.zeros(3))
     Path("torn.npz").write_bytes(Path("several.npz").read_bytes()[:-30])
+    Path("torn.png").write_bytes(Path("photos/0.png").read_bytes()[:-300])
+    Path("empty").mkdir()
+    classifier(Path("one.onnx"), shape=(2, 3, 32, 36))
     code, _, err = run(capsys, "compare", *arguments)
     assert code == 2
     assert says in err
