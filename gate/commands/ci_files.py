@@ -295,25 +295,16 @@ def _result(ending: Ending) -> CiResult:
 
     outcome, options = ending.outcome, ending.options
     model = str(options.get("name") or options.get("reference") or "")
+    command, code = ending.command, ExitCode.NOT_JUDGED
     if outcome is None:
-        return CiResult(
-            command=ending.command,
-            exit_code=ExitCode.NOT_JUDGED,
-            model=model,
-            sentence=ending.failure,
-        )
+        return CiResult(command=command, exit_code=code, model=model, sentence=ending.failure)
+    run = outcome.plain.get("run") or {}
+    links = {"MLflow run": run.get("address"), "Model version": outcome.plain.get("url")}
     return CiResult(
-        command=ending.command,
+        command=command,
         exit_code=outcome.status,
         model=model,
         sentence=outcome.sentence,
         summary=outcome.record if isinstance(outcome.record, Summary) else None,
-        links=_links(outcome.plain),
+        links={label: target for label, target in links.items() if target},
     )
-
-
-def _links(plain: Mapping[str, Any]) -> dict[str, str]:
-    """Return the links to the run of `gate check --track` and to the page of the version."""
-    run = plain.get("run") or {}
-    links = {"MLflow run": run.get("address"), "Model version": plain.get("url")}
-    return {label: target for label, target in links.items() if target}

@@ -71,6 +71,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )  # fmt: skip
+
+
 def test_missing_path_is_reported_and_loads_nothing_heavy(folder: Path) -> None:
     lines = [list(arguments) for arguments, _, _ in MISSING.values()]
     code = (
@@ -82,10 +89,7 @@ def test_missing_path_is_reported_and_loads_nothing_heavy(folder: Path) -> None:
         f"    heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "    print(json.dumps([code, heavy, json.loads(printed.getvalue())['error']]))\n"
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
-    )  # fmt: skip
+    completed = _run(code)
     assert "Traceback" not in completed.stderr
     for line, (arguments, kind, text) in zip(
         completed.stdout.splitlines(), MISSING.values(), strict=True
@@ -103,10 +107,7 @@ def test_invalid_policy_is_reported_without_torch(folder: Path) -> None:
         f"code = cli.main({[*CHECK, '--policy', 'p.yaml']!r})\n"
         "print(code, 'torch' in sys.modules)\n"
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
-    )  # fmt: skip
+    completed = _run(code)
     assert completed.stdout == "2 False\n", completed.stderr
     assert "gate.runtimes" in completed.stderr
 

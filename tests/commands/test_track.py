@@ -62,6 +62,7 @@ def test_suggested_commands_have_options_and_no_password(work_folder: Path, caps
     )
     assert "--policy policy.json" in step["command"]
     assert "--state 'my state'" in step["command"]
+    assert "geheim1234" not in step["command"]
     assert cli.main(_check("bad.onnx", *options, *where, "--overwrite")) == 1
     printed = json.loads(capsys.readouterr().out)["story"]
     assert printed["steps"][-1]["command"].startswith("gate check ")

@@ -300,6 +300,8 @@ class TestAnInt8File:
         assert layers.count == len(winner.steps.quantize.exclude) < len(layers.sensitivity)
         ranked = sorted(layers.sensitivity, key=layers.sensitivity.__getitem__)
         assert set(ranked[-2:]) == {"/second/Gemm", "/third/Gemm"}
+        assert list(layers.sensitivity) == ranked[::-1]
+        assert layers.sensitivity[ranked[-1]] > 1.0  # in units of the bound
         assert not is_float32(winner.path)
         (tmp_path / "again").mkdir()
         repeated = create_builder(

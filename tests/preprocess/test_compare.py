@@ -130,14 +130,20 @@ def test_failing_consumer_does_not_stop_the_others(
         "onnx": Implementation(lambda _: None, opened, lambda: "1"),
         "canvas": Implementation(lambda _: None, unopened, lambda: "1"),
         "opencv": Implementation(lambda _: None, unopened, lambda: "1", lambda: "not installed"),
+        "opencv-area": Implementation(
+            lambda _: "no such filter", unopened, lambda: "1", lambda: "not installed"
+        ),
     }
     monkeypatch.setattr(comparison, "implementation", lambda name: broken.get(name) or real(name))
-    selection = ConsumerSelection(("onnx", "canvas", "opencv", "rust-image"))
+    selection = ConsumerSelection((*broken, "rust-image"))
     result = compare_consumers(SMALL, photos, selection=selection).parity
     assert "ZeroDivisionError" in str(result.consumers[0].failure)
     assert result.consumers[1].failure == "RuntimeError: no browser"
     assert result.consumers[2].unavailable == "not installed"
-    assert [consumer.within(1e9) for consumer in result.consumers] == [False, False, False, True]
+    # A policy may waive what is not installed, but not what no machine can compute.
+    incapable = result.consumers[3]
+    assert (incapable.incapable, incapable.unavailable) == ("no such filter", None)
+    assert [consumer.within(1e9) for consumer in result.consumers] == [False] * 4 + [True]
 
 
 def test_comparison_without_pictures_or_classifier_is_refused(
