@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,21 +175,15 @@ def compare_exports(
     )
 
 
+@dataclass(frozen=True)
 class _StrategyComparison:
     """Trials of one model on the same samples; caches the results by graph."""
 
-    def __init__(
-        self,
-        reference: Reference,
-        example: Arrays,
-        workload: EvaluationData,
-        settings: ExportSettings,
-    ) -> None:
-        self._reference = reference
-        self._example = example
-        self._workload = workload
-        self._settings = settings
-        self._measured: dict[Digest, ExportTrialRecord] = {}
+    reference: Reference
+    example: Arrays
+    workload: EvaluationData
+    settings: ExportSettings
+    measured: dict[Digest, ExportTrialRecord] = field(default_factory=dict)
 
     def trial(self, strategy: str, opset: int, *, folding: bool) -> ExportTrialRecord:
         from gate.records.export import ExportTrialRecord
@@ -197,14 +192,14 @@ class _StrategyComparison:
             strategy=strategy, opset_asked=opset, constant_folding=folding, seconds=math.nan
         )
         with temporary_folder() as folder:
-            begun = time.perf_counter()
+            begun, exported, failure = time.perf_counter(), None, None
             try:
                 exported = self._export(trial, Path(folder, "model.onnx"))
             except (GateError, ValueError) as error:  # ValueError: invalid settings
-                seconds = time.perf_counter() - begun
-                return trial.model_copy(update={"seconds": seconds, "failure": _brief(error)})
-            trial = trial.model_copy(update={"seconds": time.perf_counter() - begun})
-            return self._with_parities(trial, exported)
+                failure = _brief(error)
+            seconds = time.perf_counter() - begun
+            trial = trial.model_copy(update={"seconds": seconds, "failure": failure})
+            return trial if exported is None else self._with_parities(trial, exported)
 
     def _export(self, trial: ExportTrialRecord, path: Path) -> Exported:
         from gate.export.export import export_model
@@ -216,14 +211,12 @@ class _StrategyComparison:
             "do_constant_folding": trial.constant_folding,
             "lint": "off",  # the trial shows what an export despite lint findings computes
         }
-        settings = ExportSettings(**{**dict(self._settings), **choice})
+        settings = ExportSettings(**{**dict(self.settings), **choice})
         with warnings.catch_warnings():
             # Deprecated exporters are used on purpose.
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            return export_model(
-                self._reference.module, self._example, settings=settings, output=path
-            )
+            return export_model(self.reference.module, self.example, settings=settings, output=path)
 
     def _with_parities(self, trial: ExportTrialRecord, exported: Exported) -> ExportTrialRecord:
         import onnx
@@ -243,7 +236,7 @@ class _StrategyComparison:
                 "warnings": (*record.tracer_warnings, *record.hazards),
             }
         )
-        before = self._measured.get(graph)
+        before = self.measured.get(graph)
         if before is not None:
             return trial.model_copy(update={"same_as": before.title, "parities": before.parities})
         try:
@@ -254,7 +247,7 @@ class _StrategyComparison:
                 for name in ("ort-cpu", "ort-cpu-optimized")
             )
         trial = trial.model_copy(update={"parities": parities})
-        self._measured[graph] = trial
+        self.measured[graph] = trial
         return trial
 
     def _parities(self, exported: Exported) -> tuple[TrialParity, ...]:
@@ -263,15 +256,15 @@ class _StrategyComparison:
         from gate.measure.job import MeasurementJob
         from gate.onnx_file.tested_file import TestedFile
 
-        policy = _policy(samples=len(self._workload.samples))
+        policy = _policy(samples=len(self.workload.samples))
         evidence = measure_job(
             MeasurementJob(
-                self._reference.model,
+                self.reference.model,
                 TestedFile(exported.path, exported.subject),
-                self._workload.samples,
+                self.workload.samples,
                 policy=policy,
-                batch_size=self._workload.batch_size,
-                source=self._reference.source,
+                batch_size=self.workload.batch_size,
+                source=self.reference.source,
             )
         )
         decision = decide(policy, evidence, decided_at=evidence.measured_at)
@@ -330,11 +323,8 @@ def _parity(runtime: RuntimeEvidence, decision: Decision) -> TrialParity:
 
     checks = [c for c in decision.checks if c.runtime in (runtime.runtime, None)]
     verdicts = {check.verdict for check in checks}
-    verdict: TrialVerdict = "PASS"
-    if Verdict.FAIL in verdicts:
-        verdict = "FAIL"
-    elif Verdict.ERROR in verdicts:
-        verdict = "ERROR"
+    verdict: TrialVerdict = "ERROR" if Verdict.ERROR in verdicts else "PASS"
+    verdict = "FAIL" if Verdict.FAIL in verdicts else verdict
     outputs = runtime.outputs
     logits = [o.classification for o in outputs if o.classification is not None]
     return TrialParity(

@@ -133,7 +133,12 @@ def _files(options: Mapping[str, Any]) -> Iterator[_File]:
             note += f" (add the source of {reference} to deps: it is not in this project)"
         yield _entry(Path("dvc.yaml"), "stages", _stage(options), note)
         if any(source.is_dir() for source in _sources(options)):
-            yield _dvcignore_file()
+            # Python's cache is no dependency of the stage.
+            text = _text(_IGNORE)
+            lines = (text or "").splitlines()
+            is_ignored = not {_CACHE, f"{_CACHE}/"}.isdisjoint(lines)
+            ignored = None if is_ignored else "\n".join([*lines, _CACHE, ""])
+            yield _File(_IGNORE, text, ignored, f"{_CACHE}, which is not source code")
         note = "the entry point gate: mlflow run . -e gate"
         yield _entry(Path("MLproject"), "entry_points", _entry_point(options), note)
 
@@ -141,10 +146,10 @@ def _files(options: Mapping[str, Any]) -> Iterator[_File]:
 def _entry(path: Path, section: str, lines: list[str], note: str) -> _File:
     from gate.storage.yaml_section import insert_entry
 
-    before = _text(path)
-    text = before
-    if text is None:
-        text = f"name: {json.dumps(Path.cwd().name)}\n" if path.name == "MLproject" else ""
+    before, new = _text(path), ""
+    if path.name == "MLproject":
+        new = f"name: {json.dumps(Path.cwd().name)}\n"
+    text = new if before is None else before
     return _File(path, before, insert_entry(text, (section, _STAGE), lines, path=path), note)
 
 
@@ -172,14 +177,6 @@ def _sources(options: Mapping[str, Any]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(source for source in sources if source is not None))
 
 
-def _dvcignore_file() -> _File:
-    """Return .dvcignore, in which Python's cache is excluded from the dependencies of the stage."""
-    before = _text(_IGNORE)
-    lines = (before or "").splitlines()
-    after = "\n".join([*lines, _CACHE, ""]) if {_CACHE, f"{_CACHE}/"}.isdisjoint(lines) else None
-    return _File(_IGNORE, before, after, f"{_CACHE}, which is not source code")
-
-
 def _source(factory: str) -> Path | None:
     """Return the path of a factory's code, or None if it is not in this project or is not code."""
     from gate.model.factory import source_in_project
@@ -191,9 +188,8 @@ def _source(factory: str) -> Path | None:
 
 
 def _entry_point(options: Mapping[str, Any]) -> list[str]:
-    command = (
-        shlex.join(_command_line({**options, "model": "\0"})).replace("{", "{{").replace("}", "}}")
-    )
+    command = shlex.join(_command_line({**options, "model": "\0"}))
+    command = command.replace("{", "{{").replace("}", "}}")
     return [
         f"{_STAGE}:",
         "  parameters:",
