@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-import torch
+from ruamel.yaml import YAML
 
 from gate import cli
-from gate.onnx_file.reading import read_subject
-from gate.onnx_file.release_file import ReleaseFile
 from tests.commands.running import create_runner
 from tests.multi_file import tiny
 
@@ -42,9 +41,9 @@ def test_part_options_write_and_check_a_release_file(
     code, printed = as_json(capsys, *PARTS, *CHAIN, *CHECK_OPTIONS)
     assert code == 0, printed
     assert set(printed["evidence"]["subject"]["parts"]) == {"encoder", "head"}
-    release = ReleaseFile.load(work_folder / "release.yaml")
-    assert release.chain == "tests.multi_file.tiny:run"
-    assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]
+    release = YAML(typ="safe").load(work_folder / "release.yaml")
+    assert release["chain"] == "tests.multi_file.tiny:run"
+    assert [part["file"] for part in release["parts"].values()] == ["encoder.onnx", "head.onnx"]
     before = (work_folder / "release.yaml").read_bytes()
     repeated, same = as_json(capsys, "release.yaml", *CHECK_OPTIONS)
     assert repeated == 0
@@ -92,9 +91,8 @@ def test_submodule_is_exported_as_a_part(
     assert cli.main([*requests, "--submodule", "head", "--output", "part.onnx"]) == 0
     assert "{file: part.onnx, reference: head}" in capsys.readouterr().out
     weights = tiny.build().get_submodule("head").state_dict()["weight"]
-    assert read_subject(work_folder / "part.onnx").outputs[0].shape[1] == len(
-        torch.as_tensor(weights)
-    )
+    (output,) = onnx.load(work_folder / "part.onnx").graph.output
+    assert output.type.tensor_type.shape.dim[1].dim_value == len(weights)
     assert cli.main([*requests, "--submodule", "neck", "--output", "part.onnx"]) == 2
     assert "no submodule 'neck'" in capsys.readouterr().err
 
@@ -148,5 +146,5 @@ def test_part_paths_are_relative_to_the_current_folder(
     custom = ("--inputs", "../x.npy", "--policy", "../policy.yaml")
     code, printed = as_json(capsys, *parts, *CHAIN, *REFERENCE, *custom)
     assert code == 0, printed
-    release = ReleaseFile.load(work_folder / "release.yaml")
-    assert [part.file for part in release.parts.values()] == ["encoder.onnx", "head.onnx"]
+    release = YAML(typ="safe").load(work_folder / "release.yaml")
+    assert [part["file"] for part in release["parts"].values()] == ["encoder.onnx", "head.onnx"]

@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from gate import cli
-from gate.errors import StorageError
-from gate.runtimes import browser_page
+from gate import GateError, cli
 from tests.exhaustive import exhaustive
 from tests.runtimes import acme
 
@@ -36,7 +34,7 @@ def test_runtimes_of_a_policy(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["browser-wasm", "browser-webgpu"])
 def test_runtime_is_installed_once(monkeypatch, capsys, name):
     answers = [True, False]
-    monkeypatch.setattr(browser_page, "install", lambda: answers.pop(0))
+    monkeypatch.setattr("gate.runtimes.browser_page.install", lambda: answers.pop(0))
     assert cli.main(["runtimes", "install", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["installed"] is True
     assert cli.main(["runtimes", "install", name]) == 0
@@ -54,9 +52,9 @@ def test_runtime_is_installed_once(monkeypatch, capsys, name):
 )
 def test_failed_installation_is_reported(monkeypatch, tmp_path, capsys, name, words):
     def broken():
-        raise StorageError("no registry answers")
+        raise GateError("no registry answers")
 
-    monkeypatch.setattr(browser_page, "install", broken)
+    monkeypatch.setattr("gate.runtimes.browser_page.install", broken)
     acme.install(tmp_path, {"acme": "tests.runtimes.acme:Acme"})
     monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["runtimes", "install", name]) == 2

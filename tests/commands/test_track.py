@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from gate import Decision, Policy, cli
-from gate.errors import RegistryUnavailable
-from gate.mlflow_client.runs import RunLogger, RunReference
-from gate.records.layout import RUN
+from gate import Decision, GateError, Policy, cli
 from tests.small_project import create_project
 
 
@@ -39,8 +36,8 @@ def test_rejected_file_has_a_run_named_in_the_report(work_folder: Path, capsys) 
     (run,) = _runs(work_folder, "mine")
     assert (printed["run_id"], printed["error"]) == (run.info.run_id, None)
     assert f"#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}" in printed["address"]
-    reference = RunReference.load(work_folder / "report" / RUN)
-    assert reference.run_id == run.info.run_id
+    reference = json.loads((work_folder / "report" / "run.json").read_text())
+    assert reference["run_id"] == run.info.run_id
     decision = Decision.load(work_folder / "report" / "decision.json")
     assert run.info.run_name.startswith(f"gate FAIL {decision.subject_sha256.hex[:6]} ")
     assert run.info.status == "FAILED"
@@ -93,15 +90,15 @@ def test_verdict_stands_when_tracking_fails_afterwards(
     work_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     def raise_unavailable(*_: object, **__: object) -> None:
-        raise RegistryUnavailable("the server went away")
+        raise GateError("the server went away")
 
-    monkeypatch.setattr(RunLogger, "table", raise_unavailable)
+    monkeypatch.setattr("gate.mlflow_client.runs.RunLogger.table", raise_unavailable)
     assert cli.main(_check("good.onnx", "--track", "--report", "report")) == 0
     text = capsys.readouterr().out
     assert "PASS" in text
     assert "not written; the verdict is not affected: the server went away" in text
     assert (work_folder / "report" / "decision.json").is_file()
-    assert not (work_folder / "report" / RUN).exists()
+    assert not (work_folder / "report" / "run.json").exists()
     (run,) = _runs(work_folder, "parity-gate")
     assert run.info.status == "FAILED"
 
