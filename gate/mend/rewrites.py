@@ -236,19 +236,19 @@ def _log_sigmoid_exp(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | Non
     return write.form(result, [inner.output[0], node.output[0]])
 
 
-def _one_plus(graph: Graph, node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+def _log1p_arguments(graph: Graph, node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
     """Yield the names of x and 1 + x if the node computes Log(1 + x)."""
     total = graph.node(node.input[0], "Add") if node.op_type == "Log" else None
     if total is not None:
         first, second = total.input
-        for x, one in ((first, second), (second, first)):
-            if graph.is_number(one, 1.0):
+        for x, constant in ((first, second), (second, first)):
+            if graph.is_number(constant, 1.0):
                 yield x, total.output[0]
 
 
 def _softplus(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     """Rewrite Log(1 + Exp(x)), which overflows, as Softplus(x)."""
-    for x, total in _one_plus(graph, node):
+    for x, total in _log1p_arguments(graph, node):
         if (inner := graph.node(x, "Exp")) is not None:
             write = _Writer(graph, node.output[0])
             return write.form(write.add("Softplus", inner.input[0]), [x, total, node.output[0]])
@@ -276,7 +276,7 @@ _SMALL = 0.5
 
 def _log1p(graph: Graph, node: onnx.NodeProto) -> EquivalentForm | None:
     """Rewrite Log(1 + x), which loses the digits of a small x, as 2 Atanh(x / (x + 2)) there."""
-    for x, total in _one_plus(graph, node):
+    for x, total in _log1p_arguments(graph, node):
         if graph.is_float32(node.output[0]):
             write = _Writer(graph, node.output[0])
             is_small = write.add("Less", write.add("Abs", x), write.constant(_SMALL))
