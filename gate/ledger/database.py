@@ -91,28 +91,23 @@ Less than `_TIMEOUT_S`, the time that other processes wait for the locks."""
 
 _RETRY_S = 0.02
 
-_UNREADABLE = (
-    "the database URL is not valid. Expected sqlite:///FILE or postgresql://USER@HOST/NAME."
-)
-
 _CHECK_SERVER = "Check the database server or the disk, and the permissions."
 
 
-def open_database(url: str) -> sa.Engine:
+def _open(url: sa.URL) -> sa.Engine:
     """Return an engine for sqlite:///FILE or postgresql://…, without connecting to it.
 
     Creates FILE if it does not exist. If FILE is removed later, writing fails: data written to a
     deleted file would be lost. A file that replaced it is used. FILE is closed after each use, and
     then complete without its -wal file.
 
-    Raises ServiceError for a URL or folder that can't be used, or a driver that is not installed.
+    Raises ServiceError for a folder that can't be used, or a driver that is not installed.
     """
-    parsed = parsed_url(url)
+    if url.get_backend_name() == "sqlite":
+        return _open_file(url)
     try:
-        if parsed.get_backend_name() == "sqlite":
-            return _sqlite(parsed)
         return sa.create_engine(
-            parsed.set(drivername="postgresql+psycopg"),
+            url.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,
             pool_timeout=_TIMEOUT_S,
             connect_args={
@@ -128,28 +123,14 @@ def open_database(url: str) -> sa.Engine:
                 "-c synchronous_commit=on",
             },
         )
-    except (ArgumentError, ValueError) as error:
-        raise ServiceError(_UNREADABLE) from error
     except ModuleNotFoundError as error:
         raise ServiceError(
             f"the database needs the driver {error.name}: pip install 'parity-gate[postgresql]'"
         ) from error
 
 
-def parsed_url(url: str) -> sa.URL:
-    """Parse a database URL. Raises ServiceError if it is not valid."""
-    try:
-        return sa.make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise ServiceError(_UNREADABLE) from error
-
-
-def _sqlite(url: sa.URL) -> sa.Engine:
-    if not url.database or url.database == ":memory:":
-        raise ServiceError(
-            "a database in memory would be lost when the process ends. Name a file: sqlite:///FILE"
-        )
-    path = Path(url.database).absolute()
+def _open_file(url: sa.URL) -> sa.Engine:
+    path = Path(url.database or "").absolute()
     try:
         # Private, because a user who can read the file can lock it and so block all writers.
         make_private_file(path, with_suffixes=("-wal", "-shm", "-journal"))
@@ -206,8 +187,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 SCHEMA_VERSION = 2
-"""Version of the tables below. Version 1 had no `gate_schema`, and the pending move was in
-`gate_note`."""
+"""Version of the tables below. Version 1 had no `gate_schema`."""
 
 METADATA = sa.MetaData()
 VERSIONS = sa.Table("gate_schema", METADATA, sa.Column("version", sa.Integer, primary_key=True))
@@ -260,102 +240,67 @@ for _dialect, _statements in (("sqlite", _SQLITE), ("postgresql", _POSTGRESQL)):
         sa.event.listen(LINES, "after_create", _trigger.execute_if(dialect=_dialect))
 
 
-LONGEST_LEASE_S = 60.0
-"""Maximum remaining time of a lease. A longer one was written before the clock was set back, and is
-ignored."""
-
-
-def _old_state(connection: sa.Connection) -> str | None:
-    """Return what a release with schema version 1 must finish, and how, or None."""
-    tables = sa.inspect(connection).get_table_names()
-
-    def has_row(table: sa.TableClause, *conditions: sa.ColumnElement[bool]) -> bool:
-        query = sa.select(sa.literal(1)).select_from(table).where(*conditions)
-        return connection.execute(query).first() is not None
-
-    if "gate_note" in tables:
-        notes, name = sa.table("gate_note"), sa.column("name", sa.String)
-        if has_row(notes, name.like("move %"), name.not_like("%.damaged-%")):
-            return "a promotion is unfinished: run gate reconcile MODEL with that version"
-        declared = LINES.c.line.like('%"action":"same_registry"%')
-        if has_row(notes, name == "same registry") and not has_row(LINES, declared):
-            return (
-                "the addresses of the registry are in no ledger entry: run gate reconcile MODEL "
-                "--same-registry URI with that version"
-            )
-    if "gate_lock" in tables:
-        now, until = clock(connection), sa.column("leased_until", sa.Double)
-        if has_row(sa.table("gate_lock"), until.between(now, now + LONGEST_LEASE_S)):
-            return "a promotion is running: wait until it ends"
-    return None
-
-
-def clock(connection: sa.Connection) -> Any:
-    """Return the SQL expression for the database's time, in seconds since the epoch."""
-    if connection.dialect.name == "sqlite":
-        return (sa.func.julianday("now") - 2440587.5) * 86400.0
-    return sa.func.extract("epoch", sa.func.clock_timestamp())
-
-
 class StateDatabase:
     """A SQLite file, or a PostgreSQL database for several hosts.
 
-    The first writer creates the file (`open_database`). The connections are closed when the object
+    The first writer creates the file. The connections are closed when the object
     is garbage-collected.
     """
 
     def __init__(self, location: Path | str) -> None:
         """`location`: a SQLite file or a URL. Raises ServiceError for a URL that is not valid."""
-        text, is_file = str(location), isinstance(location, Path)
-        parsed = sa.URL.create("sqlite", database=text) if is_file else parsed_url(text)
-        self._url = parsed.render_as_string(hide_password=False)
-        self.file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+        try:
+            self._url = (
+                sa.URL.create("sqlite", database=str(location))
+                if isinstance(location, Path)
+                else sa.make_url(location)
+            )
+        except (ArgumentError, ValueError) as error:
+            raise ServiceError(
+                "the database URL is not valid. Expected sqlite:///FILE or "
+                "postgresql://USER@HOST/NAME."
+            ) from error
+        is_file, database = self._url.get_backend_name() == "sqlite", self._url.database
+        if is_file and database in (None, "", ":memory:"):
+            raise ServiceError(
+                "a database in memory would be lost when the process ends. Name a file: "
+                "sqlite:///FILE"
+            )
+        self.file = Path(database or "") if is_file else None
         """The SQLite file; None for PostgreSQL."""
-        self.location = redacted(self._url) if self.file is None else str(self.file)
+        self.location = str(self.file or redacted(self._url.render_as_string(hide_password=False)))
         """The path or the URL without a password, for messages."""
         self._engine: sa.Engine | None = None
 
     def has_tables(self, connection: sa.Connection) -> bool:
         """Return whether the database contains a ledger.
 
-        Raises StateUnavailable for a newer schema.
+        Raises StateUnavailable for another version of the schema.
         """
-        return self._version(connection) > 0
+        inspector = sa.inspect(connection)
+        if not inspector.has_table(LINES.name):
+            return False
+        version = 1
+        if inspector.has_table(VERSIONS.name):
+            version = connection.execute(sa.select(sa.func.max(VERSIONS.c.version))).scalar() or 0
+        if version != SCHEMA_VERSION:
+            raise StateUnavailable(
+                f"the database {self.location} has schema version {version}, this version of gate "
+                f"supports {SCHEMA_VERSION}. Use another version of parity-gate, or a new database."
+            )
+        return True
 
     def make_tables(self, connection: sa.Connection) -> None:
         """Create missing tables, and lock the ledger for writing until the transaction ends.
 
-        Raises StateUnavailable if an older release of gate must finish its work first.
+        Raises StateUnavailable for another version of the schema.
         """
         if connection.dialect.name != "sqlite":  # SQLite has one writer.
             key = sa.func.hashtext(WRITE_LOCK)
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
-        version = self._version(connection)
-        if version == SCHEMA_VERSION:
-            return
-        if version:
-            unfinished = _old_state(connection)
-            if unfinished is not None:
-                raise StateUnavailable(
-                    f"the database {self.location} was written by an older version of gate, and "
-                    f"{unfinished}; then retry."
-                )
-            LOCKS.drop(connection, checkfirst=True)
-        METADATA.create_all(connection)
-        connection.execute(sa.insert(VERSIONS).values(version=SCHEMA_VERSION))
-
-    def _version(self, connection: sa.Connection) -> int:
-        """Return the version of the schema, or 0 if there are no tables."""
-        inspector = sa.inspect(connection)
-        if not inspector.has_table(VERSIONS.name):
-            return 1 if inspector.has_table(LINES.name) else 0
-        version = int(connection.execute(sa.select(sa.func.max(VERSIONS.c.version))).scalar() or 0)
-        if version > SCHEMA_VERSION:
-            raise StateUnavailable(
-                f"the database {self.location} has schema version {version}, this version of gate "
-                f"supports up to {SCHEMA_VERSION}. Upgrade: pip install --upgrade parity-gate"
-            )
-        return version
+        if not self.has_tables(connection):
+            METADATA.create_all(connection)
+            connection.execute(sa.insert(VERSIONS).values(version=SCHEMA_VERSION))
 
     @property
     def exists(self) -> bool:
@@ -382,7 +327,7 @@ class StateDatabase:
 
     def _opened(self) -> sa.Engine:
         if self._engine is None:
-            self._engine = open_database(self._url)
+            self._engine = _open(self._url)
             weakref.finalize(self, self._engine.dispose)
         return self._engine
 

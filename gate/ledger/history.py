@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from gate.ledger.entry import Action, LedgerEntry, plain
@@ -24,46 +24,12 @@ PASSING: tuple[Action, ...] = ("passed", "promoted")
 
 PROMOTED: tuple[Action, ...] = ("promoted",)
 
+DEPLOYMENTS: tuple[Action, ...] = ("deployed", "not_deployed", "replay_failed")
+
 STANDING: tuple[Action, ...] = (
     "passed", "promoted", "unchanged", "refused", "rejected", "rolled_back",
 )  # fmt: skip
 """Actions that state the outcome of a submitted version."""
-
-
-@dataclass(frozen=True)
-class Index:
-    """An index of the ledger entries about one model in one registry."""
-
-    by_version: dict[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
-    """By version: the entries that name it, as `version` or `previous_version`."""
-    standing: dict[str, LedgerEntry] = field(default_factory=dict)
-    """The last entry that states the outcome of each version, in the order of submission."""
-    tried: LedgerEntry | None = None
-    """The last deployment, successful or not."""
-    deployed: LedgerEntry | None = None
-    rightful: str | None = None
-    """The version that would serve if `champion` had not been moved by hand."""
-
-    def followed_by(self, entries: Iterable[LedgerEntry]) -> Index:
-        """Return the index extended by the entries that were added since."""
-        by_version, standing = dict(self.by_version), dict(self.standing)
-        tried, deployed, rightful = self.tried, self.deployed, self.rightful
-        added: dict[str, list[LedgerEntry]] = {}
-        for entry in entries:
-            for version in {entry.version, entry.previous_version} - {None}:
-                added.setdefault(str(version), []).append(entry)
-            if entry.version and entry.action in STANDING:
-                standing[entry.version] = entry
-            if entry.action in ("deployed", "not_deployed", "replay_failed"):
-                tried = entry
-            if entry.action == "deployed":
-                deployed = entry
-            moved_by_hand = entry.action == "reverted" and entry.previous_version != rightful
-            if entry.action in SERVING and not moved_by_hand:
-                rightful = entry.version
-        for version, new in added.items():
-            by_version[version] = (*by_version.get(version, ()), *new)
-        return Index(by_version, standing, tried, deployed, rightful)
 
 
 def entries_since(
@@ -94,15 +60,9 @@ class ModelHistory:
 
     entries: tuple[LedgerEntry, ...] = ()
 
-    def followed_by(self, entries: Sequence[LedgerEntry]) -> ModelHistory:
-        """Return the history extended by the entries that were added since."""
-        longer = ModelHistory((*self.entries, *entries))
-        vars(longer)["_index"] = self._index.followed_by(entries)
-        return longer
-
-    def naming(self, version: str) -> tuple[LedgerEntry, ...]:
+    def naming(self, version: str) -> Sequence[LedgerEntry]:
         """Return the entries with this `version` or `previous_version`, oldest first."""
-        return self._index.by_version.get(version, ())
+        return self._by_version.get(version, ())
 
     def approving_entry(self, version: str) -> LedgerEntry | None:
         """Return the last entry, with digests, that implies that the gate passed a version."""
@@ -115,7 +75,7 @@ class ModelHistory:
 
     def standing(self, version: str) -> LedgerEntry | None:
         """Return the last entry that states the outcome of a version, or None."""
-        return self._index.standing.get(version)
+        return self._standing.get(version)
 
     def since_passed(self, version: str) -> tuple[Action, ...]:
         """Return the actions on a version since it last passed.
@@ -177,7 +137,8 @@ class ModelHistory:
         assert approving_entry.version is not None
         naming = self.naming(approving_entry.version)
         since = {id(entry) for entry in entries_since(naming, approving_entry.version, PROMOTED)}
-        lasts = (self._index.tried, self._index.deployed)
+        tried = [entry for entry in self.entries if entry.action in DEPLOYMENTS]
+        lasts = (last_of(tried), last_of(e for e in tried if e.action == "deployed"))
         recent = (entry for entry in lasts if entry and id(entry) in since)
         return next((entry for entry in recent if _is_same_version(entry, approving_entry)), None)
 
@@ -235,7 +196,12 @@ class ModelHistory:
 
         While the guard can't verify that version, another one may serve.
         """
-        return self._index.rightful
+        champion = None
+        for entry in self.entries:
+            moved_by_hand = entry.action == "reverted" and entry.previous_version != champion
+            if entry.action in SERVING and not moved_by_hand:
+                champion = entry.version
+        return champion
 
     @property
     def last_move(self) -> LedgerEntry | None:
@@ -253,22 +219,31 @@ class ModelHistory:
     @property
     def waiting(self) -> tuple[LedgerEntry, ...]:
         """Return the entries of the versions that passed and wait for review, oldest first."""
-        return tuple(entry for entry in self._index.standing.values() if entry.action == "passed")
+        return tuple(entry for entry in self._standing.values() if entry.action == "passed")
 
     def _entries_of(self, version: str) -> Iterator[LedgerEntry]:
         return (entry for entry in self.naming(version) if entry.version == version)
 
     @cached_property
-    def _index(self) -> Index:
-        return Index().followed_by(self.entries)
+    def _by_version(self) -> dict[str | None, list[LedgerEntry]]:
+        """The entries that name each version, as `version` or `previous_version`."""
+        by_version: dict[str | None, list[LedgerEntry]] = {}
+        for entry in self.entries:
+            for version in {entry.version, entry.previous_version}:
+                by_version.setdefault(version, []).append(entry)
+        return by_version
+
+    @cached_property
+    def _standing(self) -> dict[str | None, LedgerEntry]:
+        """The last entry that states the outcome of each version, in the order of submission."""
+        return {e.version: e for e in self.entries if e.version and e.action in STANDING}
 
 
 class HistoryCache:
-    """The histories of models in one ledger, extended by new entries on each call."""
+    """The last history of each model, for callers that read an unchanged ledger repeatedly."""
 
     def __init__(self) -> None:
-        self._cached: dict[object, tuple[int, LedgerEntry | None, ModelHistory]] = {}
-        """The number of entries that were read, the last of them, and the history."""
+        self._cached: dict[object, tuple[Sequence[LedgerEntry], ModelHistory]] = {}
 
     def history(
         self, entries: Sequence[LedgerEntry], model: str, *, registries: frozenset[str]
@@ -277,19 +252,13 @@ class HistoryCache:
 
         `registries`: names as `gate.ledger.entry.plain` writes them.
         """
-        number, last, history = self._cached.get((model, registries), (0, None, ModelHistory()))
-        # Another object at this index means that the ledger was read again from the start.
-        if number > len(entries) or (number and entries[number - 1] is not last):
-            number, history = 0, ModelHistory()
-        fresh = [
-            entry
-            for entry in entries[number:]
-            if entry.model == model and plain(entry.registry) in registries
-        ]
-        if fresh:
-            history = history.followed_by(fresh)
-        if entries:
-            self._cached[model, registries] = (len(entries), entries[-1], history)
+        cached = self._cached.get((model, registries))
+        if cached is not None and cached[0] is entries:
+            return cached[1]
+        history = ModelHistory(
+            tuple(e for e in entries if e.model == model and plain(e.registry) in registries)
+        )
+        self._cached[model, registries] = entries, history
         return history
 
 

@@ -228,8 +228,7 @@ class Ledger:
         """Number of entries and digest of the head that was stored last, or None."""
         self._verified: tuple[Row, Trust] | None = None
         """The last row whose signature was verified, with the trust that was used."""
-        self._entries: tuple[LedgerEntry, ...] | None = None
-        """None until `entries` is called: an object that only verifies does not keep them."""
+        self._entries: tuple[LedgerEntry, ...] = ()
         self._chain = HashChain(self.location)
 
     @property
@@ -244,8 +243,6 @@ class Ledger:
         trusted writer signed the last entry; PastChanged if the ledger does not contain the stored
         head; StateUnavailable and StorageError if the ledger or the stored head can't be read.
         """
-        if self._entries is None:
-            self._entries, self._chain = (), HashChain(self.location)
         self._read()
         if (self._chain.lines, self._chain.head) != self._stored:
             self._compare()
@@ -319,7 +316,7 @@ class Ledger:
 
     def _read(self, rows: Rows | None = None) -> None:
         is_complete, entries = self._chain.read(rows or self.rows)
-        if self._entries is not None and (is_complete or entries):
+        if is_complete or entries:
             self._entries = tuple(entries) if is_complete else (*self._entries, *entries)
         self._verify_last_entry()
 

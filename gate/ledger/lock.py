@@ -16,8 +16,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from gate.errors import EvidenceError, PromotionConflict, StateUnavailable
-from gate.ledger.database import LOCKS, LONGEST_LEASE_S, StateDatabase
-from gate.ledger.database import clock as _clock
+from gate.ledger.database import LOCKS, StateDatabase
 from gate.ledger.entry import now
 from gate.storage.record import Record
 
@@ -91,6 +90,10 @@ def _stat(pid: int) -> list[str] | None:
 
 LEASE_S = 15.0
 """Duration of a lease. Another process can take a lock that was not renewed for longer."""
+
+_LONGEST_LEASE_S = 60.0
+"""Maximum remaining time of a lease. A longer one was written before the clock was set back, and is
+ignored."""
 
 _POLL_S = 0.05
 """Interval between two attempts while the lock is held."""
@@ -205,10 +208,17 @@ class FencingToken:
         return LOCKS.c.name == NAME, LOCKS.c.token == self._token
 
 
+def _clock(connection: sa.Connection) -> Any:
+    """Return the SQL expression for the database's time, in seconds since the epoch."""
+    if connection.dialect.name == "sqlite":
+        return (sa.func.julianday("now") - 2440587.5) * 86400.0
+    return sa.func.extract("epoch", sa.func.clock_timestamp())
+
+
 def _holder(connection: sa.Connection) -> LockOwner | None:
     """Return the owner of the lock, unless its lease has expired or its process has ended."""
     time_now = _clock(connection)
-    lease = LOCKS.c.leased_until.between(time_now, time_now + LONGEST_LEASE_S)
+    lease = LOCKS.c.leased_until.between(time_now, time_now + _LONGEST_LEASE_S)
     text = connection.execute(sa.select(LOCKS.c.holder).where(LOCKS.c.name == NAME, lease)).scalar()
     holder = None if text is None else LockOwner.from_text(text)
     return None if holder is None or holder.is_dead() else holder

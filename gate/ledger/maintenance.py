@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Self
-from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
-from gate.errors import EvidenceError, PastChanged, Untrusted
+from gate.errors import EvidenceError, GateError, PastChanged, Untrusted
 from gate.ledger.entry import Action, LedgerEntry, plain
 from gate.ledger.ledger import (
     UNTRUSTED_ENTRY,
@@ -29,13 +29,11 @@ from gate.storage.digest import Digest
 from gate.storage.record import Sha256
 from gate.storage.workspace import in_workspace, split_identity
 
+
 # A server and its database, or the old and the new name of a server, are the same registry with two
 # identities. The operator declares that once (`gate serve --same-registry`). The ledger stores it,
 # so that promotions, rollbacks and the service agree. A declaration can't be removed: the rollbacks
 # under the other address would then be ignored.
-_Group = frozenset[str]
-
-
 def registry_identities(ledger: Ledger, identity: str) -> frozenset[str]:
     """Return all identities of this registry, as `plain` writes them. Raises the exceptions of
     `Ledger.entries`."""
@@ -62,25 +60,15 @@ def declare_addresses(ledger: Ledger, identity: str, aliases: Iterable[str]) -> 
         )
 
 
-_GROUPS: WeakKeyDictionary[Ledger, tuple[tuple[LedgerEntry, ...], list[_Group]]] = (
-    WeakKeyDictionary()
-)
-"""By ledger: the entries that were read, and the groups in them."""
-
-
-def _declared(ledger: Ledger) -> list[_Group]:
+def _declared(ledger: Ledger) -> list[frozenset[str]]:
     """Return the groups of addresses that entries declare to be the same registry. Groups with a
     common address are joined."""
-    entries = ledger.entries()
-    before, groups = _GROUPS.get(ledger, ((), []))
-    if entries is not before:
-        groups = []
-        for entry in entries:
-            if entry.action == "same_registry":
-                group = frozenset(entry.addresses)
-                joined = [each for each in groups if each & group]
-                groups = [each for each in groups if not each & group] + [group.union(*joined)]
-        _GROUPS[ledger] = entries, groups
+    groups: list[frozenset[str]] = []
+    for entry in ledger.entries():
+        if entry.action == "same_registry":
+            group = frozenset(entry.addresses)
+            joined = [each for each in groups if each & group]
+            groups = [each for each in groups if not each & group] + [group.union(*joined)]
     return groups
 
 
@@ -149,37 +137,23 @@ def accept_rewrite(ledger: Ledger, stored: StoredHead, *, reason: str) -> tuple[
     check_writer(ledger.key, ledger.trust, location=ledger.location)
     unverified = Ledger(ledger.state, key=ledger.key)
     with promotion_lock(unverified, timeout_s=LOCK_TIMEOUT_S):
-        problems = tuple(filter(None, (_audit_problem(ledger), _head_problem(unverified, stored))))
+        checks: tuple[tuple[Callable[[], object], type[GateError]], ...] = (
+            (partial(audit_ledger, ledger), Untrusted),
+            (Ledger(ledger.state, stored_head=stored).verify, EvidenceError),
+        )
+        problems = []
+        for check, error_type in checks:
+            try:
+                check()
+            except error_type as error:
+                problems.append(str(error))
         if not problems:
             return ()
         count = len(unverified.entries())
         why = f"{reason} (the ledger ended at line {count}; {'; '.join(problems)})"
         unverified.append(LedgerEntry(action="ledger_accepted", registry="", model="", reason=why))
         stored.replace(unverified.head())
-    return problems
-
-
-def _audit_problem(ledger: Ledger) -> str | None:
-    """Return why an entry is not trusted, or None."""
-    try:
-        audit_ledger(ledger)
-    except Untrusted as error:
-        return str(error)
-    return None
-
-
-def _head_problem(ledger: Ledger, stored: StoredHead) -> str | None:
-    try:
-        head = stored.head()
-    except EvidenceError as error:
-        return str(error)
-    ledger.entries()  # Read after the head: a running service may append entries.
-    if head is None or ledger.digest(head.lines) == head.sha256:
-        return None
-    return (
-        f"on {head.at} {stored.location} recorded {head.lines} entries, the last with digest "
-        f"{head.sha256}"
-    )
+    return tuple(problems)
 
 
 # Invariant: if the ledger contains the checkpoint's last entry with the same digest, then no entry

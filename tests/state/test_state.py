@@ -71,11 +71,9 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("umask")
 def test_created_files_are_private(tmp_path: Path) -> None:
     folder = tmp_path / ".gate"
-    engine = database_module.open_database(f"sqlite:///{folder}/state.db")
-    with engine.connect() as connection:  # keeps SQLite's additional files open
+    with StateDatabase(folder / "state.db").writing() as connection:  # keeps all files open
         connection.exec_driver_sql("CREATE TABLE t (n INTEGER)")
         created = {path.name: mode(path) for path in folder.iterdir() if path.name != ".gitignore"}
-    engine.dispose()
     assert created == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm"), 0o600)
     assert mode(folder) == 0o700
     write(StateDatabase(tmp_path / "some" / "where" / "state.db"))
