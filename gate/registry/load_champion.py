@@ -32,13 +32,15 @@ from gate.registry.verify_release import (
     version_to_compare,
 )
 from gate.registry.version_files import (
-    Download,
     ExpectedDigests,
     SignedExpectation,
+    download_version,
     load_decision,
     load_evidence,
     load_records,
     load_trend,
+    make_download_folder,
+    version_label,
 )
 from gate.signing.trust import Trust
 from gate.storage.files import temporary_folder
@@ -116,37 +118,6 @@ def _accuracies(runtime: RuntimeEvidence) -> dict[str, float]:
     }
 
 
-def download_signed(
-    model: RegisteredModel, number: str, *, trust: Trust, into: Path
-) -> tuple[Path, LedgerEntry] | str:
-    """Download a version below `into`; return its path and an entry of its signed digests.
-
-    A trusted measurer must have signed all of its bytes, its evidence and its verdict for this
-    model in this registry; otherwise return what is missing. The age of the statements is not
-    checked, because a version may serve for long. Raises the RegistryErrors, StorageError.
-    """
-    passed = model.entry("passed", "its own statements", version=number)
-    signed_entry = partial(claimed_entry, model=model, entry=passed, trust=trust)
-    expected = SignedExpectation(lambda path: ExpectedDigests.from_entry(signed_entry(path)))
-    download = Download.into(into, model.registry, of=(model.name, number, expected))
-    try:
-        path = download.download_verified()
-        entry = signed_entry(path)
-        records = load_records(path, evidence=entry.evidence_sha256)
-        assert records.statements is not None  # signed_entry has read them
-        verify_statements(
-            # The twin is left out, because the comparison does not use it.
-            release_from_version(records, name=model.name, twin=None),
-            files=companion_digests(entry),
-            trust=trust,
-            registries=model.identities(),
-            now=records.statements.decided_at,
-        )
-    except (DigestMismatch, EvidenceError, Untrusted) as error:
-        return f"no trusted key{trust.by} signed it: {error}"
-    return path, entry
-
-
 # These functions only read: wrong bytes in a download are a transient error and flag no version.
 _NO_EVIDENCE = "the ledger has no digest of its evidence"
 
@@ -162,12 +133,11 @@ def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = N
     if isinstance(entry, Champion):
         if entry.state != "unvouched" or trust is None or entry.version is None:
             return entry
-        signed = download_signed(model, entry.version, trust=trust, into=into)
-        if isinstance(signed, str):
-            return Champion(
-                state="unvouched", version=entry.version, absent=f"{entry.absent}; and {signed}"
-            )
-        return _read(*signed)
+        try:
+            return _read(*_download_signed(model, entry.version, trust=trust, into=into))
+        except (DigestMismatch, EvidenceError, Untrusted) as error:
+            reason = f"{entry.absent}; and no trusted key{trust.by} signed it: {error}"
+            return replace(entry, absent=reason)
     assert entry.version is not None
     assert entry.sha256 is not None
     expected = ExpectedDigests(
@@ -175,11 +145,41 @@ def load_champion(model: RegisteredModel, *, into: Path, trust: Trust | None = N
         evidence=entry.evidence_sha256,
         extent=entry.extent or MAX_EXTENT,
     )
-    download = Download.into(into, model.registry, of=(model.name, entry.version, expected))
+    folder = make_download_folder(into)
     try:
-        return _read(download.download_verified(), entry)
+        path = download_version(model.registry, model.name, entry.version, expected, folder=folder)
+        return _read(path, entry)
     except DigestMismatch as error:
-        raise _unconfirmed(download.label, error) from error
+        raise _unconfirmed(version_label(model.name, entry.version), error) from error
+
+
+def _download_signed(
+    model: RegisteredModel, number: str, *, trust: Trust, into: Path
+) -> tuple[Path, LedgerEntry]:
+    """Download a version below `into`; return its path and an entry of its signed digests.
+
+    A trusted measurer must have signed all of its bytes, its evidence and its verdict for this
+    model in this registry. The age of the statements is not checked, because a version may serve
+    for long. Raises DigestMismatch, EvidenceError and Untrusted if anything is not signed; the
+    RegistryErrors, StorageError.
+    """
+    passed = model.entry("passed", "its own statements", version=number)
+    signed_entry = partial(claimed_entry, model=model, entry=passed, trust=trust)
+    expected = SignedExpectation(lambda path: ExpectedDigests.from_entry(signed_entry(path)))
+    folder = make_download_folder(into)
+    path = download_version(model.registry, model.name, number, expected, folder=folder)
+    entry = signed_entry(path)
+    records = load_records(path, evidence=entry.evidence_sha256)
+    assert records.statements is not None  # signed_entry has read them
+    verify_statements(
+        # The twin is left out, because the comparison does not use it.
+        release_from_version(records, name=model.name, twin=None),
+        files=companion_digests(entry),
+        trust=trust,
+        registries=model.identities(),
+        now=records.statements.decided_at,
+    )
+    return path, entry
 
 
 def champion_recorded(model: RegisteredModel) -> Champion:

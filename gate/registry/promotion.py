@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from gate.errors import (
     ArtifactMissing,
@@ -30,11 +30,11 @@ from gate.registry.alias import model_lock, move_alias
 from gate.registry.create_version import create_version
 from gate.registry.eligibility import check_bytes_allowed, veto
 from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS, Registry, Tag, Version
-from gate.registry.registered_model import MismatchMemory, RegisteredModel
+from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import PromotionResult, Release
 from gate.registry.reviews import ReviewSettings
 from gate.registry.verify_release import VerifiedRelease, outdated
-from gate.registry.version_files import Download, ExpectedDigests, load_statements
+from gate.registry.version_files import ExpectedDigests, load_statements
 from gate.registry.version_page import (
     HANDED_IN,
     WAITS_FOR_SERVICE,
@@ -46,6 +46,8 @@ from gate.registry.version_page import (
 from gate.signing.statement import SignedStatement
 from gate.storage.files import temporary_folder
 from gate.storage.workspace import key_in
+
+T = TypeVar("T")
 
 
 # A submission needs neither the ledger nor the right to move `champion`, so that measuring and
@@ -77,15 +79,19 @@ def submit(model: RegisteredModel, verified: VerifiedRelease) -> PromotionResult
     if "DVC_EXP_NAME" in os.environ:
         reason = "a DVC experiment only decides and reports; to submit it, run `make repro`"
         return PromotionResult("dry_run", None, None, reason)
-    return _Submission(model.registry, verified).run()
+    return _Submission(model, verified).run()
 
 
 @dataclass(frozen=True)
 class _Submission:
     """The submission of one release."""
 
-    registry: Registry
+    model: RegisteredModel
     verified: VerifiedRelease
+
+    @property
+    def registry(self) -> Registry:
+        return self.model.registry
 
     @property
     def release(self) -> Release:
@@ -134,40 +140,35 @@ class _Submission:
         for version in self.registry.find(release.model_name, release.decision.subject_sha256):
             if not expected_tags <= version.tags.items() or Tag.REFUSED in version.tags:
                 continue
-            try:
-                with temporary_folder() as folder:
-                    path = self._download(version, into=folder).download_verified()
-                    if self._has_same_statements(path):
-                        return version
-            except (DigestMismatch, ArtifactMissing):  # it may stay broken: create a new version
-                continue
+            # A version that can't be verified may stay broken, so a new one is created instead.
+            with contextlib.suppress(DigestMismatch, ArtifactMissing, MismatchUnconfirmed):
+                if self._read(version, self._has_same_statements):
+                    return version
         return None
 
     def _verify_upload(self, number: str) -> None:
         """Download a new version and verify it; retry once on a mismatch."""
-        name = self.release.model_name
-        version = self.registry.version(name, number)
-        for last in (False, True):
-            with temporary_folder() as folder:
-                try:
-                    path = self._download(version, into=folder).download_verified()
-                    if not self._has_same_statements(path):
-                        raise DigestMismatch("Its statements differ from the uploaded ones.")
-                except DigestMismatch as error:
-                    if last or not MismatchMemory().waits():
-                        raise MismatchUnconfirmed(
-                            f"version {number} of {name} was created, but its download differs "
-                            f"from the upload: {error} '{CANDIDATE}' was not moved. Check the "
-                            "artifact store, then retry."
-                        ) from error
-                else:
-                    return
 
-    def _download(self, version: Version, *, into: Path) -> Download:
-        release = self.release
-        expected = ExpectedDigests.from_release(release, golden=version.tags.get(Tag.GOLDEN))
-        of = (release.model_name, version.number, expected)
-        return Download.into(into, self.registry, of=of)
+        def verify_statements(path: Path) -> None:
+            if not self._has_same_statements(path):
+                raise DigestMismatch("Its statements differ from the uploaded ones.")
+
+        name = self.release.model_name
+        try:
+            self._read(self.registry.version(name, number), verify_statements)
+        except (DigestMismatch, MismatchUnconfirmed) as error:
+            raise MismatchUnconfirmed(
+                f"version {number} of {name} was created, but its download differs from the "
+                f"upload: {error} '{CANDIDATE}' was not moved. Check the artifact store, then "
+                "retry."
+            ) from error
+
+    def _read(self, version: Version, use: Callable[[Path], T]) -> T:
+        """Download a version, verify the digests of its files, and return `use(path)`."""
+        golden = version.tags.get(Tag.GOLDEN)
+        expected = ExpectedDigests.from_release(self.release, golden=golden)
+        with temporary_folder() as folder:
+            return self.model.read(version.number, expected, use, into=folder)
 
     def _has_same_statements(self, path: Path) -> bool:
         """Return whether the statements next to a file equal the release's, with the same

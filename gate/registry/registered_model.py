@@ -27,7 +27,14 @@ from gate.ledger.maintenance import registry_identities
 from gate.registry.interface import Alias, Registry, Version
 from gate.registry.release import Release
 from gate.registry.reviews import ReviewSettings
-from gate.registry.version_files import Download, Expected, ExpectedDigests, received_digest
+from gate.registry.version_files import (
+    Expected,
+    ExpectedDigests,
+    download_version,
+    make_download_folder,
+    received_digest,
+    version_label,
+)
 from gate.sandbox.limits import SandboxLimits
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
@@ -222,27 +229,29 @@ class RegisteredModel:
         """
         key, mismatches = (self.key, number, expected), self.reading.mismatches
         for first in (True, False):
-            download = Download.into(into, self.registry, of=(self.name, number, expected))
+            folder = make_download_folder(into)
             try:
-                result = use(download.download_verified())
+                result = use(
+                    download_version(self.registry, self.name, number, expected, folder=folder)
+                )
             except (DigestMismatch, EvidenceError, LimitExceeded, OnnxFileError) as error:
-                if mismatches.confirms(key, received_digest(download)):
-                    self._check_store(download, error)
+                if mismatches.confirms(key, received_digest(folder)):
+                    self._check_store(number, error)
                     mismatches.forget(key)  # the next mismatch needs two downloads again
                     raise
                 if not (first and mismatches.waits()):
                     raise MismatchUnconfirmed(
-                        f"{download.label} has wrong bytes in one download. It is not flagged "
-                        f"until a second download confirms that. {error} Retry later. If the error "
-                        "persists, check the artifact store."
+                        f"{version_label(self.name, number)} has wrong bytes in one download. It "
+                        f"is not flagged until a second download confirms that. {error} Retry "
+                        "later. If the error persists, check the artifact store."
                     ) from error
             else:
                 mismatches.forget(key)
                 return result
-            shutil.rmtree(download.folder)
+            shutil.rmtree(folder)
         raise AssertionError("unreachable: the second iteration returns or raises")
 
-    def _check_store(self, download: Download, mismatch: GateError) -> None:
+    def _check_store(self, mismatched: str, mismatch: GateError) -> None:
         """Download another version and all versions with an unconfirmed mismatch.
 
         Raises MismatchUnconfirmed if one of them has wrong bytes too, which indicates a failure of
@@ -251,21 +260,21 @@ class RegisteredModel:
         is_sound = False
         for number in sorted(history.sound, key=lambda version: version not in unconfirmed):
             entry = history.approving_entry(number)
-            if number == download.number or entry is None:
+            if number == mismatched or entry is None:
                 continue
             if is_sound and number not in unconfirmed:
                 return
             with temporary_folder() as folder:
-                of = (self.name, number, ExpectedDigests.needed(entry))
+                expected = ExpectedDigests.needed(entry)
                 try:
-                    Download.into(folder, self.registry, of=of).download_verified()
+                    download_version(self.registry, self.name, number, expected, folder=folder)
                 except (ArtifactMissing, ResourceGone):
                     continue
                 except DigestMismatch as error:
                     raise MismatchUnconfirmed(
-                        f"{download.label} and version {number} have wrong bytes. The artifact "
-                        f"store is considered unavailable, and no version is flagged. {mismatch} "
-                        "Check the artifact store, then retry."
+                        f"{version_label(self.name, mismatched)} and version {number} have wrong "
+                        "bytes. The artifact store is considered unavailable, and no version is "
+                        f"flagged. {mismatch} Check the artifact store, then retry."
                     ) from error
             is_sound = True
 

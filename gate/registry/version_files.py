@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -245,73 +246,55 @@ class SignedExpectation:
 Expected = ExpectedDigests | SignedExpectation
 
 
-@dataclass
-class Download:
-    """The download of one version into a new folder."""
-
-    registry: Registry
-    name: str
-    number: str
-    expected: Expected
-    folder: Path
-    is_too_large: bool = field(default=False, init=False)
-
-    @classmethod
-    def into(cls, parent: Path, registry: Registry, *, of: tuple[str, str, Expected]) -> Download:
-        """Create the folder of a download. of: model name, version number, expected digests.
-
-        Raises StorageError."""
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="version-", dir=parent))
-        except OSError as error:
-            raise StorageError(
-                f"cannot create a folder in {parent}: {error.strerror or error}. Free disk space "
-                "or fix the permissions."
-            ) from error
-        return cls(registry, *of, folder)
-
-    @property
-    def label(self) -> str:
-        """Return the name of the version for messages."""
-        return f"version {self.number} of {self.name} in the registry"
-
-    def download_verified(self) -> Path:
-        """Download the version, verify all its files, and return the path of its ONNX file.
-
-        Raises DigestMismatch for every fault of the download; EvidenceError if no trusted statement
-        defines the expected digests; the RegistryErrors, StorageError.
-        """
-        extent = (
-            MAX_EXTENT if isinstance(self.expected, SignedExpectation) else self.expected.extent
-        )
-        try:
-            with limit_folder_size(self.folder, extent.most_bytes):
-                path = self.registry.download(self.name, self.number, self.folder, extent=extent)
-        except TooLarge as error:
-            self.is_too_large = True
-            raise DigestMismatch(
-                f"{self.label}: {error}. The files were replaced. Promote the file again."
-            ) from error
-        if isinstance(self.expected, SignedExpectation):
-            self.expected = self.expected.read(path)
-        verify_version(path, self.expected, label=self.label)
-        return path
+def version_label(name: str, number: str) -> str:
+    """Return the name of a version for messages."""
+    return f"version {number} of {name} in the registry"
 
 
-_TOO_LARGE = Digest.from_bytes(b"more than is allowed")
-"""Stands for every download that was aborted because it is too large."""
+def make_download_folder(parent: Path) -> Path:
+    """Create a new folder for a download. Raises StorageError."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="version-", dir=parent))
+    except OSError as error:
+        raise StorageError(
+            f"cannot create a folder in {parent}: {error.strerror or error}. Free disk space "
+            "or fix the permissions."
+        ) from error
 
 
-def received_digest(download: Download) -> Digest:
+def download_version(
+    registry: Registry, name: str, number: str, expected: Expected, *, folder: Path
+) -> Path:
+    """Download a version into an empty folder, verify its files, and return the ONNX file's path.
+
+    The folder is emptied if the version is too large. Raises DigestMismatch for every fault of the
+    download; EvidenceError if no trusted statement defines the expected digests; the
+    RegistryErrors, StorageError.
+    """
+    label = version_label(name, number)
+    extent = MAX_EXTENT if isinstance(expected, SignedExpectation) else expected.extent
+    try:
+        with limit_folder_size(folder, extent.most_bytes):
+            path = registry.download(name, number, folder, extent=extent)
+    except TooLarge as error:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        raise DigestMismatch(
+            f"{label}: {error}. The files were replaced. Promote the file again."
+        ) from error
+    if isinstance(expected, SignedExpectation):
+        expected = expected.read(path)
+    verify_version(path, expected, label=label)
+    return path
+
+
+def received_digest(folder: Path) -> Digest:
     """Return the digest of names and contents of all files of a download.
 
     Raises StorageError if a file can't be read."""
-    if download.is_too_large:
-        return _TOO_LARGE
     total = hashlib.sha256()
-    for path in sorted(download.folder.rglob("*"), key=os.fsencode):
+    for path in sorted(folder.rglob("*"), key=os.fsencode):
         is_regular = path.is_file() and not path.is_symlink()
         content = Digest.from_file(path).hex if is_regular else "none"
-        name = os.fsencode(path.relative_to(download.folder))
-        total.update(name + b"\0" + content.encode() + b"\0")
+        total.update(os.fsencode(path.relative_to(folder)) + b"\0" + content.encode() + b"\0")
     return Digest(total.hexdigest())

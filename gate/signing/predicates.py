@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -185,17 +185,6 @@ class MeasurementPredicate(Predicate):
                 for each in evidence.runtimes
             ),
         )
-
-    def with_fields_of(self, signed: Self) -> Self:
-        """Return a copy without the runtime identities that `signed` lacks: older versions did not
-        write them. The digest of the evidence covers them."""
-        if len(self.runtimes) != len(signed.runtimes):
-            return self
-        runtimes = tuple(
-            computed.model_copy(update={"identity": None} if recorded.identity is None else {})
-            for computed, recorded in zip(self.runtimes, signed.runtimes, strict=True)
-        )
-        return self.model_copy(update={"runtimes": runtimes})
 
 
 _TIMEOUT_S = 10.0

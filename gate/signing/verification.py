@@ -118,7 +118,7 @@ def verify_measurement(
     """Verify that trusted keys signed exactly this evidence, and return them. Raises Untrusted."""
     label = _EVIDENCE
     stated = MeasurementPredicate.from_statement(signed, label=label)
-    actual = MeasurementPredicate.from_evidence(evidence, code=stated.code).with_fields_of(stated)
+    actual = MeasurementPredicate.from_evidence(evidence, code=stated.code)
     if stated.to_plain() != actual.to_plain():  # As JSON values: NaN does not equal itself.
         raise Untrusted(
             f"{label} is about evidence {stated.evidence.sha256}, on {stated.model}; this is "

@@ -8,17 +8,12 @@ import pytest
 
 from gate import Digest
 from gate.registry.registered_model import MismatchMemory
-from gate.registry.version_files import Download, ExpectedDigests, received_digest
-from tests.registry.simulator import Simulator
+from gate.registry.version_files import ExpectedDigests, received_digest
 
 DIGEST, OTHER_DIGEST = Digest.from_bytes(b"one"), Digest.from_bytes(b"other")
 EXPECTED_DIGEST = "right"
 EXPECTED = ExpectedDigests(sha256=DIGEST)
 VERSION_1 = ("digits", "1", EXPECTED)
-
-
-def digest_of_folder(folder: Path) -> Digest:
-    return received_digest(Download(Simulator(), "digits", "1", EXPECTED, folder))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +60,7 @@ def test_digest_covers_all_downloaded_files(tmp_path: Path):
             path = tmp_path / name / location / "file"
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
-        return digest_of_folder(tmp_path / name)
+        return received_digest(tmp_path / name)
 
     first = write_folder("1", a=b"x", b=b"y")
     assert write_folder("2", b=b"y", a=b"x") == first
@@ -75,5 +70,5 @@ def test_digest_covers_all_downloaded_files(tmp_path: Path):
         write_folder("5", a=b"x", c=b"y"),
     ]
     (tmp_path / "1" / "link").symlink_to("/dev/zero")
-    different.append(digest_of_folder(tmp_path / "1"))
+    different.append(received_digest(tmp_path / "1"))
     assert len({first, *different}) == 5
