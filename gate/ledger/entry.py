@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import getpass
-import hashlib
 import os
 import socket
 import time
@@ -48,8 +47,6 @@ def plain(address: str) -> str:
 _REHASH_S = 600.0
 """Seconds after which all entries are hashed again."""
 
-_WIDTH = 32
-
 
 class Row(NamedTuple):
     """A stored entry."""
@@ -71,13 +68,13 @@ class HashChain:
         """Name of the ledger in messages."""
         self.last: Row | None = None
         """The last row that was read."""
-        self._digests = bytearray()
+        self._digests: list[Digest] = []
         self._hashed_at = -_REHASH_S
 
     @property
     def lines(self) -> int:
         """Return the number of entries that were read."""
-        return len(self._digests) // _WIDTH
+        return len(self._digests)
 
     @property
     def head(self) -> Digest | None:
@@ -86,9 +83,7 @@ class HashChain:
 
     def digest(self, number: int) -> Digest | None:
         """Return the digest of the entry with this number, or None if it was not read."""
-        if not 1 <= number <= self.lines:
-            return None
-        return Digest(bytes(self._digests[(number - 1) * _WIDTH : number * _WIDTH]).hex())
+        return self._digests[number - 1] if 1 <= number <= self.lines else None
 
     def read(self, rows: Rows) -> tuple[bool, list[LedgerEntry]]:
         """Read the entries added since the last call.
@@ -105,7 +100,7 @@ class HashChain:
                 return False, self._append(recent[1:])
         all_rows = rows(1)
         if not self._extends_chain(all_rows):
-            self.last, self._digests = None, bytearray()
+            self.last, self._digests = None, []
         is_complete = self.lines == 0
         entries = self._append(all_rows[self.lines :])
         self._hashed_at = time.monotonic()
@@ -117,10 +112,10 @@ class HashChain:
             return False
         first = rows[: self.lines]
         self.last = first[-1]
-        return b"".join(hashlib.sha256(row.line).digest() for row in first) == self._digests
+        return [Digest.from_bytes(row.line) for row in first] == self._digests
 
     def _append(self, rows: Sequence[Row]) -> list[LedgerEntry]:
-        entries, digests, parent = [], bytearray(), self.head
+        entries, digests, parent = [], list[Digest](), self.head
         for number, row in enumerate(rows, start=self.lines + 1):
             where = f"{self.location}:{number}"
             if row.number != number:
@@ -137,7 +132,7 @@ class HashChain:
                 )
             entries.append(entry)
             parent = Digest.from_bytes(row.line)
-            digests += bytes.fromhex(parent.hex)
+            digests.append(parent)
         self._digests += digests
         self.last = rows[-1] if rows else self.last
         return entries

@@ -43,7 +43,8 @@ def check_bytes_allowed(
     """
     name, rolled_back = model.name, history.rollback_of(number)
     if rolled_back is not None and tags is None:
-        tags = model.tags(number)
+        with contextlib.suppress(ResourceGone):
+            tags = model.registry.version(name, number).tags
     tags = tags or {}
     if rolled_back is not None and Tag.ROLLED_BACK in tags:
         return (

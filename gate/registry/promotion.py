@@ -433,7 +433,7 @@ def rollback(
     model = RegisteredModel(registry, ledger, model_name, reviews=reviews or ReviewSettings())
     with model_lock(model) as finished:
         if finished is not None and finished.action == "rolled_back":
-            return _resumed(model, finished)
+            return _outcome(finished)
         return _rollback(model, reason)
 
 
@@ -443,9 +443,11 @@ def _rollback(model: RegisteredModel, reason: str) -> PromotionResult:
     if champion is None:
         _refuse(model, _nothing_serves(model, history))
     last = history.last_move
-    rolled_back = last is not None and (last.action, last.version) == ("rolled_back", champion)
-    if last is not None and rolled_back and _is_previous_stale(model, previous, last, history):
-        return _resumed(model, last)
+    if last is not None and _is_previous_stale(model, champion, previous, last, history):
+        assert last.previous_version is not None
+        model.point(PREVIOUS, last.previous_version)
+        write_status(model, (champion, last.previous_version))
+        return _outcome(last)
     before = _version_before_manual_move(history, champion)
     if before is not None and champion == previous and history.served_before(champion, before):
         return _record_manual_rollback(model, before, champion=champion, reason=reason)
@@ -482,13 +484,19 @@ def _version_before_manual_move(history: ModelHistory, champion: str) -> str | N
 
 
 def _is_previous_stale(
-    model: RegisteredModel, previous: str | None, last: LedgerEntry, history: ModelHistory
+    model: RegisteredModel,
+    champion: str,
+    previous: str | None,
+    last: LedgerEntry,
+    history: ModelHistory,
 ) -> bool:
-    """Return whether `previous` did not follow the last rollback: it points at the restored version
-    or at one that may not serve."""
+    """Return whether `last` is a rollback to the champion that `previous` did not follow, because a
+    crash came first: it points at the champion or at a version that may not serve."""
+    if (last.action, last.version) != ("rolled_back", champion):
+        return False
     if previous in (None, last.previous_version):
         return False
-    return previous == last.version or isinstance(_eligible(model, previous, history), GateError)
+    return previous == champion or isinstance(_eligible(model, previous, history), GateError)
 
 
 def _verified_target(
@@ -581,16 +589,6 @@ def _nothing_serves(model: RegisteredModel, history: ModelHistory) -> str:
         f"{text}The alias was deleted by hand: in the ledger version {history.serving} serves. "
         "Run gate reconcile, which restores the alias, then retry."
     )
-
-
-def _resumed(model: RegisteredModel, entry: LedgerEntry) -> PromotionResult:
-    """Complete an interrupted rollback.
-
-    `previous` has not moved yet if an older gate began the rollback or the registry refused."""
-    if entry.previous_version is not None:
-        model.point(PREVIOUS, entry.previous_version)
-    write_status(model, (entry.version, entry.previous_version))
-    return _outcome(entry)
 
 
 def _outcome(entry: LedgerEntry) -> PromotionResult:

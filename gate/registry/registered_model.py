@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -199,13 +199,6 @@ class RegisteredModel:
     def alias(self, alias: Alias) -> str | None:
         """Return the version that an alias points at, or None. Raises the RegistryErrors."""
         return self.registry.alias(self.name, alias)
-
-    def tags(self, number: str) -> Mapping[str, str]:
-        """Return a version's tags; empty if it was deleted. Raises the other RegistryErrors."""
-        try:
-            return self.registry.version(self.name, number).tags
-        except ResourceGone:
-            return {}
 
     def verify_version(self, number: str, expected: ExpectedDigests) -> None:
         """Download a version and verify the digests of its files.
