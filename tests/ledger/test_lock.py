@@ -38,8 +38,7 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _shorten_lease(set_value: Callable[[object, str, float], None]) -> None:
-    for module in (lock, lock):
-        set_value(module, "LEASE_S", 0.5)
+    set_value(lock, "LEASE_S", 0.5)
 
 
 def change_row(ledger: Ledger, **values: object) -> None:
@@ -256,16 +255,11 @@ def test_unused_ledger_releases_its_database(database_url: str) -> None:
 
 
 class TestLockOwner:
-    def test_this_process_is_alive(self) -> None:
-        assert not LockOwner.this_process(since="now").is_dead()
-
-    def test_reused_process_id_is_dead(self) -> None:
+    def test_missing_and_reused_process_ids_are_dead(self) -> None:
         me = LockOwner.this_process(since="now")
+        assert not me.is_dead()
         assert me.start is not None
         assert me.model_copy(update={"start": "1"}).is_dead()
-
-    def test_missing_process_id_is_dead(self) -> None:
-        me = LockOwner.this_process(since="now")
         assert me.model_copy(update={"pid": 2**22 + 1}).is_dead()
 
     @pytest.mark.parametrize("machine", [None, "another"])
