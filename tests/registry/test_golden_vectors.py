@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +129,6 @@ def test_vectors_of_other_model_code_are_refused(
         return
     with pytest.raises(EvidenceError, match="computed with the model code"):
         promote(Simulator(), new_release, policy=POLICY, ledger=ledger)
-
-
-def test_release_digests_are_computed_once_when_opened(tmp_path: Path) -> None:
-    new_release = with_golden(onnx_file(tmp_path / "model.onnx"), tmp_path / "golden")
-    before = (new_release.golden_sha256, new_release.draft())
-    shutil.rmtree(tmp_path / "golden")
-    new_release.onnx_path.unlink()
-    assert (new_release.golden_sha256, new_release.draft()) == before
 
 
 def test_vectors_replaced_during_upload_are_refused(ledger, tmp_path: Path) -> None:

@@ -91,13 +91,6 @@ def test_first_promotion_sets_aliases_tags_and_ledger_entry(ledger: Ledger, firs
     )
 
 
-def test_no_waived_tag_is_set_when_no_check_is_waived(ledger: Ledger, first: Release) -> None:
-    policy = POLICY.model_copy(update={"runtimes": {"ort-cpu": POLICY.runtimes["ort-cpu"]}})
-    registry = Simulator()
-    promote_release(registry, release(first.onnx_path, policy=policy), ledger, policy)
-    assert "gate.waived" not in registry.versions[0].tags
-
-
 def test_second_promotion_moves_the_aliases_last(
     ledger: Ledger, first: Release, second: Release
 ) -> None:

@@ -17,17 +17,14 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
 from gate.records.evidence import ModelCode
 from gate.records.layout import QUANTIZED
-from gate.registry.create_version import write_twin
 from gate.registry.interface import CHAMPION, Tag
 from gate.registry.promotion import rollback
 from gate.registry.release import (
     EvaluatedFile,
     GoldenFolder,
     Release,
-    VerificationRules,
     digests_of,
 )
-from gate.registry.verify_release import twin_in
 from gate.registry.version_files import twin_file as twin_file_in
 from gate.registry.version_files import verify_twin
 from tests import builders
@@ -115,65 +112,46 @@ def test_release_is_refused_when_the_twin_fails(tmp_path: Path, ledger: Ledger) 
     assert registry.versions == []
 
 
-def test_twin_of_another_model_factory_is_refused(tmp_path: Path, ledger: Ledger) -> None:
-    new_release = make_release(tmp_path)
-    assert new_release.twin is not None
-    source = new_release.evidence.source.model_copy(update={"factory": "another:model"})
-    measured = evidence(new_release.twin.onnx_path, source=source)
-    second = twin_of(new_release.twin.onnx_path, policy=TWIN, evidence=measured)
-    with pytest.raises(EvidenceError, match="another:model"):
-        promote(Simulator(), replace(new_release, twin=second), policy=POLICY, ledger=ledger)
+def model_code(version: str) -> ModelCode:
+    return ModelCode(files={"nowhere.models": builders.digest(version)}, packages={})
 
 
-@pytest.mark.parametrize(("path", "file", "fits"), [
-    ("old.onnx", "another", False), ("moved/old.onnx", "old", True),
-])  # fmt: skip
-def test_twin_must_have_the_same_reference_file(
-    tmp_path: Path, ledger: Ledger, path: str, file: str, fits: bool
+def onnx_reference(path: str, file: str) -> dict[str, Any]:
+    return {"factory": path, "onnx_sha256": builders.digest(file), "checkpoint_sha256": None}
+
+
+SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
+    "another factory": ({}, {"factory": "another:model"}, "another:model"),
+    "another ONNX file": (
+        onnx_reference("old.onnx", "old"), onnx_reference("old.onnx", "another"),
+        str(builders.digest("another"))),
+    "moved ONNX file": (
+        onnx_reference("old.onnx", "old"), onnx_reference("moved/old.onnx", "old"), None),
+    "older code": (
+        {"code": model_code("new")}, {"code": model_code("old")},
+        r"different model code: nowhere\.models\."),
+    "same code": ({"code": model_code("new")}, {"code": model_code("new")}, None),
+}  # fmt: skip
+"""The sources of the exact file and of its twin, and the reason of the refusal."""
+
+
+@pytest.mark.parametrize(("exact", "twin", "reason"), SOURCES.values(), ids=SOURCES)
+def test_twin_must_have_the_same_reference(
+    tmp_path: Path, ledger: Ledger, exact: dict, twin: dict, reason: str | None
 ) -> None:
-    new_release = make_release(tmp_path)
-    assert new_release.twin is not None
-
-    def source(path: str, file: str):
-        update = {"factory": path, "onnx_sha256": builders.digest(file), "checkpoint_sha256": None}
-        return new_release.evidence.source.model_copy(update=update)
-
-    measured = evidence(new_release.onnx_path, source=source("old.onnx", "old"))
-    twin = twin_of(
-        new_release.twin.onnx_path, policy=TWIN,
-        evidence=evidence(new_release.twin.onnx_path, source=source(path, file)),
-    )  # fmt: skip
-    pair = replace(release(new_release.onnx_path, policy=POLICY, evidence=measured), twin=twin)
-    if fits:
-        assert promote(Simulator(), pair, policy=POLICY, ledger=ledger).outcome == "promoted"
-    else:
-        with pytest.raises(EvidenceError, match=str(builders.digest(file))):
-            promote(Simulator(), pair, policy=POLICY, ledger=ledger)
-
-
-def test_twin_must_have_the_same_model_code(tmp_path: Path, ledger: Ledger) -> None:
-    new_release = make_release(tmp_path)
-    assert new_release.twin is not None
-
-    def source(version: str):
-        code = ModelCode(files={"nowhere.models": builders.digest(version)}, packages={})
-        return new_release.evidence.source.model_copy(update={"code": code})
-
-    exact = release(
-        new_release.onnx_path,
-        policy=POLICY,
-        evidence=evidence(new_release.onnx_path, source=source("new")),
+    made = make_release(tmp_path)
+    assert made.twin is not None
+    first, second = (
+        evidence(path, source=made.evidence.source.model_copy(update=update))
+        for path, update in ((made.onnx_path, exact), (made.twin.onnx_path, twin))
     )
-    for version, outcome in (("old", None), ("new", "promoted")):
-        measured = evidence(new_release.twin.onnx_path, source=source(version))
-        pair = replace(
-            exact, twin=twin_of(new_release.twin.onnx_path, policy=TWIN, evidence=measured)
-        )
-        if outcome is None:
-            with pytest.raises(EvidenceError, match=r"different model code: nowhere\.models\."):
-                promote(Simulator(), pair, policy=POLICY, ledger=ledger)
-        else:
-            assert promote(Simulator(), pair, policy=POLICY, ledger=ledger).outcome == outcome
+    evaluated_twin = twin_of(made.twin.onnx_path, policy=TWIN, evidence=second)
+    pair = release(made.onnx_path, policy=POLICY, evidence=first, twin=evaluated_twin)
+    if reason is None:
+        assert promote(Simulator(), pair, policy=POLICY, ledger=ledger).outcome == "promoted"
+        return
+    with pytest.raises(EvidenceError, match=reason):
+        promote(Simulator(), pair, policy=POLICY, ledger=ledger)
 
 
 def test_twin_quantized_from_another_file_is_refused(tmp_path: Path, ledger: Ledger) -> None:
@@ -306,25 +284,17 @@ def test_twin_and_its_golden_vectors_round_trip_through_mlflow(
     assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "unchanged"
 
 
-def test_twin_written_to_a_folder_is_read_back(tmp_path: Path) -> None:
-    new_release = make_release(tmp_path).twin
-    assert new_release is not None
-    write_twin(new_release, tmp_path / "laid")
-    again = twin_in(tmp_path / "laid", digests_of(new_release))
-    assert again.evidence == new_release.evidence
-    assert again.decision == new_release.decision
-    assert again.verified(TWIN, VerificationRules()) == again
-
-
-@pytest.mark.parametrize(
-    "files",
-    [[], ["a.onnx", "b.onnx"], ["a.yaml", "b.yaml"]],
-)
+@pytest.mark.parametrize("files", [[], ["a.onnx", "b.onnx"], ["a.yaml", "b.yaml"], ["link.onnx"]])
 def test_twin_folder_must_hold_exactly_one_file(tmp_path: Path, files: list[str]) -> None:
+    (tmp_path / "twin").mkdir()
     for name in files:
-        onnx_file(tmp_path / name)
+        target = onnx_file(tmp_path / name)
+        if name == "link.onnx":
+            (tmp_path / "twin" / name).symlink_to(target)
+        else:
+            target.rename(tmp_path / "twin" / name)
     with pytest.raises(EvidenceError, match="expected only"):
-        twin_in(tmp_path, digests_of(make_release(tmp_path / "made").twin))
+        twin_file_in(tmp_path / "twin")
 
 
 def test_release_file_takes_precedence_over_its_parts(tmp_path: Path) -> None:
@@ -334,13 +304,6 @@ def test_release_file_takes_precedence_over_its_parts(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere.yaml")
     with pytest.raises(EvidenceError, match=r"encoder.onnx, head.onnx, expected only"):
         twin_file_in(tmp_path)
-
-
-def test_twin_that_is_a_symlink_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "model.onnx").symlink_to(onnx_file(tmp_path / "out.onnx"))
-    with pytest.raises(EvidenceError, match="expected only"):
-        twin_in(tmp_path / "in", digests_of(make_release(tmp_path / "made").twin))
 
 
 def multi_file_release(folder: Path, *, exact: tuple[str, ...] = ()) -> Release:

@@ -250,26 +250,6 @@ def test_tampered_release_is_refused_and_the_champion_stays(
     assert len(registry.versions) == 1
 
 
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        ({"revoked": "mine"}, "is revoked"),
-        ({"threshold": 2}, "signed by 1 of the keys that are trusted as measurers, expected 2"),
-        ({"max_age_days": 1e-9}, "days old"),
-    ],
-)
-def test_stricter_trust_refuses_the_release(
-    signed_release: SignedRelease, ledger: Ledger, overrides: dict, reason: str
-) -> None:
-    if "revoked" in overrides:
-        overrides = {"revoked": (signed_release.key.public.key_id,)}
-    trust = trust_in(signed_release.key, signed_release.other, **overrides)
-    result, registry = promote_signed(signed_release, signed_release.signed(), ledger, trust=trust)
-    assert result.outcome == "refused"
-    assert reason in result.reason
-    assert registry.aliases == {}
-
-
 def test_old_signatures_are_accepted_for_the_champion_only(
     signed_release: SignedRelease, ledger: Ledger
 ) -> None:

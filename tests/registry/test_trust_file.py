@@ -26,21 +26,11 @@ def key(tmp_path: Path) -> SigningKey:
 def test_named_trust_file_takes_precedence_over_the_policy_section(tmp_path, key) -> None:
     policy = save_trust(trust_in(key), tmp_path / "policy.yaml")
     second = save_trust(trust_in(key, max_age_days=1.0), tmp_path / "trust.yaml")
-    ages = [
-        result and result.max_age_days
-        for result in (
-            TrustFile.named(None, policy=None)(),
-            TrustFile.named(None, policy=policy)(),
-            TrustFile.named(second, policy=policy)(),
-        )
-    ]
-    assert ages == [None, 90.0, 1.0]
-
-
-def test_policy_without_trust_section_has_no_trust(tmp_path) -> None:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("gate: {}\n")
-    assert TrustFile.named(None, policy=policy).path is None
+    without_section = tmp_path / "other.yaml"
+    without_section.write_text("gate: {}\n")
+    cases = ((None, None), (None, without_section), (None, policy), (second, policy))
+    results = [TrustFile.named(trust, policy=file)() for trust, file in cases]
+    assert [trust and trust.max_age_days for trust in results] == [None, None, 90.0, 1.0]
 
 
 def test_trust_file_is_reloaded_and_damage_is_reported(tmp_path, key) -> None:

@@ -190,11 +190,3 @@ def test_manifest_text_with_the_digest_of_a_model_is_not_accepted_as_model(tmp_p
         text.write_bytes(canonical_json(form))
         with pytest.raises(DigestMismatch, match="not an ONNX model"):
             digest_of_model(text, external_data=())
-
-
-def test_digest_of_model_equals_the_evidence_digest(tmp_path):
-    from gate.onnx_file.reading import read_subject
-
-    for path in (onnx_file(tmp_path / "a" / "one.onnx"), onnx_file_with_data(tmp_path / "b.onnx")):
-        subject = read_subject(path)
-        assert digest_of_model(path, external_data=subject.external_data) == subject.sha256

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gate import Digest, GateError
-from gate.errors import DigestMismatch, EvidenceError, StorageError, Untrusted
+from gate.errors import DigestMismatch, EvidenceError, Untrusted
 from gate.onnx_file.reading import read_subject
 from gate.signing.statement import SignedStatement, Statement, resources
 from gate.signing.subjects import GOLDEN, model_files, verify_golden_files, verify_model
@@ -45,14 +46,6 @@ def test_model_is_matched_by_digest_under_any_name(tmp_path: Path, make) -> None
     assert verify_model(signed, path, model=subject.sha256) == files
     renamed = path.rename(tmp_path / "served.onnx")
     assert verify_model(signed, renamed, model=subject.sha256) == files
-
-
-def test_changed_model_is_refused(tmp_path: Path) -> None:
-    path = onnx_file(tmp_path / "model.onnx")
-    signed, model = sign_files(model_digests(path)), Digest.from_file(path)
-    path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(Untrusted, match="which the statement does not name. It names 'model.onnx'"):
-        verify_model(signed, path, model=model)
 
 
 def test_twin_is_not_accepted_as_the_model(tmp_path: Path) -> None:
@@ -103,11 +96,6 @@ def test_paths_outside_the_folder_are_not_read(tmp_path: Path, name: str) -> Non
         verify_model(signed, path, model=builders.digest("x"))
 
 
-def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError):
-        verify_model(sign_files(OTHER_FILES), tmp_path / "model.onnx", model=builders.digest("x"))
-
-
 def test_golden_vectors_are_verified_completely(tmp_path: Path) -> None:
     path, folder = vectors.write_model_and_vectors(tmp_path)
     model = Digest.from_file(path)
@@ -119,32 +107,23 @@ def test_golden_vectors_are_verified_completely(tmp_path: Path) -> None:
         verify_golden_files(sign_files({"model.onnx": model}), folder, model=model)
 
 
-def _change_golden_json(folder: Path) -> None:
-    golden = folder / "golden.json"
-    golden.write_bytes(golden.read_bytes() + b"\n")
+def change(pattern: str, edit: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    """Return a function that edits the first file of a folder with this pattern."""
 
+    def tamper(folder: Path) -> None:
+        file = next(folder.glob(pattern))
+        file.write_bytes(edit(file.read_bytes()))
 
-def _change_array(folder: Path) -> None:
-    array = next(folder.glob("output-*.bin"))
-    array.write_bytes(bytes(len(array.read_bytes())))
-
-
-def _extend_array(folder: Path) -> None:
-    array = next(folder.glob("input-*.bin"))
-    array.write_bytes(array.read_bytes() + b"\0")
-
-
-def _remove_array(folder: Path) -> None:
-    next(folder.glob("input-*.bin")).unlink()
+    return tamper
 
 
 @pytest.mark.parametrize(
     ("tamper", "error"),
     [
-        (_change_golden_json, Untrusted),
-        (_change_array, DigestMismatch),
-        (_extend_array, DigestMismatch),
-        (_remove_array, EvidenceError),
+        (change("golden.json", lambda data: data + b"\n"), Untrusted),
+        (change("output-*.bin", lambda data: bytes(len(data))), DigestMismatch),
+        (change("input-*.bin", lambda data: data + b"\0"), DigestMismatch),
+        (lambda folder: next(folder.glob("input-*.bin")).unlink(), EvidenceError),
         (lambda folder: (folder / "golden.json").unlink(), EvidenceError),
     ],
 )

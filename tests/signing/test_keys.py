@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, Signer, SSlibKey
 
-from gate import GateError
 from gate.errors import KeyUnusable, StorageError
 from gate.signing.keys import PIN_VARIABLE, VAULTS, PublicKey, SigningKey, is_in_vault, read_public
 from gate.signing.statement import SignedStatement
@@ -167,12 +166,6 @@ def test_key_id_matches_securesystemslib_and_openssl_reads_the_file(tmp_path: Pa
         ["openssl", "pkey", "-in", tmp_path / "ci.pem", "-pubout"], capture_output=True, check=True
     )
     assert completed.stdout.decode() == created.public.public
-
-
-def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(GateError):
-        SigningKey.make(tmp_path / "file" / "ci.pem")
 
 
 class Vault(Signer):

@@ -12,9 +12,8 @@ import pytest
 
 from gate import Digest, Policy, decide
 from gate.errors import StorageError
-from gate.signing.subjects import verify_model
 from gate.signing.trust import Trust
-from gate.signing.verification import ComparedArtifacts, StatementPair, verify_verdict
+from gate.signing.verification import ComparedArtifacts, verify_verdict
 from tests import builders
 from tests.signing import signing
 from tests.signing.released import NAME, REGISTRY, ReleaseFolder, release
@@ -206,10 +205,3 @@ def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
     created.model.unlink()
     with pytest.raises(StorageError):
         verify(created)
-
-
-def test_statements_round_trip_through_files(tmp_path: Path) -> None:
-    created = release(tmp_path)
-    again = StatementPair.from_folder(tmp_path)
-    assert verify(created, signed=again.decision).trusted
-    assert verify_model(again.evidence, created.model, model=created.decision.subject_sha256)
