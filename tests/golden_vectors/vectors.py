@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from gate import Digest, Evidence
+from gate import Digest, Evidence, Policy
 from gate.golden.folder import ExpectedOutput, FileVectors, write_golden
 from gate.golden.manifest import GoldenManifest, GoldenModel, Origin
 from gate.onnx_file.reading import read_subject
+from gate.registry.release import GoldenFolder
 from tests import builders
 from tests.registry.releases import onnx_file
 
@@ -81,3 +82,10 @@ def evidence(**output: Any) -> Evidence:
         for runtime in base.runtimes
     )
     return base.model_copy(update={"runtimes": runtimes})
+
+
+def write_golden_of(path: Path, folder: Path, policy: Policy, **overrides: Any) -> GoldenFolder:
+    """Write vectors of a file with the tolerances of a policy, and open their folder."""
+    with_policy = origin().model_copy(update={"policy_sha256": policy.digest()})
+    write_model_vectors(folder, path, **{"origin": with_policy, **overrides})
+    return GoldenFolder.open(folder)

@@ -13,10 +13,18 @@ from gate.registry.registered_model import RegisteredModel
 from gate.registry.release import PromotionResult, Release
 from gate.registry.verify_release import verify_release
 from gate.signing.trust import Trust
+from tests import builders
+
+DEFAULT = builders.policy()
 
 
 def promote(
-    registry: Any, release: Release, *, policy: Policy, ledger: Ledger, trust: Trust | None = None
+    registry: Any,
+    release: Release,
+    *,
+    ledger: Ledger,
+    policy: Policy = DEFAULT,
+    trust: Trust | None = None,
 ) -> PromotionResult:
     model = RegisteredModel(registry, ledger, release.model_name)
     try:
@@ -31,7 +39,7 @@ def promote(
 
 
 def submit(
-    registry: Any, release: Release, *, policy: Policy, trust: Trust | None = None
+    registry: Any, release: Release, *, policy: Policy = DEFAULT, trust: Trust | None = None
 ) -> PromotionResult:
     names = frozenset({plain(registry.identity)})
     try:

@@ -114,6 +114,13 @@ def twin_of(path: Path, *, policy: Policy, **overrides: Any) -> EvaluatedFile:
     return EvaluatedFile(**fields | overrides)
 
 
+def policy_with_external_data() -> Policy:
+    """Return the policy of these tests, which forbids external data by default, without this rule."""
+    policy = builders.policy()
+    instruments = policy.instruments.model_copy(update={"graph_forbid": ()})
+    return policy.model_copy(update={"instruments": instruments})
+
+
 def failing_release(path: Path) -> Release:
     """Return a release whose top-1 agreement is below the bound."""
     low_agreement = builders.output_parity(

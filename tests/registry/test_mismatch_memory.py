@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from gate import Digest
-from gate.registry.registered_model import MismatchMemory
+from gate.errors import DigestMismatch, TooLarge
+from gate.registry.registered_model import MismatchMemory, RegisteredModel
 from gate.registry.version_files import ExpectedDigests, received_digest
+from tests.registry.promoting import promote
+from tests.registry.releases import NAME
+from tests.registry.simulator import Simulator
 
 DIGEST, OTHER_DIGEST = Digest.from_bytes(b"one"), Digest.from_bytes(b"other")
 EXPECTED_DIGEST = "right"
@@ -52,6 +56,21 @@ def test_command_waits_for_at_most_three_mismatches_and_service_never():
     assert [command.waits() for _ in range(5)] == [True, True, True, False, False]
     assert slept == [5, 5, 5]
     assert MismatchMemory(5, wait=None).waits() is False
+
+
+def test_downloads_aborted_at_different_sizes_confirm_one_mismatch(ledger, first) -> None:
+    registry, sizes = Simulator(), iter((1, 2))
+    promote(registry, first, ledger=ledger)
+    model = RegisteredModel(registry, ledger, NAME)
+    entry = model.history().approving_entry("1")
+
+    def abort_download(name: str, number: str, folder: Path, **_: object) -> Path:
+        (folder / "part").write_bytes(b"x" * next(sizes))
+        raise TooLarge("it has more bytes than allowed")
+
+    registry.__dict__["download"] = abort_download
+    with pytest.raises(DigestMismatch, match="more bytes than allowed"):
+        model.verify_version("1", ExpectedDigests.needed(entry))
 
 
 def test_digest_covers_all_downloaded_files(tmp_path: Path):

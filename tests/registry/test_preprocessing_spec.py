@@ -57,22 +57,22 @@ def test_version_contains_its_preprocessing_spec(tmp_path: Path, ledger: Ledger)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     registry, run_id = MlflowRegistry(uri), make_run(uri, artifacts=tmp_path / "artifacts")
     new_release = replace(make_release(tmp_path), run_id=run_id)
-    assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "promoted"
+    assert promote(registry, new_release, ledger=ledger).outcome == "promoted"
     path = registry.download(NAME, "1", tmp_path / "down")
     assert PreprocessSpec.load(spec_path(path)) == IMAGENET
     assert registry.version(NAME, "1").tags[Tag.PREPROCESS] == IMAGENET.digest().hex
     assert ledger.entries()[-1].preprocess_sha256 == IMAGENET.digest()
-    assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "unchanged"
+    assert promote(registry, new_release, ledger=ledger).outcome == "unchanged"
 
 
 def test_spec_that_differs_from_the_evidence_is_refused(tmp_path: Path, ledger: Ledger) -> None:
     new_release = make_release(tmp_path)
     IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)}).save(tmp_path / "0.json")
     with pytest.raises(DigestMismatch, match="preprocessing spec"):
-        promote(Simulator(), new_release, policy=POLICY, ledger=ledger)
+        promote(Simulator(), new_release, ledger=ledger)
     (tmp_path / "0.json").write_text("[]")
     with pytest.raises(DigestMismatch, match="not a valid preprocessing spec"):
-        promote(Simulator(), new_release, policy=POLICY, ledger=ledger)
+        promote(Simulator(), new_release, ledger=ledger)
 
 
 def test_spec_is_refused_when_measured_without_one(tmp_path: Path, ledger: Ledger) -> None:
@@ -83,7 +83,7 @@ def test_spec_is_refused_when_measured_without_one(tmp_path: Path, ledger: Ledge
         new_release.onnx_path, evidence=measured, preprocessing=new_release.preprocessing
     )
     with pytest.raises(EvidenceError, match="measured without preprocessing"):
-        promote(Simulator(), second, policy=POLICY, ledger=ledger)
+        promote(Simulator(), second, ledger=ledger)
 
 
 @pytest.mark.parametrize("sides", [None, (32, 224)])
@@ -97,13 +97,13 @@ def test_spec_that_does_not_fit_the_input_is_refused(
     )
     second = release(path, evidence=measured, preprocessing=tmp_path / "0.json")
     with pytest.raises(EvidenceError, match=r"spec makes float32 \[batch, 3, 224, 224\], the file"):
-        promote(Simulator(), second, policy=POLICY, ledger=ledger)
+        promote(Simulator(), second, ledger=ledger)
 
 
 def test_rollback_refuses_a_version_whose_spec_was_replaced(tmp_path: Path, ledger: Ledger) -> None:
     registry = Simulator()
     for seed in (1, 2):
-        promote(registry, make_release(tmp_path, seed), policy=POLICY, ledger=ledger)
+        promote(registry, make_release(tmp_path, seed), ledger=ledger)
     registry.versions[0].extra_files[f"preprocessing/{SPEC}"] = b"{}"
     with pytest.raises(DigestMismatch, match="spec"):
         rollback(registry, NAME, ledger=ledger, reason="slow")
@@ -113,12 +113,9 @@ def test_release_with_a_different_spec_becomes_a_new_version(tmp_path: Path, led
     registry = Simulator()
     first = make_release(tmp_path)
     for new_release in (first, replace(first, preprocessing=None), first):
-        assert promote(registry, new_release, policy=POLICY, ledger=ledger).outcome == "promoted"
+        assert promote(registry, new_release, ledger=ledger).outcome == "promoted"
     bgr = IMAGENET.model_copy(update={"std": (0.5, 0.5, 0.5)})
-    assert (
-        promote(registry, make_release(tmp_path, spec=bgr), policy=POLICY, ledger=ledger).version
-        == "3"
-    )
+    assert promote(registry, make_release(tmp_path, spec=bgr), ledger=ledger).version == "3"
     assert {entry.action for entry in ledger.entries()} == {"promoted"}
 
 

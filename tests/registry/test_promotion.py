@@ -18,7 +18,7 @@ from gate.errors import (
     RegistryUnavailable,
     ResourceGone,
 )
-from gate.ledger.ledger import Ledger, promotion_lock
+from gate.ledger.ledger import Ledger
 from gate.policy.overrides import with_overrides
 from gate.records.evidence import ModelCode
 from gate.registry import promotion
@@ -310,37 +310,6 @@ def test_upload_that_reads_back_changed_is_not_promoted(
     assert registry.aliases == {CANDIDATE: "3", CHAMPION: "3", PREVIOUS: "1"}
 
 
-def return_error_page_for(registry: Simulator, *numbers: str, times: int) -> None:
-    """Let the next `times` downloads of these versions return an HTML error page."""
-    download, remaining = registry.download, [times]
-
-    def failing_download(name: str, number: str, folder: Path, **options: object) -> Path:
-        path = download(name, number, folder, **options)
-        if number in numbers and remaining[0] > 0:
-            remaining[0] -= 1
-            path.write_bytes(b"<html>busy</html>")
-        return path
-
-    registry.__dict__["download"] = failing_download
-
-
-def test_transient_error_page_after_upload_only_delays_the_promotion(
-    ledger: Ledger, first: Release, second: Release, third: Release
-) -> None:
-    registry = Simulator()
-    promote_release(registry, first, ledger)
-    return_error_page_for(registry, "2", times=1)
-    assert (
-        promote_release(registry, second, ledger).version == "2"
-    )  # the second download returned the right file
-    return_error_page_for(registry, "3", times=2)
-    before = ledger_actions(ledger)
-    with pytest.raises(DigestMismatch):  # a second download confirms what the first returned
-        promote_release(registry, third, ledger)
-    assert (ledger_actions(ledger), registry.aliases[CHAMPION]) == (before, "2")
-    assert promote_release(registry, third, ledger).version == "3"
-
-
 def test_interrupted_version_with_overwritten_bytes_is_not_promoted(
     ledger: Ledger, first: Release, second: Release
 ) -> None:
@@ -559,20 +528,6 @@ def test_champion_moved_by_another_host_is_a_conflict(
         promote_release(registry, second, ledger)
     assert registry.inner.aliases[CHAMPION] == "2"
     assert ledger_actions(ledger) == ["promoted", *["promoted"][: index == 16], "conflict"]
-
-
-def test_concurrent_promotion_reports_the_lock_owner(
-    ledger: Ledger, first: Release, second: Release
-) -> None:
-    registry = Watched(Simulator())
-    with (
-        promotion_lock(ledger),
-        pytest.raises(PromotionConflict, match=r"process \d+ on \S+ since 20"),
-    ):
-        promote_release(registry, first, ledger)
-    assert registry.calls == []
-    assert ledger_actions(ledger) == ["conflict"]
-    assert promote_release(registry, first, ledger).outcome == "promoted"
 
 
 def test_broken_ledger_stops_the_promotion_before_any_registry_call(

@@ -34,7 +34,7 @@ def registry(ledger: Ledger, first: Release, second: Release) -> Watched:
     """A registry whose champion is version 2; version 1 is `previous`."""
     created = Watched(Simulator())
     for each in (first, second):
-        promote(created, each, policy=POLICY, ledger=ledger)
+        promote(created, each, ledger=ledger)
     created.calls.clear()
     return created
 
@@ -145,7 +145,7 @@ def test_rollback_after_a_move_by_hand_is_recorded(
     line = ledger.entries()[-1]
     assert (line.action, line.version, line.previous_version) == ("rolled_back", "1", "2")
     assert "by hand" in line.reason
-    again = promote(registry, second, policy=POLICY, ledger=ledger)
+    again = promote(registry, second, ledger=ledger)
     assert (again.outcome, "sevens read as ones" in again.reason) == ("refused", True)
     move_by_hand(registry, "2")
     problem = veto(RegisteredModel(registry, ledger, NAME), "2", history=history(ledger)).problem

@@ -37,6 +37,7 @@ from tests.registry.releases import (
     failing_release,
     onnx_file,
     onnx_file_with_data,
+    policy_with_external_data,
     release,
 )
 from tests.registry.signed import Signing, trust_in
@@ -70,9 +71,8 @@ class SignedRelease:
 @pytest.fixture
 def signed_release(tmp_path: Path) -> SignedRelease:
     release = test_quantized_twin.make_release(tmp_path)
-    origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
-    vectors.write_model_vectors(tmp_path / "golden", release.onnx_path, origin=origin)
-    release = replace(release, golden=GoldenFolder.open(tmp_path / "golden"))
+    golden = vectors.write_golden_of(release.onnx_path, tmp_path / "golden", POLICY)
+    release = replace(release, golden=golden)
     keys = [SigningKey.make(tmp_path / f"{name}.pem") for name in ("ci", "mallory")]
     return SignedRelease(release, *keys, trust_in(keys[0]), tmp_path)
 
@@ -107,9 +107,8 @@ def test_release_signed_by_a_trusted_key_is_promoted_with_its_signer(
 
 
 def test_external_data_is_a_subject_of_the_statement(signed_release: SignedRelease) -> None:
-    instruments = builders.policy().instruments.model_copy(update={"graph_forbid": ()})
     path = onnx_file_with_data(signed_release.folder / "with" / "model.onnx")
-    policy = builders.policy(instruments=instruments)
+    policy = policy_with_external_data()
     new_release = sign_release(release(path, policy=policy), signed_release.key, policy)
     names = {each.name: each.sha256 for each in new_release.statements.decision.statement.subject}
     (data,) = new_release.evidence.subject.external_data

@@ -44,7 +44,7 @@ def signed_release(ci: SigningKey, tmp_path: Path) -> Release:
 def test_submission_creates_a_complete_version_and_sets_only_candidate(
     registry: Simulator, signed_release: Release
 ) -> None:
-    result = submit(registry, signed_release, policy=POLICY)
+    result = submit(registry, signed_release)
     assert (result.outcome, result.version, result.previous_version) == ("handed_in", "1", None)
     assert "the service decides" in result.reason
     assert registry.aliases == {CANDIDATE: "1"}
@@ -71,7 +71,7 @@ def test_submission_uploads_twin_and_spec_with_their_records(
         "quantized/model.onnx", "quantized/gate/decision.dsse.json", "quantized/gate/policy.json",
     } <= set(registry.versions[0].extra_files)  # fmt: skip
     spec = Signing(ci).signed(with_spec(tmp_path, 2), POLICY)
-    assert submit(registry, spec, policy=POLICY).outcome == "handed_in"
+    assert submit(registry, spec).outcome == "handed_in"
     assert any(name.startswith("preprocessing/") for name in registry.versions[1].extra_files)
 
 
@@ -85,7 +85,7 @@ def test_resubmission_sets_candidate_back_to_the_same_version(
         (second, "2"),
         (signed_release, "1"),
     ):
-        assert submit(registry, new_release, policy=POLICY).version == number
+        assert submit(registry, new_release).version == number
         assert registry.aliases[CANDIDATE] == number
     assert len(registry.versions) == 2
 
@@ -93,12 +93,9 @@ def test_resubmission_sets_candidate_back_to_the_same_version(
 def test_same_file_signed_by_another_key_becomes_a_new_version(
     registry: Simulator, signed_release: Release, tmp_path: Path
 ) -> None:
-    submit(registry, signed_release, policy=POLICY)
+    submit(registry, signed_release)
     other_key = SigningKey.make(tmp_path / "stranger.pem")
-    assert (
-        submit(registry, Signing(other_key).signed(signed_release, POLICY), policy=POLICY).version
-        == "2"
-    )
+    assert submit(registry, Signing(other_key).signed(signed_release, POLICY)).version == "2"
 
 
 def test_resubmission_with_a_fresh_ecdsa_signature_reuses_the_version(
@@ -109,7 +106,7 @@ def test_resubmission_with_a_fresh_ecdsa_signature_reuses_the_version(
     first, second = (Signing(key, at=at).signed(signed_release, POLICY) for _ in range(2))
     assert first.statements != second.statements
     trust = trust_in(key)
-    assert [submit(registry, new_release, policy=POLICY, trust=trust).version for new_release in (first, second)] == [
+    assert [submit(registry, new_release, trust=trust).version for new_release in (first, second)] == [
         "1", "1",
     ]  # fmt: skip
 
@@ -117,17 +114,17 @@ def test_resubmission_with_a_fresh_ecdsa_signature_reuses_the_version(
 def test_resubmission_after_a_refusal_becomes_a_new_version(
     registry: Simulator, signed_release: Release
 ) -> None:
-    submit(registry, signed_release, policy=POLICY)
+    submit(registry, signed_release)
     registry.set_tag(NAME, "1", key=Tag.REFUSED, value="then: unknown key")
-    assert submit(registry, signed_release, policy=POLICY).version == "2"
+    assert submit(registry, signed_release).version == "2"
 
 
 def test_submitting_the_champion_changes_nothing(
     registry: Simulator, signed_release: Release
 ) -> None:
-    submit(registry, signed_release, policy=POLICY)
+    submit(registry, signed_release)
     registry.set_alias(NAME, CHAMPION, "1")
-    assert submit(registry, signed_release, policy=POLICY).outcome == "unchanged"
+    assert submit(registry, signed_release).outcome == "unchanged"
 
 
 def test_refused_submission_creates_no_version(
@@ -144,7 +141,7 @@ def test_refused_submission_creates_no_version(
         (Signing(ci, model="letters").signed(signed_release, POLICY), trust_in(ci), "letters"),
     )
     for new_release, trust, reason in refusals:
-        result = submit(registry, new_release, policy=POLICY, trust=trust)
+        result = submit(registry, new_release, trust=trust)
         assert (result.outcome, result.version) == ("refused", None)
         assert reason in result.reason
     assert registry.versions == []
@@ -154,7 +151,7 @@ def test_submission_inside_a_dvc_experiment_is_a_dry_run(
     registry: Simulator, signed_release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "try")
-    assert submit(registry, signed_release, policy=POLICY).outcome == "dry_run"
+    assert submit(registry, signed_release).outcome == "dry_run"
     assert registry.versions == []
 
 
@@ -182,10 +179,10 @@ def test_version_that_reads_back_changed_is_not_the_candidate(
 
     watched.after = after
     with pytest.raises(MismatchUnconfirmed, match="its download differs"):
-        submit(watched, signed_release, policy=POLICY)
+        submit(watched, signed_release)
     assert registry.aliases == {}
     watched.after = lambda _call, _index: None
-    assert submit(watched, signed_release, policy=POLICY).version == "2"
+    assert submit(watched, signed_release).version == "2"
 
 
 def test_one_wrong_download_is_retried(registry: Simulator, signed_release: Release) -> None:
@@ -199,7 +196,7 @@ def test_one_wrong_download_is_retried(registry: Simulator, signed_release: Rele
             original, stored.data = (stored.data, b"<html>") if first else (original, original)
 
     watched.before = before
-    assert submit(watched, signed_release, policy=POLICY).version == "1"
+    assert submit(watched, signed_release).version == "1"
 
 
 def test_concurrent_submission_is_a_conflict(registry: Simulator, signed_release: Release) -> None:
@@ -211,12 +208,12 @@ def test_concurrent_submission_is_a_conflict(registry: Simulator, signed_release
 
     watched.after = after
     with pytest.raises(PromotionConflict, match="version 7"):
-        submit(watched, signed_release, policy=POLICY)
+        submit(watched, signed_release)
 
 
 def test_next_submission_finishes_a_crash_at_any_call(signed_release: Release) -> None:
     uninterrupted = Watched(Simulator())
-    submit(uninterrupted, signed_release, policy=POLICY)
+    submit(uninterrupted, signed_release)
     for at in range(len(uninterrupted.calls)):
         registry = Simulator()
         watched = Watched(registry)
@@ -227,8 +224,8 @@ def test_next_submission_finishes_a_crash_at_any_call(signed_release: Release) -
 
         watched.before = crash
         with pytest.raises(Crash):
-            submit(watched, signed_release, policy=POLICY)
+            submit(watched, signed_release)
         assert CHAMPION not in registry.aliases
-        assert submit(registry, signed_release, policy=POLICY).outcome == "handed_in"
+        assert submit(registry, signed_release).outcome == "handed_in"
         assert registry.aliases == {CANDIDATE: "1"}
         assert len(registry.versions) == 1

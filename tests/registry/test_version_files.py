@@ -17,12 +17,17 @@ from gate.mlflow_client.registry import MlflowRegistry
 from gate.onnx_file.sandboxed_reading import digest_of_model
 from gate.records.layout import PREPROCESSING, SPEC
 from gate.registry.registered_model import RegisteredModel
-from gate.registry.release import GoldenFolder
 from gate.registry.version_files import ExpectedDigests
 from tests import builders
 from tests.golden_vectors import vectors
 from tests.registry.promoting import promote
-from tests.registry.releases import NAME, onnx_file, onnx_file_with_data, release
+from tests.registry.releases import (
+    NAME,
+    onnx_file,
+    onnx_file_with_data,
+    policy_with_external_data,
+    release,
+)
 from tests.registry.servers import make_run
 from tests.registry.test_preprocessing_spec import make_release
 from tests.storage.test_untrusted import DEEP, YAML_BOMB
@@ -58,19 +63,14 @@ def promoted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     uri = f"sqlite:///{folder}/mlflow.db"
     registry, ledger = MlflowRegistry(uri), Ledger(folder / "ledger.db")
     path = onnx_file(folder / "golden.onnx", seed=2)
-    origin = vectors.origin().model_copy(update={"policy_sha256": POLICY.digest()})
-    vectors.write_model_vectors(folder / "golden", path, origin=origin)
-    instruments = POLICY.instruments.model_copy(update={"graph_forbid": ()})
-    without_graph_rules = POLICY.model_copy(update={"instruments": instruments})
+    golden, with_data = (
+        vectors.write_golden_of(path, folder / "golden", POLICY),
+        policy_with_external_data(),
+    )
     releases = (
         (make_release(folder), POLICY),
-        (release(path, golden=GoldenFolder.open(folder / "golden")), POLICY),
-        (
-            release(
-                onnx_file_with_data(folder / "large" / "model.onnx"), policy=without_graph_rules
-            ),
-            without_graph_rules,
-        ),
+        (release(path, golden=golden), POLICY),
+        (release(onnx_file_with_data(folder / "large/model.onnx"), policy=with_data), with_data),
     )
     for new_release, policy in releases:
         run_id = make_run(uri, artifacts=folder / "artifacts")

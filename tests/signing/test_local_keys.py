@@ -134,13 +134,6 @@ def test_git_ignores_the_key_folder(local: LocalKeys, tmp_path: Path) -> None:
     assert git(tmp_path, "ls-files").split() == ["model.py"]
 
 
-def test_existing_gitignore_is_kept(local: LocalKeys) -> None:
-    local.folder.mkdir()
-    (local.folder / ".gitignore").write_text("keys/\n")
-    local.signing_key()
-    assert (local.folder / ".gitignore").read_text() == "keys/\n"
-
-
 def test_key_tracked_by_git_is_refused(local: LocalKeys, tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     local.signing_key()

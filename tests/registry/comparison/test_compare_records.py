@@ -216,13 +216,6 @@ def test_repeated_move_by_hand_does_not_skip_the_comparison(tmp_path: Path) -> N
         assert (service.setup.champion, service.live) == ("3", "3")
 
 
-def test_promotion_without_a_comparison_is_refused(service: SigningService) -> None:
-    release = make_release(service, 2, 0.97)
-    result = promote(service.setup.registry, release, policy=POLICY, ledger=service.setup.ledger)
-    assert result.outcome == "refused"
-    assert "made with version none" in result.reason
-
-
 def test_version_promoted_without_a_comparison_is_not_deployed(service: SigningService) -> None:
     """The promoting policy requires no comparison; the policy of the service does."""
     policy_without_comparison = builders.policy()

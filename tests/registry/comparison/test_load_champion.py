@@ -29,7 +29,7 @@ POLICY = builders.policy()
 def registry(ledger: Ledger, first: Release) -> Simulator:
     """A registry whose champion is version 1."""
     created = Simulator()
-    assert promote(created, first, policy=POLICY, ledger=ledger).version == "1"
+    assert promote(created, first, ledger=ledger).version == "1"
     return created
 
 
@@ -67,7 +67,7 @@ def test_champion_is_found_in_the_ledger_without_its_alias(
 def test_rolled_back_version_is_not_the_champion(
     registry: Simulator, ledger: Ledger, second: Release, tmp_path: Path
 ) -> None:
-    promote(registry, second, policy=POLICY, ledger=ledger)
+    promote(registry, second, ledger=ledger)
     rollback(registry, NAME, ledger=ledger, reason="wrong")
     del registry.aliases[CHAMPION], registry.aliases[PREVIOUS]
     assert load_champion(make_model(registry, ledger), into=tmp_path).version == "1"
@@ -122,7 +122,7 @@ def test_trend_grows_with_each_release(
 ) -> None:
     before = load_champion(make_model(registry, ledger), into=tmp_path).trend
     release = dataclasses.replace(second, trend=before)
-    promote(registry, release, policy=POLICY, ledger=ledger)
+    promote(registry, release, ledger=ledger)
     trend = load_champion(make_model(registry, ledger), into=tmp_path).trend
     assert len(trend.rows) == 2
     assert trend.rows[0] == before.rows[0]

@@ -17,10 +17,9 @@ from gate.ledger.ledger import Ledger
 from gate.mlflow_client.registry import MlflowRegistry, _onnx_file
 from gate.registry.registered_model import RegisteredModel
 from gate.registry.version_files import ExpectedDigests
-from tests import builders
 from tests.registry import parts
 from tests.registry.promoting import promote
-from tests.registry.releases import NAME, onnx_file_with_data, release
+from tests.registry.releases import NAME, onnx_file_with_data, policy_with_external_data, release
 from tests.registry.servers import make_run
 
 GIB = 1 << 30
@@ -29,9 +28,7 @@ GIB = 1 << 30
 @pytest.fixture
 def promoted(tmp_path: Path, ledger: Ledger) -> tuple[RegisteredModel, Path]:
     """The promoted version 1, which has external data, and the folder with its stored files."""
-    policy = builders.policy()
-    instruments = policy.instruments.model_copy(update={"graph_forbid": ()})
-    policy = policy.model_copy(update={"instruments": instruments})
+    policy = policy_with_external_data()
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     created = release(onnx_file_with_data(tmp_path / "model.onnx"), policy=policy)
     created = replace(created, run_id=make_run(uri, artifacts=tmp_path / "artifacts"))

@@ -65,7 +65,7 @@ class RegistryAccess:
         return dataclasses.replace(new_release, model_name=self.name, run_id=self.run_id)
 
     def promote(self, new_release: Release, ledger: Ledger) -> PromotionResult:
-        return promote(self.registry, self.with_run(new_release), policy=POLICY, ledger=ledger)
+        return promote(self.registry, self.with_run(new_release), ledger=ledger)
 
     def aliases(self) -> dict[str, str | None]:
         registry = self.registry
@@ -483,7 +483,7 @@ def test_submitter_needs_only_edit_permission_on_the_model(
         run_id = str(admin_access.client().create_run(experiment).info.run_id)
     release_of_run = dataclasses.replace(first, model_name=name, run_id=run_id)
     signed = Signing(ci, registry=uri, model=name).signed(release_of_run, POLICY)
-    result = submit(admin_access.registry, signed, policy=POLICY)
+    result = submit(admin_access.registry, signed)
     assert (result.outcome, result.version) == ("handed_in", "1")
 
     _log_in(monkeypatch, *ADMIN)

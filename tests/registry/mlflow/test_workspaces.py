@@ -155,7 +155,7 @@ def test_promotion_in_one_workspace_does_not_affect_another(ledger: Ledger, tmp_
     for model, seeds in ((plain, (1,)), (team, (2, 3))):
         for seed in seeds:
             created = release(onnx_file(tmp_path / f"{seed}.onnx", seed=seed))
-            assert promote(model.registry, created, policy=POLICY, ledger=ledger).version == (
+            assert promote(model.registry, created, ledger=ledger).version == (
                 "1" if seed < 3 else "2"
             )
     assert (plain.history().serving, team.history().serving) == ("1", "2")
@@ -177,7 +177,7 @@ def test_mismatch_in_one_workspace_does_not_confirm_one_in_another(
     models = []
     for identity in ("http://a", f"http://a#/workspaces/{TEAM}"):
         registry = Simulator(identity=identity)
-        promote(registry, first, policy=POLICY, ledger=ledger)
+        promote(registry, first, ledger=ledger)
         registry.versions[0].data += b"\0"
         models.append(RegisteredModel(registry, ledger, NAME, reading=reading))
     for clock[0], model in zip((0.0, 60.0), models, strict=True):
@@ -350,7 +350,7 @@ def test_same_model_name_in_two_workspaces_is_two_models(
     plain, team = two_workspaces
     first, second, third = (release(onnx_file(tmp_path / f"{n}.onnx", seed=n)) for n in (1, 2, 3))
     for side, created in ((plain, first), (team, second), (team, third)):
-        result = promote(side.registry, side.with_run(created), policy=POLICY, ledger=ledger)
+        result = promote(side.registry, side.with_run(created), ledger=ledger)
         assert result.outcome == "promoted", result.reason
     assert (plain.champion, team.champion) == ("1", "2")
 

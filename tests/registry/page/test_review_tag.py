@@ -119,7 +119,7 @@ def test_rejection_blocks_promotion_rollback_and_serving(ledger, first, second, 
 def test_guard_entry_contains_the_review_comment(ledger, first, second):
     registry = Simulator()
     for each in (first, second):
-        promote(registry, each, policy=POLICY, ledger=ledger)
+        promote(registry, each, ledger=ledger)
     registry.set_tag(NAME, "2", key=Tag.REVIEW_COMMENT, value="sevens\nread as ones")
     registry.set_tag(NAME, "2", key=Tag.REVIEW, value="Rejected")
     guard_champion(RegisteredModel(registry, ledger, NAME), POLICY, thoroughly=False)
