@@ -284,9 +284,14 @@ class StateDatabase:
         if inspector.has_table(VERSIONS.name):
             version = connection.execute(sa.select(sa.func.max(VERSIONS.c.version))).scalar() or 0
         if version != SCHEMA_VERSION:
+            remedy = (
+                "Upgrade: pip install --upgrade parity-gate"
+                if version > SCHEMA_VERSION
+                else "Use a new database."
+            )
             raise StateUnavailable(
                 f"the database {self.location} has schema version {version}, this version of gate "
-                f"supports {SCHEMA_VERSION}. Use another version of parity-gate, or a new database."
+                f"supports {SCHEMA_VERSION}. {remedy}"
             )
         return True
 
