@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from gate.decision.check_result import CheckResult, Problem, Verdict
@@ -100,16 +100,23 @@ def _exceeds(observed: float, bound: float | None, *, times: float) -> bool:
     return bound is not None and not observed <= times * bound
 
 
-def mark_unexamined(check: CheckResult, *, unexamined: bool, few_draws: bool) -> CheckResult:
+def mark_unexamined(
+    checks: Iterable[CheckResult], *, unexamined: bool, few_draws: bool
+) -> list[CheckResult]:
     """Turn a FAIL into an ERROR if examining samples again may change it, and a PASS of
     `noise_diff` if an `unexamined` sample may exceed the bound. `few_draws`: also if further runs
     under random rounding may change the FAIL."""
     settled = _NUMERIC if few_draws else (*_NUMERIC, *_FIRST_SAMPLES)
-    if unexamined and check.name == "noise_diff" and check.verdict is Verdict.PASS:
-        return check.with_code("unexamined", Verdict.ERROR)
-    if check.verdict is not Verdict.FAIL or check.name in settled:
-        return check
-    return check.with_code("unexamined", Verdict.ERROR)
+
+    def may_change(check: CheckResult) -> bool:
+        if check.verdict is Verdict.PASS:
+            return unexamined and check.name == "noise_diff"
+        return check.verdict is Verdict.FAIL and check.name not in settled
+
+    return [
+        check.with_code("unexamined", Verdict.ERROR) if may_change(check) else check
+        for check in checks
+    ]
 
 
 def _scaled_diff(output: OutputParity) -> float:
@@ -163,9 +170,7 @@ def class_metrics(
     return comparisons
 
 
-def check_near_ties(
-    policy: Policy, runtime: RuntimeEvidence, output: OutputParity
-) -> Iterator[CheckResult]:
+def check_near_ties(policy: Policy, output: OutputParity) -> Iterator[CheckResult]:
     """Yield a check that differences excused by rounding are rare."""
     logits = class_metrics_for(policy, output)
     for kind, count, total in (
@@ -176,71 +181,42 @@ def check_near_ties(
             most = max_ties(total)
             ties = BoundedMetric("near_ties", float(count), "<=", float(most))
             code = "few" if count <= most else "too_many"
-            params: Problem = {"count": count, "total": total, "what": kind}
-            yield check_output(ties, runtime, output).with_code(code, **params)
+            check = check_metric(ties, samples=output.samples)
+            yield check.with_code(code, count=count, total=total, what=kind)
 
 
-def mark_too_few_samples(policy: Policy, result: CheckResult, output: OutputParity) -> CheckResult:
-    """Turn a FAIL into an ERROR if a lower bound is too low only because there are too few samples.
-
-    This is the case if no answer differs: more of the same samples would pass. Other results stay
-    unchanged.
-    """
+def mark_unproven(policy: Policy, check: CheckResult, output: OutputParity) -> CheckResult:
+    """Turn a FAIL of agreement into an ERROR if it proves nothing about the file: PyTorch's own
+    rounding changes as many answers, or no answer differs and more such samples would pass."""
     logits = output.classification
-    lower = result.observed
-    if logits is None or result.verdict is not Verdict.FAIL or result.name != "top1_lower_bound":
-        return result
+    if logits is None or check.verdict is not Verdict.FAIL or check.name not in _AGREEMENTS:
+        return check
+    if is_unsure(logits):
+        judged = logits.unsure + logits.sure
+        return check.with_code("unsure", Verdict.ERROR, unsure=logits.unsure, judged=judged)
+    lower, bound, confidence = check.observed, check.bound, policy.confidence
     same = logits.top1_disagreements == 0 and logits.top1_agreement == 1.0
-    if not (same and isinstance(lower, float) and lower > 0.0 and isinstance(result.bound, float)):
-        return result
-    needed = samples_needed(result.bound, confidence=policy.confidence)
+    if check.name != "top1_lower_bound" or not same:
+        return check
+    if not (isinstance(lower, float) and lower > 0.0 and isinstance(bound, float)):
+        return check
+    needed = samples_needed(bound, confidence=confidence)
     if needed is None:
-        return result.with_code("never_enough_samples", Verdict.ERROR)
-    return result.with_code(
-        "too_few_samples", Verdict.ERROR, needed=needed, confidence=policy.confidence
-    )
-
-
-def mark_unsure(result: CheckResult, output: OutputParity) -> CheckResult:
-    """Turn a disagreement into an ERROR if PyTorch's own rounding changes as many answers: then it
-    proves nothing about the file."""
-    logits = output.classification
-    if logits is None or result.verdict is not Verdict.FAIL or result.name not in _AGREEMENTS:
-        return result
-    if not is_unsure(logits):
-        return result
-    judged = logits.unsure + logits.sure
-    return result.with_code("unsure", Verdict.ERROR, unsure=logits.unsure, judged=judged)
+        return check.with_code("never_enough_samples", Verdict.ERROR)
+    return check.with_code("too_few_samples", Verdict.ERROR, needed=needed, confidence=confidence)
 
 
 def check_metric(metric: BoundedMetric, *, samples: int | None, **fields: Any) -> CheckResult:
     """Return the check of one comparison: ERROR if not measured, FAIL if it does not hold or there
-    are no samples. `samples`: None for a number that is not about samples. `fields`: runtime,
-    output, point and params of the check."""
+    are no samples. `samples`: None for a number that is not about samples. `fields`: output, point
+    and params of the check."""
+    numbers = {**metric._asdict(), "samples": samples, **fields}
+    del numbers["least"]
     if metric.observed is None:
-        verdict, code = Verdict.ERROR, "unmeasured"
-    else:
-        passed = metric.holds() and samples != 0
-        verdict = Verdict.PASS if passed else Verdict.FAIL
-        code = "within" if passed else "beyond"
-    return CheckResult(
-        name=metric.name,
-        observed=metric.observed,
-        bound=metric.bound,
-        relation=metric.relation,
-        samples=samples,
-        verdict=verdict,
-        code=code,
-        **fields,
-    )
-
-
-def check_output(
-    metric: BoundedMetric, runtime: RuntimeEvidence, output: OutputParity
-) -> CheckResult:
-    """Return the check of one comparison: ERROR if not measured, FAIL if it does not hold."""
-    name, samples = runtime.runtime, output.samples
-    return check_metric(metric, samples=samples, runtime=name, output=output.name)
+        return CheckResult(verdict=Verdict.ERROR, code="unmeasured", **numbers)
+    if metric.holds() and samples != 0:
+        return CheckResult(verdict=Verdict.PASS, code="within", **numbers)
+    return CheckResult(verdict=Verdict.FAIL, code="beyond", **numbers)
 
 
 def agreement_lower_bound(disagreements: int, samples: int, *, confidence: float) -> float:
@@ -311,30 +287,23 @@ def with_exceptions(bounds: Bounds, evidence: Evidence, output: str) -> Bounds:
 
 
 def check_noise(
-    policy: Policy,
-    bounds: Bounds,
-    evidence: Evidence,
-    runtime: RuntimeEvidence,
-    output: OutputParity,
+    policy: Policy, bounds: Bounds, evidence: Evidence, output: OutputParity
 ) -> Iterator[CheckResult]:
     """Yield `noise_ratio`, `noise_peak` and `noise_diff` of a float output."""
     measured = output.noise
-    lacking = _problem(policy, evidence, measured)
-    if not _is_measurable(evidence, output):
-        lacking = {"code": "no_function"}
+    lacking = _problem(policy, evidence, output)
     for metric in noise_metrics(bounds, output):
         if metric.bound is None:
             continue
-        result = check_output(metric, runtime, output)
+        check = check_metric(metric, samples=output.samples)
         # The measured part of a bad output is enough to refuse it, waived or not.
         if lacking is not None and (not _has_values(measured) or metric.holds()):
             waived = policy.waives(cast(Waivable, metric.name), output.name)
             verdict = Verdict.WAIVED if waived else Verdict.ERROR
-            code = "no_floor_waived" if waived else "no_floor"
-            result = result.with_code(code, verdict, problems=[lacking])
-        elif measured is not None and result.code is not None:
-            result = result.with_code(result.code, notes=list(_noise_notes(metric.name, measured)))
-        yield result.model_copy(update={"samples": measured.samples if measured else 0})
+            check = check.with_code("no_floor", verdict, problems=[lacking])
+        elif measured is not None:
+            check = check.with_code(notes=[*_noise_notes(metric.name, measured)])
+        yield check.model_copy(update={"samples": measured.samples if measured else 0})
 
 
 def _noise_notes(name: str, measured: NoiseParity) -> Iterator[Problem]:
@@ -351,11 +320,7 @@ _SAME_IN_FLOAT64 = 1e-4
 
 
 def check_noise_floor(
-    policy: Policy,
-    bounds: Bounds,
-    evidence: Evidence,
-    runtime: RuntimeEvidence,
-    output: OutputParity,
+    policy: Policy, bounds: Bounds, evidence: Evidence, output: OutputParity
 ) -> Iterator[CheckResult]:
     """Yield a check for a float output whose noise floor may hide faults or is missing.
 
@@ -363,25 +328,21 @@ def check_noise_floor(
     """
     if not any(metric.bound is not None for metric in noise_metrics(bounds, output)):
         return
-    most, verdict = policy.instruments.max_floor, Verdict.ERROR
-    observed: float | None = None
-    params: dict[str, float] = {}
+    metric = BoundedMetric("not_measurable", None, "<=", policy.instruments.max_floor)
     if not _is_measurable(evidence, output):
         waived = policy.waives("noise_ratio", output.name)
         verdict = Verdict.WAIVED if waived else Verdict.ERROR
-        code = "no_reference_waived" if waived else "no_reference"
-    elif output.noise is not None and (share := floor_share(output)) > most:
-        observed, differs = share, evidence.float64_differences.get(output.name)
-        if differs is None or share > 1.0:
-            code = "hidden"
-        elif differs <= _SAME_IN_FLOAT64:
-            return
-        else:
-            code, params = "differs_in_float64", {"differs": differs, "allowed": _SAME_IN_FLOAT64}
-    else:
+        yield check_metric(metric, samples=output.samples).with_code("no_reference", verdict)
         return
-    metric = BoundedMetric("not_measurable", observed, "<=", most)
-    yield check_output(metric, runtime, output).with_code(code, verdict, **params)
+    share, differs = floor_share(output), evidence.float64_differences.get(output.name)
+    if share <= policy.instruments.max_floor:
+        return
+    check = check_metric(metric._replace(observed=share), samples=output.samples)
+    if differs is None or share > 1.0:
+        yield check.with_code("hidden", Verdict.ERROR)
+    elif not differs <= _SAME_IN_FLOAT64:
+        params = {"differs": differs, "allowed": _SAME_IN_FLOAT64}
+        yield check.with_code("differs_in_float64", Verdict.ERROR, **params)
 
 
 _OF_CHOICES = {
@@ -460,8 +421,11 @@ def _noise_peak(output: OutputParity) -> float:
     return max(2.0 * output.max_abs_diff / measured.floor_peak, measured.peak)
 
 
-def _problem(policy: Policy, evidence: Evidence, measured: NoiseParity | None) -> Problem | None:
+def _problem(policy: Policy, evidence: Evidence, output: OutputParity) -> Problem | None:
     """Return why the noise floor is not measured on all samples that the policy requires."""
+    measured = output.noise
+    if not _is_measurable(evidence, output):
+        return {"code": "no_function"}
     reason = (evidence.noise_unmeasured or "no reason is recorded").rstrip(".")
     required = min(policy.instruments.noise_samples, evidence.dataset.samples)
     if measured is None:
@@ -497,20 +461,24 @@ def check_crossings(
         label = point.label
         if label is not None and classes.classes <= label < largest:
             continue  # the point belongs to another output
-        problem, crossing = _crossing(policy, output, classes, point)
-        share = upper = None
-        if crossing is not None:
-            share = crossing.crossed / crossing.samples
-            upper = crossing_upper_bound(
-                crossing.crossed, crossing.samples, confidence=policy.confidence
-            )
+        crossing = _crossing(policy, output, classes, point)
+        samples = share = upper = None
+        if isinstance(crossing, Crossing):
+            samples, share = crossing.samples, crossing.crossed / crossing.samples
+            upper = crossing_upper_bound(crossing.crossed, samples, confidence=policy.confidence)
+            params = crossing.model_dump(include=_CROSSING)
+        else:
+            params = {"problems": [crossing]}
         for metric in (
             BoundedMetric("threshold_crossing", share, "<=", bounds.threshold_crossing),
             BoundedMetric("threshold_crossing_bound", upper, "<=", bounds.threshold_crossing_bound),
         ):
             if metric.bound is not None:
-                fields = {"runtime": runtime.runtime, "output": output.name, "point": str(point)}
-                yield _crossing_check(metric, crossing, problem, **fields)
+                yield check_metric(metric, samples=samples, point=str(point), params=params)
+
+
+_CROSSING = {"crossed", "crossing", "reference_above", "candidate_above"}
+"""Parameters of the text about an operating point."""
 
 
 def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> float:
@@ -523,55 +491,27 @@ def crossing_upper_bound(crossed: int, samples: int, *, confidence: float) -> fl
 
 def _crossing(
     policy: Policy, output: OutputParity, classes: ClassParity, point: OperatingPoint
-) -> tuple[Problem | None, Crossing | None]:
+) -> Crossing | Problem:
     """Return the record of a point, or why it can't be judged."""
     if point.label is not None and point.label >= classes.classes:
-        return {"code": "no_class", "label": point.label, "classes": classes.classes}, None
+        return {"code": "no_class", "label": point.label, "classes": classes.classes}
     records = [c for c in classes.crossings if (c.threshold, c.label) == tuple(point)]
     if len(records) != 1:
-        return {"code": "records", "count": len(records)}, None
+        return {"code": "records", "count": len(records)}
     if classes.normalised != (policy.role_for(output.name) == "probabilities"):
-        return {"code": "without_softmax" if classes.normalised else "with_softmax"}, None
+        return {"code": "without_softmax" if classes.normalised else "with_softmax"}
     (crossing,) = records
-    problem = _contradiction(crossing, output, classes)
-    if problem is not None:
-        return problem, None
-    if not crossing.samples:
-        return {"code": "no_sample"}, None
-    return None, crossing
-
-
-def _contradiction(
-    crossing: Crossing, output: OutputParity, classes: ClassParity
-) -> Problem | None:
-    """Return which of the counts is impossible, or None."""
-    n, crossed = crossing.samples, crossing.crossed
+    n, crossed, listed = crossing.samples, crossing.crossed, crossing.crossing
+    above = (crossing.reference_above, crossing.candidate_above)
     most = output.samples - classes.nan_rows
     least = most - classes.top1_ties if crossing.label is None else 0
-    if not least <= n <= most:
-        return {"code": "contradiction_samples", "count": n, "most": most}
-    above, candidate_above = crossing.reference_above, crossing.candidate_above
-    counts: Problem = {"crossed": crossed, "above": above, "candidate_above": candidate_above}
-    if max(crossed, above, candidate_above) > n:
-        return {"code": "contradiction_crossed", "count": n, **counts}
-    if abs(above - candidate_above) > crossed:
-        return {"code": "contradiction_above", **counts}
-    listed = crossing.crossing
-    if len(listed) != min(crossed, LISTED) or len(set(listed)) != len(listed):
-        return {"code": "contradiction_listed", "crossed": crossed, "listed": len(set(listed))}
-    return None
-
-
-def _crossing_check(
-    metric: BoundedMetric, crossing: Crossing | None, problem: Problem | None, **fields: Any
-) -> CheckResult:
-    if crossing is None:
-        unmeasured = metric._replace(observed=None)
-        return check_metric(unmeasured, samples=None, params={"problems": [problem]}, **fields)
-    params = {
-        "crossed": crossing.crossed,
-        "crossing": list(crossing.crossing),
-        "reference_above": crossing.reference_above,
-        "candidate_above": crossing.candidate_above,
-    }
-    return check_metric(metric, samples=crossing.samples, params=params, **fields)
+    is_consistent = (
+        least <= n <= most
+        and max(crossed, *above) <= n
+        and max(above) - min(above) <= crossed
+        and len(listed) == len(set(listed)) == min(crossed, LISTED)
+    )
+    if not is_consistent:
+        counts = crossing.model_dump(include=_CROSSING)
+        return {"code": "contradiction", "count": n, "most": most, **counts}
+    return crossing if n else {"code": "no_sample"}

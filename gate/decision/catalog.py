@@ -128,6 +128,7 @@ class CheckSpec:
 
     def code(self, name: str) -> CodeSpec | None:
         """Return the text of a code; None: the code is of a newer version."""
+        name = name if name in self.codes else name.removesuffix("_waived")  # of version 0.2.0
         spec = self.codes.get(name, COMMON.get(name))
         return CodeSpec(spec) if isinstance(spec, str) else spec
 
@@ -244,18 +245,16 @@ def _number(
     return CheckSpec(meaning, cause, remedy, codes, formula=formula, unit=unit, why=why)
 
 
-_NO_FLOOR = CodeSpec(
-    "{label} was not measured: {problems}.",
-    cause="evidence",
-    remedy="Bound max_abs_diff instead, and set waive: [noise_ratio, noise_peak, noise_diff].",
-)
-
 _NOISE_TEXT = "{label} is {observed:.6g} × rounding, allowed {allowed} (n = {samples}).{notes}"
 
 _NOISE: Any = {
     "unit": ROUNDING,
     **dict.fromkeys(("within", "beyond"), _NOISE_TEXT),
-    **dict.fromkeys(("no_floor", "no_floor_waived"), _NO_FLOOR),
+    "no_floor": CodeSpec(
+        "{label} was not measured: {problems}.",
+        cause="evidence",
+        remedy="Bound max_abs_diff instead, and set waive: [noise_ratio, noise_peak, noise_diff].",
+    ),
 }
 
 _OF_DIFFERENCES: Any = {"unit": _DIFFERENCE, "why": _BY_POLICY}
@@ -313,11 +312,6 @@ _QUANTIZED_TENSORS = (
 )
 
 _UNBOUNDED = "No bound of the policy applies to this output, so any value in it would pass."
-
-_NO_REFERENCE = (
-    "{output} cannot be judged: neither float64 nor random rounding computes the model's function, "
-    "so its rounding error was not measured."
-)
 
 _MEASURE_AGAIN = "Measure again with this policy."
 
@@ -624,8 +618,8 @@ CHECKS: dict[str, CheckSpec] = {
         "model",
         _AMPLIFIES,
         {
-            "no_reference": _NO_REFERENCE,
-            "no_reference_waived": _NO_REFERENCE,
+            "no_reference": "{output} cannot be judged: neither float64 nor random rounding "
+            "computes the model's function, so its rounding error was not measured.",
             "hidden": "{output} cannot be judged: rounding alone changes it by {observed:.3g} of "
             "its standard deviation, allowed at most {bound:.3g}. A fault of that size would be "
             "hidden.",
@@ -1266,9 +1260,7 @@ CHECKS: dict[str, CheckSpec] = {
             "incomplete": "{samples} of {images} pictures were compared.",
             "nonfinite": "{count} values are NaN or infinite.",
             "unsupported": "{consumer} cannot follow the spec on any machine: {reason}",
-            **dict.fromkeys(
-                ("unavailable", "unavailable_waived"), "{consumer} was not measured: {reason}"
-            ),
+            "unavailable": "{consumer} was not measured: {reason}",
             "recorded_times": CodeSpec(
                 "{consumer} is recorded {count} times, expected once.", cause="evidence"
             ),
@@ -1478,14 +1470,9 @@ PROBLEMS: dict[str, str] = {
     "with_softmax": "it was measured with a softmax, which its role in the policy excludes",
     "without_softmax": "it was measured without a softmax, which its role in the policy needs",
     "no_sample": "no sample was compared at this point",
-    "contradiction_samples": "its counts contradict each other: {count} samples were compared, of "
-    "{most} with an answer",
-    "contradiction_crossed": "its counts contradict each other: {crossed} of {count} cross, "
-    "{above} and {candidate_above} are above",
-    "contradiction_above": "its counts contradict each other: {above} and {candidate_above} are "
-    "above, and only {crossed} cross",
-    "contradiction_listed": "its counts contradict each other: {crossed} cross, and {listed} are "
-    "listed",
+    "contradiction": "its counts contradict each other: {count} samples were compared, of {most} "
+    "with an answer; {reference_above} and {candidate_above} are above, {crossed} cross"
+    "{crossing:samples}",
     # probes
     "no_probe": "no probe was computed",
     "no_batch_probe": "there is no probe of the batch sizes {sizes:list}",

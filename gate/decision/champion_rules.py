@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gate.decision import metric_rules
 from gate.decision.bound_rules import BoundedMetric, check_metric
-from gate.decision.check_result import CheckResult, Problem, Verdict
+from gate.decision.check_result import CheckResult, Problem, Verdict, check_result
 from gate.policy.output_roles import class_metrics_for
 from gate.policy.policy import Policy
 from gate.policy.sections import ChampionPolicy
@@ -24,24 +24,17 @@ def check_champion(
     section = policy.incumbent
     if section is None:
         return
-    if incumbent is None and policy.promotion == "by_service":
-        state: tuple[Verdict, str, Problem] = (Verdict.WAIVED, "left_to_service", {})
-    else:
-        state = _comparison_state(section, evidence, incumbent)
-    verdict, code, params = state
-    yield CheckResult(
-        name="incumbent",
-        observed=None
-        if incumbent is None
-        else incumbent.version and f"version {incumbent.version}",
-        samples=None if incumbent is None or not incumbent.samples else incumbent.samples,
-        verdict=verdict,
-        code=code,
-        params=params,
-    )
-    if incumbent is None or verdict is not Verdict.PASS or incumbent.state != "compared":
+    if incumbent is None:
+        by_service = policy.promotion == "by_service"
+        verdict, code = Verdict.ERROR, "not_read"
+        if by_service:
+            verdict, code = Verdict.WAIVED, "left_to_service"
+        yield check_result("incumbent", code, verdict)
         return
-    if incumbent.is_same_file:
+    check = _check_comparison(section, evidence, incumbent)
+    version = incumbent.version and f"version {incumbent.version}"
+    yield check.model_copy(update={"observed": version, "samples": incumbent.samples or None})
+    if check.code != "compared":
         return
     yield from metric_rules.check_champion_metrics(policy, evidence, incumbent)
     if section.asks_for_answers:
@@ -53,46 +46,35 @@ def check_champion(
         yield check_metric(metric, samples=timed.batches if timed else 0)
 
 
-def _comparison_state(
-    section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison | None
-) -> tuple[Verdict, str, Problem]:
-    """Return whether there is something to compare with: verdict, code, parameters."""
-    if incumbent is None:
-        return Verdict.ERROR, "not_read", {}
+def _check_comparison(
+    section: ChampionPolicy, evidence: Evidence, incumbent: ChampionComparison
+) -> CheckResult:
+    """Check that there is a comparison, and that it is about this file and these samples."""
     if incumbent.state == "first":
-        allowed = section.first_release == "allow"
-        verdict = Verdict.PASS if allowed else Verdict.FAIL
-        return verdict, f"first_release_{'allowed' if allowed else 'refused'}", {}
+        if section.first_release == "allow":
+            return check_result("incumbent", "first_release_allowed", Verdict.PASS)
+        return check_result("incumbent", "first_release_refused", Verdict.FAIL)
     params: Problem = {"version": incumbent.version or "unknown"}
-    code = _problem(evidence, incumbent)
-    if code == "not_compared":
+    dataset, code = evidence.dataset, "no_digests"
+    if incumbent.state != "compared":
+        code = "not_compared"
         params["reason"] = (incumbent.absent or "no reason is recorded").rstrip(".")
-    elif code == "other_file":
+    elif incumbent.subject_sha256 != evidence.subject.sha256:
+        code = "other_file"
         params["sha256"] = incumbent.subject_sha256.short
-    elif code == "other_samples":
+    elif None not in (incumbent.version, incumbent.sha256, incumbent.evidence_sha256):
+        if incumbent.is_same_file:
+            return check_result("incumbent", "same_file", Verdict.PASS, **params)
+        if (incumbent.data_sha256, incumbent.samples) == (dataset.sha256, dataset.samples):
+            return check_result("incumbent", "compared", Verdict.PASS, **params)
+        code = "other_samples"
         params |= {
             "champion_samples": incumbent.samples,
             "champion_data": incumbent.data_sha256.short,
-            "file_samples": evidence.dataset.samples,
-            "file_data": evidence.dataset.sha256.short,
+            "file_samples": dataset.samples,
+            "file_data": dataset.sha256.short,
         }
-    if code is not None:
-        return Verdict.ERROR, code, params
-    return Verdict.PASS, "same_file" if incumbent.is_same_file else "compared", params
-
-
-def _problem(evidence: Evidence, incumbent: ChampionComparison) -> str | None:
-    """Return the code of the reason why the comparison is not about this file and these samples, or
-    None."""
-    if incumbent.state != "compared":
-        return "not_compared"
-    if incumbent.subject_sha256 != evidence.subject.sha256:
-        return "other_file"
-    if None in (incumbent.version, incumbent.sha256, incumbent.evidence_sha256):
-        return "no_digests"
-    dataset = evidence.dataset
-    same = (incumbent.data_sha256, incumbent.samples) == (dataset.sha256, dataset.samples)
-    return None if same or incumbent.is_same_file else "other_samples"
+    return check_result("incumbent", code, Verdict.ERROR, **params)
 
 
 def _check_answers(
@@ -106,15 +88,15 @@ def _check_answers(
     names = dict.fromkeys(o.name for o in outputs if class_metrics_for(policy, o) is not None)
     for name in names or (None,):
         answers = incumbent.answers(name) if name is not None else None
-        drop, agreement = (
-            (answers.accuracy_drop, answers.agreement) if answers is not None else (None, None)
+        drop = BoundedMetric(
+            "incumbent_accuracy_drop",
+            answers.accuracy_drop if answers else None,
+            "<=",
+            section.max_accuracy_drop,
+            least=-1.0,
         )
-        count = 0 if answers is None else answers.samples
-        for metric in (
-            BoundedMetric(
-                "incumbent_accuracy_drop", drop, "<=", section.max_accuracy_drop, least=-1.0
-            ),
-            BoundedMetric("incumbent_agreement", agreement, ">=", section.min_agreement),
-        ):
+        share = answers.agreement if answers else None
+        agreement = BoundedMetric("incumbent_agreement", share, ">=", section.min_agreement)
+        for metric in (drop, agreement):
             if metric.bound is not None:
-                yield check_metric(metric, samples=count, output=name)
+                yield check_metric(metric, samples=answers.samples if answers else 0, output=name)

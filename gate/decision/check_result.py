@@ -71,9 +71,11 @@ class CheckResult(Record):
         names = (self.part, self.runtime, self.output, self.label)
         return " / ".join(name for name in names if name)
 
-    def with_code(self, code: str, verdict: Verdict | None = None, **params: Any) -> CheckResult:
-        """Return the check with another code and more parameters."""
-        update = {"code": code, "verdict": verdict or self.verdict}
+    def with_code(
+        self, code: str | None = None, verdict: Verdict | None = None, **params: Any
+    ) -> CheckResult:
+        """Return the check with another code or verdict, and more parameters."""
+        update = {"code": code or self.code, "verdict": verdict or self.verdict}
         return self.model_copy(update=update | {"params": as_json({**self.params, **params})})
 
 
@@ -81,23 +83,21 @@ Problem = dict[str, Any]
 """One of several problems: `{"code": ..., parameters}`."""
 
 
+def check_result(name: str, code: str, verdict: Verdict, /, **params: Any) -> CheckResult:
+    """Return a check without a number."""
+    return CheckResult(name=name, code=code, verdict=verdict, params=params)
+
+
 def statement(
     name: str,
     problems: Sequence[Problem],
     *,
     verdict: Verdict = Verdict.FAIL,
-    runtime: RuntimeName | None = None,
-    output: str | None = None,
     holds: str = "holds",
     **params: Any,
 ) -> CheckResult:
-    """Return a check without a number. Without problems it passes, with the code `holds` and these
-    parameters."""
-    return CheckResult(
-        name=name,
-        runtime=runtime,
-        output=output,
-        verdict=verdict if problems else Verdict.PASS,
-        code="violated" if problems else holds,
-        params={"problems": problems} if problems else params,
-    )
+    """Return the check `violated` with this verdict; without problems, the passed check `holds`
+    with these parameters."""
+    if problems:
+        return check_result(name, "violated", verdict, problems=problems)
+    return check_result(name, holds, Verdict.PASS, **params)

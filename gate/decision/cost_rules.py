@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any
 
 from gate.decision.bound_rules import BoundedMetric, check_metric
 from gate.decision.check_result import CheckResult, Problem
@@ -20,17 +20,25 @@ def check_costs(
 ) -> Iterator[CheckResult]:
     """Yield one check per bound: the time relative to PyTorch's, and the memory."""
     if bounds.latency_ratio is not None:
-        yield _latency(bounds.latency_ratio, evidence, runtime)
-    if bounds.memory_mb is not None:
-        yield _memory(bounds.memory_mb, runtime)
+        ratios, problem = latency_ratios(evidence, runtime)
+        ratio = largest(ratios.values()) if problem is None else None
+        metric = BoundedMetric("latency_ratio", ratio, "<=", bounds.latency_ratio)
+        shown = [f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items()]
+        notes = [*_notes(evidence, runtime)]
+        yield _check(metric, problem, ratios=shown, notes=notes)
+    if bounds.memory_mb is not None:  # 0 is valid: the process may have had the memory before
+        grown = runtime.memory_bytes
+        problem = {"code": "memory_unread" if grown is None else "memory_older"}
+        size = grown / _MB if grown is not None and runtime.cost is not None else None
+        yield _check(BoundedMetric("memory_mb", size, "<=", bounds.memory_mb), problem)
     if bounds.p95_ms is not None:
         slowest = max((load.p95_ms for load in runtime.concurrency), default=None)
-        yield _load("p95_ms", slowest, "<=", bounds.p95_ms, runtime)
+        yield _check(BoundedMetric("p95_ms", slowest, "<=", bounds.p95_ms), _NO_LOAD)
     if bounds.throughput_min is not None:
         closed = [load for load in runtime.concurrency if load.rate is None]
         most = max(closed, key=lambda load: load.connections, default=None)
-        least = None if most is None else most.per_second
-        yield _load("throughput_min", least, ">=", bounds.throughput_min, runtime)
+        rate = None if most is None else most.per_second
+        yield _check(BoundedMetric("throughput_min", rate, ">=", bounds.throughput_min), _NO_LOAD)
 
 
 def latency_ratios(
@@ -74,58 +82,25 @@ def _ratio(latency: Latency, reference: Latency) -> float:
     return new / old if timed and new > 0.0 and 0.0 < old < math.inf else math.nan
 
 
-def _latency(bound: float, evidence: Evidence, runtime: RuntimeEvidence) -> CheckResult:
-    ratios, problem = latency_ratios(evidence, runtime)
-    if problem is not None:
-        return _unmeasured("latency_ratio", bound, runtime, problem)
-    notes = [*_threads(evidence, runtime)]
-    reason = runtime.cost.single_unmeasured if runtime.cost and not runtime.cost.single else None
-    if reason:
-        notes.append({"code": "no_single", "reason": reason.rstrip(".")})
-    params: Problem = {
-        "ratios": [f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items()],
-        "notes": notes,
-    }
-    metric = BoundedMetric("latency_ratio", largest(ratios.values()), "<=", bound)
-    return _cost_check(metric, runtime, params)
+_NO_LOAD: Problem = {"code": "no_load"}
 
 
-def _memory(bound: float, runtime: RuntimeEvidence) -> CheckResult:
-    """Check the growth of memory. 0 is valid: the process may have had the memory before."""
-    grown = runtime.memory_bytes
-    if grown is None or runtime.cost is None:
-        code = "memory_unread" if grown is None else "memory_older"
-        return _unmeasured("memory_mb", bound, runtime, {"code": code})
-    return _cost_check(BoundedMetric("memory_mb", grown / _MB, "<=", bound), runtime, {})
-
-
-def _load(
-    name: str,
-    observed: float | None,
-    relation: Literal["<=", ">="],
-    bound: float,
-    runtime: RuntimeEvidence,
-) -> CheckResult:
-    if observed is None:
-        return _unmeasured(name, bound, runtime, {"code": "no_load"})
-    return _cost_check(BoundedMetric(name, observed, relation, bound), runtime, {})
-
-
-def _unmeasured(name: str, bound: float, runtime: RuntimeEvidence, problem: Problem) -> CheckResult:
-    return _cost_check(BoundedMetric(name, None, "<=", bound), runtime, {"problems": [problem]})
-
-
-def _cost_check(metric: BoundedMetric, runtime: RuntimeEvidence, params: Problem) -> CheckResult:
-    return check_metric(metric, samples=None, runtime=runtime.runtime, params=params)
+def _check(metric: BoundedMetric, problem: Problem | None, **params: Any) -> CheckResult:
+    """Return the check of a number. `problem`: why it was not measured, if it was not."""
+    params = {"problems": [problem]} if metric.observed is None else params
+    return check_metric(metric, samples=None, params=params)
 
 
 def _samples(size: int) -> str:
     return "one sample" if size == 1 else f"{size} samples"
 
 
-def _threads(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[Problem]:
-    """Yield a note if the runtime and PyTorch had different numbers of threads."""
+def _notes(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[Problem]:
+    """Yield notes on different numbers of threads, and on why single samples were not timed."""
     threads = runtime.session_options.get("intra_op_num_threads")
     reference = evidence.environment.determinism.threads
     if threads not in (None, str(reference)):
         yield {"code": "other_threads", "threads": threads, "reference_threads": reference}
+    cost = runtime.cost
+    if cost is not None and cost.single is None and cost.single_unmeasured:
+        yield {"code": "no_single", "reason": cost.single_unmeasured.rstrip(".")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import JsonValue
@@ -18,12 +18,14 @@ from gate.decision import (
     output_rules,
     provenance_rules,
 )
+from gate.decision.bound_rules import check_metric
 from gate.decision.check_result import CheckResult, Verdict
 from gate.policy.output_roles import unmeasurable
 from gate.policy.policy import Policy
 from gate.policy.sections import RuntimePolicy
 from gate.records.champion_comparison import ChampionComparison
-from gate.records.evidence import Evidence
+from gate.records.evidence import Evidence, RuntimeEvidence
+from gate.records.outputs import OutputParity
 from gate.records.runtime import RUNTIMES, RuntimeName
 from gate.storage.digest import Digest, canonical_json
 from gate.storage.record import Record, Sha256, added_field
@@ -48,7 +50,8 @@ def iter_checks(
     yield from provenance_rules.check_export(policy, evidence)
     yield from output_rules.check_role_names(policy, evidence)
     if evidence.subject.parts:  # each part has its own graph
-        yield from _part_checks(stated, evidence)
+        for part in evidence.subject.parts:
+            yield from _located(_part_checks(stated, evidence, part), part=part)
     else:
         yield from instrument_rules.check_graph(policy, evidence)
     yield from provenance_rules.check_preprocessing(policy, evidence)
@@ -58,11 +61,16 @@ def iter_checks(
     for name in (*RUNTIMES, *third_party):
         runtime_policy = policy.runtimes.get(name)
         if runtime_policy is not None and runtime_policy.required != "never":
-            measured = list(_runtime_checks(policy, evidence, name))
-            checks = bound_rules.mark_left_to_rounding(evidence, measured)
+            checks = [*_located(_runtime_checks(policy, evidence, name), runtime=name)]
+            checks = bound_rules.mark_left_to_rounding(evidence, checks)
             if runtime_policy.exceeded == "warn" and evidence.runtime(name) is not None:
                 checks = [_as_warning(runtime_policy, check) for check in checks]
             yield from checks
+
+
+def _located(checks: Iterable[CheckResult], **location: str) -> Iterator[CheckResult]:
+    """Yield the checks with the part, runtime or output that they are about."""
+    return (check.model_copy(update=location) for check in checks)
 
 
 def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResult:
@@ -70,21 +78,19 @@ def _as_warning(runtime_policy: RuntimePolicy, check: CheckResult) -> CheckResul
     required = check.name == "runtime" and runtime_policy.required == "always"
     if required or check.verdict in (Verdict.PASS, Verdict.WAIVED):
         return check
-    return check.with_code(check.code or "", Verdict.WAIVED, warns=True)
+    return check.with_code(verdict=Verdict.WAIVED, warns=True)
 
 
-def _part_checks(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    for name, part in evidence.subject.parts.items():
-        measured = evidence.parts.get(name)
-        yield evidence_rules.check_part(part, measured, name)
-        if measured is not None:
-            part_policy = policy.for_part([spec.name for spec in measured.subject.outputs])
-            for check in iter_checks(part_policy, measured):
-                yield check.model_copy(update={"part": name})
+def _part_checks(policy: Policy, evidence: Evidence, name: str) -> Iterator[CheckResult]:
+    measured = evidence.parts.get(name)
+    yield evidence_rules.check_part(evidence.subject.parts[name], measured)
+    if measured is not None:
+        outputs = [spec.name for spec in measured.subject.outputs]
+        yield from iter_checks(policy.for_part(outputs), measured)
 
 
 def _runtime_checks(policy: Policy, evidence: Evidence, name: RuntimeName) -> Iterator[CheckResult]:
-    runtime, runtime_bounds = evidence.runtime(name), policy.runtimes[name].bounds
+    runtime, bounds = evidence.runtime(name), policy.runtimes[name].bounds
     if runtime is None or not runtime.measured:
         yield evidence_rules.check_missing(policy, evidence, name)
         return
@@ -93,57 +99,67 @@ def _runtime_checks(policy: Policy, evidence: Evidence, name: RuntimeName) -> It
     yield from evidence_rules.check_precision(policy, runtime)
     yield from evidence_rules.check_server(policy, runtime)
     yield from evidence_rules.check_recording(policy, runtime)
-    yield from device_rules.check_device(policy, runtime_bounds, evidence, runtime)
+    yield from device_rules.check_device(policy, bounds, evidence, runtime)
     yield output_rules.check_measured(policy, evidence, runtime)
     yield from output_rules.check_variation(evidence, runtime)
     samples_fail = False
-    noise = {output.name: output.noise for output in runtime.outputs}
-    refused = bound_rules.is_refused(policy, name, noise)
     for output in runtime.outputs:
-        lacking = unmeasurable(output)
-        if lacking is not None:  # it has no numbers
-            yield output_rules.check_unmeasurable(policy, evidence, runtime, output, lacking)
-            yield output_rules.check_finite(policy, runtime, output)
-            continue
-        yield output_rules.check_reference(policy, runtime, output)
-        yield output_rules.check_finite(policy, runtime, output)
-        yield from output_rules.check_role(policy, runtime, output)
-        bounds = bound_rules.with_exceptions(
-            policy.bounds_for(name, output.name), evidence, output.name
-        )
-        checks = [
-            bound_rules.mark_too_few_samples(
-                policy,
-                bound_rules.mark_unsure(bound_rules.check_output(c, runtime, output), output),
-                output,
-            )
-            for c in output_rules.bounded_metrics(policy, bounds, output)
-            if c.bound is not None
-        ]
-        checks += bound_rules.check_crossings(policy, bounds, runtime, output)
-        if policy.role_for(output.name) not in ("mask", "indices"):  # which must be equal
-            checks += bound_rules.check_noise(policy, bounds, evidence, runtime, output)
-            checks += bound_rules.check_noise_floor(policy, bounds, evidence, runtime, output)
-        few_draws = output.noise is not None and output.noise.few_draws
-        if (runtime.unexamined or few_draws) and not refused:
-            unexamined = runtime.unexamined > 0
-            checks = [
-                bound_rules.mark_unexamined(check, unexamined=unexamined, few_draws=few_draws)
-                for check in checks
-            ]
-        if all(c.verdict is Verdict.WAIVED for c in checks):
-            yield output_rules.check_unbounded(policy, runtime, output)
-        yield from checks
-        if policy.judges(output.name):
-            yield from bound_rules.check_near_ties(policy, runtime, output)
-        yield from instrument_rules.check_stability(runtime_bounds, runtime, output)
-        samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in checks)
+        numbers = [] if unmeasurable(output) else _numbers(policy, evidence, runtime, output)
+        samples_fail = samples_fail or any(check.verdict is Verdict.FAIL for check in numbers)
+        checks = _output_checks(policy, evidence, runtime, output, numbers)
+        yield from _located(checks, output=output.name)
     if samples_fail:
-        yield from evidence_rules.check_fast_path(evidence, runtime)
+        yield from evidence_rules.check_fast_path(evidence)
     yield from instrument_rules.check_probes(policy, evidence, runtime, samples_fail=samples_fail)
     yield from instrument_rules.check_concurrency(policy, runtime)
     yield from metric_rules.check_runtime_metrics(policy, evidence, runtime)
-    yield from cost_rules.check_costs(runtime_bounds, evidence, runtime)
+    yield from cost_rules.check_costs(bounds, evidence, runtime)
+
+
+def _numbers(
+    policy: Policy, evidence: Evidence, runtime: RuntimeEvidence, output: OutputParity
+) -> list[CheckResult]:
+    """Return the checks of the bounded numbers of an output."""
+    bounds = policy.bounds_for(runtime.runtime, output.name)
+    bounds = bound_rules.with_exceptions(bounds, evidence, output.name)
+    checks = [
+        bound_rules.mark_unproven(policy, check_metric(metric, samples=output.samples), output)
+        for metric in output_rules.bounded_metrics(policy, bounds, output)
+        if metric.bound is not None
+    ]
+    checks += bound_rules.check_crossings(policy, bounds, runtime, output)
+    if policy.role_for(output.name) not in ("mask", "indices"):  # which must be equal
+        checks += bound_rules.check_noise(policy, bounds, evidence, output)
+        checks += bound_rules.check_noise_floor(policy, bounds, evidence, output)
+    noise = {each.name: each.noise for each in runtime.outputs}
+    few_draws, unexamined = output.noise is not None and output.noise.few_draws, runtime.unexamined
+    if (few_draws or unexamined) and not bound_rules.is_refused(policy, runtime.runtime, noise):
+        return bound_rules.mark_unexamined(checks, unexamined=unexamined > 0, few_draws=few_draws)
+    return checks
+
+
+def _output_checks(
+    policy: Policy,
+    evidence: Evidence,
+    runtime: RuntimeEvidence,
+    output: OutputParity,
+    numbers: Sequence[CheckResult],
+) -> Iterator[CheckResult]:
+    """Yield the checks of one output. `numbers`: those of its bounded numbers."""
+    lacking = unmeasurable(output)
+    if lacking is not None:
+        yield output_rules.check_unmeasurable(policy, evidence, output, lacking)
+        yield output_rules.check_finite(policy, output)
+        return
+    yield output_rules.check_reference(policy, output)
+    yield output_rules.check_finite(policy, output)
+    yield from output_rules.check_role(policy, output)
+    if all(check.verdict is Verdict.WAIVED for check in numbers):
+        yield output_rules.check_unbounded(policy, runtime, output)
+    yield from numbers
+    if policy.judges(output.name):
+        yield from bound_rules.check_near_ties(policy, output)
+    yield from instrument_rules.check_stability(policy.runtimes[runtime.runtime].bounds, output)
 
 
 class Conclusion(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gate.decision.bound_rules import BoundedMetric, check_metric
-from gate.decision.check_result import CheckResult, Problem, Verdict, statement
+from gate.decision.check_result import CheckResult, Problem, Verdict, check_result, statement
 from gate.decision.cuda_kernels import cuda_kernels
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import (
@@ -32,18 +32,15 @@ from gate.records.runtime import (
 )
 
 
-def check_part(part: SubjectPart, measured: Evidence | None, name: str) -> CheckResult:
+def check_part(part: SubjectPart, measured: Evidence | None) -> CheckResult:
     """Check that the evidence of a part exists and is about its file."""
-    if measured is None:
-        code = "unmeasured"
-    elif measured.subject.sha256 != part.sha256:
-        code = "wrong_file"
-    else:
-        code = "measured"
-    verdict = Verdict.PASS if code == "measured" else Verdict.ERROR
-    actual = "nothing" if measured is None else measured.subject.sha256.short
-    params = {"file": part.file, "sha256": part.sha256.short, "measured": actual}
-    return CheckResult(name="part", part=name, verdict=verdict, code=code, params=params)
+    verdict, code, actual = Verdict.ERROR, "unmeasured", "nothing"
+    if measured is not None:
+        code, actual = "wrong_file", measured.subject.sha256.short
+        if measured.subject.sha256 == part.sha256:
+            verdict, code = Verdict.PASS, "measured"
+    expected = part.sha256.short
+    return check_result("part", code, verdict, file=part.file, sha256=expected, measured=actual)
 
 
 _SPREAD = 1e-4
@@ -71,21 +68,26 @@ def _probed(runtime: RuntimeEvidence) -> bool:
 def check_determinism(policy: Policy, evidence: Evidence) -> CheckResult:
     """Check that the switches of the run were those of the policy."""
     required, recorded = policy.determinism, evidence.environment.determinism
-    differences = [
-        {"code": "switch_differs", "switch": switch, "actual": actual, "wanted": expected}
-        for switch, actual, expected in (
-            ("tf32_matmul", recorded.tf32_matmul, required.tf32),
-            ("tf32_cudnn", recorded.tf32_cudnn, required.tf32),
-            ("cudnn_deterministic", recorded.cudnn_deterministic, required.cudnn_deterministic),
-            ("cudnn_benchmark", recorded.cudnn_benchmark, required.cudnn_benchmark),
-            ("grad", recorded.grad, False),
-            ("seed", recorded.seed, required.seed % 2**64),  # as PyTorch does with a negative seed
-            ("threads", recorded.threads, required.threads or recorded.threads),
-            ("algorithms", recorded.algorithms, required.algorithms),
-        )
-        if actual != expected
-    ]
-    return statement("determinism", differences)
+    wanted = {
+        "tf32_matmul": required.tf32,
+        "tf32_cudnn": required.tf32,
+        "cudnn_deterministic": required.cudnn_deterministic,
+        "cudnn_benchmark": required.cudnn_benchmark,
+        "grad": False,
+        "seed": required.seed % 2**64,  # as PyTorch does with a negative seed
+        "threads": required.threads or recorded.threads,
+        "algorithms": required.algorithms,
+    }
+    return statement("determinism", [*_differing_switches(dict(recorded), wanted)])
+
+
+def _differing_switches(
+    recorded: Mapping[str, object], wanted: Mapping[str, object]
+) -> Iterator[Problem]:
+    for switch, value in wanted.items():
+        actual = recorded.get(switch, "not recorded")
+        if actual != value:
+            yield {"code": "switch_differs", "switch": switch, "actual": actual, "wanted": value}
 
 
 def check_measured(evidence: Evidence) -> CheckResult:
@@ -105,35 +107,38 @@ def check_missing(policy: Policy, evidence: Evidence, name: RuntimeName) -> Chec
     optimizations off. A runtime that can't run any file is not a fault of this file.
     """
     runtime_policy, runtime = policy.runtimes[name], evidence.runtime(name)
-    served = find_optimized(policy, evidence, name)
-    verdict = Verdict.ERROR
-    params: Problem = {}
+    served = _find_optimized(policy, evidence, name)
     if runtime is None:
-        code = "no_record"
-    elif runtime.failure and runtime.unusable:
+        return check_result("runtime", "no_record", Verdict.ERROR)
+    failure = runtime.failure
+    params: Problem = {"failure": failure}
+    if failure and runtime.unusable:
         by_network = (runtime_policy.kind or name) == SERVER
         code = "unusable_server" if by_network else "unusable"
-        params = {"failure": runtime.failure}
-    elif runtime.failure and runtime.plain_failure and served:
-        verdict, code = Verdict.WAIVED, "not_plain"
-        params = {"plain_failure": runtime.plain_failure, "served": served}
-    elif runtime.failure:
-        verdict, code = Verdict.FAIL, runtime.failure_code or "failed"
+        return check_result("runtime", code, Verdict.ERROR, **params)
+    if failure and runtime.plain_failure and served:
+        return check_result(
+            "runtime",
+            "not_plain",
+            Verdict.WAIVED,
+            plain_failure=runtime.plain_failure,
+            served=served,
+        )
+    if failure:
+        code = runtime.failure_code or "failed"
         if code == "wrong_outputs" and any(each.measured for each in evidence.runtimes):
             code = "failed"
         if code == "failed" and evidence.subject.parts:
             code = "chain_failed"
-        params = {"failure": runtime.failure, **runtime.failure_params}
-    elif runtime.absent_reason:
-        waived = runtime_policy.required == "when_present"
-        verdict = Verdict.WAIVED if waived else verdict
-        code, params = "absent_waived" if waived else "absent", {"reason": runtime.absent_reason}
-    else:
-        code = "empty"
-    return CheckResult(name="runtime", runtime=name, verdict=verdict, code=code, params=params)
+        return check_result("runtime", code, Verdict.FAIL, **params | runtime.failure_params)
+    if not runtime.absent_reason:
+        return check_result("runtime", "empty", Verdict.ERROR)
+    waived = runtime_policy.required == "when_present"
+    code, verdict = ("absent_waived", Verdict.WAIVED) if waived else ("absent", Verdict.ERROR)
+    return check_result("runtime", code, verdict, reason=runtime.absent_reason)
 
 
-def find_optimized(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
+def _find_optimized(policy: Policy, evidence: Evidence, name: RuntimeName) -> RuntimeName | None:
     """Return the optimized runtime that corresponds to one without optimizations.
 
     None if the policy does not judge it, or it was not measured.
@@ -163,26 +168,15 @@ def check_session(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence) 
         expected["graph_optimization_level"] = BASIC
         if evidence.subject.parts:  # some of which may open
             del expected["graph_optimization_level"]
-    differences = [*_identity_problems(policy, runtime)]
-    differences += [
-        {
-            "code": "switch_differs",
-            "switch": key,
-            "actual": runtime.session_options.get(key, "not recorded"),
-            "wanted": value,
-        }
-        for key, value in expected.items()
-        if runtime.session_options.get(key) != value
-    ]
-    optimized = find_optimized(policy, evidence, runtime.runtime)
-    if plain and optimized is None:
-        differences.append({"code": "not_plain", "plain_failure": runtime.plain_failure})
-    result = statement("session", differences, runtime=runtime.runtime)
-    if not plain or optimized is None or differences:
-        return result
-    return result.with_code(
-        "basic", Verdict.WAIVED, plain_failure=runtime.plain_failure, served=optimized
-    )
+    problems = [*_identity_problems(policy, runtime)]
+    problems += _differing_switches(runtime.session_options, expected)
+    served = _find_optimized(policy, evidence, runtime.runtime)
+    failure = {"plain_failure": runtime.plain_failure}
+    if plain and served is None:
+        problems.append({"code": "not_plain", **failure})
+    if plain and not problems:
+        return check_result("session", "basic", Verdict.WAIVED, **failure, served=served)
+    return statement("session", problems)
 
 
 def _identity_problems(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Problem]:
@@ -217,19 +211,14 @@ def check_provider(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence)
     elif runtime.fallback_nodes:
         problems.append({"code": "elsewhere", "count": len(runtime.fallback_nodes)})
     ran = runtime.runtime in RUNTIMES or setup is not None or runtime.nodes_per_provider
-    result = statement(
-        "provider",
-        problems,
-        runtime=runtime.runtime,
-        holds="ran" if ran else "holds",
-        wanted=expected,
-        notes=list(_cpu_notes(runtime, excused)),
-    )
-    if result.verdict is Verdict.PASS or setup is None or not runtime.fallback_nodes:
+    notes = [*_cpu_notes(runtime, excused)]
+    holds = "ran" if ran else "holds"
+    result = statement("provider", problems, holds=holds, wanted=expected, notes=notes)
+    if not problems or setup is None or not runtime.fallback_nodes:
         return result
-    if _optimized_for_cpu(evidence, runtime):
-        fused = sorted(filter(_CPU_FUSED.match, {node.operator for node in runtime.cpu_nodes}))
-        return result.with_code("cpu_optimized", operators=fused)
+    fused = {node.operator for node in runtime.cpu_nodes if _CPU_FUSED.match(node.operator)}
+    if _optimized_for_cpu(fused, evidence, runtime):
+        return result.with_code("cpu_optimized", operators=sorted(fused))
     providers = list(dict.fromkeys((*setup.providers, CPU_PROVIDER)))
     return result.with_code("cpu_nodes", providers=providers)
 
@@ -239,18 +228,13 @@ def _nodes_without_kernel(
 ) -> tuple[CpuNode, ...]:
     """Return the nodes on the CPU without a CUDA kernel in this ONNX Runtime. Empty if a node on
     the CPU does main work of the model, such as a convolution."""
-    if CUDA_PROVIDER not in setup.providers or any(map(HEAVY.search, _operators(runtime))):
+    described = {node.name: node.operator for node in runtime.cpu_nodes}  # users choose the names
+    operators = [described.get(name, name) for name in runtime.fallback_nodes]
+    if CUDA_PROVIDER not in setup.providers or any(map(HEAVY.search, operators)):
         return ()
     version = evidence.environment.versions.get("onnxruntime")
     table = cuda_kernels()
     return tuple(node for node in runtime.cpu_nodes if table.lacks_kernel(node, version))
-
-
-def _operators(runtime: RuntimeEvidence) -> Iterator[str]:
-    """Yield the operator of each node on the CPU. Users choose the names of nodes."""
-    described = {node.name: node.operator for node in runtime.cpu_nodes}
-    for name in runtime.fallback_nodes:
-        yield described.get(name, name)
 
 
 def _cpu_notes(runtime: RuntimeEvidence, excused: tuple[CpuNode, ...]) -> Iterator[Problem]:
@@ -271,9 +255,8 @@ def _input_types(node: CpuNode) -> str:
     return f" on {', '.join(kinds)}" if kinds else ""
 
 
-def _optimized_for_cpu(evidence: Evidence, runtime: RuntimeEvidence) -> bool:
-    """Return whether the file holds operators of ONNX Runtime's CPU optimizations."""
-    fused = {node.operator for node in runtime.cpu_nodes if _CPU_FUSED.match(node.operator)}
+def _optimized_for_cpu(fused: set[str], evidence: Evidence, runtime: RuntimeEvidence) -> bool:
+    """Return whether the file holds one of these operators of ONNX Runtime's CPU optimizations."""
     if evidence.graph is not None:
         return not fused.isdisjoint(evidence.graph.operators)
     level = runtime.session_options.get("graph_optimization_level")
@@ -330,24 +313,16 @@ def check_precision(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckR
     Only if the policy requires exact numbers. Providers of ONNX Runtime that do not report their
     precision are judged by their numbers.
     """
-    if runtime.runtime in RUNTIMES or policy.precision != "exact":
+    name = runtime.runtime
+    if name in RUNTIMES or policy.precision != "exact":
         return
     stated = runtime.identity.precision if runtime.identity else None
     right = ("float32", "tf32") if policy.determinism.tf32 else ("float32",)
-    problems: list[Problem] = []
-    by_numbers = ort_setup(policy, runtime.runtime) is not None or is_server(
-        policy, runtime.runtime
-    )
-    unreported = stated is None and by_numbers
-    if not unreported and stated not in right:
-        problems.append({"code": "other_precision", "precision": stated or "no", "wanted": right})
-    yield statement(
-        "precision",
-        problems,
-        runtime=runtime.runtime,
-        holds="unreported" if unreported else "holds",
-        precision=stated,
-    )
+    if stated is None and (ort_setup(policy, name) is not None or is_server(policy, name)):
+        yield statement("precision", [], holds="unreported", precision=None)
+        return
+    problem = {"code": "other_precision", "precision": stated or "no", "wanted": right}
+    yield statement("precision", [] if stated in right else [problem], precision=stated)
 
 
 def check_server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
@@ -357,16 +332,15 @@ def check_server(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResu
     stated = runtime.session_options
     proven = stated.get("file", "not proven") != "not proven"
     allowed = policy.runtimes[runtime.runtime].options.get("allow_unproven_file") is True
-    server = {key: stated.get(key, "not stated") for key in ("server", "model", "model_version")}
-    yield CheckResult(
-        name="server_file",
-        runtime=runtime.runtime,
-        verdict=Verdict.PASS if proven else Verdict.WAIVED if allowed else Verdict.ERROR,
-        code="proven" if proven else "unproven",
-        params={**server, "proof": stated.get("file", "nothing")},
+    yield check_result(
+        "server_file",
+        "proven" if proven else "unproven",
+        Verdict.PASS if proven else Verdict.WAIVED if allowed else Verdict.ERROR,
+        **{key: stated.get(key, "not stated") for key in ("server", "model", "model_version")},
+        proof=stated.get("file", "nothing"),
     )
     problems = [{"code": "answers_wrong_shape"}] if stated.get("wrong_shape") != "refused" else []
-    yield statement("server_input", problems, runtime=runtime.runtime)
+    yield statement("server_input", problems)
 
 
 def check_repeatability(evidence: Evidence) -> Iterator[CheckResult]:
@@ -376,20 +350,14 @@ def check_repeatability(evidence: Evidence) -> Iterator[CheckResult]:
     if spread is None:
         return
     problems: list[Problem] = []
+    counting = {name: moved for name, moved in state.items() if not _is_small(moved)}
     if not _is_small(spread):
         problems.append({"code": "outputs_vary", "spread": spread})
-    counting = {name: moved for name, moved in state.items() if not _is_small(moved)}
-    if counting and not problems:
+    elif counting:
         worst = max(counting.values())
-        names = sorted(counting)
-        problems.append({"code": "depends_on_calls", "names": names, "spread": worst})
-    yield statement(
-        "repeats",
-        problems,
-        verdict=Verdict.ERROR,
-        holds="holds_with_state" if state else "holds",
-        names=sorted(state),
-    )
+        problems.append({"code": "depends_on_calls", "names": sorted(counting), "spread": worst})
+    holds = "holds_with_state" if state else "holds"
+    yield statement("repeats", problems, verdict=Verdict.ERROR, holds=holds, names=sorted(state))
 
 
 def _is_small(spread: float) -> bool:
@@ -407,7 +375,7 @@ def check_half_precision(policy: Policy, evidence: Evidence) -> Iterator[CheckRe
 def check_validity(evidence: Evidence) -> Iterator[CheckResult]:
     """State why float64 or random rounding was not used."""
     limits = evidence.validity
-    if limits is None or not (limits.float64_differs or limits.rounding == "differs"):
+    if limits is None:
         return
     names = [spec.name for spec in evidence.subject.outputs]
     problems: list[Problem] = []
@@ -418,16 +386,14 @@ def check_validity(evidence: Evidence) -> Iterator[CheckResult]:
         problems.append({"code": code, "outputs": outputs, "largest": largest, "where": where})
     if limits.rounding == "differs":
         problems.append({"code": "rounding_differs"})
-    yield CheckResult(
-        name="float64", verdict=Verdict.PASS, code="not_used", params={"problems": problems}
-    )
+    if problems:
+        yield check_result("float64", "not_used", Verdict.PASS, problems=problems)
 
 
-def check_fast_path(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
+def check_fast_path(evidence: Evidence) -> Iterator[CheckResult]:
     """Name the fused path of PyTorch as the cause if it returns different numbers."""
     if evidence.validity is not None and evidence.validity.fast_path:
-        name = runtime.runtime
-        yield CheckResult(name="fast_path", runtime=name, verdict=Verdict.FAIL, code="violated")
+        yield check_result("fast_path", "violated", Verdict.FAIL)
 
 
 def describe_inputs(evidence: Evidence) -> Iterator[CheckResult]:
@@ -455,13 +421,11 @@ def check_recording(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckR
     has_cost = runtime.latency or runtime.cost or runtime.memory_bytes is not None
     if has_cost or any(output.stability is not None for output in runtime.outputs):
         problems.append({"code": "recording_ran"})
-    device = runtime.identity.device if runtime.identity else None
     yield statement(
         "recording",
         problems,
-        runtime=runtime.runtime,
         recorded_runtime=options.get("runtime"),
-        device=device or "an unnamed device",
+        device=(runtime.identity and runtime.identity.device) or "an unnamed device",
         recorded_at=options.get("recorded_at"),
         recording=options.get("recording"),
     )

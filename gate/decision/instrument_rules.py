@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from gate.decision.bound_rules import BoundedMetric, check_metric, check_output
+from gate.decision.bound_rules import BoundedMetric, check_metric
 from gate.decision.catalog import REASONS
-from gate.decision.check_result import CheckResult, Problem, Verdict, statement
+from gate.decision.check_result import CheckResult, Problem, Verdict, check_result
 from gate.policy.policy import Policy
 from gate.policy.runtime_options import is_recorded, is_server, may_lack_probes
 from gate.policy.sections import Bounds
@@ -26,29 +25,29 @@ from gate.records.outputs import OutputParity
 # ERROR.
 
 
-_WEIGHTS = ("other_weights", "rounded_weights")
+_STABILITY = (
+    "repeatability",
+    "repeatability_ratio",
+    "batch_invariance",
+    "batch_invariance_ratio",
+)
 
 
-def check_stability(
-    bounds: Bounds, runtime: RuntimeEvidence, output: OutputParity
-) -> Iterator[CheckResult]:
+def check_stability(bounds: Bounds, output: OutputParity) -> Iterator[CheckResult]:
     """Yield repeatability and batch invariance of an output, if the policy bounds them."""
     measured = output.stability
-    for name, bound in (
-        ("repeatability", bounds.repeatability),
-        ("repeatability_ratio", bounds.repeatability_ratio),
-        ("batch_invariance", bounds.batch_invariance),
-        ("batch_invariance_ratio", bounds.batch_invariance_ratio),
-    ):
-        if bound is not None:
-            observed = getattr(measured, name) if measured else None
-            result = check_output(BoundedMetric(name, observed, "<=", bound), runtime, output)
-            if measured is not None and measured.samples == 0:
-                result = result.with_code("unmeasured", Verdict.ERROR)
-            elif observed is None and output.samples == 1 and name.startswith("batch_invariance"):
-                # `check_samples` lets one sample pass only with probes.
-                result = result.with_code("left_to_probes", Verdict.PASS)
-            yield result.model_copy(update={"samples": measured.samples if measured else 0})
+    for name in _STABILITY:
+        bound = getattr(bounds, name)
+        if bound is None:
+            continue
+        observed = getattr(measured, name) if measured else None
+        check = check_metric(BoundedMetric(name, observed, "<=", bound), samples=output.samples)
+        if measured is not None and measured.samples == 0:
+            check = check.with_code("unmeasured", Verdict.ERROR)
+        elif observed is None and output.samples == 1 and name.startswith("batch_invariance"):
+            # `check_samples` lets one sample pass only with probes.
+            check = check.with_code("left_to_probes", Verdict.PASS)
+        yield check.model_copy(update={"samples": measured.samples if measured else 0})
 
 
 def check_concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
@@ -61,15 +60,10 @@ def check_concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Chec
     measured = {load.connections for load in runtime.concurrency if load.rate is None}
     stated = runtime_policy.options.get("connections")
     lacking = set(stated) - measured if isinstance(stated, list) else set()
-    problem = "unstable_reference" if _is_unstable(runtime) else "no_load"
-    if not measured or lacking or _is_unstable(runtime):
-        yield CheckResult(
-            name="concurrency",
-            runtime=runtime.runtime,
-            verdict=Verdict.ERROR,
-            code="unmeasured",
-            params={"problems": [{"code": problem}]},
-        )
+    unstable = any(math.isnan(load.batch_invariance_ratio) for load in runtime.concurrency)
+    if not measured or lacking or unstable:
+        problem = {"code": "unstable_reference" if unstable else "no_load"}
+        yield check_result("concurrency", "unmeasured", Verdict.ERROR, problems=[problem])
     bound = runtime_policy.bounds.batch_invariance_ratio
     for load in runtime.concurrency:
         if math.isnan(load.batch_invariance_ratio) and not load.crossed:
@@ -78,7 +72,6 @@ def check_concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Chec
         connections = f"{load.connections} connections"
         yield CheckResult(
             name="concurrency",
-            runtime=runtime.runtime,
             point=connections if load.rate is None else f"{load.rate:g} requests/s",
             observed=load.batch_invariance_ratio,
             bound=bound,
@@ -87,10 +80,6 @@ def check_concurrency(policy: Policy, runtime: RuntimeEvidence) -> Iterator[Chec
             code="crossed" if load.crossed else "within" if within else "beyond",
             params={"crossed": load.crossed, "requests": load.requests},
         )
-
-
-def _is_unstable(runtime: RuntimeEvidence) -> bool:
-    return any(math.isnan(load.batch_invariance_ratio) for load in runtime.concurrency)
 
 
 def check_probes(
@@ -108,11 +97,11 @@ def check_probes(
     waived = may_lack_probes(policy, runtime.runtime) and not unsearched
     if unsearched:
         lacking.append({"code": "unsearched"})
-    if lacking:
+    if lacking and waived:
+        yield check_result("probes", "missing_waived", Verdict.WAIVED, problems=lacking)
+    elif lacking:
         code = "missing_recorded" if is_recorded(policy, runtime.runtime) else "missing"
-        verdict, code = (Verdict.WAIVED, "missing_waived") if waived else (Verdict.ERROR, code)
-        missing = statement("probes", lacking, verdict=verdict, runtime=runtime.runtime)
-        yield missing.with_code(code)
+        yield check_result("probes", code, Verdict.ERROR, problems=lacking)
     for probe in runtime.probes:
         result = _probe(policy, evidence, runtime, probe)
         if result.verdict is Verdict.FAIL and probe.failure is None:
@@ -124,16 +113,29 @@ def check_probes(
 
 
 def check_graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
-    """Yield one check for each kind of finding that the policy forbids."""
+    """Yield one check for each kind of finding that the policy forbids, or an ERROR if the graph
+    was not read or is of another file."""
+    report, files = evidence.graph, evidence.subject.external_data
     if not policy.instruments.graph:
         return
-    report = evidence.graph
-    unread = _unread(evidence, report)
-    if report is None or unread is not None:
-        yield unread or CheckResult(name="graph", verdict=Verdict.ERROR, code="unread")
-        return
+    if report is None or evidence.graph_unread is not None:
+        reason = (evidence.graph_unread or "no reason is recorded").rstrip(".")
+        yield check_result("graph", "unread", Verdict.ERROR, reason=reason)
+    elif report.nodes == 0 or sum(report.operators.values()) != report.nodes:
+        counts = {"nodes": report.nodes, "operators": len(report.operators)}
+        yield check_result("graph", "unread_count", Verdict.ERROR, **counts)
+    elif set(report.external_data) != set(files):
+        names = {"reported": sorted(report.external_data), "files": files}
+        yield check_result("graph", "unread_files", Verdict.ERROR, **names)
+    else:
+        yield from _check_findings(policy, evidence, report)
+
+
+def _check_findings(
+    policy: Policy, evidence: Evidence, report: GraphReport
+) -> Iterator[CheckResult]:
+    settings = evidence.export.settings if evidence.export else {}
     for code in policy.instruments.graph_forbid:
-        settings = evidence.export.settings if evidence.export else {}
         if code == "fixed_batch" and settings.get("dynamic_batch") is not True:
             continue
         if code in ("float16", "rounded_weights") and policy.precision != "exact":
@@ -141,16 +143,16 @@ def check_graph(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
         if code == "quantized" and policy.precision == "quantized":
             continue
         findings = [finding.to_params() for finding in report.findings if finding.code == code]
-        name, result, params = f"graph_{code}", "no_findings", dict[str, Any]()
+        metric = BoundedMetric(f"graph_{code}", float(len(findings)), "<=", 0.0)
+        check = check_metric(metric, samples=None)
         if findings:
-            result, params = "findings", {"findings": findings}
-        elif code in _WEIGHTS:
-            if report.weights is None:
-                yield CheckResult(name=name, verdict=Verdict.ERROR, code="not_compared")
-                continue
-            result, params = "weights_equal", {"weights": report.weights.to_plain()}
-        count = check_metric(BoundedMetric(name, float(len(findings)), "<=", 0.0), samples=None)
-        yield count.with_code(result, **params)
+            yield check.with_code("findings", findings=findings)
+        elif code not in ("other_weights", "rounded_weights"):
+            yield check.with_code("no_findings")
+        elif report.weights is not None:
+            yield check.with_code("weights_equal", weights=report.weights.to_plain())
+        else:
+            yield check_result(metric.name, "not_compared", Verdict.ERROR)
 
 
 def _lacking_probes(
@@ -207,7 +209,6 @@ def _probe(
         params["conversions"] = _cast_texts(probe.undefined)
     return CheckResult(
         name=f"probe_{probe.name}",
-        runtime=runtime.runtime,
         observed=metric.observed if probe.inapplicable is None else None,
         bound=metric.bound,
         relation="<=",
@@ -233,13 +234,9 @@ def _trace_agrees(evidence: Evidence) -> bool:
 def check_undefined(evidence: Evidence) -> Iterator[CheckResult]:
     """Warn of conversions on the samples that ONNX leaves undefined."""
     if evidence.undefined:
-        yield CheckResult(
-            name="undefined_casts",
-            verdict=Verdict.WAIVED,
-            samples=evidence.dataset.samples,
-            code="undefined",
-            params={"conversions": _cast_texts(evidence.undefined)},
-        )
+        texts = _cast_texts(evidence.undefined)
+        check = check_result("undefined_casts", "undefined", Verdict.WAIVED, conversions=texts)
+        yield check.model_copy(update={"samples": evidence.dataset.samples})
 
 
 def _cast_texts(casts: tuple[UndefinedCast, ...]) -> list[str]:
@@ -325,23 +322,3 @@ def _reason_unjudged(policy: Policy, runtime: RuntimeEvidence, probe: ProbeResul
     if policy.runtimes[runtime.runtime].bounds.empty:
         return "checked_by_metric"
     return None
-
-
-def _unread(evidence: Evidence, report: GraphReport | None) -> CheckResult | None:
-    """Return the ERROR of a graph that was not read, or of another file; None: it was read."""
-    params: Problem
-    if report is None or evidence.graph_unread is not None:
-        reason = (evidence.graph_unread or "no reason is recorded").rstrip(".")
-        code, params = "unread", {"reason": reason}
-    elif report.nodes == 0 or sum(report.operators.values()) != report.nodes:
-        code = "unread_count"
-        params = {"nodes": report.nodes, "operators": len(report.operators)}
-    elif set(report.external_data) != set(evidence.subject.external_data):
-        code = "unread_files"
-        params = {
-            "reported": sorted(report.external_data),
-            "files": list(evidence.subject.external_data),
-        }
-    else:
-        return None
-    return CheckResult(name="graph", verdict=Verdict.ERROR, code=code, params=params)

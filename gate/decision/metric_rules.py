@@ -18,7 +18,6 @@ from gate.records.metrics import (
     MetricEvidence,
     MetricGroup,
 )
-from gate.records.runtime import RuntimeName
 
 Change = tuple[str | None, int, MetricDrop]
 """Title of the group, its samples, the drop."""
@@ -46,14 +45,13 @@ def check_runtime_metrics(
         drops = [(group.title, group.samples, side.change) for group, side in sides if side]
         if len(drops) < len(sides):
             problem: Problem = {"code": "metric_no_side", "runtime": runtime.runtime}
-            yield _statement("metric", metric, problem, runtime=runtime.runtime)
+            yield _statement("metric", metric, problem)
             continue
         first, total = sides[0]
         assert total is not None
-        yield from _check_limit(metric, total.value, samples=first.samples, runtime=runtime.runtime)
+        yield from _check_limit(metric, total.value, samples=first.samples)
         if metric.max_drop is not None:
-            for check in _check_drops("metric_drop", metric, drops, metric.max_drop):
-                yield check.model_copy(update={"runtime": runtime.runtime})
+            yield from _check_drops("metric_drop", metric, drops, metric.max_drop)
 
 
 def check_champion_metrics(
@@ -70,16 +68,13 @@ def check_champion_metrics(
             yield _statement("metric_champion_drop", metric, problem or {"code": "metric_absent"})
             continue
         drops = [(group.title, group.samples, group.change) for group in record.groups]
+        unpaired = [] if record.paired else [{"code": "metric_unpaired"}]
         for check in _check_drops("metric_champion_drop", metric, drops, limit):
-            unpaired = [] if record.paired else [{"code": "metric_unpaired"}]
-            yield check.model_copy(update={"params": {**check.params, "notes": unpaired}})
+            yield check.with_code(notes=unpaired)
 
 
-def _statement(
-    name: str, metric: MetricPolicy, problem: Problem | None, *, runtime: RuntimeName | None = None
-) -> CheckResult:
-    problems = [problem] if problem else []
-    check = statement(name, problems, verdict=Verdict.ERROR, runtime=runtime)
+def _statement(name: str, metric: MetricPolicy, problem: Problem | None) -> CheckResult:
+    check = statement(name, [problem] if problem else [], verdict=Verdict.ERROR)
     return check.model_copy(update={"point": metric.name})
 
 
@@ -141,9 +136,7 @@ def _contradicts(
     return off or (change.changed or 0) > samples
 
 
-def _check_limit(
-    metric: MetricPolicy, value: float, *, samples: int, runtime: str
-) -> Iterator[CheckResult]:
+def _check_limit(metric: MetricPolicy, value: float, *, samples: int) -> Iterator[CheckResult]:
     higher = metric.is_higher_better
     bound = metric.min if higher else metric.max
     if bound is None:
@@ -152,7 +145,6 @@ def _check_limit(
     yield CheckResult(
         name="metric_limit",
         point=metric.name,
-        runtime=runtime,
         observed=value,
         bound=bound,
         relation=">=" if higher else "<=",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gate.decision.bound_rules import BoundedMetric, class_metrics, numeric_metrics
-from gate.decision.check_result import CheckResult, Problem, Verdict, statement
+from gate.decision.check_result import CheckResult, Problem, Verdict, check_result, statement
 from gate.policy.output_roles import (
     class_metrics_for,
     infer_role,
@@ -44,36 +44,25 @@ def check_measured(policy: Policy, evidence: Evidence, runtime: RuntimeEvidence)
         problems.append({"code": "no_logits", "names": lacking})
     elif policy.task == "classification" and not logits:
         problems.append({"code": "no_classes"})
-    check = statement("outputs", problems, runtime=runtime.runtime, verdict=Verdict.ERROR)
-    if problems and not logits and _is_for_quantized_classifiers(policy):
+    check = statement("outputs", problems, verdict=Verdict.ERROR)
+    for_quantized_classifiers = (policy.precision, policy.task) == ("quantized", "classification")
+    if problems and not logits and for_quantized_classifiers:
         return check.with_code("violated_quantized")
     return check
 
 
-def _is_for_quantized_classifiers(policy: Policy) -> bool:
-    return policy.precision == "quantized" and policy.task == "classification"
-
-
 def check_unmeasurable(
-    policy: Policy,
-    evidence: Evidence,
-    runtime: RuntimeEvidence,
-    output: OutputParity,
-    name: Literal["empty", "nonfinite"],
+    policy: Policy, evidence: Evidence, output: OutputParity, name: Literal["empty", "nonfinite"]
 ) -> CheckResult:
     """Return the check of an output that can't be compared.
 
     It is an ERROR, or WAIVED if the policy allows it.
     """
     waived = policy.waives(name, output.name) and not output.max_abs_diff > 0.0
-    return CheckResult(
-        name=name,
-        runtime=runtime.runtime,
-        output=output.name,
-        samples=evidence.dataset.samples,
-        verdict=Verdict.WAIVED if waived else Verdict.ERROR,
-        code="no_numbers_waived" if waived else "no_numbers",
-    )
+    verdict = Verdict.WAIVED if waived else Verdict.ERROR
+    code = "no_numbers_waived" if waived else "no_numbers"
+    check = check_result(name, code, verdict)
+    return check.model_copy(update={"samples": evidence.dataset.samples})
 
 
 def check_variation(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[CheckResult]:
@@ -84,15 +73,10 @@ def check_variation(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[Ch
     outputs = [output for output in runtime.outputs if unmeasurable(output) is None]
     constant = bool(outputs) and all(output.reference_constant for output in outputs)
     if constant and evidence.dataset.samples > 1:
-        yield statement(
-            "reference",
-            [{"code": "no_output_varies"}],
-            runtime=runtime.runtime,
-            verdict=Verdict.ERROR,
-        )
+        yield statement("reference", [{"code": "no_output_varies"}], verdict=Verdict.ERROR)
 
 
-def check_reference(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+def check_reference(policy: Policy, output: OutputParity) -> CheckResult:
     """Check that the reference can prove something. A constant output is proven by equal bits;
     otherwise its numbers are judged."""
     problems: list[Problem] = []
@@ -106,13 +90,10 @@ def check_reference(policy: Policy, runtime: RuntimeEvidence, output: OutputPari
     holds = "holds"
     if output.reference_constant:
         holds = "proven_constant" if proven else "constant"
-    name, verdict = runtime.runtime, Verdict.ERROR
-    return statement(
-        "reference", problems, runtime=name, output=output.name, holds=holds, verdict=verdict
-    )
+    return statement("reference", problems, holds=holds, verdict=Verdict.ERROR)
 
 
-def check_finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
+def check_finite(policy: Policy, output: OutputParity) -> CheckResult:
     """Check that there is no NaN, no infinity on one side only, and no NaN in the record."""
     problems: list[Problem] = []
     if output.nonfinite_mismatched:
@@ -126,7 +107,7 @@ def check_finite(policy: Policy, runtime: RuntimeEvidence, output: OutputParity)
     if unknown:
         problems.append({"code": "nan_statistics", "names": unknown[:3]})
     params: Problem = {"holds": "same_places", "count": same} if same else {}
-    return statement("finite", problems, runtime=runtime.runtime, output=output.name, **params)
+    return statement("finite", problems, **params)
 
 
 def check_unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputParity) -> CheckResult:
@@ -134,19 +115,11 @@ def check_unbounded(policy: Policy, runtime: RuntimeEvidence, output: OutputPari
     names = [each.name for each in runtime.outputs]
     metrics = [each.name for each in policy.metrics if each.judges(output.name, of=names)]
     if not policy.judges(output.name):
-        code = "checked_in_chain"
-    elif metrics and policy.is_bounded_by_metrics:
-        code = "checked_by_metric"
-    else:
-        code = "no_bound_quantized" if policy.precision == "quantized" else "no_bound"
-    return CheckResult(
-        name="bounds",
-        runtime=runtime.runtime,
-        output=output.name,
-        verdict=Verdict.PASS if code.startswith("checked") else Verdict.ERROR,
-        code=code,
-        params={"names": metrics} if code == "checked_by_metric" else {},
-    )
+        return check_result("bounds", "checked_in_chain", Verdict.PASS)
+    if metrics and policy.is_bounded_by_metrics:
+        return check_result("bounds", "checked_by_metric", Verdict.PASS, names=metrics)
+    code = "no_bound_quantized" if policy.precision == "quantized" else "no_bound"
+    return check_result("bounds", code, Verdict.ERROR)
 
 
 def _without_unused_numbers(policy: Policy, output: OutputParity) -> OutputParity:
@@ -188,51 +161,35 @@ def check_role_names(policy: Policy, evidence: Evidence) -> Iterator[CheckResult
     waived = policy.waive if isinstance(policy.waive, dict) else {}
     lacking = sorted({*policy.outputs, *waived} - set(names))
     if lacking:
-        params = {"names": lacking, "outputs": names}
-        yield CheckResult(name="role", verdict=Verdict.ERROR, code="unknown_outputs", params=params)
+        yield check_result("role", "unknown_outputs", Verdict.ERROR, names=lacking, outputs=names)
 
 
-def check_role(
-    policy: Policy, runtime: RuntimeEvidence, output: OutputParity
-) -> Iterator[CheckResult]:
+def check_role(policy: Policy, output: OutputParity) -> Iterator[CheckResult]:
     """Check that the output can have the role that the policy states; state that no agreement is
     claimed where an inferred role would have to claim it."""
     stated = policy.outputs.get(output.name)
-    fields: Problem = {"runtime": runtime.runtime, "output": output.name}
     if stated is not None:
-        code = _contradiction(stated, output) or "matches"
-        rows = output.rows
-        yield CheckResult(
-            name="role",
-            **fields,
-            observed=stated,
-            verdict=Verdict.PASS if code == "matches" else Verdict.ERROR,
-            code=code,
-            params={
-                "role": stated,
-                "dtype": output.dtype,
-                "sum_error": None if rows is None else rows.sum_error,
-            },
-        )
+        code = _contradiction(stated, output)
+        verdict = Verdict.PASS if code is None else Verdict.ERROR
+        error = output.rows.sum_error if output.rows else None
+        params: Problem = {"role": stated, "dtype": output.dtype, "sum_error": error}
+        check = check_result("role", code or "matches", verdict, **params)
+        yield check.model_copy(update={"observed": stated})
     elif why := unprovable_reason(policy, output):
-        params = {"reason": why}
-        yield CheckResult(
-            name="agreement", **fields, verdict=Verdict.PASS, code="not_claimed", params=params
-        )
+        yield check_result("agreement", "not_claimed", Verdict.PASS, reason=why)
 
 
 def bounded_metrics(policy: Policy, bounds: Bounds, output: OutputParity) -> list[BoundedMetric]:
     """Return the numbers by which the output is judged."""
-    stated = policy.role_for(output.name)
+    stated, bound = policy.role_for(output.name), bounds.unequal_share
     if stated == "mask":
         return [BoundedMetric("mask_diff", output.max_abs_diff, "<=", 0.0)]
+    unequal = BoundedMetric("unequal_share", _unequal_share(output), "<=", bound)
     if stated == "indices":
-        bound = bounds.unequal_share if bounds.unequal_share is not None else _UNEQUAL
-        return [BoundedMetric("unequal_share", _unequal_share(output), "<=", bound)]
+        return [unequal._replace(bound=_UNEQUAL) if bound is None else unequal]
     compared = numeric_metrics(bounds, output)
-    if not output.dtype.startswith("float") and bounds.unequal_share is not None:
-        share = BoundedMetric("unequal_share", _unequal_share(output), "<=", bounds.unequal_share)
-        compared.append(share)
+    if not output.dtype.startswith("float"):
+        compared.append(unequal)
     if stated == "embedding":
         bound = bounds.cosine_distance if bounds.cosine_distance is not None else _COSINE
         distance = output.rows.cosine_distance if output.rows else None

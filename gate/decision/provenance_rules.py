@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from gate.decision.check_result import CheckResult, Problem, Verdict, statement
+from gate.decision.bound_rules import BoundedMetric, check_metric
+from gate.decision.check_result import CheckResult, Problem, Verdict, check_result, statement
 from gate.policy.policy import Policy
 from gate.policy.sections import PreprocessingPolicy
 from gate.records.evidence import Evidence, ExportRecord
@@ -28,46 +28,32 @@ def check_export(policy: Policy, evidence: Evidence) -> Iterator[CheckResult]:
     section, record = policy.export_findings, evidence.export
     if record is None:
         if section.record == "required" and not evidence.subject.parts:  # each has its own
-            yield CheckResult(name="export_record", verdict=Verdict.ERROR, code="no_record")
+            yield check_result("export_record", "no_record", Verdict.ERROR)
         return
-    yield from _check_lint(_REFUSED[section.lint], record)
+    if record.lint:
+        yield _check_lint(_REFUSED[section.lint], record)
     if section.tracer_warnings == "refuse" and record.tracer_warnings:
-        yield _findings("tracer_warnings", record.tracer_warnings)
+        yield _findings("tracer_warnings", record.tracer_warnings, len(record.tracer_warnings))
     if section.hazards == "refuse" and record.hazards:
-        yield _findings("hazards", record.hazards)
+        yield _findings("hazards", record.hazards, len(record.hazards))
 
 
-def _check_lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> Iterator[CheckResult]:
-    """Yield one check for all findings. Those that `# noqa` silences are only counted."""
+def _check_lint(refused: tuple[LintLevel, ...], record: ExportRecord) -> CheckResult:
+    """Return one check for all findings. Those that `# noqa` silences are only counted."""
     active = [finding for finding in record.lint if not finding.suppressed]
     bad = [finding for finding in active if finding.level in refused]
-    if not record.lint:
-        return
-    check = _findings(
-        "lint",
-        [
-            f"{finding.code} {finding.level} at {finding.location} ({finding.expression})"
-            for finding in bad or active
-        ],
-        count=len(bad),
-    )
+    lines = [f"{f.code} {f.level} at {f.location} ({f.expression})" for f in bad or active]
+    check = _findings("lint", lines, len(bad))
     silenced = len(record.lint) - len(active)
-    notes = [{"code": "silenced", "count": silenced}] if silenced else []
-    yield check.with_code(check.code or "", notes=notes) if notes else check
+    return check.with_code(notes=[{"code": "silenced", "count": silenced}]) if silenced else check
 
 
-def _findings(name: str, lines: Sequence[str], *, count: int | None = None) -> CheckResult:
-    """Return the check on these findings, of which `count` (default: all) refuse the file."""
-    count = len(lines) if count is None else count
-    return CheckResult(
-        name=f"export_{name}",
-        observed=float(count),
-        bound=0.0,
-        relation="<=",
-        verdict=Verdict.FAIL if count else Verdict.PASS,
-        code="findings" if lines else "no_findings",
-        params={"lines": [line.rstrip(".") for line in lines]} if lines else {},
-    )
+def _findings(name: str, lines: Sequence[str], count: int) -> CheckResult:
+    """Return the check on these findings, of which `count` refuse the file."""
+    check = check_metric(BoundedMetric(f"export_{name}", float(count), "<=", 0.0), samples=None)
+    if not lines:
+        return check.with_code("no_findings")
+    return check.with_code("findings", lines=[line.rstrip(".") for line in lines])
 
 
 # Missing evidence that the policy requires is an ERROR. Only an implementation that can't run on
@@ -87,7 +73,8 @@ def check_preprocessing(policy: Policy, evidence: Evidence) -> Iterator[CheckRes
         if len(records) == 1:
             yield from _check_consumer(section, records[0], recorded)
         else:
-            yield _preprocessing_check(name, Verdict.ERROR, "recorded_times", count=len(records))
+            params: Problem = {"consumer": name, "count": len(records)}
+            yield check_result(f"preprocessing_{name}", "recorded_times", Verdict.ERROR, **params)
 
 
 def _check_measurement(
@@ -124,76 +111,50 @@ def _check_measurement(
 def _check_consumer(
     section: PreprocessingPolicy, record: ConsumerParity, recorded: PreprocessingParity
 ) -> Iterator[CheckResult]:
-    name = record.consumer
+    name, params = f"preprocessing_{record.consumer}", {"consumer": record.consumer}
     if record.incapable is not None:
         reason = record.incapable
-        yield _preprocessing_check(name, Verdict.ERROR, "unsupported", reason=reason)
+        yield check_result(name, "unsupported", Verdict.ERROR, **params, reason=reason)
         return
     if record.unavailable is not None:
         measured = record.images or record.max_diff is not None or record.failure
         waived = section.required == "when_present" and not measured
-        yield _preprocessing_check(
-            name,
-            Verdict.WAIVED if waived else Verdict.ERROR,
-            "unavailable_waived" if waived else "unavailable",
-            reason=record.unavailable,
-        )
+        verdict, reason = Verdict.WAIVED if waived else Verdict.ERROR, record.unavailable
+        yield check_result(name, "unavailable", verdict, **params, reason=reason)
         return
     passed = record.within(section.max_diff) and record.images == recorded.images
-    code, params = _comparison_code(record, recorded, passed=passed)
-    check = _preprocessing_check(name, Verdict.PASS if passed else Verdict.FAIL, code, **params)
-    yield _with_numbers(check, record.max_diff, section.max_diff, record.images)
+    verdict = Verdict.PASS if passed else Verdict.FAIL
+    metric = BoundedMetric(name, record.max_diff, "<=", section.max_diff)
+    check = check_metric(metric, samples=record.images, params=params)
+    yield _with_comparison(check, record, recorded).with_code(verdict=verdict)
     if section.max_flips is not None:
         yield _check_flips(section.max_flips, record)
 
 
-def _comparison_code(
-    record: ConsumerParity, recorded: PreprocessingParity, *, passed: bool
-) -> tuple[str, Problem]:
-    """Return the code of a comparison, with its parameters."""
+def _with_comparison(
+    check: CheckResult, record: ConsumerParity, recorded: PreprocessingParity
+) -> CheckResult:
+    """Return the check with the code of a comparison, and its parameters."""
     if record.failure is not None:
-        return "failed", {"failure": record.failure}
+        return check.with_code("failed", failure=record.failure)
     if record.mismatched:
-        return "wrong_shape", {"detail": record.mismatched[0]}
+        return check.with_code("wrong_shape", detail=record.mismatched[0])
     if record.images != recorded.images or record.max_diff is None:
-        return "incomplete", {"images": recorded.images}
+        return check.with_code("incomplete", images=recorded.images)
     if record.nonfinite:
-        return "nonfinite", {"count": record.nonfinite}
-    causes = {"notes": [{"code": "causes", "causes": record.causes}]} if record.causes else {}
-    return "within" if passed else "beyond", causes
+        return check.with_code("nonfinite", count=record.nonfinite)
+    notes = [{"code": "causes", "causes": record.causes}]
+    return check.with_code(notes=notes) if record.causes else check
 
 
 def _check_flips(allowed: float, record: ConsumerParity) -> CheckResult:
-    name, decisions = record.consumer, record.decisions
+    name, decisions = f"preprocessing_flips_{record.consumer}", record.decisions
     if decisions is None or decisions.images != record.images or not decisions.images:
-        return _preprocessing_check(name, Verdict.ERROR, "unmeasured", kind="flips_")
-    share = decisions.flips / decisions.images
-    moved = (decisions.confidence_diff_max, decisions.confidence_diff_mean)
-    passed = share <= allowed and all(math.isfinite(value) for value in moved)
-    check = _preprocessing_check(
-        name,
-        Verdict.PASS if passed else Verdict.FAIL,
-        "within" if passed else "beyond",
-        kind="flips_",
-        flips=decisions.flips,
-        confidence=decisions.confidence_diff_max,
-    )
-    return _with_numbers(check, share, allowed, decisions.images)
-
-
-def _preprocessing_check(
-    consumer: str, verdict: Verdict, code: str, *, kind: str = "", **params: Any
-) -> CheckResult:
-    return CheckResult(
-        name=f"preprocessing_{kind}{consumer}",
-        verdict=verdict,
-        code=code,
-        params={"consumer": consumer, **params},
-    )
-
-
-def _with_numbers(
-    check: CheckResult, observed: float | None, bound: float, samples: int
-) -> CheckResult:
-    numbers = {"observed": observed, "bound": bound, "relation": "<=", "samples": samples}
-    return check.model_copy(update=numbers)
+        return check_result(name, "unmeasured", Verdict.ERROR, consumer=record.consumer)
+    share, most = decisions.flips / decisions.images, decisions.confidence_diff_max
+    params = {"consumer": record.consumer, "flips": decisions.flips, "confidence": most}
+    metric = BoundedMetric(name, share, "<=", allowed)
+    check = check_metric(metric, samples=decisions.images, params=params)
+    if math.isfinite(most) and math.isfinite(decisions.confidence_diff_mean):
+        return check
+    return check.with_code("beyond", Verdict.FAIL)

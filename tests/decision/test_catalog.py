@@ -104,8 +104,8 @@ def test_each_check_created_in_rules_is_in_the_catalog():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 arguments = [each.value for each in node.keywords if each.arg == "name"]
-                arguments += node.args[:1] if node.func.id == "statement" else []
-                if node.func.id in ("statement", "CheckResult"):
+                arguments += [] if node.func.id == "CheckResult" else node.args[:1]
+                if node.func.id in ("statement", "check_result", "CheckResult"):
                     names = [each.value for each in arguments if isinstance(each, ast.Constant)]
                     assert all(map(catalog.row_of, map(str, names))), f"{file.name}: {names}"
 
