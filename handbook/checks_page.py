@@ -89,7 +89,7 @@ def _codes(spec: CheckSpec, names: Iterable[str] | None = None) -> dict[str, Cod
 @functools.cache
 def _shared() -> dict[str, CodeSpec]:
     """Return the codes that several checks share, each with its most frequent text."""
-    sets = {id(spec.codes): spec for spec in CHECKS.values()}.values()
+    sets = {frozenset(spec.codes.items()): spec for spec in CHECKS.values()}.values()
     in_sets = Counter(pair for spec in sets for pair in _codes(spec).items())
     in_checks = Counter(pair for spec in CHECKS.values() for pair in _codes(spec).items())
     shared = _codes(CheckSpec("", "numbers", ""), COMMON)

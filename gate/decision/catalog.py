@@ -135,11 +135,7 @@ class CheckSpec:
 
 ROUNDING = "× rounding"
 
-_DIFFERENCE = "the unit of the output"
-
 _SHARE = "share of samples"
-
-_BY_POLICY = "The policy sets it, in the unit of this output."
 
 _AS_ROUNDING = "Rounding alone gives about 1. The policy allows this much more."
 
@@ -182,54 +178,44 @@ _UNSURE = CodeSpec(
     cause="model",
 )
 
-_TOO_FEW = CodeSpec(
-    f"{_NUMBER_TEXT} No answer differs, but the samples are too few to prove the bound: "
-    "{needed} samples without a disagreement are needed at a confidence of {confidence:.4g}.",
-    cause="samples",
-)
 
-_NEVER_ENOUGH = CodeSpec(
-    f"{_NUMBER_TEXT} No answer differs, but no number of samples proves a bound of 1. Choose a "
-    "bound below 1.",
-    cause="samples",
-)
-
-
-def _metric_drop(
-    meaning: str, formula: str, why: str, remedy: str, *, problems: bool = False
-) -> CheckSpec:
-    text = (
-        "{label} is at most {observed:.6g}, allowed {allowed} (drop {drop:.6g}, n = {samples}, "
-        "changed: {changed}, by {method})."
-    )
-    notes = "{notes}" if problems else ""
-    codes: dict[str, Code] = {
-        "proven": text + notes,
-        "no_worse": _NUMBER_TEXT + notes,
-        "worse": CodeSpec(_NUMBER_TEXT + notes, headline="The metric is worse: {label} is {usage}"),
-        "dropped": CodeSpec(
-            "{label}: the drop is {drop:.6g}, allowed {allowed} (n = {samples})." + notes,
+def _metric_drop(meaning: str, formula: str, why: str, remedy: str) -> CheckSpec:
+    return _number(
+        meaning,
+        formula,
+        remedy,
+        unit="the unit of the metric",
+        why=why,
+        cause="metric",
+        proven="{label} is at most {observed:.6g}, allowed {allowed} (drop {drop:.6g}, n = "
+        "{samples}, changed: {changed}, by {method}).{notes}",
+        no_worse=f"{_NUMBER_TEXT}{{notes}}",
+        worse=CodeSpec(
+            f"{_NUMBER_TEXT}{{notes}}", headline="The metric is worse: {label} is {usage}"
+        ),
+        dropped=CodeSpec(
+            "{label}: the drop is {drop:.6g}, allowed {allowed} (n = {samples}).{notes}",
             headline="{point} is worse by {drop:.6g}, allowed {allowed}",
         ),
-        "too_few": CodeSpec(
+        too_few=CodeSpec(
             "{label} may be {observed:.6g}, allowed {allowed}: the drop is {drop:.6g} on {samples} "
             "samples, which are too few to prove the bound. About {needed} samples like these "
-            "are needed." + notes,
+            "are needed.{notes}",
             remedy="Evaluate on more samples, or raise the allowed drop.",
             cause="samples",
         ),
-        "at_limit": CodeSpec(
+        at_limit=CodeSpec(
             "{label} may be {observed:.6g}, allowed {allowed}: the drop itself is {drop:.6g}, so "
-            "that no number of samples like these proves the bound." + notes,
+            "that no number of samples like these proves the bound.{notes}",
             cause="samples",
         ),
-        "no_number": CodeSpec("{label} has no finite drop or bound.", cause="evidence"),
-    }
-    if problems:
-        codes["violated"] = CodeSpec("{problems}.", cause="evidence")
-    return CheckSpec(
-        meaning, "metric", remedy, codes, formula=formula, unit="the unit of the metric", why=why
+        no_number=CodeSpec("{label} has no finite drop or bound.", cause="evidence"),
+        violated=CodeSpec("{problems}.", cause="evidence"),
     )
+
+
+def _check(meaning: str, cause: Cause, remedy: str, **codes: Code) -> CheckSpec:
+    return CheckSpec(meaning, cause, remedy, codes)
 
 
 def _number(
@@ -257,7 +243,10 @@ _NOISE: Any = {
     ),
 }
 
-_OF_DIFFERENCES: Any = {"unit": _DIFFERENCE, "why": _BY_POLICY}
+_OF_DIFFERENCES: Any = {
+    "unit": "the unit of the output",
+    "why": "The policy sets it, in the unit of this output.",
+}
 
 _OF_ANSWERS: Any = {"unit": _SHARE, "why": _ANSWERS, "unsure": _UNSURE}
 
@@ -341,106 +330,95 @@ _FAILED = CodeSpec(
 
 _PROBE_TEXT = "{metric} is {observed:.6g} on this input, allowed {allowed}."
 
-_PROBE_CODES: dict[str, Code] = {
-    "within": _PROBE_TEXT,
-    "beyond": _PROBE_TEXT,
-    "beyond_untraced": CodeSpec(_PROBE_TEXT, cause="beyond", remedy=LIMITS),
-    "failed": "{failure}",
-    "failed_untraced": CodeSpec("{failure}", cause="beyond", remedy=LIMITS),
-    "fails_like_samples": CodeSpec(
-        _PROBE_TEXT,
-        remedy="The samples themselves disagree. Fix that first, then see whether this input "
-        "still differs.",
-        cause="numbers",
-    ),
-    "contradictory": CodeSpec(
-        "The evidence about this input contradicts itself: it has numbers, and a reason why there "
-        "are none.",
-        cause="evidence",
-    ),
-    "inapplicable": "The model does not accept this input: {reason}",
-    "not_judged": "This input is not judged: {reason:reason}.",
-    "no_numbers": CodeSpec(
-        "The evidence has no result for this input: neither numbers nor a reason.", cause="evidence"
-    ),
-    "unexamined": f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again.",
-    "out_of_calibration": f"{_PROBE_TEXT} This input may lie outside of the calibrated range, "
-    "where a quantized file saturates. It does not refuse the file.",
-    "checked_by_metric": f"{_PROBE_TEXT} The metrics of the policy judge the outputs, and this "
-    "input has no label.",
-    "checked_in_chain": f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged in "
-    "the run of the whole release.",
-    "beyond_range": CodeSpec(
-        "{notes:alone}",
-        cause="beyond",
-        remedy="If such values can occur, export the operator as the model computes it (softplus "
-        "with its threshold, logsumexp with its maximum subtracted), and handle an output without "
-        "elements in forward. instruments.probe_beyond_range decides whether this refuses the "
-        "file.",
-    ),
-    "undefined": CodeSpec(
-        "On this input, the model converts floats that do not fit the integer type: "
-        "{conversions:list}. The result is undefined in ONNX and in PyTorch. What depends on it "
-        "was not compared.",
-        remedy=_CLAMP,
-    ),
-}
-
 
 def _probe(remedy: str, cause: Cause) -> CheckSpec:
-    return CheckSpec(
+    return _number(
         "Does the file compute what the model computes on an input that is not among the samples?",
-        cause,
+        "noise_ratio, or max|c - r| / max|r|",
         remedy,
-        _PROBE_CODES,
-        formula="noise_ratio, or max|c - r| / max|r|",
         unit=ROUNDING,
         why="Twice the worst correct file: probes look for a different function, not for lost "
         "bits. In reduced precision, one of the two numbers is enough.",
+        cause=cause,
+        within=_PROBE_TEXT,
+        beyond=_PROBE_TEXT,
+        beyond_untraced=CodeSpec(_PROBE_TEXT, cause="beyond", remedy=LIMITS),
+        failed="{failure}",
+        failed_untraced=CodeSpec("{failure}", cause="beyond", remedy=LIMITS),
+        fails_like_samples=CodeSpec(
+            _PROBE_TEXT,
+            remedy="The samples themselves disagree. Fix that first, then see whether this input "
+            "still differs.",
+            cause="numbers",
+        ),
+        contradictory=CodeSpec(
+            "The evidence about this input contradicts itself: it has numbers, and a reason why "
+            "there are none.",
+            cause="evidence",
+        ),
+        inapplicable="The model does not accept this input: {reason}",
+        not_judged="This input is not judged: {reason:reason}.",
+        no_numbers=CodeSpec(
+            "The evidence has no result for this input: neither numbers nor a reason.",
+            cause="evidence",
+        ),
+        unexamined=f"{_PROBE_TEXT} Rounding was not measured on this input. Measure again.",
+        out_of_calibration=f"{_PROBE_TEXT} This input may lie outside of the calibrated range, "
+        "where a quantized file saturates. It does not refuse the file.",
+        checked_by_metric=f"{_PROBE_TEXT} The metrics of the policy judge the outputs, and this "
+        "input has no label.",
+        checked_in_chain=f"{_PROBE_TEXT} The rounding of a part of a quantized release is judged "
+        "in the run of the whole release.",
+        beyond_range=CodeSpec(
+            "{notes:alone}",
+            cause="beyond",
+            remedy="If such values can occur, export the operator as the model computes it "
+            "(softplus with its threshold, logsumexp with its maximum subtracted), and handle an "
+            "output without elements in forward. instruments.probe_beyond_range decides whether "
+            "this refuses the file.",
+        ),
+        undefined=CodeSpec(
+            "On this input, the model converts floats that do not fit the integer type: "
+            "{conversions:list}. The result is undefined in ONNX and in PyTorch. What depends on "
+            "it was not compared.",
+            remedy=_CLAMP,
+        ),
     )
-
-
-_GRAPH_CODES: dict[str, Code] = {
-    "findings": "{findings:list}.",
-    "no_findings": "Nothing of this kind was found in the graph.",
-    "weights_equal": "{weights}",
-    "not_compared": CodeSpec(
-        "The weights of the file were not compared with the model's: the evidence is from an older "
-        "version.",
-        remedy="Measure again with this version.",
-        cause="evidence",
-    ),
-}
 
 
 def _graph(meaning: str, remedy: str, cause: Cause = "graph") -> CheckSpec:
-    return CheckSpec(
+    return _number(
         meaning,
-        cause,
+        "count",
         remedy,
-        _GRAPH_CODES,
-        formula="count",
         unit="findings",
         why="The policy forbids it (graph_forbid).",
+        cause=cause,
+        findings="{findings:list}.",
+        no_findings="Nothing of this kind was found in the graph.",
+        weights_equal="{weights}",
+        not_compared=CodeSpec(
+            "The weights of the file were not compared with the model's: the evidence is from an "
+            "older version.",
+            remedy="Measure again with this version.",
+            cause="evidence",
+        ),
     )
 
 
-_EXPORT_CODES: dict[str, Code] = {
-    "findings": "{lines:list}.{notes}",
-    "no_findings": "The export reported nothing that the policy refuses.{notes}",
-    "no_record": CodeSpec("The evidence does not say how the file was exported.", cause="evidence"),
-}
-
-
 def _export(remedy: str, cause: Cause = "export") -> CheckSpec:
-    return CheckSpec(
+    return _number(
         "Did the export finish without a warning that the policy refuses?",
-        cause,
+        "count",
         remedy,
-        _EXPORT_CODES,
-        formula="count",
         unit="findings",
         why="The policy refuses it (export_findings).",
+        cause=cause,
+        findings="{lines:list}.{notes}",
+        no_findings="The export reported nothing that the policy refuses.{notes}",
+        no_record=CodeSpec(
+            "The evidence does not say how the file was exported.", cause="evidence"
+        ),
     )
 
 
@@ -458,9 +436,8 @@ _LEFT_TO_PROBES = CodeSpec(
 _UNNOTICED = "{problems}. A value that tracing fixed in the file would go unnoticed."
 
 _NEAR_TIES = (
-    "{count} of {total} {what} differ by rounding alone, allowed {allowed}: the float64 "
-    "reference, or PyTorch under random rounding, gives the runtime's value. The other checks "
-    "leave them out."
+    "{count} of {total} {what} differ by rounding alone, allowed {allowed}: the float64 reference, "
+    "or PyTorch under random rounding, gives the runtime's value. The other checks leave them out."
 )
 
 _FLIPS = (
@@ -469,18 +446,21 @@ _FLIPS = (
 
 
 def _crossing(meaning: str, formula: str, remedy: str) -> CheckSpec:
-    codes: dict[str, Code] = {
-        "within": _CROSSING,
-        "beyond": _CROSSING,
-        "unmeasured": CodeSpec(
+    return _number(
+        meaning,
+        formula,
+        remedy,
+        unit=_SHARE,
+        why=_ANSWERS,
+        cause="threshold",
+        within=_CROSSING,
+        beyond=_CROSSING,
+        unmeasured=CodeSpec(
             "{label} cannot be judged: {problems}.",
             cause="evidence",
             remedy="Measure again with this policy, whose operating points are measured "
             "(gate.operating_points). A point for one class needs samples of that class.",
         ),
-    }
-    return CheckSpec(
-        meaning, "threshold", remedy, codes, formula=formula, unit=_SHARE, why=_ANSWERS
     )
 
 
@@ -500,14 +480,16 @@ _TIMES_VARY = "The policy sets it. Times are from one machine at one moment."
 
 def _cost(text: str, headline: str) -> Any:
     beyond = CodeSpec(text, headline=headline)
-    codes = {"within": text, "beyond": beyond, "unmeasured": _COST_UNMEASURED}
-    return {"cause": "cost", **codes}
+    return {"cause": "cost", "within": text, "beyond": beyond, "unmeasured": _COST_UNMEASURED}
 
 
 def _champion(field: str, headline: str) -> Any:
-    beyond = CodeSpec(_NUMBER_TEXT, headline=headline)
-    codes = {"beyond": beyond, "unmeasured": COMMON["unmeasured"].text}
-    return {"cause": "champion", "why": f"The policy's incumbent.{field}.", **codes}
+    return {
+        "cause": "champion",
+        "why": f"The policy's incumbent.{field}.",
+        "beyond": CodeSpec(_NUMBER_TEXT, headline=headline),
+        "unmeasured": COMMON["unmeasured"].text,
+    }
 
 
 def _no_numbers(name: str, element: str, values: str) -> CheckSpec:
@@ -515,350 +497,310 @@ def _no_numbers(name: str, element: str, values: str) -> CheckSpec:
         f"The output '{{output}}' has no {element} in any of {{samples}} samples, so nothing was "
         "compared."
     )
-    return CheckSpec(
+    return _check(
         f"Does the output have any {element} in a sample?",
         "samples",
         f"Add samples for which the model returns {values}, leave the output out of the export, or "
         f"set waive: {{{{NAME: [{name}]}}}} in the policy.",
-        {"no_numbers": text, "no_numbers_waived": f"{text} The policy waives this."},
+        no_numbers=text,
+        no_numbers_waived=f"{text} The policy waives this.",
     )
 
 
 CHECKS: dict[str, CheckSpec] = {
-    "part": CheckSpec(
+    "part": _check(
         "Was this part of the release measured?",
         "evidence",
         "Measure the release again.",
-        {
-            "measured": "{file} was measured.",
-            "unmeasured": "The part {part} ({file}, {sha256}) was not measured.",
-            "wrong_file": "The part {part} is {file} ({sha256}), but the evidence is about "
-            "{measured}.",
-        },
+        measured="{file} was measured.",
+        unmeasured="The part {part} ({file}, {sha256}) was not measured.",
+        wrong_file="The part {part} is {file} ({sha256}), but the evidence is about {measured}.",
     ),
-    "samples": CheckSpec(
+    "samples": _number(
         "Are there enough samples to prove anything?",
-        "samples",
+        "n",
         "Give more evaluation samples, or lower gate.min_samples. One sample is enough only with "
         "probes (gate.instruments.probes).",
-        {
-            **dict.fromkeys(
-                ("enough", "too_few"), "{samples} samples were measured, {allowed} are required."
-            ),
-            "unprobed": "One sample was measured, and {runtimes:list} computed no probe with other "
-            "values. Give a second sample, or set instruments.probes: true.",
-        },
-        formula="n",
         unit="samples",
         why="The policy's min_samples.",
+        cause="samples",
+        **dict.fromkeys(
+            ("enough", "too_few"), "{samples} samples were measured, {allowed} are required."
+        ),
+        unprobed="One sample was measured, and {runtimes:list} computed no probe with other "
+        "values. Give a second sample, or set instruments.probes: true.",
     ),
-    "determinism": CheckSpec(
+    "determinism": _check(
         "Were the determinism switches set as the policy asks?",
         "evidence",
         _MEASURE_AGAIN,
-        {"holds": "The determinism switches were set as the policy asks."},
+        holds="The determinism switches were set as the policy asks.",
     ),
-    "measured": CheckSpec(
+    "measured": _check(
         "Is each runtime recorded once, and was any measured?",
         "evidence",
         "Measure at least one runtime: run the stage 'parity', or run gate doctor to see why none "
         "could run.",
-        {"holds": "Each runtime is recorded once, and at least one was measured."},
+        holds="Each runtime is recorded once, and at least one was measured.",
     ),
-    "repeats": CheckSpec(
+    "repeats": _number(
         "Does the model return the same output twice?",
-        "model",
+        "max|a - b| / max|a|",
         "Remove random numbers from eval mode, for example F.dropout(x, p, self.training), and "
         "state that forward changes. gate lint names the lines (TRC013).",
-        {
-            "holds": "Two runs of the model on the same samples agree.",
-            "holds_with_state": "Two runs of the model on the same samples agree. Its forward "
-            "changes {names:list}; the gate restores them before each run.",
-        },
-        formula="max|a - b| / max|a|",
         unit="of the largest output",
         why="1e-4, far above what two runs differ by in rounding.",
+        cause="model",
+        holds="Two runs of the model on the same samples agree.",
+        holds_with_state="Two runs of the model on the same samples agree. Its forward "
+        "changes {names:list}; the gate restores them before each run.",
     ),
-    "half_precision": CheckSpec(
+    "half_precision": _check(
         "Does the model compute in float32 throughout?",
         "model",
         "Remove autocast and .half() from forward, or use --precision reduced.",
-        {"holds": "The model computes in float32."},
+        holds="The model computes in float32.",
     ),
-    "float64": CheckSpec(
+    "float64": _check(
         "Does the model compute the same function in float64 and under random rounding?",
         "model",
         "Write constants as numbers instead of torch.finfo(x.dtype), and do not branch on the "
         "dtype, so that float64 computes the same function.",
-        {"not_used": "{problems}."},
+        not_used="{problems}.",
     ),
-    "undefined_casts": CheckSpec(
+    "undefined_casts": _check(
         "Do all floats that the model converts to integers fit the integer type?",
         "model",
         _CLAMP,
-        {
-            "undefined": "On the first samples, the model converts floats that do not fit the "
-            "integer type: {conversions:list}. The result is undefined in ONNX and in PyTorch, and "
-            "may differ on another device."
-        },
+        undefined="On the first samples, the model converts floats that do not fit the "
+        "integer type: {conversions:list}. The result is undefined in ONNX and in PyTorch, and "
+        "may differ on another device.",
     ),
-    "fast_path": CheckSpec(
+    "fast_path": _check(
         "Does PyTorch's fused path return what the layers compute?",
         "model",
         "Call torch.backends.mha.set_fastpath_enabled(False) in the factory of the model, and zero "
         "padded positions in forward where that is wanted.",
-        {
-            "violated": "In eval mode PyTorch takes the fast path of nn.TransformerEncoder, which "
-            "returns different numbers than its layers (zeros at padded positions). No exporter "
-            "writes it to a file."
-        },
+        violated="In eval mode PyTorch takes the fast path of nn.TransformerEncoder, which "
+        "returns different numbers than its layers (zeros at padded positions). No exporter "
+        "writes it to a file.",
     ),
-    "not_measurable": CheckSpec(
+    "not_measurable": _number(
         "Is the noise floor small enough to show a fault?",
-        "model",
+        "floor / std(r)",
         _AMPLIFIES,
-        {
-            "no_reference": "{output} cannot be judged: neither float64 nor random rounding "
-            "computes the model's function, so its rounding error was not measured.",
-            "hidden": "{output} cannot be judged: rounding alone changes it by {observed:.3g} of "
-            "its standard deviation, allowed at most {bound:.3g}. A fault of that size would be "
-            "hidden.",
-            "differs_in_float64": "{output} cannot be judged: rounding alone changes it by "
-            "{observed:.3g} of its standard deviation, allowed at most {bound:.3g}. In float64, "
-            "the file differs from the model by {differs:.3g} of the standard deviation, allowed "
-            "{allowed:.3g}: it is probably wrong.",
-        },
-        formula="floor / std(r)",
         unit="of the standard deviation",
         why="The policy's instruments.max_floor.",
+        cause="model",
+        no_reference="{output} cannot be judged: neither float64 nor random rounding "
+        "computes the model's function, so its rounding error was not measured.",
+        hidden="{output} cannot be judged: rounding alone changes it by {observed:.3g} of its "
+        "standard deviation, allowed at most {bound:.3g}. A fault of that size would be hidden.",
+        differs_in_float64="{output} cannot be judged: rounding alone changes it by "
+        "{observed:.3g} of its standard deviation, allowed at most {bound:.3g}. In float64, "
+        "the file differs from the model by {differs:.3g} of the standard deviation, allowed "
+        "{allowed:.3g}: it is probably wrong.",
     ),
-    "batch_axes": CheckSpec(
+    "batch_axes": _check(
         "Which axis of each input and output is the batch?",
         "evidence",
         "If an axis is wrong, state it: --batch-axis NAME=AXIS, or NAME=none.",
-        {
-            "holds": "Batch axes: {axes:list}.",
-            "one_call": "No input has a batch axis: one sample is one call.",
-        },
+        holds="Batch axes: {axes:list}.",
+        one_call="No input has a batch axis: one sample is one call.",
     ),
-    "inputs": CheckSpec(
+    "inputs": _check(
         "Does the file take the model's inputs?",
         "outputs",
         "An exporter drops an input that changes no output. Export again if this one should.",
-        {
-            "model_only": "The model has the inputs {names:list}, the file does not. The model "
-            "received values for them from the samples and the probes. If one of them changed an "
-            "output, another check would fail."
-        },
+        model_only="The model has the inputs {names:list}, the file does not. The model "
+        "received values for them from the samples and the probes. If one of them changed an "
+        "output, another check would fail.",
     ),
-    "role": CheckSpec(
+    "role": _check(
         "Can the output have the role that the policy states?",
         "policy",
         "State what the output is: outputs: {{NAME: ROLE}} in the policy, or --role NAME=ROLE. "
         "docs/roles.md lists the roles and their checks.",
-        {
-            "matches": "The output can have the role '{role}'.",
-            "unknown_outputs": "The policy names the outputs {names:list}, but the file has "
-            "{outputs:list}.",
-            "wrong_shape": "The role '{role}' is for floats of shape (batch, classes >= 2); this "
-            "{dtype} output has another shape or dtype. Use indices for classes that the model has "
-            "chosen, scores for independent numbers, tensor for anything else.",
-            "wrong_sums": "The role is 'probabilities', but the model's rows do not sum to 1 (off "
-            "by up to {sum_error:.3g}). Use logits if a softmax follows, scores if each column "
-            "stands for itself.",
-            "not_float": "The role '{role}' is for floats, but the output is {dtype}. Use indices, "
-            "mask or tensor.",
-            "no_vectors": "The role is 'embedding', but no vectors of 2 to 65 536 numbers per "
-            "sample were measured. Use tensor, or measure again.",
-            "not_integer": "The role 'indices' is for integers, but the output is {dtype}. Use "
-            "scores or tensor.",
-        },
+        matches="The output can have the role '{role}'.",
+        unknown_outputs="The policy names the outputs {names:list}, but the file has "
+        "{outputs:list}.",
+        wrong_shape="The role '{role}' is for floats of shape (batch, classes >= 2); this "
+        "{dtype} output has another shape or dtype. Use indices for classes that the model has "
+        "chosen, scores for independent numbers, tensor for anything else.",
+        wrong_sums="The role is 'probabilities', but the model's rows do not sum to 1 (off "
+        "by up to {sum_error:.3g}). Use logits if a softmax follows, scores if each column "
+        "stands for itself.",
+        not_float="The role '{role}' is for floats, but the output is {dtype}. Use indices, "
+        "mask or tensor.",
+        no_vectors="The role is 'embedding', but no vectors of 2 to 65 536 numbers per "
+        "sample were measured. Use tensor, or measure again.",
+        not_integer="The role 'indices' is for integers, but the output is {dtype}. Use "
+        "scores or tensor.",
     ),
-    "agreement": CheckSpec(
+    "agreement": _check(
         "Can the agreement of answers be judged for this output?",
         "policy",
         "Give samples of several classes, or name the output (--role NAME=logits) if it is a "
         "classifier.",
-        {
-            "not_claimed": CodeSpec(
-                "Agreement of answers is not judged: {reason}. The numbers decide. Pass "
-                "--role {output}=logits if the model is a classifier.",
-                observed="not claimed",
-            )
-        },
+        not_claimed=CodeSpec(
+            "Agreement of answers is not judged: {reason}. The numbers decide. Pass "
+            "--role {output}=logits if the model is a classifier.",
+            observed="not claimed",
+        ),
     ),
-    "runtime": CheckSpec(
+    "runtime": _check(
         "Did the runtime measure the file?",
         "runtime",
         "Run gate doctor on the machine that measures. It says which provider or library is "
         "missing and how to install it.",
-        {
-            "no_record": CodeSpec(
-                "{runtime} was not measured, and there is no record of the reason.",
-                cause="evidence",
-            ),
-            "empty": CodeSpec(
-                "{runtime} was not measured; its record has neither outputs nor a reason.",
-                cause="evidence",
-            ),
-            "unusable": CodeSpec(
-                "{runtime} was not measured; it cannot run any file here: {failure}",
-                headline="{runtime} cannot run any file here: {failure:short}",
-                cause="device",
-            ),
-            "unusable_server": CodeSpec(
-                "{runtime} was not measured, because the server cannot be used: {failure}",
-                headline="The runtime {runtime} cannot be used: {failure:short}",
-                remedy="Ask the server by hand: curl URL, the URL of the runtime's options. Its "
-                "log shows the requests that it got.",
-                cause="evidence",
-            ),
-            "absent": CodeSpec(
-                "{runtime} was not measured, but the policy requires it: {reason}",
-                headline="{runtime} is required by the policy and was not measured: {reason:brief}",
-                cause="device",
-            ),
-            "absent_waived": CodeSpec(
-                "{runtime} was not measured. The policy requires it only where it is present: "
-                "{reason}",
-                headline="not measured ({reason:brief})",
-            ),
-            "not_plain": "{runtime} was not measured: the file does not open with optimizations "
-            "off ({plain_failure}), nor with ORT_ENABLE_BASIC. {served} decides, because files are "
-            "served with optimizations.",
-            "failed": _FAILED,
-            "chain_failed": replace(_FAILED, remedy=CHAIN),
-            "unregistered_operator": replace(_FAILED, remedy=_CUSTOM_OPERATOR),
-            "only_batches": CodeSpec(
-                "{runtime} was not measured; it computes batches of {batch_sizes:list} only, and "
-                "fails on others: {failure}",
-                headline="A batch size was baked in: {runtime} computes batches of "
-                "{batch_sizes:list} only, and otherwise {detail:short}",
-                remedy=_BAKED_BATCH,
-                cause="batch",
-            ),
-            "reshape": CodeSpec(
-                "{runtime} was not measured; a Reshape has a fixed shape that does not fit the "
-                "input: {failure}",
-                headline="A batch size was baked in: {runtime} {detail:short}",
-                remedy=_BAKED_BATCH,
-                cause="batch",
-            ),
-            "wrong_outputs": CodeSpec(
-                "{runtime} was not measured; its outputs do not match the model's: {failure}",
-                headline="{mismatch}",
-                remedy="{advice}",
-                cause="outputs",
-            ),
-            "out_of_memory": CodeSpec(
-                "{runtime} was not measured; it ran out of memory: {failure}",
-                headline="{runtime} ran out of memory: {failure:short}",
-                remedy="Use a smaller --batch-size, or a machine with more memory.",
-            ),
-        },
+        no_record=CodeSpec(
+            "{runtime} was not measured, and there is no record of the reason.",
+            cause="evidence",
+        ),
+        empty=CodeSpec(
+            "{runtime} was not measured; its record has neither outputs nor a reason.",
+            cause="evidence",
+        ),
+        unusable=CodeSpec(
+            "{runtime} was not measured; it cannot run any file here: {failure}",
+            headline="{runtime} cannot run any file here: {failure:short}",
+            cause="device",
+        ),
+        unusable_server=CodeSpec(
+            "{runtime} was not measured, because the server cannot be used: {failure}",
+            headline="The runtime {runtime} cannot be used: {failure:short}",
+            remedy="Ask the server by hand: curl URL, the URL of the runtime's options. Its "
+            "log shows the requests that it got.",
+            cause="evidence",
+        ),
+        absent=CodeSpec(
+            "{runtime} was not measured, but the policy requires it: {reason}",
+            headline="{runtime} is required by the policy and was not measured: {reason:brief}",
+            cause="device",
+        ),
+        absent_waived=CodeSpec(
+            "{runtime} was not measured. The policy requires it only where it is present: {reason}",
+            headline="not measured ({reason:brief})",
+        ),
+        not_plain="{runtime} was not measured: the file does not open with optimizations "
+        "off ({plain_failure}), nor with ORT_ENABLE_BASIC. {served} decides, because files are "
+        "served with optimizations.",
+        failed=_FAILED,
+        chain_failed=replace(_FAILED, remedy=CHAIN),
+        unregistered_operator=replace(_FAILED, remedy=_CUSTOM_OPERATOR),
+        only_batches=CodeSpec(
+            "{runtime} was not measured; it computes batches of {batch_sizes:list} only, and "
+            "fails on others: {failure}",
+            headline="A batch size was baked in: {runtime} computes batches of "
+            "{batch_sizes:list} only, and otherwise {detail:short}",
+            remedy=_BAKED_BATCH,
+            cause="batch",
+        ),
+        reshape=CodeSpec(
+            "{runtime} was not measured; a Reshape has a fixed shape that does not fit the "
+            "input: {failure}",
+            headline="A batch size was baked in: {runtime} {detail:short}",
+            remedy=_BAKED_BATCH,
+            cause="batch",
+        ),
+        wrong_outputs=CodeSpec(
+            "{runtime} was not measured; its outputs do not match the model's: {failure}",
+            headline="{mismatch}",
+            remedy="{advice}",
+            cause="outputs",
+        ),
+        out_of_memory=CodeSpec(
+            "{runtime} was not measured; it ran out of memory: {failure}",
+            headline="{runtime} ran out of memory: {failure:short}",
+            remedy="Use a smaller --batch-size, or a machine with more memory.",
+        ),
     ),
-    "recording": CheckSpec(
+    "recording": _check(
         "Does the recording say what computed its outputs, and when?",
         "evidence",
         "Measure again from what gate record pack wrote.",
-        {
-            "holds": "The recording ({recording}) states that {recorded_runtime} computed it on "
-            "{device} at {recorded_at}. It did not run here: repeatability, batch invariance, "
-            "latency and memory were not measured."
-        },
+        holds="The recording ({recording}) states that {recorded_runtime} computed it on "
+        "{device} at {recorded_at}. It did not run here: repeatability, batch invariance, "
+        "latency and memory were not measured.",
     ),
-    "session": CheckSpec(
+    "session": _check(
         "Were the session options those that the policy asks for?",
         "evidence",
         _MEASURE_AGAIN,
-        {
-            "holds": "The session options were set as the policy asks.",
-            "basic": "The file does not open with optimizations off ({plain_failure}), and was "
-            "measured with ORT_ENABLE_BASIC. {served} decides, because files are served with "
-            "optimizations.",
-        },
+        holds="The session options were set as the policy asks.",
+        basic="The file does not open with optimizations off ({plain_failure}), and was measured "
+        "with ORT_ENABLE_BASIC. {served} decides, because files are served with optimizations.",
     ),
-    "provider": CheckSpec(
+    "provider": _check(
         "Did the provider that the runtime is named after run the nodes?",
         "device",
         "ONNX Runtime fell back to another provider. Run gate doctor, install the CUDA and cuDNN "
         "libraries of onnxruntime-gpu[cuda,cudnn], and keep compute nodes off the CPU.",
-        {
-            "holds": "{wanted} is active.{notes}",
-            "ran": "{wanted} is active and ran the nodes.{notes}",
-            "cpu_nodes": CodeSpec(
-                "{problems}.",
-                remedy="Run gate doctor, and avoid operators that ONNX Runtime has no CUDA kernel "
-                "for. If these nodes may run on the CPU, set this runtime to required: never, and "
-                "add one of kind: ort with the options providers: [{providers:list}]",
-            ),
-            "cpu_optimized": CodeSpec(
-                "The file was optimized for the CPU before export: it has {operators:list}. "
-                "{problems}.",
-                remedy="ONNX Runtime or Optimum wrote this file with optimizations for the CPU. "
-                "Use the file that the exporter wrote, and let each session optimize it for its "
-                "device.",
-                cause="cpu_optimized",
-            ),
-        },
+        holds="{wanted} is active.{notes}",
+        ran="{wanted} is active and ran the nodes.{notes}",
+        cpu_nodes=CodeSpec(
+            "{problems}.",
+            remedy="Run gate doctor, and avoid operators that ONNX Runtime has no CUDA kernel "
+            "for. If these nodes may run on the CPU, set this runtime to required: never, and "
+            "add one of kind: ort with the options providers: [{providers:list}]",
+        ),
+        cpu_optimized=CodeSpec(
+            "The file was optimized for the CPU before export: it has {operators:list}. "
+            "{problems}.",
+            remedy="ONNX Runtime or Optimum wrote this file with optimizations for the CPU. Use "
+            "the file that the exporter wrote, and let each session optimize it for its device.",
+            cause="cpu_optimized",
+        ),
     ),
-    "precision": CheckSpec(
+    "precision": _check(
         "Did the runtime compute in float32?",
         "device",
         "Set the option by which the runtime computes in float32 (openvino: precision_hint: f32), "
         "or judge the file by --precision reduced.",
-        {
-            "holds": "It computed in {precision}, as it reports.",
-            "unreported": "ONNX Runtime does not report the precision of this provider. The "
-            "numbers decide.",
-        },
+        holds="It computed in {precision}, as it reports.",
+        unreported="ONNX Runtime does not report the precision of this provider. The "
+        "numbers decide.",
     ),
-    "server_file": CheckSpec(
+    "server_file": _check(
         "Does the server state the digest of the file that it serves?",
         "evidence",
         "Add the parameter sha256 to the model's metadata, or name a digest_url in the runtime's "
         "options.",
-        {
-            "proven": "{server} has the file as {model}, version {model_version}: {proof}.",
-            "unproven": "{server} does not state which file {model}, version {model_version}, is. "
-            "Another file with the same outputs would pass.",
-        },
+        proven="{server} has the file as {model}, version {model_version}: {proof}.",
+        unproven="{server} does not state which file {model}, version {model_version}, is. "
+        "Another file with the same outputs would pass.",
     ),
-    "server_input": CheckSpec(
+    "server_input": _check(
         "Does the server refuse an input that the model does not accept?",
         "outputs",
         "Configure the server to check the shapes and datatypes of its inputs.",
-        {"holds": "The server refuses an input of a wrong shape."},
+        holds="The server refuses an input of a wrong shape.",
     ),
-    "device": CheckSpec(
+    "device": _check(
         "Did PyTorch and ONNX Runtime compute on the device in the runtime's name?",
         "device",
         "Run gate locate on this runtime to see the first layer that diverges; set "
         "determinism.tf32: false, and measure torch-cuda too.",
-        dict.fromkeys(("same", "misplaced", "large"), "{notes:alone}"),
+        **dict.fromkeys(("same", "misplaced", "large"), "{notes:alone}"),
     ),
-    "outputs": CheckSpec(
+    "outputs": _check(
         "Was every output of the file measured on every sample?",
         "outputs",
         "Export again with export.output_names as the model returns them, in its order.",
-        {
-            "holds": "Every output of the file was measured on every sample.",
-            "violated_quantized": CodeSpec("{problems}.", remedy=_QUANTIZED_TENSORS),
-        },
+        holds="Every output of the file was measured on every sample.",
+        violated_quantized=CodeSpec("{problems}.", remedy=_QUANTIZED_TENSORS),
     ),
-    "reference": CheckSpec(
+    "reference": _check(
         "Do the model's outputs vary over the samples?",
         "samples",
         "Evaluate on real, varied samples with trained weights: inputs that all give the same "
         "answer prove nothing.",
-        {
-            "holds": "The model's output is finite and varies over the samples.",
-            "constant": "The model's output is constant. The numbers decide.",
-            "proven_constant": CodeSpec(
-                "The output is constant and equal bit for bit.",
-                observed="constant, equal bit for bit",
-            ),
-        },
+        holds="The model's output is finite and varies over the samples.",
+        constant="The model's output is constant. The numbers decide.",
+        proven_constant=CodeSpec(
+            "The output is constant and equal bit for bit.",
+            observed="constant, equal bit for bit",
+        ),
     ),
     "empty": _no_numbers(
         "empty",
@@ -866,51 +808,45 @@ CHECKS: dict[str, CheckSpec] = {
         "at least one element (an object to detect, a value above the threshold)",
     ),
     "nonfinite": _no_numbers("nonfinite", "finite element", "finite values"),
-    "finite": CheckSpec(
+    "finite": _check(
         "Is the output free of NaN, and of infinity on one side only?",
         "nonfinite",
         "Run gate locate to see where it begins: float16 overflow, a log or division of zero, a "
         "mask of -inf. If ort-cpu passes and ort-cpu-optimized fails, a fusion causes it.",
-        {
-            "holds": "No NaN, and no infinity on one side only.",
-            "violated": CodeSpec("{problems}.", headline="{problem}"),
-            "same_places": "{count} elements are NaN on both sides, at the same positions.",
-        },
+        holds="No NaN, and no infinity on one side only.",
+        violated=CodeSpec("{problems}.", headline="{problem}"),
+        same_places="{count} elements are NaN on both sides, at the same positions.",
     ),
-    "bounds": CheckSpec(
+    "bounds": _check(
         "Does any bound of the policy apply to this output?",
         "policy",
         "Set a numeric bound, such as gate.runtimes.<runtime>.bounds.max_abs_diff. It applies to "
         "every output; bounds on classes apply only to logits.",
-        {
-            "no_bound": _UNBOUNDED,
-            "no_bound_quantized": CodeSpec(_UNBOUNDED, remedy=_QUANTIZED_TENSORS),
-            "checked_by_metric": CodeSpec(
-                "This output is judged by the metric {names}.", observed="judged by a metric"
-            ),
-            "checked_in_chain": CodeSpec(
-                "This output is judged in the run of the whole release. To bound it here too, "
-                "name it in the policy (outputs).",
-                observed="judged in the chain",
-            ),
-        },
+        no_bound=_UNBOUNDED,
+        no_bound_quantized=CodeSpec(_UNBOUNDED, remedy=_QUANTIZED_TENSORS),
+        checked_by_metric=CodeSpec(
+            "This output is judged by the metric {names}.", observed="judged by a metric"
+        ),
+        checked_in_chain=CodeSpec(
+            "This output is judged in the run of the whole release. To bound it here too, "
+            "name it in the policy (outputs).",
+            observed="judged in the chain",
+        ),
     ),
-    "near_ties": CheckSpec(
+    "near_ties": _number(
         "Does rounding alone decide only a few answers?",
-        "model",
+        "count",
         "Look for equal scores and for rounding to integers in the model; or return the numbers "
         "before that step, and judge those.",
-        {
-            "few": _NEAR_TIES,
-            "too_many": CodeSpec(
-                _NEAR_TIES,
-                headline="Rounding alone changes {count} of {total} {what} of the model, allowed "
-                "{allowed}",
-            ),
-        },
-        formula="count",
         unit="answers",
         why="1 % of them, or one.",
+        cause="model",
+        few=_NEAR_TIES,
+        too_many=CodeSpec(
+            _NEAR_TIES,
+            headline="Rounding alone changes {count} of {total} {what} of the model, allowed "
+            "{allowed}",
+        ),
     ),
     "max_abs_diff": _number(
         "How large is the largest error of an element?",
@@ -960,29 +896,34 @@ CHECKS: dict[str, CheckSpec] = {
         "Check eval mode, the checkpoint and the order of classes.",
         **_OF_ANSWERS,
     ),
-    "top1_agreement": CheckSpec(
+    "top1_agreement": _number(
         "How many samples get the same answer?",
-        "numbers",
+        "share of argmax c = argmax r",
         "Look at the disagreeing samples and their margins in the evidence. Small margins point at "
         "precision, large ones at a wrong layer, checkpoint or class order.",
-        {"unsure": _UNSURE},
-        formula="share of argmax c = argmax r",
         unit=_SHARE,
         why="An exact file gives the same answers; a reduced one may not always.",
+        unsure=_UNSURE,
     ),
-    "top1_lower_bound": CheckSpec(
+    "top1_lower_bound": _number(
         "What agreement do this many samples prove?",
-        "numbers",
+        "one-sided Clopper-Pearson bound",
         "Too few samples, or too many disagreements, for this bound. Without a disagreement, 0.99 "
         "needs 299 samples and 0.999 needs 2 995 at 95 % confidence.",
-        {
-            "unsure": _UNSURE,
-            "too_few_samples": _TOO_FEW,
-            "never_enough_samples": _NEVER_ENOUGH,
-        },
-        formula="one-sided Clopper-Pearson bound",
         unit=_SHARE,
         why="0.99 needs 299 samples without a disagreement, at 95 % confidence.",
+        unsure=_UNSURE,
+        too_few_samples=CodeSpec(
+            f"{_NUMBER_TEXT} No answer differs, but the samples are too few to prove the bound: "
+            "{needed} samples without a disagreement are needed at a confidence of "
+            "{confidence:.4g}.",
+            cause="samples",
+        ),
+        never_enough_samples=CodeSpec(
+            f"{_NUMBER_TEXT} No answer differs, but no number of samples proves a bound of 1. "
+            "Choose a bound below 1.",
+            cause="samples",
+        ),
     ),
     "top5_agreement": _number(
         "How many samples get the same five best answers?",
@@ -1052,23 +993,21 @@ CHECKS: dict[str, CheckSpec] = {
         cause="batch",
         left_to_probes=_LEFT_TO_PROBES,
     ),
-    "concurrency": CheckSpec(
+    "concurrency": _number(
         "Does each sample keep its answer when several clients ask at once?",
-        "batch",
+        "max|a - b| / rounding",
         "Look at the server's dynamic batching, at state that requests share, and whether all "
         "workers have the same weights.",
-        {
-            "within": "Under {label}, {requests} answers stay within {observed:.6g} × rounding of "
-            "the answers without load, allowed {allowed}.",
-            "beyond": "Under {label}, an answer differs from the one without load by "
-            "{observed:.6g} × rounding, allowed {allowed} ({requests} requests).",
-            "crossed": "Under {label}, {crossed} samples got an answer that is closer to the "
-            "model's answer to another sample ({requests} requests).",
-            "unmeasured": CodeSpec("{label} was not measured: {problems}.", cause="evidence"),
-        },
-        formula="max|a - b| / rounding",
         unit=ROUNDING,
         why="The bound is batch_invariance_ratio: dynamic batching sums in another order.",
+        cause="batch",
+        within="Under {label}, {requests} answers stay within {observed:.6g} × rounding of "
+        "the answers without load, allowed {allowed}.",
+        beyond="Under {label}, an answer differs from the one without load by "
+        "{observed:.6g} × rounding, allowed {allowed} ({requests} requests).",
+        crossed="Under {label}, {crossed} samples got an answer that is closer to the "
+        "model's answer to another sample ({requests} requests).",
+        unmeasured=CodeSpec("{label} was not measured: {problems}.", cause="evidence"),
     ),
     "cosine_distance": _number(
         "Does the embedding point in another direction?",
@@ -1096,19 +1035,17 @@ CHECKS: dict[str, CheckSpec] = {
         "A mask must be equal. Look at the comparison or the padding that makes it.",
         why="A mask is equal or wrong.",
     ),
-    "probes": CheckSpec(
+    "probes": _check(
         "Did the runtime compute the probes, which are inputs that are not among the samples?",
         "evidence",
         "Give samples that the model can compute: the probes are derived from them.",
-        {
-            "missing": _UNNOTICED,
-            "missing_waived": f"{_UNNOTICED} The policy allows this recording to lack probes.",
-            "missing_recorded": CodeSpec(
-                _UNNOTICED,
-                remedy="Record what gate samples export --reference wrote, including the probes, "
-                "and pack it again; or set options: {{probes: when_recorded}} in the policy.",
-            ),
-        },
+        missing=_UNNOTICED,
+        missing_waived=f"{_UNNOTICED} The policy allows this recording to lack probes.",
+        missing_recorded=CodeSpec(
+            _UNNOTICED,
+            remedy="Record what gate samples export --reference wrote, including the probes, "
+            "and pack it again; or set options: {{probes: when_recorded}} in the policy.",
+        ),
     ),
     "probe_": _probe(_NOT_TRACED, "baked_in"),
     "probe_value": _probe(_NOT_TRACED, "baked_in"),
@@ -1119,17 +1056,15 @@ CHECKS: dict[str, CheckSpec] = {
         "inputs.",
         "baked_in",
     ),
-    "graph": CheckSpec(
+    "graph": _check(
         "Was the graph of the file read?",
         "evidence",
         "Measure again with this version. It reads the graph of the file.",
-        {
-            "unread": "The graph of the file was not read: {reason}.",
-            "unread_count": "The graph of the file was not read: the report counts {nodes} nodes "
-            "and names {operators} operators.",
-            "unread_files": "The graph of the file was not read: the report is about the data "
-            "files {reported:list}, the file has {files:list}.",
-        },
+        unread="The graph of the file was not read: {reason}.",
+        unread_count="The graph of the file was not read: the report counts {nodes} nodes "
+        "and names {operators} operators.",
+        unread_files="The graph of the file was not read: the report is about the data "
+        "files {reported:list}, the file has {files:list}.",
     ),
     "graph_training_mode": _graph(
         "Does every node compute as in eval mode?",
@@ -1216,84 +1151,73 @@ CHECKS: dict[str, CheckSpec] = {
         "Look at what the exporter warns about: operators in training mode, outputs without a "
         "batch axis."
     ),
-    "preprocessing": CheckSpec(
+    "preprocessing": _check(
         "Was the preprocessing compared with that of training, for this model and on enough "
         "pictures?",
         "preprocessing",
         "Measure it with gate.preprocess.measure or the stage 'parity', on enough pictures, with "
         "the spec that the model was trained with.",
-        {"holds": "Measured for the model's spec on {images} distinct pictures."},
+        holds="Measured for the model's spec on {images} distinct pictures.",
     ),
-    "preprocessing_flips_": CheckSpec(
+    "preprocessing_flips_": _number(
         "How many pictures get another answer with this implementation of the preprocessing?",
-        "preprocessing",
+        "flips / pictures",
         "Run gate preprocess compare --model to see which pictures change their answer, and "
         "correct that implementation.",
-        {
-            "within": _FLIPS,
-            "beyond": _FLIPS,
-            "unmeasured": CodeSpec(
-                "The answers on these pictures were not compared.", cause="evidence"
-            ),
-        },
-        formula="flips / pictures",
         unit="share of pictures",
         why="The policy's max_flips.",
+        cause="preprocessing",
+        within=_FLIPS,
+        beyond=_FLIPS,
+        unmeasured=CodeSpec("The answers on these pictures were not compared.", cause="evidence"),
     ),
-    "preprocessing_": CheckSpec(
+    "preprocessing_": _number(
         "Does this implementation compute the same tensor from a picture as training does?",
-        "preprocessing",
+        "max|tensor - reference|",
         "Run gate preprocess compare on the pictures. It names known causes (no antialias, "
         "half-pixel shift, channel order, mean/std). Or ship the preprocessing in the file: gate "
         "preprocess prepend.",
-        {
-            "within": "The largest difference is {observed:.6g}/255, allowed at most "
-            "{bound:.6g}/255 (n = {samples}).{notes}",
-            "beyond": CodeSpec(
-                "The largest difference is {observed:.6g}/255, allowed at most {bound:.6g}/255 "
-                "(n = {samples}).{notes}",
-                headline="{consumer} computes other pixels than in training: {observed:.4g}/255, "
-                "allowed {bound:.4g}/255.{notes}",
-            ),
-            "failed": "It failed: {failure}",
-            "wrong_shape": "The tensor has another shape or dtype: {detail}",
-            "incomplete": "{samples} of {images} pictures were compared.",
-            "nonfinite": "{count} values are NaN or infinite.",
-            "unsupported": "{consumer} cannot follow the spec on any machine: {reason}",
-            "unavailable": "{consumer} was not measured: {reason}",
-            "recorded_times": CodeSpec(
-                "{consumer} is recorded {count} times, expected once.", cause="evidence"
-            ),
-        },
-        formula="max|tensor - reference|",
         unit="1/255 of the value range",
         why="One gray level, unless the policy says otherwise.",
+        cause="preprocessing",
+        within="The largest difference is {observed:.6g}/255, allowed at most "
+        "{bound:.6g}/255 (n = {samples}).{notes}",
+        beyond=CodeSpec(
+            "The largest difference is {observed:.6g}/255, allowed at most {bound:.6g}/255 "
+            "(n = {samples}).{notes}",
+            headline="{consumer} computes other pixels than in training: {observed:.4g}/255, "
+            "allowed {bound:.4g}/255.{notes}",
+        ),
+        failed="It failed: {failure}",
+        wrong_shape="The tensor has another shape or dtype: {detail}",
+        incomplete="{samples} of {images} pictures were compared.",
+        nonfinite="{count} values are NaN or infinite.",
+        unsupported="{consumer} cannot follow the spec on any machine: {reason}",
+        unavailable="{consumer} was not measured: {reason}",
+        recorded_times=CodeSpec(
+            "{consumer} is recorded {count} times, expected once.", cause="evidence"
+        ),
     ),
-    "incumbent": CheckSpec(
+    "incumbent": _check(
         "Is there a champion to compare with?",
         "champion",
         "Run the check where the registry and its ledger can be read: gate check --against NAME, "
         "or the stage 'promote'; without the ledger, pass --trust with the keys that sign "
         "verdicts. To promote a file that cannot be compared with the champion, use a policy "
         "without the section incumbent once.",
-        {
-            "compared": "Compared with version {version}, the champion.",
-            "same_file": "Version {version}, the champion, is this file.",
-            "first_release_allowed": "There is no champion. The policy allows a first release.",
-            "first_release_refused": "There is no champion, and the policy refuses a first "
-            "release.",
-            "left_to_service": "The file was not compared with the champion here. The service "
-            "compares it by its own policy and ledger before it serves (promotion: by_service).",
-            "not_read": "The champion was not looked up, so nothing was compared.",
-            "not_compared": "The champion (version {version}) was not compared: {reason}.",
-            "other_file": "The champion (version {version}) was compared with another file: "
-            "{sha256}.",
-            "no_digests": "The comparison with the champion (version {version}) lacks the digests "
-            "of its file and evidence.",
-            "other_samples": "The champion (version {version}) was measured on other samples: "
-            "{champion_samples} of {champion_data}, and this file on {file_samples} of "
-            "{file_data}.",
-        },
+        compared="Compared with version {version}, the champion.",
+        same_file="Version {version}, the champion, is this file.",
+        first_release_allowed="There is no champion. The policy allows a first release.",
+        first_release_refused="There is no champion, and the policy refuses a first release.",
+        left_to_service="The file was not compared with the champion here. The service "
+        "compares it by its own policy and ledger before it serves (promotion: by_service).",
+        not_read="The champion was not looked up, so nothing was compared.",
+        not_compared="The champion (version {version}) was not compared: {reason}.",
+        other_file="The champion (version {version}) was compared with another file: {sha256}.",
+        no_digests="The comparison with the champion (version {version}) lacks the digests "
+        "of its file and evidence.",
+        other_samples="The champion (version {version}) was measured on other samples: "
+        "{champion_samples} of {champion_data}, and this file on {file_samples} of {file_data}.",
     ),
     "incumbent_accuracy_drop": _number(
         "Is the file less accurate on the labels than the champion?",
@@ -1319,11 +1243,11 @@ CHECKS: dict[str, CheckSpec] = {
         unit="times",
         **_champion("max_latency_ratio", "Slower than the champion by a factor of {usage}"),
     ),
-    "metric": CheckSpec(
+    "metric": _check(
         "Was the metric of the task measured as the policy defines it?",
         "evidence",
         "Correct the function or the labels, and measure again with this policy.",
-        {"holds": "The metric was measured."},
+        holds="The metric was measured.",
     ),
     "metric_drop": _metric_drop(
         "Is the metric of the file worse than that of the model, on the same samples?",
@@ -1331,21 +1255,19 @@ CHECKS: dict[str, CheckSpec] = {
         "The policy's max_drop of the metric.",
         "Run gate locate to see the first layer that diverges; or allow more (max_drop).",
     ),
-    "metric_limit": CheckSpec(
+    "metric_limit": _number(
         "Is the metric of the file as good as the policy demands?",
-        "metric",
+        "metric(file)",
         "Train longer or on more data, and look at the labels; or change min or max of the metric.",
-        dict.fromkeys(("within", "beyond"), _NUMBER_TEXT),
-        formula="metric(file)",
         unit="the unit of the metric",
         why="The policy's min or max of the metric.",
+        cause="metric",
     ),
     "metric_champion_drop": _metric_drop(
         "Is the metric of the file worse than that of the champion?",
         "upper confidence bound of metric(champion) - metric(new)",
         "The policy's max_drop_from_champion of the metric.",
         "Train longer or on more data; or allow more (max_drop_from_champion).",
-        problems=True,
     ),
     "latency_ratio": _number(
         "Is the runtime slower than PyTorch on the CPU in the same run?",

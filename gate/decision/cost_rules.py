@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from gate.decision.bound_rules import BoundedMetric, check_metric
 from gate.decision.check_result import CheckResult, Problem
 from gate.policy.sections import Bounds
-from gate.records.evidence import Evidence, Latency, RuntimeEvidence
+from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.outputs import largest
 
 _MB = 1e6
+
+_NO_LOAD: Problem = {"code": "no_load"}
 
 
 def check_costs(
@@ -23,7 +24,8 @@ def check_costs(
         ratios, problem = latency_ratios(evidence, runtime)
         ratio = largest(ratios.values()) if problem is None else None
         metric = BoundedMetric("latency_ratio", ratio, "<=", bounds.latency_ratio)
-        shown = [f"{ratio:.3g} for {_samples(size)}" for size, ratio in ratios.items()]
+        sizes = {size: "one sample" if size == 1 else f"{size} samples" for size in ratios}
+        shown = [f"{ratio:.3g} for {sizes[size]}" for size, ratio in ratios.items()]
         notes = [*_notes(evidence, runtime)]
         yield _check(metric, problem, ratios=shown, notes=notes)
     if bounds.memory_mb is not None:  # 0 is valid: the process may have had the memory before
@@ -55,7 +57,8 @@ def latency_ratios(
         return {}, {"code": "not_timed"}
     pairs = [(runtime.latency, evidence.reference_latency)]
     if cost.single is not None or not evidence.has_fixed_batch:
-        pairs.append((_single_sample_latency(cost.single), _single_sample_latency(baseline.single)))
+        singles = [s if s and s.batch_size == 1 else None for s in (cost.single, baseline.single)]
+        pairs.append((singles[0], singles[1]))
     ratios: dict[int, float] = {}
     cold: Problem | None = None
     for latency, reference in pairs:
@@ -67,32 +70,14 @@ def latency_ratios(
         if latency.cold or reference.cold:
             cold = {"code": "only_first", "size": latency.batch_size}
         else:
-            ratios[latency.batch_size] = _ratio(latency, reference)
+            ratios[latency.batch_size] = latency.ratio_to(reference)
     return ratios, cold
-
-
-def _single_sample_latency(single: Latency | None) -> Latency | None:
-    """Return the latency if its batches have a single sample, else None."""
-    return single if single is not None and single.batch_size == 1 else None
-
-
-def _ratio(latency: Latency, reference: Latency) -> float:
-    new, old = latency.median_ms, reference.median_ms
-    timed = latency.batches > 0 and reference.batches > 0
-    return new / old if timed and new > 0.0 and 0.0 < old < math.inf else math.nan
-
-
-_NO_LOAD: Problem = {"code": "no_load"}
 
 
 def _check(metric: BoundedMetric, problem: Problem | None, **params: Any) -> CheckResult:
     """Return the check of a number. `problem`: why it was not measured, if it was not."""
     params = {"problems": [problem]} if metric.observed is None else params
     return check_metric(metric, samples=None, params=params)
-
-
-def _samples(size: int) -> str:
-    return "one sample" if size == 1 else f"{size} samples"
 
 
 def _notes(evidence: Evidence, runtime: RuntimeEvidence) -> Iterator[Problem]:

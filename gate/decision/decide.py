@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -27,7 +27,7 @@ from gate.records.champion_comparison import ChampionComparison
 from gate.records.evidence import Evidence, RuntimeEvidence
 from gate.records.outputs import OutputParity
 from gate.records.runtime import RUNTIMES, RuntimeName
-from gate.storage.digest import Digest, canonical_json
+from gate.storage.digest import Digest
 from gate.storage.record import Record, Sha256, added_field
 
 
@@ -162,22 +162,16 @@ def _output_checks(
     yield from instrument_rules.check_stability(policy.runtimes[runtime.runtime].bounds, output)
 
 
-class Conclusion(NamedTuple):
-    """The conclusion of a decision without its texts."""
+_TEXTS = ("code", "params", "explanation", "remedy")
+"""Fields of a check that no conclusion depends on."""
 
-    subject_sha256: Digest
-    policy_sha256: Digest
-    evidence_sha256: Digest
-    verdict: Verdict
-    runtimes: tuple[RuntimeName, ...]
-    checks: tuple[tuple[str, ...], ...]
-    """Name, part, runtime, output, point, observed, bound, relation, samples and verdict of each
-    check. Numbers are strings, because NaN does not equal itself."""
-    incumbent: str
-    tried: str
-
-
-_FIELDS = ("name", "part", "runtime", "output", "point", "observed", "bound", "relation", "samples")
+_OLD_TEXTS = (
+    "constant, equal bit for bit",
+    "judged in the chain",
+    "not claimed",
+    "left to the probes",
+)
+"""Texts that replace a number in records of version 1.0. Newer records have codes."""
 
 
 class Decision(Record):
@@ -198,18 +192,16 @@ class Decision(Record):
     decided_at: str
     """UTC, ISO 8601, set by the caller."""
 
-    def conclusion(self) -> Conclusion:
-        """Return the conclusion, which is equal for decisions that differ in their texts only."""
-        return Conclusion(
-            subject_sha256=self.subject_sha256,
-            policy_sha256=self.policy_sha256,
-            evidence_sha256=self.evidence_sha256,
-            verdict=self.verdict,
-            runtimes=self.runtimes,
-            checks=tuple(map(_conclude_check, self.checks)),
-            incumbent="" if self.incumbent is None else self.incumbent.to_json(),
-            tried=canonical_json(self.tried).decode(),
-        )
+    def conclusion(self) -> Digest:
+        """Return a digest that is equal for decisions that differ in texts and time only."""
+        plain = self.to_plain()
+        del plain["decided_at"]
+        for check in plain["checks"]:
+            for name in _TEXTS:
+                check.pop(name, None)
+            if check["observed"] in _OLD_TEXTS:
+                check["observed"] = None
+        return Digest.from_json(plain)
 
     @property
     def passed(self) -> bool:
@@ -225,22 +217,6 @@ class Decision(Record):
     def waived(self) -> tuple[CheckResult, ...]:
         """The waived checks, which are shown with every pass."""
         return tuple(c for c in self.checks if c.verdict is Verdict.WAIVED)
-
-
-def _conclude_check(check: CheckResult) -> tuple[str, ...]:
-    values = {name: getattr(check, name) for name in _FIELDS}
-    if isinstance(check.observed, str) and check.observed in _OLD_TEXTS:
-        values["observed"] = None
-    return (*map(str, values.values()), check.verdict)
-
-
-_OLD_TEXTS = (
-    "constant, equal bit for bit",
-    "judged in the chain",
-    "not claimed",
-    "left to the probes",
-)
-"""Texts that replace a number in records of version 1.0. Newer records have codes."""
 
 
 def decide(

@@ -90,8 +90,7 @@ class ChampionComparison(Record):
         invalid."""
         if self.latency is None or self.champion_latency is None:
             return None
-        new, old = self.latency.median_ms, self.champion_latency.median_ms
-        return new / old if new > 0.0 and 0.0 < old < math.inf else math.nan
+        return self.latency.ratio_to(self.champion_latency)
 
     def answers(self, output: str) -> ChampionAnswers | None:
         """Return the answers of an output by its name, or None."""
@@ -125,7 +124,9 @@ class TrendRow(Record):
     @classmethod
     def from_evidence(cls, evidence: Evidence) -> TrendRow:
         """Create the row from optimized ONNX Runtime on the CPU, or else the first runtime."""
-        runtime = _runtime(evidence)
+        measured = {each.runtime: each for each in evidence.runtimes if each.measured}
+        preferred = next((measured[name] for name in _SERVED_AS if name in measured), None)
+        runtime = preferred or next(iter(measured.values()), None)
         outputs = () if runtime is None else runtime.outputs
         classes = [output.classification for output in outputs if output.classification]
         return cls(
@@ -159,12 +160,6 @@ def _task_metrics(
             side = group.runtimes.get(runtime.runtime) if runtime else None
             if side is not None:
                 yield metric.name, MetricValue(value=side.value, low=side.low, high=side.high)
-
-
-def _runtime(evidence: Evidence) -> RuntimeEvidence | None:
-    measured = {runtime.runtime: runtime for runtime in evidence.runtimes if runtime.measured}
-    preferred = next((measured[name] for name in _SERVED_AS if name in measured), None)
-    return preferred or next(iter(measured.values()), None)
 
 
 def _least(values: Iterable[float]) -> float | None:

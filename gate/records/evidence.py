@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple
 
@@ -32,6 +33,12 @@ class Latency(Record):
     p95_ms: Measured
     cold: bool = added_field(False)
     """True if the only batch was the first one, which includes warm-up; False in older records."""
+
+    def ratio_to(self, baseline: Latency) -> float:
+        """Return the ratio of the median times; NaN if one side has no valid time."""
+        new, old = self.median_ms, baseline.median_ms
+        timed = self.batches > 0 and baseline.batches > 0
+        return new / old if timed and new > 0.0 and 0.0 < old < math.inf else math.nan
 
 
 class Cost(Record):
