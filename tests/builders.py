@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gate.policy.policy import Policy
+from gate import CheckResult, Decision, Policy, decide
 from gate.policy.sections import Bounds, ConfidenceBands, RuntimePolicy
 from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
 from gate.records.evidence import (
@@ -285,6 +285,17 @@ def evidence(**overrides: Any) -> Evidence:
         "measured_at": "2026-01-01T00:00:00+00:00",
     }
     return add_drawn_probes(Evidence(**fields | overrides))
+
+
+def judge(evidence: Evidence, *, by: Policy | None = None, **fields: Any) -> Decision:
+    """Decide on evidence by a policy; by default by `policy` with these fields."""
+    return decide(by or policy(**fields), evidence, decided_at="2026-01-01T00:00:00+00:00")
+
+
+def find_check(decision: Decision, name: str, runtime: str | None = "ort-cpu") -> CheckResult:
+    """Return the only check of this name and runtime."""
+    (check,) = [c for c in decision.checks if (c.name, c.runtime) == (name, runtime)]
+    return check
 
 
 def with_outputs(*outputs: OutputParity, **overrides: Any) -> Evidence:

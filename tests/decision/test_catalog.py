@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gate import CheckResult, Localization, Policy, Verdict, decide
+from gate import CheckResult, Localization, Verdict
 from gate.decision import catalog
 from gate.decision.catalog import CHECKS, NOTES, PROBLEMS, CodeSpec
 from gate.decision.faults import ACCOUNTS, DETAILS, FAULTS, FINDINGS, OPTIMIZERS, OUTCOMES, SEAMS
@@ -27,7 +27,7 @@ from gate.summary.render import (
 )
 from gate.summary.summarize import summarize
 from handbook import checks_page
-from tests.builders import absent, digest, evidence, policy
+from tests.builders import absent, digest, evidence, find_check, judge
 from tests.exhaustive import for_each
 
 GATE = Path(__file__).parents[2] / "gate"
@@ -73,6 +73,14 @@ def test_each_check_code_has_text_headline_and_remedy(name):
             _require_text(name, code, CHECKS[name].code(code), part)
 
 
+def make_check(name: str, code: str, params: dict[str, Any]) -> CheckResult:
+    return CheckResult(
+        name=f"{name}x" if name.endswith("_") else name, runtime="ort-cpu", output="y", part="head",
+        point="a", observed=3.0, bound=2.0, relation="<=", samples=8, verdict=Verdict.FAIL,
+        code=code, params=params,
+    )  # fmt: skip
+
+
 def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     params: dict[str, Any] = {
         "problems": [{"code": "no_probe"}],
@@ -80,13 +88,8 @@ def _require_text(name: str, code: str, spec: CodeSpec, part: Any) -> None:
     }
     for template in (spec.text, spec.headline or "", spec.remedy or CHECKS[name].remedy):
         params |= example_params(template)
-    check_name = f"{name}x" if name.endswith("_") else name
     kind = {"kind": name.removeprefix("probe_")} if name.startswith("probe_") else {}
-    check = CheckResult(
-        name=check_name, runtime="ort-cpu", output="y", part="head", point="a", observed=3.0, bound=2.0,
-        relation="<=", samples=8, verdict=Verdict.FAIL, code=code, params=params | kind,
-    )  # fmt: skip
-    text = render_check(check, part)
+    text = render_check(make_check(name, code, params | kind), part)
     assert (
         text[:1].isupper()
         or not text[0].isalpha()
@@ -110,18 +113,14 @@ def test_each_check_created_in_rules_is_in_the_catalog():
                     assert all(map(catalog.row_of, map(str, names))), f"{file.name}: {names}"
 
 
-@pytest.mark.parametrize("table", [PROBLEMS, NOTES], ids=["problems", "notes"])
-def test_each_problem_and_note_has_a_text(table):
+@pytest.mark.parametrize(("table", "param", "name", "result"), [
+    (PROBLEMS, "problems", "session", "violated"), (NOTES, "notes", "noise_ratio", "within"),
+])  # fmt: skip
+def test_each_problem_and_note_has_a_text(table, param, name, result):
     for code, template in table.items():
-        param = "problems" if table is PROBLEMS else "notes"
         numbers = dict.fromkeys((name for name, _ in template_fields(template)), 3)
         params = {param: [{**numbers, **example_params(template), "code": code}]}
-        name, result = ("session", "violated") if table is PROBLEMS else ("noise_ratio", "within")
-        check = CheckResult(
-            name=name, verdict=Verdict.FAIL, observed=1.0, bound=2.0, relation="<=", samples=3,
-            code=result, params=params,
-        )  # fmt: skip
-        assert "unknown" not in render_check(check), code
+        assert "unknown" not in render_check(make_check(name, result, params)), code
 
 
 _FAULT_PARAMS = {
@@ -228,8 +227,7 @@ def test_each_graph_finding_has_a_text(code):
     assert evidence_with_finding.graph is not None
     graph = evidence_with_finding.graph.model_copy(update={"findings": (result,)})
     evidence_with_finding = evidence_with_finding.model_copy(update={"graph": graph})
-    decision = decide(Policy.default(), evidence_with_finding, decided_at="now")
-    (check,) = [each for each in decision.checks if each.name == "graph_training_mode"]
+    check = find_check(judge(evidence_with_finding), "graph_training_mode", None)
     text = render_check(CheckResult.from_json(check.to_json()))
     _assert_rendered(text, code)
     assert text.startswith("a: ")
@@ -238,10 +236,8 @@ def test_each_graph_finding_has_a_text(code):
 
 @for_each(CHECKS)
 def test_remedies_for_onnx_references_do_not_mention_the_export(name):
-    check_name = f"{name}x" if name.endswith("_") else name
     for code in CHECKS[name].codes:
-        params = {"problems": [], "notes": [], "advice": "a"}
-        check = CheckResult(name=check_name, verdict=Verdict.FAIL, code=code, params=params)
+        check = make_check(name, code, {"problems": [], "notes": [], "advice": "a"})
         text = render_check(check, "remedy", onnx_reference=True)
         for word in ("eval mode", "Export again", "Export with", "forward", "model.eval", "TRC"):
             assert word not in text, (name, code)
@@ -289,40 +285,30 @@ def test_checks_page_has_each_check_with_codes_and_remedies(name):
 
 
 def test_wording_does_not_change_the_decision_digest(monkeypatch):
-    decision = decide(policy(), evidence(), decided_at="now")
+    decision = judge(evidence())
     for name in CHECKS:
         spec = catalog.CheckSpec("?", CHECKS[name].cause, "another remedy", {})
         monkeypatch.setitem(CHECKS, name, spec)
-    second_decision = decide(policy(), evidence(), decided_at="now")
+    second_decision = judge(evidence())
     assert second_decision.digest() == decision.digest()
     assert second_decision.conclusion() == decision.conclusion()
 
 
 def test_summary_json_has_texts_of_checks():
     evidence_without_runtime = evidence(runtimes=(absent("ort-cpu"),))
-    summary = summarize(
-        decide(policy(), evidence_without_runtime, decided_at="now"), evidence_without_runtime
-    )
+    summary = summarize(judge(evidence_without_runtime), evidence_without_runtime)
     plain = with_texts(summary)
-    entries = [*summary.check_rows, *summary.findings]
-    rows = [*plain["words"], *plain["findings"]]
-    pairs = [
-        pair
-        for each, row in zip(entries, rows, strict=True)
-        for pair in zip(
-            getattr(each, "checks", ()) or (each.check,),
-            row.get("checks") or (row["check"],),
-            strict=True,
-        )
-    ]
-    assert len(pairs) > len(summary.check_rows)
-    for check, row in pairs:
+    checks = [each.check for each in summary.check_rows]
+    checks += [check for finding in summary.findings for check in finding.checks]
+    rows = [row["check"] for row in plain["words"]]
+    rows += [row for finding in plain["findings"] for row in finding["checks"]]
+    for check, row in zip(checks, rows, strict=True):
         assert row["explanation"] == render_check(check)
         assert row["remedy"] == render_check(check, "remedy")
 
 
 def test_decision_without_codes_has_the_same_conclusion():
-    decision = decide(policy(), evidence(), decided_at="now")
+    decision = judge(evidence())
     without_codes = decision.model_copy(
         update={"checks": tuple(map(_without_code, decision.checks))}
     )
@@ -338,7 +324,7 @@ def _without_code(check: CheckResult) -> CheckResult:
 
 @pytest.mark.parametrize("field", ["verdict", "observed", "bound", "samples", "output"])
 def test_changed_number_or_verdict_changes_the_conclusion(field):
-    decision = decide(Policy.default(), evidence(), decided_at="now")
+    decision = judge(evidence())
     value = {"verdict": Verdict.WAIVED, "output": "other"}.get(
         field, 7.5 if field != "samples" else 7
     )

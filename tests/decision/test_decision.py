@@ -6,20 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate import Decision, Evidence, Verdict, decide
+from gate import Decision, Evidence, Verdict
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.instruments import GraphFinding
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES
 from gate.summary.render import render_check
 from tests import builders
-from tests.builders import absent, class_parity, output_parity, runtime_evidence
+from tests.builders import absent, class_parity, judge, output_parity, runtime_evidence
 
 NAN, INF = math.nan, math.inf
-DECIDED_AT = "2026-01-01T00:00:00+00:00"
-
-
-def judge(evidence: Evidence, **policy) -> Decision:
-    return decide(builders.policy(**policy), evidence, decided_at=DECIDED_AT)
 
 
 def with_runtime(runtime=None, **fields) -> Evidence:
@@ -324,8 +319,5 @@ def test_runtime_order_in_policy_does_not_change_digests():
         update={"runtimes": dict(reversed(in_order.runtimes.items()))}
     )
     assert reversed_order.digest() == in_order.digest()
-    first, second = (
-        decide(policy, builders.evidence(), decided_at="2026-01-01T00:00:00+00:00")
-        for policy in (in_order, reversed_order)
-    )
+    first, second = (judge(builders.evidence(), by=each) for each in (in_order, reversed_order))
     assert first.digest() == second.digest()

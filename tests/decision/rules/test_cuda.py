@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate import CheckResult, Evidence, Policy, Verdict, decide
-from gate.decision.catalog import cause_for
+from gate import CheckResult, Decision, Evidence, Policy, Verdict
 from gate.decision.cuda_kernels import cuda_kernels
 from gate.decision.decide import iter_checks
 from gate.policy.defaults import exact_bounds
 from gate.policy.sections import Bounds, RuntimePolicy
 from gate.records.evidence import RuntimeEvidence
 from gate.records.runtime import CPU_PROVIDER, CUDA_PROVIDER, RUNTIMES, CpuNode, RuntimeName
-from gate.summary.render import render_check
 from gate.weights.instrument import last_operators
 from gate.weights.value_graph import ValueGraph
 from tests import builders
+from tests.builders import find_check, judge
 from tests.onnx_file.test_shape_nodes import model, node
 
 ON_CUDA = ("ort-cuda", "ort-cuda-optimized")
@@ -43,7 +42,7 @@ def decide_with_ratio(name: str, ratio: float, policy: Policy | None = None, **f
         for each in ("torch-cuda", "ort-cpu", "ort-cpu-optimized", *ON_CUDA)
     ]
     all_measured = builders.evidence(runtimes=tuple(runtimes), **fields)
-    return decide(policy or Policy.default(), all_measured, decided_at="now")
+    return judge(all_measured, by=policy or Policy.default())
 
 
 RATIOS = {"RMSNorm epsilon 1e-8 for 1e-6": 2.4, "BatchNorm mean off by 2e-5": 6.4, "TF32": 569.0}
@@ -117,9 +116,7 @@ def test_stated_bounds_override_built_in_bounds():
 def test_torch_cuda_difference_fails_only_when_policy_says_fail(policy, verdict):
     decision = decide_with_ratio("torch-cuda", 1e6, policy)
     assert decision.verdict is verdict
-    (check,) = [
-        c for c in decision.checks if (c.runtime, c.name) == ("torch-cuda", "noise_ratio")
-    ]  # fmt: skip
+    check = find_check(decision, "noise_ratio", "torch-cuda")
     assert check.verdict is (Verdict.WAIVED if verdict is Verdict.PASS else Verdict.FAIL)
 
 
@@ -134,10 +131,8 @@ def test_broken_torch_cuda_fails_only_when_policy_says_fail(broken):
         for name in ("torch-cuda", "ort-cpu", "ort-cpu-optimized", *ON_CUDA)
     )
     evidence = builders.evidence(runtimes=runtimes)
-    assert decide(Policy.default(), evidence, decided_at="now").verdict is Verdict.PASS
-    assert (
-        decide(policy_with_stated_bounds(), evidence, decided_at="now").verdict is not Verdict.PASS
-    )
+    assert judge(evidence, by=Policy.default()).verdict is Verdict.PASS
+    assert judge(evidence, by=policy_with_stated_bounds()).verdict is not Verdict.PASS
 
 
 def test_required_torch_cuda_is_an_error_when_absent():
@@ -146,10 +141,9 @@ def test_required_torch_cuda_is_an_error_when_absent():
     policy = policy.model_copy(update={"runtimes": {**policy.runtimes, "torch-cuda": torch}})
     runtimes = (builders.absent("torch-cuda"), *builders.evidence().runtimes[1:3])
     runtimes += (builders.runtime_evidence("ort-cuda"),)
-    decision = decide(policy, builders.evidence(runtimes=runtimes), decided_at="now")
-    assert decision.verdict is Verdict.ERROR
+    assert judge(builders.evidence(runtimes=runtimes), by=policy).verdict is Verdict.ERROR
     without = builders.evidence(runtimes=runtimes[1:])  # incomplete evidence
-    decision = decide(policy_with_stated_bounds(exceeded="warn"), without, decided_at="now")
+    decision = judge(without, by=policy_with_stated_bounds(exceeded="warn"))
     assert decision.verdict is Verdict.ERROR
 
 
@@ -232,12 +226,13 @@ def evidence_with_cuda(runtime: RuntimeEvidence, **fields: object) -> Evidence:
     )
 
 
-def provider_check(evidence: Evidence):
-    decision = decide(builders.policy(), evidence, decided_at="now")
-    (check,) = [
-        c for c in decision.checks if (c.name, c.runtime) == ("provider", "ort-cuda")
-    ]  # fmt: skip
-    return decision, check
+def provider_check(evidence: Evidence) -> tuple[Decision, CheckResult]:
+    decision = judge(evidence)
+    return decision, find_check(decision, "provider", "ort-cuda")
+
+
+def with_node(operator: str, since: int | None, *inputs: str) -> tuple[CpuNode]:
+    return (CpuNode(name="n", operator=operator, since_version=since, inputs=inputs),)
 
 
 @pytest.mark.parametrize(
@@ -251,19 +246,27 @@ def provider_check(evidence: Evidence):
         ((ATAN, CONV), False),
         ((EINSUM,), False),
         ((CUSTOM,), False),
-        ((ARGMAX.model_copy(update={"inputs": ("float",)}),), False),
-        ((ARGMAX.model_copy(update={"inputs": ()}),), False),
-        ((ATAN.model_copy(update={"since_version": None}),), False),
-        ((CpuNode(name="LSTM:l", operator="LSTM", since_version=1),), False),
-        ((CpuNode(name="MultiHeadAttention:a", operator="com.microsoft::MultiHeadAttention", since_version=1, inputs=("double",)),), False),
+        (with_node("ArgMax", 13, "float"), False),
+        (with_node("ArgMax", 13), False),
+        (with_node("Atan", None, "float"), False),
+        (with_node("LSTM", 1), False),
+        (with_node("com.microsoft::MultiHeadAttention", 1, "double"), False),
+        (with_node("Add", 14, "float", "float"), False),
+        (with_node("Add", 7, "float", "float"), False),
+        (with_node("Add", 14, "bool", "bool"), True),
+        (with_node("Gather", 13, "float", "int64"), False),
+        # an open version range includes only its first version
+        (with_node("Gather", 99, "float", "int64"), True),
+        (with_node("com.microsoft::Tokenizer", 1), True),
     ],
-)  # fmt: skip
+)
 def test_only_nodes_without_cuda_kernel_may_run_on_cpu(nodes, passes):
     decision, check = provider_check(evidence_with_cuda(cuda_runtime(*nodes, shapes=9)))
     assert (check.verdict is Verdict.PASS) is passes
     assert (decision.verdict is Verdict.PASS) is passes
-    wording = render_check(check) if passes else str(render_check(check, "remedy"))
-    assert ("Warning" if passes else f"providers: [{CUDA_PROVIDER}, {CPU_PROVIDER}]") in wording
+    providers = None if passes else [CUDA_PROVIDER, CPU_PROVIDER]
+    assert check.params.get("providers") == providers
+    assert ("shape_nodes" in [note["code"] for note in check.params.get("notes", [])]) is passes
 
 
 @pytest.mark.parametrize(("version", "passes"), [
@@ -277,62 +280,33 @@ def test_kernel_table_does_not_apply_to_later_versions(version, passes):
     assert (check.verdict is Verdict.PASS) is passes
 
 
-def test_evidence_without_cpu_nodes_fails_and_time_share_is_ignored():
-    old = cuda_runtime(ATAN, cpu_nodes=(), cpu_time_share=None)
-    _, check = provider_check(evidence_with_cuda(old))
-    assert check.verdict is Verdict.FAIL
-    for share in (1e-6, 0.999):  # the share of the time has no effect
-        assert (
-            provider_check(evidence_with_cuda(cuda_runtime(RELU, cpu_time_share=share)))[1].verdict
-            is Verdict.FAIL
-        )
-        assert (
-            provider_check(evidence_with_cuda(cuda_runtime(ATAN, cpu_time_share=share)))[1].verdict
-            is Verdict.PASS
-        )
+@pytest.mark.parametrize(("node", "fields", "verdict"), [
+    (ATAN, {"cpu_nodes": (), "cpu_time_share": None}, Verdict.FAIL),  # older evidence
+    *((RELU, {"cpu_time_share": share}, Verdict.FAIL) for share in (1e-6, 0.999)),
+    *((ATAN, {"cpu_time_share": share}, Verdict.PASS) for share in (1e-6, 0.999)),
+])  # fmt: skip
+def test_unknown_cpu_nodes_fail_and_time_share_is_ignored(node, fields, verdict):
+    _, check = provider_check(evidence_with_cuda(cuda_runtime(node, **fields)))
+    assert check.verdict is verdict
 
 
 @pytest.mark.parametrize("node", [FUSED, NCHW, REORDER])
 def test_file_optimized_for_cpu_has_cause_cpu_optimized(node):
     graph = builders.graph_report(operators={"Relu": 3, node.operator: 1})
-    for evidence, cause in (
+    for evidence, code in (
         (evidence_with_cuda(cuda_runtime(RELU, node), graph=graph), "cpu_optimized"),
-        (
-            evidence_with_cuda(cuda_runtime(RELU, node)),
-            "device",
-        ),  # ONNX Runtime fused the fallback node
-        (evidence_with_cuda(cuda_runtime(RELU), graph=graph), "device"),
+        # ONNX Runtime fused the fallback node
+        (evidence_with_cuda(cuda_runtime(RELU, node)), "cpu_nodes"),
+        (evidence_with_cuda(cuda_runtime(RELU), graph=graph), "cpu_nodes"),
     ):
         _, check = provider_check(evidence)
-        assert check.verdict is Verdict.FAIL
-        assert cause_for(check) == cause
+        assert (check.verdict, check.code) == (Verdict.FAIL, code)
 
 
 def test_kernel_table_has_pinned_onnxruntime_version():
     pins = (Path(__file__).parents[3] / "constraints.txt").read_text()
     (pinned,) = re.findall(r"^onnxruntime-gpu==(\S+)$", pins, re.MULTILINE)
     assert cuda_kernels().version == pinned
-
-
-@pytest.mark.parametrize(
-    ("operator", "since", "inputs", "lacks"),
-    [
-        ("Add", 14, ("float", "float"), False),
-        ("Add", 14, ("bool", "bool"), True),
-        ("Add", 7, ("float", "float"), False),
-        ("Atan", 22, ("float",), True),
-        ("ArgMax", 13, ("int64",), True),
-        ("ArgMax", 13, ("float",), False),
-        ("Gather", 13, ("float", "int64"), False),
-        # an open version range includes only its first version
-        ("Gather", 99, ("float", "int64"), True),
-        ("com.microsoft::Attention", 1, ("float",), False),
-        ("com.microsoft::FusedGemm", 1, ("float",), True),
-    ],
-)
-def test_lacks_kernel_by_dtype_and_version(operator, since, inputs, lacks):
-    node = CpuNode(name="n", operator=operator, since_version=since, inputs=inputs)
-    assert cuda_kernels().lacks_kernel(node, "1.31.1") is lacks
 
 
 FAIL, PASS = Verdict.FAIL, Verdict.PASS
@@ -365,49 +339,53 @@ def device_checks(evidence: Evidence, **policy: Any) -> dict[str, CheckResult]:
     return {str(check.runtime): check for check in checks if check.name == "device"}
 
 
+def notes_of(check: CheckResult) -> dict[str, dict[str, Any]]:
+    """Return the notes of a check by code."""
+    return {note["code"]: note for note in check.params["notes"]}
+
+
 def test_device_check_states_devices_of_both_sides():
     torch = runtime_with("torch-cuda", session_options={"device": "cuda"})
     observed = device_checks(make_evidence({}, torch_cuda=torch))
     assert list(observed) == ["ort-cuda", "ort-cuda-optimized"]
     for check in observed.values():
         assert check.verdict is PASS
-        assert "PyTorch computed on CUDAExecutionProvider (device cuda)" in render_check(check)
-        assert "ONNX Runtime computed on CUDAExecutionProvider" in render_check(check)
-        assert "49 on CUDAExecutionProvider" in render_check(check)
-        assert "times its bound" not in render_check(check)
+        assert notes_of(check) == {
+            "torch_on": {"code": "torch_on", "providers": [CUDA_PROVIDER], "device": "cuda"},
+            "runtime_on": {
+                "code": "runtime_on", "provider": CUDA_PROVIDER, "nodes": [f"49 on {CUDA_PROVIDER}"]
+            },
+        }  # fmt: skip
 
 
-@pytest.mark.parametrize(("record", "why"), [
-    (None, "torch-cuda was not asked for"),
-    (builders.absent("torch-cuda"), "no CUDA device"),
-    (runtime_with("torch-cuda", outputs=(), failure="out of memory."), "out of memory"),
+@pytest.mark.parametrize(("record", "note"), [
+    (None, {"code": "torch_not_measured"}),
+    (builders.absent("torch-cuda"), {"code": "torch_on_cpu", "reason": "no CUDA device"}),
+    (runtime_with("torch-cuda", outputs=(), failure="out of memory."),
+     {"code": "torch_on_cpu", "reason": "out of memory"}),
 ])  # fmt: skip
 @pytest.mark.parametrize(("diff", "verdict"), [(1e-5, PASS), (LARGE_DIFF, FAIL)])
-def test_device_check_says_when_reference_ran_on_cpu_only(record, why, diff, verdict):
+def test_device_check_says_when_reference_ran_on_cpu_only(record, note, diff, verdict):
     check = device_checks(make_evidence({"ort-cuda": diff}, torch_cuda=record))["ort-cuda"]
-    assert f"PyTorch computed on the CPU only ({why})" in render_check(check)
     assert check.verdict is verdict
-    assert ("it is open whether the device or the file is the cause" in render_check(check)) is (
-        diff == LARGE_DIFF
-    )
-    assert "both ran on CUDA" not in render_check(check)
+    assert check.params["notes"][0] == note
+    assert ({"factor", "moved_unknown"} <= {*notes_of(check)}) is (verdict is FAIL)
 
 
-@pytest.mark.parametrize(("diffs", "words"), [
-    ({}, "PyTorch on CUDA agrees with its output on the CPU, so ONNX Runtime moved"),
-    ({"torch-cuda": LARGE_DIFF}, "so both sides moved with the device: look at TF32"),
-    ({"ort-cpu": LARGE_DIFF}, "The file is far off on the CPU too, so the device is not the cause"),
-    ({}, "ort-cuda-optimized is not, which points at a single kernel"),
-    ({"ort-cuda-optimized": LARGE_DIFF}, "ort-cuda-optimized is far off as well, so a fusion is not the cause"),
+@pytest.mark.parametrize(("diffs", "code"), [
+    ({}, "moved_runtime"),
+    ({"torch-cuda": LARGE_DIFF}, "moved_both"),
+    ({"ort-cpu": LARGE_DIFF}, "moved_file"),
+    ({}, "level_kernel"),
+    ({"ort-cuda-optimized": LARGE_DIFF}, "level_no_fusion"),
 ])  # fmt: skip
-def test_large_difference_is_explained_by_other_runtimes(diffs, words):
+def test_large_difference_is_explained_by_other_runtimes(diffs, code):
     check = device_checks(make_evidence({"ort-cuda": LARGE_DIFF, **diffs}))["ort-cuda"]
+    notes = notes_of(check)
     assert check.verdict is FAIL
-    assert words in render_check(check)
-    assert "logits / max_abs_diff is 20 times its bound although both ran on CUDA" in render_check(
-        check
-    )
-    assert "so this is no fallback" in render_check(check)
+    assert code in notes
+    factor = notes["factor_no_fallback"]
+    assert (factor["worst"], factor["factor"]) == ("logits / max_abs_diff", pytest.approx(20))
 
 
 @pytest.mark.parametrize(
@@ -419,7 +397,7 @@ def test_runtime_without_its_cuda_provider_fails(name, on):
         record = runtime_with(name, providers_active=active)
         check = device_checks(make_evidence({}, **{name.replace("-", "_"): record}))[on]
         assert check.verdict is FAIL
-        assert f"{name} is not on CUDA, see its check 'provider'" in render_check(check)
+        assert notes_of(check)["not_on_cuda"]["runtime"] == name
 
 
 @pytest.mark.parametrize(("diff", "verdict"), [(0.0, PASS), (1e-30, FAIL)])
@@ -435,22 +413,19 @@ def test_any_difference_exceeds_a_bound_of_zero(diff, verdict):
 
 def test_device_check_names_fusions_tf32_and_fallback_nodes():
     check = device_checks(make_evidence({"ort-cuda-optimized": LARGE_DIFF}))["ort-cuda-optimized"]
-    assert "ort-cuda is not, which points at a fusion" in render_check(check)
-    options = {"use_tf32": "1"}
-    observed = make_evidence(
-        {}, ort_cuda=runtime_with("ort-cuda", LARGE_DIFF, session_options=options)
-    )
+    assert notes_of(check)["level_fusion"]["other"] == "ort-cuda"
+    record = runtime_with("ort-cuda", LARGE_DIFF, session_options={"use_tf32": "1"})
+    observed = make_evidence({}, ort_cuda=record)
     determinism = observed.environment.determinism.model_copy(update={"tf32_matmul": True})
     environment = observed.environment.model_copy(update={"determinism": determinism})
     observed = observed.model_copy(update={"environment": environment})
-    reported = render_check(device_checks(observed)["ort-cuda"])
-    assert "PyTorch with TF32 on for matmul and off for cuDNN" in reported
-    assert "use_tf32 1" in reported
-    assert "not recorded" in reported
+    assert notes_of(device_checks(observed)["ort-cuda"])["switches"] == {
+        "code": "switches", "tf32_matmul": "on", "tf32_cudnn": "off", "cudnn_deterministic": "on",
+        "use_tf32": "1", "algorithm": "not recorded",
+    }  # fmt: skip
     record = runtime_with("ort-cuda", LARGE_DIFF, providers_active=(CPU_PROVIDER,))
-    assert "no fallback" not in render_check(
-        device_checks(make_evidence({}, ort_cuda=record))["ort-cuda"]
-    )
+    notes = notes_of(device_checks(make_evidence({}, ort_cuda=record))["ort-cuda"])
+    assert "factor_no_fallback" not in notes
 
 
 @pytest.mark.parametrize(("field", "bound"), [("ratio", 3.0), ("peak", 6.0), ("diff", 32.0)])
@@ -461,7 +436,8 @@ def test_noise_metrics_count_as_large_differences(field, bound):
         record = runtime_with("ort-cuda", outputs=(builders.output_parity(noise=noise),))
         check = device_checks(make_evidence({}, ort_cuda=record))["ort-cuda"]
         assert check.verdict is verdict
-        assert (f"noise_{field} is 1" in render_check(check)) is (verdict is FAIL)
+        worst = notes_of(check).get("factor_no_fallback", {}).get("worst")
+        assert worst == (f"logits / noise_{field}" if verdict is FAIL else None)
 
 
 diffs = st.floats(0.0, 1.0) | st.sampled_from([NAN, INF])

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate import Decision, Policy, Verdict, decide
+from gate import Decision, Evidence, Policy, Verdict, decide
 from gate.policy.sections import ChampionPolicy
-from gate.records.champion_comparison import ChampionAnswers, ChampionComparison
+from gate.records.champion_comparison import ChampionComparison
 from gate.summary.render import render_check
 from tests import builders
 
@@ -21,9 +21,13 @@ METRICS = ("incumbent_accuracy_drop", "incumbent_agreement", "incumbent_latency_
 
 
 def judge(incumbent: ChampionComparison | None, **section: Any) -> Decision:
-    policy = builders.policy(incumbent=BOUNDS.model_copy(update=section))
-    at = "2026-01-01T00:00:00+00:00"
-    return decide(policy, builders.evidence(), incumbent=incumbent, decided_at=at)
+    return judge_by(builders.policy(incumbent=BOUNDS.model_copy(update=section)), incumbent)
+
+
+def judge_by(
+    policy: Policy, incumbent: ChampionComparison | None, evidence: Evidence | None = None
+) -> Decision:
+    return decide(policy, evidence or builders.evidence(), incumbent=incumbent, decided_at="")
 
 
 def comparison_with_answers(**fields: Any) -> ChampionComparison:
@@ -50,11 +54,8 @@ def test_equal_version_passes_and_is_recorded():
 
 
 def test_comparison_is_ignored_without_policy():
-    at = "2026-01-01T00:00:00+00:00"
-    policy, evidence = builders.policy(), builders.evidence()
     with_comparison, without_comparison = (
-        decide(policy, evidence, incumbent=incumbent, decided_at=at)
-        for incumbent in (builders.incumbent(), None)
+        judge_by(builders.policy(), incumbent) for incumbent in (builders.incumbent(), None)
     )
     assert with_comparison == without_comparison
     assert incumbent_verdicts(with_comparison) == {}
@@ -127,11 +128,9 @@ def test_serving_file_is_not_compared_with_itself():
 
 
 def test_agreement_without_class_output_is_an_error():
-    section = ChampionPolicy(min_agreement=0.9)
-    default = Policy.default(task="auto")
-    fields = {"incumbent": section, "outputs": {"logits": "scores"}}
-    policy = default.model_copy(update=fields)
-    decision = decide(policy, builders.evidence(), incumbent=builders.incumbent(), decided_at="")
+    fields = {"incumbent": ChampionPolicy(min_agreement=0.9), "outputs": {"logits": "scores"}}
+    policy = Policy.default(task="auto").model_copy(update=fields)
+    decision = judge_by(policy, builders.incumbent())
     assert incumbent_verdicts(decision)["incumbent_agreement"] is Verdict.ERROR
 
 
@@ -159,39 +158,21 @@ def test_worse_comparison_never_turns_fail_into_pass(d, accuracy, ms, more, less
 def test_second_class_output_must_be_compared():
     good = builders.incumbent()
     more = builders.output_parity(name="more")
-    evidence = builders.evidence()
-    spec = evidence.subject.outputs[0].model_copy(update={"name": "more"})
-    subject = evidence.subject.model_copy(update={"outputs": (*evidence.subject.outputs, spec)})
-    runtimes = tuple(
-        r.model_copy(update={"outputs": (*r.outputs, more)}) if r.outputs else r
-        for r in evidence.runtimes
-    )
-    evidence = evidence.model_copy(update={"subject": subject, "runtimes": runtimes})
+    evidence = builders.with_outputs(builders.output_parity(), more)
     policy = builders.policy(incumbent=BOUNDS)
-    decision = decide(policy, evidence, incumbent=good, decided_at="")
+    decision = judge_by(policy, good, evidence)
     assert {c.output for c in decision.problems} == {"more"}
-    with_both_outputs = good.model_copy(
-        update={
-            "outputs": (*good.outputs, ChampionAnswers(
-                name="more", samples=400, disagreements=0, champion_accuracy=0.9, accuracy=0.9
-            ))
-        }
-    )  # fmt: skip
-    assert decide(policy, evidence, incumbent=with_both_outputs, decided_at="").passed
+    answers = good.outputs[0].model_copy(update={"name": "more"})
+    with_both_outputs = builders.incumbent(outputs=(*good.outputs, answers))
+    assert judge_by(policy, with_both_outputs, evidence).passed
 
 
 def test_comparison_is_waived_only_when_the_service_promotes():
-    at = "2026-01-01T00:00:00+00:00"
     for promotion, verdict in (("by_service", Verdict.WAIVED), ("direct", Verdict.ERROR)):
-        policy = builders.policy(incumbent=BOUNDS, promotion=promotion)
-        decision = decide(policy, builders.evidence(), decided_at=at)
+        decision = judge_by(builders.policy(incumbent=BOUNDS, promotion=promotion), None)
         assert incumbent_verdicts(decision) == {"incumbent": verdict}
         assert decision.passed == (verdict is Verdict.WAIVED)
     # An existing comparison is always checked, also if the service promotes.
     policy = builders.policy(incumbent=BOUNDS, promotion="by_service")
-    worse = decide(
-        policy, builders.evidence(), incumbent=comparison_with_answers(accuracy=0.5), decided_at=at
-    )
-    assert not worse.passed
-    unvouched = builders.incumbent(state="unvouched", outputs=())
-    assert not decide(policy, builders.evidence(), incumbent=unvouched, decided_at=at).passed
+    assert not judge_by(policy, comparison_with_answers(accuracy=0.5)).passed
+    assert not judge_by(policy, builders.incumbent(state="unvouched", outputs=())).passed

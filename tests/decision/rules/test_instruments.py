@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gate import Decision, Evidence, Policy, Verdict, decide
+from gate import Evidence, Policy, Verdict
 from gate.policy.overrides import with_overrides
 from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import ExportRecord, TensorSpec
@@ -17,14 +17,10 @@ from gate.records.runtime import RUNTIMES
 from gate.storage.record import Record
 from gate.summary.render import render_check
 from tests import builders
+from tests.builders import find_check, judge
 
 NAN, INF = math.nan, math.inf
 FAIL, ERROR, PASS, WAIVED = Verdict.FAIL, Verdict.ERROR, Verdict.PASS, Verdict.WAIVED
-DECIDED_AT = "2026-01-01T00:00:00+00:00"
-
-
-def judge(evidence: Evidence, **policy: Any) -> Decision:
-    return decide(builders.policy(**policy), evidence, decided_at=DECIDED_AT)
 
 
 def with_output_fields(**fields: Any) -> Evidence:
@@ -179,27 +175,22 @@ def test_fixed_batch_fails_only_when_export_requested_dynamic_batch(export, pass
     assert judge(without_record).passed
 
 
-def test_unmatched_weights_are_listed_and_pass():
-    weights = WeightsReport(
-        constants=9, matched={"folded": 5, "packed": 2}, unmatched=1, unmatched_names=("table",),
-        absent=1, absent_names=("alpha",),
-    )  # fmt: skip
+WEIGHTS = WeightsReport(
+    constants=9, matched={"folded": 5, "packed": 2}, unmatched=1, unmatched_names=("table",),
+    absent=1, absent_names=("alpha",),
+)  # fmt: skip
+NO_WEIGHTS = WeightsReport(constants=0, matched={}, unmatched=0, absent=0)
+
+
+@pytest.mark.parametrize(("weights", "text"), [
+    (WEIGHTS, "7 of 9 weights match (5 folded, 2 packed); 1 differ; 1 could not be matched: table. "
+     "1 tensors of the model have no counterpart in the file: alpha."),
+    (NO_WEIGHTS, "The file has no weights to compare."),
+])  # fmt: skip
+def test_unmatched_weights_are_listed_and_pass(weights, text):
     decision = judge(evidence_with_graph(weights=weights))
     assert decision.passed
-    (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
-    assert render_check(check) == (
-        "7 of 9 weights match (5 folded, 2 packed); 1 differ; 1 could not be "
-        "matched: table. 1 tensors of the model have no counterpart in the file: alpha."
-    )
-
-
-def test_file_without_weights_passes():
-    decision = judge(
-        evidence_with_graph(weights=WeightsReport(constants=0, matched={}, unmatched=0, absent=0))
-    )
-    assert decision.passed
-    (check,) = [check for check in decision.checks if check.name == "graph_other_weights"]
-    assert render_check(check) == "The file has no weights to compare."
+    assert render_check(find_check(decision, "graph_other_weights", None)) == text
 
 
 def test_problems_contain_the_reason_for_missing_measurements():
@@ -250,7 +241,7 @@ def test_output_with_only_waived_bounds_is_an_error():
     )
     boxes = builders.output_parity(name="boxes", classification=None, noise=None)
     evidence = builders.with_outputs(builders.output_parity(), boxes)
-    decision = decide(policy, evidence, decided_at=DECIDED_AT)
+    decision = judge(evidence, by=policy)
     assert [check.title for check in decision.problems] == ["ort-cpu / boxes / bounds"]
     assert decision.verdict is ERROR
 
@@ -271,10 +262,8 @@ def test_integer_outputs_have_no_noise_checks():
 ])  # fmt: skip
 def test_quantized_policy_waives_only_value_probes(kind, fields, verdict):
     probe = make_probe("zeros", kind=kind, noise_ratio=None, **fields)
-    quantized = Policy.quantized()
-    checks = decide(quantized, with_probes_and_batches(probe), decided_at=DECIDED_AT).checks
-    (result,) = [c for c in checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
-    assert result.verdict is verdict
+    decision = judge(with_probes_and_batches(probe), by=Policy.quantized())
+    assert find_check(decision, "probe_zeros").verdict is verdict
 
 
 @pytest.mark.parametrize(("of_samples", "of_probe", "verdict"), [
@@ -284,13 +273,9 @@ def test_quantized_probe_may_deviate_twice_as_far_as_the_samples(of_samples, of_
     probe = make_probe("batch_9", kind="batch", noise_ratio=None, relative_diff=of_probe)
     evidence = with_probes_and_batches(probe)
     output = builders.output_parity(reference_abs_max=10.0, max_abs_diff=10.0 * of_samples)
-    runtimes = tuple(
-        r.model_copy(update={"outputs": (output,)}) if r.outputs else r for r in evidence.runtimes
-    )
-    evidence = evidence.model_copy(update={"runtimes": runtimes})
-    checks = decide(Policy.quantized(), evidence, decided_at=DECIDED_AT).checks
-    (check,) = [c for c in checks if c.name == "probe_batch_9" and c.runtime == "ort-cpu"]
-    assert check.verdict is verdict
+    evidence = builders.with_outputs(output, runtimes=evidence.runtimes)
+    decision = judge(evidence, by=Policy.quantized())
+    assert find_check(decision, "probe_batch_9").verdict is verdict
 
 
 @pytest.mark.parametrize("samples_fail", [True, False])
@@ -298,12 +283,8 @@ def test_probe_failing_like_the_samples_has_its_own_code(samples_fail):
     bad = with_probes_and_batches(make_probe("zeros", noise_ratio=1e6))
     if samples_fail:
         output = builders.output_parity(noise=builders.noise_parity(ratio=1e6))
-        runtimes = tuple(
-            r.model_copy(update={"outputs": (output,)}) if r.outputs else r for r in bad.runtimes
-        )
-        bad = bad.model_copy(update={"runtimes": runtimes})
-    decision = judge(bad)
-    (result,) = [c for c in decision.checks if c.name == "probe_zeros" and c.runtime == "ort-cpu"]
+        bad = builders.with_outputs(output, runtimes=bad.runtimes)
+    result = find_check(judge(bad), "probe_zeros")
     assert result.verdict is FAIL
     assert (result.code == "fails_like_samples") is samples_fail
 
@@ -392,36 +373,27 @@ def test_nan_in_unchecked_class_statistics_passes():
     assert not judge(evidence).passed
 
 
-@pytest.mark.parametrize(("fields", "passes"), [
-    ({"relative_diff": 0.1, "noise_ratio": 1e30}, True),
-    ({"relative_diff": 0.9, "noise_ratio": 9e3}, True),
-    ({"relative_diff": 0.9, "noise_ratio": 3e5}, False),
-    ({"relative_diff": 0.9, "noise_ratio": None}, False),
-    ({"relative_diff": math.inf, "noise_ratio": math.inf}, False),
-    ({"relative_diff": math.nan, "noise_ratio": 1.0}, False),
+@pytest.mark.parametrize(("relative_diff", "noise_ratio", "passes"), [
+    (0.1, 1e30, True), (0.9, 9e3, True), (0.9, 3e5, False), (0.9, None, False), (INF, INF, False), (NAN, 1.0, False),
 ])  # fmt: skip
-def test_reduced_precision_probe_passes_by_relative_diff_or_noise_ratio(fields, passes):
-    probe = make_probe("bright", kind="value", **fields)
-    checks = decide(
-        Policy.built_in("reduced"), with_probes_and_batches(probe), decided_at=DECIDED_AT
-    ).checks
-    (result,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
-    assert (result.verdict is PASS) is passes
+def test_reduced_precision_probe_passes_by_relative_diff_or_noise_ratio(
+    relative_diff, noise_ratio, passes
+):
+    probe = make_probe("bright", relative_diff=relative_diff, noise_ratio=noise_ratio)
+    decision = judge(with_probes_and_batches(probe), by=Policy.built_in("reduced"))
+    assert (find_check(decision, "probe_bright").verdict is PASS) is passes
 
 
 @pytest.mark.parametrize(
-    ("noise_ratio", "shown"),
-    [(500.0, "relative_diff is 0.002"), (40.0, "noise_ratio is 40"), (math.nan, "relative_diff")],
+    ("noise_ratio", "metric"),
+    [(500.0, "relative_diff"), (40.0, "noise_ratio"), (NAN, "relative_diff")],
 )
-def test_reduced_precision_probe_shows_the_closest_bound(noise_ratio, shown):
+def test_reduced_precision_probe_shows_the_closest_bound(noise_ratio, metric):
     """Show the nearest bound for a custom reduced policy without bounds for probes."""
-    probe = make_probe("bright", kind="value", relative_diff=0.002, noise_ratio=noise_ratio)
+    probe = make_probe("bright", relative_diff=0.002, noise_ratio=noise_ratio)
     policy = Policy.built_in("reduced").model_copy(update={"instruments": Instruments()})
-    checks = decide(policy, with_probes_and_batches(probe), decided_at=DECIDED_AT).checks
-    (result,) = [c for c in checks if c.name == "probe_bright" and c.runtime == "ort-cpu"]
-    assert (result.verdict is PASS, shown in render_check(result)) == (False, True), render_check(
-        result
-    )
+    check = find_check(judge(with_probes_and_batches(probe), by=policy), "probe_bright")
+    assert (check.verdict, check.params["metric"]) == (FAIL, metric)
 
 
 @pytest.mark.parametrize(("dtype", "ratio", "own", "passes"), [
@@ -441,10 +413,8 @@ def test_bfloat16_has_wider_noise_bound_than_float16(dtype, ratio, own, passes):
     (spec,) = measured.subject.outputs
     outputs = (spec.model_copy(update={"dtype": dtype}),)
     subject = measured.subject.model_copy(update={"outputs": outputs})
-    measured = measured.model_copy(update={"subject": subject})
-    checks = decide(policy, measured, decided_at=DECIDED_AT).checks
-    (result,) = [c for c in checks if c.name == "noise_ratio" and c.runtime == "ort-cpu"]
-    assert (result.verdict is PASS) is passes, render_check(result)
+    decision = judge(measured.model_copy(update={"subject": subject}), by=policy)
+    assert (find_check(decision, "noise_ratio").verdict is PASS) is passes
 
 
 @pytest.mark.parametrize(
@@ -480,8 +450,7 @@ def test_choices_decided_by_rounding_are_an_error_instead_of_fail(own_choices, f
 )  # fmt: skip
 def test_reference_spread_beyond_rounding_is_an_error(spread, verdict):
     decision = judge(builders.evidence(reference_spread=spread))
-    (result,) = [check for check in decision.checks if check.name == "repeats"]
-    assert result.verdict is verdict
+    assert find_check(decision, "repeats", None).verdict is verdict
     assert decision.passed is (verdict is Verdict.PASS)
     names = {check.name for check in judge(builders.evidence()).checks}
     assert "repeats" not in names  # as in older evidence, which has no spread
