@@ -161,38 +161,37 @@ class ExportSettings(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        counts = Counter((*(self.input_names or ()), *(self.output_names or ())))
-        repeated = sorted(name for name, count in counts.items() if count > 1)
-        if repeated:
-            raise ValueError(
-                f"the names of inputs and outputs must differ, repeated: {', '.join(repeated)}"
-            )
-        if len(set(self.ladder)) < len(self.ladder):
-            raise ValueError(f"the ladder repeats a strategy: {', '.join(self.ladder)}")
-        highest = max(HIGHEST_OPSET[strategy] for strategy in self.strategies)
-        if self.opset != "auto" and self.opset > highest:
-            raise ValueError(
-                f"{', '.join(self.strategies)} support at most opset {highest}, not {self.opset}"
-            )
-        if self.dynamic_batch and self.batch_size < 2:
-            raise ValueError(
-                "batch_size 1 with dynamic_batch: true bakes the batch in too easily; "
-                "set batch_size to 2 or more, or dynamic_batch: false"
-            )
-        for problem in self._contradictions():
+        for problem in (*self._contradictions(), *self._ignored()):
             raise ValueError(problem)
         return self
 
     def _contradictions(self) -> Iterator[str]:
-        """Yield settings that an exporter silently ignores or that contradict each other."""
-        strategies = ", ".join(self.strategies)
+        counts = Counter((*(self.input_names or ()), *(self.output_names or ())))
+        repeated = sorted(name for name, count in counts.items() if count > 1)
+        if repeated:
+            yield f"the names of inputs and outputs must differ, repeated: {', '.join(repeated)}"
+        if len(set(self.ladder)) < len(self.ladder):
+            yield f"the ladder repeats a strategy: {', '.join(self.ladder)}"
+        highest = max(HIGHEST_OPSET[strategy] for strategy in self.strategies)
+        if self.opset != "auto" and self.opset > highest:
+            strategies = ", ".join(self.strategies)
+            yield f"{strategies} support at most opset {highest}, not {self.opset}"
+        if self.dynamic_batch and self.batch_size < 2:
+            yield (
+                "batch_size 1 with dynamic_batch: true bakes the batch in too easily; "
+                "set batch_size to 2 or more, or dynamic_batch: false"
+            )
         if self.keep_initializers_as_inputs and not self.export_params:
             yield (
                 "keep_initializers_as_inputs: true with export_params: false: without weights in "
                 "the file they are inputs already; set one of the two"
             )
-        for field in self._legacy_only():
-            if "dynamo" in self.strategies:
+
+    def _ignored(self) -> Iterator[str]:
+        """Yield settings that an exporter silently ignores or does not support."""
+        for field in ("custom_opsets", "autograd_inlining", "operator_export_type"):
+            is_set = getattr(self, field) != ExportSettings.model_fields[field].default
+            if is_set and "dynamo" in self.strategies:
                 yield (
                     f"{field} is an option of the TorchScript-based exporter, and dynamo silently "
                     "ignores it; set strategy: direct, or a ladder without dynamo"
@@ -200,6 +199,7 @@ class ExportSettings(Record):
         if _ONNX in self.custom_opsets:
             yield f"custom_opsets names {_ONNX}, the standard domain; set its version with opset"
         if self.export_modules_as_functions and self.strategies != ("direct",):
+            strategies = ", ".join(self.strategies)
             yield (
                 "export_modules_as_functions works only with strategy direct, not with "
                 f"{strategies}: a trace contains no modules, those of TorchScript can't be "
@@ -217,12 +217,6 @@ class ExportSettings(Record):
                 "ladder, which runs each file, because runtimes may not support the operators; set "
                 "strategy: direct"
             )
-
-    def _legacy_only(self) -> Iterator[str]:
-        """Yield the fields that are set and that only the TorchScript-based exporter supports."""
-        for field in ("custom_opsets", "autograd_inlining", "operator_export_type"):
-            if getattr(self, field) != ExportSettings.model_fields[field].default:
-                yield field
 
 
 TrialVerdict = Literal["PASS", "FAIL", "ERROR", "not exported"]

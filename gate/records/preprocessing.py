@@ -44,26 +44,17 @@ class PictureTensor(Record):
     shape: tuple[int | None, ...]
     """Shape without the batch axis; None for sizes that depend on the picture."""
 
-    def fits(self, dtype: str, shape: Sequence[int | str]) -> bool:
-        """Return whether an input of this dtype and shape accepts the tensor as a batch.
-
-        A string in `shape` is a dynamic axis, as in a `TensorSpec`.
-        """
-        axes = (None, *self.shape)
-        return (
-            dtype == self.dtype
-            and len(shape) == len(axes)
-            and all(
-                expected is None or not isinstance(size, int) or size == expected
-                for size, expected in zip(shape, axes, strict=True)
-            )
-        )
-
     def misfit(self, inputs: Iterable[tuple[str, Sequence[int | str]]]) -> str | None:
-        """Return why none of a file's inputs (dtype, shape) accepts the tensor, or None."""
-        accepted = tuple(inputs)
-        if any(self.fits(dtype, shape) for dtype, shape in accepted):
-            return None
+        """Return why none of a file's inputs (dtype, shape) accepts a batch of the tensor, or None.
+
+        A string in a shape is a dynamic axis, as in a `TensorSpec`.
+        """
+        accepted, axes = tuple(inputs), (None, *self.shape)
+        for dtype, shape in accepted:
+            if dtype == self.dtype and len(shape) == len(axes):
+                pairs = zip(shape, axes, strict=True)
+                if all(n is None or not isinstance(size, int) or size == n for size, n in pairs):
+                    return None
         specs = " and ".join(f"{dtype} {_axes(shape)}" for dtype, shape in accepted) or "nothing"
         shape = _axes(("batch", *("any" if axis is None else axis for axis in self.shape)))
         return f"the spec makes {self.dtype} {shape}, the file takes {specs}"

@@ -243,6 +243,22 @@ def test_nan_in_same_places_passes_only_when_policy_allows():
     assert judge(only_nan, nonfinite="same_places").verdict is Verdict.ERROR
 
 
+@pytest.mark.parametrize(("waive", "diff", "verdict"), [
+    (("empty",), 0.0, Verdict.PASS), ({"y": ("nonfinite", "empty")}, 0.0, Verdict.PASS),
+    ((), 0.0, Verdict.ERROR), (("nonfinite",), 0.0, Verdict.ERROR), (("empty",), INF, Verdict.ERROR),
+    ({"logits": ("empty",)}, 0.0, Verdict.ERROR), ({"other": ("empty",)}, 0.0, Verdict.ERROR),
+])  # fmt: skip
+def test_empty_output_passes_only_when_waived(waive, diff, verdict):
+    empty = output_parity(name="y", elements=0, max_abs_diff=diff, classification=None)
+    decision = judge(builders.with_outputs(output_parity(), empty), waive=waive)
+    assert decision.verdict is verdict
+    waived = {each.name for each in decision.waived if each.output == "y"}
+    assert waived == ({"empty"} if verdict is Verdict.PASS else set())
+    names = {each.name for each in decision.problems}
+    assert names <= {"empty", "role"}
+    assert ("role" in names) is ("other" in waive)
+
+
 def test_nan_rows_are_excluded_from_agreement():
     """Compute the agreement without the rows of NaN: one disagreement in two valid rows."""
     classes = class_parity(nan_rows=398, top1_disagreements=1, top1_agreement=0.5)

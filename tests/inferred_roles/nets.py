@@ -11,6 +11,7 @@ from torch import nn
 
 import gate
 from gate.export.export import export_model
+from gate.export.export_warnings import captured
 from gate.records.export import ExportSettings
 
 FEATURES = 6
@@ -85,6 +86,31 @@ def inputs(samples: int) -> np.ndarray:
 def export(model: nn.Module, path: Path) -> Path:
     settings = ExportSettings(strategy="direct", batch_size=4, input_names=("input",))
     export_model(model.eval(), {"input": inputs(4)}, settings=settings, output=path)
+    return path
+
+
+def export_with_torch(
+    model: nn.Module,
+    path: Path,
+    *examples: torch.Tensor,
+    inputs: tuple[str, ...] = ("x",),
+    outputs: tuple[str, ...] = ("y",),
+    axes: tuple[str, ...] = ("batch",),
+) -> Path:
+    """Export with PyTorch, because the gate's export converts the model to float32. `axes`: names
+    of the first axes of all inputs and outputs, which are dynamic.
+    """
+    with captured():
+        torch.onnx.export(
+            model.eval(),
+            examples,
+            str(path),
+            dynamo=False,
+            opset_version=17,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_axes={name: dict(enumerate(axes)) for name in (*inputs, *outputs)},
+        )
     return path
 
 

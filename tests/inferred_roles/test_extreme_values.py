@@ -180,37 +180,14 @@ def test_rows_on_only_one_side_fail(judge, model, file, found):
     assert ("runtime", FAIL) in problems(result)
 
 
-WAIVE_EMPTY = [("empty",), {"y": ("empty",)}, {"y": ("nonfinite", "empty")}]
-
-
 def test_detector_without_any_row_is_an_error(judge):
     result = judge(make_detector(2.0), x=pictures(slice(0, 0)), one_by_one=True)
     assert require_verdict(result) is ERROR
     assert problems(result) == {("empty", ERROR)}
-    empty_check = check_named(result, "empty")
-    assert empty_check.output == "y"
-    assert "'y' has no element in any of 24 samples" in render_check(empty_check)
-
-
-@pytest.mark.parametrize("waive", WAIVE_EMPTY)
-def test_empty_output_passes_when_waived(judge, waive):
-    policy = gate.Policy.default().model_copy(update={"waive": waive})
-    result = judge(make_detector(2.0), x=pictures(slice(0, 0)), one_by_one=True, policy=policy)
-    assert require_verdict(result) is PASS
-    assert {each.name for each in result.decision.waived if each.output} == {"empty"}
 
 
 def add_output(head: Head) -> Head:
     return lambda x, y: (y, head(x, y))
-
-
-@pytest.mark.parametrize("waive", [("nonfinite",), {"y": ("empty",)}, {"other": ("empty",)}])
-def test_unrelated_waiver_does_not_waive_an_empty_output(judge, waive):
-    policy = gate.Policy.default().model_copy(update={"waive": waive})
-    result = judge(add_output(lambda x, y: x[x[:, 0] > 9]), outputs=("y", "rows"), policy=policy)
-    assert require_verdict(result) is ERROR
-    assert ("empty", ERROR) in problems(result)
-    assert (("role", ERROR) in problems(result)) == ("other" in waive)
 
 
 @pytest.mark.parametrize("head", [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,19 +15,11 @@ from torch.nn import functional
 import gate
 from gate import Policy, Verdict
 from gate.errors import DataError, EvidenceError, InputMismatch
+from tests.inferred_roles.nets import export_with_torch as export
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 MERSENNE = 2**61 - 1
-
-
-def export(model: nn.Module, path: Path, x: torch.Tensor, outputs: int = 1) -> Path:
-    names = [f"y{index}" for index in range(outputs)]
-    torch.onnx.export(
-        model.eval(), (x,), str(path), dynamo=False, opset_version=17, input_names=["x"],
-        output_names=names, dynamic_axes={name: {0: "batch"} for name in ("x", *names)},
-    )  # fmt: skip
-    return path
 
 
 def check_file(model, path, x, policy=None):
@@ -64,7 +55,8 @@ class Forces(nn.Module):
 def test_forces_by_autograd(tmp_path, sign, verdict):
     x = np.random.default_rng(0).normal(size=(24, 7, 6)).astype(np.float32)
     by_hand = build_seeded(lambda: Forces(by_hand=True, sign=sign))
-    path = export(by_hand, tmp_path / "forces.onnx", torch.from_numpy(x[:2]), outputs=2)
+    example = torch.from_numpy(x[:2])
+    path = export(by_hand, tmp_path / "forces.onnx", example, outputs=("y0", "y1"))
     result = check_file(build_seeded(Forces), path, x)
     assert result.decision.verdict is verdict, result.decision.problems
     failed = {
@@ -110,7 +102,7 @@ class Shifted(nn.Module):
 
 def test_integers_beyond_float64_precision(tmp_path):
     x = np.random.default_rng(0).integers(2**61, 2**62, (40, 3))
-    path = export(Shifted(1), tmp_path / "ids.onnx", torch.from_numpy(x[:2]), outputs=2)
+    path = export(Shifted(1), tmp_path / "ids.onnx", torch.from_numpy(x[:2]), outputs=("y", "z"))
     assert check_file(Shifted(1), path, x).decision.verdict is Verdict.PASS
     assert check_file(Shifted(2), path, x).decision.verdict is Verdict.FAIL
 
@@ -257,12 +249,8 @@ def test_inputs_by_keyword(tmp_path, build, factor, verdict):
     model = build_seeded(TwoInputs).eval()
     with torch.no_grad():
         model.second.weight *= factor
-    path = tmp_path / "two.onnx"
-    torch.onnx.export(
-        model, tuple(torch.from_numpy(a[:2]) for a in arrays.values()), str(path), dynamo=False,
-        opset_version=17, input_names=["x", "z"], output_names=["y"],
-        dynamic_axes={name: {0: "batch"} for name in "xzy"},
-    )  # fmt: skip
+    examples = (torch.from_numpy(a[:2]) for a in arrays.values())
+    path = export(model, tmp_path / "two.onnx", *examples, inputs=("x", "z"))
     result = gate.check(path, build_seeded(build).eval(), arrays)
     assert result.decision.verdict is verdict, result.decision.problems
 

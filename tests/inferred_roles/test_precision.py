@@ -20,6 +20,7 @@ from gate.records.export import ExportSettings
 from gate.reference.torch_reference import TorchReference
 from gate.summary.render import render_check
 from tests import builders
+from tests.inferred_roles import nets
 from tests.inferred_roles.nets import make_policy
 
 
@@ -48,12 +49,9 @@ def export(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
 
 
 def export_with_torch(model: nn.Module, path: Path, dtype: type = np.float32) -> Path:
-    """Export with PyTorch, because the gate's export converts the model to float32."""
-    torch.onnx.export(
-        model.eval(), (torch.from_numpy(inputs(4, dtype)),), str(path), dynamo=False,
-        input_names=["input"], dynamic_axes={"input": {0: "batch"}}, opset_version=13,
-    )  # fmt: skip
-    return path
+    return nets.export_with_torch(
+        model, path, torch.from_numpy(inputs(4, dtype)), inputs=("input",)
+    )
 
 
 def check_file(model, onnx, dtype=np.float32, samples=40):

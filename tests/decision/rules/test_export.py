@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gate import Decision, Evidence, Verdict, decide
+from gate import Decision, Evidence, Verdict
 from gate.policy.sections import ExportFindings
 from gate.records.evidence import ExportRecord, SubjectPart
 from gate.records.export import LEVELS, LintFinding
 from gate.summary.render import render_check
 from tests import builders
 
-DECIDED_AT = "2026-01-01T00:00:00+00:00"
 PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
 STRATEGIES = st.builds(
     ExportFindings,
@@ -45,8 +44,7 @@ def evidence_with_export(**fields: Any) -> Evidence:
 
 
 def judge(evidence: Evidence, **settings: Any) -> Decision:
-    policy = builders.policy(export_findings=ExportFindings(**settings))
-    return decide(policy, evidence, decided_at=DECIDED_AT)
+    return builders.judge(evidence, export_findings=ExportFindings(**settings))
 
 
 def export_verdicts(decision: Decision) -> dict[str, Verdict]:
@@ -103,7 +101,6 @@ def test_failed_lint_check_lists_locations():
     warned=st.booleans(),
 )
 def test_additional_finding_never_turns_fail_into_pass(asked, before, added, suppressed, warned):
-    policy = builders.policy(export_findings=asked)
     lint = tuple(map(finding, before))
     less = evidence_with_export(lint=lint)
     more = evidence_with_export(
@@ -111,7 +108,7 @@ def test_additional_finding_never_turns_fail_into_pass(asked, before, added, sup
         tracer_warnings=("x",) if warned else (),
         hazards=("y",) if warned else (),
     )
-    first, second = (decide(policy, evidence, decided_at=DECIDED_AT) for evidence in (less, more))
+    first, second = (builders.judge(each, export_findings=asked) for each in (less, more))
     assert first.passed or not second.passed
 
 

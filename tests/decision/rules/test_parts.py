@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from gate import CheckResult, Decision, Evidence, Policy, Verdict, decide
+from gate import CheckResult, Decision, Evidence, Policy, Verdict
 from gate.policy.sections import Bounds, RuntimePolicy
-from gate.records.evidence import SubjectPart, TensorSpec
+from gate.records.evidence import SubjectPart
 from gate.records.outputs import OutputParity
 from tests import builders
 from tests.registry.releases import twin_policy
 
-DECIDED_AT = "2026-01-01T00:00:00+00:00"
 QUANTIZED = twin_policy()
 FLIPS = builders.class_parity(top1_agreement=0.4, top1_disagreements=240)
 """Class statistics in which the argmax changes for 240 of 400 samples."""
@@ -27,12 +26,8 @@ def output(name: str, **fields: Any) -> OutputParity:
 
 
 def evidence_with_outputs(*outputs: OutputParity, **fields: Any) -> Evidence:
-    specs = tuple(TensorSpec(name=o.name, dtype="float32", shape=("n", 10)) for o in outputs)
-    observed = builders.evidence()
-    runtime = builders.runtime_evidence("ort-cpu", outputs=outputs, **fields)
-    subject = observed.subject.model_copy(update={"outputs": specs})
-    evidence = observed.model_copy(update={"subject": subject, "runtimes": (runtime,)})
-    return builders.add_drawn_probes(evidence)
+    runtime = builders.runtime_evidence("ort-cpu", **fields)
+    return builders.with_outputs(*outputs, runtimes=(runtime,))
 
 
 def release(part: Evidence, chain: Evidence | None = None) -> Evidence:
@@ -46,7 +41,7 @@ def release(part: Evidence, chain: Evidence | None = None) -> Evidence:
 
 
 def judge(evidence: Evidence, policy: Policy = QUANTIZED) -> Decision:
-    return decide(policy, evidence, decided_at=DECIDED_AT)
+    return builders.judge(evidence, by=policy)
 
 
 def problems(decision: Decision) -> list[tuple[str, str, Verdict]]:
@@ -164,12 +159,8 @@ def test_probe_numbers_of_parts_are_shown_but_failures_fail(kind):
     policy = twin_policy(logits=("features",))
     chain = evidence_with_outputs(output("features"))
     with_stable_classes = FEATURES.model_copy(update={"classification": builders.class_parity()})
-    runtime = (
-        evidence_with_probe(**deviating)
-        .runtimes[0]
-        .model_copy(update={"outputs": (with_stable_classes,)})
-    )
-    part = evidence_with_probe(**deviating).model_copy(update={"runtimes": (runtime,)})
+    runtimes = evidence_with_probe(**deviating).runtimes
+    part = builders.with_outputs(with_stable_classes, runtimes=runtimes)
     assert problems(judge(release(part, chain), policy)) == [
         ("encoder", "probe_more", Verdict.FAIL)
     ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gate import Decision, Evidence, Verdict, decide
+from gate import Decision, Evidence, Verdict
 from gate.policy.sections import PreprocessingPolicy
 from gate.records.evidence import Source, TensorSpec
 from gate.records.preprocessing import (
@@ -25,7 +25,6 @@ from tests import builders
 
 NAN, INF = math.nan, math.inf
 FAIL, ERROR, PASS, WAIVED = Verdict.FAIL, Verdict.ERROR, Verdict.PASS, Verdict.WAIVED
-DECIDED_AT = "2026-01-01T00:00:00+00:00"
 REQUIRED = PreprocessingPolicy(consumers=("torchvision", "phone"), max_flips=0.02)
 SPEC = builders.digest("spec")
 
@@ -78,7 +77,7 @@ def evidence_with_parity(parity: PreprocessingParity | None, **source: Any) -> E
 
 
 def judge(evidence: Evidence, policy: PreprocessingPolicy | None = REQUIRED) -> Decision:
-    return decide(builders.policy(preprocessing=policy), evidence, decided_at=DECIDED_AT)
+    return builders.judge(evidence, preprocessing=policy)
 
 
 def with_consumer(**fields: Any) -> PreprocessingParity:
