@@ -7,14 +7,14 @@ charts' content.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gate.report import chart
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 _paint = chart._figure_document
 
@@ -28,7 +28,7 @@ def reused_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 _PAINTED_CHARTS: dict[str, str] = {}
 
 
-def _paint_once(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
+def _paint_once(name: str, paint: Callable[[Axes], None], **options: Any) -> str:
     if name not in _PAINTED_CHARTS:
-        _PAINTED_CHARTS[name] = _paint(name, paint, height=height)
+        _PAINTED_CHARTS[name] = _paint(name, paint, **options)
     return _PAINTED_CHARTS[name]

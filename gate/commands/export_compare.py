@@ -69,7 +69,7 @@ _MAX_SAMPLES = 16
     "--settings", type=SETTINGS_FILE,
     help="YAML with an export: section: names, axes, batch size.",
 )  # fmt: skip
-@report_option("Write trials.json, trials.md and a chart here.")
+@report_option("Write trials.json and trials.md here.")
 @machine_options
 def command(
     factory: str,
@@ -97,7 +97,7 @@ def command(
     from gate.data.samples import SampleSet
     from gate.measure.job import Reference
     from gate.records.export import ExportSettings
-    from gate.report.comparisons import markdown, print_trials, trials_chart
+    from gate.report.comparisons import markdown, print_trials
     from gate.storage.yaml_section import load_section
 
     foldings = {"both": (True, False), "on": (True,), "off": (False,)}[folding]
@@ -113,14 +113,11 @@ def command(
     if report is not None:
         trials.save(report / "trials.json")
         files.write_text(report / "trials.md", markdown(trials))
-        chart = trials_chart(trials)
-        if chart is not None:
-            files.write_bytes(report / "plots" / "trials.svg", chart.file())
 
     def show(console: Console) -> None:
         print_trials(trials, console)
         if report is not None:
-            console.print(f"report  {report / 'trials.md'}, {report / 'plots' / 'trials.svg'}")
+            console.print(f"report  {report / 'trials.md'}")
 
     bad = any(trial.verdict in ("FAIL", "ERROR") for trial in trials.trials)
     return CommandResult(ExitCode.REJECTED if bad else ExitCode.DONE, trials.to_plain(), show)

@@ -20,7 +20,6 @@ from gate.commands.progress import loading
 from gate.commands.result import TIME, CommandResult, ExitCode, machine_options, table_result
 from gate.errors import GateError
 from gate.installation import is_installed
-from gate.storage import files
 from gate.storage.digest import Digest
 from gate.storage.files import scratch, temporary_folder
 from gate.storage.safe_text import make_printable
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from gate.mend.search import MendRecord, Search, Trial
     from gate.policy.policy import Policy
 
-_TRIALS, _LOG, _CHART, _POLICY = "trials.json", "trials.jsonl", "trials.svg", "policy.json"
+_TRIALS, _LOG, _POLICY = "trials.json", "trials.jsonl", "policy.json"
 
 _SETTINGS, _EXACT = "settings.yaml", "exact.onnx"
 """The settings and the float32 file of an int8 result, the inputs of gate quantize."""
@@ -197,7 +196,7 @@ def _mend(request: _Request, policy: Policy) -> CommandResult:
         recipe = _write(request, plan, outcome, inputs, policy)
     record = _record(search, outcome)
     unsearched = [name for name in _NOT_SEARCHED if getattr(policy, name) is not None]
-    _write_trials(request.output, record)
+    record.save(request.output / _TRIALS)
     plain = {
         **record.to_plain(),
         "recipe": None if recipe is None else recipe.to_plain(),
@@ -367,23 +366,6 @@ def _record(search: Search, outcome: Outcome) -> MendRecord:
         closest=best.title if winner is None and best is not None else None,
         trials=tuple(search.trials),
     )
-
-
-def _write_trials(output: Path, record: MendRecord) -> None:
-    from gate.report.comparisons import CostPoint, cost_chart
-
-    record.save(output / _TRIALS)
-    points = [
-        CostPoint(trial.title, trial.worst_ratio, trial.latency_ms, trial.size_bytes, trial.passed)
-        for trial in record.trials
-        if trial.worst_ratio is not None
-        and trial.latency_ms is not None
-        and trial.size_bytes is not None
-        and trial.half == "search"
-    ]
-    chart = cost_chart(points)
-    if chart is not None:
-        files.write_bytes(output / _CHART, chart.file())
 
 
 _HEADINGS = ("stage", "settings", "half", "verdict", "worst ratio", "ms", "MB")

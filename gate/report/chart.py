@@ -1,4 +1,4 @@
-"""Canvas, axes, SVG, colors."""
+"""The base of all charts: canvas, axes, SVG, colors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree
 
 from gate import installation
@@ -16,7 +16,6 @@ from gate.storage.safe_text import make_printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 # One unit is one CSS pixel at a width of 360 pixels, so texts are legible on a phone. The colors of
@@ -31,23 +30,27 @@ BLUE, ORANGE, GREEN, RED, PINK, GREY = (
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#888888",
 )  # fmt: skip
 
-SERIES = ((BLUE, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", "-."), (PINK, "D", ":"),
-          (GREY, "v", "-"))  # fmt: skip
-"""Color, marker and line style of each runtime."""
+SERIES = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."), (PINK, ":"), (GREY, "-"))
+"""Color and line style of each runtime."""
 
 TEXT = "#010203"
 """Placeholder for the text color of the page. Nothing else is drawn in it."""
 
 SMALL, NORMAL = 9.5, 10.5
 
-_VARIABLES = {BLUE: "blue", ORANGE: "orange", GREEN: "green", RED: "red", PINK: "pink",
-              GREY: "grey"}  # fmt: skip
+_CSS_COLORS = {
+    TEXT: "currentColor",
+    BLUE: f"var(--blue, {BLUE})",
+    ORANGE: f"var(--orange, {ORANGE})",
+    GREEN: f"var(--green, {GREEN})",
+    RED: f"var(--red, {RED})",
+    PINK: f"var(--pink, {PINK})",
+    GREY: f"var(--grey, {GREY})",
+}
 
-_SVG = "http://www.w3.org/2000/svg"
+_SVG = "{http://www.w3.org/2000/svg}"
 
 _HREF = "{http://www.w3.org/1999/xlink}href"
-
-_FONT = "system-ui, 'DejaVu Sans', sans-serif"
 
 _PIXELS_PER_INCH = 72.0
 
@@ -58,8 +61,8 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _STYLE: Any = {
     "svg.fonttype": "none",
+    "font.sans-serif": ["DejaVu Sans"],
     "font.size": NORMAL,
-    "axes.titlesize": NORMAL,
     "text.color": TEXT,
     "text.parse_math": False,
     "axes.labelcolor": TEXT,
@@ -73,6 +76,8 @@ _STYLE: Any = {
     "grid.alpha": 0.16,
     "legend.frameon": False,
     "legend.fontsize": SMALL,
+    "legend.handletextpad": 0.3,
+    "legend.columnspacing": 1.0,
     "xtick.color": TEXT,
     "ytick.color": TEXT,
     "xtick.labelsize": SMALL,
@@ -99,33 +104,51 @@ class Chart:
 
 
 def chart(
-    name: str, paint: Callable[[Figure], None], *, title: str, alternative: str, height: float
+    name: str,
+    paint: Callable[[Axes], None],
+    *,
+    title: str,
+    alternative: str,
+    height: float,
+    columns: int = 3,
 ) -> Chart:
-    """Return the chart that `paint` draws on an empty figure of this height in pixels.
+    """Return the chart that `paint` draws on empty axes, with its legend below in `columns`.
 
-    Without matplotlib, the chart holds the description only.
+    `height`: in pixels. Without matplotlib, the chart holds the description only.
     """
-    texts = make_printable(title), make_printable(alternative)
+    title, alternative = make_printable(title), make_printable(alternative)
     if installation.is_installed("matplotlib"):
-        document = _figure_document(name, paint, height=height)
+        document = _figure_document(name, paint, height=height, columns=columns)
     else:
-        document = _text_document(texts[1])
-    return Chart(name, *texts, _inlined(document, name, texts))
+        document = _text_document(alternative)
+    root = _embedded(ElementTree.fromstring(document), name)
+    view_box = root.attrib["viewBox"]
+    root.attrib = {
+        "viewBox": view_box,
+        "width": str(WIDTH),
+        "height": view_box.split()[3],
+        "role": "img",
+        "aria-label": f"{title}. {alternative}",
+    }
+    ElementTree.register_namespace("", _SVG.strip("{}"))
+    return Chart(name, title, alternative, ElementTree.tostring(root, encoding="unicode"))
 
 
 def _text_document(alternative: str) -> str:
     """Return a document with the description, and how to install matplotlib for the drawing."""
     lines = textwrap.wrap(alternative, _LETTERS, max_lines=_MAX_LINES, placeholder=" …")
     lines.append(f"Drawn with matplotlib: {installation.remedy('charts').partition(': ')[2]}")
-    root = ElementTree.Element(f"{{{_SVG}}}svg", viewBox=f"0 0 {WIDTH} {_LINE * len(lines) + 6}")
-    style = f"font: {SMALL}px {_FONT}; fill: currentColor"
+    root = ElementTree.Element(f"{_SVG}svg", viewBox=f"0 0 {WIDTH} {_LINE * len(lines) + 6}")
+    style = f"font-size: {SMALL}px; fill: {TEXT}"
     for number, line in enumerate(lines, start=1):
         where = {"x": "0", "y": str(_LINE * number), "style": style}
-        ElementTree.SubElement(root, f"{{{_SVG}}}text", where).text = line
+        ElementTree.SubElement(root, f"{_SVG}text", where).text = line
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _figure_document(name: str, paint: Callable[[Figure], None], *, height: float) -> str:
+def _figure_document(
+    name: str, paint: Callable[[Axes], None], *, height: float, columns: int
+) -> str:
     """Return the figure as an SVG document."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -139,10 +162,34 @@ def _figure_document(name: str, paint: Callable[[Figure], None], *, height: floa
         size = (WIDTH / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH)
         layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03)
         figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH, layout=layout)
-        paint(figure)
+        axes = figure.add_subplot()
+        paint(axes)
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside lower center", ncols=columns)
         # Figure.savefig would draw it twice.
         FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None})
     return stream.getvalue()
+
+
+def _embedded(root: ElementTree.Element, name: str) -> ElementTree.Element:
+    """Make ids unique on a page and colors those of the page, and drop what a page has itself."""
+    for element in root.iter():
+        for child in [*element.iterfind(f"{_SVG}metadata"), *element.iterfind(f"{_SVG}style")]:
+            element.remove(child)
+        attributes = element.attrib
+        if "id" in attributes:
+            attributes["id"] = f"{name}-{attributes['id']}"
+        if _HREF in attributes:
+            attributes["href"] = attributes.pop(_HREF).replace("#", f"#{name}-")
+        if "clip-path" in attributes:
+            attributes["clip-path"] = attributes["clip-path"].replace("#", f"#{name}-")
+        for color, css in _CSS_COLORS.items():
+            if "style" in attributes:
+                attributes["style"] = attributes["style"].replace(color, css)
+        if element.tag not in (f"{_SVG}text", f"{_SVG}tspan"):
+            element.text = None
+        element.tail = None
+    return root
 
 
 def literal(text: str, limit: int = 46) -> str:
@@ -160,20 +207,13 @@ def decimal(value: float, _position: int | None = None) -> str:
     return f"10{str(power).translate(_SUPERSCRIPTS)}"
 
 
-def label_row(axes: Axes, y: float, *, name: str, value: str) -> None:
-    """Write a row's name at the left and its value at the right edge. Untrusted texts must pass
-    through `literal`."""
-    across = axes.get_yaxis_transform()
-    for x, text, side in ((0.0, name, "left"), (1.0, value, "right")):
-        axes.text(x, y, text, ha=side, va="center", transform=across, fontsize=SMALL)
-
-
-def list_rows(axes: Axes, count: int, *, xlabel: str, bottom: float = -0.7) -> None:
-    """Lay out a chart of `count` rows, the first at the top, each with its label above it."""
-    axes.set_ylim(count - 0.4, bottom)
-    axes.set_yticks([])
+def list_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Lay out a chart of rows, the first at the top, each with its label at the left. Untrusted
+    texts must pass through `literal`."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
     axes.grid(visible=True, axis="x")
-    axes.set_xlabel(xlabel)
 
 
 def clamped(value: float | None, low: float, high: float) -> float:
@@ -183,72 +223,13 @@ def clamped(value: float | None, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
-def logarithmic(axes: Axes, low: float, high: float) -> None:
-    """Set a logarithmic x axis with few plain ticks."""
+def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+    """Set a logarithmic axis with few plain ticks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.xaxis.set_major_locator(LogLocator(numticks=7))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(decimal))
-    axes.grid(visible=True, axis="x")
-
-
-def _inlined(text: str, name: str, texts: tuple[str, str]) -> str:
-    """Return the `svg` element of a document with its texts and unique ids, and without references
-    to anything outside."""
-    ElementTree.register_namespace("", _SVG)
-    root = ElementTree.fromstring(text)
-    used = {value for e in root.iter() for key, value in e.attrib.items() if key == _HREF}
-    used = {value.removeprefix("#") for value in used}
-    for element in root.iter():
-        for child in list(element):
-            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
-                element.remove(child)
-        _tidy(element, name, used)
-    title, description = ElementTree.Element("title"), ElementTree.Element("desc")
-    title.text, description.text = texts
-    root[:0] = [title, description]
-    size = {"width": str(WIDTH), "height": root.attrib["viewBox"].split()[3]}
-    root.attrib = {"viewBox": root.attrib["viewBox"], **size}
-    root.attrib |= {"role": "img", "aria-label": f"{texts[0]}. {texts[1]}"}
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _tidy(element: ElementTree.Element, name: str, used: set[str]) -> None:
-    kept = {}
-    for key, value in element.attrib.items():
-        if key == "id":
-            if value in used or element.tag.endswith("clipPath"):
-                kept[key] = f"{name}-{value}"
-        elif key == _HREF:
-            kept["href"] = f"#{name}-{value.removeprefix('#')}"
-        elif key == "clip-path":
-            kept[key] = value.replace("url(#", f"url(#{name}-")
-        elif key == "style":
-            kept[key] = _themed(value)
-        else:
-            kept[key] = value
-    element.attrib = kept
-    if element.tag not in (f"{{{_SVG}}}text", f"{{{_SVG}}}tspan"):
-        element.text = None
-    element.tail = None
-
-
-def _themed(style: str) -> str:
-    """Return CSS declarations with the colors of the page and the fonts of the reader."""
-    declarations = []
-    for declaration in style.split(";"):
-        key, _, value = (part.strip() for part in declaration.partition(":"))
-        if key == "font":
-            value = f"{value.split('px')[0]}px {_FONT}"
-        elif key == "font-family":
-            value = _FONT
-        elif value == TEXT:
-            value = "currentColor"
-        elif value in _VARIABLES:
-            value = f"var(--{_VARIABLES[value]}, {value})"
-        if key:
-            declarations.append(f"{key}: {value}")
-    return "; ".join(declarations)
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(numticks=7))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(decimal))
+    axes.grid(visible=True, axis=which)

@@ -7,24 +7,23 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from gate.decision.check_result import Verdict
 from gate.lint.lint import LintReport
 from gate.lint.rules import RULES
-from gate.records.export import LintFinding
 from gate.storage.safe_text import make_printable
-from gate.summary.render import format_bound_usage, render_check
-from gate.summary.summary import CheckRow, Finding, Summary
+from gate.summary.render import render_check, result_of
+from gate.summary.summary import CheckRow, Summary
 
 Outcome = Literal["passed", "rejected", "not judged"]
 
@@ -108,37 +107,70 @@ def junit_xml(result: CiResult) -> str:
     """Return the XML text: suites `parity-gate.<runtime>`, cases `<part> / <output> / <check>`. A
     FAIL is a `failure`, an ERROR an `error`, a WAIVED check is `skipped`."""
     root = ElementTree.Element("testsuites", name="parity-gate")
-    suites = [] if result.summary is None else list(_suites(result.summary))
+    if result.summary is not None:
+        root.extend(_suites(result.summary))
     if not result.shown_by_a_check:
-        suites.append(_suite(result.command, [_unexplained_case(result)]))
-    root.extend(suites)
+        tag, reason = (
+            "failure" if result.outcome == "rejected" else "error",
+            make_printable(result.reason),
+        )
+        case = _case(result.title, tag, kind=result.outcome, message=reason, text=reason)
+        root.append(_suite(result.command, [case]))
     _count(root)
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, "unicode")}\n'
 
 
 def _suites(summary: Summary) -> Iterator[ElementTree.Element]:
-    runtimes = dict.fromkeys(row.runtime for row in summary.proof)
     causes = {
         check.title: f"{finding.title}: {finding.sentence}"
         for finding in summary.findings
         for check in finding.checks
     }
-    by_runtime: dict[str, list[CheckRow]] = {name: [] for name in runtimes}
+    subject = summary.subject
+    cases: dict[str, list[ElementTree.Element]] = {row.runtime: [] for row in summary.proof}
     for row in summary.check_rows:
-        by_runtime.setdefault(row.check.runtime or MEASUREMENT, []).append(row)
-    for runtime, rows in by_runtime.items():
-        if rows:
-            is_onnx = summary.subject.is_onnx_reference
-            suite = _suite(runtime, [_case(row, causes, onnx_reference=is_onnx) for row in rows])
-            suite.insert(0, _properties(summary))
-            if _SECONDS.match(summary.subject.decided_at):
-                suite.set("timestamp", summary.subject.decided_at[:19])
+        check = row.check
+        title = " / ".join(filter(None, (check.part, check.output, check.label)))
+        text = _details(row, causes.get(check.title), onnx_reference=subject.is_onnx_reference)
+        case = _case(title, _ELEMENTS.get(check.verdict), kind=check.name,
+                     message=result_of(check), text=text)  # fmt: skip
+        cases.setdefault(check.runtime or MEASUREMENT, []).append(case)
+    properties = {
+        "model": subject.name,
+        "file": subject.sha256,
+        "policy": subject.policy_sha256,
+        "evidence": subject.evidence_sha256,
+        "machine": subject.machine,
+    }
+    for runtime, of_runtime in cases.items():
+        if of_runtime:
+            suite = _suite(runtime, of_runtime)
+            element = ElementTree.Element("properties")
+            for name, value in properties.items():
+                if value is not None:
+                    shown = make_printable(str(value))
+                    ElementTree.SubElement(element, "property", name=name, value=shown)
+            suite.insert(0, element)
+            if _SECONDS.match(subject.decided_at):
+                suite.set("timestamp", subject.decided_at[:19])
             yield suite
 
 
+def _case(
+    title: str, tag: str | None, *, kind: str, message: str, text: str
+) -> ElementTree.Element:
+    """Return a case; `tag`: its outcome, None for a pass."""
+    case = ElementTree.Element("testcase", name=make_printable(title))
+    if tag is not None:
+        message = make_printable(message)
+        outcome = ElementTree.SubElement(case, tag, message=message, type=kind)
+        outcome.text = text
+    return case
+
+
 def _suite(name: str, cases: Iterable[ElementTree.Element]) -> ElementTree.Element:
-    """Add a suite with unique names of cases: GitLab merges cases with equal names."""
+    """Return a suite with unique names of cases: GitLab merges cases with equal names."""
     suite = ElementTree.Element("testsuite", name=f"parity-gate.{make_printable(name)}")
     names: Counter[str] = Counter()
     for case in cases:
@@ -148,184 +180,81 @@ def _suite(name: str, cases: Iterable[ElementTree.Element]) -> ElementTree.Eleme
         case.set("classname", suite.get("name", ""))
         suite.append(case)
     _count(suite)
-    suite.set("skipped", _number(suite, "skipped"))
+    suite.set("skipped", str(len(list(suite.iter("skipped")))))
     return suite
 
 
 def _count(element: ElementTree.Element) -> None:
     for attribute, tag in _COUNTED.items():
-        element.set(attribute, _number(element, tag))
+        element.set(attribute, str(len(list(element.iter(tag)))))
 
 
-def _number(element: ElementTree.Element, tag: str) -> str:
-    return str(len(list(element.iter(tag))))
-
-
-def _properties(summary: Summary) -> ElementTree.Element:
-    subject = summary.subject
-    properties = {
-        "model": subject.name,
-        "file": subject.sha256,
-        "policy": subject.policy_sha256,
-        "evidence": subject.evidence_sha256,
-        "machine": subject.machine,
-    }
-    element = ElementTree.Element("properties")
-    for name, value in properties.items():
-        if value is not None:
-            ElementTree.SubElement(element, "property", name=name, value=make_printable(str(value)))
-    return element
-
-
-def _case(row: CheckRow, causes: Mapping[str, str], *, onnx_reference: bool) -> ElementTree.Element:
+def _details(row: CheckRow, cause: str | None, *, onnx_reference: bool) -> str:
+    """Return the lines of one case, beginning with the cause, which several cases may share."""
     check = row.check
-    names = (check.part, check.output, check.label)
-    title = " / ".join(name for name in names if name)
-    case = ElementTree.Element("testcase", name=make_printable(title))
-    if check.verdict in _ELEMENTS:
-        short = make_printable(format_bound_usage(check)) or render_check(check)
-        outcome = ElementTree.SubElement(case, _ELEMENTS[check.verdict], message=short)
-        outcome.set("type", check.name)
-        texts = _sentences(row, causes.get(check.title), onnx_reference=onnx_reference)
-        outcome.text = "\n".join(texts)
-    return case
-
-
-def _sentences(row: CheckRow, cause: str | None, *, onnx_reference: bool) -> Iterator[str]:
-    """Yield the details of one case, beginning with the cause, which several cases may share."""
-    check = row.check
-    if cause is not None:
-        yield make_printable(cause)
-    yield render_check(check)
-    yield f"Asks: {make_printable(row.meaning)}"
+    lines = [make_printable(cause)] if cause is not None else []
+    lines += [render_check(check), f"Asks: {make_printable(row.meaning)}"]
     if check.bound is not None:
-        yield f"Why this bound: {make_printable(row.why)}"
+        lines.append(f"Why this bound: {make_printable(row.why)}")
     if remedy := render_check(check, "remedy", onnx_reference=onnx_reference):
-        yield f"Try: {remedy}"
-
-
-def _unexplained_case(result: CiResult) -> ElementTree.Element:
-    """Return a case with the reason for a result that no check explains."""
-    case = ElementTree.Element("testcase", name=result.title)
-    tag = "failure" if result.outcome == "rejected" else "error"
-    outcome = ElementTree.SubElement(case, tag, message=make_printable(result.reason))
-    outcome.set("type", result.outcome)
-    outcome.text = make_printable(result.reason)
-    return case
+        lines.append(f"Try: {remedy}")
+    return "\n".join(lines)
 
 
 # All are gauges, with names that node_exporter's textfile collector accepts, too.
 
-
-_CHECK = ("part", "runtime", "output", "check", "point")
-
-_CHECK_GAUGES = (
-    ("check_observed", "Observed value of a check, in its unit.", ""),
-    ("check_bound", "Bound of a check, in the same unit.", ""),
-    ("check_used", "Used share of the bound of a check: 1 at the bound.", "ratio"),
-)
 
 _DECISIVE = (Verdict.PASS, Verdict.FAIL, Verdict.ERROR)
 
 
 def openmetrics_text(result: CiResult) -> str:
     """Return the text, which ends with `# EOF`. Every series has the label `model` (docs/ci.md)."""
-    model = make_printable(result.subject)
-    gauges = list(_result_gauges(result, model))
-    if result.summary is not None:
-        gauges += _file_gauges(result.summary, model)
-        gauges += _runtime_gauges(result.summary, model)
-        gauges += _check_gauges(result.summary, model)
-    registry = SimpleNamespace(collect=lambda: gauges)
-    text: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]  # it has no types
-    return text.decode()
+    registry, model = CollectorRegistry(), make_printable(result.subject)
 
+    def gauge(
+        name: str,
+        meaning: str,
+        values: Mapping[Any, float | None],
+        *labels: str,
+        unit: str = "",
+    ) -> None:
+        """Add a gauge. `values`: by tuples of values for `labels`; None: not measured."""
+        added = Gauge(f"parity_gate_{name}", meaning, ("model", *labels), unit=unit,
+                      registry=registry)  # fmt: skip
+        for texts, value in values.items():
+            if value is not None:
+                added.labels(model, *map(make_printable, texts)).set(value)
 
-def _gauge(
-    model: str,
-    name: str,
-    meaning: str,
-    values: Mapping[Any, float],
-    *labels: str,
-    unit: str = "",
-) -> GaugeMetricFamily:
-    """Format a gauge. `values`: by tuples of values for `labels`."""
-    gauge = GaugeMetricFamily(f"parity_gate_{name}", meaning, labels=("model", *labels), unit=unit)
-    for texts, value in values.items():
-        gauge.add_metric((model, *texts), value)
-    return gauge
-
-
-def _result_gauges(result: CiResult, model: str) -> Iterator[GaugeMetricFamily]:
-    code = {(result.command,): result.exit_code}
     meaning = "Exit code of the command: 0 passed, 1 rejected, 2 could not judge."
-    yield _gauge(model, "exit_code", meaning, code, "command")
+    gauge("exit_code", meaning, {(result.command,): result.exit_code}, "command")
     verdicts = {(each.value,): float(each is result.verdict) for each in _DECISIVE}
-    meaning = "1 for the verdict on the file, 0 for the others."
-    yield _gauge(model, "verdict", meaning, verdicts, "verdict")
-
-
-def _file_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
-    subject = summary.subject
-    file = {(str(subject.sha256), str(subject.policy_sha256 or "")): 1}
-    meaning = "Always 1; the labels are the judged file and its policy."
-    yield _gauge(model, "file", meaning, file, "sha256", "policy")
-    yield _gauge(model, "samples", "Number of samples of the measurement.", {(): subject.samples})
-    size, meaning = {(): subject.size_bytes}, "Size of the file with its external data."
-    yield _gauge(model, "file_size", meaning, size, unit="bytes")
-    for name, text in (("measured", subject.measured_at), ("decided", subject.decided_at)):
-        seconds = _seconds(text)
-        if seconds is not None:
+    gauge("verdict", "1 for the verdict on the file, 0 for the others.", verdicts, "verdict")
+    if result.summary is not None:
+        subject, rows = result.summary.subject, result.summary.proof
+        file = {(str(subject.sha256), str(subject.policy_sha256 or "")): 1.0}
+        meaning = "Always 1; the labels are the judged file and its policy."
+        gauge("file", meaning, file, "sha256", "policy")
+        gauge("samples", "Number of samples of the measurement.", {(): subject.samples})
+        size = {(): subject.size_bytes}
+        gauge("file_size", "Size of the file with its external data.", size, unit="bytes")
+        for name, text in (("measured", subject.measured_at), ("decided", subject.decided_at)):
             meaning = f"Time at which the file was {name}, since 1970."
-            yield _gauge(model, f"{name}_timestamp", meaning, {(): seconds}, unit="seconds")
-
-
-def _runtime_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
-    rows = [(make_printable(row.runtime), row) for row in summary.proof]
-    passed = {(name, row.state): float(row.state == "passed") for name, row in rows}
-    meaning = "1 if every check of the runtime passed."
-    yield _gauge(model, "runtime_passed", meaning, passed, "runtime", "state")
-    agreement = {(name,): row.agreement for name, row in rows if row.agreement is not None}
-    meaning = "Lowest judged top-1 agreement."
-    yield _gauge(model, "top1_agreement", meaning, agreement, "runtime", unit="ratio")
-    latency = {(name,): row.latency_ms / 1e3 for name, row in rows if row.latency_ms is not None}
-    meaning = "Median time of a batch."
-    yield _gauge(model, "batch_latency", meaning, latency, "runtime", unit="seconds")
-
-
-def _check_gauges(summary: Summary, model: str) -> Iterator[GaugeMetricFamily]:
-    counts = Counter(
-        (make_printable(row.check.runtime or MEASUREMENT), row.check.verdict.value)
-        for row in summary.check_rows
-    )
-    yield _gauge(model, "checks", "Number of checks by verdict.", counts, "runtime", "verdict")
-    rows = {
-        labels: (row.check.observed, row.check.bound, row.bound_usage)
-        for labels, row in _unique_checks(summary).items()
-    }
-    for column, (name, meaning, unit) in enumerate(_CHECK_GAUGES):
-        numbers = {labels: row[column] for labels, row in rows.items()}
-        values = {labels: value for labels, value in numbers.items() if isinstance(value, float)}
-        yield _gauge(model, name, meaning, values, *_CHECK, unit=unit)
-
-
-def _unique_checks(summary: Summary) -> dict[tuple[str, ...], CheckRow]:
-    """Return the checks by their labels. Of checks with equal labels, the first one that does not
-    pass: a series must be unique."""
-    rows: dict[tuple[str, ...], CheckRow] = {}
-    for row in sorted(summary.check_rows, key=lambda row: row.check.verdict is Verdict.PASS):
-        check = row.check
-        runtime = check.runtime or MEASUREMENT
-        names = (check.part, runtime, check.output, check.name, check.point)
-        rows.setdefault(tuple(make_printable(name or "") for name in names), row)
-    return rows
-
-
-def _seconds(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
+            with suppress(ValueError):
+                seconds = {(): datetime.fromisoformat(text).timestamp()}
+                gauge(f"{name}_timestamp", meaning, seconds, unit="seconds")
+        passed = {(row.runtime, row.state): float(row.state == "passed") for row in rows}
+        meaning = "1 if every check of the runtime passed."
+        gauge("runtime_passed", meaning, passed, "runtime", "state")
+        agreement = {(row.runtime,): row.agreement for row in rows}
+        meaning = "Lowest judged top-1 agreement."
+        gauge("top1_agreement", meaning, agreement, "runtime", unit="ratio")
+        latency = {(row.runtime,): row.latency_ms and row.latency_ms / 1e3 for row in rows}
+        gauge("batch_latency", "Median time of a batch.", latency, "runtime", unit="seconds")
+        checks = [row.check for row in result.summary.check_rows]
+        counts = Counter((check.runtime or MEASUREMENT, check.verdict.value) for check in checks)
+        gauge("checks", "Number of checks by verdict.", counts, "runtime", "verdict")
+    exposition: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]  # it has no types
+    return exposition.decode()
 
 
 _SCHEMA = (
@@ -333,6 +262,8 @@ _SCHEMA = (
 )
 
 _FINGERPRINT = "parityGate/v1"
+
+_RED = (Verdict.FAIL, Verdict.ERROR)
 
 
 def sarif_log(
@@ -399,42 +330,32 @@ def _sarif(
 
 
 def _results(report: LintReport, file_of: Callable[[str], str]) -> Iterator[dict[str, Any]]:
-    rule_indices = {code: index for index, code in enumerate(RULES)}
+    codes = list(RULES)
     alike: Counter[str] = Counter()
     for finding in report.findings:
-        fingerprint = _fingerprint(finding)
+        # The fingerprint does not depend on the lines above the finding.
+        same = "\0".join((finding.code, finding.path, finding.expression))
+        fingerprint = hashlib.sha256(same.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         alike[fingerprint] += 1
+        expression = make_printable(finding.expression)
+        location = _line(file_of(finding.path), finding.line, snippet={"text": expression})
+        where = ""
+        if finding.module:
+            where = f" (in {finding.module})"
+            name = make_printable(finding.module)
+            location["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "module"}]
+        text = f"{finding.expression}{where}: {finding.message}. Instead: {finding.rewrite}."
         result = {
             "ruleId": finding.code,
-            "ruleIndex": rule_indices[finding.code],
+            "ruleIndex": codes.index(finding.code),
             "level": finding.level,
-            "message": {"text": make_printable(_message(finding))},
-            "locations": [_location(finding, file_of(finding.path))],
+            "message": {"text": make_printable(text)},
+            "locations": [location],
             "partialFingerprints": {_FINGERPRINT: f"{fingerprint}:{alike[fingerprint]}"},
         }
         if finding.suppressed:
             result["suppressions"] = [{"kind": "inSource"}]
         yield result
-
-
-def _message(finding: LintFinding) -> str:
-    module = f" (in {finding.module})" if finding.module else ""
-    return f"{finding.expression}{module}: {finding.message}. Instead: {finding.rewrite}."
-
-
-def _location(finding: LintFinding, file: str) -> dict[str, Any]:
-    snippet = {"snippet": {"text": make_printable(finding.expression)}}
-    location = _line(file, finding.line, **snippet)
-    if finding.module:
-        name = make_printable(finding.module)
-        location["logicalLocations"] = [{"fullyQualifiedName": name, "kind": "module"}]
-    return location
-
-
-def _fingerprint(finding: LintFinding) -> str:
-    """Return an identifier that does not depend on the lines above the finding."""
-    text = "\0".join((finding.code, finding.path, finding.expression))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | None) -> str:
@@ -444,20 +365,23 @@ def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | No
     file: path of the ONNX file in the repository; source: file and line of the diverging module, to
     which the first finding points.
     """
-    findings = [] if result.summary is None else list(result.summary.findings)
-    findings = [each for each in findings if each.verdict in (Verdict.FAIL, Verdict.ERROR)]
-    rules = {each.cause: each.title for each in reversed(findings)}
-    results = [
-        {
-            "ruleId": finding.cause,
-            "ruleIndex": list(rules).index(finding.cause),
-            "level": "error",
-            "message": {"text": make_printable(_with_remedy(finding))},
-            "locations": [_line(*(source if source and not number else (file, 1)))],
-            "partialFingerprints": {_FINGERPRINT: f"{finding.cause}:{file}"},
-        }
-        for number, finding in enumerate(findings)
-    ]
+    summary = result.summary
+    findings = [f for f in (summary.findings if summary else ()) if f.verdict in _RED]
+    rules = {finding.cause: finding.title for finding in reversed(findings)}
+    results = []
+    for number, finding in enumerate(findings):
+        text = f"{finding.title}: {finding.sentence}."
+        text += f" Try: {finding.remedy}." if finding.remedy else ""
+        results.append(
+            {
+                "ruleId": finding.cause,
+                "ruleIndex": list(rules).index(finding.cause),
+                "level": "error",
+                "message": {"text": make_printable(text)},
+                "locations": [_line(*(source if source and not number else (file, 1)))],
+                "partialFingerprints": {_FINGERPRINT: f"{finding.cause}:{file}"},
+            }
+        )
     return _sarif(
         "parity-gate check",
         [
@@ -468,11 +392,6 @@ def check_sarif_log(result: CiResult, *, file: str, source: tuple[str, int] | No
         result.exit_code,
         [] if findings or result.exit_code == 0 else [_notice("error", result.reason)],
     )
-
-
-def _with_remedy(finding: Finding) -> str:
-    text = f"{finding.title}: {finding.sentence}."
-    return f"{text} Try: {finding.remedy}." if finding.remedy else text
 
 
 def _line(file: str, line: int, **more: Any) -> dict[str, Any]:

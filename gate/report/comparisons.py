@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gate.preprocess.comparison import WorstPicture
 from gate.preprocess.spec import PreprocessSpec, to_pixels
-from gate.records.export import ExportTrialRecord, TrialParity, Trials
-from gate.records.preprocessing import ConsumerParity, PreprocessingParity, TensorSummary
-from gate.report.chart import SERIES, SMALL, TEXT, Chart, chart, clamped, literal, logarithmic
+from gate.records.export import Trials
+from gate.records.preprocessing import ConsumerParity, PreprocessingParity
+from gate.report.chart import literal
 from gate.report.terminal import add_row, build_table, print_sentences
 from gate.storage.safe_text import make_printable
 from gate.summary.render import beginning, format_number
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import Console
 
@@ -149,42 +148,32 @@ def _reason(consumer: ConsumerParity) -> str:
 
 def _value_lines(parity: PreprocessingParity) -> Iterator[str]:
     """Yield shape, minimum, maximum, mean and first values of each side."""
-    yield f"{parity.reference}: {_format_values(parity.reference_values)}"
-    for consumer in parity.consumers:
-        if consumer.values is not None:
-            shape = list(consumer.shape)
-            yield f"{consumer.consumer}: shape {shape}, {_format_values(consumer.values)}"
+    sides = [(parity.reference, "", parity.reference_values)]
+    sides += [
+        (consumer.consumer, f"shape {list(consumer.shape)}, ", consumer.values)
+        for consumer in parity.consumers
+        if consumer.values is not None
+    ]
+    for name, shape, values in sides:
+        first = " ".join(f"{value:.4g}" for value in values.first)
+        yield (
+            f"{name}: {shape}min {values.min:.4g}, max {values.max:.4g}, "
+            f"mean {values.mean:.4g}; first {first}"
+        )
 
 
-def _format_values(values: TensorSummary) -> str:
-    first = " ".join(f"{value:.4g}" for value in values.first)
-    return f"min {values.min:.4g}, max {values.max:.4g}, mean {values.mean:.4g}; first {first}"
+_TRIAL_HEADINGS = ("strategy", "opset", "fold", "s", "nodes", "MB", "runtime", "max diff", "L2",
+             "L2 prob", "noise", "top-1", "ms", "verdict")  # fmt: skip
 
-
-_TRIAL_HEADINGS = ("strategy", "opset", "folding", "seconds", "nodes", "MB", "runtime",
-             "max_abs_diff", "l2_logits", "l2_probabilities", "noise_ratio", "top-1", "ms",
-             "verdict")  # fmt: skip
-
-_SHORT = ("strategy", "opset", "fold", "s", "nodes", "MB", "runtime", "max diff", "L2", "L2 prob",
-          "noise", "top-1", "ms", "verdict")  # fmt: skip
-"""Headings for a narrow terminal."""
-
-_LEFT = ("strategy", "folding", "runtime", "verdict")
+_LEFT = ("strategy", "fold", "runtime", "verdict")
 
 _STYLES = {"PASS": "green", "FAIL": "bold red", "ERROR": "bold red", "not exported": "yellow"}
-
-_FROM = 0.1
-"""Start of the axis, unless a value is smaller."""
-
-_AXIS_MIN, _AXIS_MAX = 1e-3, 1e12
-
-_PITCH, _REST = 14, 70
 
 
 def print_trials(trials: Trials, console: Console) -> None:
     """Print the table of trials, then its interpretation."""
-    table = build_table(_SHORT, right=set(_SHORT) - {"fold", *_LEFT})
-    table.columns[_SHORT.index("runtime")].no_wrap = True
+    table = build_table(_TRIAL_HEADINGS, right={*_TRIAL_HEADINGS} - {*_LEFT})
+    table.columns[_TRIAL_HEADINGS.index("runtime")].no_wrap = True
     for verdict, cells in _rows(trials):
         add_row(table, cells, style=_STYLES[verdict])
     console.print(table)
@@ -225,127 +214,24 @@ def markdown(trials: Trials) -> str:
     return "\n".join(lines) + "\n"
 
 
-def trials_chart(trials: Trials) -> Chart | None:
-    """Draw the noise ratio of every export in every runtime, with the bound. None without
-    exports."""
-    exported = [trial for trial in trials.trials if trial.parities]
-    if not exported:
-        return None
-    runtimes = [parity.runtime for parity in exported[0].parities]
-
-    def paint(figure: Figure) -> None:
-        axes: Axes = figure.add_subplot()
-        height = 1.0 / (len(runtimes) + 1)
-        measured = [parity for trial in exported for parity in trial.parities]
-        heights = [clamped(parity.noise_ratio, _AXIS_MIN, _AXIS_MAX) for parity in measured]
-        # Starting at the smallest value would make small differences look large.
-        logarithmic(axes, min([_FROM, *heights]), 2.0 * max([trials.bound, *heights]))
-        for number, (runtime, style) in enumerate(zip(runtimes, SERIES, strict=False)):
-            rows = [row + height * (number + 0.5) for row in range(len(exported))]
-            ratios = [{p.runtime: p.noise_ratio for p in trial.parities} for trial in exported]
-            values = [clamped(each.get(runtime), _AXIS_MIN, _AXIS_MAX) for each in ratios]
-            axes.barh(rows, values, 0.8 * height, color=style[0], label=runtime)
-        across = axes.get_yaxis_transform()
-        for row, trial in enumerate(exported):
-            axes.text(0.0, row - 0.5 * height, literal(trial.title), va="center",
-                      transform=across, fontsize=SMALL)  # fmt: skip
-        axes.axvline(trials.bound, color=TEXT, linewidth=1.2, linestyle=":", label="bound")
-        axes.set_ylim(len(exported), -height)
-        axes.set_yticks([])
-        axes.set_xlabel("error ÷ rounding of PyTorch")
-        figure.legend(loc="outside lower center", ncols=3)
-
-    return chart(
-        "trials",
-        paint,
-        title=f"Exports of {trials.factory}, n = {trials.samples}",
-        alternative="; ".join(trials_sentences(trials)),
-        height=_REST + _PITCH * len(exported) * (len(runtimes) + 1),
-    )
-
-
-class CostPoint(NamedTuple):
-    """A measured file with its error and costs."""
-
-    title: str
-    ratio: float
-    """The largest ratio of a deviation to its bound."""
-    latency_ms: float
-    size_bytes: int
-    passed: bool
-
-
-_WORST_SHOWN = 1e6
-
-
-def cost_chart(points: Sequence[CostPoint]) -> Chart | None:
-    """Draw error against latency and size, with the bound. None if no file was measured."""
-    if not points:
-        return None
-
-    def paint(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2, sharey=True)
-        heights = [clamped(point.ratio, _AXIS_MIN, _WORST_SHOWN) for point in points]
-        for axes, name, values in (
-            (left, "ms of one batch", [point.latency_ms for point in points]),
-            (right, "MB", [point.size_bytes / 1e6 for point in points]),
-        ):
-            for series, word in zip(SERIES, ("passed", "rejected"), strict=False):
-                passed = word == "passed"
-                rows = [row for row, point in enumerate(points) if point.passed is passed]
-                axes.scatter([values[row] for row in rows], [heights[row] for row in rows],
-                             color=series[0], s=18,
-                             label=word if axes is left else None)  # fmt: skip
-            axes.axhline(1.0, color=TEXT, linewidth=1.2, linestyle=":")
-            axes.set_yscale("log")
-            axes.set_xlim(left=0.0)
-            axes.set_xlabel(name)
-        left.set_ylabel("deviation ÷ bound")
-        figure.legend(loc="outside lower center", ncols=2)
-
-    described = "; ".join(
-        f"{point.title}: {format_number(point.ratio)} of the bound, "
-        f"{format_number(point.latency_ms)} ms, {point.size_bytes} bytes"
-        for point in points
-    )
-    title = "Error against latency and size"
-    return chart("cost", paint, title=title, alternative=described, height=300)
-
-
 def _rows(trials: Trials) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield verdict and cells, one row for each runtime of each export."""
     for trial in trials.trials:
-        about = _export_cells(trial)
+        changed = trial.opset not in (None, trial.opset_asked)
+        about: tuple[str, ...] = (
+            trial.strategy,
+            f"{trial.opset_asked}, got {trial.opset}" if changed else str(trial.opset_asked),
+            "on" if trial.constant_folding else "off",
+            f"{trial.seconds:.1f}",
+            "" if trial.nodes is None else str(trial.nodes),
+            "" if trial.size_bytes is None else f"{trial.size_bytes / 1e6:.1f}",
+        )
         if not trial.parities:
-            rest = ("",) * (len(_TRIAL_HEADINGS) - len(about) - 1)
-            yield trial.verdict, (*about, *rest, trial.verdict)
-        for number, parity in enumerate(trial.parities):
-            first = about if number == 0 else ("",) * len(about)
-            yield parity.verdict, (*first, *_parity_cells(parity))
-
-
-def _export_cells(trial: ExportTrialRecord) -> tuple[str, ...]:
-    opset = f"{trial.opset_asked}"
-    if trial.opset is not None and trial.opset != trial.opset_asked:
-        opset += f", got {trial.opset}"
-    return (
-        trial.strategy,
-        opset,
-        "on" if trial.constant_folding else "off",
-        f"{trial.seconds:.1f}",
-        "" if trial.nodes is None else str(trial.nodes),
-        "" if trial.size_bytes is None else f"{trial.size_bytes / 1e6:.1f}",
-    )
-
-
-def _parity_cells(parity: TrialParity) -> tuple[str, ...]:
-    return (
-        parity.runtime,
-        format_number(parity.max_abs_diff),
-        format_number(parity.l2_logits),
-        format_number(parity.l2_probabilities),
-        format_number(parity.noise_ratio),
-        format_number(parity.top1_agreement),
-        "" if parity.latency_ms is None else f"{parity.latency_ms:.1f}",
-        parity.verdict,
-    )
+            yield trial.verdict, (*about, *[""] * 7, trial.verdict)
+        for parity in trial.parities:
+            numbers = (parity.max_abs_diff, parity.l2_logits, parity.l2_probabilities,
+                       parity.noise_ratio, parity.top1_agreement)  # fmt: skip
+            latency = "" if parity.latency_ms is None else f"{parity.latency_ms:.1f}"
+            measured = (parity.runtime, *map(format_number, numbers), latency, parity.verdict)
+            yield parity.verdict, (*about, *measured)
+            about = ("",) * len(about)

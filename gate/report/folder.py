@@ -13,7 +13,7 @@ from gate.records import layout
 from gate.records.champion_comparison import TrendRow
 from gate.records.evidence import Evidence
 from gate.records.localization import Explanation, Localization
-from gate.report import html_page, markdown
+from gate.report import markdown
 from gate.report.chart import Chart
 from gate.report.html_page import MAX_PICTURE_BYTES, Report, render_page
 from gate.signing.keys import labels
@@ -27,6 +27,11 @@ from gate.summary.summarize import summarize
 from gate.summary.summary import Change, Summary
 
 _PICTURE = re.compile(r"0*(\d{1,12})\.png")
+
+_CHART = re.compile(
+    "bound_usage|localisation|differences|confidence|metric-.*|agreement|latency|memory"
+)
+"""Names of charts, including those of earlier versions."""
 
 _MAX_PICTURES = 64
 
@@ -122,9 +127,9 @@ def write_charts(folder: Path, charts: tuple[Chart, ...]) -> None:
     names = {chart.name for chart in charts}
     for chart in charts:
         files.write_bytes(folder / f"{chart.name}.svg", chart.file())
-    metrics = {path.stem for path in folder.glob("metric-*.svg")}
-    for stale in {*html_page.NAMES, *metrics} - names:
-        (folder / f"{stale}.svg").unlink(missing_ok=True)
+    for path in folder.glob("*.svg"):
+        if _CHART.fullmatch(path.stem) and path.stem not in names:
+            path.unlink(missing_ok=True)
 
 
 def pictures(folder: Path) -> dict[int, bytes]:
@@ -181,7 +186,7 @@ def read_report(
         names = layout.CheckArguments.load(folder / layout.ARGUMENTS).names | {"DIR": str(folder)}
         summary = summary.with_files({word: make_printable(name) for word, name in names.items()})
     if trust is not None:
-        summary = summary.signed(_signed_by(folder, evidence, decision, trust))
+        summary = summary.about(signed_by=_signed_by(folder, evidence, decision, trust))
     return Report(summary, evidence, decision, explanation, pictures(folder))
 
 

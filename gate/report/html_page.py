@@ -6,8 +6,7 @@ import base64
 import hashlib
 import math
 import re
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property
@@ -18,18 +17,12 @@ from markupsafe import Markup, escape
 from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
 from gate.records.evidence import Evidence, fields_of
-from gate.records.layout import EVIDENCE
 from gate.records.localization import Explanation, LayerRow, Localization
-from gate.records.outputs import WorstSample
+from gate.records.outputs import OutputParity
 from gate.records.runtime import RUNTIMES
 from gate.report.chart import Chart
-from gate.report.error_charts import (
-    agreement_chart,
-    bound_usage_chart,
-    confidence_chart,
-    differences_chart,
-)
-from gate.report.model_charts import depth_chart, latency, memory, metric_charts, trend_charts
+from gate.report.error_charts import bound_usage_chart, confidence_chart, differences_chart
+from gate.report.model_charts import depth_chart, metric_charts
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
     allowed,
@@ -40,22 +33,11 @@ from gate.summary.render import (
     observed,
     render_check,
 )
-from gate.summary.summarize import COST_HEADINGS
-from gate.summary.summary import CheckRow, Summary
+from gate.summary.summary import COST_HEADINGS, TREND_HEADINGS, CheckRow, Summary
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
-NAMES = (
-    "bound_usage",
-    "differences",
-    "confidence",
-    "agreement",
-    "localisation",
-    "latency",
-    "memory",
-)
 
 _CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
 """Most rows of the first chart, which has to fit on the first screen of a phone."""
@@ -63,69 +45,29 @@ _CAUSE_ROWS, _CAUSE_HEIGHT = 5, 195
 
 def evidence_charts(evidence: Evidence, decision: Decision | None = None) -> tuple[Chart, ...]:
     """Return the charts that have data, with bounds if there is a decision."""
-    charts = (
-        differences_chart(evidence, decision),
-        confidence_chart(evidence),
-        agreement_chart(evidence, decision),
-        latency(evidence),
-        memory(evidence),
-    )
-    return tuple(chart for chart in charts if chart is not None)
-
-
-def report_charts(
-    summary: Summary, evidence: Evidence, decision: Decision, explanation: Explanation
-) -> tuple[Chart, ...]:
-    """Return all charts of a report."""
-    localization = explanation.localisation
-    layers = depth_chart(localization) if localization is not None else None
-    bounds = bound_usage_chart(summary.check_rows, several_outputs=summary.has_several_outputs)
-    return (
-        *(chart for chart in (bounds, layers) if chart is not None),
-        *metric_charts(evidence, decision),
-        *evidence_charts(evidence, decision),
-    )
+    charts = (differences_chart(evidence, decision), confidence_chart(evidence))
+    return (*metric_charts(evidence, decision), *filter(None, charts))
 
 
 def cause_chart(summary: Summary, explanation: Explanation) -> Chart | None:
     """Return the one chart that shows the cause.
 
     If a layer is at fault, the errors along the depth; else the numbers of the first finding with
-    their bounds; else all measured numbers. None if nothing can be drawn.
+    their bounds; else all judged numbers. None if nothing can be drawn.
     """
     localization = explanation.localisation
     if localization is not None and localization.first_divergence is not None:
         depth = depth_chart(localization, name="cause", height=_CAUSE_HEIGHT)
         if depth is not None:
             return depth
+    judged = [row for row in summary.check_rows if row.check.verdict is not Verdict.WAIVED]
     blamed = {check for finding in summary.findings[:1] for check in finding.checks}
-    failed = [row for row in summary.check_rows if row.check in blamed]
-    measured = [row for row in summary.check_rows if row.check.runtime is not None]
+    failed = [row for row in judged if row.check in blamed]
+    measured = [row for row in judged if row.check.runtime is not None]
     several = summary.has_several_outputs
     return bound_usage_chart(
         failed, name="cause", limit=_CAUSE_ROWS, several_outputs=several
     ) or bound_usage_chart(measured, name="cause", limit=_CAUSE_ROWS, several_outputs=several)
-
-
-def reproduce_commands(evidence: Evidence) -> tuple[tuple[str, str], ...]:
-    """Return pairs of purpose and command. Words in capitals are placeholders for files."""
-    source = evidence.source
-    model = "release.yaml" if evidence.subject.parts else "MODEL.onnx"
-    parts = [f"gate check {model} --reference", shlex.quote(source.factory)]
-    if source.checkpoint_sha256 is not None:
-        parts.append("--checkpoint CHECKPOINT")
-    parts.append("--inputs SAMPLES")
-    if evidence.dataset.labelled or source.labels_sha256 is not None:
-        parts.append("--labels LABELS")
-    if source.slices_sha256 not in (None, source.labels_sha256):
-        parts.append("--slices SLICES")
-    if source.preprocess_sha256 is not None:
-        parts.append("--preprocessing SPEC.json")
-    parts.append("--policy POLICY.yaml --report report")
-    return (
-        ("Check again. The digests above identify the files", " ".join(parts)),
-        ("Render this page again from the records", f"gate report {EVIDENCE}"),
-    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +84,12 @@ class Report:
     @cached_property
     def charts(self) -> tuple[Chart, ...]:
         """The charts of the evidence that have data."""
-        return report_charts(self.summary, self.evidence, self.decision, self.explanation)
+        summary, layers = self.summary, self.explanation.localisation
+        charts = (
+            bound_usage_chart(summary.check_rows, several_outputs=summary.has_several_outputs),
+            depth_chart(layers) if layers else None,
+        )
+        return (*filter(None, charts), *evidence_charts(self.evidence, self.decision))
 
 
 MAX_CHECKS, MAX_LAYERS = 1000, 400
@@ -156,58 +103,31 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED, Verdict.PASS)
 
 
-@dataclass(frozen=True)
-class SampleRow:
-    """One of the worst samples with its picture, if there is one."""
-
-    sample: WorstSample
-    picture: str | None
-    """A `data:` URL."""
+def _by_verdict(row: CheckRow) -> tuple[int, float]:
+    """Return a sort key: failures first, then by the used share of the bound."""
+    return _ORDER.index(row.check.verdict), -nan_as_infinite(row.bound_usage)
 
 
-@dataclass(frozen=True)
-class ShownSamples:
-    """The worst samples of one output."""
-
-    runtime: str
-    output: str
-    rows: tuple[SampleRow, ...]
-
-
-def _sorted(rows: Iterable[CheckRow]) -> list[CheckRow]:
-    """Return all checks: failures first, then by the used share of the bound."""
-    return sorted(
-        rows, key=lambda row: (_ORDER.index(row.check.verdict), -nan_as_infinite(row.bound_usage))
-    )
-
-
-def layers(localization: Localization | None) -> tuple[LayerRow, ...]:
+def _shown_layers(localization: Localization | None) -> tuple[LayerRow, ...]:
     """Return the layers of the table: all, or only the wrong ones if there are too many."""
-    if localization is None:
-        return ()
-    if len(localization.layers) <= MAX_LAYERS:
-        return localization.layers
-    wrong = (row for row in localization.layers if row.verdict not in ("ok", "unmapped"))
-    return tuple(wrong)[:MAX_LAYERS]
+    layers = () if localization is None else localization.layers
+    if len(layers) > MAX_LAYERS:
+        layers = tuple(row for row in layers if row.verdict not in ("ok", "unmapped"))
+    return layers[:MAX_LAYERS]
 
 
-def worst_samples(evidence: Evidence, pictures: Mapping[int, bytes]) -> ShownSamples | None:
-    """Return the samples with the largest differences, for the runtime and output with the largest
-    error. None if they were not recorded."""
+def _worst_output(evidence: Evidence) -> tuple[str, OutputParity] | None:
+    """Return the runtime and output with the largest error whose worst samples were recorded."""
     recorded = [
         (runtime.runtime, output)
         for runtime in evidence.runtimes
         for output in runtime.outputs
         if output.worst
     ]
-    if not recorded:
-        return None
-    runtime, output = max(recorded, key=lambda entry: nan_as_infinite(entry[1].max_abs_diff))
-    shown = tuple(SampleRow(worst, _address(pictures.get(worst.sample))) for worst in output.worst)
-    return ShownSamples(runtime, output.name, shown)
+    return max(recorded, key=lambda each: nan_as_infinite(each[1].max_abs_diff), default=None)
 
 
-def _address(picture: bytes | None) -> str | None:
+def _data_url(picture: bytes | None) -> str | None:
     """Return the data URL of a picture, or None if it is missing, not a PNG, or too large."""
     if picture is None or not picture.startswith(_PNG) or len(picture) > MAX_PICTURE_BYTES:
         return None
@@ -226,7 +146,7 @@ _RUNTIME = re.compile(rf"\b({'|'.join(sorted(RUNTIMES, key=len, reverse=True))})
 
 def render_page(report: Report) -> str:
     """Return the whole page."""
-    summary, evidence, decision = report.summary, report.evidence, report.decision
+    summary, localization = report.summary, report.explanation.localisation
     script = _source("script.js")
     cause = cause_chart(summary, report.explanation)
     shown = None if cause is None else cause.alternative
@@ -235,18 +155,18 @@ def render_page(report: Report) -> str:
         .get_template("page.html")
         .render(
             summary=summary,
-            evidence=evidence,
-            decision=decision,
-            localization=report.explanation.localisation,
+            evidence=report.evidence,
+            decision=report.decision,
+            localization=localization,
             cause=cause,
             charts=[chart for chart in report.charts if chart.alternative != shown],
-            trend=trend_charts(summary.change.trend),
-            checks=_sorted(summary.check_rows),
-            layers=layers(report.explanation.localisation),
-            samples=worst_samples(evidence, report.pictures),
+            checks=sorted(summary.check_rows, key=_by_verdict),
+            layers=_shown_layers(localization),
+            worst=_worst_output(report.evidence),
+            pictures=report.pictures,
             cost_headings=COST_HEADINGS,
-            fields=fields_of(evidence.environment),
-            reproduce=reproduce_commands(evidence),
+            trend_headings=TREND_HEADINGS,
+            fields=fields_of(report.evidence.environment),
             style=_source("style.css"),
             script=script,
             script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -301,9 +221,12 @@ def _templates() -> Environment:
         "number": format_number,
         "when": _when,
         "figure": lambda chart: Markup(chart.svg),  # names in it are escaped by matplotlib
+        "data_url": _data_url,
         "times": _times,
         "usage": format_bound_usage,
-        "setting": _setting,
+        "setting": lambda value: {"None": "none", "True": "on", "False": "off"}.get(
+            str(value), value
+        ),
         "linked": lambda address: address.startswith(("https://", "http://")),
     }
     return environment
@@ -350,10 +273,6 @@ def _when(time: str) -> str:
         return time
     zone = "UTC" if moment.utcoffset() is not None and not moment.utcoffset() else moment.tzname()
     return f"{moment:%Y-%m-%d %H:%M} {zone or ''}".strip()
-
-
-def _setting(value: object) -> object:
-    return {"None": "none", "True": "on", "False": "off"}.get(str(value), value)
 
 
 def _times(usage: float) -> str:

@@ -6,18 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gate.decision.check_result import Verdict
-from gate.records.champion_comparison import TrendRow
 from gate.report.ci_formats import CiResult, Outcome
 from gate.storage.safe_text import make_printable
-from gate.summary.render import (
-    beginning,
-    format_bound_usage,
-    format_number,
-    render_check,
-    short_name,
-)
-from gate.summary.summarize import COST_HEADINGS
-from gate.summary.summary import RuntimeProof, Summary
+from gate.summary.render import beginning, count, format_number, result_of, short_name
+from gate.summary.summary import COST_HEADINGS, TREND_HEADINGS, RuntimeProof, Summary
 
 # The first line is one plain sentence: MLflow shows it raw in its list of models.
 
@@ -42,7 +34,7 @@ def _table_row(cells: Iterable[str]) -> str:
 
 _COLUMNS = ("runtime", "state", "worst", "observed", "allowed", "top-1", "latency")
 
-_CHANGES, _CHECKS, _RELEASES = 8, 3, 5
+_CHANGES, _CHECKS = 8, 3
 
 _MARKUP = re.compile(r"[\\|`*\[\]<>#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """Characters that Markdown may interpret as markup. An underscore within a word is safe."""
@@ -54,12 +46,15 @@ def summary_markdown(summary: Summary, links: Mapping[str, str]) -> str:
     lines = [_plain(sentence(summary)), ""]
     if summary.headline.remedy:
         lines += [f"**Try:** {literal(summary.headline.remedy)}", ""]
-    lines += [*_findings(summary), *_change(summary), *_trend(summary.change.trend[-_RELEASES:])]
+    lines += [*_findings(summary), *_change(summary)]
+    if summary.change.trend_rows:
+        trend = summary.change.trend_rows
+        lines += _table("Over versions, the newest last:", TREND_HEADINGS, trend)
     several = summary.has_several_outputs
     rows = (_cells(row, several=several) for row in summary.proof)
     lines += _table("Runtimes:", _COLUMNS, rows, left=3)
     if summary.costs:
-        costs = (row.cells() for row in summary.costs)
+        costs = (row.cells for row in summary.costs)
         lines += _table("Time and memory (median / 95th percentile):", COST_HEADINGS, costs)
     lines += [*_bullets("Notes:", map(literal, (*summary.warnings, *summary.notes)))]
     steps = ((step.label, step.command) for step in summary.steps if step.command)
@@ -96,13 +91,12 @@ def _findings(summary: Summary) -> Iterator[str]:
     for finding in summary.findings:
         first = finding is summary.findings[0] and finding.verdict is not Verdict.WAIVED
         text = "" if first else f": {literal(finding.sentence)}"
-        count = "1 check" if len(finding.checks) == 1 else f"{len(finding.checks)} checks"
-        yield f"- **{finding.verdict}** {literal(finding.title)}{text} ({count})"
+        checks = count(len(finding.checks), "check")
+        yield f"- **{finding.verdict}** {literal(finding.title)}{text} ({checks})"
         if finding.verdict is Verdict.WAIVED:
             continue
         for check in finding.checks[:_CHECKS]:
-            shown = format_bound_usage(check) or render_check(check)
-            yield f"  - {literal(check.title)}: {literal(shown)}"
+            yield f"  - {literal(check.title)}: {literal(result_of(check))}"
         if len(finding.checks) > _CHECKS:
             yield f"  - and {len(finding.checks) - _CHECKS} more in the report"
     if summary.findings:
@@ -115,7 +109,7 @@ def _change(summary: Summary) -> Iterator[str]:
         yield f"Comparison with the champion: {literal(change.absent or 'nothing to compare with')}"
         yield ""
         return
-    moved = [row for row in change.rows if row.changed]
+    moved = change.changed_rows
     yield f"Comparison with the champion, version {literal(change.version)}:"
     yield ""
     if not moved:
@@ -130,17 +124,6 @@ def _change(summary: Summary) -> Iterator[str]:
     yield ""
 
 
-def _trend(rows: Sequence[TrendRow]) -> Iterator[str]:
-    """Yield a few numbers over the versions, which MLflow does not show, the newest last."""
-    headings = ("file", "noise ratio", "agreement", "accuracy", "latency, ms")
-    cells = []
-    for row in rows:
-        numbers = (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms)
-        cells.append((row.sha256.short, *map(format_number, numbers)))
-    if len(cells) > 1:
-        yield from _table("Over versions, the newest last:", headings, cells)
-
-
 def _cells(row: RuntimeProof, *, several: bool) -> tuple[str, ...]:
     observed = allowed = worst = ""
     if row.worst is not None:
@@ -150,9 +133,7 @@ def _cells(row: RuntimeProof, *, several: bool) -> tuple[str, ...]:
         allowed = format_number(bound) if isinstance(bound, float) else ""
     elif row.reason is not None:
         worst = beginning(row.reason)
-    agreement = "" if row.agreement is None else f"{100 * row.agreement:.4g} %"
-    latency = "" if row.latency_ms is None else f"{row.latency_ms:.3g} ms"
-    return (row.runtime, row.state, worst, observed, allowed, agreement, latency)
+    return (row.runtime, row.state, worst, observed, allowed, row.top1, row.latency)
 
 
 def _identity_lines(summary: Summary) -> Iterator[str]:

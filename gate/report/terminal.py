@@ -5,28 +5,27 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gate.decision.check_result import CheckResult, Verdict
+from gate.decision.check_result import Verdict
 from gate.lint.lint import LintReport
-from gate.records.export import LEVELS, LintFinding, LintLevel
-from gate.records.localization import Explanation, LayerRow, Localization
+from gate.records.export import LEVELS, LintLevel
+from gate.records.localization import Explanation, Localization
 from gate.storage.safe_text import make_printable, shorten
 from gate.summary.render import (
     beginning,
     cells,
+    count,
     format_bound_usage,
     format_number,
-    render_check,
+    result_of,
     short_name,
 )
-from gate.summary.summarize import COST_HEADINGS
-from gate.summary.summary import Finding, RuntimeProof, Summary
+from gate.summary.summary import COST_HEADINGS, Finding, Summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,12 +70,16 @@ def print_findings(report: LintReport, console: Console) -> None:
     for path, findings in itertools.groupby(report.active, key=lambda finding: finding.path):
         table = build_table(_LINT_HEADINGS, title=path)
         for finding in findings:
-            add_row(table, _lint_cells(finding), style=_LINT_STYLES[finding.level])
+            module = f" (in {finding.module})" if finding.module else ""
+            expression = f"{finding.expression}{module}"
+            cells = (str(finding.line), finding.code, finding.level, expression, finding.message,
+                     finding.rewrite)  # fmt: skip
+            add_row(table, cells, style=_LINT_STYLES[finding.level])
         console.print(table)
-    print_sentences(console, lint_sentences(report))
+    print_sentences(console, _lint_sentences(report))
 
 
-def lint_sentences(report: LintReport) -> Iterator[str]:
+def _lint_sentences(report: LintReport) -> Iterator[str]:
     """Yield the lines on a lint report that its tables do not contain."""
     for finding in report.suppressed:
         expression = make_printable(finding.expression)
@@ -85,44 +88,20 @@ def lint_sentences(report: LintReport) -> Iterator[str]:
         yield f"not read  {make_printable(unread.name)}: {make_printable(unread.reason)}"
     for code in sorted({finding.code for finding in report.active}):
         yield f"see  docs/lint/{code}.md"
-    counts = [sum(f.level == level for f in report.active) for level in LEVELS]
-    counted = ", ".join(_counted(n, level) for n, level in zip(counts, LEVELS, strict=True))
-    read = _counted(report.functions, "function")
+    counts = [count(sum(f.level == level for f in report.active), level) for level in LEVELS]
+    read = count(report.functions, "function")
     silenced = f"{len(report.suppressed)} silenced"
-    yield f"{counted}; {silenced}; {read} read, as exported by {report.strategy}"
+    yield f"{', '.join(counts)}; {silenced}; {read} read, as exported by {report.strategy}"
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _lint_cells(finding: LintFinding) -> tuple[str, ...]:
-    module = f" (in {finding.module})" if finding.module else ""
-    return (
-        str(finding.line),
-        finding.code,
-        finding.level,
-        f"{finding.expression}{module}",
-        finding.message,
-        finding.rewrite,
-    )
-
-
-_LOCALISATION_HEADINGS = (
-    "layer",
-    "type",
-    "max diff",
-    "mean diff",
-    "noise ratio",
-    "alone",
-    "growth",
-    "verdict",
-)
+_LAYER_HEADINGS = (
+    "layer", "type", "max diff", "mean diff", "noise ratio", "alone", "growth", "verdict"
+)  # fmt: skip
 
 _CELL = 40
 """Maximum number of characters of a detail in the table; longer ones follow it."""
 
-_LOCALISATION_STYLES = {"source": "bold red", "propagated": "yellow", "unmapped": "dim", "ok": ""}
+_LAYER_STYLES = {"source": "bold red", "propagated": "yellow", "unmapped": "dim", "ok": ""}
 
 
 def localisation_sentences(explanation: Explanation) -> Iterator[str]:
@@ -148,24 +127,22 @@ def localisation_sentences(explanation: Explanation) -> Iterator[str]:
 
 def print_layers(localization: Localization, console: Console) -> None:
     """Print the table of layers, then its interpretation."""
-    table = build_table(_LOCALISATION_HEADINGS, right=_LOCALISATION_HEADINGS[2:-1])
+    table = build_table(_LAYER_HEADINGS, right=_LAYER_HEADINGS[2:-1])
+    long = []
     for row in localization.layers:
-        add_row(table, _localisation_cells(row), style=_LOCALISATION_STYLES[row.verdict])
+        verdict: str = row.verdict
+        if row.detail and len(row.detail) <= _CELL:
+            verdict = f"{verdict}: {row.detail}"
+        elif row.detail and row.module != localization.first_divergence:
+            long.append(make_printable(f"{row.title}: {row.detail}"))
+        numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
+                   row.amplification)  # fmt: skip
+        cells = (row.title, row.kind, *map(format_number, numbers), verdict)
+        add_row(table, cells, style=_LAYER_STYLES[row.verdict])
     if localization.layers:
         console.print(table)
-    for row in localization.layers:
-        if len(row.detail or "") > _CELL and row.module != localization.first_divergence:
-            console.print(make_printable(f"{row.title}: {row.detail}"), style="none", markup=False)
-    print_sentences(console, localisation_sentences(Explanation(localisation=localization)))
-
-
-def _localisation_cells(row: LayerRow) -> tuple[str, ...]:
-    numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
-               row.amplification)  # fmt: skip
-    detail = row.detail if row.detail and len(row.detail) <= _CELL else None
-    verdict = row.verdict if detail is None else f"{row.verdict}: {make_printable(detail)}"
-    shown = map(format_number, numbers)
-    return (make_printable(row.title), make_printable(row.kind), *shown, verdict)
+    explanation = Explanation(localisation=localization)
+    print_sentences(console, [*long, *localisation_sentences(explanation)])
 
 
 STYLES = {
@@ -189,13 +166,8 @@ _MAX_LENGTH = 90
 """Maximum number of characters of a check."""
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line with a label. Continuation lines are indented below the text."""
-
-    label: str
-    text: str
-    style: str = ""
+_Line = tuple[str, str, str]
+"""Label, text and style. Continuation lines are indented below the text."""
 
 
 def print_summary(summary: Summary, console: Console, *, verbose: bool = False) -> None:
@@ -204,115 +176,92 @@ def print_summary(summary: Summary, console: Console, *, verbose: bool = False) 
     `verbose`: also all checks and notes. The verdict is repeated at the end of an output that is
     longer than the screen.
     """
-    verdict = _Line(
-        summary.headline.verdict, f"{summary.headline.sentence}.", STYLES[summary.headline.verdict]
-    )
+    headline = summary.headline
+    verdict = (headline.verdict, f"{headline.sentence}.", STYLES[headline.verdict])
     lines = [verdict, *_lines(summary, width=console.width, verbose=verbose)]
     _print(console, lines)
     if verbose:
         if summary.costs:
-            rows = [row.cells() for row in summary.costs]
+            rows = [row.cells for row in summary.costs]
             console.print(build_table(COST_HEADINGS, rows, right=COST_HEADINGS[1:]))
         _print_checks(summary, console)
-    _print_steps(summary, console)
+    for step in summary.steps:  # unchanged, to be pasted: only the terminal wraps commands
+        command = step.command or step.address or ""
+        console.print(Text(f"next   {step.label}:  {command}"), soft_wrap=True)
     long = console.is_terminal and len(lines) + len(summary.steps) > console.height - 2
     if verbose or long:
         _print(console, [verdict])
 
 
 def _lines(summary: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
-    if summary.headline.remedy:
-        yield _Line("try", summary.headline.remedy)
+    headline, change = summary.headline, summary.change
+    if headline.remedy:
+        yield "try", headline.remedy, ""
     yield from _runtimes(summary, width=width)
     shown = summary.findings if verbose else summary.findings[:_FINDINGS]
-    for finding in shown:
-        first = finding is summary.findings[0] and summary.headline.sentence == finding.sentence
+    for number, finding in enumerate(shown):
+        first = number == 0 and headline.sentence == finding.sentence
         yield from _finding(finding, first=first, verbose=verbose)
     if len(shown) < len(summary.findings):
-        yield _Line("", f"{len(summary.findings) - len(shown)} more findings: -v shows them", "dim")
-    yield from _champion(summary)
-    yield from (_Line("note", warning, STYLES[Verdict.WAIVED]) for warning in summary.warnings)
-    if verbose or summary.headline.verdict is Verdict.PASS:
-        yield from (_Line("note", note, "dim") for note in summary.notes)
+        yield "", f"{len(summary.findings) - len(shown)} more findings: -v shows them", "dim"
+    if change.version is not None:
+        moved = [f"{row.name} {row.before} → {row.now}" for row in change.changed_rows]
+        listed = "; ".join(moved[:_CHANGES]) or change.unmoved
+        gap = ", " if change.absent else ": "
+        yield "before", f"champion is version {change.version}{gap}{listed}", ""
+        if change.machines:
+            yield "", change.machines, ""
+    yield from (("note", warning, STYLES[Verdict.WAIVED]) for warning in summary.warnings)
+    if verbose or headline.verdict is Verdict.PASS:
+        yield from (("note", note, "dim") for note in summary.notes)
 
 
 def _runtimes(summary: Summary, *, width: int) -> Iterator[_Line]:
     """Yield a line for each runtime that was to be measured; the waived ones share a finding."""
     rows = [row for row in summary.proof if row.state not in ("waived", "not measured")]
-    several = summary.has_several_outputs
     longest = max((len(row.runtime) for row in rows), default=0) if width >= _NARROW else 0
     for row in rows:
-        facts = [row.runtime.ljust(longest), row.state, *_facts(row, width=width, several=several)]
-        yield _Line("ran", "  ".join(facts), _STATES.get(row.state, ""))
-
-
-def _facts(row: RuntimeProof, *, width: int, several: bool) -> Iterator[str]:
-    if row.reason is not None:
-        yield beginning(row.reason)
-    if row.worst is not None:
-        usage = format_bound_usage(row.worst, unit=False)
-        if usage:
-            yield f"{short_name(row.worst, several_outputs=several)} {usage}"
-    if width >= _NARROW and row.agreement is not None:
-        yield f"top-1 {100 * row.agreement:.4g} %"
-    if width >= _WIDE and row.latency_ms is not None:
-        yield f"{row.latency_ms:.3g} ms"
+        facts = [row.runtime.ljust(longest), row.state]
+        if row.reason is not None:
+            facts.append(beginning(row.reason))
+        if row.worst is not None and (usage := format_bound_usage(row.worst, unit=False)):
+            name = short_name(row.worst, several_outputs=summary.has_several_outputs)
+            facts.append(f"{name} {usage}")
+        if width >= _NARROW and row.top1:
+            facts.append(f"top-1 {row.top1}")
+        if width >= _WIDE and row.latency:
+            facts.append(row.latency)
+        yield "ran", "  ".join(facts), _STATES.get(row.state, "")
 
 
 def _finding(finding: Finding, *, first: bool, verbose: bool) -> Iterator[_Line]:
-    count, style = len(finding.checks), STYLES[finding.verdict]
+    style = STYLES[finding.verdict]
     if finding.verdict is Verdict.WAIVED and not verbose:
-        yield _Line("waived", finding.sentence, style)
+        yield "waived", finding.sentence, style
         return
-    checks = f"{count} checks" if count > 1 else "1 check"
-    yield _Line(finding.verdict, f"{finding.title} ({checks})", style)
+    yield finding.verdict, f"{finding.title} ({count(len(finding.checks), 'check')})", style
     if not first:
-        yield _Line("", finding.sentence)
+        yield "", finding.sentence, ""
         if finding.remedy:
-            yield _Line("", f"try: {finding.remedy}")
+            yield "", f"try: {finding.remedy}", ""
     shown = finding.checks if verbose else finding.checks[:_CHECKS]
     for check in shown:
-        yield _Line("", _short(check), "dim")
-    if count > len(shown):
-        yield _Line("", f"{count - len(shown)} more: -v shows them", "dim")
-
-
-def _short(check: CheckResult) -> str:
-    """Return the result of a check, cut to one line."""
-    text = format_bound_usage(check) or render_check(check)
-    return f"{make_printable(check.title)}: {shorten(text, _MAX_LENGTH)}"
-
-
-def _champion(summary: Summary) -> Iterator[_Line]:
-    change = summary.change
-    if change.version is None:
-        return
-    moved = [f"{row.name} {row.before} → {row.now}" for row in change.rows if row.changed]
-    listed = "; ".join(moved[:_CHANGES]) or change.unmoved
-    gap = ", " if change.absent else ": "
-    yield _Line("before", f"champion is version {change.version}{gap}{listed}")
-    if change.machines:
-        yield _Line("", change.machines)
+        result = shorten(result_of(check), _MAX_LENGTH)
+        yield "", f"{make_printable(check.title)}: {result}", "dim"
+    if len(finding.checks) > len(shown):
+        yield "", f"{len(finding.checks) - len(shown)} more: -v shows them", "dim"
 
 
 def _print(console: Console, lines: list[_Line]) -> None:
     """Print the lines with their labels. A repeated label is omitted."""
     before = None
-    for line in lines:
-        label = "" if line.label == before else line.label
+    for name, text, style in lines:
+        label = "" if name == before else name
         room = max(console.width - _LABEL, 16)
-        for part in textwrap.wrap(line.text, room, break_on_hyphens=False) or [""]:
-            console.print(Text(f"{label:<{_LABEL}}{part}", style=line.style), soft_wrap=True)
+        for part in textwrap.wrap(text, room, break_on_hyphens=False) or [""]:
+            console.print(Text(f"{label:<{_LABEL}}{part}", style=style), soft_wrap=True)
             label = ""
-        before = line.label
-
-
-def _print_steps(summary: Summary, console: Console) -> None:
-    """Print commands unchanged, so that they can be pasted; only the terminal wraps them."""
-    for step in summary.steps:
-        console.print(
-            Text(f"next   {step.label}:  {step.command or step.address or ''}"), soft_wrap=True
-        )
+        before = name
 
 
 def _print_checks(summary: Summary, console: Console) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gate.decision.champion import Champion
 from gate.decision.decide import Decision
 from gate.records.champion_comparison import ChampionComparison, TrendRow
 from gate.records.evidence import Environment, Evidence, differences, fields_of
-from gate.storage.digest import Digest
 from gate.storage.safe_text import make_printable, shorten
 from gate.summary.render import allowed, format_number
 from gate.summary.summary import Change, ChangeRow
 
-if TYPE_CHECKING:
-    from gate.records.evidence import Difference
+_PLAIN = ("processor", "instruction sets", "operating system", "kernel")
+"""Fields whose values need no name."""
 
 
 def machines_sentence(old: Environment, new: Environment, *, baseline: str) -> str | None:
@@ -27,14 +26,10 @@ def machines_sentence(old: Environment, new: Environment, *, baseline: str) -> s
     changed = [each for each in differences(old, new) if not each.name.startswith("version of ")]
     if not changed:
         return None
-    now = ", ".join(_difference_text(each, each.now) for each in changed)
-    before = ", ".join(_difference_text(each, each.before) for each in changed)
+    names = ["" if each.name in _PLAIN else f"{each.name} " for each in changed]
+    now = ", ".join(f"{name}{each.now}" for name, each in zip(names, changed, strict=True))
+    before = ", ".join(f"{name}{each.before}" for name, each in zip(names, changed, strict=True))
     return make_printable(f"measured on: {now} | {baseline}: {before}")
-
-
-def _difference_text(difference: Difference, text: str) -> str:
-    plain = difference.name in ("processor", "instruction sets", "operating system", "kernel")
-    return text if plain else f"{difference.name} {text}"
 
 
 # This module decides nothing. A number counts as better or worse only if its direction is certain.
@@ -89,8 +84,9 @@ def compare_with_champion(
         *_bound_rows(champion.decision, decision),
     ]
     machines = machines_sentence(old.environment, evidence.environment, baseline="champion")
-    rows.sort(key=lambda row: not row.changed)
-    return change.model_copy(update={"rows": tuple(rows), "machines": machines})
+    return change.model_copy(
+        update={"rows": tuple(sorted(rows, key=lambda row: not row.changed)), "machines": machines}
+    )
 
 
 def change_between(
@@ -159,8 +155,13 @@ def _measured_rows(
         _number_row("noise ratio", before.noise_ratio, now.noise_ratio, more_is="worse"),
         _number_row("agreement with its own model", *agreements, more_is="better"),
     )
-    for row in rows:
-        yield row if old.dataset.sha256 == new.dataset.sha256 else _mark_incomparable(row)
+    if old.dataset.sha256 == new.dataset.sha256:
+        yield from rows
+    else:  # neither better nor worse
+        for row in rows:
+            earlier = f"{row.before} (not comparable: other samples)"
+            update = {"before": earlier, "changed": True, "sense": None}
+            yield row.model_copy(update=update)
     if incumbent is None or incumbent.latency is None:
         # Measured on different machines or at different times: neither better nor worse.
         yield _number_row(
@@ -177,42 +178,55 @@ def _measured_rows(
 
 
 def _provenance_rows(old: Evidence, new: Evidence) -> Iterator[ChangeRow]:
-    """Yield the rows on how the two files were made."""
-    yield _text_row("opset", str(old.subject.opset), str(new.subject.opset))
-    yield _text_row("exporter", old.subject.producer, new.subject.producer)
-    settings, new_settings = _settings(old), _settings(new)
-    for name in dict.fromkeys((*new_settings, *settings)):
-        yield _text_row(f"export {name}", settings.get(name), new_settings.get(name))
-    yield _text_row("model", old.source.factory, new.source.factory)
-    before, now = old.source, new.source
-    yield _digest_row("checkpoint", before.checkpoint_sha256, now.checkpoint_sha256)
-    if before.is_onnx or now.is_onnx:
-        yield _digest_row("reference file", before.onnx_sha256, now.onnx_sha256)
-    codes = [None if each.code is None else each.code.digest() for each in (before, now)]
-    yield _digest_row("code of the model", *codes)
-    yield _digest_row("preprocessing", before.preprocess_sha256, now.preprocess_sha256)
-    yield _digest_row("data", old.dataset.sha256, new.dataset.sha256)
-    if before.slices_sha256 or now.slices_sha256:
-        yield _digest_row("slices", before.slices_sha256, now.slices_sha256)
-    yield _text_row("samples", str(old.dataset.samples), str(new.dataset.samples))
-    yield from _machine_rows(old.environment, new.environment)
-
-
-def _machine_rows(old: Environment, new: Environment) -> Iterator[ChangeRow]:
-    """Yield the rows on machines and libraries: equal fields first, then those that differ."""
-    differing = {each.name: each for each in differences(old, new)}
-    before = fields_of(old)
-    for name, now in fields_of(new).items():
-        if name not in differing and None not in (now, before.get(name)):
-            yield _text_row(name, now, now)
+    """Yield the rows on how the two files were made, and on machines and libraries."""
+    before, now = _provenance(old), _provenance(new)
+    for name in dict.fromkeys((*now, *before)):
+        if before.get(name) is not None or now.get(name) is not None or name not in _OPTIONAL:
+            yield _text_row(name, before.get(name), now.get(name))
+    differing = {each.name: each for each in differences(old.environment, new.environment)}
+    fields = fields_of(old.environment)
+    for name, text in fields_of(new.environment).items():
+        if name not in differing and None not in (text, fields.get(name)):
+            yield _text_row(name, text, text)
     for each in differing.values():
         yield _text_row(each.name, each.before, each.now)
 
 
+_OPTIONAL = ("reference file", "slices")
+"""Files that few measurements have."""
+
+
+def _provenance(evidence: Evidence) -> dict[str, str | None]:
+    """Return what a file was made from, and the samples, by name."""
+    source, dataset, export = evidence.source, evidence.dataset, evidence.export
+    settings = {}
+    if export is not None:
+        settings = {"strategy": export.strategy} | {
+            name: "none" if value is None else str(value) for name, value in export.settings.items()
+        }
+    digests = {
+        "checkpoint": source.checkpoint_sha256,
+        "reference file": source.onnx_sha256,
+        "code of the model": None if source.code is None else source.code.digest(),
+        "preprocessing": source.preprocess_sha256,
+        "data": dataset.sha256,
+        "slices": source.slices_sha256,
+    }
+    return {
+        "opset": str(evidence.subject.opset),
+        "exporter": evidence.subject.producer,
+        **{f"export {name}": value for name, value in settings.items()},
+        "model": source.factory,
+        **{name: each.short if each else None for name, each in digests.items()},
+        "samples": str(dataset.samples),
+    }
+
+
 def _bound_rows(old: Decision | None, new: Decision) -> Iterator[ChangeRow]:
     """Yield the applied bounds of the policy that were changed, added or removed."""
-    yield _digest_row("policy", None if old is None else old.policy_sha256, new.policy_sha256)
-    if old is None or old.policy_sha256 == new.policy_sha256:
+    policy = None if old is None else old.policy_sha256
+    yield _text_row("policy", policy.short if policy else None, new.policy_sha256.short)
+    if old is None or policy == new.policy_sha256:
         return
     before, now = _bounds_by_check(old), _bounds_by_check(new)
     for title in dict.fromkeys((*now, *before)):
@@ -230,15 +244,6 @@ def _bounds_by_check(decision: Decision) -> dict[str, str]:
     }
 
 
-def _settings(evidence: Evidence) -> dict[str, str]:
-    if evidence.export is None:
-        return {}
-    settings = {name: str(value) for name, value in evidence.export.settings.items()}
-    return {"strategy": evidence.export.strategy} | {
-        name: "none" if value == "None" else value for name, value in settings.items()
-    }
-
-
 def _number_row(
     name: str, before: float | None, now: float | None, *, more_is: Sense | None, unit: str = ""
 ) -> ChangeRow:
@@ -250,12 +255,6 @@ def _number_row(
     if changed and before is not None and now is not None and more_is is not None:
         sense = _sense(before, now, more_is)
     return ChangeRow(name=name, before=texts[0], now=texts[1], changed=changed, sense=sense)
-
-
-def _mark_incomparable(row: ChangeRow) -> ChangeRow:
-    """Return the row of a number from different samples: neither better nor worse."""
-    before = f"{row.before} (not comparable: other samples)"
-    return row.model_copy(update={"before": before, "changed": True, "sense": None})
 
 
 def _sense(before: float, now: float, more_is: Sense) -> Sense | None:
@@ -282,10 +281,6 @@ def _text_row(name: str, before: str | None, now: str | None) -> ChangeRow:
 def _cell(text: str | None) -> str:
     text = UNRECORDED if text is None or not text.strip() else text
     return shorten(make_printable(text), _MAX_LENGTH)
-
-
-def _digest_row(name: str, before: Digest | None, now: Digest | None) -> ChangeRow:
-    return _text_row(name, *(None if each is None else each.short for each in (before, now)))
 
 
 def _format_size(size: int) -> str:

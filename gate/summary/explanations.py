@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gate.decision.catalog import LIMITS, OPTIMISER, TITLES, Cause
+from gate.decision.catalog import LIMITS, OPTIMISER, Cause
 from gate.decision.check_result import CheckResult, Verdict
 from gate.records.evidence import Evidence
-from gate.records.localization import Explanation, Localization, OptimizerFault, join_names
+from gate.records.localization import Explanation, Localization, join_names
 from gate.storage.safe_text import make_printable
 from gate.summary.grouping import CheckGroup, worst_of
 from gate.summary.render import (
@@ -24,7 +24,6 @@ from gate.summary.render import (
     short,
     without_ort_prefix,
 )
-from gate.summary.summary import Finding
 
 _MAX_LENGTH = 1000
 """Longest sentence, in characters."""
@@ -45,8 +44,12 @@ def with_number(text: str, number: str) -> str:
 
 def explain_fault(group: CheckGroup, localization: Localization) -> GroupExplanation:
     """Explain which layer or which optimizer is at fault."""
-    if group.cause == "optimiser" and localization.blame is not None and localization.blame.names:
-        return _located_optimizer(group, localization.blame)
+    blame = localization.blame
+    if group.cause == "optimiser" and blame is not None and blame.names:
+        text, remedy = render_optimizer(blame)
+        text = render_account("unoptimized_agrees", text=capital(text))
+        shows = short(without_ort_prefix(blame.raises)) if blame.raises else group.number
+        return GroupExplanation(join_names(blame.names), with_number(text, shows), remedy)
     if localization.fault is None:
         text = with_number(localization.cause, group.number)
         module = localization.first_divergence or None
@@ -61,20 +64,12 @@ def explain_fault(group: CheckGroup, localization: Localization) -> GroupExplana
     if group.cause == "optimiser":
         text = render_account("optimized_layer", layer=blamed or "The file")
         text = render_account("unoptimized_agrees", text=with_number(text, group.number))
-        if localization.blame is None:
+        if blame is None:
             return GroupExplanation(blamed, text, OPTIMISER)
-        cause = capital(render_optimizer(localization.blame).text)
+        cause = capital(render_optimizer(blame).text)
         text = render_account("explained", text=text, cause=cause)
         return GroupExplanation(blamed, clean(text), localization.remedy)
     return GroupExplanation(blamed, with_number(text, group.number), localization.remedy)
-
-
-def _located_optimizer(group: CheckGroup, blame: OptimizerFault) -> GroupExplanation:
-    """Explain which optimizer is at fault, its effect on which nodes, and the consequence."""
-    text, remedy = render_optimizer(blame)
-    text = render_account("unoptimized_agrees", text=capital(text))
-    shows = short(without_ort_prefix(blame.raises)) if blame.raises else group.number
-    return GroupExplanation(join_names(blame.names), with_number(text, shows), remedy)
 
 
 def _fault(localization: Localization, fault: str) -> tuple[str | None, str]:
@@ -136,18 +131,6 @@ def explain_group(
     remedy = remedy_for(remedy, group.cause, onnx_reference=onnx, fault=fault)
     sentence = clean(sentence)[:_MAX_LENGTH]
     return GroupExplanation(blamed and short(blamed), sentence, remedy and make_printable(remedy))
-
-
-def finding_of(group: CheckGroup, explained: GroupExplanation) -> Finding:
-    """Return a group and its explanation as a record, with its checks in order."""
-    return Finding(
-        cause=group.cause,
-        verdict=group.verdict,
-        title=TITLES[group.cause],
-        sentence=explained.sentence,
-        remedy=explained.remedy,
-        checks=group.ordered,
-    )
 
 
 def _weights(group: CheckGroup, *_: object) -> GroupExplanation:
@@ -278,7 +261,12 @@ def _numbers(group: CheckGroup, _: Evidence, explanation: Explanation) -> GroupE
 
 def _export(group: CheckGroup, *_: object) -> GroupExplanation:
     check = group.ordered[0]
-    who = _WARNED.get(check.name, "the export")
+    warned = {
+        "export_tracer_warnings": "the tracer",
+        "export_hazards": "the exporter",
+        "export_lint": "the lint",
+    }
+    who = warned.get(check.name, "the export")
     text = render_account("warned", who=who, text=short(render_check(check)))
     return _explained(check, who, text)
 
@@ -301,12 +289,6 @@ def _waived(group: CheckGroup, *_: object) -> GroupExplanation:
         texts.append(f"{names}: for example, {text}" if is_example else led_by(names, text))
     return GroupExplanation(None, clean("; ".join(texts)), None)
 
-
-_WARNED = {
-    "export_tracer_warnings": "the tracer",
-    "export_hazards": "the exporter",
-    "export_lint": "the lint",
-}
 
 _AS_EXPLAINED = _by_worst(
     blames=lambda check: check.output or (check.name if check.runtime is None else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gate.decision.catalog import SYMPTOMS, Cause, cause_for
 from gate.decision.check_result import CheckResult, Verdict
@@ -65,11 +65,6 @@ class CheckGroup:
     def where(self) -> str:
         """The affected runtimes."""
         return ", ".join(dict.fromkeys(c.runtime for c in self.ordered if c.runtime))
-
-    def on_runtime(self, name: RuntimeName) -> CheckGroup | None:
-        """Return the checks of the group for one runtime, or None if it has none."""
-        checks = [check for check in self.checks if check.runtime == name]
-        return replace(self, checks=checks) if checks else None
 
 
 _BY_NAME: dict[Cause, str] = {"batch": "probe_batch", "nonfinite": "finite"}
@@ -178,23 +173,19 @@ def _cause_of_pattern(by_cause: dict[Cause, CheckGroup], decision: Decision) -> 
     if by_runtime is not None and "numbers" in by_cause:
         checks = by_cause.pop("numbers").checks
         if by_runtime == "device":
-            return _on_device([*checks, *_pop_precision_checks(by_cause, checks)], decision)
+            # Checks of precision explain the numbers of their runtimes.
+            device = by_cause.get("device", CheckGroup("device"))
+            runtimes = {check.runtime for check in checks}
+            for check in [*device.checks]:
+                if check.name == "precision" and check.runtime in runtimes:
+                    device.checks.remove(check)
+                    checks.append(check)
+            return _on_device(checks, decision)
         return CheckGroup(by_runtime, checks)
     batch = by_cause.get("batch")
     if batch is not None and all(check.name in _INDEPENDENT for check in batch.checks):
         batch = None
     return by_cause.get("nonfinite") or batch or by_cause.get("unstable")
-
-
-def _pop_precision_checks(
-    by_cause: dict[Cause, CheckGroup], numbers: list[CheckResult]
-) -> list[CheckResult]:
-    """Remove and return the checks of precision that explain the numbers of their runtimes."""
-    device = by_cause.get("device", CheckGroup("device"))
-    runtimes = {check.runtime for check in numbers}
-    explaining = [c for c in device.checks if c.name == "precision" and c.runtime in runtimes]
-    device.checks = [check for check in device.checks if check not in explaining]
-    return explaining
 
 
 def _is_reference_unusable(group: CheckGroup) -> bool:
@@ -238,18 +229,12 @@ def _explains(root: CheckGroup, check: CheckResult) -> bool:
         return False
     if check.name in _INDEPENDENT:
         # An optimizer may break the session instead of the outputs.
-        return root.cause == "optimiser" and _breaks(root, check)
+        blame = root.localisation.blame if root.localisation else None
+        breaks = root.cause == "optimiser" and blame is not None and blame.raises is not None
+        return breaks and check.runtime is not None and _shows_on(root, check.runtime)
     if root.cause == "model":
         return _is_reference_unusable(root) or check.name.startswith(_ANSWERS)
     return check.runtime is None or _shows_on(root, check.runtime)
-
-
-def _breaks(root: CheckGroup, check: CheckResult) -> bool:
-    """Return whether a check fails because the root's optimizer breaks the session."""
-    blame = root.localisation.blame if root.localisation else None
-    if blame is None or blame.raises is None or check.runtime is None:
-        return False
-    return _shows_on(root, check.runtime)
 
 
 def _shows_on(root: CheckGroup, runtime: RuntimeName) -> bool:

@@ -13,7 +13,6 @@ from gate.decision import catalog, faults
 from gate.decision.catalog import Cause
 from gate.decision.check_result import CheckResult
 from gate.decision.faults import FaultSpec
-from gate.records.evidence import Evidence
 from gate.records.instruments import GraphFinding
 from gate.records.localization import (
     Explanation,
@@ -50,6 +49,11 @@ def clean(text: str) -> str:
 def short(text: str) -> str:
     """Return one line, truncated if it is too long."""
     return shorten(make_printable(text).rstrip("."), _MAX_LENGTH)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 check, 2 checks."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def beginning(text: str, mark: str = ": ") -> str:
@@ -120,31 +124,21 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 numbers after a comma, `alone` is for notes that are the whole text."""
 
 _FOR_STRINGS = (
-    "short",
-    "brief",
-    "alone",
-    "capital",
-    "forward",
-    "before",
-    "after",
-    "of_model",
-    "reason",
-)
+    "short", "brief", "alone", "capital", "forward", "before", "after", "of_model", "reason"
+)  # fmt: skip
 
 _TEMPLATE = _Template()
 
 
-def _notes(notes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for note in notes:
-        yield _TEMPLATE.vformat(catalog.NOTES.get(note["code"], "{code}."), (), note)
+def _fill(template: str, values: Mapping[str, Any]) -> str:
+    """Return a template of the catalog with its values, without control characters."""
+    return make_printable(_TEMPLATE.vformat(template, (), values))
 
 
 def _problems(
     problems: Sequence[Mapping[str, Any]], table: Mapping[str, str] = catalog.PROBLEMS
 ) -> str:
-    return "; ".join(
-        _TEMPLATE.vformat(table.get(problem["code"], "{code}"), (), problem) for problem in problems
-    )
+    return "; ".join(_fill(table.get(each["code"], "{code}"), each) for each in problems)
 
 
 def _beginning(text: str, problems: Sequence[Mapping[str, Any]]) -> str:
@@ -182,10 +176,10 @@ def render_check(
             template = remedy_for(code.remedy or spec.remedy, cause, onnx_reference=onnx_reference)
         if template.startswith("{problems}") or ". {problems}" in template:
             values["problems"] = _beginning(values["problems"], check.params.get("problems", []))
-    text = _TEMPLATE.vformat(template, (), values)
+    text = _fill(template, values)
     if part != "remedy" and check.params.get("warns"):
         text = f"Warning (exceeded: warn): {text}"
-    return clean(text) if part == "headline" else make_printable(text)
+    return clean(text) if part == "headline" else text
 
 
 def _values(check: CheckResult) -> dict[str, Any]:
@@ -207,7 +201,7 @@ def _values(check: CheckResult) -> dict[str, Any]:
         "findings": [_finding(each) for each in check.params.get("findings", ())],
         "weights": render_weights(check.params.get("weights", "")),
         **mismatch,
-        "notes": "".join(f" {note}" for note in _notes(notes)),
+        "notes": "".join(f" {_fill(catalog.NOTES.get(n['code'], '{code}.'), n)}" for n in notes),
         "problems": _problems(problems),
         "problem": _beginning(_problems(problems[:1]), problems),
     }
@@ -217,7 +211,7 @@ def render_mismatch(code: str, params: Mapping[str, Any]) -> tuple[str, str]:
     """Return how the outputs of a file differ from the model's, without a full stop, and the
     remedy."""
     spec = catalog.MISMATCHES[code]
-    return _TEMPLATE.vformat(spec.text, (), params), str(spec.remedy)
+    return _fill(spec.text, params), str(spec.remedy)
 
 
 def _finding(finding: str | Mapping[str, Any]) -> str:
@@ -236,10 +230,8 @@ def render_finding(finding: Mapping[str, Any]) -> str:
     """Return the text of a finding in the graph, without its location and final full stop."""
     text = _problems([finding], faults.FINDINGS).rstrip(".")
     if "more" in finding:
-        text = _TEMPLATE.vformat(
-            faults.FINDINGS["more"], (), {"text": text, "more": finding["more"]}
-        )
-    return make_printable(text)
+        text = _fill(faults.FINDINGS["more"], {"text": text, "more": finding["more"]})
+    return text
 
 
 def render_weights(report: Any) -> str:
@@ -247,22 +239,22 @@ def render_weights(report: Any) -> str:
     if not isinstance(report, Mapping):  # of a decision without codes
         return str(report)
     matched = report.get("matched", {})
-    numbers = {name: report.get(name, 0) for name in ("constants", "unmatched", "absent")}
+    constants, unmatched, absent = (report.get(n, 0) for n in ("constants", "unmatched", "absent"))
     same = sum(matched.values())
     ways = [f"{n} {'unchanged' if way == 'as it is' else way}" for way, n in matched.items()]
-    differ = numbers["constants"] - same - numbers["unmatched"]
+    differ = constants - same - unmatched
     shown = {
-        "none": not numbers["constants"],
-        "all": same == numbers["constants"] > 0,
-        "some": same != numbers["constants"],
+        "none": not constants,
+        "all": same == constants > 0,
+        "some": same != constants,
         "ways": ways,
         "differ": differ > 0,
-        "unmatched": numbers["unmatched"],
-        "absent": numbers["absent"],
+        "unmatched": unmatched,
+        "absent": absent,
     }
     template = "".join(faults.WEIGHTS[part] for part, is_shown in shown.items() if is_shown)
     values = {**report, "same": same, "ways": ", ".join(ways), "differ": differ}
-    return make_printable(f"{_TEMPLATE.vformat(template, (), values)}.")
+    return f"{_fill(template, values)}."
 
 
 def with_texts(record: Record, *, onnx_reference: bool = False) -> dict[str, Any]:
@@ -295,12 +287,7 @@ def render_fault(code: str, params: Mapping[str, Any]) -> FaultSpec:
     """Return the text of a fault, without a full stop, and its remedy."""
     spec = faults.fault_spec(code, params) or FaultSpec(f"the fault is {code}")
     values = {**params, "details": _problems(params.get("details", ()), faults.DETAILS)}
-    return spec._replace(text=make_printable(_TEMPLATE.vformat(spec.text, (), values)))
-
-
-def reference_runtime(evidence: Evidence) -> str:
-    """Return what computed the reference in float32."""
-    return "PyTorch, CPU" if not evidence.source.is_onnx else "ONNX Runtime, CPU"
+    return spec._replace(text=_fill(spec.text, values))
 
 
 _OF_EXPORT: frozenset[Cause] = frozenset(
@@ -334,7 +321,7 @@ def remedy_for(
 
 def render_account(code: str, /, **values: Any) -> str:
     """Return a part of the sentence of a finding."""
-    return _TEMPLATE.vformat(faults.ACCOUNTS[code], (), values)
+    return _fill(faults.ACCOUNTS[code], values)
 
 
 def led_by(name: str, text: str) -> str:
@@ -353,10 +340,8 @@ def render_optimizer(blame: OptimizerFault) -> FaultSpec:
         codes += ["reason"] if values["reason"] else []
     how = "disable" if blame.names else "lower" if blame.below else None
     return FaultSpec(
-        make_printable(
-            "".join(_TEMPLATE.vformat(faults.OPTIMIZERS[code], (), values) for code in codes)
-        ),
-        _TEMPLATE.vformat(faults.OPTIMIZERS[how], (), values) if how else None,
+        _fill("".join(faults.OPTIMIZERS[code] for code in codes), values),
+        _fill(faults.OPTIMIZERS[how], values) if how else None,
     )
 
 
@@ -366,8 +351,7 @@ def _localization_sentences(localization: Localization) -> Iterator[FaultSpec]:
     values = {"module": module, "fault": localization.fault, "seam": localization.seam}
     for item in localization.outcome:
         spec = faults.OUTCOMES.get(item["code"], FaultSpec("{code}."))
-        text = make_printable(_TEMPLATE.vformat(spec.text, (), values | item))
-        yield spec._replace(text=text)
+        yield spec._replace(text=_fill(spec.text, values | item))
     if localization.blame is not None:
         blame = render_optimizer(localization.blame)
         yield blame._replace(text=f"{capital(blame.text)}.")
@@ -385,9 +369,10 @@ def with_fault_texts(localization: Localization) -> Localization:
 def _rendered(localization: Localization) -> Localization:
     update: dict[str, Any] = {}
     remedies: list[str | None] = []
+    blame = localization.blame
     if localization.seam_code is not None:
         spec = faults.SEAMS.get(localization.seam_code, FaultSpec(localization.seam_code))
-        update["seam"] = make_printable(_TEMPLATE.vformat(spec.text, (), localization.seam_params))
+        update["seam"] = _fill(spec.text, localization.seam_params)
         remedies.append(spec.remedy)
     if localization.fault_code is not None:
         update["fault"], remedy = render_fault(localization.fault_code, localization.fault_params)
@@ -401,7 +386,10 @@ def _rendered(localization: Localization) -> Localization:
             "remedy": next((candidate for candidate in reversed(remedies) if candidate), None),
             "faults": tuple(map(_with_text, localization.faults)),
             "layers": tuple(map(_with_detail, localization.layers)),
-            "blame": localization.blame and _with_reasons(localization.blame),
+            "blame": blame
+            and blame.model_copy(
+                update={name: _reason(blame, name) for name in ("reason", "nodes_unread")}
+            ),
         }
     )
 
@@ -415,15 +403,10 @@ def _with_detail(row: LayerRow) -> LayerRow:
     if row.code is None:
         return row
     if row.code in faults.DETAILS:
-        text = make_printable(_problems([{**row.params, "code": row.code}], faults.DETAILS))
+        text = _problems([{**row.params, "code": row.code}], faults.DETAILS)
     else:
         text = render_fault(row.code, row.params).text
     return row.model_copy(update={"detail": text})
-
-
-def _with_reasons(blame: OptimizerFault) -> OptimizerFault:
-    reasons = {name: _reason(blame, name) for name in ("reason", "nodes_unread")}
-    return blame.model_copy(update=reasons)
 
 
 def _reason(blame: OptimizerFault, name: str = "reason") -> str | None:
@@ -432,7 +415,7 @@ def _reason(blame: OptimizerFault, name: str = "reason") -> str | None:
     if code is None:
         stored: str | None = getattr(blame, name)
         return stored
-    return make_printable(_TEMPLATE.vformat(faults.OPTIMIZERS.get(code, code), (), params))
+    return _fill(faults.OPTIMIZERS.get(code, code), params)
 
 
 def render_explanation(explanation: Explanation) -> Explanation:
@@ -461,22 +444,18 @@ def observed(check: CheckResult) -> str:
         code = catalog.code_for(check)
         return make_printable(check.observed or (code and code.observed) or "")
     short = format_number(check.observed)
-    rounds_to_bound = isinstance(check.bound, float) and short == format_number(check.bound)
-    if rounds_to_bound and check.observed != check.bound:
-        return repr(check.observed)
-    return short
+    if not isinstance(check.bound, float) or check.observed == check.bound:
+        return short
+    return repr(check.observed) if short == format_number(check.bound) else short
 
 
 def allowed(check: CheckResult) -> str:
     """Return the bound with its direction, or an empty text for a check without a bound."""
     if check.bound is None:
         return ""
-    bound = (
-        format_number(check.bound)
-        if isinstance(check.bound, float)
-        else make_printable(check.bound)
-    )
-    return f"{_SYMBOLS.get(check.relation or '', '')} {bound}".strip()
+    bound = check.bound
+    shown = format_number(bound) if isinstance(bound, float) else make_printable(bound)
+    return f"{_SYMBOLS.get(check.relation or '', '')} {shown}".strip()
 
 
 def has_several_outputs(checks: Iterable[CheckResult]) -> bool:
@@ -503,14 +482,13 @@ def bound_usage(check: CheckResult) -> float | None:
     For a value with a lower bound, the shortfall relative to the allowed one. None if the check has
     no number or no bound.
     """
-    value, bound = check.observed, check.bound
-    if not isinstance(value, float) or not isinstance(bound, float):
+    used, allowed = check.observed, check.bound
+    if not isinstance(used, float) or not isinstance(allowed, float):
         return None
-    if not math.isfinite(value):
+    if not math.isfinite(used):
         return math.inf
-    used, allowed = (1.0 - value, 1.0 - bound) if check.relation == ">=" and bound <= 1.0 else (
-        (bound, value) if check.relation == ">=" else (value, bound)
-    )  # fmt: skip
+    if check.relation == ">=":
+        used, allowed = (1.0 - used, 1.0 - allowed) if allowed <= 1.0 else (allowed, used)
     if used <= 0.0:
         return 0.0
     return used / allowed if allowed > 0.0 else math.inf
@@ -530,6 +508,11 @@ def format_bound_usage(check: CheckResult, *, unit: bool = True) -> str:
     rounding = unit and of == catalog.ROUNDING and check.params.get("metric") != "relative_diff"
     suffix = f" {catalog.ROUNDING}" if rounding else ""
     return f"{observed(check)}{suffix}, allowed {least}{format_number(check.bound)}"
+
+
+def result_of(check: CheckResult) -> str:
+    """Return the result of a check in one line: observed value and bound, else its text."""
+    return format_bound_usage(check) or render_check(check)
 
 
 def _percent(share: float) -> str:

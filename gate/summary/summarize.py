@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gate.decision.bound_rules import agreement_lower_bound
-from gate.decision.catalog import Cause, meaning_of
+from gate.decision.catalog import TITLES, Cause, meaning_of
 from gate.decision.check_result import CheckResult, Verdict
 from gate.decision.cost_rules import latency_ratios
 from gate.decision.decide import Decision
@@ -17,11 +16,11 @@ from gate.policy.overrides import override_text
 from gate.policy.policy import Policy
 from gate.records.evidence import Cost, Evidence, Latency, RuntimeEvidence
 from gate.records.localization import Explanation
-from gate.records.outputs import largest
+from gate.records.outputs import OutputParity, largest
 from gate.records.runtime import RUNTIMES, traits_of
 from gate.storage.safe_text import make_printable
 from gate.summary.champion_changes import no_comparison
-from gate.summary.explanations import GroupExplanation, explain_group, finding_of
+from gate.summary.explanations import GroupExplanation, explain_group
 from gate.summary.grouping import CheckGroup, groups_of
 from gate.summary.render import (
     bound_usage,
@@ -29,7 +28,6 @@ from gate.summary.render import (
     format_number,
     has_several_outputs,
     nan_as_infinite,
-    reference_runtime,
     render_check,
     render_explanation,
     render_finding,
@@ -40,6 +38,7 @@ from gate.summary.summary import (
     Change,
     CheckRow,
     CostRow,
+    Finding,
     Headline,
     RuntimeProof,
     State,
@@ -48,37 +47,30 @@ from gate.summary.summary import (
     SummarySubject,
 )
 
-COST_HEADINGS = (
-    "runtime", "open", "first run", "one sample", "batch", "vs. PyTorch", "memory", "peak"
-)  # fmt: skip
-
 
 def costs_of(evidence: Evidence) -> tuple[CostRow, ...]:
     """Return one row for each runtime that ran; none if only batches were timed."""
     timed = [runtime for runtime in evidence.runtimes if runtime.cost]
     rows = []
     if timed and evidence.reference_cost is not None:
-        rows.append(
-            _costs_row(
-                reference_runtime(evidence), evidence.reference_cost, evidence.reference_latency
-            )
-        )
+        reference = "ONNX Runtime, CPU" if evidence.source.is_onnx else "PyTorch, CPU"
+        rows.append(_cost_row(reference, evidence.reference_cost, evidence.reference_latency))
     for runtime in timed:
         if runtime.measured and runtime.cost is not None:
-            row = _costs_row(make_printable(runtime.runtime), runtime.cost, runtime.latency)
+            row = _cost_row(make_printable(runtime.runtime), runtime.cost, runtime.latency)
             ratio = largest(latency_ratios(evidence, runtime)[0].values())
             update = {"latency_ratio": ratio, "memory_bytes": runtime.memory_bytes}
             rows.append(row.model_copy(update=update))
     return tuple(rows)
 
 
-def _costs_row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
+def _cost_row(name: str, cost: Cost, batch: Latency | None) -> CostRow:
     same = ("open_ms", "first_ms", "single", "peak_bytes", "cuda_bytes")
     return CostRow(runtime=name, batch=batch, **{field: getattr(cost, field) for field in same})
 
 
-def proof_of(
-    decision: Decision, evidence: Evidence, first: CheckGroup | None = None
+def _proof_of(
+    decision: Decision, evidence: Evidence, first: CheckGroup | None
 ) -> tuple[RuntimeProof, ...]:
     """Return one row for each judged or measured runtime, in the order of their names.
 
@@ -104,44 +96,44 @@ def _proof_row(
     name: str, decision: Decision, runtime: RuntimeEvidence | None, first: CheckGroup | None
 ) -> RuntimeProof:
     checks = [check for check in decision.checks if check.runtime == name]
-    used, worst = _worst(checks, first.on_runtime(name) if first is not None else None)
+    worst = _worst(checks, first)
     agreements = [c.observed for c in checks if c.name == "top1_agreement"]
     numbers = [value for value in agreements if isinstance(value, float)]
     return RuntimeProof(
         runtime=name,
         state=_state(checks, decision, name),
         provider=runtime.providers_active[0] if runtime and runtime.providers_active else None,
-        nodes=_nodes(runtime),
+        nodes=_nodes(runtime) if runtime and runtime.measured else None,
         worst=worst,
-        bound_usage=used,
+        bound_usage=None if worst is None else bound_usage(worst),
         agreement=min(numbers, default=None),
         latency_ms=runtime.latency.median_ms if runtime and runtime.latency else None,
-        reason=_reason(checks, runtime),
+        reason=None if runtime and runtime.measured else _reason(checks, runtime),
     )
 
 
-def _worst(
-    checks: list[CheckResult], first: CheckGroup | None
-) -> tuple[float | None, CheckResult | None]:
-    """Return the check that a row shows, with the used share of its bound.
-
-    This is the headline check of the runtime, else a failure, else the check nearest to its bound.
-    """
-    if first is not None and bound_usage(first.headline_check) is not None:
-        return bound_usage(first.headline_check), first.headline_check
-    judged = [check for check in checks if check.verdict is not Verdict.WAIVED]
-    measured = [(bound_usage(check), check) for check in judged if not _is_about_samples(check)]
-    numbered = [(used, check) for used, check in measured if used is not None]
+def _worst(checks: list[CheckResult], first: CheckGroup | None) -> CheckResult | None:
+    """Return the check that a row shows: the headline check of the runtime, else a failure, else
+    the check nearest to its bound."""
+    blamed = [check for check in first.checks if check in checks] if first is not None else []
+    if first is not None and blamed:
+        headline = replace(first, checks=blamed).headline_check
+        if bound_usage(headline) is not None:
+            return headline
+    # A passing check of these names only proves that there are enough samples.
+    about_samples = ("samples", "top1_lower_bound")
+    judged = [
+        check
+        for check in checks
+        if check.verdict is not Verdict.WAIVED
+        and bound_usage(check) is not None
+        and not (check.verdict is Verdict.PASS and check.name in about_samples)
+    ]
     return max(
-        numbered,
-        key=lambda pair: (pair[1].verdict is Verdict.FAIL, nan_as_infinite(pair[0])),
-        default=(None, None),
+        judged,
+        key=lambda check: (check.verdict is Verdict.FAIL, nan_as_infinite(bound_usage(check))),
+        default=None,
     )
-
-
-def _is_about_samples(check: CheckResult) -> bool:
-    """Return whether a passing check only proves that there are enough samples."""
-    return check.verdict is Verdict.PASS and check.name in ("samples", "top1_lower_bound")
 
 
 def _state(checks: list[CheckResult], decision: Decision, name: str) -> State:
@@ -155,21 +147,15 @@ def _state(checks: list[CheckResult], decision: Decision, name: str) -> State:
     return "waived" if Verdict.WAIVED in verdicts else "not measured"
 
 
-def _nodes(runtime: RuntimeEvidence | None) -> str | None:
-    if runtime is None or not runtime.measured:
-        return None
-    if runtime.nodes_per_provider:
-        counts = runtime.nodes_per_provider.items()
-        return ", ".join(
-            f"{count} on {name.removesuffix('ExecutionProvider')}" for name, count in counts
-        )
-    return make_printable(runtime.session_options.get("device", "")) or None
+def _nodes(runtime: RuntimeEvidence) -> str | None:
+    """Return the number of nodes by provider, else the device."""
+    counts = (runtime.nodes_per_provider or {}).items()
+    nodes = [f"{count} on {name.removesuffix('ExecutionProvider')}" for name, count in counts]
+    return ", ".join(nodes) or make_printable(runtime.session_options.get("device", "")) or None
 
 
-def _reason(checks: list[CheckResult], runtime: RuntimeEvidence | None) -> str | None:
+def _reason(checks: list[CheckResult], runtime: RuntimeEvidence | None) -> str:
     """Return why a runtime has no numbers."""
-    if runtime is not None and runtime.measured:
-        return None
     why = next((render_check(check) for check in checks if check.name == "runtime"), None)
     if runtime is not None:
         why = runtime.failure or runtime.absent_reason or why
@@ -193,59 +179,43 @@ _OF_EXPORT = (
 )
 
 
-def steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[Step]:
-    """Yield commands: promote a file that passes; inspect and judge again one that does not."""
+def _steps_of(decision: Decision, evidence: Evidence, cause: Cause) -> Iterator[tuple[str, str]]:
+    """Yield labels and commands: promote a file that passes; inspect and judge again one that does
+    not."""
     release = bool(evidence.subject.parts)
     exported = not evidence.source.is_onnx
     factory = shlex.quote(make_printable(evidence.source.factory))
     weights = " --checkpoint CHECKPOINT" if evidence.source.checkpoint_sha256 else ""
     reference = f"{_MODEL} --reference {factory}{weights}"
-    if decision.verdict is Verdict.PASS and decision.tried:
-        yield Step(
-            label="Write the values into the policy, and check again",
-            command=f"gate check {reference} --inputs {_SAMPLES} --policy POLICY --report DIR",
-        )
-        return
-    findings = evidence.graph.findings if evidence.graph is not None else ()
-    if decision.verdict is Verdict.PASS and any(f.code == "quantized" for f in findings):
-        yield Step(
-            label="Put it into service with the exact file",
-            command="gate promote EXACT.onnx --name NAME --report EXACT_DIR --policy EXACT_POLICY "
-            f"--twin {_MODEL} --twin-report DIR",
-        )
-        return
-    if decision.verdict is Verdict.PASS:
-        yield Step(
-            label="Promote it",
-            command=f"gate promote {_MODEL} --name NAME --report DIR",
-        )
+    check = f"gate check {reference} --inputs {_SAMPLES}"
+    if decision.passed:
+        findings = evidence.graph.findings if evidence.graph is not None else ()
+        if decision.tried:
+            command = f"{check} --policy POLICY --report DIR"
+            yield "Write the values into the policy, and check again", command
+        elif any(finding.code == "quantized" for finding in findings):
+            exact = "EXACT.onnx --name NAME --report EXACT_DIR --policy EXACT_POLICY"
+            command = f"gate promote {exact} --twin {_MODEL} --twin-report DIR"
+            yield "Put it into service with the exact file", command
+        else:
+            yield "Promote it", f"gate promote {_MODEL} --name NAME --report DIR"
         return
     if cause in _OF_LAYERS or (release and cause == "runtime"):
         where = f"--inputs {_SAMPLES}{_runtime(decision, cause)}"
-        yield Step(label="See every layer", command=f"gate locate {reference} {where}")
+        yield "See every layer", f"gate locate {reference} {where}"
     elif exported and cause in ("baked_in", "batch", "export", "model"):
-        yield Step(
-            label="Find source lines that tracing gets wrong", command=f"gate lint {factory}"
-        )
+        yield "Find source lines that tracing gets wrong", f"gate lint {factory}"
     elif cause in ("device", "runtime", "evidence"):
-        yield Step(label="Check this machine", command="gate doctor")
+        yield "Check this machine", "gate doctor"
     elif cause == "preprocessing":
-        yield Step(
-            label="See the pictures side by side",
-            command="gate preprocess compare PICTURES --spec SPEC",
-        )
+        command = "gate preprocess compare PICTURES --spec SPEC"
+        yield "See the pictures side by side", command
     if exported and not release and cause in _OF_EXPORT:
-        yield Step(
-            label="Export again", command=f"gate export {factory}{weights} --example-input "
-            f"X.npy --output {_MODEL}",
-        )  # fmt: skip
-        yield Step(
-            label="Search for an export that passes", command=f"gate mend --reference {factory}"
-            f"{weights} --inputs {_SAMPLES} --file {_MODEL} --output mended",
-        )  # fmt: skip
-    yield Step(
-        label="Check it again", command=f"gate check {reference} --inputs {_SAMPLES} --report DIR"
-    )
+        export = f"gate export {factory}{weights} --example-input X.npy --output {_MODEL}"
+        yield "Export again", export
+        mend = f"--inputs {_SAMPLES} --file {_MODEL} --output mended"
+        yield "Search for an export that passes", f"gate mend --reference {factory}{weights} {mend}"
+    yield "Check it again", f"{check} --report DIR"
 
 
 def _runtime(decision: Decision, cause: Cause) -> str:
@@ -276,24 +246,14 @@ def check_row(check: CheckResult, evidence: Evidence) -> CheckRow:
 
 
 def _why(check: CheckResult, evidence: Evidence, why: str) -> str:
-    """Return the reason for the bound, with its widening for few elements in older records."""
-    if check.name != "noise_ratio" or check.runtime is None:
-        return why
-    runtime = evidence.runtime(check.runtime)
-    outputs = runtime.outputs if runtime else ()
+    """Return the reason for the bound, with its widening for few elements."""
+    runtime = evidence.runtime(check.runtime) if check.runtime else None
+    outputs = runtime.outputs if runtime and check.name == "noise_ratio" else ()
     noise = next((o.noise for o in outputs if o.name == check.output), None)
-    if noise is None or not isinstance(check.bound, float):
+    if noise is None or noise.scatter is None or noise.scatter <= 1.0:
         return why
-    if noise.scatter is None and noise.elements:
-        unwidened = check.bound / (1.0 + 2.0 / math.sqrt(noise.elements))
-        wide = f"widened to {format_number(check.bound)} for {noise.elements} elements"
-        return f"{why} {format_number(unwidened)}, {wide}."
-    if noise.scatter is not None and noise.scatter > 1.0:
-        elements = f"{noise.elements} elements"
-        return make_printable(
-            f"{why} Divided by {format_number(noise.scatter)}, as chance allows of {elements}."
-        )
-    return why
+    scatter, elements = format_number(noise.scatter), f"{noise.elements} elements"
+    return make_printable(f"{why} Divided by {scatter}, as chance allows of {elements}.")
 
 
 def summarize(
@@ -313,9 +273,19 @@ def summarize(
     groups = groups_of(decision, explanation)
     cause: Cause
     texts = [explain_group(group, evidence, explanation) for group in groups]
-    findings = tuple(map(finding_of, groups, texts))
+    findings = tuple(
+        Finding(
+            cause=group.cause,
+            verdict=group.verdict,
+            title=TITLES[group.cause],
+            sentence=text.sentence,
+            remedy=text.remedy,
+            checks=group.ordered,
+        )
+        for group, text in zip(groups, texts, strict=True)
+    )
     first = groups[0] if groups and groups[0].verdict is not Verdict.WAIVED else None
-    proof = proof_of(decision, evidence, first)
+    proof = _proof_of(decision, evidence, first)
     if decision.passed:
         cause, shown = "passed", GroupExplanation(None, _passed(decision, evidence, proof), None)
     elif first is None:
@@ -331,7 +301,10 @@ def summarize(
         proof=proof,
         costs=costs_of(evidence),
         change=change or no_comparison(),
-        steps=tuple(steps_of(decision, evidence, headline.cause)),
+        steps=tuple(
+            Step(label=label, command=command)
+            for label, command in _steps_of(decision, evidence, headline.cause)
+        ),
         warnings=tuple(_warnings(decision, evidence, explanation)),
         notes=tuple(_notes(decision, evidence, confidence=confidence)),
         check_rows=tuple(check_row(check, evidence) for check in decision.checks),
@@ -373,9 +346,9 @@ def _subject(decision: Decision, evidence: Evidence) -> SummarySubject:
 def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) -> Iterator[str]:
     if decision.tried:
         yield make_printable(f"Tried out, so it promotes nothing: {override_text(decision.tried)}.")
-    yield from code_sentences(evidence)
-    yield from check_sentences(decision, "float64")
-    yield from imprecision_sentences(decision, evidence)
+    yield from _code_changes(evidence)
+    yield from _texts_of(decision, "float64")
+    yield from _imprecisions(decision, evidence)
     for finding in evidence.graph.findings if evidence.graph else ():
         if finding.code == "checker":
             text = render_finding(finding.to_params())
@@ -385,18 +358,16 @@ def _warnings(decision: Decision, evidence: Evidence, explanation: Explanation) 
 
 
 def _notes(decision: Decision, evidence: Evidence, *, confidence: float) -> Iterator[str]:
-    yield from agreement_sentences(decision, evidence, confidence=confidence)
-    yield from _metric_sentences(evidence)
-    yield from check_sentences(decision, "batch_axes", "inputs")
+    yield from _agreements(decision, evidence, confidence=confidence)
+    yield from _metric_values(evidence)
+    yield from _texts_of(decision, "batch_axes", "inputs")
     if evidence.graph is not None and evidence.graph.weights is not None:
         yield render_weights(evidence.graph.weights.to_plain())
     for warning in (evidence.export.tracer_warnings if evidence.export else ())[:3]:
         yield make_printable(f"The tracer warned: {warning}")
 
 
-def agreement_sentences(
-    decision: Decision, evidence: Evidence, *, confidence: float
-) -> Iterator[str]:
+def _agreements(decision: Decision, evidence: Evidence, *, confidence: float) -> Iterator[str]:
     """Yield the proven top-1 agreement of each judged runtime and output, with the samples.
 
     For an output whose role would have to be guessed, yield once that no agreement is claimed.
@@ -406,30 +377,31 @@ def agreement_sentences(
         for c in decision.checks
         if c.name in ("top1_agreement", "top1_lower_bound")
     }
+    for name, output in _outputs(evidence):
+        parity = output.classification
+        n = output.samples - parity.nan_rows if parity else 0
+        if parity is None or (name, output.name) not in judged or n <= 0:
+            continue
+        lower = agreement_lower_bound(parity.top1_disagreements, n, confidence=confidence)
+        yield (
+            f"{name} / {make_printable(output.name)}: top-1 agrees on "
+            f"{n - parity.top1_disagreements} of {n} samples; "
+            f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
+        )
+    notices = {c.output: render_check(c) for c in decision.checks if c.name == "agreement"}
+    for output_name, text in notices.items():
+        yield f"{make_printable(output_name or '')}: {text}"
+
+
+def _outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
     for runtime in evidence.runtimes:
         for output in runtime.outputs:
-            parity = output.classification
-            if parity is None or (runtime.runtime, output.name) not in judged:
-                continue
-            n = output.samples - parity.nan_rows
-            if n <= 0:
-                continue
-            lower = agreement_lower_bound(parity.top1_disagreements, n, confidence=confidence)
-            yield (
-                f"{runtime.runtime} / {make_printable(output.name)}: top-1 agrees on "
-                f"{n - parity.top1_disagreements} of {n} samples; "
-                f"with {100 * confidence:.4g} % confidence the agreement is at least {lower:.4f}."
-            )
-    notices = {c.output: render_check(c) for c in decision.checks if c.name == "agreement"}
-    for name, text in notices.items():
-        yield f"{make_printable(name or '')}: {text}"
+            yield runtime.runtime, output
 
 
-def check_sentences(decision: Decision, *names: str) -> Iterator[str]:
+def _texts_of(decision: Decision, *names: str) -> Iterator[str]:
     """Yield the texts of the checks of these names."""
-    for check in decision.checks:
-        if check.name in names:
-            yield render_check(check)
+    return (render_check(check) for check in decision.checks if check.name in names)
 
 
 _IMPRECISE = 1e-5
@@ -442,7 +414,7 @@ _EXACT_BOUND = 64.0
 """Bounds of noise_ratio above it are for reduced precision."""
 
 
-def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[str]:
+def _imprecisions(decision: Decision, evidence: Evidence) -> Iterator[str]:
     """Yield the outputs that pass although a runtime computes them with a large rounding error."""
     passed = {
         (check.runtime, check.output)
@@ -452,23 +424,22 @@ def imprecision_sentences(decision: Decision, evidence: Evidence) -> Iterator[st
         and isinstance(check.bound, float)
         and check.bound <= _EXACT_BOUND
     }
-    for runtime in evidence.runtimes:
-        for output in runtime.outputs:
-            noise = output.noise
-            if noise is None or (runtime.runtime, output.name) not in passed:
-                continue
-            if noise.candidate_rms > max(
-                _IMPRECISE * noise.truth_rms, _MIN_MULTIPLE * noise.reference_rms
-            ):
-                yield (
-                    f"{runtime.runtime} / {make_printable(output.name)}: the rounding error of "
-                    f"this runtime is {noise.candidate_rms / noise.truth_rms:.1e} of the output "
-                    f"(PyTorch: {noise.reference_rms / noise.truth_rms:.1e}). It comes from the "
-                    "runtime's operators, usually from a sum of many terms that are added in order."
-                )
+    for name, output in _outputs(evidence):
+        noise = output.noise
+        if noise is None or (name, output.name) not in passed:
+            continue
+        if noise.candidate_rms > max(
+            _IMPRECISE * noise.truth_rms, _MIN_MULTIPLE * noise.reference_rms
+        ):
+            yield (
+                f"{name} / {make_printable(output.name)}: the rounding error of "
+                f"this runtime is {noise.candidate_rms / noise.truth_rms:.1e} of the output "
+                f"(PyTorch: {noise.reference_rms / noise.truth_rms:.1e}). It comes from the "
+                "runtime's operators, usually from a sum of many terms that are added in order."
+            )
 
 
-def code_sentences(evidence: Evidence) -> Iterator[str]:
+def _code_changes(evidence: Evidence) -> Iterator[str]:
     """Yield changes of the model's code since the export, and code that could not be read."""
     code, exported = evidence.source.code, evidence.export.code if evidence.export else None
     if code is None:
@@ -483,7 +454,7 @@ def code_sentences(evidence: Evidence) -> Iterator[str]:
         yield f"model code not read, so not in the evidence: {make_printable(f'{name}: {reason}')}"
 
 
-def _metric_sentences(evidence: Evidence) -> Iterator[str]:
+def _metric_values(evidence: Evidence) -> Iterator[str]:
     """Yield one sentence for each metric of the policy: values on all samples, and bounds."""
     for metric in evidence.metrics:
         for group in metric.groups[:1]:
@@ -521,15 +492,11 @@ class SummaryInputs:
     @cached_property
     def summary(self) -> Summary:
         """The summary that all outputs render."""
-        summary = (
-            summarize(
-                self.decision,
-                self.evidence,
-                explanation=self.explanation,
-                change=self.change,
-                confidence=self.policy.confidence,
-            )
-            .about(name=self.model_name)
-            .signed(self.signed_by and make_printable(self.signed_by))
-        )
-        return summary.leading_to(*self.steps) if self.steps else summary
+        summary = summarize(
+            self.decision,
+            self.evidence,
+            explanation=self.explanation,
+            change=self.change,
+            confidence=self.policy.confidence,
+        ).about(name=self.model_name, signed_by=self.signed_by and make_printable(self.signed_by))
+        return summary.model_copy(update={"steps": self.steps}) if self.steps else summary

@@ -12,9 +12,16 @@ from gate.decision.check_result import CheckResult, Verdict
 from gate.records.champion_comparison import TrendRow
 from gate.records.evidence import Latency
 from gate.storage.record import Count, Measured, Record, Sha256, added_field, renamed_field
-from gate.summary.render import has_several_outputs
+from gate.summary.render import format_number, has_several_outputs
 
-_MB = 1e6
+COST_HEADINGS = (
+    "runtime", "open", "first run", "one sample", "batch", "vs. PyTorch", "memory", "peak"
+)  # fmt: skip
+
+TREND_HEADINGS = ("file", "noise ratio", "agreement", "accuracy", "latency, ms")
+
+_RELEASES = 5
+"""Most versions of a trend."""
 
 
 class CostRow(Record):
@@ -33,40 +40,38 @@ class CostRow(Record):
     """Memory of the whole process."""
     cuda_bytes: Count | None = None
 
+    @property
     def cells(self) -> tuple[str, ...]:
-        """Return the cells below `COST_HEADINGS`; times as median / 95th percentile."""
-        ratio = self.latency_ratio
+        """The cells below `COST_HEADINGS`; times as median / 95th percentile."""
+        ratio, batch = self.latency_ratio, self.batch
         cuda = "" if self.cuda_bytes is None else f", CUDA {_memory(self.cuda_bytes)}"
         return (
             self.runtime,
-            _scaled(_TIME, self.open_ms),
-            _scaled(_TIME, self.first_ms),
-            _times(self.single),
-            _times(self.batch) + (f" ({self.batch.batch_size})" if self.batch else ""),
+            format_time(self.open_ms),
+            format_time(self.first_ms),
+            "" if self.single is None else format_time(self.single.median_ms, self.single.p95_ms),
+            f"{format_time(batch.median_ms, batch.p95_ms)} ({batch.batch_size})" if batch else "",
             "" if ratio is None else f"{ratio:.2g} ×",
             _memory(self.memory_bytes) + cuda,
             _memory(self.peak_bytes),
         )
 
 
-_TIME, _MEMORY = ("ms", "s"), ("MB", "GB")
+def format_time(*values: float | None) -> str:
+    """Return milliseconds, or seconds for long ones; empty if nothing was measured."""
+    return _scaled(("ms", "s"), *values)
+
+
+def _memory(size: int | None) -> str:
+    return "" if size is None else _scaled(("MB", "GB"), size / 1e6)
 
 
 def _scaled(units: tuple[str, str], *values: float | None) -> str:
-    """Return the values in one unit, the second for large ones; empty if nothing was measured."""
+    """Return the values in one unit, the second for large ones."""
     numbers = [value for value in values if value is not None]
     is_large = max(map(abs, numbers), default=0.0) >= 999.5
     texts = (f"{number / 1e3 if is_large else number:.3g}" for number in numbers)
     return f"{' / '.join(texts)} {units[is_large]}" if numbers else ""
-
-
-def _times(latency: Latency | None) -> str:
-    """Return median and 95th percentile."""
-    return "" if latency is None else _scaled(_TIME, latency.median_ms, latency.p95_ms)
-
-
-def _memory(size: int | None) -> str:
-    return "" if size is None else _scaled(_MEMORY, size / _MB)
 
 
 # `gate.summary.summarize.summarize` builds a `Summary` from decision, evidence, explanation and
@@ -140,6 +145,16 @@ class RuntimeProof(Record):
     reason: str | None = None
     """Why the runtime was not measured, or is waived."""
 
+    @property
+    def latency(self) -> str:
+        """The median time of a batch as text."""
+        return format_time(self.latency_ms)
+
+    @property
+    def top1(self) -> str:
+        """The agreement as text."""
+        return "" if self.agreement is None else f"{100 * self.agreement:.4g} %"
+
 
 class ChangeRow(Record):
     """One value compared with the champion's."""
@@ -164,6 +179,20 @@ class Change(Record):
     """How the machines of the two measurements differ, or None."""
     trend: tuple[TrendRow, ...] = ()
     """Numbers of the earlier versions and this one, the oldest first."""
+
+    @property
+    def trend_rows(self) -> list[tuple[str, ...]]:
+        """The cells of the last versions below `TREND_HEADINGS`; none for a single version."""
+        rows = []
+        for row in self.trend[-_RELEASES:]:
+            numbers = (row.noise_ratio, row.agreement, row.accuracy, row.latency_ms)
+            rows.append((row.sha256.short, *map(format_number, numbers)))
+        return rows if len(rows) > 1 else []
+
+    @property
+    def changed_rows(self) -> list[ChangeRow]:
+        """The rows that changed."""
+        return [row for row in self.rows if row.changed]
 
     @property
     def unmoved(self) -> str:
@@ -247,19 +276,9 @@ class Summary(Record):
         """Return whether names of checks must include their output."""
         return has_several_outputs(row.check for row in self.check_rows)
 
-    def about(self, *, name: str | None) -> Self:
-        """Return a copy for a registered model."""
-        subject = self.subject.model_copy(update={"name": name})
-        return self.model_copy(update={"subject": subject})
-
-    def signed(self, signed_by: str | None) -> Self:
-        """Return a copy for a verdict signed by this key, with its name and short id."""
-        subject = self.subject.model_copy(update={"signed_by": signed_by})
-        return self.model_copy(update={"subject": subject})
-
-    def leading_to(self, *steps: Step) -> Self:
-        """Return a copy with other next steps."""
-        return self.model_copy(update={"steps": steps})
+    def about(self, **fields: str | None) -> Self:
+        """Return a copy with these fields of the subject: `name`, `signed_by`."""
+        return self.model_copy(update={"subject": self.subject.model_copy(update=fields)})
 
     def with_command(self, beginning: str, command: str) -> Self:
         """Return a copy with this command instead of the one that begins with `beginning`."""
@@ -276,8 +295,8 @@ class Summary(Record):
         )
 
     def _with_commands(self, change: Callable[[str], str]) -> Self:
-        steps = (
+        steps = tuple(
             step.model_copy(update={"command": step.command and change(step.command)})
             for step in self.steps
         )
-        return self.leading_to(*steps)
+        return self.model_copy(update={"steps": steps})

@@ -100,7 +100,7 @@ def test_installed_requirement(version: str, wanted: str | None) -> None:
     ("result", "code", "first"),
     [
         ("passed", 0, "::notice title=parity-gate::"),
-        ("rejected", 1, "::error title=parity-gate::The weight of layer3.0.conv1"),
+        ("rejected", 1, "::error title=parity-gate::head.weight"),
         ("unjudged", 2, "::error title=parity-gate::"),
     ],
 )

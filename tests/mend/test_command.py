@@ -57,7 +57,6 @@ def test_a_file_with_another_weight_is_mended_and_made_again_by_its_recipe(proje
     assert (
         json.loads((project / "mended" / "trials.json").read_text())["winner"] == reported["winner"]
     )
-    assert (project / "mended" / "trials.svg").read_bytes().startswith(b"<svg")
 
     recipe = project / "mended" / "recipe.yaml"
     again = project / "again.onnx"

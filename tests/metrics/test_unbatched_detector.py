@@ -97,7 +97,8 @@ def check(
     Path("policy.yaml").write_text(POLICY.replace("METRIC", metric))
     cli.main(
         ["check", file, "--reference", "one_image:build", "--inputs", "images.npy", "--labels",
-         "labels.jsonl", "--policy", "policy.yaml", "--json"]
+         "labels.jsonl", "--policy", "policy.yaml", "--json", "--report", f"report-{file}",
+         "--overwrite"]
     )  # fmt: skip
     answer = json.loads(capsys.readouterr().out)
     checks = answer["decision"]["checks"]
@@ -113,6 +114,11 @@ def test_a_metric_judges_a_quantized_detector_of_another_number_of_boxes(
     assert verdict == "PASS"
     assert bounds == dict.fromkeys(("boxes", "scores", "labels"), "checked_by_metric")
     assert check(capsys, "none.onnx", MAP)[0] == "FAIL"
+    for file in ("few.onnx", "none.onnx"):  # the first chart shows the metric, no waived probe
+        first = Path(f"report-{file}/report.html").read_text().partition('id="chart-cause"')[2]
+        chart = first.partition("</figure>")[0]
+        assert "The worst: metric_limit of map50 0" in chart
+        assert "inf, allowed" not in chart
     own = "{name: count, function: 'one_image:counts_agree', min: 0.5}"
     assert check(capsys, "few.onnx", own)[0] == "PASS"
 

@@ -17,7 +17,7 @@ def test_records_of_a_report_are_read_back(tmp_path):
     assert Evidence.load(tmp_path / "report/evidence.json").digest() == decision.evidence_sha256
     assert Decision.load(tmp_path / "report/decision.json").digest() == decision.digest()
     names = {path.name for path in (tmp_path / "report").rglob("*") if path.is_file()}
-    assert names >= {"report.md", "report.html", "latency.svg"}
+    assert names >= {"report.md", "report.html", "bound_usage.svg"}
 
 
 def test_report_commands_have_the_file_names_of_the_check(tmp_path):

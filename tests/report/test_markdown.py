@@ -83,9 +83,9 @@ def test_last_releases_are_a_table():
 
 
 @pytest.mark.parametrize(("name", "heading"), [
-    ("passed", "## ✅ parity-gate: PASS (torchvision:resnet18)"),
-    ("rejected", "## ❌ parity-gate: FAIL (torchvision:resnet18)"),
-    ("unjudged", "## ⚠️ parity-gate: ERROR (torchvision:resnet18)"),
+    ("passed", "## ✅ parity-gate: PASS (faults:model)"),
+    ("rejected", "## ❌ parity-gate: FAIL (faults:model)"),
+    ("unjudged", "## ⚠️ parity-gate: ERROR (faults:model)"),
     ("nothing", "## ⚠️ parity-gate: could not judge (m:build)"),
     ("bare", "## ⚠️ parity-gate: could not judge"),
     ("unexported", "## ❌ parity-gate: rejected"),

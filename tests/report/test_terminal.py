@@ -13,7 +13,7 @@ from gate import Localization
 from gate.records.export import ExportTrialRecord, TrialParity, Trials
 from gate.records.localization import Explanation, LayerRow
 from gate.report import terminal
-from gate.report.comparisons import markdown, print_trials, trials_chart
+from gate.report.comparisons import markdown, print_trials
 from gate.report.folder import write_report
 from gate.report.html_page import Report, render_page
 from gate.report.markdown import summary_markdown
@@ -210,11 +210,3 @@ def test_trial_markdown_keeps_its_columns():
     assert len({line.count("|") for line in table}) == 1
     assert len(table) == 2 + 6
     assert r"opset 18 \| expected" in markdown(TRIALS)
-
-
-def test_trial_chart_with_nan_and_without_files():
-    drawn = trials_chart(TRIALS)
-    assert drawn is not None
-    assert "<b>" not in drawn.svg
-    assert drawn == trials_chart(TRIALS)
-    assert trials_chart(TRIALS.model_copy(update={"trials": TRIALS.trials[2:3]})) is None

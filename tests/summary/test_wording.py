@@ -5,35 +5,26 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gate import CheckResult, Policy, Verdict, decide
+from gate import CheckResult, Evidence, Policy, Verdict, decide
 from gate.decision.catalog import CHECKS, meaning_of
 from gate.records.evidence import ModelCode
 from gate.report.markdown import summary_markdown
 from gate.summary import render
 from gate.summary.render import bound_usage, format_bound_usage
-from gate.summary.summarize import (
-    agreement_sentences,
-    check_sentences,
-    code_sentences,
-    summarize,
-)
+from gate.summary.summarize import summarize
+from gate.summary.summary import Summary
 from tests import builders
-from tests.builders import (
-    class_parity,
-    evidence,
-    output_parity,
-    policy,
-    runtime_evidence,
-)
+from tests.builders import class_parity, evidence, output_parity, policy, runtime_evidence
 from tests.exhaustive import for_each
 
 
-@given(st.text())
-def test_printable_text_has_one_line_without_control_characters(text):
-    assert render.make_printable(text).isprintable()
+def check(name: str, **fields: object) -> CheckResult:
+    return CheckResult(name=name, verdict=Verdict.FAIL, code="beyond", **fields)  # type: ignore[arg-type]
+
+
+def summarize_by(applied: Policy, measured: Evidence) -> Summary:
+    return summarize(decide(applied, measured, decided_at="now"), measured)
 
 
 @pytest.mark.parametrize(("observed", "bound", "shown"), [
@@ -46,66 +37,40 @@ def test_printable_text_has_one_line_without_control_characters(text):
     (None, 1e-4, ""),
 ])  # fmt: skip
 def test_observed_number_is_shown_equal_to_bound_only_when_equal(observed, bound, shown):
-    check = CheckResult(
-        name="max_abs_diff",
-        observed=observed,
-        bound=bound,
-        relation="<=",
-        verdict=Verdict.FAIL,
-        explanation="",
-    )
-    assert render.observed(check) == shown
-    assert render.allowed(check).startswith("≤ ")
+    result = check("max_abs_diff", observed=observed, bound=bound, relation="<=")
+    assert render.observed(result) == shown
+    assert render.allowed(result).startswith("≤ ")
 
 
-def test_agreement_text_has_samples_confidence_and_lower_bound():
-    parity = class_parity(top1_agreement=0.98, top1_disagreements=8)
-    observed = evidence(
-        runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),)
-    )
-    decision = decide(policy(), observed, decided_at="now")
-    (sentence,) = agreement_sentences(decision, observed, confidence=0.95)
-    assert "392 of 400 samples" in sentence
-    assert "95 % confidence" in sentence
-    assert "0.9642" in sentence
-    parity = class_parity(nan_rows=100)  # which are not counted as samples
-    observed = evidence(
-        runtimes=(runtime_evidence(outputs=(output_parity(classification=parity),)),)
-    )
-    (sentence,) = agreement_sentences(decision, observed, confidence=0.95)
-    assert "300 of 300 samples" in sentence
+@pytest.mark.parametrize(("fields", "samples", "lower"), [
+    ({"top1_agreement": 0.98, "top1_disagreements": 8}, "392 of 400 samples", "0.9642"),
+    ({"nan_rows": 100}, "300 of 300 samples", "0.99"),  # which are not counted as samples
+])  # fmt: skip
+def test_agreement_text_has_samples_confidence_and_lower_bound(fields, samples, lower):
+    output = output_parity(classification=class_parity(**fields))
+    measured = evidence(runtimes=(runtime_evidence(outputs=(output,)),))
+    (note,) = [n for n in summarize_by(policy(), measured).notes if "top-1 agrees" in n]
+    assert all(text in note for text in (samples, lower, "95 % confidence"))
 
 
 def test_inputs_missing_in_the_file_are_stated():
     dataset = evidence().dataset.model_copy(update={"model_only": ("mask",)})
-    lacking = evidence(dataset=dataset)
-    decision = decide(policy(), lacking, decided_at="now")
-    (sentence,) = check_sentences(decision, "inputs")
-    assert sentence.startswith("The model has the inputs mask, the file does not")
-    assert "The model has the inputs mask" in summary_markdown(summarize(decision, lacking), {})
-    assert list(check_sentences(decide(policy(), evidence(), decided_at="now"), "inputs")) == []
+    text = "The model has the inputs mask, the file does not"
+    assert any(text in n for n in summarize_by(policy(), evidence(dataset=dataset)).notes)
+    assert not any("the inputs" in n for n in summarize_by(policy(), evidence()).notes)
 
 
 def test_unclaimed_agreement_is_one_line():
-    first = output_parity(classification=class_parity(predicted_classes=1))
+    output = output_parity(classification=class_parity(predicted_classes=1))
     runtimes = tuple(
-        runtime_evidence(r.runtime, outputs=(first,)) if r.outputs else r
+        runtime_evidence(r.runtime, outputs=(output,)) if r.outputs else r
         for r in evidence().runtimes
     )
-    observed = evidence(runtimes=runtimes)
-    decision = decide(Policy.default(), observed, decided_at="now")
-    (sentence,) = agreement_sentences(decision, observed, confidence=0.95)
-    assert sentence.startswith(
-        "logits: Agreement of answers is not judged: every sample has the same"
-    )
-    assert (
-        summary_markdown(summarize(decision, observed), {}).count(
-            "Agreement of answers is not judged"
-        )
-        == 1
-    )
-    tensors = decide(Policy.default(task="tensors"), observed, decided_at="now")
-    assert not list(agreement_sentences(tensors, observed, confidence=0.95))
+    measured, text = evidence(runtimes=runtimes), "Agreement of answers is not judged"
+    summary = summarize_by(Policy.default(), measured)
+    assert summary_markdown(summary, {}).count(text) == 1
+    tensors = summarize_by(Policy.default(task="tensors"), measured)
+    assert not [n for n in tensors.notes if text in n or "top-1" in n]
 
 
 def test_code_changed_since_export_is_stated():
@@ -114,29 +79,21 @@ def test_code_changed_since_export_is_stated():
     plain = builders.evidence()
     assert plain.export is not None
 
-    def told(source: ModelCode | None, export: ModelCode | None) -> str:
-        evidence = plain.model_copy(
-            update={
-                "source": plain.source.model_copy(update={"code": source}),
-                "export": plain.export.model_copy(update={"code": export}),
-            }
-        )
-        decision = decide(builders.policy(), evidence, decided_at="now")
-        assert decision.passed  # only the measurement decides
-        text = summary_markdown(summarize(decision, evidence), {})
-        sentences = list(code_sentences(evidence))
-        assert all(s[:20] in text for s in sentences)
-        return " ".join(sentences)
+    def warnings(source: ModelCode | None, export: ModelCode | None) -> str:
+        update = {
+            "source": plain.source.model_copy(update={"code": source}),
+            "export": plain.export.model_copy(update={"code": export}),
+        }
+        summary = summarize_by(policy(), plain.model_copy(update=update))
+        assert summary.headline.verdict == "PASS"  # only the measurement decides
+        return " ".join(summary.warnings)
 
-    assert "mine, torch 2.9 -> 2.10" in told(measured, exported)
-    assert told(measured, measured) == told(measured, None) == told(None, exported) == ""
+    assert "mine, torch 2.9 -> 2.10" in warnings(measured, exported)
+    for source, export in ((measured, measured), (measured, None), (None, exported)):
+        assert warnings(source, export) == ""
     unread = measured.model_copy(update={"unread": {"fast": "it is compiled"}})
-    assert "not read" in told(unread, None)
-    assert "fast: it is compiled" in told(unread, unread)
-
-
-def check(name: str, **fields: object) -> CheckResult:
-    return CheckResult(name=name, verdict=Verdict.FAIL, code="beyond", **fields)  # type: ignore[arg-type]
+    assert "not read" in warnings(unread, None)
+    assert "fast: it is compiled" in warnings(unread, unread)
 
 
 @for_each(sorted(CHECKS))
@@ -174,7 +131,5 @@ def test_share_of_bound(observed, relation, bound, expected):
     ("provider", None, None, None, ""),
 ])  # fmt: skip
 def test_number_has_its_unit(name, observed, relation, bound, expected):
-    assert (
-        format_bound_usage(check(name, observed=observed, relation=relation, bound=bound))
-        == expected
-    )
+    result = check(name, observed=observed, relation=relation, bound=bound)
+    assert format_bound_usage(result) == expected
