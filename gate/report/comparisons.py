@@ -20,7 +20,6 @@ from gate.storage.safe_text import make_printable
 from gate.summary.render import beginning, format_number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
 
 
@@ -75,23 +74,11 @@ def side_by_side(worst_pictures: Mapping[str, WorstPicture], spec: PreprocessSpe
     grid: NDArray[Any] = np.atleast_2d(figure.subplots(len(shown), 5))
     for axes, (name, worst_picture) in zip(grid, shown, strict=True):
         _draw_row(axes, literal(name, 72), worst_picture, spec)
-    return _png(figure)
-
-
-def _png(figure: Figure) -> bytes:
-    """Return a figure as PNG; the same figure gives the same bytes.
-
-    PNG instead of SVG as for charts, because these are pictures.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     stream = io.BytesIO()
-    FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         # Characters that the font lacks are drawn as boxes; the tables show the full names.
-        warnings.filterwarnings(
-            "ignore", message="Glyph .* missing from font", category=UserWarning
-        )
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        # PNG, because these are pictures; without metadata, the same figure gives the same bytes.
         figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
 

@@ -11,7 +11,6 @@ from gate.decision.check_result import Verdict
 from gate.decision.decide import Decision
 from gate.records.evidence import Evidence
 from gate.records.outputs import PER_OCTAVE, ConfidenceOfClass, Histogram, OutputParity
-from gate.records.runtime import RuntimeName
 from gate.report.chart import (
     BLUE,
     GREY,
@@ -28,7 +27,13 @@ from gate.report.chart import (
     literal,
     logarithmic,
 )
-from gate.summary.render import format_bound_usage, format_number, nan_as_infinite, short_name
+from gate.summary.render import (
+    format_bound_usage,
+    format_number,
+    nan_as_infinite,
+    outputs_of,
+    short_name,
+)
 from gate.summary.summary import CheckRow
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ def confidence_chart(evidence: Evidence) -> Chart | None:
     output of classes."""
     outputs = (
         (runtime, parity)
-        for runtime, output in _outputs(evidence)
+        for runtime, output in outputs_of(evidence)
         if (parity := output.classification) and parity.confidence.per_class
     )
     runtime, parity = max(
@@ -81,12 +86,6 @@ def confidence_chart(evidence: Evidence) -> Chart | None:
     )
 
 
-def _outputs(evidence: Evidence) -> Iterator[tuple[RuntimeName, OutputParity]]:
-    for runtime in evidence.runtimes:
-        for output in runtime.outputs:
-            yield runtime.runtime, output
-
-
 def _moved(entry: ConfidenceOfClass) -> float:
     """Return the mean change of confidence, signed if the sign was recorded."""
     value = entry.mean if entry.signed_mean is None else entry.signed_mean
@@ -106,7 +105,7 @@ def differences_chart(evidence: Evidence, decision: Decision | None = None) -> C
     """
     rows = [
         (runtime, output, output.differences)
-        for runtime, output in _outputs(evidence)
+        for runtime, output in outputs_of(evidence)
         if output.differences is not None and any(output.differences.counts)
     ]
     if not rows:

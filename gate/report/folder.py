@@ -205,11 +205,22 @@ def load_change(folder: Path, evidence: Evidence) -> Change | None:
 
 
 def load_explanation(folder: Path, evidence: Evidence) -> Explanation:
-    """Return the localization of this file next to the evidence; empty if missing or unreadable."""
-    for name in (layout.EXPLANATION, layout.LOCALISATION):
+    """Return the localization of this file next to the evidence; empty if missing or unreadable.
+
+    `localisation.json` holds the localization of `gate locate`, or the explanation of a pipeline.
+    """
+    for name, kind in (
+        (layout.EXPLANATION, Explanation),
+        (layout.LOCALISATION, Localization),
+        (layout.LOCALISATION, Explanation),
+    ):
         with suppress(GateError):
-            explanation = _read(folder / name)
-            if _explains(explanation, evidence):
+            record = kind.load(folder / name)
+            explanation = (
+                Explanation(localisation=record) if isinstance(record, Localization) else record
+            )
+            layers = explanation.localisation
+            if layers is None or layers.subject_sha256 == evidence.subject.sha256:
                 return explanation
     return Explanation()
 
@@ -239,18 +250,3 @@ def _decision(path: Path, evidence: Evidence) -> Decision:
             f"{evidence.digest()}. Judge again by a policy (--policy)."
         )
     return decision
-
-
-def _read(path: Path) -> Explanation:
-    """Read a localization of `gate locate`, or an explanation of the pipeline that holds one."""
-    if path.name == layout.EXPLANATION:
-        return Explanation.load(path)
-    try:
-        return Explanation(localisation=Localization.load(path))
-    except EvidenceError:
-        return Explanation.load(path)
-
-
-def _explains(explanation: Explanation, evidence: Evidence) -> bool:
-    layers = explanation.localisation
-    return layers is None or layers.subject_sha256 == evidence.subject.sha256

@@ -31,6 +31,7 @@ from gate.summary.render import (
     format_number,
     nan_as_infinite,
     observed,
+    outputs_of,
     render_check,
 )
 from gate.summary.summary import COST_HEADINGS, TREND_HEADINGS, CheckRow, Summary
@@ -118,12 +119,7 @@ def _shown_layers(localization: Localization | None) -> tuple[LayerRow, ...]:
 
 def _worst_output(evidence: Evidence) -> tuple[str, OutputParity] | None:
     """Return the runtime and output with the largest error whose worst samples were recorded."""
-    recorded = [
-        (runtime.runtime, output)
-        for runtime in evidence.runtimes
-        for output in runtime.outputs
-        if output.worst
-    ]
+    recorded = [each for each in outputs_of(evidence) if each[1].worst]
     return max(recorded, key=lambda each: nan_as_infinite(each[1].max_abs_diff), default=None)
 
 

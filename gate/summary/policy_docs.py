@@ -252,7 +252,7 @@ def policy_text(policy: Policy, *, name: str) -> str:
     """Return the policy as YAML with a section `gate:` and a comment above each field. `name`: the
     name of the file. Bounds that several runtimes share are written once."""
     fields = {field.path: field for field in policy_fields()}
-    lines = [*_section(policy, "", fields, "  ")]
+    lines = _section(policy, "", fields, "  ")
     return _HEAD.format(name=name) + "\n".join(lines) + "\n"
 
 
@@ -287,41 +287,31 @@ def _runtimes(
         if runtime.exceeded != "fail":
             yield f"{indent}  exceeded: {runtime.exceeded}"
         shared = next((anchor for anchor, each in anchors.items() if each == runtime.bounds), None)
-        if shared is None:
-            anchor = f"like-{name}"
-            yield f"{indent}  bounds: &{anchor}"
-            yield from _bounds(runtime.bounds, fields, f"{indent}    ", commented=not anchors)
-            anchors[anchor] = runtime.bounds
-        else:
+        if shared is not None:
             yield f"{indent}  bounds: *{shared}"
-
-
-def _bounds(
-    bounds: Bounds, fields: dict[str, PolicyField], indent: str, *, commented: bool
-) -> Iterator[str]:
-    unset = []
-    for name, value in bounds:
-        field = fields[f"runtimes.{RUNTIME}.bounds.{name}"]
-        if value is None:
-            unset.append(name)
             continue
-        if commented:
-            yield from _comment(field, indent)
-        yield f"{indent}{name}: {_flow(bounds.to_plain()[name])}"
-    if commented:
-        yield from _wrapped(f"{_UNSET} {', '.join(unset)}.", indent)
+        yield f"{indent}  bounds: &like-{name}"
+        plain = runtime.bounds.to_plain()
+        for bound in Bounds.model_fields:
+            if plain.get(bound) is not None:
+                if not anchors:
+                    yield from _comment(fields[_BOUNDS + bound], f"{indent}    ")
+                yield f"{indent}    {bound}: {_flow(plain[bound])}"
+        if not anchors:
+            unset = [bound for bound in Bounds.model_fields if plain.get(bound) is None]
+            yield from _wrapped(f"{_UNSET} {', '.join(unset)}.", f"{indent}    ")
+        anchors[f"like-{name}"] = runtime.bounds
 
 
 def _comment(field: PolicyField, indent: str) -> Iterator[str]:
     formula = field.check.formula if field.check else None
-    text = f"{field.sentence} ({formula})" if formula else field.sentence
-    yield from _wrapped(text, indent)
+    return _wrapped(f"{field.sentence} ({formula})" if formula else field.sentence, indent)
 
 
 def _wrapped(text: str, indent: str) -> Iterator[str]:
-    width = _WIDTH - len(indent)
-    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
-        yield f"{indent}# {line}"
+    lead = f"{indent}# "
+    yield from textwrap.wrap(text, _WIDTH + 2, initial_indent=lead, subsequent_indent=lead,
+                             break_long_words=False, break_on_hyphens=False)  # fmt: skip
 
 
 def _flow(value: JsonValue) -> str:

@@ -13,6 +13,7 @@ from gate.decision import catalog, faults
 from gate.decision.catalog import Cause
 from gate.decision.check_result import CheckResult
 from gate.decision.faults import FaultSpec
+from gate.records.evidence import Evidence
 from gate.records.instruments import GraphFinding
 from gate.records.localization import (
     Explanation,
@@ -23,6 +24,8 @@ from gate.records.localization import (
     OptimizerFault,
     join_names,
 )
+from gate.records.outputs import OutputParity
+from gate.records.runtime import RuntimeName
 from gate.storage.record import Record
 from gate.storage.safe_text import list_first, make_printable, shorten
 
@@ -461,6 +464,13 @@ def allowed(check: CheckResult) -> str:
 def has_several_outputs(checks: Iterable[CheckResult]) -> bool:
     """Return whether the checks refer to more than one output."""
     return len({check.output for check in checks if check.output}) > 1
+
+
+def outputs_of(evidence: Evidence) -> Iterator[tuple[RuntimeName, OutputParity]]:
+    """Yield each output of each runtime."""
+    for runtime in evidence.runtimes:
+        for output in runtime.outputs:
+            yield runtime.runtime, output
 
 
 def short_name(check: CheckResult, *, several_outputs: bool) -> str:

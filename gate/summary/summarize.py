@@ -16,7 +16,7 @@ from gate.policy.overrides import override_text
 from gate.policy.policy import Policy
 from gate.records.evidence import Cost, Evidence, Latency, RuntimeEvidence
 from gate.records.localization import Explanation
-from gate.records.outputs import OutputParity, largest
+from gate.records.outputs import largest
 from gate.records.runtime import RUNTIMES, traits_of
 from gate.storage.safe_text import make_printable
 from gate.summary.champion_changes import no_comparison
@@ -28,6 +28,7 @@ from gate.summary.render import (
     format_number,
     has_several_outputs,
     nan_as_infinite,
+    outputs_of,
     render_check,
     render_explanation,
     render_finding,
@@ -377,7 +378,7 @@ def _agreements(decision: Decision, evidence: Evidence, *, confidence: float) ->
         for c in decision.checks
         if c.name in ("top1_agreement", "top1_lower_bound")
     }
-    for name, output in _outputs(evidence):
+    for name, output in outputs_of(evidence):
         parity = output.classification
         n = output.samples - parity.nan_rows if parity else 0
         if parity is None or (name, output.name) not in judged or n <= 0:
@@ -391,12 +392,6 @@ def _agreements(decision: Decision, evidence: Evidence, *, confidence: float) ->
     notices = {c.output: render_check(c) for c in decision.checks if c.name == "agreement"}
     for output_name, text in notices.items():
         yield f"{make_printable(output_name or '')}: {text}"
-
-
-def _outputs(evidence: Evidence) -> Iterator[tuple[str, OutputParity]]:
-    for runtime in evidence.runtimes:
-        for output in runtime.outputs:
-            yield runtime.runtime, output
 
 
 def _texts_of(decision: Decision, *names: str) -> Iterator[str]:
@@ -424,7 +419,7 @@ def _imprecisions(decision: Decision, evidence: Evidence) -> Iterator[str]:
         and isinstance(check.bound, float)
         and check.bound <= _EXACT_BOUND
     }
-    for name, output in _outputs(evidence):
+    for name, output in outputs_of(evidence):
         noise = output.noise
         if noise is None or (name, output.name) not in passed:
             continue

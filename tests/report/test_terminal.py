@@ -9,18 +9,18 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gate import Localization
 from gate.records.export import ExportTrialRecord, TrialParity, Trials
-from gate.records.localization import Explanation, LayerRow
+from gate.records.localization import Explanation
 from gate.report import terminal
 from gate.report.comparisons import markdown, print_trials
 from gate.report.folder import write_report
 from gate.report.html_page import Report, render_page
 from gate.report.markdown import summary_markdown
 from gate.report.terminal import add_row, build_table, print_summary
+from gate.summary.render import render_explanation
 from gate.summary.summarize import summarize
 from gate.summary.summary import Summary
-from tests.builders import digest
+from tests.report import report_records
 from tests.report.samples import HOSTILE, failed, passed
 
 
@@ -82,62 +82,32 @@ def test_table_cells_have_no_control_characters():
     ]
 
 
-def row(module: str, verdict: str = "ok", **fields: object) -> LayerRow:
-    numbers = {
-        "max_abs_diff": 1e-6, "mean_abs_diff": 1e-7, "noise_ratio": 1.1, "local_ratio": 1.0,
-        "amplification": 1.0, "tensor": f"/{module}/Conv_output_0",
-    }  # fmt: skip
-    return LayerRow.model_validate(
-        {"module": module, "kind": "Conv2d", "verdict": verdict, **numbers, **fields}
-    )
-
-
-def localization(module: str = "layer1.0.conv1") -> Localization:
-    return Localization(
-        subject_sha256=digest("model.onnx"),
-        runtime="ort-cpu",
-        samples=8,
-        layers=(
-            row("conv1"),
-            row(module, "source", noise_ratio=420.0, local_ratio=400.0, detail="3 weights differ"),
-            row("fc", "propagated", noise_ratio=math.inf, call=1),
-            row("drop", "unmapped", noise_ratio=None, tensor=None),
-        ),
-        first_divergence=module,
-        cause="The weight of layer1.0.conv1 differs in 3 of 36 864 elements.",
-        remedy="Export again from the checkpoint.",
-    )
-
-
 def test_layer_table_is_printed():
+    layers = report_records.rejected().explanation.localisation
+    assert layers is not None
+    layers = render_explanation(Explanation(localisation=layers)).localisation
+    assert layers is not None
+    head = layers.layers[6]
+    hostile = {"module": HOSTILE, "verdict": "unmapped", "noise_ratio": None}
+    more = [head.model_copy(update=u) for u in ({"call": 1, "noise_ratio": math.inf}, hostile)]
     stream = io.StringIO()
-    terminal.print_layers(localization(), Console(file=stream, width=200))
+    console = Console(file=stream, width=200)
+    terminal.print_layers(layers.model_copy(update={"layers": (*layers.layers, *more)}), console)
     text = stream.getvalue()
-    for shown in ("conv1", "layer1.0.conv1", "fc#1", "drop", "source: 3 weights differ", "inf"):
+    for shown in ("stem.0", "head", "head#1", "unmapped", "inf", "Try: ", "\nhead"):
         assert shown in text
-    assert "First diverging layer: layer1.0.conv1 (ort-cpu)." in text
-    assert "Try: Export again from the checkpoint." in text
-    stream = io.StringIO()
-    terminal.print_layers(localization(HOSTILE), Console(file=stream, width=200))
-    assert "\x1b" not in stream.getvalue()
+    assert "First diverging layer: head (ort-cpu)." in text
+    assert "\x1b" not in text
 
 
 def test_each_report_names_the_layer(tmp_path):
-    decision, evidence = failed()
-    explanation = Explanation(localisation=localization())
-    write_report(
-        tmp_path,
-        decision,
-        evidence,
-        summary=summarize(decision, evidence, explanation=explanation),
-        explanation=explanation,
-    )
+    case = report_records.rejected()
+    write_report(tmp_path, case.decision, case.evidence, summary=case.summary,
+                 explanation=case.explanation)  # fmt: skip
     assert (tmp_path / "localisation.json").is_file()
     assert (tmp_path / "plots/localisation.svg").is_file()
-    assert "layer1.0.conv1" in (tmp_path / "report.md").read_text().splitlines()[0]
-    shown = (tmp_path / "report.html").read_text()
-    assert f"<p>{localization().cause}</p>" in shown
-    assert "All 4 layers" in shown
+    assert "head.weight" in (tmp_path / "report.md").read_text().splitlines()[0]
+    assert "All 9 layers" in (tmp_path / "report.html").read_text()
     write_report(tmp_path, *passed(), summary=summarize(*passed()))
     assert not (tmp_path / "localisation.json").exists()
     assert not (tmp_path / "plots/localisation.svg").exists()
