@@ -10,7 +10,7 @@ from gate.records.champion_comparison import TrendRow
 from gate.report.ci_formats import CiResult
 from gate.report.markdown import LIMIT, pull_request_comment, summary_markdown
 from gate.summary.summarize import summarize
-from gate.summary.summary import Change, ChangeRow, Summary
+from gate.summary.summary import Change, ChangeRow
 from tests.builders import digest
 from tests.report.ci_results import RESULTS
 from tests.report.samples import HOSTILE, failed, passed
@@ -18,34 +18,23 @@ from tests.report.samples import HOSTILE, failed, passed
 LINKS = {"run": "http://127.0.0.1:5000/#/experiments/1/runs/a b"}
 
 
-def summaries() -> list[Summary]:
-    return [summarize(*judged) for judged in (passed(), failed(), failed(HOSTILE))]
-
-
-def test_first_line_is_one_sentence():
-    for summary in summaries():
-        text = summary_markdown(summary, LINKS)
-        assert not re.search(r"(?<!\\)<script|\x1b", text)
-        for sha256 in (
-            summary.subject.sha256,
-            summary.subject.policy_sha256,
-            summary.subject.evidence_sha256,
-        ):
-            assert str(sha256) in text
-        assert "[run](<http://127.0.0.1:5000/#/experiments/1/runs/a%20b>)" in text
-        first, second, *_ = summary_markdown(summary, LINKS).split("\n")
-        assert first.startswith(f"{summary.headline.verdict}: ")
-        assert first.endswith(".")
-        assert not re.search(r"[|`*<>#\[\]\\]", first)
-        assert second == ""
-
-
-def test_each_runtime_is_a_complete_row():
-    for summary in summaries():
-        rows = [row for row in summary_markdown(summary, LINKS).split("\n") if row.startswith("|")]
-        assert len(rows) == len(summary.proof) + 2
-        for row in rows:
-            assert len(re.findall(r"(?<!\\)\|", row)) == 8
+@pytest.mark.parametrize("judged", [passed(), failed(), failed(HOSTILE)])
+def test_first_line_is_one_sentence_and_each_runtime_a_row(judged):
+    summary = summarize(*judged)
+    text = summary_markdown(summary, LINKS)
+    assert not re.search(r"(?<!\\)<script|\x1b", text)
+    subject = summary.subject
+    for sha256 in (subject.sha256, subject.policy_sha256, subject.evidence_sha256):
+        assert str(sha256) in text
+    assert "[run](<http://127.0.0.1:5000/#/experiments/1/runs/a%20b>)" in text
+    first, second, *_ = text.split("\n")
+    assert first.startswith(f"{summary.headline.verdict}: ")
+    assert first.endswith(".")
+    assert not re.search(r"[|`*<>#\[\]\\]", first)
+    assert second == ""
+    rows = [row for row in text.split("\n") if row.startswith("|")]
+    assert len(rows) == len(summary.proof) + 2
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {8}
 
 
 def test_only_changes_against_the_champion_are_shown():
@@ -62,16 +51,10 @@ def test_only_changes_against_the_champion_are_shown():
 
 def test_last_releases_are_a_table():
     rows = tuple(
-        TrendRow(
-            sha256=digest(str(release)),
-            measured_at="now",
-            noise_ratio=1.0 + release / 10,
-            agreement=1.0,
-            accuracy=None,
-            latency_ms=2.5,
-        )
-        for release in range(7)
-    )
+        TrendRow(sha256=digest(str(n)), measured_at="now", noise_ratio=1.0 + n / 10, agreement=1.0,
+                 accuracy=None, latency_ms=2.5)
+        for n in range(7)
+    )  # fmt: skip
     change = Change(absent="it is this very file", trend=rows)
     text = summary_markdown(summarize(*passed(), change=change), {}).replace(
         "\N{NO-BREAK SPACE}", ""

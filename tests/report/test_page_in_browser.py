@@ -83,11 +83,9 @@ def test_verdict_is_on_the_first_screen(browser, pages, name, size):
     for ident in FIRST_ELEMENTS:
         box = page.locator(f"#{ident}").bounding_box()
         assert box is not None, ident
-        assert box["x"] >= 0, ident
-        assert box["y"] >= 0, ident
-        assert box["x"] + box["width"] <= size[0], ident
-        assert box["y"] + box["height"] <= size[1], (ident, box)
         assert box["width"] > 20, ident
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= size[0], ident
+        assert 0 <= box["y"] <= box["y"] + box["height"] <= size[1], (ident, box)
     unfold(page)
     assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
     beyond = page.evaluate(OVERFLOWING)

@@ -40,16 +40,12 @@ VALID = Draft4Validator(_schema())
 
 
 def finding(code: str = "TRC002", **fields: Any) -> LintFinding:
+    rule = RULES[code]
     arguments = {
-        "code": code,
-        "level": RULES[code].level,
-        "path": "nets/my model.py",
-        "line": 17,
-        "module": "inner.0",
-        "expression": "x.max().item()",
-        "message": RULES[code].message,
-        "rewrite": RULES[code].rewrite,
-    }
+        "code": code, "level": rule.level, "path": "nets/my model.py", "line": 17,
+        "module": "inner.0", "expression": "x.max().item()", "message": rule.message,
+        "rewrite": rule.rewrite,
+    }  # fmt: skip
     return LintFinding(**arguments | fields)
 
 
@@ -57,13 +53,16 @@ def report(*findings: LintFinding, unread: tuple[UnreadCode, ...] = ()) -> LintR
     return LintReport(strategy="traced", findings=findings, unread=unread, functions=2)
 
 
-def sarif_run(found: LintReport | None, **options: Any) -> dict[str, Any]:
+def read_log(text: str) -> dict[str, Any]:
     """Return the only run of a valid log."""
-    read_log = json.loads(sarif_log(found, **{"exit_code": 1, **options}))
-    assert [error.message for error in VALID.iter_errors(read_log)] == []
-    assert read_log["version"] == "2.1.0"
-    (run,) = read_log["runs"]
+    log = json.loads(text)
+    assert [error.message for error in VALID.iter_errors(log)] == []
+    (run,) = log["runs"]
     return dict(run)
+
+
+def sarif_run(found: LintReport | None, **options: Any) -> dict[str, Any]:
+    return read_log(sarif_log(found, **{"exit_code": 1, **options}))
 
 
 CASES = {
@@ -94,24 +93,19 @@ def test_each_rule_has_help_and_page():
 
 
 def test_finding_has_rule_and_location():
-    run = sarif_run(report(finding("TRC005", line=8)), file_of=lambda path: f"src/{path}")
-    (result,) = run["results"]
+    findings = (finding("TRC005", line=8), finding(suppressed=True))
+    run = sarif_run(report(*findings), file_of=lambda path: f"src/{path}")
+    result, suppressed = run["results"]
     assert run["tool"]["driver"]["rules"][result["ruleIndex"]]["id"] == result["ruleId"] == "TRC005"
     location = result["locations"][0]["physicalLocation"]
-    assert location["artifactLocation"] == {
-        "uri": "src/nets/my%20model.py",
-        "uriBaseId": "%SRCROOT%",
-    }
+    file = {"uri": "src/nets/my%20model.py", "uriBaseId": "%SRCROOT%"}
+    assert location["artifactLocation"] == file
     assert location["region"]["startLine"] == 8
     assert result["level"] == "error"
     assert "(in inner.0)" in result["message"]["text"]
     assert RULES["TRC005"].rewrite in result["message"]["text"]
-
-
-def test_suppressed_finding_is_marked():
-    first, second = sarif_run(report(finding(), finding(suppressed=True)))["results"]
-    assert "suppressions" not in first
-    assert second["suppressions"] == [{"kind": "inSource"}]
+    assert "suppressions" not in result
+    assert suppressed["suppressions"] == [{"kind": "inSource"}]
 
 
 def test_fingerprint_does_not_depend_on_line_numbers():
@@ -164,13 +158,6 @@ class Net(nn.Module):
 def build():
     return Net()
 """
-
-
-def read_log(text: str) -> dict[str, Any]:
-    record = json.loads(text)
-    assert [error.message for error in VALID.iter_errors(record)] == []
-    (run,) = record["runs"]
-    return dict(run)
 
 
 @pytest.mark.parametrize("name", ["passed", "rejected", "unjudged"])

@@ -126,57 +126,39 @@ def test_failed_localization_is_shown():
 
 
 def parity(runtime: str, verdict: str = "PASS", ratio: float = 1.1) -> TrialParity:
-    return TrialParity.model_validate(
-        {
-            "runtime": runtime, "verdict": verdict, "max_abs_diff": 1e-6, "l2_logits": 2e-6,
-            "l2_probabilities": 1e-7, "noise_ratio": ratio, "top1_agreement": 1.0,
-            "latency_ms": 3.25,
-        }
+    numbers = {"max_abs_diff": 1e-6, "l2_logits": 2e-6, "l2_probabilities": 1e-7,
+               "noise_ratio": ratio, "top1_agreement": 1.0, "latency_ms": 3.25}  # fmt: skip
+    return TrialParity.model_validate({"runtime": runtime, "verdict": verdict, **numbers})
+
+
+def trial(*parities: TrialParity, **fields: object) -> ExportTrialRecord:
+    values = {"strategy": "traced", "opset_asked": 13, "constant_folding": True, "seconds": 1.25,
+              "opset": 13, "nodes": 65, "size_bytes": 46_700_000, "parities": parities}  # fmt: skip
+    return ExportTrialRecord.model_validate(values | fields)
+
+
+def test_trial_tables_have_a_row_per_runtime_and_export():
+    trials = Trials(
+        factory="pkg.$mod:<b>|build", samples=8, batch_size=8, bound=1.5,
+        trials=(
+            trial(parity("ort-cpu"), parity("ort-cpu-optimized")),
+            trial(parity("ort-cpu", "FAIL", 1e4), parity("ort-cpu-optimized", "ERROR", math.nan),
+                  constant_folding=False, warnings=("x.py:3: a tracer\x1b[31m warning",)),
+            trial(strategy="dynamo", opset=None, nodes=None, size_bytes=None,
+                  failure="the file is written in opset 18 | expected 13"),
+            trial(parity("ort-cpu"), strategy="dynamo", opset_asked=17, opset=18),
+        ),
     )  # fmt: skip
-
-
-def trial(*parities: TrialParity, **fields) -> ExportTrialRecord:
-    return ExportTrialRecord.model_validate(
-        {
-            "strategy": "traced", "opset_asked": 13, "constant_folding": True, "seconds": 1.25,
-            "opset": 13, "nodes": 65, "size_bytes": 46_700_000, "parities": parities, **fields,
-        }
-    )  # fmt: skip
-
-
-TRIALS = Trials(
-    factory="pkg.$mod:<b>|build",
-    samples=8,
-    batch_size=8,
-    bound=1.5,
-    trials=(
-        trial(parity("ort-cpu"), parity("ort-cpu-optimized")),
-        trial(parity("ort-cpu", "FAIL", 1e4), parity("ort-cpu-optimized", "ERROR", math.nan),
-              constant_folding=False, warnings=("x.py:3: a tracer\x1b[31m warning",)),
-        trial(strategy="dynamo", opset=None, nodes=None, size_bytes=None,
-              failure="the file is written in opset 18 | expected 13"),
-        trial(parity("ort-cpu"), strategy="dynamo", opset_asked=17, opset=18),
-    ),
-)  # fmt: skip
-
-
-def printed_trials(width: int = 160) -> str:
     stream = io.StringIO()
-    print_trials(TRIALS, Console(file=stream, width=width))
-    return stream.getvalue()
-
-
-def test_trial_table_has_a_row_per_runtime_and_export():
-    shown = printed_trials()
+    print_trials(trials, Console(file=stream, width=160))
+    shown = stream.getvalue()
     rows = [line for line in shown.splitlines() if "ort-cpu" in line and "3.2" in line]
     assert len(rows) == 5
     assert "17, got 18" in shown
     assert "not exported: dynamo, opset 13, folded" in shown
-    assert "\x1b" not in shown
-
-
-def test_trial_markdown_keeps_its_columns():
-    table = [line for line in markdown(TRIALS).splitlines() if line.startswith("|")]
+    text = markdown(trials)
+    table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in table}) == 1
     assert len(table) == 2 + 6
-    assert r"opset 18 \| expected" in markdown(TRIALS)
+    assert r"opset 18 \| expected" in text
+    assert "\x1b" not in shown + text

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gate import CheckResult, Decision, Localization, Verdict, decide
+from gate import CheckResult, Localization, Verdict, decide
 from gate.decision.catalog import CHECKS
 from gate.records.localization import Explanation, LayerRow, OptimizerFault
-from gate.summary.explanations import explain_group
-from gate.summary.grouping import groups_of
-from gate.summary.render import render_explanation
+from gate.summary.summarize import summarize
 from tests.builders import digest, evidence, policy
 
 RUNTIMES = ("ort-cpu", "ort-cpu-optimized")
@@ -22,12 +20,14 @@ def check(name, *, runtime="ort-cpu", verdict=Verdict.FAIL, **fields):
     return CheckResult(name=name, runtime=runtime, verdict=verdict, **{"code": "beyond", **about})  # type: ignore[arg-type]
 
 
-def group_checks(*checks, passed=(), explanation=None):
-    plain: Decision = decide(policy(), evidence(), decided_at="now")
-    decision = plain.model_copy(
-        update={"checks": checks, "verdict": Verdict.FAIL, "runtimes": passed}
-    )
-    return groups_of(decision, explanation or Explanation())
+def summarize_checks(*checks, passed=(), explanation=None):
+    update = {"checks": checks, "verdict": Verdict.FAIL, "runtimes": passed}
+    decision = decide(policy(), evidence(), decided_at="now").model_copy(update=update)
+    return summarize(decision, evidence(), explanation=explanation)
+
+
+def find(*checks, **context):
+    return summarize_checks(*checks, **context).findings
 
 
 def create_explanation(fault="a.weight differs from the model's", **fields):
@@ -85,14 +85,14 @@ def error(name, **fields):
     ([error("threshold_crossing", observed=None, code="unmeasured")], (), None, {"evidence": 1}),
 ])  # fmt: skip
 def test_checks_with_one_cause_are_one_finding(checks, passed, explanation, causes):
-    groups = group_checks(*checks, passed=passed, explanation=explanation)
-    assert {group.cause: len(group.checks) for group in groups} == causes
-    assert len(groups) == len(causes)
+    findings = find(*checks, passed=passed, explanation=explanation)
+    assert {finding.cause: len(finding.checks) for finding in findings} == causes
+    assert len(findings) == len(causes)
 
 
 def test_lower_precision_explains_only_its_own_runtime():
-    groups = group_checks(CUDA, LOWER, passed=("ort-cpu",))
-    assert [len(group.checks) for group in groups] == [1, 1]
+    findings = find(CUDA, LOWER, passed=("ort-cpu",))
+    assert [len(finding.checks) for finding in findings] == [1, 1]
 
 
 _TURNED = {"details": [{"code": "transposed", "name": "a.weight"}]}
@@ -109,11 +109,10 @@ _OPERATORS = {"nodes": "Gemm x", "kind": "Linear", "details": [], "excluded": ["
 def test_fault_names_the_tensor_or_its_module(fields, blamed, sentence):
     codes = {"outcome": ({"code": "source"},)} if "fault_code" in fields else {}
     result = create_explanation(**{"fault": "a", **codes, **fields})
-    explanation = render_explanation(Explanation.from_json(result.to_json()))
-    (group,) = group_checks(check("noise_ratio"), explanation=explanation)
-    account = explain_group(group, evidence(), explanation)
-    assert account.blamed == blamed
-    assert account.sentence.startswith(sentence)
+    explanation = Explanation.from_json(result.to_json())
+    headline = summarize_checks(NOISY, explanation=explanation).headline
+    assert headline.blamed == blamed
+    assert headline.sentence.startswith(sentence)
 
 
 CODE = "code in the model's own forward differs in the file"
@@ -137,11 +136,10 @@ def test_cause_of_fault_visible_only_in_a_probe(fault, probe, beside, cause, is_
     rest = [check(name, runtime=None) for name in beside]
     code = "code" if fault == CODE else "operators"
     result = create_explanation(fault, probe="zeros", first_divergence="act", fault_code=code)
-    (group,) = group_checks(shows, *rest, explanation=result)
-    assert (group.cause, group.localisation is not None) == (cause, is_located)
-    sentence = explain_group(group, evidence(), result).sentence
-    assert ("'zeros' shows it" in sentence) == is_located
-    assert ("'zeros' it begins here: code in" in sentence) == (cause == "baked_in")
+    (finding,) = find(shows, *rest, explanation=result)
+    assert finding.cause == cause
+    assert ("'zeros' shows it" in finding.sentence) == is_located
+    assert ("'zeros' it begins here: code in" in finding.sentence) == (cause == "baked_in")
 
 
 BLAME = {"names": ("FuseReluClip",), "level": "ORT_ENABLE_BASIC", "below": "ORT_DISABLE_ALL"}
@@ -160,22 +158,15 @@ def test_only_an_optimizer_that_breaks_a_session_explains_it():
     breaks = check("runtime", runtime="ort-cpu-optimized")
     rest = check("runtime", runtime="ort-cpu")
     explanation = blame_optimizer(raises="Fail: [ONNXRuntimeError] : 1 : FAIL : no float64")
-    groups = group_checks(breaks, rest, explanation=explanation)
-    assert {group.cause: group.checks for group in groups} == {
-        "optimiser": [breaks],
-        "runtime": [rest],
-    }
-    group = next(group for group in groups if group.cause == "optimiser")
-    account = explain_group(group, evidence(), explanation)
-    assert account.blamed == "FuseReluClip"
-    assert "with optimizations off the file agrees: no float64" in account.sentence
-    assert 'disabled_optimizers=["FuseReluClip"]' in str(account.remedy)
+    findings = find(breaks, rest, explanation=explanation)
+    assert {f.cause: f.checks for f in findings} == {"optimiser": (breaks,), "runtime": (rest,)}
+    (finding,) = [f for f in findings if f.cause == "optimiser"]
+    assert finding.sentence.startswith("With FuseReluClip enabled, ONNX Runtime fails")
+    assert "with optimizations off the file agrees: no float64" in finding.sentence
+    assert 'disabled_optimizers=["FuseReluClip"]' in str(finding.remedy)
     noisy = check("noise_ratio", runtime="ort-cpu-optimized")
-    groups = group_checks(breaks, noisy, explanation=blame_optimizer())
-    assert {group.cause: group.checks for group in groups} == {
-        "optimiser": [noisy],
-        "runtime": [breaks],
-    }
+    findings = find(breaks, noisy, explanation=blame_optimizer())
+    assert {f.cause: f.checks for f in findings} == {"optimiser": (noisy,), "runtime": (breaks,)}
 
 
 _SHAPE = {"mismatch": "shape", "tensor": "y", "got": "float32 (29, 4)", "want": "a"}
@@ -191,37 +182,31 @@ _SHAPE = {"mismatch": "shape", "tensor": "y", "got": "float32 (29, 4)", "want": 
     ("unusable", {"failure": "no CUDA"}, "device", ("no CUDA", "gate doctor")),
 ])  # fmt: skip
 def test_failure_code_of_a_runtime_sets_cause_and_words(code, params, cause, words):
-    (group,) = group_checks(check("runtime", code=code, params=params))
-    account = explain_group(group, evidence(), Explanation())
-    assert group.cause == cause
+    (finding,) = find(check("runtime", code=code, params=params))
+    assert finding.cause == cause
     for word in words:
-        assert word in f"{account.sentence} {account.remedy}"
+        assert word in f"{finding.sentence} {finding.remedy}"
 
 
 def test_near_ties_explain_only_differences_within_rounding():
     ties = check("near_ties", verdict=Verdict.ERROR)
-    first, second = group_checks(
-        ties, check("top1_agreement"), check("noise_ratio"), check("noise_peak")
-    )
+    agreement, noisy = check("top1_agreement"), check("noise_ratio")
+    first, second = find(ties, agreement, noisy, check("noise_peak"))
     assert {first.cause, second.cause} == {"numbers", "model"}
-    assert [c.name for c in group_checks(ties, check("top1_agreement"))[0].checks] == [
-        "near_ties", "top1_agreement",
-    ]  # fmt: skip
-    first, _ = group_checks(ties, check("noise_ratio"))
-    assert first.cause == "numbers"
+    assert find(ties, agreement)[0].checks == (agreement, ties)
+    assert find(ties, noisy)[0].cause == "numbers"
 
 
 @pytest.mark.parametrize(("passed", "agrees"), [(("ort-cpu",), True), (("torch-cuda",), False)])
 def test_device_account_states_when_cpu_agrees(passed, agrees):
-    (group,) = group_checks(check("noise_ratio", runtime="torch-cuda"), passed=passed)
-    text = explain_group(group, evidence(), Explanation()).sentence
-    assert ("on the CPU the file agrees" in text) is agrees
+    (finding,) = find(check("noise_ratio", runtime="torch-cuda"), passed=passed)
+    assert ("on the CPU the file agrees" in finding.sentence) is agrees
 
 
 def test_account_is_short_and_printable_for_any_names():
-    (group,) = group_checks(check("top5_agreement", output="\x1b[31m" + "x" * 10**5))
-    account = explain_group(group, evidence(), Explanation())
-    for text in (account.blamed, account.sentence):
+    long = check("top5_agreement", output="\x1b[31m" + "x" * 10**5)
+    headline = summarize_checks(long).headline
+    for text in (headline.blamed, headline.sentence):
         assert text is not None
         assert text.isprintable()
         assert len(text) <= 1000
@@ -230,7 +215,7 @@ def test_account_is_short_and_printable_for_any_names():
 def test_failures_come_before_errors_and_waivers():
     checks = (check("runtime", verdict=Verdict.WAIVED), check("session", verdict=Verdict.ERROR),
               check("preprocessing_opencv", runtime=None))  # fmt: skip
-    verdicts = [group.verdict for group in group_checks(*checks)]
+    verdicts = [finding.verdict for finding in find(*checks)]
     assert verdicts == [Verdict.FAIL, Verdict.ERROR, Verdict.WAIVED]
 
 
@@ -240,9 +225,8 @@ def test_each_check_is_in_exactly_one_finding():
         for name in sorted(CHECKS)
         for runtime in (*RUNTIMES, "torch-cuda")
     )
-    shown = [
-        c for group in group_checks(*checks, explanation=create_explanation()) for c in group.checks
-    ]
+    findings = find(*checks, explanation=create_explanation())
+    shown = [c for finding in findings for c in finding.checks]
     assert sorted(map(repr, shown)) == sorted(map(repr, checks))
 
 
@@ -252,8 +236,8 @@ def test_checks_are_ordered_by_kind_and_excess_then_as_decided():
     worst, mild = check("noise_ratio", observed=50.0), check("noise_peak", observed=2.0)
     names = ("accuracy_drop", "repeatability", "batch_invariance", "finite")
     equal = tuple(check(name, observed=9.0) for name in names)
-    (group,) = group_checks(probe, mild, *equal, worst, explanation=create_explanation())
-    assert group.ordered == (worst, *equal, mild, probe)
+    (finding,) = find(probe, mild, *equal, worst, explanation=create_explanation())
+    assert finding.checks == (worst, *equal, mild, probe)
 
 
 def test_measured_waived_check_is_not_called_unmeasured():
@@ -261,6 +245,7 @@ def test_measured_waived_check_is_not_called_unmeasured():
                    code="absent_waived", params={"reason": "no GPU"})  # fmt: skip
     params = {"kind": "value", "metric": "noise_ratio"}
     far = check("probe_far", verdict=Verdict.WAIVED, code="out_of_calibration", params=params)
-    (group,) = group_checks(absent, far)
-    sentence = explain_group(group, evidence(), Explanation()).sentence
-    assert sentence.startswith("ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 ")
+    (finding,) = find(absent, far)
+    assert finding.sentence.startswith(
+        "ort-cuda: not measured (no GPU); probe_far: noise_ratio is 9 "
+    )
