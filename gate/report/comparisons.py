@@ -17,7 +17,7 @@ from gate.records.preprocessing import ConsumerParity, PreprocessingParity
 from gate.report.chart import literal
 from gate.report.terminal import add_row, build_table, print_sentences
 from gate.storage.safe_text import make_printable
-from gate.summary.render import beginning, format_number
+from gate.summary.render import CONSUMER_HEADINGS, beginning, consumer_cells, format_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,9 +28,6 @@ _ROWS = 12
 _ZOOM = 24
 """Side in pixels of the enlarged part around the largest difference."""
 
-_PREPROCESSING_HEADINGS = ("consumer", "max", "mean", "> 1 step", "channels max", "flips",
-             "confidence", "verdict")  # fmt: skip
-
 
 def print_comparison(parity: PreprocessingParity, console: Console, *, bound: float) -> None:
     """Print the table of consumers in steps, then causes, then the values of both sides."""
@@ -39,11 +36,15 @@ def print_comparison(parity: PreprocessingParity, console: Console, *, bound: fl
         f"value range before normalization, {bound:g} allowed"
     )
     print_sentences(console, [about])
-    table = build_table(_PREPROCESSING_HEADINGS, right=_PREPROCESSING_HEADINGS[1:-1])
+    table = build_table(CONSUMER_HEADINGS, right=CONSUMER_HEADINGS[1:-1])
     for consumer in parity.consumers:
         good = consumer.within(bound)
         style = "" if good else "dim" if consumer.not_measured else "red"
-        add_row(table, _cells(consumer, good=good), style=style)
+        verdict = "same" if good else f"differs: {consumer.failure or _reason(consumer)}"
+        if consumer.max_diff is None:
+            why = consumer.not_measured or consumer.failure or "another shape or dtype"
+            verdict = f"{'not measured' if consumer.not_measured else 'differs'}: {why}"
+        add_row(table, consumer_cells(consumer, verdict), style=style)
     console.print(table)
     print_sentences(console, [*preprocessing_sentences(parity), *_value_lines(parity)])
 
@@ -106,25 +107,6 @@ def _draw_row(axes: NDArray[Any], name: str, worst: WorstPicture, spec: Preproce
 def _window(center: int, size: int) -> slice:
     start = min(max(center - _ZOOM // 2, 0), max(size - _ZOOM, 0))
     return slice(start, start + _ZOOM)
-
-
-def _cells(consumer: ConsumerParity, *, good: bool) -> tuple[str, ...]:
-    if consumer.max_diff is None:
-        why = consumer.not_measured or consumer.failure or "another shape or dtype"
-        state = "not measured" if consumer.not_measured else "differs"
-        return (consumer.consumer, "", "", "", "", "", "", f"{state}: {make_printable(why)}")
-    decisions = consumer.decisions
-    share = 100 * (consumer.over_one_step or 0.0)
-    return (
-        consumer.consumer,
-        format_number(consumer.max_diff),
-        format_number(consumer.mean_diff or 0.0),
-        f"{share:.3g} %",
-        " ".join(format_number(channel.max) for channel in consumer.channels),
-        f"{decisions.flips}/{decisions.images}" if decisions else "",
-        format_number(decisions.confidence_diff_max) if decisions else "",
-        "same" if good else f"differs: {make_printable(consumer.failure or _reason(consumer))}",
-    )
 
 
 def _reason(consumer: ConsumerParity) -> str:

@@ -19,16 +19,21 @@ from gate.decision.decide import Decision
 from gate.records.evidence import Evidence, fields_of
 from gate.records.localization import Explanation, LayerRow, Localization
 from gate.records.outputs import OutputParity
+from gate.records.preprocessing import PreprocessingParity
 from gate.records.runtime import RUNTIMES
 from gate.report.chart import Chart
 from gate.report.error_charts import bound_usage_chart, confidence_chart, differences_chart
 from gate.report.model_charts import depth_chart, metric_charts
 from gate.storage.safe_text import make_printable
 from gate.summary.render import (
+    CONSUMER_HEADINGS,
+    LAYER_HEADINGS,
     allowed,
     beginning,
+    consumer_cells,
     format_bound_usage,
     format_number,
+    layer_cells,
     nan_as_infinite,
     observed,
     outputs_of,
@@ -117,6 +122,16 @@ def _shown_layers(localization: Localization | None) -> tuple[LayerRow, ...]:
     return layers[:MAX_LAYERS]
 
 
+def _consumers(parity: PreprocessingParity | None) -> list[tuple[str, ...]]:
+    """Return the cells of the table of preprocessing consumers."""
+    rows = []
+    for consumer in () if parity is None else parity.consumers:
+        causes = "; ".join((*consumer.mismatched[:1], *consumer.causes))
+        why = consumer.not_measured or consumer.failure or causes
+        rows.append(consumer_cells(consumer, why))
+    return rows
+
+
 def _worst_output(evidence: Evidence) -> tuple[str, OutputParity] | None:
     """Return the runtime and output with the largest error whose worst samples were recorded."""
     recorded = [each for each in outputs_of(evidence) if each[1].worst]
@@ -157,7 +172,10 @@ def render_page(report: Report) -> str:
             cause=cause,
             charts=[chart for chart in report.charts if chart.alternative != shown],
             checks=sorted(summary.check_rows, key=_by_verdict),
-            layers=_shown_layers(localization),
+            layers=[layer_cells(row, detail=row.detail) for row in _shown_layers(localization)],
+            layer_headings=LAYER_HEADINGS,
+            consumers=_consumers(report.evidence.preprocessing),
+            consumer_headings=CONSUMER_HEADINGS,
             worst=_worst_output(report.evidence),
             pictures=report.pictures,
             cost_headings=COST_HEADINGS,

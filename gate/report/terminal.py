@@ -17,11 +17,13 @@ from gate.records.export import LEVELS, LintLevel
 from gate.records.localization import Explanation, Localization
 from gate.storage.safe_text import make_printable, shorten
 from gate.summary.render import (
+    LAYER_HEADINGS,
+    allowed,
     beginning,
-    cells,
     count,
     format_bound_usage,
-    format_number,
+    layer_cells,
+    observed,
     result_of,
     short_name,
 )
@@ -94,10 +96,6 @@ def _lint_sentences(report: LintReport) -> Iterator[str]:
     yield f"{', '.join(counts)}; {silenced}; {read} read, as exported by {report.strategy}"
 
 
-_LAYER_HEADINGS = (
-    "layer", "type", "max diff", "mean diff", "noise ratio", "alone", "growth", "verdict"
-)  # fmt: skip
-
 _CELL = 40
 """Maximum number of characters of a detail in the table; longer ones follow it."""
 
@@ -127,18 +125,13 @@ def localisation_sentences(explanation: Explanation) -> Iterator[str]:
 
 def print_layers(localization: Localization, console: Console) -> None:
     """Print the table of layers, then its interpretation."""
-    table = build_table(_LAYER_HEADINGS, right=_LAYER_HEADINGS[2:-1])
+    table = build_table(LAYER_HEADINGS, right=LAYER_HEADINGS[2:-1])
     long = []
     for row in localization.layers:
-        verdict: str = row.verdict
-        if row.detail and len(row.detail) <= _CELL:
-            verdict = f"{verdict}: {row.detail}"
-        elif row.detail and row.module != localization.first_divergence:
+        detail = row.detail if row.detail and len(row.detail) <= _CELL else None
+        if row.detail and not detail and row.module != localization.first_divergence:
             long.append(make_printable(f"{row.title}: {row.detail}"))
-        numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
-                   row.amplification)  # fmt: skip
-        cells = (row.title, row.kind, *map(format_number, numbers), verdict)
-        add_row(table, cells, style=_LAYER_STYLES[row.verdict])
+        add_row(table, layer_cells(row, detail=detail), style=_LAYER_STYLES[row.verdict])
     if localization.layers:
         console.print(table)
     explanation = Explanation(localisation=localization)
@@ -269,9 +262,13 @@ def _print_checks(summary: Summary, console: Console) -> None:
     table = build_table(headings, right=("observed", "n"))
     before = ""
     for row in summary.check_rows:
-        verdict = Text(row.check.verdict.value, style=STYLES[row.check.verdict])
-        runtime = row.check.runtime or "measurement"
-        meaning = row.meaning if row.check.bound is None else f"{row.meaning} {row.why}"
-        add_row(table, (runtime, *cells(row.check), verdict, "" if meaning == before else meaning))
+        check = row.check
+        meaning = row.meaning if check.bound is None else f"{row.meaning} {row.why}"
+        name = f"{check.output} / {check.label}" if check.output else check.label
+        samples = "" if check.samples is None else str(check.samples)
+        verdict = Text(check.verdict.value, style=STYLES[check.verdict])
+        shown = "" if meaning == before else meaning
+        add_row(table, (check.runtime or "measurement", name, observed(check), allowed(check),
+                        samples, verdict, shown))  # fmt: skip
         before = meaning
     console.print(table)

@@ -25,6 +25,7 @@ from gate.records.localization import (
     join_names,
 )
 from gate.records.outputs import OutputParity
+from gate.records.preprocessing import ConsumerParity
 from gate.records.runtime import RuntimeName
 from gate.storage.record import Record
 from gate.storage.safe_text import list_first, make_printable, shorten
@@ -479,11 +480,39 @@ def short_name(check: CheckResult, *, several_outputs: bool) -> str:
     return make_printable(" / ".join(name for name in names if name))
 
 
-def cells(check: CheckResult) -> tuple[str, str, str, str]:
-    """Return name with output, observed value, bound and number of samples."""
-    name = f"{check.output} / {check.label}" if check.output else check.label
-    samples = "" if check.samples is None else str(check.samples)
-    return make_printable(name), observed(check), allowed(check), samples
+LAYER_HEADINGS = (
+    "layer", "type", "max diff", "mean diff", "noise ratio", "alone", "growth", "verdict"
+)  # fmt: skip
+
+
+def layer_cells(row: LayerRow, *, detail: str | None) -> tuple[str, ...]:
+    """Return the cells below `LAYER_HEADINGS`. `detail`: follows the verdict."""
+    numbers = (row.max_abs_diff, row.mean_abs_diff, row.noise_ratio, row.local_ratio,
+               row.amplification)  # fmt: skip
+    verdict = f"{row.verdict}: {detail}" if detail else row.verdict
+    return (row.title, row.kind, *map(format_number, numbers), verdict)
+
+
+CONSUMER_HEADINGS = (
+    "consumer", "max", "mean", "> 1 step", "channels max", "flips", "confidence", "verdict"
+)  # fmt: skip
+
+
+def consumer_cells(consumer: ConsumerParity, verdict: str) -> tuple[str, ...]:
+    """Return the cells below `CONSUMER_HEADINGS`: differences of a preprocessing in steps."""
+    if consumer.max_diff is None:
+        return (consumer.consumer, "", "", "", "", "", "", verdict)
+    decisions = consumer.decisions
+    return (
+        consumer.consumer,
+        format_number(consumer.max_diff),
+        format_number(consumer.mean_diff or 0.0),
+        f"{100 * (consumer.over_one_step or 0.0):.3g} %",
+        " ".join(format_number(channel.max) for channel in consumer.channels),
+        f"{decisions.flips}/{decisions.images}" if decisions else "",
+        format_number(decisions.confidence_diff_max) if decisions else "",
+        verdict,
+    )
 
 
 def bound_usage(check: CheckResult) -> float | None:

@@ -62,7 +62,7 @@ def test_last_releases_are_a_table():
     assert f"| {digest('6').short} | 1.6 | 1 |  | 2.5 |" in text
     assert digest("1").short not in text
     own_trend = Change(absent="it is this very file", trend=rows[:1])
-    assert "| file |" not in summary_markdown(summarize(*passed(), change=own_trend), {})
+    assert "Over versions" not in summary_markdown(summarize(*passed(), change=own_trend), {})
 
 
 @pytest.mark.parametrize(("name", "heading"), [
