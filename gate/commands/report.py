@@ -94,8 +94,7 @@ def _show(summary: Summary, output: Path, console: Console, *, compared: bool) -
 
     console.print(Text(f"{summary.headline.verdict}  {summary.headline.sentence}"))
     if compared:
-        rows = summary.change.rows
-        changed = [row for row in rows if row.changed]
+        rows, changed = summary.change.rows, summary.change.changed_rows
         if changed:
             cells = [(row.name, row.before, row.now, row.sense or "") for row in changed]
             console.print(build_table(("what changed", "before", "now", ""), cells))

@@ -22,7 +22,7 @@ from gate.decision.check_result import Verdict
 from gate.lint.lint import LintReport
 from gate.lint.rules import RULES
 from gate.storage.safe_text import make_printable
-from gate.summary.render import render_check, result_of
+from gate.summary.render import render_check, result_of, short_name
 from gate.summary.summary import CheckRow, Summary
 
 Outcome = Literal["passed", "rejected", "not judged"]
@@ -131,7 +131,7 @@ def _suites(summary: Summary) -> Iterator[ElementTree.Element]:
     cases: dict[str, list[ElementTree.Element]] = {row.runtime: [] for row in summary.proof}
     for row in summary.check_rows:
         check = row.check
-        title = " / ".join(filter(None, (check.part, check.output, check.label)))
+        title = short_name(check, several_outputs=True)
         text = _details(row, causes.get(check.title), onnx_reference=subject.is_onnx_reference)
         case = _case(title, _ELEMENTS.get(check.verdict), kind=check.name,
                      message=result_of(check), text=text)  # fmt: skip

@@ -31,6 +31,7 @@ from gate.summary.render import (
     allowed,
     beginning,
     consumer_cells,
+    count,
     format_bound_usage,
     format_number,
     layer_cells,
@@ -229,6 +230,7 @@ def _templates() -> Environment:
         # as the page's script compares shares of bounds
         "sort_key": lambda used: "-1" if used is None else repr(min(nan_as_infinite(used), 1e300)),
         "text": render_check,
+        "counted": count,
         "lines": _lines,
         "beginning": lambda reason: beginning(reason).rstrip("."),
         "breakable": _breakable,

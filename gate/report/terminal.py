@@ -264,7 +264,7 @@ def _print_checks(summary: Summary, console: Console) -> None:
     for row in summary.check_rows:
         check = row.check
         meaning = row.meaning if check.bound is None else f"{row.meaning} {row.why}"
-        name = f"{check.output} / {check.label}" if check.output else check.label
+        name = short_name(check, several_outputs=True)
         samples = "" if check.samples is None else str(check.samples)
         verdict = Text(check.verdict.value, style=STYLES[check.verdict])
         shown = "" if meaning == before else meaning

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gate.decision.catalog import SYMPTOMS, Cause, cause_for
@@ -116,25 +116,19 @@ def groups_of(decision: Decision, explanation: Explanation) -> list[CheckGroup]:
     for check in (*decision.problems, *decision.waived):
         cause = cause_for(check)
         by_cause.setdefault(cause, CheckGroup(cause)).checks.append(check)
-    groups = list(_with_root_cause(by_cause, decision, explanation.localisation))
-    return sorted((group for group in groups if group.checks), key=_rank)
-
-
-def _with_root_cause(
-    by_cause: dict[Cause, CheckGroup], decision: Decision, localization: Localization | None
-) -> Iterator[CheckGroup]:
-    """Return the groups after each root cause has absorbed the symptoms that it explains."""
-    root = _root_cause(by_cause, decision, localization)
+    root = _root_cause(by_cause, decision, explanation.localisation)
+    groups = []
     if root is not None:
         _absorb(root, by_cause, decision)
-        yield root
+        groups.append(root)
     for group in by_cause.values():
         if group is not root:
             runtimes = [check.runtime for check in group.checks]
             on_cuda = all(name is not None and traits_of(name).cuda for name in runtimes)
             # The fault of the file is already reported; these checks differ because of the device.
             numbers = group.cause == "numbers" and on_cuda
-            yield _on_device(group.checks, decision) if numbers else group
+            groups.append(_on_device(group.checks, decision) if numbers else group)
+    return sorted((group for group in groups if group.checks), key=_rank)
 
 
 def _root_cause(
@@ -154,15 +148,12 @@ def _root_cause(
         return CheckGroup(cause, localisation=localization)
     certain = next((by_cause[cause] for cause in _ROOTS if cause in by_cause), None)
     if certain is None and localization is not None and localization.probe is not None:
-        return _probed(by_cause, localization)
+        # Only a probe reveals the layer. Different code may come from the trace.
+        is_code = localization.fault_code == "code"
+        if is_code and "baked_in" in by_cause and "beyond" not in by_cause:
+            return by_cause["baked_in"]
+        return CheckGroup("beyond", localisation=localization)
     return certain or _cause_of_pattern(by_cause, decision)
-
-
-def _probed(by_cause: dict[Cause, CheckGroup], localization: Localization) -> CheckGroup:
-    """Return the layer that only a probe reveals. Different code may come from the trace."""
-    if localization.fault_code == "code" and "baked_in" in by_cause and "beyond" not in by_cause:
-        return by_cause["baked_in"]
-    return CheckGroup("beyond", localisation=localization)
 
 
 def _cause_of_pattern(by_cause: dict[Cause, CheckGroup], decision: Decision) -> CheckGroup | None:

@@ -24,6 +24,7 @@ from gate.summary.explanations import GroupExplanation, explain_group
 from gate.summary.grouping import CheckGroup, groups_of
 from gate.summary.render import (
     bound_usage,
+    count,
     format_bound_usage,
     format_number,
     has_several_outputs,
@@ -314,9 +315,8 @@ def summarize(
 
 def _passed(decision: Decision, evidence: Evidence, proof: tuple[RuntimeProof, ...]) -> str:
     """Return the sentence on a pass: samples, runtimes, and the check nearest to its bound."""
-    samples = evidence.dataset.samples
-    text = f"Within every bound on {samples} sample{'' if samples == 1 else 's'}, on "
-    text += ", ".join(decision.runtimes)
+    samples = count(evidence.dataset.samples, "sample")
+    text = f"Within every bound on {samples}, on {', '.join(decision.runtimes)}"
     nearest = proof[0].worst if proof and proof[0].bound_usage else None
     if nearest is not None and format_bound_usage(nearest):
         name = short_name(nearest, several_outputs=has_several_outputs(decision.checks))
