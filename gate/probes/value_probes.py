@@ -65,6 +65,16 @@ def nonfinite_probes(context: MeasurementContext, profile: SampleProfile) -> Ite
         for title, value in _VALUES.items():
             build = partial(_with_value, profile, name, value)
             yield Probe(f"{title}{suffix}", "value", profile.small, build, finite=True)
+        if _is_table(profile, name):  # missing values are often replaced by a value per column
+            width = profile.rows[name].shape[1]
+            build = partial(_with_missing_columns, profile, name)
+            yield Probe(f"nan_columns{suffix}", "value", width, build, finite=True)
+
+
+def _with_missing_columns(profile: SampleProfile, name: str) -> Batch:
+    batch = profile.batch(profile.rows[name].shape[1])
+    np.fill_diagonal(batch[name], math.nan)
+    return batch
 
 
 def _with_value(profile: SampleProfile, name: str, value: float) -> Batch:
@@ -361,16 +371,21 @@ _MAX_COLUMNS = 64
 _SPECIAL_VALUES = (0.0, 1.0, -1.0, -999.0)
 
 
+def _is_table(profile: SampleProfile, name: str) -> bool:
+    """Return whether a float input has few columns, and its samples form batches of any size."""
+    rows = profile.rows[name]
+    is_flat = rows.dtype.kind == "f" and rows.ndim == 2
+    return not profile.fixed and is_flat and 1 <= rows.shape[1] <= _MAX_COLUMNS
+
+
 def column_probes(profile: SampleProfile) -> Iterator[Probe]:
     """Yield a probe of the columns of each float input that is a table.
 
     Each column alone is set below and above its range, and to values that often have a special
     meaning. All changes are in one batch, in which each sample is judged in its own scale.
     """
-    if profile.fixed:
-        return
     for name, rows in profile.rows.items():
-        if rows.dtype.kind == "f" and rows.ndim == 2 and 1 <= rows.shape[1] <= _MAX_COLUMNS:
+        if _is_table(profile, name):
             size = rows.shape[1] * (len(_SPECIAL_VALUES) + 2)
             build = partial(_change_columns, profile, name)
             yield Probe(f"columns_{name}", "value", size, build, scaled_by_sample=True)
