@@ -569,10 +569,26 @@ class Diagnoser:
             return compare(reordered=self._has_gates(indices))
         loose = {**fused, **self._loose(), **tensors_around(self._model, value.path)}
         comparison = compare(loose={name: loose[name] for name in loose if name in self._names})
-        if comparison.differences:
-            return comparison
-        # A constant that a module returned may have been transposed before it was stored.
-        return replace(comparison, differences=compare(loose=loose, reordered=True).differences)
+        if not (differences := self._certain(comparison.differences)):
+            # A constant that a module returned may have been transposed before it was stored.
+            differences = self._certain(compare(loose=loose, reordered=True).differences)
+        return replace(comparison, differences=differences)
+
+    def _certain(
+        self, differences: Iterable[layer_weights.WeightDifference]
+    ) -> tuple[layer_weights.WeightDifference, ...]:
+        """Return the differences without those of numbers that the file has under their names.
+
+        Code reads many numbers, such as an epsilon or a length. None is the counterpart of a
+        parameter that other nodes read.
+        """
+        numbers = {name for name, array in self._graph.weights.items() if array.size == 1}
+        return tuple(
+            difference
+            for difference in differences
+            if difference.detail["code"] != "not_computed"
+            or difference.detail["name"] not in numbers
+        )
 
     def _compared_tensors(
         self, suspect: DivergentValue, segment: _Segment

@@ -122,7 +122,11 @@ class MetricPolicy(PolicyRecord):
         excluded = "max" if self.is_higher_better else "min"
         if getattr(self, excluded) is not None:
             better, expected = ("higher", "min") if excluded == "max" else ("lower", "max")
-            raise ValueError(f"{excluded} is set, but {better} is better; set {expected} instead")
+            is_assumed = not self.is_builtin and self.higher_is_better is None
+            raise ValueError(
+                f"{excluded} is set, but {better} is better; set {expected} instead"
+                + (", or higher_is_better: false" if is_assumed else "")
+            )
         if len(set(self.slices)) < len(self.slices):
             raise ValueError(f"slices {list(self.slices)}: name each column once")
         return self

@@ -373,3 +373,30 @@ def test_tf32_sized_error_is_named_on_cuda_only(tmp_path, runtime, rounding, nam
     suspect = DivergentValue(value, "logits", missing=False, folded=None, alone=deviation)
     cause = Diagnoser(model, graph, ValueLayout(), cuda="cuda" in runtime).cause(suspect)
     assert (cause.code == "tf32") == named
+
+
+class Rescaled(nn.Module):
+    """Two outputs, of which the second is scaled by a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 5)
+        self.log_scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        shares = self.layer(x) / 5.0
+        return shares, shares.sum(1) * self.log_scale.exp()
+
+
+def divide_by_seven(proto: onnx.ModelProto) -> None:
+    constant = next(n for n in proto.graph.node if n.output[0] == find_node(proto, "Div").input[1])
+    constant.attribute[0].t.CopyFrom(numpy_helper.from_array(np.float32(7.0)))
+
+
+def test_another_number_of_code_is_no_weight(tmp_path):
+    settings = {"outputs": ("shares", "total")}
+    candidate = nets.export(Rescaled().eval(), tmp_path / "m.onnx", VECTORS, **settings)
+    bad = tiny.edit(candidate, tmp_path / "bad.onnx", divide_by_seven)
+    fault = localize_file(Rescaled().eval(), bad, VECTORS).fault_params
+    assert (fault["nodes"], fault["tensor"]) == ("Div /Div", "shares")

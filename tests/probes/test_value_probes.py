@@ -121,6 +121,26 @@ def test_column_probe_finds_a_changed_missing_value(tmp_path):
     assert failing == {"columns_x"}
 
 
+def test_probe_of_missing_values_finds_a_changed_column(tmp_path):
+    class Imputed(nn.Module):
+        """Replace NaN by a value per column, that of the middle column always by 0."""
+
+        def __init__(self, first):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.values = nn.Linear(3, 2), (first, 0.0, 1.0)
+
+        def forward(self, x):
+            return self.fc(torch.where(x.isnan(), torch.tensor(self.values), x))
+
+    candidate = benches.export(Imputed(0.0).eval(), tmp_path / "model.onnx", {"x": TABLE})
+    measurement = benches.measured(Imputed(-1.0).eval(), candidate, {"x": TABLE}, search_inputs=0)
+    failing = {
+        p.name for r in measurement.runtimes for p in r.probes if (p.noise_ratio or 0) > 32.0
+    }
+    assert failing == {"nan_columns"}
+
+
 VECTORS = benches.vectors()
 NAMES = ["nan", "inf", "minus_inf"]
 
@@ -159,6 +179,8 @@ def create_nonfinite_probes(model, arrays=None):
 )
 def test_models_handling_nan_or_infinity_get_nonfinite_probes(function):
     observed = create_nonfinite_probes(FunctionModel(function))
+    columns = observed.pop("nan_columns")
+    assert np.array_equal(np.isnan(columns.batch["x"]), np.eye(6, dtype=bool))
     assert list(observed) == NAMES
     for probe, value in zip(observed.values(), (np.nan, np.inf, -np.inf), strict=True):
         x = probe.batch["x"]
