@@ -94,38 +94,6 @@ def test_pass_through_of_a_wrong_value_is_not_the_source(tmp_path, by: Exporter)
     assert {row.module for row in record.layers if row.verdict == "source"} == {"twice"}
 
 
-class Pooled(nn.Module):
-    """Code before two layers, of which the second normalizes to the shape of the first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def pool(self, x):
-        return x.cumsum(1)
-
-    def forward(self, x):
-        x = x + self.inner(self.pool(x))
-        return self.head(x * torch.rsqrt(x.square().mean(-1, keepdim=True)))
-
-
-class PooledSquares(Pooled):
-    """The model with other code."""
-
-    def pool(self, x):
-        return x.square().cumsum(1)
-
-
-@pytest.mark.parametrize("by", ["direct", "dynamo"])
-def test_code_is_the_tensor_that_the_next_layer_reads(tmp_path, by: Exporter):
-    candidate = nets.export(PooledSquares().eval(), tmp_path / "m.onnx", SEQUENCES, by=by)
-    record = localize_file(Pooled().eval(), candidate, SEQUENCES)
-    assert record.fault_params["before"] == "inner"
-    assert list_titles(record, "source") == ["(model)"]
-    assert set(layer_rows(record)) == {"inner", "head"}
-
-
 class FirstToken(nn.Module):
     """A model that adds the embedding of token 0, an index computed as a product with zero."""
 
