@@ -22,25 +22,21 @@ _MUTATORS = frozenset(
     {"append", "extend", "insert", "update", "add", "setdefault", "pop", "remove", "clear", "fill"}
 )
 
-_SIMPLE = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
-
 _ENDS = (
     ast.Return | ast.Yield | ast.YieldFrom | ast.Await | ast.Break | ast.Continue | ast.Delete
     | ast.Global | ast.Nonlocal
 )  # fmt: skip
 
-_CHANGES = (
-    ast.Return | ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete | ast.Yield
-    | ast.Continue | ast.Break
-)  # fmt: skip
+_Nodes = Sequence[ast.AST]
 
 
 def only_guards(body: Sequence[ast.stmt]) -> bool:
     """True if these statements raise, warn or log, and change nothing that is returned."""
-    nodes = [node for statement in body for node in ast.walk(statement)]
+    nodes = _walk(body)
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    mutates = any(isinstance(call, ast.Attribute) and _mutates(call.attr) for call in calls)
-    return not mutates and not any(isinstance(node, _CHANGES) for node in nodes)
+    mutates = any(isinstance(call, ast.Attribute) and _is_in_place(call.attr) for call in calls)
+    changes = _ENDS | ast.Assign | ast.AugAssign | ast.AnnAssign
+    return not mutates and not any(isinstance(node, changes) for node in nodes)
 
 
 def may_reach_output(
@@ -54,16 +50,15 @@ def may_reach_output(
     if guarded is None:
         return True
     statements, left_out = guarded
-    written = _written(statements, definition)
+    written = _written(_walk(statements), definition)
     owner = _owner(definition)
     if written is None or written & {*_reads(_outside(definition, left_out), owner)}:
         return True
     attributes = {target.partition(".")[2] for target in written if "." in target}
-    trees = _trees(kinds) if attributes else []
-    return bool(attributes & _attributes_read(trees, left_out) if trees else attributes)
-
-
-_Nodes = tuple[ast.AST, ...]
+    if not attributes:
+        return False
+    trees = _trees(kinds)
+    return not trees or bool(attributes & _attributes_read(trees, left_out))
 
 
 def _guarded(node: ast.If | ast.IfExp, definition: Definition) -> tuple[_Nodes, _Nodes] | None:
@@ -73,96 +68,88 @@ def _guarded(node: ast.If | ast.IfExp, definition: Definition) -> tuple[_Nodes, 
     None: the guarded expression is part of a statement that is more than an assignment.
     """
     if isinstance(node, ast.IfExp):
-        enclosing = [
-            statement for statement in ast.walk(definition)  # outer ones first
-            if isinstance(statement, ast.stmt) and any(i is node for i in ast.walk(statement))
-        ]  # fmt: skip
-        simple = enclosing and isinstance(enclosing[-1], _SIMPLE)
-        return ((enclosing[-1],), (enclosing[-1],)) if simple else None
+        # Outer statements come first, so the last one is the innermost.
+        statements = [each for each in ast.walk(definition) if isinstance(each, ast.stmt)]
+        enclosing = [each for each in statements if any(i is node for i in ast.walk(each))][-1:]
+        simple = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr
+        return (enclosing, enclosing) if enclosing and isinstance(enclosing[0], simple) else None
     block = [] if isinstance(definition, ast.Lambda) else definition.body
     if node in block and not node.orelse:
         # The statements between `if guard: return x` and the same `return x` at the end.
         *between, last = block[block.index(node) :]
         end = node.body[-1]
         if between and isinstance(end, ast.Return) and ast.dump(end) == ast.dump(last):
-            return (*node.body[:-1], *between[1:]), (node, *between[1:])
-    return (*node.body, *node.orelse), (node,)
+            return [*node.body[:-1], *between[1:]], [node, *between[1:]]
+    return [*node.body, *node.orelse], [node]
 
 
-class _Flow(NamedTuple):
-    """Names, and attributes as `self.x`, that a node writes and reads."""
+class _Write(NamedTuple):
+    """A name, or an attribute as `self.x`, that a node writes."""
 
-    targets: frozenset[str]
-    """Written names."""
-    changed: frozenset[str]
-    """Targets that are changed in place: by an index, an attribute or a method."""
+    target: str
+    in_place: bool
+    """True if its object is changed: by an index, an attribute or a method."""
     sources: frozenset[str]
-    """Names that the targets are computed from."""
+    """Names that it is computed from."""
 
 
-def _flow(node: ast.AST, owner: str) -> _Flow:
-    targets: list[ast.expr] = []
-    sources: list[ast.AST] = []
+def _writes(node: ast.AST, owner: str) -> Iterator[_Write]:
+    targets, sources = _assignment(node)
+    read = frozenset(_reads(_walk([*sources, *targets]), owner))
+    in_place = isinstance(node, ast.AugAssign | ast.Call)
+    for target in targets:
+        for root, is_changed in _roots(target, owner, in_place):
+            yield _Write(root, is_changed, read)
+
+
+def _assignment(node: ast.AST) -> tuple[list[ast.expr], _Nodes]:
+    """Return the targets that a node writes, and what they are computed from."""
     match node:
-        case ast.Assign():
-            targets, sources = node.targets, [node.value]
-        case ast.AnnAssign(value=value) if value is not None:
-            targets, sources = [node.target], [value]
-        case ast.AugAssign() | ast.NamedExpr():
-            targets, sources = [node.target], [node.value]
-        case ast.For(target=target, iter=source) | ast.comprehension(target=target, iter=source):
-            targets, sources = [target], [source]
-        case ast.withitem(optional_vars=target) if target is not None:
-            targets, sources = [target], [node.context_expr]
-        case ast.Call(func=ast.Attribute(value=target, attr=name)) if _is_mutator(name):
-            targets, sources = [target], [*node.args, *(each.value for each in node.keywords)]
+        case ast.Assign(targets=targets, value=source):
+            return targets, [source]
+        case (
+            ast.AnnAssign(target=target, value=ast.expr() as source)
+            | ast.AugAssign(target=target, value=source)
+            | ast.NamedExpr(target=target, value=source)
+            | ast.For(target=target, iter=source)
+            | ast.comprehension(target=target, iter=source)
+            | ast.withitem(optional_vars=ast.expr() as target, context_expr=source)
+        ):
+            return [target], [source]
+        case ast.Call(func=ast.Attribute(value=target, attr=name)) if _changes_object(name):
+            return [target], [*node.args, *node.keywords]
         case ast.FunctionDef(name=name, body=body):
-            targets, sources = [ast.Name(id=name)], [*body]
-    written = frozenset(root for target in targets for root in _roots(target, owner))
-    read = {name for source in (*sources, *targets) for name in _reads(ast.walk(source), owner)}
-    if isinstance(node, ast.AugAssign):
-        read |= written
-    changed = written
-    if not isinstance(node, ast.AugAssign | ast.Call):  # which change a tensor in place
-        parts = [part for target in targets for part in ast.walk(target)]
-        stores = [p for p in parts if isinstance(p, ast.expr) and _is_inner_store(p, owner)]
-        changed = frozenset(root for part in stores for root in _roots(part, owner))
-    return _Flow(written, changed, frozenset(read))
+            return [ast.Name(id=name)], body
+    return [], []
 
 
-def _is_inner_store(part: ast.AST, owner: str) -> bool:
-    """True for `x[0]` and `x.y`, but not for `self.y`, which rebinds a name."""
-    match part:
-        case ast.Attribute(value=ast.Name(id=name)) if name == owner:
-            return False
-        case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
-            return True
-    return False
+def _changes_object(method: str) -> bool:
+    return method in _MUTATORS or _is_in_place(method)
 
 
-def _mutates(method: str) -> bool:
+def _is_in_place(method: str) -> bool:
     return method.endswith("_") and not method.endswith("__")
 
 
-def _is_mutator(method: str) -> bool:
-    return method in _MUTATORS or _mutates(method)
-
-
-def _roots(target: ast.expr, owner: str) -> Iterator[str]:
+def _roots(target: ast.expr, owner: str, in_place: bool) -> Iterator[tuple[str, bool]]:
+    """Yield the names and attributes that a target writes, and whether it does so in place."""
     match target:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             for part in parts:
-                yield from _roots(part, owner)
+                yield from _roots(part, owner, in_place)
+        case ast.Starred(value=inner):
+            yield from _roots(inner, owner, in_place)
         case ast.Name(id=name):
-            yield name
-        case ast.Attribute(value=inner, attr=attribute):
-            yield f"self.{attribute}"
-            if not (isinstance(inner, ast.Name) and inner.id == owner):
-                yield from _roots(inner, owner)  # another module, which may read it
-        case ast.Subscript(value=inner) | ast.Starred(value=inner) | ast.Call(func=inner):
-            yield from _roots(inner, owner)
+            yield name, in_place
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name == owner:
+            yield f"self.{attribute}", in_place
+        case ast.Attribute(value=inner, attr=attribute):  # of another module, which may read it
+            yield f"self.{attribute}", True
+            yield from _roots(inner, owner, True)
+        case ast.Subscript(value=inner) | ast.Call(func=inner):
+            yield from _roots(inner, owner, True)
         case _:
-            yield _UNKNOWN
+            yield _UNKNOWN, True
 
 
 def _reads(nodes: Iterable[ast.AST], owner: str) -> Iterator[str]:
@@ -180,34 +167,32 @@ def _owner(definition: Definition) -> str:
     return next((parameter.arg for parameter in parameters(definition)), "")
 
 
-def _written(statements: _Nodes, definition: Definition) -> set[str] | None:
-    """Return the names that are written; None: the statements may end the function, or change an
-    object that it did not create."""
-    owner = _owner(definition)
-    nodes = [node for statement in statements for node in ast.walk(statement)]
+def _written(nodes: _Nodes, definition: Definition) -> set[str] | None:
+    """Return the names that are written; None: the nodes may end the function, or change an object
+    that it did not create."""
     if any(isinstance(node, _ENDS) for node in nodes):
         return None
-    flows = [_flow(node, owner) for node in nodes]
-    targets = {target for flow in flows for target in flow.targets}
-    changed = {target for flow in flows for target in flow.changed}
-    all_nodes = list(ast.walk(definition))
-    bindings = [n for n in all_nodes if not isinstance(n, ast.AugAssign | ast.Call)]
+    owner, function = _owner(definition), _walk([definition])
+    writes = [write for node in nodes for write in _writes(node, owner)]
+    written = {write.target for write in writes}
+    changed = {write.target for write in writes if write.in_place}
     # An assigned value may be another name of the same object.
-    changed = _closure(changed, [_flow(node, owner) for node in bindings])
-    local_names = {target for node in all_nodes for target in _flow(node, owner).targets}
-    local_names -= {node.arg for node in all_nodes if isinstance(node, ast.arg)}
+    bindings = [node for node in function if not isinstance(node, ast.AugAssign | ast.Call)]
+    aliases = [write for node in bindings for write in _writes(node, owner)]
+    while added := {s for w in aliases if w.target in changed for s in w.sources} - changed:
+        changed |= added
+    local_names = {write.target for node in function for write in _writes(node, owner)}
+    local_names -= {node.arg for node in function if isinstance(node, ast.arg)}
     foreign = {target for target in changed if "." not in target and target not in local_names}
-    return None if foreign or _UNKNOWN in targets else targets | changed
+    return None if foreign or _UNKNOWN in written else written | changed
 
 
-def _closure(names: set[str], flows: list[_Flow]) -> set[str]:
-    """Return these names and all names that they are computed from."""
-    while added := {s for flow in flows if names & flow.targets for s in flow.sources} - names:
-        names = names | added
-    return names
+def _walk(nodes: Iterable[ast.AST]) -> list[ast.AST]:
+    return [inner for node in nodes for inner in ast.walk(node)]
 
 
 def _outside(node: ast.AST, left_out: _Nodes) -> Iterator[ast.AST]:
+    """Yield a node and those inside of it, except the ones that are left out."""
     if any(node is each for each in left_out):
         return
     yield node
@@ -235,12 +220,11 @@ def _trees(module_classes: Iterable[type]) -> list[ast.Module]:
 def _attributes_read(trees: Iterable[ast.Module], left_out: _Nodes) -> set[str]:
     """Return the attributes that are read by functions which a `forward` may call."""
     bodies: dict[str, list[ast.AST]] = {}
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                bodies.setdefault(node.name, []).append(node)
-            elif isinstance(node, ast.Lambda):  # it may be called by any name
-                bodies.setdefault("forward", []).append(node)
+    for node in _walk(trees):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            bodies.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.Lambda):  # it may be called by any name
+            bodies.setdefault("forward", []).append(node)
     attributes: set[str] = set()
     pending = ["forward", "__call__"]
     while pending:
@@ -259,6 +243,5 @@ def _attributes(nodes: Iterable[ast.AST]) -> Iterator[str]:
             case ast.Attribute(attr=name, ctx=ast.Load()):
                 yield name
             case ast.Call(args=passed):
-                for part in passed:
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        yield part.value
+                texts = [part.value for part in passed if isinstance(part, ast.Constant)]
+                yield from (text for text in texts if isinstance(text, str))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import collections
 import copy
 import functools
 import importlib
@@ -16,36 +15,38 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from gate.lint import torch_rules
+from gate.lint import rules, torch_rules
 from gate.lint.export_guards import may_reach_output, only_guards
-from gate.lint.rules import RULES
+from gate.lint.rules import RULES, Hazard
 from gate.lint.source import Definition, FunctionSource, Unreadable, python_function
 from gate.lint.torch_results import arithmetic, comparison, negated, torch_result
-from gate.lint.torch_rules import Hazard, IndexExpression
+from gate.lint.torch_rules import IndexExpression
 from gate.lint.values import (
     NOTHING,
+    PYTHON,
     SCALAR,
+    UNKNOWN,
     Arguments,
     Kind,
     Method,
     Value,
     bind,
     common_axis,
+    default_values,
     from_object,
     is_text,
     item,
     join,
     parameters,
-    python,
     ranks_differ,
+    shift,
     tensor,
     type_hints,
-    unknown,
 )
 from gate.records.export import LintFinding, LintLevel, Strategy
 
@@ -66,12 +67,15 @@ _READS = {
     "__len__": "TRC005",
 }
 
-_FLAGS: dict[str, tuple[str, ...]] = {
-    "traced": ("is_tracing", "_is_tracing", "_get_tracing_state", "is_in_onnx_export"),
-    "scripted": ("is_scripting", "is_in_onnx_export"),
-    "dynamo": ("is_compiling", "is_dynamo_compiling", "is_exporting", "is_in_onnx_export"),
+_TRACING: tuple[Strategy, ...] = ("traced", "direct")
+
+_FLAGS: dict[str, tuple[Strategy, ...]] = {
+    **dict.fromkeys(("is_tracing", "_is_tracing", "_get_tracing_state"), _TRACING),
+    **dict.fromkeys(("is_compiling", "is_dynamo_compiling", "is_exporting"), ("dynamo",)),
+    "is_scripting": ("scripted",),
+    "is_in_onnx_export": (*_TRACING, "scripted", "dynamo"),
 }
-"""Functions of torch and torchvision that are true while a strategy exports the model."""
+"""Functions of torch and torchvision, and the strategies whose exports they are true in."""
 
 _QUERY_PREFIXES = ("is_", "are_", "get_", "has_", "set_", "_is_", "_has_", "_get_", "_log_")
 
@@ -96,9 +100,12 @@ _PYTHON_ATTRIBUTES = frozenset(
      "requires_grad", "grad_fn", "is_meta", "is_nested", "is_mkldnn", "names", "itemsize", "nbytes"}
 )  # fmt: skip
 
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-
-_NO_ATTRIBUTE = object()
+_C_ATTRIBUTES = (
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.BuiltinMethodType,
+)
+"""Attributes that no Python code computes."""
 
 
 class ModelLinter:
@@ -122,19 +129,13 @@ class ModelLinter:
             if id(module) not in self._walked:
                 self.call_module(module, None, None)
 
-    def is_flag(self, name: str) -> bool | None:
-        """True for a function that is true during this export, False for one that is not; None for
-        any other function."""
-        active = _FLAGS["traced" if self.strategy == "direct" else self.strategy]
-        return name in active if any(name in names for names in _FLAGS.values()) else None
-
     def skip(self, code: Any, reason: str) -> Value:
         """Record code that cannot be read, and return an unknown value."""
         if not isinstance(code, str):
             module = getattr(code, "__module__", None) or type(code).__module__
             code = f"{module}.{getattr(code, '__qualname__', type(code).__name__)}"
         self.unread.setdefault(code, reason)
-        return unknown()
+        return UNKNOWN
 
     def call_module(
         self, module: nn.Module, arguments: Arguments | None, caller: _ForwardVisitor | None
@@ -152,35 +153,36 @@ class ModelLinter:
             inspect.ismethod(forward) or isinstance(forward, staticmethod)
         ):
             arguments = arguments.after(from_object(module))
-        return self._call_function(function, arguments, module, caller)
+        return self._visit_function(function, arguments, module, caller)
 
-    def call(self, function: Any, arguments: Arguments, caller: _ForwardVisitor) -> Value:
-        """Return the result of a user's function."""
-        while isinstance(function, functools.partial):
-            keywords = {name: from_object(value) for name, value in function.keywords.items()}
+    def call(self, callee: Any, arguments: Arguments, caller: _ForwardVisitor) -> Value:
+        """Return the result of a user's function, method or callable object."""
+        while isinstance(callee, functools.partial):
+            keywords = {name: from_object(value) for name, value in callee.keywords.items()}
             arguments = Arguments(
-                (*map(from_object, function.args), *arguments.positional),
+                (*map(from_object, callee.args), *arguments.positional),
                 {**keywords, **arguments.keywords},
                 arguments.spread,
             )
-            function = function.func
-        owner = getattr(function, "__self__", None)
-        if owner is not None:
-            arguments = arguments.after(from_object(owner))
-        underlying = python_function(function)
-        if underlying is None:
-            return self.skip(function, "it has no Python source")
-        if _is_of_torch(underlying):
+            callee = callee.func
+        function = python_function(callee)
+        owner = getattr(callee, "__self__", None)
+        if function is None:
+            function = python_function(vars(type(callee)).get("__call__"))
+            owner = callee
+        if function is None:
+            return self.skip(callee, "it is compiled code, without Python source")
+        if _is_of_torch(function):
             return tensor()
-        return self._call_function(
-            underlying, arguments, caller.owner if owner is None else owner, caller
-        )
+        if owner is None:
+            return self._visit_function(function, arguments, caller.owner, caller)
+        return self._visit_function(function, arguments.after(from_object(owner)), owner, caller)
 
     def call_local(self, local: _LocalFunction, arguments: Arguments) -> Value:
         """Return the result of a function that is defined inside another one."""
         outer, definition = local.scope, local.definition
         if outer.depth >= _MAX_NESTED or definition in self._open:
-            return unknown()
+            return UNKNOWN
         inner = outer.inner(bind(definition, None, arguments), depth=outer.depth + 1)
         self._open.add(definition)
         try:
@@ -188,7 +190,7 @@ class ModelLinter:
         finally:
             self._open.discard(definition)
 
-    def _call_function(
+    def _visit_function(
         self,
         function: types.FunctionType,
         arguments: Arguments | None,
@@ -200,7 +202,7 @@ class ModelLinter:
         if key in self._results:
             return self._results[key]
         if key in self._open or depth > _MAX_NESTED:
-            return unknown()
+            return UNKNOWN
         try:
             code = FunctionSource.from_function(function)
         except Unreadable as error:
@@ -230,21 +232,19 @@ class ModelLinter:
     ) -> Value:
         """Return the result of a module of torch: that of the last child of a Sequential, a tensor
         for the others."""
-        if isinstance(module, nn.Sequential) and arguments is not None and caller is not None:
-            value = next(iter(arguments.positional), unknown())
+        passed = None if arguments is None else arguments.get(0, "input")
+        if isinstance(module, nn.Sequential) and arguments is not None:
+            value = passed or UNKNOWN
             for child in module.children():
                 value = self.call_module(child, arguments, caller)
                 arguments = Arguments((value,))
             return value
         if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
             return Value(Kind.TENSORS, items={0: tensor()})
-        passed = arguments.get(0, "input") if arguments is not None else None
-        rank = passed.rank if passed is not None and passed.tensor else None
-        if isinstance(module, nn.Embedding) and rank is not None:
-            rank = rank.plus(1)
-        elif isinstance(module, nn.Flatten | nn.Unflatten | nn.Fold | nn.Unfold):
-            rank = None
-        return tensor(rank)
+        reshapes = isinstance(module, nn.Flatten | nn.Unflatten | nn.Fold | nn.Unfold)
+        if passed is None or reshapes:
+            return tensor()
+        return tensor(shift(passed.rank, 1 if isinstance(module, nn.Embedding) else 0))
 
 
 Names = dict[str, Value]
@@ -286,69 +286,34 @@ class _ForwardVisitor(ast.NodeVisitor):
         self._run(definition.body)
         return join(self.returned) if self.returned else from_object(None)
 
-    def report(
-        self,
-        node: ast.expr | ast.stmt,
-        code: str,
-        *,
-        level: LintLevel | None = None,
-        message: str | None = None,
-        rewrite: str | None = None,
-    ) -> None:
-        """Add a finding, unless the strategy is not affected or the line already has it."""
-        rule = RULES[code]
-        key = (code, self.code.path, node.lineno, node.col_offset)
-        if self.linter.strategy not in rule.strategies or key in self.linter.findings:
-            return
-        self.linter.findings[key] = LintFinding(
-            code=code,
-            path=self.code.path,
-            line=node.lineno,
-            module=self.path,
-            expression=self.code.text(node),
-            suppressed=self.code.silences(code, node),
-            level=level or rule.level,
-            message=message or rule.message,
-            rewrite=rewrite or rule.rewrite,
-        )
-
-    def _report_all(self, node: ast.expr | ast.stmt, hazards: Iterator[Hazard]) -> None:
+    def report(self, node: ast.expr | ast.stmt, *hazards: Hazard) -> None:
+        """Add findings, except those that the strategy is not affected by or the line has."""
         for hazard in hazards:
-            self.report(node, hazard.code, level=hazard.level, message=hazard.message,
-                        rewrite=hazard.rewrite)  # fmt: skip
-
-    # --- inputs and outputs of the file -----------------------------------------------------------
+            rule = RULES[hazard.code]
+            key = (hazard.code, self.code.path, node.lineno, node.col_offset)
+            if self.linter.strategy not in rule.strategies or key in self.linter.findings:
+                continue
+            self.linter.findings[key] = LintFinding(
+                code=hazard.code,
+                path=self.code.path,
+                line=node.lineno,
+                module=self.path,
+                expression=self.code.text(node),
+                suppressed=self.code.silences(hazard.code, node),
+                level=hazard.level or rule.level,
+                message=hazard.message or rule.message,
+                rewrite=hazard.rewrite or rule.rewrite,
+            )
 
     def _report_inputs(self, definition: Definition) -> None:
-        signature = inspect.signature(self.code.function).parameters
-        hints = type_hints(self.code.function)
+        hints, defaults = type_hints(self.code.function), default_values(self.code.function)
         for parameter in parameters(definition)[1:]:
-            default = signature[parameter.arg].default if parameter.arg in signature else None
-            node = ast.copy_location(ast.Name(id=parameter.arg), parameter)
-            if is_text(hints.get(parameter.arg)) or isinstance(default, str):
-                self.report(
-                    node, "TRC012", message="an input is text: the file has the example's in it",
-                    rewrite="put the choice that it makes into __init__",
-                )  # fmt: skip
-            elif self.names[parameter.arg].kind is Kind.DICT:
-                self.report(
-                    node, "TRC012", message="an input is a dict: the file takes its tensors by "
-                    "position, in the order of the example's keys", rewrite="take the tensors one "
-                    "by one: forward(self, image, mask)",
-                )  # fmt: skip
-
-    def _report_outputs(self, node: ast.Return, value: Value) -> None:
-        if value.kind is Kind.DICT:
-            self.report(
-                node, "TRC012", message="the model returns a dict: the file has its tensors in the "
-                "order in which the keys were set", rewrite="name the outputs in that order, or "
-                "return a tuple",
-            )  # fmt: skip
-        if any(isinstance(each.object, str) for each in (value, *value.items.values())):
-            self.report(
-                node, "TRC012", level="error", message="the model returns text: it is not in the "
-                "file", rewrite="return tensors alone; keep texts beside it",
-            )  # fmt: skip
+            name = parameter.arg
+            node = ast.copy_location(ast.Name(id=name), parameter)
+            if is_text(hints.get(name)) or isinstance(defaults.get(name), str):
+                self.report(node, rules.INPUT_IS_TEXT)
+            elif self.names[name].kind is Kind.DICT:
+                self.report(node, rules.INPUT_IS_DICT)
 
     # --- statements -------------------------------------------------------------------------------
 
@@ -360,7 +325,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         if not isinstance(node, ast.expr):
             return None
         self._visit_children(node)
-        return python() if isinstance(node, ast.JoinedStr | ast.FormattedValue) else unknown()
+        return PYTHON if isinstance(node, ast.JoinedStr | ast.FormattedValue) else UNKNOWN
 
     def _visit_children(self, node: ast.AST) -> None:
         for child in ast.iter_child_nodes(node):
@@ -387,7 +352,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         before, by = self._value(node.target), self._value(node.value)
         value = self._operate(node, before, by)
         if before.kind is Kind.SIZE and self._is_shared(before, node.target):
-            self.report(node, "TRC007")
+            self.report(node, Hazard("TRC007"))
         self._assign(node.target, value)
 
     def _is_shared(self, size: Value, target: ast.expr) -> bool:
@@ -405,18 +370,18 @@ class _ForwardVisitor(ast.NodeVisitor):
             case ast.Name(id=name):
                 self.names[name] = value
             case ast.Starred(value=inner):
-                self._assign(inner, unknown())
+                self._assign(inner, UNKNOWN)
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 for position, part in enumerate(parts):
                     self._assign(part, item(value, position))
             case ast.Subscript(value=inner):
                 indexed, index = self._value(inner), self._index(target.slice)
                 if indexed.tensor:
-                    self._report_all(target, torch_rules.write_hazards(indexed, index, value))
+                    self.report(target, *torch_rules.write_hazards(indexed, index, value))
             case ast.Attribute(value=inner, attr=attribute):
                 owner = self._value(inner)
                 if attribute == "data" and owner.tensor:
-                    self.report(target, "TRC006")
+                    self.report(target, Hazard("TRC006"))
                 elif isinstance(owner.object, nn.Module):
                     self.names[ast.unparse(target)] = value  # `self.last` is no other name
 
@@ -427,27 +392,30 @@ class _ForwardVisitor(ast.NodeVisitor):
         same = [ast.dump(s) for s in node.body] == [ast.dump(s) for s in node.orelse]
         guard = only_guards([*node.body, *node.orelse]) and not test.flag
         self._report_condition(test, node, changes=not same, guard=guard)
-        before, start = dict(self.names), len(self.returned)
-        then_ended = self._run(node.body)
-        then_names, middle = self.names, len(self.returned)
-        self.names = before
-        else_ended = self._run(node.orelse)
+        start = len(self.returned)
+        then, otherwise = self._branches(node.body, node.orelse)
         if test.tensor or test.read:
-            self._report_ranks(node.test, then_names, self.names)
-            returned = self.returned[start:middle], self.returned[middle:]
+            for name in then.names:
+                if name in otherwise.names and ranks_differ(
+                    then.names[name], otherwise.names[name]
+                ):
+                    self.report(node.test, rules.RANK_OF_NAME.format(name))
+            returned = self.returned[start : then.returned], self.returned[then.returned :]
             if any(ranks_differ(left, right) for left in returned[0] for right in returned[1]):
-                message = "the branches return tensors of different rank"
-                self.report(node.test, "TRC015", message=message)
-        if not then_ended:
-            self.names = then_names if else_ended else _join_names(then_names, self.names)
-        return then_ended and else_ended
+                self.report(node.test, rules.RANK_OF_RESULT)
+        return then.ended and otherwise.ended
 
-    def _report_ranks(self, test: ast.expr, then_names: Names, else_names: Names) -> None:
-        for name in then_names.keys() & else_names.keys():
-            values = then_names[name], else_names[name]
-            if all(value.tensor for value in values) and ranks_differ(*values):
-                self.report(test, "TRC015", message=f"{name} has another rank in each branch: the "
-                            "exporter takes one for both")  # fmt: skip
+    def _branches(self, *bodies: Sequence[ast.stmt]) -> list[_Branch]:
+        """Visit alternatives, and join the names of those whose end is reached."""
+        before = self.names
+        branches = []
+        for body in bodies:
+            self.names = dict(before)
+            ended = self._run(body)
+            branches.append(_Branch(ended, self.names, len(self.returned)))
+        reached = [branch.names for branch in branches if not branch.ended]
+        self.names = _join_names(reached or [before])
+        return branches
 
     def _report_condition(
         self, value: Value, node: ast.If | ast.IfExp, *, changes: bool, guard: bool = False
@@ -459,32 +427,24 @@ class _ForwardVisitor(ast.NodeVisitor):
         if value.flag:
             kinds = map(type, self.linter.model.modules())
             if changes and not guard and may_reach_output(node, self.code.definition, kinds):
-                self.report(
-                    node.test, "TRC014",
-                    level="warning" if value.flag == "is_in_onnx_export" else "error",
-                    message=f"the code behind {value.flag}() changes the result: the file and the "
-                    "model differ",
-                )  # fmt: skip
+                level: LintLevel = "warning" if value.flag == "is_in_onnx_export" else "error"
+                hazard = rules.OTHER_WHILE_EXPORTED.format(value.flag)
+                self.report(node.test, hazard._replace(level=level))
         elif guard and value.computed:
-            self._report_guard(node.test)
+            self.report(node.test, rules.UNCHECKED)
         elif changes and not guard:
             self._report_decision(value, node.test)
 
     def _report_decision(self, value: Value, test: ast.expr) -> None:
         """Report a condition on a tensor or a size."""
         if value.computed:
-            self.report(test, "TRC008")
+            self.report(test, Hazard("TRC008"))
         elif value.sized:
-            self.report(test, "TRC016")
-
-    def _report_guard(self, test: ast.expr) -> None:
-        message = "the file does not check this and continues"
-        self.report(test, "TRC008", level="note", message=message)
+            self.report(test, Hazard("TRC016"))
 
     def visit_For(self, node: ast.For) -> bool:
         turn = self._iterate(node.iter)
-        self._loop(node.body, lambda: self._assign(node.target, turn))
-        return self._run(node.orelse)
+        return self._loop(node, lambda: self._assign(node.target, turn))
 
     def visit_While(self, node: ast.While) -> bool:
         def test() -> None:
@@ -492,70 +452,51 @@ class _ForwardVisitor(ast.NodeVisitor):
             if value.decided is None:
                 self._report_decision(value, node.test)
 
-        self._loop(node.body, test)
-        return self._run(node.orelse)
+        return self._loop(node, test)
 
-    def _loop(self, body: Sequence[ast.stmt], start: Callable[[], None]) -> None:
+    def _loop(self, node: ast.For | ast.While, start: Callable[[], None]) -> bool:
         """Visit the body twice, with the names that the first visit binds."""
         for _ in range(2):
             before = dict(self.names)
             start()
-            self._run(body)
-            self.names = _join_names(before, self.names)
+            self._run(node.body)
+            self.names = _join_names([before, self.names])
+        return self._run(node.orelse)
 
     def _iterate(self, node: ast.expr) -> Value:
         """Return the item of an iteration over this expression; report iteration over tensors."""
         value = self._value(node)
         if value.computed:
-            self.report(
-                node,
-                "TRC008",
-                message="the loop has as many iterations in the file as the example has rows",
-                rewrite="use operations on the whole tensor, or strategy: scripted",
-            )
+            self.report(node, rules.LOOP_OVER_ROWS)
         elif value.loop:
-            self.report(
-                node,
-                "TRC016",
-                message="the loop has as many iterations in the file as for the example's size: "
-                "wrong where that axis is dynamic",
-            )
+            self.report(node, rules.LOOP_OVER_SIZE)
         return value.items[0] if value.loop and value.items else item(value, None)
 
     def visit_With(self, node: ast.With) -> bool:
         for part in node.items:
             value = self._value(part.context_expr)
             if part.optional_vars is not None:
-                self._assign(part.optional_vars, value if value.tensor else unknown())
+                self._assign(part.optional_vars, value if value.tensor else UNKNOWN)
         return self._run(node.body)
 
     def visit_Try(self, node: ast.Try) -> bool:
-        before = dict(self.names)
-        ended = self._run([*node.body, *node.orelse])
-        for handler in node.handlers:
-            after, self.names = self.names, dict(before)
-            if not self._run(handler.body):
-                after = self.names if ended else _join_names(after, self.names)
-                ended = False
-            self.names = after
-        return self._run(node.finalbody) or ended
+        handlers = [handler.body for handler in node.handlers]
+        branches = self._branches([*node.body, *node.orelse], *handlers)
+        return self._run(node.finalbody) or all(branch.ended for branch in branches)
 
     def visit_Match(self, node: ast.Match) -> None:
         subject = self._value(node.subject)
         if not subject.flag:
             self._report_decision(subject, node.subject)
-        before, joined = dict(self.names), dict(self.names)
-        for case in node.cases:
-            self.names = dict(before)
-            if not self._run(case.body):
-                joined = _join_names(joined, self.names)
-        self.names = joined
+        self._branches([], *(case.body for case in node.cases))
 
     def visit_Return(self, node: ast.Return) -> bool:
         value = from_object(None) if node.value is None else self._value(node.value)
         self.returned.append(value)
-        if self.top and node.value is not None:
-            self._report_outputs(node, value)
+        if self.top and value.kind is Kind.DICT:
+            self.report(node, rules.OUTPUT_IS_DICT)
+        if self.top and any(isinstance(v.object, str) for v in (value, *value.items.values())):
+            self.report(node, rules.OUTPUT_IS_TEXT)
         return True
 
     def _end(self, node: ast.stmt) -> bool:
@@ -567,7 +508,7 @@ class _ForwardVisitor(ast.NodeVisitor):
     def visit_Assert(self, node: ast.Assert) -> None:
         value = self._test(node.test)
         if value.computed and not value.flag:
-            self._report_guard(node.test)
+            self.report(node.test, rules.UNCHECKED)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self.names[node.name] = from_object(_LocalFunction(node, self))
@@ -575,8 +516,7 @@ class _ForwardVisitor(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
-            module = sys.modules.get(name)
-            self.names[alias.asname or name] = unknown() if module is None else from_object(module)
+            self.names[alias.asname or name] = from_object(sys.modules.get(name, NOTHING))
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         package = self.code.function.__globals__.get("__package__") or ""
@@ -586,8 +526,7 @@ class _ForwardVisitor(ast.NodeVisitor):
             name = ""
         module = sys.modules.get(name)
         for alias in node.names:
-            exists = hasattr(module, alias.name)
-            value = from_object(getattr(module, alias.name)) if exists else unknown()
+            value = from_object(getattr(module, alias.name, NOTHING))
             self.names[alias.asname or alias.name] = value
 
     def visit_Delete(self, node: ast.Delete) -> None:
@@ -612,10 +551,9 @@ class _ForwardVisitor(ast.NodeVisitor):
             try:
                 return from_object(cells[name].cell_contents)
             except ValueError:  # not filled yet
-                return unknown()
-        if name in function.__globals__:
-            return from_object(function.__globals__[name])
-        return from_object(getattr(builtins, name)) if hasattr(builtins, name) else unknown()
+                return UNKNOWN
+        built_in = getattr(builtins, name, NOTHING)
+        return from_object(function.__globals__.get(name, built_in))
 
     def visit_Constant(self, node: ast.Constant) -> Value:
         return from_object(node.value)
@@ -686,7 +624,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         if any(part.computed for part in parts[:-1]) and any(map(_is_chosen, parts)):
             # A value is chosen by a tensor. Where all are truths, the condition that they stand in
             # reports them.
-            self.report(node, "TRC008")
+            self.report(node, Hazard("TRC008"))
         return _all_or_any(node, parts)
 
     def _parts(self, node: ast.BoolOp, read: Callable[[ast.expr], Value]) -> list[Value]:
@@ -710,12 +648,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         left, right = self._value(node.left), self._value(node.right)
         for part, value in ((node.left, left), (node.right, right)):
             if value.truth:
-                self.report(
-                    part,
-                    "TRC008",
-                    message="the file computes with True or False of the example",
-                    rewrite="use the mask itself, torch.logical_not, &, |",
-                )
+                self.report(part, rules.TRUTH_AS_NUMBER)
         return self._operate(node, left, right)
 
     def _operate(self, node: ast.BinOp | ast.AugAssign, left: Value, right: Value) -> Value:
@@ -741,33 +674,27 @@ class _ForwardVisitor(ast.NodeVisitor):
         self._report_condition(test, node, changes=not same)
         then_value, else_value = self._value(node.body), self._value(node.orelse)
         if test.tensor and ranks_differ(then_value, else_value):
-            self.report(node, "TRC015")
+            self.report(node, Hazard("TRC015"))
         return join([then_value, else_value])
 
     def visit_Subscript(self, node: ast.Subscript) -> Value:
         owner = self._value(node.value)
         if owner.tensor:
             if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-                self.report(
-                    node, "TRC012", message="an input is a dict: the file takes its tensors by "
-                    "position, in the order of the example's keys",
-                )  # fmt: skip
+                self.report(node, rules.ITEM_OF_DICT)
                 return tensor()
             index = self._index(node.slice)
-            self._report_all(node, torch_rules.read_hazards(index))
+            self.report(node, *torch_rules.read_hazards(index))
             return index.select(owner)
         if isinstance(node.slice, ast.Slice):
             return self._sliced(owner, node.slice)
         key = self._value(node.slice)
         listed = isinstance(owner.object, list | tuple | dict | nn.ModuleList | nn.ModuleDict)
         if key.computed and (listed or owner.items or owner.kind is Kind.TENSORS):
-            self.report(
-                node.slice, "TRC001", message="the file has the item that the example selects",
-                rewrite="stack the items and index the tensor, or use torch.where",
-            )  # fmt: skip
+            self.report(node.slice, rules.SELECTED_ITEM)
         if isinstance(owner.object, dict | nn.ModuleDict) and isinstance(key.object, str):
-            container = owner.object
-            return from_object(container[key.object]) if key.object in container else unknown()
+            container = owner.object  # its class may define how an item is read
+            return from_object(container[key.object]) if key.object in container else UNKNOWN
         return item(owner, key.object if isinstance(key.object, int) else None)
 
     def _sliced(self, owner: Value, bounds: ast.Slice) -> Value:
@@ -807,12 +734,12 @@ class _ForwardVisitor(ast.NodeVisitor):
         obj = owner.object
         if owner.tensor:
             if name == "data":
-                self.report(node, "TRC006", level="warning" if owner.constant else None)
+                self.report(node, Hazard("TRC006", "warning" if owner.constant else None))
             return _tensor_attribute(owner, name)
         if owner.sized:
             return from_object(Method(owner, name))
         if obj is NOTHING:
-            return unknown()
+            return UNKNOWN
         if isinstance(obj, nn.Module):
             written = self.names.get(ast.unparse(node))
             return written or self._module_attribute(obj, name)
@@ -825,7 +752,7 @@ class _ForwardVisitor(ast.NodeVisitor):
         for attributes in (module.__dict__, module._parameters, module._buffers, module._modules):
             if name in attributes:
                 return from_object(attributes[name])
-        attribute = inspect.getattr_static(type(module), name, _NO_ATTRIBUTE)
+        attribute = inspect.getattr_static(type(module), name, NOTHING)
         if isinstance(attribute, property) and attribute.fget is not None:
             return self.linter.call(attribute.fget, Arguments((from_object(module),)), self)
         return _bind(attribute, module)
@@ -835,8 +762,8 @@ class _ForwardVisitor(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> Value:
         callee = self._value(node.func).object
         arguments = self._arguments(node)
-        if callee is NOTHING:
-            return unknown()
+        if callee is NOTHING or callee is None:
+            return UNKNOWN
         if isinstance(callee, Method):
             return self._call_method(node, callee, arguments)
         if isinstance(callee, _LocalFunction):
@@ -855,9 +782,10 @@ class _ForwardVisitor(ast.NodeVisitor):
         for part in node.args:
             value = self._value(part)
             if isinstance(part, ast.Starred):
-                items = _static_items(value) if sure else []
-                if items:
-                    positional += items
+                static = value.object if isinstance(value.object, list | tuple) else ()
+                count = len(value.items) or len(static)
+                if sure and count:
+                    positional += [item(value, position) for position in range(count)]
                     continue
                 sure, value = False, item(value, None)
             positional.append(value)
@@ -869,35 +797,28 @@ class _ForwardVisitor(ast.NodeVisitor):
         if arguments.positional:
             after = arguments.first.object
             fits = isinstance(after, type) and isinstance(self.owner, after)
-            return from_object(super(after, self.owner)) if fits else unknown()
+            return from_object(super(after, self.owner)) if fits else UNKNOWN
         function = self.code.function
         for cls in type(self.owner).__mro__:
             if python_function(vars(cls).get(function.__name__)) is function:
                 return from_object(super(cls, self.owner))
-        return unknown()
+        return UNKNOWN
 
     def _call_function(self, node: ast.Call, callee: Any, arguments: Arguments) -> Value:
         if isinstance(callee, type):
             return self._super(arguments) if callee is super else _instance(callee, arguments)
         package = _module_of(python_function(callee) or callee).partition(".")[0]
         name = str(getattr(callee, "__name__", ""))
-        flag = self.linter.is_flag(name) if package in ("torch", "torchvision") else None
-        if flag is not None:
-            return Value(Kind.PYTHON, flag=name) if flag else from_object(False)
+        strategies = _FLAGS.get(name) if package in ("torch", "torchvision") else None
+        if strategies is not None:
+            active = self.linter.strategy in strategies
+            return Value(Kind.PYTHON, flag=name) if active else from_object(False)
         if package == "torch":
             return self._call_torch(node, callee, arguments)
         if package in _NUMERIC and callee is not math.prod:
             return self._number(node, arguments, f"{package}.{name}")
-        return (
-            unknown() if package in sys.stdlib_module_names else self._call_user(callee, arguments)
-        )
-
-    def _call_user(self, callee: Any, arguments: Arguments) -> Value:
-        if python_function(callee) is None:
-            called = python_function(vars(type(callee)).get("__call__"))
-            if called is None:
-                return self.linter.skip(callee, "it is compiled code, without Python source")
-            callee = types.MethodType(called, callee)
+        if package in sys.stdlib_module_names:
+            return UNKNOWN
         return self.linter.call(callee, arguments, self)
 
     def _call_torch(self, node: ast.Call, callee: Any, arguments: Arguments) -> Value:
@@ -905,31 +826,26 @@ class _ForwardVisitor(ast.NodeVisitor):
         owner = getattr(callee, "__self__", None)
         if isinstance(owner, nn.Module):
             return _module_method(owner, name)
-        self._report_all(node, torch_rules.dropout_hazards(callee, arguments))
+        self.report(node, *torch_rules.dropout_hazards(callee, arguments))
         self._report_call(node, name, arguments)
         if name == "tensor":
-            self._report_copy(node, arguments.get(0, "data") or python())
+            self._report_copy(node, arguments.get(0, "data") or PYTHON)
         if name == "is_nonzero":
             return tensor(mask=True)
         if name.startswith(_QUERY_PREFIXES):
-            return python()
+            return PYTHON
         module = str(getattr(callee, "__module__", None) or "torch")
         computes = module == "torch" or module.startswith(_TENSOR_MODULES)
-        return torch_result(name, arguments) if computes else unknown()
+        return torch_result(name, arguments) if computes else UNKNOWN
 
     def _report_call(self, node: ast.expr | ast.stmt, name: str, arguments: Arguments) -> None:
-        hazards = torch_rules.call_hazards(name, arguments, self.linter.strategy)
-        self._report_all(node, hazards)
+        self.report(node, *torch_rules.call_hazards(name, arguments, self.linter.strategy))
 
     def _report_copy(self, node: ast.Call, data: Value) -> None:
         """Report numbers that `torch.tensor` copies into the file."""
         leaves = list(_leaves(data))
         if any(leaf.computed or leaf.kind is Kind.TENSORS for leaf in leaves):
-            self.report(
-                node, "TRC001", message="torch.tensor copies the example's numbers into the file "
-                "as a constant", rewrite="use the tensor itself, torch.stack for several, "
-                "x.clone() for a copy",
-            )  # fmt: skip
+            self.report(node, rules.COPIED_TENSOR)
         sizes = [leaf for leaf in leaves if leaf.sized]
         self._report_sizes(node, sizes, rewrite="use torch.as_tensor, or the size as it is")
 
@@ -938,20 +854,20 @@ class _ForwardVisitor(ast.NodeVisitor):
         if not owner.tensor:
             if name in ("numel", "item", "__int__", "__float__", "__index__"):
                 self._report_sizes(node, [owner])
-                return python()
-            return unknown()
+                return PYTHON
+            return UNKNOWN
         if name in _READS:
             if not owner.constant:
-                self.report(node, _READS[name])
+                self.report(node, Hazard(_READS[name]))
             return Value(Kind.PYTHON, read=True)
         if name in ("size", "numel", "nelement"):
-            return python() if owner.constant else _size(name, arguments)
+            return PYTHON if owner.constant else _size(name, arguments)
         if name in ("index_put", "index_put_"):
             indices = arguments.get(0, "indices")
             items = list(indices.items.values()) if indices is not None else []
             wide = [i.rank for i in items if i.rank and i.rank.base == 0 and i.rank.offset > 1]
             if wide and items[0].object is None:
-                self.report(node, "TRC010")
+                self.report(node, Hazard("TRC010"))
         all_arguments = arguments.after(owner)
         if not owner.constant or name in ("index_add", "index_add_"):  # of zeros, mostly
             self._report_call(node, name, all_arguments)
@@ -960,69 +876,59 @@ class _ForwardVisitor(ast.NodeVisitor):
     def _number(self, node: ast.Call, arguments: Arguments, name: str) -> Value:
         """Return the result of a function of this name that computes outside of torch."""
         if any(value.kind is Kind.TENSORS or value.computed for value in arguments.all):
-            self.report(node, "TRC001", message=f"{name} computes outside of torch: the example's "
-                        "numbers are written into the file as constants")  # fmt: skip
+            self.report(node, rules.NUMBER_OF_TENSOR.format(name))
             return Value(Kind.PYTHON, read=True)
         self._report_sizes(node, [value for value in arguments.all if value.sized])
-        return python()
+        return PYTHON
 
     def _report_sizes(
         self, node: ast.Call, sizes: Sequence[Value], *, rewrite: str | None = None
     ) -> None:
         """Report sizes of the example that become constants: an error for the batch axis, which is
         dynamic."""
-        if sizes and common_axis(sizes) == 0:
-            self.report(node, "TRC004", rewrite=rewrite)
-        elif sizes:
-            message = f"{RULES['TRC004'].message}: wrong where that axis is dynamic"
-            self.report(node, "TRC004", level="warning", message=message, rewrite=rewrite)
+        if sizes:
+            hazard = Hazard("TRC004") if common_axis(sizes) == 0 else rules.NUMBER_OF_SIZE
+            self.report(node, hazard._replace(rewrite=rewrite))
 
     # --- Python's own functions -------------------------------------------------------------------
 
     def _call_number(self, node: ast.Call, arguments: Arguments) -> Value:
         if isinstance(arguments.first.object, int | float):
-            return python()
+            return PYTHON
         return self._number(node, arguments, ast.unparse(node.func))
 
     def _call_bool(self, _node: ast.Call, arguments: Arguments) -> Value:
         # The condition that it stands in reports it, where it matters.
         value = arguments.first
         if value.tensor:
-            return python() if value.constant else tensor(mask=True, truth=True)
+            return PYTHON if value.constant else tensor(mask=True, truth=True)
         return Value(value.kind, flag=value.flag)
 
     def _call_len(self, node: ast.Call, arguments: Arguments) -> Value:
         value = arguments.first
         if value.computed:
-            self.report(node, "TRC005")
+            self.report(node, Hazard("TRC005"))
         elif isinstance(value.object, list | tuple | dict | str | nn.ModuleList | nn.Sequential):
             return from_object(len(value.object))
-        return python()
+        return PYTHON
 
     def _call_range(self, node: ast.Call, arguments: Arguments) -> Value:
-        bounds = [value.object for value in arguments.positional]
-        if any(value.tensor for value in arguments.positional):
-            message = "the loop has as many iterations in the file as for the example"
-            self.report(node, "TRC008", message=message)
+        values = arguments.positional
+        if any(value.tensor for value in values):
+            self.report(node, rules.LOOP_OVER_RANGE)
             return Value(Kind.PYTHON, read=True)
+        bounds = [value.object for value in values]
         if bounds and all(isinstance(bound, int) for bound in bounds):
             return from_object(range(*bounds))
-        sizes = [value for value in arguments.positional if value.kind is Kind.SIZE]
-        return Value(Kind.PYTHON, loop=bool(sizes))
+        return Value(Kind.PYTHON, loop=any(value.kind is Kind.SIZE for value in values))
 
     def _call_iterating(self, node: ast.Call, arguments: Arguments) -> Value:
         """Report a function that iterates over a tensor."""
         name = ast.unparse(node.func)
         if any(value.computed for value in arguments.positional):
-            self.report(
-                node,
-                "TRC008",
-                message=f"{name} iterates over a tensor: in the file as often as the example has "
-                "rows",
-                rewrite="use the operation on the whole tensor: torch.sum, torch.any, torch.amax",
-            )
+            self.report(node, rules.ITERATING_FUNCTION.format(name))
             return tensor() if name in ("sum", "min", "max") else Value(Kind.TENSORS)
-        return unknown()
+        return UNKNOWN
 
     def _call_list(self, node: ast.Call, arguments: Arguments) -> Value:
         value = arguments.first
@@ -1036,12 +942,10 @@ class _ForwardVisitor(ast.NodeVisitor):
         name, values = ast.unparse(node.func), arguments.positional
         sizes = [value for value in values if value.sized]
         if sizes:
-            self.report(node, "TRC016", message=f"{name} of sizes is decided by the example: wrong "
-                        "where an axis is dynamic")  # fmt: skip
+            self.report(node, rules.EXTREME_OF_SIZES.format(name))
             return Value(Kind.SIZE, axis=common_axis(sizes))
         if len(values) > 1 and any(value.computed for value in values):
-            self.report(node, "TRC008", message=f"{name} of tensors is decided by the example",
-                        rewrite="use torch.minimum or torch.maximum")  # fmt: skip
+            self.report(node, rules.EXTREME_OF_TENSORS.format(name))
             return tensor()
         numbers = [value.object for value in values]
         if len(values) > 1 and all(isinstance(number, int | float) for number in numbers):
@@ -1052,45 +956,36 @@ class _ForwardVisitor(ast.NodeVisitor):
         value = arguments.first
         if value.kind is Kind.SIZE:
             self._report_sizes(node, [value])
-        return value if value.tensor else python()
-
-    def _call_enumerate(self, node: ast.Call, arguments: Arguments) -> Value:
-        return self._turns(node, arguments.positional[:1], first=(python(),))
+        return value if value.tensor else PYTHON
 
     def _call_zip(self, node: ast.Call, arguments: Arguments) -> Value:
-        return self._turns(node, arguments.positional)
-
-    def _turns(
-        self, node: ast.Call, values: tuple[Value, ...], *, first: tuple[Value, ...] = ()
-    ) -> Value:
-        """Return an iterable of tuples: `first` and an item of each value."""
-        self._call_iterating(node, Arguments(values))
-        turn = (*first, *map(_first_item, values))
+        """Return an iterable of tuples, with one item of each argument."""
+        self._call_iterating(node, arguments)
+        values = arguments.positional
         return Value(
             Kind.UNKNOWN,
             loop=any(value.loop for value in values),
-            items={0: Value(Kind.UNKNOWN, items=dict(enumerate(turn)))},
+            items={0: Value(Kind.UNKNOWN, items=dict(enumerate(map(_first_item, values))))},
         )
 
+    def _call_enumerate(self, node: ast.Call, arguments: Arguments) -> Value:
+        return self._call_zip(node, Arguments((PYTHON, *arguments.positional[:1])))
+
     def _call_isinstance(self, _node: ast.Call, arguments: Arguments) -> Value:
-        if len(arguments.positional) != 2:
-            return python()
-        value, against = arguments.positional
+        value, against = arguments.first, arguments.get(1, "") or UNKNOWN
         classes = against.object if isinstance(against.object, tuple) else (against.object,)
         if not all(isinstance(cls, type) for cls in classes):
-            return python()
+            return PYTHON
         if value.tensor:
             return from_object(issubclass(torch.Tensor, classes))
-        if value.kind is Kind.PYTHON and value.object is not NOTHING:
-            return from_object(isinstance(value.object, classes))
-        return python()
+        known = value.kind is Kind.PYTHON and value.object is not NOTHING
+        return from_object(isinstance(value.object, classes)) if known else PYTHON
 
     def _call_hasattr(self, _node: ast.Call, arguments: Arguments) -> Value:
-        if len(arguments.positional) == 2:
-            value, name = arguments.positional
-            if isinstance(value.object, nn.Module) and isinstance(name.object, str):
-                return from_object(hasattr(value.object, name.object))
-        return python()
+        obj, name = arguments.first.object, arguments.get(1, "") or UNKNOWN
+        if isinstance(obj, nn.Module) and isinstance(name.object, str):
+            return from_object(hasattr(obj, name.object))
+        return PYTHON
 
 
 _BUILTINS: dict[Any, Callable[[_ForwardVisitor, ast.Call, Arguments], Value]] = {
@@ -1106,11 +1001,11 @@ _BUILTINS: dict[Any, Callable[[_ForwardVisitor, ast.Call, Arguments], Value]] = 
     zip: _ForwardVisitor._call_zip,
     isinstance: _ForwardVisitor._call_isinstance,
     hasattr: _ForwardVisitor._call_hasattr,
-    **dict.fromkeys((getattr, importlib.import_module), lambda *_: unknown()),
+    **dict.fromkeys((getattr, importlib.import_module), lambda *_: UNKNOWN),
     **dict.fromkeys((print, warnings.warn), lambda *_: from_object(None)),
     **dict.fromkeys(
         (typing.cast, copy.copy),
-        lambda _visitor, _node, arguments: next(iter(arguments.positional[-1:]), unknown()),
+        lambda _visitor, _node, arguments: next(iter(arguments.positional[-1:]), UNKNOWN),
     ),
 }
 """Python's own functions."""
@@ -1124,11 +1019,19 @@ class _LocalFunction:
     scope: _ForwardVisitor
 
 
-def _join_names(left: Names, right: Names) -> Names:
-    return {
-        name: join([branch[name] for branch in (left, right) if name in branch])
-        for name in left.keys() | right.keys()
-    }
+class _Branch(NamedTuple):
+    """The state after an alternative of `if`, `try` or `match`."""
+
+    ended: bool
+    """True if its end is never reached."""
+    names: Names
+    returned: int
+    """Number of values that the function returned until then."""
+
+
+def _join_names(branches: Sequence[Names]) -> Names:
+    names = dict.fromkeys(name for branch in branches for name in branch)
+    return {name: join([b[name] for b in branches if name in b]) for name in names}
 
 
 def _all_or_any(node: ast.BoolOp, parts: Sequence[Value]) -> Value:
@@ -1142,14 +1045,11 @@ def _all_or_any(node: ast.BoolOp, parts: Sequence[Value]) -> Value:
 
 def _all_of(values: Sequence[Value]) -> Value:
     """Return the part of a condition that has the most severe finding."""
-    for part in values:
-        if part.flag:
-            return part
-    for kind in (Kind.TENSOR, Kind.SIZE, Kind.UNKNOWN):
-        for part in values:
-            if part.kind is kind:
-                return part
-    return Value(Kind.PYTHON, read=any(value.read for value in values))
+    flags = [part for part in values if part.flag]
+    kinds = (Kind.TENSOR, Kind.SIZE, Kind.UNKNOWN)
+    severe = [*flags, *(part for kind in kinds for part in values if part.kind is kind)]
+    read = any(value.read for value in values)
+    return severe[0] if severe else Value(Kind.PYTHON, read=read)
 
 
 def _is_chosen(value: Value) -> bool:
@@ -1165,13 +1065,7 @@ def _first_item(value: Value) -> Value:
         return tensor()
     if value.object is not NOTHING:
         return item(value, 0)
-    return python() if value.kind is Kind.PYTHON and not value.items else unknown()
-
-
-def _static_items(value: Value) -> list[Value]:
-    """Return all items of a list or tuple, where their number is known; else none."""
-    objects = value.object if isinstance(value.object, list | tuple) else ()
-    return [item(value, position) for position in range(len(value.items) or len(objects))]
+    return PYTHON if value.kind is Kind.PYTHON and not value.items else UNKNOWN
 
 
 def _leaves(value: Value) -> Iterator[Value]:
@@ -1195,11 +1089,11 @@ def _tensor_attribute(owner: Value, name: str) -> Value:
         if not owner.constant:
             return Value(Kind.SHAPE, axis=0)
         stored = isinstance(owner.object, torch.Tensor)
-        return from_object(tuple(owner.object.shape)) if stored else python()
+        return from_object(tuple(owner.object.shape)) if stored else PYTHON
     if name == "data":
         return tensor(owner.rank, unit=owner.unit)
     if name in _PYTHON_ATTRIBUTES:
-        return python()
+        return PYTHON
     return tensor() if name in _TENSOR_ATTRIBUTES else from_object(Method(owner, name))
 
 
@@ -1208,47 +1102,39 @@ def _object_attribute(owner: Any, name: str) -> Value:
         try:
             return from_object(getattr(owner, name))
         except Exception:  # modules may load what is missing
-            return unknown()
-    attribute = inspect.getattr_static(owner, name, _NO_ATTRIBUTE)
-    if isinstance(attribute, types.MemberDescriptorType):
+            return UNKNOWN
+    attribute = inspect.getattr_static(owner, name, NOTHING)
+    if isinstance(attribute, _C_ATTRIBUTES):
         return from_object(getattr(owner, name, None))
-    if isinstance(attribute, property):
-        return python()
-    if isinstance(attribute, types.MethodDescriptorType | types.BuiltinMethodType):
-        return from_object(getattr(owner, name))
-    return _bind(attribute, owner)
+    return PYTHON if isinstance(attribute, property) else _bind(attribute, owner)
 
 
 def _super_attribute(parent: Any, name: str) -> Value:
     classes = type(parent.__self__).__mro__
     after = classes[classes.index(parent.__thisclass__) + 1 :]
     attributes = (vars(cls)[name] for cls in after if name in vars(cls))
-    return _bind(next(attributes, _NO_ATTRIBUTE), parent.__self__)
+    return _bind(next(attributes, NOTHING), parent.__self__)
 
 
 def _bind(attribute: Any, owner: Any) -> Value:
     """Bind an attribute of a class to an object."""
-    if attribute is _NO_ATTRIBUTE:
-        return unknown()
-    if isinstance(attribute, staticmethod):
-        return from_object(attribute.__func__)
-    if isinstance(attribute, classmethod):
-        return from_object(types.MethodType(attribute.__func__, type(owner)))
-    if isinstance(attribute, types.FunctionType) or python_function(attribute) is not None:
+    if isinstance(attribute, types.FunctionType | staticmethod | classmethod):
+        return from_object(attribute.__get__(owner, type(owner)))
+    if python_function(attribute) is not None:
         return from_object(types.MethodType(attribute, owner))
-    return from_object(attribute) if not hasattr(type(attribute), "__get__") else unknown()
+    return from_object(attribute) if not hasattr(type(attribute), "__get__") else UNKNOWN
 
 
 def _instance(cls: type, arguments: Arguments) -> Value:
-    if issubclass(cls, _DICTS):
+    if issubclass(cls, dict):
         return Value(Kind.DICT)
     if issubclass(cls, torch.Size):
         return Value(Kind.SHAPE)
     if issubclass(cls, torch.Tensor):
         return torch_result(cls.__name__, arguments)
     if cls.__module__.split(".")[0] == "torch":
-        return tensor() if issubclass(cls, torch.autograd.Function) else python()
-    return unknown()
+        return tensor() if issubclass(cls, torch.autograd.Function) else PYTHON
+    return UNKNOWN
 
 
 def _module_method(owner: nn.Module, name: str) -> Value:
@@ -1258,10 +1144,10 @@ def _module_method(owner: nn.Module, name: str) -> Value:
     if name in ("values", "children", "modules"):
         return from_object(owner)  # to loop over
     if name in ("items", "named_children", "named_modules"):
-        child = next(map(from_object, owner.children()), unknown())
-        turn = Value(Kind.UNKNOWN, items={0: python(), 1: child})
+        child = next(map(from_object, owner.children()), UNKNOWN)
+        turn = Value(Kind.UNKNOWN, items={0: PYTHON, 1: child})
         return Value(Kind.UNKNOWN, items={0: turn})
-    return unknown()
+    return UNKNOWN
 
 
 def _module_of(function: Any) -> str:

@@ -1,8 +1,8 @@
-"""Rules TRC001–TRC020: title, level, message, rewrite, affected strategies."""
+"""Rules TRC001–TRC020: title, level, affected strategies, and the texts of their findings."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gate.records.export import LintLevel, Strategy
 
@@ -13,9 +13,8 @@ _TORCHSCRIPT: frozenset[Strategy] = _TRACE | {"scripted"}
 _ALL: frozenset[Strategy] = _TORCHSCRIPT | {"dynamo"}
 
 
-@dataclass(frozen=True)
-class Rule:
-    """The default texts of a finding."""
+class Rule(NamedTuple):
+    """The default level and texts of a finding."""
 
     title: str
     level: LintLevel
@@ -173,3 +172,156 @@ RULES: dict[str, Rule] = {
         _TORCHSCRIPT,
     ),
 }
+
+
+class Hazard(NamedTuple):
+    """A finding, with its deviations from the level and texts of its rule.
+
+    `{}` in a message stands for a name or a number.
+    """
+
+    code: str
+    level: LintLevel | None = None
+    message: str | None = None
+    rewrite: str | None = None
+
+    def format(self, value: object) -> Hazard:
+        """Return the finding with this name or number in its message."""
+        return self._replace(message=self.message and self.message.format(value))
+
+
+NUMBER_OF_TENSOR = Hazard(
+    "TRC001",
+    message="{} computes outside of torch: the example's numbers are written into the file as "
+    "constants",
+)
+
+COPIED_TENSOR = Hazard(
+    "TRC001",
+    message="torch.tensor copies the example's numbers into the file as a constant",
+    rewrite="use the tensor itself, torch.stack for several, x.clone() for a copy",
+)
+
+SELECTED_ITEM = Hazard(
+    "TRC001",
+    message="the file has the item that the example selects",
+    rewrite="stack the items and index the tensor, or use torch.where",
+)
+
+NUMBER_OF_SIZE = Hazard(
+    "TRC004",
+    "warning",
+    f"{RULES['TRC004'].message}: wrong where that axis is dynamic",
+)
+
+UNCHECKED = Hazard("TRC008", "note", "the file does not check this and continues")
+
+LOOP_OVER_ROWS = Hazard(
+    "TRC008",
+    message="the loop has as many iterations in the file as the example has rows",
+    rewrite="use operations on the whole tensor, or strategy: scripted",
+)
+
+LOOP_OVER_RANGE = Hazard(
+    "TRC008",
+    message="the loop has as many iterations in the file as for the example",
+)
+
+ITERATING_FUNCTION = Hazard(
+    "TRC008",
+    message="{} iterates over a tensor: in the file as often as the example has rows",
+    rewrite="use the operation on the whole tensor: torch.sum, torch.any, torch.amax",
+)
+
+EXTREME_OF_TENSORS = Hazard(
+    "TRC008",
+    message="{} of tensors is decided by the example",
+    rewrite="use torch.minimum or torch.maximum",
+)
+
+TRUTH_AS_NUMBER = Hazard(
+    "TRC008",
+    message="the file computes with True or False of the example",
+    rewrite="use the mask itself, torch.logical_not, &, |",
+)
+
+SINGLE_NEGATIVE_INDEX = Hazard(
+    "TRC009", "note", "a single index tensor may be negative; two would be read wrongly"
+)
+
+MAYBE_NEGATIVE_INDEX = Hazard(
+    "TRC009", "warning", "if one of these index tensors is negative, another element is read"
+)
+
+WRITE_BEHIND_NONE = Hazard(
+    "TRC010",
+    message="None in an index that is written to: the exporter writes to other places",
+    rewrite="leave None out, and give the value that shape: y[:, i] = v instead of "
+    "y[:, None, i] = v[:, None]",
+)
+
+SEPARATE_INDEX_TENSORS = Hazard(
+    "TRC010",
+    message="index tensors that are not adjacent: the exporter refuses them, or writes to other "
+    "places",
+)
+
+INDEX_OF_RANK_TWO = Hazard(
+    "TRC010",
+    message="an index tensor of rank 2 or more: behind a slice the exporter broadcasts it against "
+    "the other axes",
+)
+
+INPUT_IS_TEXT = Hazard(
+    "TRC012",
+    message="an input is text: the file has the example's in it",
+    rewrite="put the choice that it makes into __init__",
+)
+
+ITEM_OF_DICT = Hazard(
+    "TRC012",
+    message="an input is a dict: the file takes its tensors by position, in the order of the "
+    "example's keys",
+)
+
+INPUT_IS_DICT = ITEM_OF_DICT._replace(
+    rewrite="take the tensors one by one: forward(self, image, mask)"
+)
+
+OUTPUT_IS_DICT = Hazard(
+    "TRC012",
+    message="the model returns a dict: the file has its tensors in the order in which the keys "
+    "were set",
+    rewrite="name the outputs in that order, or return a tuple",
+)
+
+OUTPUT_IS_TEXT = Hazard(
+    "TRC012",
+    "error",
+    "the model returns text: it is not in the file",
+    "return tensors alone; keep texts beside it",
+)
+
+ACTIVE_DROPOUT = Hazard("TRC013", message="this dropout is active in eval mode, too")
+
+OTHER_WHILE_EXPORTED = Hazard(
+    "TRC014",
+    message="the code behind {}() changes the result: the file and the model differ",
+)
+
+RANK_OF_NAME = Hazard(
+    "TRC015", message="{} has another rank in each branch: the exporter takes one for both"
+)
+
+RANK_OF_RESULT = Hazard("TRC015", message="the branches return tensors of different rank")
+
+LOOP_OVER_SIZE = Hazard(
+    "TRC016",
+    message="the loop has as many iterations in the file as for the example's size: wrong where "
+    "that axis is dynamic",
+)
+
+EXTREME_OF_SIZES = Hazard(
+    "TRC016",
+    message="{} of sizes is decided by the example: wrong where an axis is dynamic",
+)

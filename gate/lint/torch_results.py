@@ -12,16 +12,17 @@ import torch
 
 from gate.lint.values import (
     NOTHING,
+    PYTHON,
     SCALAR,
+    UNKNOWN,
     Arguments,
     Kind,
     Rank,
     Value,
     common_axis,
     from_object,
-    python,
+    shift,
     tensor,
-    unknown,
 )
 
 
@@ -66,6 +67,8 @@ _MASKS = _names(
     logical_xor bool"""
 )
 
+_SUBTRACTIONS = frozenset({"sub", "sub_", "neg", "rsub"})
+
 _FILLED = frozenset({"zeros", "ones", "empty", "full", "rand", "randn"})
 
 _RESHAPING = _names("reshape view expand repeat new_zeros new_ones new_full new_empty")
@@ -88,18 +91,18 @@ _MAX_ELEMENTS = 4096
 def torch_result(name: str, arguments: Arguments) -> Value:
     """Return the result of `torch.name(*arguments)`; a tensor's method has the tensor as first
     argument."""
+    first = arguments.first
     if name in _PYTHON or name in _SEQUENCE:
-        return Value(Kind.PYTHON if name in _PYTHON else Kind.TENSORS)
-    if name in _FACTORIES or (name in _PURE and arguments.first.constant):
+        return PYTHON if name in _PYTHON else Value(Kind.TENSORS)
+    if name in _FACTORIES or (name in _PURE and first.constant):
         computed = _compute_constant(name, arguments)
         if computed is not None:
             return computed
-    first = arguments.first
     if first.tensor:
         return _of_tensor(name, first, arguments)
     if name in ("cat", "concat", "stack") and first.kind is Kind.TENSORS:
         rank = first.items[0].rank if 0 in first.items else None
-        return tensor(rank.plus(1) if rank and name == "stack" else rank)
+        return tensor(shift(rank, 1 if name == "stack" else 0))
     if name in _FILLED and arguments.positional:
         return _with_sizes(arguments.positional[: 1 if name == "full" else None])
     return tensor()
@@ -113,8 +116,8 @@ def _compute_constant(name: str, arguments: Arguments) -> Value | None:
     if any(isinstance(each, torch.Tensor) and each.numel() > _MAX_ELEMENTS for each in operands):
         return None
     with contextlib.suppress(Exception), torch.no_grad():
-        factory = _FACTORIES.get(name) or operator.methodcaller(name, *operands[1:])
-        result = factory(*operands) if name in _FACTORIES else factory(operands[0])
+        compute = _FACTORIES.get(name) or getattr(torch.Tensor, name)
+        result = compute(*operands)
         if isinstance(result, list) or result.numel() <= _MAX_ELEMENTS:
             return from_object(result)
     return tensor()
@@ -126,9 +129,9 @@ def _of_tensor(name: str, first: Value, arguments: Arguments) -> Value:
     if name in _REDUCTIONS:
         result = _reduce(name, first, rest)
     elif name == "unsqueeze":
-        result = first.with_rank(first.rank.plus(1) if first.rank else None, unit=True)
+        result = tensor(shift(first.rank, 1), unit=True, lowered=first.lowered)
     elif name in ("squeeze", "select", "diagonal") and rest.positional:
-        result = first.with_rank(first.rank.plus(-1) if first.rank else None, unit=False)
+        result = tensor(shift(first.rank, -1), lowered=first.lowered)
     elif name == "flatten":
         start, end = rest.get(0, "start_dim"), rest.get(1, "end_dim")
         axis = start.object if start else 0
@@ -138,11 +141,15 @@ def _of_tensor(name: str, first: Value, arguments: Arguments) -> Value:
         result = _with_sizes(rest.positional[: 1 if name == "new_full" else None])
         result.unit = result.unit and name != "expand"
     elif name in _SAME_RANK or name in _MASKS:
-        result = first.with_rank(first.rank)
-        result.lowered = name in ("sub", "sub_", "neg", "rsub")
+        result = tensor(first.rank, unit=first.unit, lowered=name in _SUBTRACTIONS)
     result.mask = name in _MASKS
-    result.fixed = all(v.constant if v.tensor else v.kind is Kind.PYTHON for v in arguments.all)
+    result.fixed = _is_fixed(arguments.all)
     return result
+
+
+def _is_fixed(operands: tuple[Value, ...]) -> bool:
+    """True if what is computed from these is the same for every input."""
+    return all(value.constant if value.tensor else value.kind is Kind.PYTHON for value in operands)
 
 
 def _reduce(name: str, first: Value, rest: Arguments) -> Value:
@@ -154,12 +161,10 @@ def _reduce(name: str, first: Value, rest: Arguments) -> Value:
     keep = rest.keywords.get("keepdim") or rest.get(1, "keepdim")
     kept = keep is not None and keep.object is True
     if isinstance(axes.object, tuple | list):
-        count: int | None = len(axes.object)
+        count = len(axes.object)
     else:
-        count = 1 if isinstance(axes.object, int) else len(axes.items) or None
-    rank = first.rank
-    if rank is not None and not kept:
-        rank = None if count is None else rank.plus(-count)
+        count = 1 if isinstance(axes.object, int) else len(axes.items)
+    rank = first.rank if kept else shift(first.rank, -count) if count else None
     result = tensor(rank, unit=kept)
     if name in _WITH_INDICES:
         return Value(Kind.TENSORS, items={0: result, 1: result})
@@ -168,15 +173,14 @@ def _reduce(name: str, first: Value, rest: Arguments) -> Value:
 
 def _with_sizes(sizes: tuple[Value, ...]) -> Value:
     """Return a tensor of these sizes, which may be a single sequence."""
-    if len(sizes) == 1:
-        (only,) = sizes
-        listed = only.kind is not Kind.SHAPE and isinstance(only.object, tuple | list)
-        if only.kind is Kind.SIZE or isinstance(only.object, int):
-            return tensor(Rank(0, 1))
-        if only.kind is Kind.SHAPE or not (only.items or listed):
-            return tensor()
-        return tensor(Rank(0, len(only.items or only.object)))
-    return tensor(Rank(0, len(sizes)))
+    if len(sizes) != 1:
+        return tensor(Rank(0, len(sizes)))
+    (only,) = sizes
+    if only.kind is Kind.SIZE or isinstance(only.object, int):
+        return tensor(Rank(0, 1))
+    listed = only.object if isinstance(only.object, tuple | list) else ()
+    count = 0 if only.kind is Kind.SHAPE else len(only.items or listed)
+    return tensor(Rank(0, count) if count else None)
 
 
 # --- operators ------------------------------------------------------------------------------------
@@ -202,28 +206,26 @@ _SIMPLE = (bool, int, float, str, type(None))
 def arithmetic(operation: ast.operator, left: Value, right: Value) -> Value:
     """Return the value of an arithmetic operation."""
     sides = (left, right)
-    if left.tensor or right.tensor:
-        result = _computed(operation, left, right)
-        return _element_wise(operation, sides) if result is NOTHING else from_object(result)
     kinds = {left.kind, right.kind}
+    if Kind.TENSOR in kinds:
+        result = _compute(operation, left, right)
+        return _element_wise(operation, sides) if result is NOTHING else from_object(result)
     for kind in (Kind.SHAPE, Kind.SIZE):
         if kind in kinds:
             return Value(kind, axis=common_axis(value for value in sides if value.kind is kind))
     if Kind.TENSORS in kinds:
         return Value(Kind.TENSORS if kinds <= {Kind.TENSORS, Kind.PYTHON} else Kind.UNKNOWN)
-    return _of_objects(operation, left, right) if kinds == {Kind.PYTHON} else unknown()
+    return _of_objects(operation, left, right)
 
 
 def negated(value: Value, *, minus: bool) -> Value:
     """Return the value of `-x`, else of `+x` and `~x`."""
-    if minus and isinstance(value.object, int | float):
+    if minus and (isinstance(value.object, int | float) or value.elements is not None):
         return from_object(-value.object)
-    if minus and value.elements is not None:
-        return from_object(-value.elements)
     if value.tensor:
         return tensor(value.rank, unit=value.unit, mask=value.mask, lowered=minus,
                       fixed=value.constant)  # fmt: skip
-    return Value(value.kind, axis=value.axis) if value.kind is Kind.SIZE else python()
+    return Value(value.kind, axis=value.axis) if value.kind is Kind.SIZE else PYTHON
 
 
 def comparison(operation: ast.cmpop, left: Value, right: Value) -> Value:
@@ -232,13 +234,12 @@ def comparison(operation: ast.cmpop, left: Value, right: Value) -> Value:
         relation = _is if isinstance(operation, ast.Is | ast.IsNot) else _in
         truth = relation(left, right)
         positive = isinstance(operation, ast.Is | ast.In)
-        return python() if truth is None else from_object(truth is positive)
+        return PYTHON if truth is None else from_object(truth is positive)
     if left.tensor or right.tensor:
         return tensor(_wider(left, right), mask=True)
     if left.sized or right.sized:
         return Value(Kind.SIZE)
-    are_python = left.kind is right.kind is Kind.PYTHON
-    return _of_objects(operation, left, right) if are_python else unknown()
+    return _of_objects(operation, left, right)
 
 
 def _element_wise(operation: ast.operator, sides: tuple[Value, Value]) -> Value:
@@ -247,7 +248,7 @@ def _element_wise(operation: ast.operator, sides: tuple[Value, Value]) -> Value:
         _wider(*sides),
         unit=all(value.unit for value in tensors),
         mask=all(value.mask for value in tensors),
-        fixed=all(value.constant if value.tensor else value.kind is Kind.PYTHON for value in sides),
+        fixed=_is_fixed(sides),
         lowered=isinstance(operation, ast.Sub) or any(value.lowered for value in tensors),
     )
 
@@ -264,25 +265,27 @@ def _wider(first: Value, second: Value) -> Rank | None:
 
 
 def _of_objects(operation: ast.AST, left: Value, right: Value) -> Value:
-    result = _computed(operation, left, right)
+    if not left.kind is right.kind is Kind.PYTHON:
+        return UNKNOWN
+    result = _compute(operation, left, right)
     return Value(Kind.PYTHON, object=result, read=left.read or right.read)
 
 
-def _computed(operation: ast.AST, left: Value, right: Value) -> Any:
+def _compute(operation: ast.AST, left: Value, right: Value) -> Any:
     """Return the result, where both sides are known and small; else NOTHING."""
     compute = _OPERATORS.get(type(operation))
-    small = all(isinstance(v.object, int | float) or _is_small(v) for v in (left, right))
-    comparable = isinstance(operation, ast.cmpop) and all(
-        isinstance(v.object, (*_SIMPLE, tuple)) for v in (left, right)
-    )
-    if compute is not None and (small or comparable):
+    comparable = (*_SIMPLE, tuple) if isinstance(operation, ast.cmpop) else ()
+    if compute and all(_is_small(v) or isinstance(v.object, comparable) for v in (left, right)):
         with contextlib.suppress(Exception):
             return compute(left.object, right.object)
     return NOTHING
 
 
 def _is_small(value: Value) -> bool:
-    return value.elements is not None and value.elements.numel() <= _MAX_ELEMENTS
+    elements = value.elements
+    return isinstance(value.object, int | float) or (
+        elements is not None and elements.numel() <= _MAX_ELEMENTS
+    )
 
 
 def _in(left: Value, right: Value) -> bool | None:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from gate.lint.values import SCALAR, Arguments, Kind, Rank, Value, tensor
-from gate.records.export import LintLevel, Strategy
-
-
-class Hazard(NamedTuple):
-    """A finding, with its deviations from the level and texts of its rule."""
-
-    code: str
-    level: LintLevel | None = None
-    message: str | None = None
-    rewrite: str | None = None
-
+from gate.lint import rules
+from gate.lint.rules import Hazard
+from gate.lint.values import SCALAR, Arguments, Kind, Rank, Value, shift, tensor
+from gate.records.export import Strategy
 
 # --- indexing -------------------------------------------------------------------------------------
 
@@ -35,14 +27,14 @@ class IndexExpression:
     parts: tuple[Value | str, ...]
 
     @property
-    def tensors(self) -> tuple[Value, ...]:
+    def tensors(self) -> list[Value]:
         """Index tensors, masks, and lists, which become index tensors."""
-        return tuple(part for part in self.parts if isinstance(part, Value) and _is_tensor(part))
+        return [part for part in self.parts if isinstance(part, Value) and _is_tensor(part)]
 
     @property
-    def gathers(self) -> tuple[Value, ...]:
+    def gathers(self) -> list[Value]:
         """Index tensors of integers."""
-        return tuple(part for part in self.tensors if not _is_mask(part))
+        return [part for part in self.tensors if not _is_mask(part)]
 
     @property
     def unit(self) -> bool:
@@ -72,11 +64,11 @@ class IndexExpression:
             elif part.kind not in (Kind.PYTHON, Kind.SIZE):
                 return None
             change -= rank
-        return None if indexed.rank is None else indexed.rank.plus(change + max(ranks))
+        return shift(indexed.rank, change + max(ranks))
 
     def select(self, indexed: Value) -> Value:
         """Return the result of `x[…]`."""
-        keeps_axes = all(part in (SLICE, UNIT, ELLIPSIS) for part in self.parts if part != NEW)
+        keeps_axes = all(part in (SLICE, UNIT, ELLIPSIS, NEW) for part in self.parts)
         return tensor(
             self.rank_of(indexed),
             unit=self.unit or (indexed.unit and keeps_axes),
@@ -89,37 +81,22 @@ class IndexExpression:
 def read_hazards(index: IndexExpression) -> Iterator[Hazard]:
     """Yield the hazards of reading `x[…]`: negative index tensors."""
     gathers = index.gathers
-    if any(_is_negative(value) for value in gathers):
-        single = "a single index tensor may be negative; two would be read wrongly"
-        yield Hazard("TRC009") if len(gathers) > 1 else Hazard("TRC009", "note", single)
+    if any(map(_is_negative, gathers)):
+        yield Hazard("TRC009") if len(gathers) > 1 else rules.SINGLE_NEGATIVE_INDEX
     elif len(gathers) > 1 and any(value.lowered for value in gathers):
-        message = "if one of these index tensors is negative, another element is read"
-        yield Hazard("TRC009", "warning", message)
+        yield rules.MAYBE_NEGATIVE_INDEX
 
 
 def write_hazards(indexed: Value, index: IndexExpression, value: Value) -> Iterator[Hazard]:
     """Yield the hazards of `x[…] = value`."""
     gathers = index.gathers
     if NEW in index.parts:
-        yield Hazard(
-            "TRC010",
-            message="None in an index that is written to: the exporter writes to other places",
-            rewrite="leave None out, and give the value that shape: y[:, i] = v instead of "
-            "y[:, None, i] = v[:, None]",
-        )
+        yield rules.WRITE_BEHIND_NONE
     if len(gathers) > 1 and not index.is_adjacent:
-        yield Hazard(
-            "TRC010",
-            message="index tensors that are not adjacent: the exporter refuses them, or writes to "
-            "other places",
-        )
+        yield rules.SEPARATE_INDEX_TENSORS
     elif any((_rank(gather) or 0) > 1 for gather in gathers):
         leading = isinstance(index.parts[0], Value) or all(map(_is_row, gathers))
-        message = (
-            "an index tensor of rank 2 or more: behind a slice the exporter broadcasts it against "
-            "the other axes"
-        )
-        yield Hazard("TRC010", "warning" if leading else "error", message)
+        yield rules.INDEX_OF_RANK_TWO._replace(level="warning" if leading else "error")
     if _is_broadcast(indexed, index, value):
         yield Hazard("TRC011")
 
@@ -147,7 +124,7 @@ def _is_row(value: Value) -> bool:
 
 def _is_negative(value: Value) -> bool:
     elements = torch.tensor(value.object) if isinstance(value.object, list) else value.elements
-    return elements is not None and elements.numel() > 0 and bool((elements < 0).any())
+    return elements is not None and bool((elements < 0).any())
 
 
 def _is_broadcast(indexed: Value, index: IndexExpression, value: Value) -> bool:
@@ -181,30 +158,6 @@ _SMALL = 1e-5
 _SOFT = 8.0
 """softplus(t) is t to seven digits from here on, so a larger threshold has no effect."""
 
-_POWER = (
-    "p={:g} is taken of the difference instead of its absolute value: NaN, or another number",
-    "torch.linalg.vector_norm(x - y, ord=p, dim=-1), with x[..., :, None, :] - y[..., None, :, :] "
-    "for all pairs",
-)
-
-_FLOOR_DIVISION = Hazard(
-    "TRC018",
-    message="the file rounds the quotient towards zero, torch down: wrong where it is negative",
-    rewrite="torch.div(a, b, rounding_mode='floor')",
-)
-
-_LOG_SIGMOID = Hazard(
-    "TRC018",
-    message="the file computes log(sigmoid(x)): off by percents from -15 on, -inf from -18 on",
-    rewrite="-F.softplus(-x)",
-)
-
-_LOG_ADD_EXP = Hazard(
-    "TRC018",
-    message="the file computes log(exp(x) + exp(y)): infinite from 89 on",
-    rewrite="torch.logsumexp(torch.stack([x, y]), 0)",
-)
-
 
 def is_read(module: nn.Module) -> bool:
     """Return True for a torch module whose forward passes settings to a function of the tables
@@ -213,85 +166,135 @@ def is_read(module: nn.Module) -> bool:
     return limited or type(module) in _READ
 
 
-@dataclass(frozen=True)
-class _Argument:
-    """An argument that the exporter drops or changes.
+_FindHazards = Callable[[Arguments], Iterator[Hazard]]
 
-    is_wrong: whether the value that is passed makes a difference. message: `{}` is the value.
+
+def _argument(
+    position: int | None,
+    name: str,
+    is_wrong: Callable[[Any], bool],
+    code: str,
+    *,
+    message: str = "",
+    rewrite: str | None = None,
+) -> _FindHazards:
+    """Return the rule for an argument that the exporter drops or changes.
+
+    is_wrong: whether its value makes a difference; that of an argument that is not passed is None.
     """
 
-    position: int | None
-    name: str
-    is_wrong: Callable[[Any], bool]
-    message: str
-    rewrite: str
-    code: str = "TRC017"
-
-    def hazards(self, arguments: Arguments) -> Iterator[Hazard]:
-        value = arguments.get(self.position, self.name)
+    def find(arguments: Arguments) -> Iterator[Hazard]:
+        value = arguments.get(position, name)
         obj = None if value is None else value.object
-        if self.is_wrong(obj):
-            message = self.message.format(obj) if "{" in self.message else self.message
-            yield Hazard(self.code, message=message, rewrite=self.rewrite)
+        if is_wrong(obj):
+            yield Hazard(code, message=message, rewrite=rewrite).format(obj)
+
+    return find
 
 
-def _number(is_wrong: Callable[[float], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int | float) and is_wrong(value)
+def _always(code: str, *, message: str, rewrite: str) -> _FindHazards:
+    return lambda _: iter((Hazard(code, message=message, rewrite=rewrite),))
 
 
-_is_odd_power = _number(lambda power: power <= 0 or power % 2 != 0)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
-_SOFTPLUS = _Argument(
-    2, "threshold", _number(lambda threshold: threshold < _SOFT),
-    "threshold={:g} is dropped: above it torch returns x itself, the file log(1 + exp(x))",
-    "torch.where(x * beta > threshold, x, softplus(x))",
+
+def _is_passed(value: Any) -> bool:
+    return value is not None
+
+
+def _is_large(epsilon: Any) -> bool:
+    return _is_number(epsilon) and epsilon > _SMALL
+
+
+def _is_odd_power(power: Any) -> bool:
+    return _is_number(power) and (power <= 0 or power % 2 != 0)
+
+
+_DISTANCE_POWER = _argument(
+    2, "p", _is_odd_power, "TRC017",
+    message="p={:g} is taken of the difference instead of its absolute value: NaN, or another "
+    "number",
+    rewrite="torch.linalg.vector_norm(x - y, ord=p, dim=-1), with x[..., :, None, :] - "
+    "y[..., None, :, :] for all pairs",
 )  # fmt: skip
 
-_POOL_DIVISOR = _Argument(
-    6, "divisor_override", _number(lambda _: True),
-    "divisor_override={:g} is dropped: the file divides by the size of the window",
-    "pool without it, then multiply by window / divisor (with count_include_pad=True)",
+_DISTANCE_EPSILON = _argument(
+    3, "eps", _is_large, "TRC017",
+    message="eps={:g} is dropped: torch adds it to each difference",
+    rewrite="torch.linalg.vector_norm(x - y + eps, ord=2, dim=-1)",
 )  # fmt: skip
 
-_DISTANCE_POWER = _Argument(2, "p", _is_odd_power, *_POWER)
-
-_DISTANCE_EPSILON = _Argument(
-    3, "eps", _number(lambda epsilon: epsilon > _SMALL),
-    "eps={:g} is dropped: torch adds it to each difference",
-    "torch.linalg.vector_norm(x - y + eps, ord=2, dim=-1)",
+_POOL_DIVISOR = _argument(
+    6, "divisor_override", _is_number, "TRC017",
+    message="divisor_override={:g} is dropped: the file divides by the size of the window",
+    rewrite="pool without it, then multiply by window / divisor (with count_include_pad=True)",
 )  # fmt: skip
 
-_COSINE_EPSILON = _Argument(
-    3, "eps", _number(lambda epsilon: epsilon > _SMALL),
-    "eps={:g} bounds the product of both lengths in the file, in torch each of them: wrong for "
-    "vectors that are shorter",
-    "F.normalize(x, eps=eps) times F.normalize(y, eps=eps), summed",
+_SOFTPLUS_THRESHOLD = _argument(
+    2, "threshold", lambda threshold: _is_number(threshold) and threshold < _SOFT, "TRC017",
+    message="threshold={:g} is dropped: above it torch returns x itself, the file "
+    "log(1 + exp(x))",
+    rewrite="torch.where(x * beta > threshold, x, softplus(x))",
+)  # fmt: skip
+
+_COSINE_EPSILON = _argument(
+    3, "eps", _is_large, "TRC018",
+    message="eps={:g} bounds the product of both lengths in the file, in torch each of them: "
+    "wrong for vectors that are shorter",
+    rewrite="F.normalize(x, eps=eps) times F.normalize(y, eps=eps), summed",
+)  # fmt: skip
+
+_CORRECTION = _argument(
+    None, "correction", lambda number: _is_number(number) and number != int(number), "TRC017",
+    message="correction={:g} is rounded to a whole number",
+    rewrite="(x - x.mean(dim, keepdim=True)).square().sum(dim) / (n - correction)",
+)  # fmt: skip
+
+_SCATTER_MEAN = _argument(
+    4, "reduce", lambda reduce: reduce == "mean", "TRC017",
+    message="reduce='mean' is dropped: of several values for one place the file has one",
+    rewrite="scatter_add of the values, divided by scatter_add of ones",
+)  # fmt: skip
+
+_ACCUMULATE = _argument(
+    3, "accumulate", lambda adds: adds is True, "TRC018",
+    message="where indices repeat the file adds one of the values, torch all of them",
+    rewrite="scatter_add, or index_add with one axis",
+)  # fmt: skip
+
+_MEAN_DTYPE = _argument(
+    None, "dtype", _is_passed, "TRC018",
+    message="the mean is taken in the input's own dtype and cast afterwards: wrong for "
+    "integers",
+    rewrite="x.to(dtype).mean(...)",
+)  # fmt: skip
+
+_MAX_NORM = _argument(3, "max_norm", _is_passed, "TRC019")
+
+_FLOOR_DIVISION = _always(
     "TRC018",
-)  # fmt: skip
+    message="the file rounds the quotient towards zero, torch down: wrong where it is negative",
+    rewrite="torch.div(a, b, rounding_mode='floor')",
+)
 
-_CORRECTION = _Argument(
-    None, "correction", _number(lambda correction: correction != int(correction)),
-    "correction={:g} is rounded to a whole number",
-    "(x - x.mean(dim, keepdim=True)).square().sum(dim) / (n - correction)",
-)  # fmt: skip
-
-_SCATTER_MEAN = _Argument(
-    4, "reduce", lambda reduce: reduce == "mean",
-    "reduce='mean' is dropped: of several values for one place the file has one",
-    "scatter_add of the values, divided by scatter_add of ones",
-)  # fmt: skip
-
-_ACCUMULATE = _Argument(
-    3, "accumulate", lambda adds: adds is True,
-    "where indices repeat the file adds one of the values, torch all of them",
-    "scatter_add, or index_add with one axis",
+_LOG_SIGMOID = _always(
     "TRC018",
-)  # fmt: skip
+    message="the file computes log(sigmoid(x)): off by percents from -15 on, -inf from -18 on",
+    rewrite="-F.softplus(-x)",
+)
+
+_LOG_ADD_EXP = _always(
+    "TRC018",
+    message="the file computes log(exp(x) + exp(y)): infinite from 89 on",
+    rewrite="torch.logsumexp(torch.stack([x, y]), 0)",
+)
 
 
 def _pairwise_distance(arguments: Arguments) -> Iterator[Hazard]:
-    power = [*_DISTANCE_POWER.hazards(arguments)]
-    yield from power or _DISTANCE_EPSILON.hazards(arguments)
+    yield from _DISTANCE_POWER(arguments)
+    yield from _DISTANCE_EPSILON(arguments)
 
 
 def _batch_norm(arguments: Arguments) -> Iterator[Hazard]:
@@ -306,12 +309,6 @@ def _batch_norm(arguments: Arguments) -> Iterator[Hazard]:
         )
 
 
-def _embedding(arguments: Arguments) -> Iterator[Hazard]:
-    limit = arguments.get(3, "max_norm")
-    if limit is not None and limit.object is not None:
-        yield Hazard("TRC019")
-
-
 def _index_add(arguments: Arguments) -> Iterator[Hazard]:
     index, added = arguments.get(2, "index"), arguments.get(3, "source")
     elements = None if index is None else index.elements
@@ -320,46 +317,28 @@ def _index_add(arguments: Arguments) -> Iterator[Hazard]:
         yield Hazard("TRC020")
 
 
-def _mean(arguments: Arguments) -> Iterator[Hazard]:
-    if "dtype" in arguments.keywords and arguments.keywords["dtype"].object is not None:
-        yield Hazard(
-            "TRC018",
-            message="the mean is taken in the input's own dtype and cast afterwards: wrong for "
-            "integers",
-            rewrite="x.to(dtype).mean(...)",
-        )
-
-
-def _always(hazard: Hazard) -> Callable[[Arguments], Iterator[Hazard]]:
-    return lambda _: iter((hazard,))
-
-
-_FindHazards = Callable[[Arguments], Iterator[Hazard]]
-
 _EVERYWHERE: dict[str, _FindHazards] = {
-    "avg_pool2d": _POOL_DIVISOR.hazards,
-    "avg_pool3d": _POOL_DIVISOR.hazards,
-    "log_sigmoid": _always(_LOG_SIGMOID),
-    "logsigmoid": _always(_LOG_SIGMOID),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _POOL_DIVISOR),
+    **dict.fromkeys(("log_sigmoid", "logsigmoid"), _LOG_SIGMOID),
 }
 
 _TORCHSCRIPT: dict[str, _FindHazards] = {
-    "softplus": _SOFTPLUS.hazards,
-    "cdist": _DISTANCE_POWER.hazards,
+    "softplus": _SOFTPLUS_THRESHOLD,
+    "cdist": _DISTANCE_POWER,
     "pairwise_distance": _pairwise_distance,
-    "cosine_similarity": _COSINE_EPSILON.hazards,
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _CORRECTION.hazards),
-    **dict.fromkeys(("floor_divide", "floor_divide_"), _always(_FLOOR_DIVISION)),
-    **dict.fromkeys(("index_put", "index_put_"), _ACCUMULATE.hazards),
-    **dict.fromkeys(("embedding", "embedding_bag"), _embedding),
+    "cosine_similarity": _COSINE_EPSILON,
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _CORRECTION),
+    **dict.fromkeys(("floor_divide", "floor_divide_"), _FLOOR_DIVISION),
+    **dict.fromkeys(("index_put", "index_put_"), _ACCUMULATE),
+    **dict.fromkeys(("embedding", "embedding_bag"), _MAX_NORM),
     **dict.fromkeys(("index_add", "index_add_"), _index_add),
 }
 
 _DYNAMO: dict[str, _FindHazards] = {
     "batch_norm": _batch_norm,
-    **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _SCATTER_MEAN.hazards),
-    "mean": _mean,
-    "logaddexp": _always(_LOG_ADD_EXP),
+    "mean": _MEAN_DTYPE,
+    "logaddexp": _LOG_ADD_EXP,
+    **dict.fromkeys(("scatter_reduce", "scatter_reduce_"), _SCATTER_MEAN),
 }
 
 
@@ -371,17 +350,16 @@ def call_hazards(name: str, arguments: Arguments, strategy: Strategy) -> Iterato
         yield from find(arguments)
 
 
+_OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
+
 _DROPOUTS = (
     functional.dropout,
     functional.dropout1d,
     functional.dropout2d,
     functional.dropout3d,
-    functional.alpha_dropout,
-    functional.feature_alpha_dropout,
     torch.dropout,
+    *_OFF_BY_DEFAULT,
 )
-
-_OFF_BY_DEFAULT = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 
 def dropout_hazards(callee: Any, arguments: Arguments) -> Iterator[Hazard]:
@@ -390,10 +368,9 @@ def dropout_hazards(callee: Any, arguments: Arguments) -> Iterator[Hazard]:
         return
     training = arguments.get(2, "train" if callee is torch.dropout else "training")
     share = arguments.get(1, "p")
-    if share is not None and share.object in (0, 0.0):
+    if share is not None and share.object == 0:
         return
-    if training is None:
-        if callee not in _OFF_BY_DEFAULT:
-            yield Hazard("TRC013")
-    elif training.object is True:
-        yield Hazard("TRC013", message="this dropout is active in eval mode, too")
+    if training is None and callee not in _OFF_BY_DEFAULT:
+        yield Hazard("TRC013")
+    elif training is not None and training.object is True:
+        yield rules.ACTIVE_DROPOUT

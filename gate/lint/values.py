@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-import contextlib
+import functools
 import inspect
 import itertools
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -40,8 +40,6 @@ class _Nothing(Enum):
 NOTHING = _Nothing.NOTHING
 """Stands for an object that is not known (None is an object)."""
 
-_ids = itertools.count(1)
-
 _CONDITIONS = (bool, int, float, str, list, tuple, dict, set, frozenset, type(None), nn.Module)
 """Objects whose truth does not depend on the input."""
 
@@ -49,21 +47,11 @@ _MAX_ITEMS = 16
 """Items of a list that are looked at."""
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(NamedTuple):
     """A number of axes: `offset` more than those of an argument (`base`); base 0: than none."""
 
     base: int
     offset: int
-
-    @classmethod
-    def new(cls) -> Rank:
-        """Return the unknown rank of an argument, equal only to itself."""
-        return cls(next(_ids), 0)
-
-    def plus(self, axes: int) -> Rank:
-        """Return the rank with this many axes more."""
-        return Rank(self.base, self.offset + axes)
 
     def below(self, other: Rank | None) -> bool:
         """True if it is known to be smaller."""
@@ -71,6 +59,11 @@ class Rank:
 
 
 SCALAR = Rank(0, 0)
+
+
+def shift(rank: Rank | None, axes: int) -> Rank | None:
+    """Return the rank with this many axes more; None if unknown."""
+    return None if rank is None else Rank(rank.base, rank.offset + axes)
 
 
 @dataclass(eq=False)
@@ -144,10 +137,12 @@ class Value:
             return bool(self.object)
         return True if callable(self.object) else None
 
-    def with_rank(self, rank: Rank | None, *, unit: bool | None = None) -> Value:
-        """Return the same tensor in another rank."""
-        unit = self.unit if unit is None else unit
-        return replace(self, object=NOTHING, rank=rank, unit=unit, items={})
+
+PYTHON = Value(Kind.PYTHON)
+"""A Python value that does not depend on the input."""
+
+UNKNOWN = Value(Kind.UNKNOWN)
+"""A value that no rule applies to."""
 
 
 def tensor(rank: Rank | None = None, **facts: Any) -> Value:
@@ -155,27 +150,18 @@ def tensor(rank: Rank | None = None, **facts: Any) -> Value:
     return Value(Kind.TENSOR, rank=rank, **facts)
 
 
-def python() -> Value:
-    """Return a Python value that does not depend on the input."""
-    return Value(Kind.PYTHON)
-
-
-def unknown() -> Value:
-    """Return a value that no rule applies to."""
-    return Value(Kind.UNKNOWN)
-
-
 def from_object(obj: Any) -> Value:
-    """Return the value of an attribute, a global, a default."""
+    """Return the value of an attribute, a global, a default; NOTHING is unknown."""
+    if obj is NOTHING:
+        return UNKNOWN
     if isinstance(obj, torch.Tensor):
         if is_lazy(obj):
-            return Value(Kind.TENSOR, object=obj)
-        return Value(Kind.TENSOR, object=obj, rank=Rank(0, obj.dim()), unit=1 in obj.shape)
+            return tensor(object=obj)
+        return tensor(Rank(0, obj.dim()), object=obj, unit=1 in obj.shape)
     if isinstance(obj, torch.Size):
         return Value(Kind.PYTHON, object=tuple(obj))
-    if isinstance(obj, list | tuple) and obj and all(map(torch.is_tensor, obj)):
-        return Value(Kind.TENSORS, object=obj)
-    return Value(Kind.PYTHON, object=obj)
+    tensors = isinstance(obj, list | tuple) and obj and all(map(torch.is_tensor, obj))
+    return Value(Kind.TENSORS if tensors else Kind.PYTHON, object=obj)
 
 
 def common_axis(sizes: Iterable[Value]) -> int | None:
@@ -195,10 +181,7 @@ def ranks_differ(left: Value, right: Value) -> bool:
 
 def join(values: Iterable[Value]) -> Value:
     """Return the properties that all values share, for example after two branches or a loop."""
-    first, *rest = values
-    for value in rest:
-        first = _join(first, value)
-    return first
+    return functools.reduce(_join, values)
 
 
 def _join(left: Value, right: Value) -> Value:
@@ -223,32 +206,26 @@ def _join(left: Value, right: Value) -> Value:
     if plain.kind is Kind.PYTHON and number:
         # `mask = None` or `total = 0` before it becomes a tensor.
         return replace(rest, object=NOTHING, rank=None)
-    return unknown()
+    return UNKNOWN
 
 
 def item(value: Value, position: int | None) -> Value:
-    """Return the item at a position, as `[position]` or unpacking does; None: any item."""
+    """Return the item at a position, as `[position]` or unpacking does; None: any item.
+
+    Each access of an axis of a shape returns the same value.
+    """
     if value.kind is Kind.SHAPE:
-        return _size(value, position)
-    if position is not None and position in value.items:
+        if position is None:
+            return Value(Kind.SIZE, axis=value.axis, shape=value)
+        axis = None if value.axis is None else position + value.axis
+        return value.items.setdefault(position, Value(Kind.SIZE, axis=axis, shape=value))
+    if position in value.items:
         return value.items[position]
     if position is None and value.items:
         return join(value.items.values())
-    if value.object is not NOTHING and not value.tensor:
-        return _item_of_object(value.object, position)
-    if value.kind in (Kind.TENSOR, Kind.TENSORS):
+    if value.kind is Kind.TENSOR or (value.kind is Kind.TENSORS and value.object is NOTHING):
         return tensor(fixed=value.constant)
-    return unknown()
-
-
-def _size(shape: Value, position: int | None) -> Value:
-    """Return the same value for each access of an axis."""
-    if position is None:
-        return Value(Kind.SIZE, axis=shape.axis, shape=shape)
-    if position not in shape.items:
-        axis = None if shape.axis is None else position + shape.axis
-        shape.items[position] = Value(Kind.SIZE, axis=axis, shape=shape)
-    return shape.items[position]
+    return UNKNOWN if value.object is NOTHING else _item_of_object(value.object, position)
 
 
 def _item_of_object(container: Any, position: int | None) -> Value:
@@ -256,10 +233,10 @@ def _item_of_object(container: Any, position: int | None) -> Value:
         container = list(container.children())
         position = position or 0  # each child is read by itself, too
     if not isinstance(container, list | tuple):
-        return python()
+        return PYTHON
     if position is not None and -len(container) <= position < len(container):
         return from_object(container[position])
-    return join(map(from_object, container[:_MAX_ITEMS])) if container else unknown()
+    return join(map(from_object, container[:_MAX_ITEMS])) if container else UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -286,8 +263,13 @@ class Arguments:
     @property
     def signature(self) -> tuple[Any, ...]:
         """Return a key: calls of equal keys have the same findings."""
-        named = [*enumerate(self.positional), *sorted(self.keywords.items())]
-        return (self.spread, *((name, *_facts(value)) for name, value in named))
+        key: list[Any] = [self.spread]
+        for name, value in [*enumerate(self.positional), *sorted(self.keywords.items())]:
+            plain = isinstance(value.object, bool | int | float | str | type(None))
+            kinds = tuple(part.kind for part in value.items.values())
+            obj = value.object if plain else id(value.object)
+            key.append((name, value.kind, obj, value.rank, kinds))
+        return tuple(key)
 
     def after(self, *values: Value) -> Arguments:
         """Return the arguments with these in front."""
@@ -300,15 +282,6 @@ class Arguments:
         if position is None or self.spread or position >= len(self.positional):
             return None
         return self.positional[position]
-
-
-def _facts(value: Value) -> Iterator[Any]:
-    yield value.kind
-    with contextlib.suppress(Exception):
-        plain = isinstance(value.object, bool | int | float | str | type(None))
-        yield value.object if plain else id(value.object)
-    yield value.rank
-    yield tuple(item.kind for item in value.items.values())
 
 
 @dataclass(frozen=True)
@@ -338,29 +311,52 @@ def bind(
     arguments: None if no call of the function was read; then annotations and defaults determine the
     values, and the first parameter is `owner`.
     """
-    defaults, hints = _defaults(function), type_hints(function)
+    defaults, hints = default_values(function), type_hints(function)
     positional = parameters(definition)
     names = {}
     for position, parameter in enumerate([*positional, *definition.args.kwonlyargs]):
-        default = defaults.get(parameter.arg, NOTHING)
-        promised = annotated(hints.get(parameter.arg))
+        name = parameter.arg
+        default, declared = defaults.get(name, NOTHING), annotated(hints.get(name))
         if arguments is None:
             first = owner if position == 0 else None
-            names[parameter.arg] = first or _declared(promised, default)
+            names[name] = first or declared or _undeclared(default)
             continue
-        index = position if position < len(positional) else None
-        passed = arguments.get(index, parameter.arg)
+        passed = arguments.get(position if position < len(positional) else None, name)
         if passed is None and (arguments.spread or default is NOTHING):
-            passed = promised or unknown()
-        names[parameter.arg] = passed or from_object(default)
+            passed = declared or UNKNOWN
+        names[name] = passed or from_object(default)
     if definition.args.vararg:
         rest = () if arguments is None else arguments.positional[len(positional) :]
         tensors = arguments is None or (rest and all(value.tensor for value in rest))
         kind = Kind.TENSORS if tensors else Kind.UNKNOWN
         names[definition.args.vararg.arg] = Value(kind, items=dict(enumerate(rest)))
     if definition.args.kwarg:
-        names[definition.args.kwarg.arg] = unknown()
+        names[definition.args.kwarg.arg] = UNKNOWN
     return names
+
+
+def default_values(function: FunctionType | None) -> dict[str, Any]:
+    """Return the defaults of a function's parameters by name."""
+    if function is None:
+        return {}
+    signature = inspect.signature(function, follow_wrapped=False).parameters.values()
+    return {each.name: each.default for each in signature if each.default is not each.empty}
+
+
+def _undeclared(default: Any) -> Value:
+    """Return the value of a parameter without a usable annotation."""
+    if default is NOTHING:
+        return _argument()
+    # A default of None may stand for a tensor or for a number: nothing is known.
+    return UNKNOWN if default is None else Value(from_object(default).kind)
+
+
+_ids = itertools.count(1)
+
+
+def _argument() -> Value:
+    """Return a tensor whose unknown rank is equal only to itself."""
+    return tensor(Rank(next(_ids), 0))
 
 
 def type_hints(function: FunctionType | None) -> dict[str, Any]:
@@ -390,13 +386,13 @@ def annotated(hint: Any) -> Value | None:
     """Return the value that an annotation describes; None if it is not usable."""
     origin, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if hint is type(None) or origin is typing.Literal:
-        return from_object(None) if hint is type(None) else python()
+        return from_object(None) if hint is type(None) else PYTHON
     if _is_union(origin):
         present = [value for part in parts if part is not type(None) and (value := annotated(part))]
         if not present:
             return None
         joined = join(present)
-        return unknown() if type(None) in parts and not joined.tensor else joined
+        return UNKNOWN if type(None) in parts and not joined.tensor else joined
     if hint is typing.Any or not isinstance(origin, type):
         return None
     origin = Sequence if origin is Iterable else origin
@@ -404,7 +400,7 @@ def annotated(hint: Any) -> Value | None:
     inside = map(annotated, parts)
     if kind is Kind.TENSORS and not any(value and value.tensor for value in inside):
         kind = Kind.PYTHON
-    return tensor(Rank.new()) if kind is Kind.TENSOR else Value(kind)
+    return _argument() if kind is Kind.TENSOR else Value(kind)
 
 
 def _is_union(origin: Any) -> bool:
@@ -417,20 +413,3 @@ def is_text(hint: Any) -> bool:
     if origin is typing.Literal:
         return isinstance(parts[0], str)
     return hint is str or (_is_union(origin) and parts[0] is str)
-
-
-def _declared(promised: Value | None, default: Any) -> Value:
-    if promised is not None:
-        return promised
-    if default is NOTHING:
-        return tensor(Rank.new())
-    # A default of None may stand for a tensor or for a number: nothing is known.
-    return unknown() if default is None else Value(from_object(default).kind)
-
-
-def _defaults(function: FunctionType | None) -> dict[str, Any]:
-    if function is None:
-        return {}
-    signature = inspect.signature(function, follow_wrapped=False)
-    parameters = signature.parameters.values()
-    return {each.name: each.default for each in parameters if each.default is not each.empty}

@@ -94,6 +94,18 @@ def create_net(text: str) -> nn.Module:
                 return x * self.helper(x)
         """,
         """
+        class Inner(nn.Module):
+            def forward(self, x):
+                return x * x.max().item()
+        class Table(dict):
+            def __getitem__(self, name):
+                return super().__getitem__(name)()
+        TABLE = Table(inner=Inner)
+        class Net(nn.Module):
+            def forward(self, x):
+                return TABLE['inner'](x)
+        """,
+        """
         class Net(nn.Module):
             @property
             def reader(self):
