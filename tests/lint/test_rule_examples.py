@@ -15,7 +15,7 @@ from gate.lint.lint import lint_model
 from gate.lint.rules import RULES
 from gate.policy.sections import Instruments
 from gate.records.evidence import Source
-from tests.lint.rule_examples import CASES, Case, Net, rows
+from tests.lint.rule_examples import CASES, Case, Net
 
 POLICY = Policy.default(task="tensors").model_copy(
     update={"instruments": Instruments(noise_samples=8, stability_samples=4, search_inputs=4)}
@@ -29,40 +29,25 @@ TABLE = [
 IDS = [f"{case.code}-{getattr(case.wrong, '__name__', '')}-{case.strategy}" for case in CASES]
 
 
-def export(model: nn.Module, example: tuple[Any, ...], path: Path, **how: Any) -> None:
-    strategy, names, outputs = how["strategy"], how["inputs"], how["outputs"]
-    if strategy == "dynamo":
-        with captured(), torch.no_grad():
-            tensors = [isinstance(one, torch.Tensor) for one in example]
-            batch = {0: torch.export.Dim.DYNAMIC}
-            torch.onnx.export(
-                model,
-                example,
-                str(path),
-                dynamo=True,
-                opset_version=18,
-                external_data=False,
-                verbose=False,
-                input_names=list(names),
-                output_names=list(outputs),
-                dynamic_shapes=tuple(batch if tensor else None for tensor in tensors),
-            )
-        return
+def export(
+    model: nn.Module, case: Case, path: Path, *, example: tuple[Any, ...], outputs: tuple[str, ...]
+) -> None:
+    """Export a model by the strategy of its case, with a dynamic batch axis."""
+    tensors = [isinstance(each, torch.Tensor) for each in example]
+    how: dict[str, Any] = {"input_names": list(case.inputs), "output_names": list(outputs)}
+    if case.strategy == "dynamo":
+        batch = {0: torch.export.Dim.DYNAMIC}
+        how |= {"opset_version": 18, "external_data": False, "verbose": False}
+        how["dynamic_shapes"] = tuple(batch if tensor else None for tensor in tensors)
+    else:
+        how["opset_version"] = 17
+        how["dynamic_axes"] = {name: {0: "batch", 1: "columns"} for name in case.inputs}
     with captured(), torch.no_grad():
-        if strategy == "traced" and all(isinstance(one, torch.Tensor) for one in example):
+        if case.strategy == "traced" and all(tensors):
             model = torch.jit.trace(model, example, check_trace=False)
-        elif strategy == "scripted":
+        elif case.strategy == "scripted":
             model = torch.jit.script(model)
-        torch.onnx.export(
-            model,
-            example,
-            str(path),
-            dynamo=False,
-            opset_version=17,
-            input_names=list(names),
-            output_names=list(outputs),
-            dynamic_axes={name: {0: "batch", 1: "columns"} for name in names},
-        )
+        torch.onnx.export(model, example, str(path), dynamo=case.strategy == "dynamo", **how)
 
 
 def judge(model: nn.Module, case: Case, path: Path) -> EvaluationResult:
@@ -81,8 +66,7 @@ def test_wrong_export_is_found_by_lint_and_fails(case: Case, tmp_path: Path) -> 
     model, path = case.wrong().eval(), tmp_path / "model.onnx"
     codes = {finding.code for finding in lint_model(model, strategy=case.strategy).active}
     assert case.code in codes
-    export(model, case.example(), path, strategy=case.strategy, inputs=case.inputs,
-           outputs=case.outputs)  # fmt: skip
+    export(model, case, path, example=case.example(), outputs=case.outputs)
     if case.raises is not None:
         with pytest.raises(case.raises):
             judge(case.caller(model), case, path)
@@ -96,9 +80,8 @@ def test_rewrite_has_no_finding_and_passes(case: Case, tmp_path: Path) -> None:
     model, path = case.right().eval(), tmp_path / "model.onnx"
     report = lint_model(model, strategy=case.strategy)
     assert (report.findings, report.unread) == ((), ())
-    example = (case.right_example or case.example)()
-    export(model, example, path, strategy=case.strategy, inputs=case.inputs,
-           outputs=case.right_outputs or case.outputs)  # fmt: skip
+    example, outputs = (case.right_example or case.example)(), case.right_outputs or case.outputs
+    export(model, case, path, example=example, outputs=outputs)
     decision = judge(model, case, path).decision
     assert decision.verdict is Verdict.PASS, decision.problems
 
@@ -137,5 +120,5 @@ def test_model_without_lint_error_exports_correctly(make, levels, tmp_path: Path
     model, path = make().eval(), tmp_path / "model.onnx"
     assert [finding.level for finding in lint_model(model).active] == levels
     case = Case("", make, make)
-    export(model, (rows(4),), path, strategy="traced", inputs=case.inputs, outputs=case.outputs)
+    export(model, case, path, example=case.example(), outputs=case.outputs)
     assert judge(model, case, path).decision.passed

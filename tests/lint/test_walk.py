@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 from gate.lint.lint import lint_model
 from tests.lint.written import create_module, finding_titles, import_module, lint
-
-
-def create_net(text: str) -> nn.Module:
-    return import_module(text).Net().eval()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +122,7 @@ def create_net(text: str) -> nn.Module:
     ],
 )
 def test_calls_into_user_code_are_followed(text: str) -> None:
-    report = lint_model(create_net(text))
+    report = lint_model(import_module(text).Net().eval())
     assert finding_titles(report) == ["TRC002 error"]
     assert report.active[0].expression.endswith("max().item()")
 
@@ -153,7 +149,7 @@ def test_noqa_comment_suppresses_its_rule_on_its_line(comment: str, suppressed: 
 
 def test_changed_source_file_is_listed_as_unread() -> None:
     model = create_module("return x.max().item()")
-    path = Path(import_module.__globals__["sys"].modules[type(model).__module__].__file__)
+    path = Path(inspect.getfile(type(model)))
     path.write_text("# nothing\n" + path.read_text())
     (unread,) = lint_model(model).unread
     assert "was not found" in unread.reason
