@@ -34,7 +34,7 @@ def only_guards(body: Sequence[ast.stmt]) -> bool:
     """True if these statements raise, warn or log, and change nothing that is returned."""
     nodes = _walk(body)
     calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    mutates = any(isinstance(call, ast.Attribute) and _is_in_place(call.attr) for call in calls)
+    mutates = any(isinstance(call, ast.Attribute) and _is_mutating(call.attr) for call in calls)
     changes = _ENDS | ast.Assign | ast.AugAssign | ast.AnnAssign
     return not mutates and not any(isinstance(node, changes) for node in nodes)
 
@@ -124,10 +124,10 @@ def _assignment(node: ast.AST) -> tuple[list[ast.expr], _Nodes]:
 
 
 def _changes_object(method: str) -> bool:
-    return method in _MUTATORS or _is_in_place(method)
+    return method in _MUTATORS or _is_mutating(method)
 
 
-def _is_in_place(method: str) -> bool:
+def _is_mutating(method: str) -> bool:
     return method.endswith("_") and not method.endswith("__")
 
 
