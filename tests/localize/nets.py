@@ -5,14 +5,14 @@ them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
 import onnx
 import torch
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
@@ -27,6 +27,7 @@ from gate.summary.render import render_fault
 from tests.measure import tiny
 
 Exporter = Literal["traced", "direct", "scripted", "dynamo"]
+Edit = Callable[[onnx.ModelProto], object]
 
 
 class Block(nn.Module):
@@ -142,6 +143,10 @@ POLICY = tiny.policy(determinism=DeterminismPolicy(threads=1))
 IMAGES = np.random.default_rng(0).normal(size=(6, 3, 8, 8)).astype(np.float32)
 VECTORS = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
 TOKENS = np.random.default_rng(2).integers(0, 11, size=(6, 6))
+INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Flat: VECTORS, Tokens: TOKENS}
+OUTPUTS = {Shared: ("left", "right", "most"), Flat: ("left", "right", "most")}
+UNFOLDED = {"do_constant_folding": False, "training": torch.onnx.TrainingMode.PRESERVE}
+"""The settings of an export in which each BatchNorm keeps its node."""
 
 
 def randomize(model: nn.Module) -> nn.Module:
@@ -188,8 +193,14 @@ def export(model, path, example, *, by="direct", outputs=("logits",), **settings
     return tiny.candidate(path)
 
 
-def localize_file(model, candidate, inputs, *, runtime="ort-cpu", limit=6, budget=BUDGET):
-    """Localize the divergence of a file from the model on these inputs."""
+def localize_file(
+    model, candidate, inputs, *, edit=None, runtime="ort-cpu", limit=6, budget=BUDGET
+):
+    """Localize the divergence of a file from the model on these inputs, after an optional `edit` of
+    the file.
+    """
+    if edit is not None:
+        candidate = tiny.edit(candidate, candidate.path.with_name("edited.onnx"), edit)
     samples = SampleSet.from_arrays(inputs if isinstance(inputs, Mapping) else {"input": inputs})
     case = MeasurementJob(model, candidate, samples, policy=POLICY)
     with mock.patch.object(locate, "BUDGET", budget):
@@ -228,6 +239,39 @@ def change_middle(values: np.ndarray) -> np.ndarray:
     """Change one value in the middle and return the array."""
     values.reshape(-1)[values.size // 2] += 0.1 * np.abs(values).max()
     return values
+
+
+def edit_weight(name: str, edit: Any = change_middle) -> Edit:
+    """Return an edit that replaces the values of an initializer by `edit(values)`."""
+    return lambda proto: change_weight(proto, name, edit)
+
+
+def edit_input(op: str, index: int, argument: int = 1, edit: Any = change_middle) -> Edit:
+    """Return an edit of the weight that a node reads."""
+    return lambda proto: change_weight(proto, find_node(proto, op, index).input[argument], edit)
+
+
+def edit_operator(op: str, replacement: str, index: int = 0) -> Edit:
+    """Return an edit that replaces the operator of a node."""
+    return lambda proto: setattr(find_node(proto, op, index), "op_type", replacement)
+
+
+def edit_attributes(op: str, index: int = 0, **values: object) -> Edit:
+    """Return an edit that sets attributes of a node."""
+
+    def edit(proto: onnx.ModelProto) -> None:
+        node = find_node(proto, op, index)
+        kept = [attribute for attribute in node.attribute if attribute.name not in values]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        node.attribute.extend(helper.make_attribute(*pair) for pair in values.items())
+
+    return edit
+
+
+def remove_node(op: str, index: int = 0) -> Edit:
+    """Return an edit that removes a node; its readers read its first input."""
+    return lambda proto: bypass(proto, find_node(proto, op, index))
 
 
 def bypass(proto: onnx.ModelProto, removed: onnx.NodeProto) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import onnx
 import pytest
@@ -11,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from gate import Localization, MeasurementJob, SampleSet, TestedFile, locate
+from gate import Localization, MeasurementJob, SampleSet, locate
 from gate.localize import layer_deviations
 from gate.localize.diagnosis import Diagnoser, DivergentValue
 from gate.localize.file_graph import FileGraph
@@ -21,44 +19,24 @@ from gate.localize.value_matching import ValueLayout
 from tests.localize import nets
 from tests.localize.nets import (
     IMAGES,
-    TOKENS,
+    INPUTS,
     VECTORS,
     Codes,
+    Edit,
     Residual,
     Shared,
     Tokens,
-    bypass,
-    change_weight,
+    edit_attributes,
+    edit_input,
+    edit_operator,
+    edit_weight,
     find_node,
     layer_rows,
     localize_file,
+    remove_node,
 )
 from tests.measure import tiny
-
-Edit = Callable[[onnx.ModelProto], object]
-UNFOLDED = {"do_constant_folding": False, "training": torch.onnx.TrainingMode.PRESERVE}
-INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Tokens: TOKENS}
-
-
-@pytest.fixture(scope="module")
-def export_net(tmp_path_factory):
-    """Return a function that exports each network once.
-
-    With `unfolded`, BatchNorm keeps its own nodes.
-    """
-    exported: dict[tuple, tuple[nn.Module, TestedFile]] = {}
-    folder = tmp_path_factory.mktemp("files")
-
-    def make(kind: type[nn.Module], *, unfolded: bool = False) -> tuple[nn.Module, TestedFile]:
-        if (kind, unfolded) not in exported:
-            model, path = nets.build(kind), folder / f"{kind.__name__}-{unfolded}.onnx"
-            names = ("left", "right", "most") if kind is Shared else ("logits",)
-            settings = UNFOLDED if unfolded else {}
-            candidate = nets.export(model, path, INPUTS[kind], outputs=names, **settings)
-            exported[kind, unfolded] = model, candidate
-        return exported[kind, unfolded]
-
-    return make
+from tests.modules import Function
 
 
 def round_to_float16(values: np.ndarray) -> np.ndarray:
@@ -83,37 +61,8 @@ def transpose(values: np.ndarray) -> np.ndarray:
     return values.T
 
 
-def edit_initializer(name: str, edit: Callable) -> Edit:
-    return lambda proto: change_weight(proto, name, edit)
-
-
-def edit_input(op: str, index: int, argument: int, edit: Callable) -> Edit:
-    return lambda proto: change_weight(proto, find_node(proto, op, index).input[argument], edit)
-
-
-def set_attributes(op: str, index: int = 0, **values: object) -> Edit:
-    """Return an edit that sets attributes of a node."""
-
-    def spoil(proto: onnx.ModelProto) -> None:
-        changed = find_node(proto, op, index)
-        other_attributes = [item for item in changed.attribute if item.name not in values]
-        del changed.attribute[:]
-        changed.attribute.extend(other_attributes)
-        changed.attribute.extend(helper.make_attribute(*pair) for pair in values.items())
-
-    return spoil
-
-
-def replace_operator(op: str, replacement: str, index: int = 0) -> Edit:
-    return lambda proto: setattr(find_node(proto, op, index), "op_type", replacement)
-
-
-def remove_node(op: str, index: int = 0) -> Edit:
-    return lambda proto: bypass(proto, find_node(proto, op, index))
-
-
 def set_training_mode(proto: onnx.ModelProto) -> None:
-    set_attributes("BatchNormalization", 1, training_mode=1)(proto)
+    edit_attributes("BatchNormalization", 1, training_mode=1)(proto)
     find_node(proto, "BatchNormalization", 1).output.extend(["mean", "variance"])
 
 
@@ -176,22 +125,22 @@ EVAL_REMEDY, OPERATOR_REMEDY, CODE_REMEDY = (
 )
 CAUSES = {
     "weight to float16": (
-        Residual, edit_initializer("head.weight", round_to_float16), "head",
+        Residual, edit_weight("head.weight", round_to_float16), "head",
         "head.weight is rounded to float16 in the file", PRECISION_REMEDY),
     "weight to bfloat16": (
-        Residual, edit_initializer("head.weight", round_to_bfloat16), "head",
+        Residual, edit_weight("head.weight", round_to_bfloat16), "head",
         "head.weight is rounded to bfloat16 in the file", PRECISION_REMEDY),
     "embedding to float16": (
-        Tokens, edit_initializer("embed.weight", round_to_float16), "embed",
+        Tokens, edit_weight("embed.weight", round_to_float16), "embed",
         "embed.weight is rounded to float16 in the file", PRECISION_REMEDY),
     "folded weight to float16": (
         Residual, edit_input("Conv", 1, 1, round_to_float16), "block.conv1",
         "block.conv1.weight is rounded to float16 in the file", PRECISION_REMEDY),
     "another weight": (
-        Residual, edit_initializer("head.weight", scale_up), "head",
+        Residual, edit_weight("head.weight", scale_up), "head",
         "head.weight differs from the model's in 360 of 360 elements", WEIGHTS_REMEDY),
     "another folded weight": (
-        Residual, edit_input("Conv", 1, 1, nets.change_middle), "block.conv1",
+        Residual, edit_input("Conv", 1), "block.conv1",
         "block.conv1.weight differs from the model's in 1 of 576 elements", WEIGHTS_REMEDY),
     "another folded scale": (
         Residual, scale_folded, "block.bn1",
@@ -201,22 +150,22 @@ CAUSES = {
         Residual, edit_input("Conv", 1, 2, scale_up), "block.bn1",
         "the folded offset of block.bn1 (bias, running_mean) differs from the model's", WEIGHTS_REMEDY),
     "another variance": (
-        "unfolded", edit_initializer("block.bn1.running_var", scale_up), "block.bn1",
+        "unfolded", edit_weight("block.bn1.running_var", scale_up), "block.bn1",
         "block.bn1.running_var differs from the model's in 8 of 8", WEIGHTS_REMEDY),
     "another parameter of the model's own": (
-        Codes, edit_initializer("gain", scale_up), "",
+        Codes, edit_weight("gain", scale_up), "",
         "gain differs from the model's in 1 of 1 elements", WEIGHTS_REMEDY),
     "transposed weight of Gemm": (
-        Shared, edit_initializer("twice.weight", transpose), "twice",
+        Shared, edit_weight("twice.weight", transpose), "twice",
         "twice.weight is transposed in the file", WEIGHTS_REMEDY),
     "transposed weight of MatMul": (
         Tokens, edit_input("MatMul", 3, 1, transpose), "layer.proj",
         "layer.proj.weight is transposed in the file", WEIGHTS_REMEDY),
     "another epsilon of BatchNorm": (
-        "unfolded", set_attributes("BatchNormalization", 1, epsilon=1e-3), "block.bn1",
+        "unfolded", edit_attributes("BatchNormalization", 1, epsilon=1e-3), "block.bn1",
         "epsilon is 0.001 in the file, eps is 1e-05 in the model", MODEL_REMEDY),
     "another dilation": (
-        Residual, set_attributes("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
+        Residual, edit_attributes("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
         "dilations is [2, 2] in the file, dilation is (1, 1) in the model", MODEL_REMEDY),
     "BatchNorm as in training": (
         "unfolded", set_training_mode, "block.bn1", "it runs in training mode", EVAL_REMEDY),
@@ -224,11 +173,11 @@ CAUSES = {
         Residual, remove_node("Relu", 1), "block.relu",
         "no node of the file computes it; later nodes read /block/conv1/Conv_output_0", MODEL_REMEDY),
     "another activation": (
-        Shared, replace_operator("Tanh", "Sigmoid", 1), "act",
+        Shared, edit_operator("Tanh", "Sigmoid", 1), "act",
         "it computes Sigmoid instead of Tanh: Sigmoid /act_1/Tanh",
         MODEL_REMEDY),
     "another part of an activation": (
-        Tokens, replace_operator("Erf", "Tanh"), "layer.act", "1 node and Tanh /layer/act/Erf, Add",
+        Tokens, edit_operator("Erf", "Tanh"), "layer.act", "1 node and Tanh /layer/act/Erf, Add",
         OPERATOR_REMEDY),
     "float16 inside": (
         Residual, cast_and_back(TensorProto.FLOAT16), "pool",
@@ -239,10 +188,10 @@ CAUSES = {
     "eight bits inside": (
         Residual, quantize_and_back, "pool", "computes this layer from 8 bits", "precision: quantized"),
     "code of a module": (
-        Tokens, set_attributes("Softmax", axis=2), "layer",
+        Tokens, edit_attributes("Softmax", axis=2), "layer",
         "code in the forward of layer before layer.proj differs in the file", CODE_REMEDY),
     "code of the model": (
-        Codes, set_attributes("Resize", coordinate_transformation_mode="asymmetric"), "",
+        Codes, edit_attributes("Resize", coordinate_transformation_mode="asymmetric"), "",
         "code in the model's own forward before head differs in the file: Resize /Resize, "
         "Sigmoid /Sigmoid, Mul /Mul, ReduceMean /ReduceMean, between /conv/Conv_output_0 and "
         "/ReduceMean_output_0", CODE_REMEDY),
@@ -251,15 +200,17 @@ CAUSES = {
 }  # fmt: skip
 
 
+def export_kind(export_net, kind):
+    return export_net(Residual, unfolded=True) if kind == "unfolded" else export_net(kind)
+
+
 @pytest.mark.rows(5)
 @pytest.mark.parametrize("fault", CAUSES)
-def test_cause_and_remedy(export_net, tmp_path, fault):
+def test_cause_and_remedy(export_net, fault):
     kind, spoil, module, cause, remedy = CAUSES[fault]
-    model, candidate = (
-        export_net(Residual, unfolded=True) if kind == "unfolded" else export_net(kind)
-    )
-    inputs = INPUTS[Residual if kind == "unfolded" else kind]
-    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs)
+    model, candidate = export_kind(export_net, kind)
+    inputs = IMAGES if kind == "unfolded" else INPUTS[kind]
+    reported = localize_file(model, candidate, inputs, edit=spoil)
     assert reported.first_divergence == module
     assert cause in reported.cause
     assert remedy in reported.remedy
@@ -280,20 +231,18 @@ def convert_to_float16(proto: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("kind", "spoil", "module", "cause"),
     [
-        (Residual, set_attributes("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
+        (Residual, edit_attributes("Conv", 1, dilations=[2, 2], pads=[2, 2, 2, 2]), "block.conv1",
          "dilations is [2, 2] in the file"),
         (Residual, scale_folded, "block.bn1", "the folded scale of block.bn1"),
-        (Residual, edit_initializer("head.weight", lambda w: w * 3), "head", "head.weight differs from the model's"),
-        ("unfolded", set_attributes("BatchNormalization", 1, epsilon=10.0), "block.bn1",
+        (Residual, edit_weight("head.weight", lambda w: w * 3), "head", "head.weight differs from the model's"),
+        ("unfolded", edit_attributes("BatchNormalization", 1, epsilon=10.0), "block.bn1",
          "epsilon is 10 in the file"),
     ],
 )  # fmt: skip
 def test_float16_rounding_is_no_cause_with_a_reduced_policy(
     export_net, tmp_path, kind, spoil, module, cause
 ):
-    model, candidate = (
-        export_net(Residual, unfolded=True) if kind == "unfolded" else export_net(kind)
-    )
+    model, candidate = export_kind(export_net, kind)
     policy = nets.POLICY.model_copy(update={"precision": "reduced"})
 
     def locate_edited(spoil: Edit) -> Localization:
@@ -312,7 +261,7 @@ def test_bfloat16_is_a_cause_with_a_reduced_policy(export_net, tmp_path, monkeyp
     model, candidate = export_net(Residual)
     policy = nets.POLICY.model_copy(update={"precision": "reduced"})
     edited = tiny.edit(
-        candidate, tmp_path / "bad.onnx", edit_initializer("head.weight", round_to_bfloat16)
+        candidate, tmp_path / "bad.onnx", edit_weight("head.weight", round_to_bfloat16)
     )
     case = MeasurementJob(model, edited, SampleSet.from_arrays({"input": IMAGES}), policy)
     result = locate(case, runtime="ort-cpu", limit=6)
@@ -326,8 +275,8 @@ def test_wrong_shape_is_described(tmp_path):
         nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
     )
     candidate = nets.export(model.eval(), tmp_path / "m.onnx", IMAGES)
-    spoil = set_attributes("Conv", pads=[1, 1, 1, 1])
-    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+    spoil = edit_attributes("Conv", pads=[1, 1, 1, 1])
+    reported = localize_file(model, candidate, IMAGES, edit=spoil)
     assert reported.first_divergence == "0"
     row = layer_rows(reported)["0"]
     assert (row.max_abs_diff, row.local_ratio, row.verdict) == (None, np.inf, "source")
@@ -336,19 +285,16 @@ def test_wrong_shape_is_described(tmp_path):
 
 def test_wrong_shape_without_setting_is_described(tmp_path):
     torch.manual_seed(0)
-    model = nn.Sequential(_Doubled(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    model = nn.Sequential(Function(_double), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
     candidate = nets.export(model.eval(), tmp_path / "m.onnx", IMAGES)
-    reported = localize_file(
-        model, tiny.edit(candidate, tmp_path / "bad.onnx", change_resize_scale), IMAGES
-    )
+    reported = localize_file(model, candidate, IMAGES, edit=change_resize_scale)
     assert reported.first_divergence == "0"
     assert "its shape is (2, 3, 24, 24) in the file, (2, 3, 16, 16) in PyTorch" in reported.cause
     assert "Resize /0/Resize" in reported.cause
 
 
-class _Doubled(nn.Module):
-    def forward(self, x):
-        return nn.functional.interpolate(x, scale_factor=2, mode="nearest")
+def _double(x):
+    return nn.functional.interpolate(x, scale_factor=2, mode="nearest")
 
 
 @pytest.mark.parametrize(("runtime", "rounding", "named"), [

@@ -18,10 +18,13 @@ from tests.localize.nets import (
     VECTORS,
     change_middle,
     change_weight,
+    edit_input,
+    edit_weight,
     list_titles,
     localize_file,
 )
 from tests.measure import tiny
+from tests.modules import Layers
 
 SEQUENCES = {
     "x": np.random.default_rng(4).normal(size=(4, 5, 16)).astype(np.float32),
@@ -75,19 +78,14 @@ class Scaled(nn.BatchNorm2d):
         return super().forward(x) * 1.5
 
 
-class Images(nn.Module):
-    """A convolution and a norm, functional code and a head."""
-
-    def __init__(self, norm: type[nn.BatchNorm2d] = Normed, slope: float = 0.2) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.norm = nn.Conv2d(3, 4, 3), norm(4)
-        self.head = nn.Linear(4, 3)
-        self.slope = slope
-
-    def forward(self, x):
-        y = functional.leaky_relu(self.norm(self.conv(x)), self.slope)
-        return self.head(y.mean((2, 3)))
+def make_images_model(norm: type[nn.BatchNorm2d] = Normed, slope: float = 0.2) -> nn.Module:
+    """Return a convolution and a norm, functional code and a head."""
+    return Layers(
+        lambda m, x: m.head(functional.leaky_relu(m.norm(m.conv(x)), slope).mean((2, 3))),
+        conv=lambda: nn.Conv2d(3, 4, 3),
+        norm=lambda: norm(4),
+        head=lambda: nn.Linear(4, 3),
+    )
 
 
 class Encoder(nn.Module):
@@ -198,10 +196,7 @@ def test_two_folded_linear_layers(tmp_path, by):
 @pytest.mark.parametrize("name", ["both.weight", "both.bias"])
 def test_wrong_folded_layer_is_named_by_its_tensor(tmp_path, name):
     candidate = nets.export(randomize_norms(Folded()), tmp_path / "m.onnx", VECTORS)
-    bad = tiny.edit(
-        candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, name, change_middle)
-    )
-    reported = localize_file(randomize_norms(Pair()), bad, VECTORS)
+    reported = localize_file(randomize_norms(Pair()), candidate, VECTORS, edit=edit_weight(name))
     assert reported.first_divergence == "second"
     assert list_titles(reported, "source") == ["second"]
     assert "differs from" not in reported.cause  # the file has neither of the two weights
@@ -211,9 +206,17 @@ def test_wrong_folded_layer_is_named_by_its_tensor(tmp_path, name):
 @pytest.mark.further
 @pytest.mark.parametrize(("norm", "by"), [(Normed, "direct"), (Scaled, "dynamo")])
 def test_folded_subclass_of_batch_norm(tmp_path, norm, by):
-    correct = compare(Images(norm), Images(norm), tmp_path / "right.onnx", IMAGES, by=by)
+    correct = compare(
+        make_images_model(norm), make_images_model(norm), tmp_path / "right.onnx", IMAGES, by=by
+    )
     assert not correct.diverges
-    wrong = compare(Images(norm), Images(norm, 0.3), tmp_path / "wrong.onnx", IMAGES, by=by)
+    wrong = compare(
+        make_images_model(norm),
+        make_images_model(norm, 0.3),
+        tmp_path / "wrong.onnx",
+        IMAGES,
+        by=by,
+    )
     assert wrong.first_divergence == ""
     assert code_sources(wrong) == ["code: LeakyRelu, ReduceMean"]
     assert list_titles(wrong, "source") == ["(model)"]
@@ -259,10 +262,8 @@ def change_private_copy(proto: onnx.ModelProto, node: onnx.NodeProto, argument: 
 
 
 FAULTS = {
-    "down": lambda proto: change_weight(
-        proto, nets.find_node(proto, "SkipLayerNormalization", 1).input[4], change_middle
-    ),
-    "head": lambda proto: change_weight(proto, "head.bias", change_middle),
+    "down": edit_input("SkipLayerNormalization", 1, 4),
+    "head": edit_weight("head.bias"),
     "norm1": lambda proto: change_private_copy(
         proto, nets.find_node(proto, "SkipLayerNormalization"), 3
     ),
@@ -281,19 +282,16 @@ class TestFusedAttention:
         assert {"query", "key", "value"} <= set(reported.unmapped)
 
     @pytest.mark.parametrize("source", FAULTS)
-    def test_fault_behind_fused_attention(self, fused_file, tmp_path, source):
-        bad = tiny.edit(fused_file, tmp_path / "bad.onnx", FAULTS[source])
-        reported = localize_file(Encoder().eval(), bad, SEQUENCES)
+    def test_fault_behind_fused_attention(self, fused_file, source):
+        reported = localize_file(Encoder().eval(), fused_file, SEQUENCES, edit=FAULTS[source])
         assert reported.first_divergence == source
         assert list_titles(reported, "source") == [source]
 
-    def test_missing_mask_of_fused_attention(self, fused_file, tmp_path):
+    def test_missing_mask_of_fused_attention(self, fused_file):
         reported = localize_file(Encoder(4.0).eval(), fused_file, SEQUENCES)
         assert reported.first_divergence not in ("query", "key", "value")
         assert len(list_titles(reported, "source")) == 1
-        reported = localize_file(
-            Encoder().eval(), tiny.edit(fused_file, tmp_path / "m.onnx", drop_mask), SEQUENCES
-        )
+        reported = localize_file(Encoder().eval(), fused_file, SEQUENCES, edit=drop_mask)
         assert reported.first_divergence not in ("query", "key", "value")
         assert len(list_titles(reported, "source")) == 1
 
@@ -304,21 +302,18 @@ class TestFusedAttention:
             ("query", 2, 0.05), ("key", 1, 0.05), ("value", 2, 0.3), ("key", 1, 1.0),
         ],
     )  # fmt: skip
-    def test_wrong_number_in_packed_attention_weights(
-        self, fused_file, tmp_path, part, argument, amount
-    ):
+    def test_wrong_number_in_packed_attention_weights(self, fused_file, part, argument, amount):
         """Find a changed number, also if it is small and earlier layers deviate more."""
         spoil = change_packed(part, amount, argument=argument)
-        reported = localize_file(
-            Encoder().eval(), tiny.edit(fused_file, tmp_path / "bad.onnx", spoil), SEQUENCES
-        )
+        reported = localize_file(Encoder().eval(), fused_file, SEQUENCES, edit=spoil)
         assert [fault.module for fault in reported.faults] == [part]
         assert f"{part}.{'weight' if argument == 1 else 'bias'}" in reported.fault
 
-    def test_equal_bias_of_all_keys_has_no_effect(self, fused_file, tmp_path):
+    def test_equal_bias_of_all_keys_has_no_effect(self, fused_file):
         """Accept an equal bias of all keys, which adds the same to all scores of a query."""
-        bad = tiny.edit(fused_file, tmp_path / "m.onnx", change_packed("key", 0.5, argument=2))
-        assert not localize_file(Encoder().eval(), bad, SEQUENCES).diverges
+        assert not localize_file(
+            Encoder().eval(), fused_file, SEQUENCES, edit=change_packed("key", 0.5, argument=2)
+        ).diverges
 
     def test_packed_attention_projection(self, tmp_path):
         correct = tiny.export(Packed(), tmp_path / "right.onnx", example=SEQUENCES)
@@ -338,9 +333,7 @@ def test_wrong_weight_behind_a_folded_layer_is_found(tmp_path):
         (*_, last) = (item for item in proto.graph.node if item.op_type == "MatMul")
         change_weight(proto, last.input[1], lambda values: values * np.float32(1.1))
 
-    reported = localize_file(
-        randomize_norms(Pair()), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), inputs
-    )
+    reported = localize_file(randomize_norms(Pair()), candidate, inputs, edit=spoil)
     assert reported.first_divergence == "head"
     assert reported.fault.startswith("head.weight")
 
@@ -375,18 +368,14 @@ def test_merged_equal_layers_are_named(tmp_path, join, by):
     assert list_titles(reported, "source") == ["first"]
 
 
-class Recurrent(nn.Module):
-    """A GRU and an LSTM; exporters merge their transposes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.gru = nn.GRU(16, 6, batch_first=True, bidirectional=True)
-        self.lstm = nn.LSTM(12, 10, batch_first=True)
-        self.head = nn.Linear(10, 3)
-
-    def forward(self, x):
-        return self.head(self.lstm(self.gru(x)[0])[0][:, -1])
+def make_recurrent() -> nn.Module:
+    """Return a GRU and an LSTM; exporters merge their transposes."""
+    return Layers(
+        lambda m, x: m.head(m.lstm(m.gru(x)[0])[0][:, -1]),
+        gru=lambda: nn.GRU(16, 6, batch_first=True, bidirectional=True),
+        lstm=lambda: nn.LSTM(12, 10, batch_first=True),
+        head=lambda: nn.Linear(10, 3),
+    )
 
 
 def set_reset_first(proto: onnx.ModelProto) -> None:
@@ -406,10 +395,8 @@ def change_bias(proto: onnx.ModelProto) -> None:
 )
 def test_consecutive_recurrent_layers(tmp_path, spoil, text):
     series = SEQUENCES["x"]
-    candidate = nets.export(Recurrent().eval(), tmp_path / "m.onnx", series)
-    reported = localize_file(
-        Recurrent().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", spoil), series
-    )
+    candidate = nets.export(make_recurrent().eval(), tmp_path / "m.onnx", series)
+    reported = localize_file(make_recurrent().eval(), candidate, series, edit=spoil)
     assert reported.first_divergence == "gru"
     assert list_titles(reported, "source") == ["gru"]
     assert text in reported.fault

@@ -12,9 +12,10 @@ from torch import nn
 
 from gate.export.failures import UnsupportedOperator, opset_for_all, remedy, ways_out
 from tests.localize import nets
-from tests.localize.nets import IMAGES, change_weight, list_titles, localize_file
+from tests.localize.nets import IMAGES, change_weight, edit_weight, list_titles, localize_file
 from tests.localize.test_folded import Encoder, fused_file
 from tests.measure import tiny
+from tests.modules import Layers
 
 __all__ = ["fused_file"]
 
@@ -51,8 +52,7 @@ def rename_inputs(names: dict[str, str]):
 def test_swapped_inputs_are_named(tmp_path, names):
     inputs = {"a": A, "b": B, "c": C}
     candidate = tiny.export(ThreeInputs().eval(), tmp_path / "m.onnx", example=inputs)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", rename_inputs(names))
-    reported = localize_file(ThreeInputs().eval(), bad, inputs)
+    reported = localize_file(ThreeInputs().eval(), candidate, inputs, edit=rename_inputs(names))
     assert reported.first_divergence == ""
     assert len(list_titles(reported, "source")) == 1
     assert all(f"{by} instead of {name}" in reported.fault for name, by in names.items())
@@ -105,9 +105,7 @@ def test_unread_mask_is_named(tmp_path):
     ids = np.random.default_rng(0).integers(0, 11, size=(6, 5))
     inputs = {"ids": ids, "mask": LEFT_PADDED}
     candidate = tiny.export(Masked().eval(), tmp_path / "m.onnx", example=inputs)
-    reported = localize_file(
-        Masked().eval(), tiny.edit(candidate, tmp_path / "bad.onnx", drop_mask), inputs
-    )
+    reported = localize_file(Masked().eval(), candidate, inputs, edit=drop_mask)
     assert reported.first_divergence == ""
     assert "input mask" in reported.fault
     assert len(list_titles(reported, "source")) == 1
@@ -145,23 +143,20 @@ def test_fault_in_an_output_computed_from_another(tmp_path):
     assert (reported.fault_code, reported.fault_params["inputs"]) == ("code", ["rows"])
 
 
-class TwoOutputs(nn.Module):
-    def __init__(self, *, keep: tuple[int, ...] = (0, 1)) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.left, self.right = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 2)
-        self.keep = keep
-
-    def forward(self, x):
-        y = torch.tanh(self.body(x))
-        return tuple((self.left(y), self.right(y))[at] for at in self.keep)
+def make_two_outputs(*, keep: tuple[int, ...] = (0, 1)) -> nn.Module:
+    return Layers(
+        lambda m, x: tuple((m.left, m.right)[at](torch.tanh(m.body(x))) for at in keep),
+        body=lambda: nn.Linear(6, 4),
+        left=lambda: nn.Linear(4, 3),
+        right=lambda: nn.Linear(4, 2),
+    )
 
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_missing_output_is_named(tmp_path, kept):
-    one_output = TwoOutputs(keep=(kept,)).eval()
+    one_output = make_two_outputs(keep=(kept,)).eval()
     candidate = tiny.export(one_output, tmp_path / "m.onnx", example={"x": A}, outputs=("y",))
-    reported = localize_file(TwoOutputs().eval(), candidate, {"x": A})
+    reported = localize_file(make_two_outputs().eval(), candidate, {"x": A})
     assert reported.diverges
     assert reported.first_divergence == ""
     assert reported.fault == f"the file lacks output {2 - kept} of the model, counted from 1"
@@ -179,7 +174,7 @@ def test_reordered_rows_of_the_head_are_named(tmp_path):
         change_weight(proto, "head.weight", lambda values: values[ORDER])
         change_weight(proto, "head.bias", lambda values: values[ORDER])
 
-    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+    reported = localize_file(model, candidate, IMAGES, edit=spoil)
     assert reported.first_divergence == "head"
     assert reported.fault.startswith("head.weight")
     assert "another order in the file: 2, 0, 1, 4, 3" in reported.fault
@@ -188,12 +183,15 @@ def test_reordered_rows_of_the_head_are_named(tmp_path):
 def test_reordered_columns_are_named(tmp_path):
     model = nets.build(nets.Residual)
     candidate = nets.export(model, tmp_path / "m.onnx", IMAGES)
-    bad = tiny.edit(
-        candidate,
-        tmp_path / "bad.onnx",
-        lambda proto: change_weight(proto, "head.weight", lambda values: values[:, ::-1]),
+    assert (
+        "columns in another order in the file: 71, 70"
+        in localize_file(
+            model,
+            candidate,
+            IMAGES,
+            edit=edit_weight("head.weight", lambda values: values[:, ::-1]),
+        ).fault
     )
-    assert "columns in another order in the file: 71, 70" in localize_file(model, bad, IMAGES).fault
 
 
 class Clamped(nn.Module):
@@ -248,21 +246,14 @@ def test_a_constant_output_with_other_values_is_named(tmp_path):
     assert localize_file(Grid().eval(), wrong, A).fault_code == "constant_output"
 
 
-class Sorted(nn.Module):
-    """Returns what code makes of the last layer's values."""
-
-    def __init__(self, finish=lambda y: y.sort(-1).values) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.finish = nn.Linear(6, 4), finish
-
-    def forward(self, x):
-        return self.finish(self.layer(x))
+def make_sorted(finish=lambda y: y.sort(-1).values) -> nn.Module:
+    """Return a model that returns what code makes of the last layer's values."""
+    return Layers(lambda m, x: finish(m.layer(x)), layer=lambda: nn.Linear(6, 4))
 
 
 def test_missing_code_after_the_last_layer_is_named(tmp_path):
-    bad = nets.export(Sorted(lambda y: y).eval(), tmp_path / "m.onnx", A)
-    reported = localize_file(Sorted().eval(), bad, A)
+    bad = nets.export(make_sorted(lambda y: y).eval(), tmp_path / "m.onnx", A)
+    reported = localize_file(make_sorted().eval(), bad, A)
     assert (reported.first_divergence, reported.fault_code) == ("", "missing_value")
     assert reported.fault_params == {"variant": "output", "name": "logits", "layer": "layer"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -27,6 +26,8 @@ from gate.localize.file_graph import SubgraphSession
 from tests.localize import nets
 from tests.localize.nets import (
     IMAGES,
+    INPUTS,
+    OUTPUTS,
     TOKENS,
     VECTORS,
     Codes,
@@ -35,35 +36,17 @@ from tests.localize.nets import (
     Residual,
     Shared,
     Tokens,
-    bypass,
-    change_middle,
     change_weight,
-    find_node,
+    edit_input,
+    edit_operator,
+    edit_weight,
     layer_rows,
     list_titles,
     localize_file,
+    remove_node,
 )
 from tests.measure import tiny
-
-OUTPUTS = {Shared: ("left", "right", "most"), Flat: ("left", "right", "most")}
-INPUTS = {Residual: IMAGES, Codes: IMAGES, Shared: VECTORS, Flat: VECTORS, Tokens: TOKENS}
-
-
-@pytest.fixture(scope="module")
-def export_net(tmp_path_factory):
-    """Return a function that exports each network once."""
-    exported: dict[tuple, tuple[nn.Module, TestedFile]] = {}
-    folder = tmp_path_factory.mktemp("files")
-
-    def make(kind: type[nn.Module], by: Exporter = "direct") -> tuple[nn.Module, TestedFile]:
-        if (kind, by) not in exported:
-            model, path = nets.build(kind), folder / f"{kind.__name__}-{by}.onnx"
-            names = OUTPUTS.get(kind, ("logits",))
-            exported[kind, by] = model, nets.export(model, path, INPUTS[kind], by=by, outputs=names)
-        return exported[kind, by]
-
-    return make
-
+from tests.modules import Function, Layers
 
 # In order of execution. A folded BatchNorm stands for its convolution. Dropout computes nothing in
 # eval mode. The second call of a module has its own row.
@@ -241,7 +224,7 @@ class TestMapping:
         assert (reported.samples, reported.diverges) == (samples, False)
 
     def test_module_that_returns_a_scalar(self, tmp_path):
-        model = _Tempered().eval()
+        model = _tempered().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
         reported = localize_file(model, candidate, VECTORS)
         assert layer_rows(reported)["most"].verdict == "ok"
@@ -258,25 +241,12 @@ class _Pair(nn.Module):
         return self.first(left) - 2 * self.second(right)
 
 
-class _Most(nn.Module):
-    def forward(self, x):
-        return x.abs().max()
-
-
-class _Tempered(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.most = nn.Linear(6, 4), _Most()
-
-    def forward(self, x):
-        y = self.layer(x)
-        return y / self.most(y)
-
-
-def edit_input(op: str, index: int, argument: int, edit: Callable = change_middle) -> Callable:
-    """Return an edit of the weight that a node reads."""
-    return lambda proto: change_weight(proto, find_node(proto, op, index).input[argument], edit)
+def _tempered() -> nn.Module:
+    return Layers(
+        lambda m, x: (y := m.layer(x)) / m.most(y),
+        layer=lambda: nn.Linear(6, 4),
+        most=lambda: Function(lambda y: y.abs().max()),
+    )
 
 
 class TestSingleFault:
@@ -286,28 +256,26 @@ class TestSingleFault:
     @pytest.mark.parametrize(
         ("kind", "by", "spoil", "source"),
         [
-            (Residual, "direct", edit_input("Conv", 0, 1), "stem.0"),
-            (Residual, "traced", edit_input("Conv", 1, 1), "block.conv1"),
-            (Residual, "scripted", edit_input("Conv", 2, 1), "block.conv2"),
-            (Residual, "dynamo", lambda p: change_weight(p, "head.weight", change_middle), "head"),
-            (Residual, "dynamo", lambda p: bypass(p, find_node(p, "Relu", 1)), "block.relu"),
+            (Residual, "direct", edit_input("Conv", 0), "stem.0"),
+            (Residual, "traced", edit_input("Conv", 1), "block.conv1"),
+            (Residual, "scripted", edit_input("Conv", 2), "block.conv2"),
+            (Residual, "dynamo", edit_weight("head.weight"), "head"),
+            (Residual, "dynamo", remove_node("Relu", 1), "block.relu"),
             (Residual, "direct", edit_input("Conv", 1, 2), "block.bn1"),
-            (Residual, "direct", lambda p: bypass(p, find_node(p, "Relu", 1)), "block.relu"),
-            (Residual, "direct", lambda p: bypass(p, find_node(p, "Relu", 2)), "block.relu#1"),
-            (Residual, "scripted", lambda p: change_weight(p, "head.bias", change_middle), "head"),
-            (Tokens, "direct", lambda p: change_weight(p, "embed.weight", lambda w: w * 1.1), "embed"),
-            (Tokens, "traced", edit_input("LayerNormalization", 1, 1), "layer.norm2"),
-            (Tokens, "scripted", edit_input("MatMul", 0, 1), "layer.qkv"),
-            (Tokens, "direct", edit_input("MatMul", 5, 1), "layer.fc2"),
-            (Shared, "direct", lambda p: change_weight(p, "left.weight", change_middle), "left"),
-            (Shared, "dynamo", lambda p: change_weight(p, "right.weight", change_middle), "right"),
+            (Residual, "direct", remove_node("Relu", 1), "block.relu"),
+            (Residual, "direct", remove_node("Relu", 2), "block.relu#1"),
+            (Residual, "scripted", edit_weight("head.bias"), "head"),
+            (Tokens, "direct", edit_weight("embed.weight", lambda w: w * 1.1), "embed"),
+            (Tokens, "traced", edit_input("LayerNormalization", 1), "layer.norm2"),
+            (Tokens, "scripted", edit_input("MatMul", 0), "layer.qkv"),
+            (Tokens, "direct", edit_input("MatMul", 5), "layer.fc2"),
+            (Shared, "direct", edit_weight("left.weight"), "left"),
+            (Shared, "dynamo", edit_weight("right.weight"), "right"),
         ],
     )  # fmt: skip
-    def test_single_fault_has_one_source(self, export_net, tmp_path, kind, by, spoil, source):
+    def test_single_fault_has_one_source(self, export_net, kind, by, spoil, source):
         model, candidate = export_net(kind, by)
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), INPUTS[kind]
-        )
+        reported = localize_file(model, candidate, INPUTS[kind], edit=spoil)
         assert reported.first_divergence == source.partition("#")[0]
         assert reported.diverges
         (row,) = (row for row in reported.layers if row.verdict == "source")
@@ -328,23 +296,25 @@ class TestSingleFault:
         nn.init.constant_(model[0].bias, -15.0)
         nn.init.constant_(model[0].weight[0], 9.0)
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
-        bad = tiny.edit(
-            candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "2.weight", change_middle)
-        )
-        assert list_titles(localize_file(model, bad, VECTORS), "source") == ["2"]
+        assert list_titles(
+            localize_file(model, candidate, VECTORS, edit=edit_weight("2.weight")),
+            "source",
+        ) == ["2"]
 
-    def test_optimized_runtime_has_the_same_source(self, export_net, tmp_path):
+    def test_optimized_runtime_has_the_same_source(self, export_net):
         model, candidate = export_net(Residual)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_input("Conv", 1, 1))
-        reported = localize_file(model, bad, IMAGES, runtime="ort-cpu-optimized")
+        reported = localize_file(
+            model, candidate, IMAGES, runtime="ort-cpu-optimized", edit=edit_input("Conv", 1)
+        )
         assert (reported.first_divergence, reported.runtime) == ("block.conv1", "ort-cpu-optimized")
         assert not localize_file(model, candidate, IMAGES, runtime="ort-cpu-optimized").diverges
 
-    def test_amplification_is_relative_to_the_previous_row(self, export_net, tmp_path):
+    def test_amplification_is_relative_to_the_previous_row(self, export_net):
         model, candidate = export_net(Tokens)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_input("MatMul", 0, 1))
         rows = [
-            row for row in localize_file(model, bad, TOKENS).layers if row.local_ratio is not None
+            row
+            for row in localize_file(model, candidate, TOKENS, edit=edit_input("MatMul", 0)).layers
+            if row.local_ratio is not None
         ]
         assert rows[0].amplification is None
         for before, row in itertools.pairwise(rows):
@@ -354,14 +324,14 @@ class TestSingleFault:
         assert source.amplification > 100
         assert all(row.local_ratio < 8 for row in rows if row is not source)
 
-    def test_wrong_checkpoint_is_one_fault(self, export_net, tmp_path):
+    def test_wrong_checkpoint_is_one_fault(self, export_net):
         model, candidate = export_net(Residual)
 
         def spoil(proto: onnx.ModelProto) -> None:
             for tensor in list(proto.graph.initializer):
                 change_weight(proto, tensor.name, lambda values: values * 1.1)
 
-        reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), IMAGES)
+        reported = localize_file(model, candidate, IMAGES, edit=spoil)
         assert reported.first_divergence == "stem.1"
         assert "3 other modules differ too: the file is of another checkpoint." in reported.cause
         assert "checkpoint" in reported.remedy
@@ -397,37 +367,18 @@ class _Uncopyable(nn.Module):
         return x
 
 
-class _MoreAxes(nn.Module):
-    """A model whose values have more axes than any tensor of the file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Conv1d(6, 7, 1)
-
-    def forward(self, x):
-        return self.layer(x.unsqueeze(-1))
+_MORE_AXES = Layers(lambda m, x: m.layer(x.unsqueeze(-1)), layer=lambda: nn.Conv1d(6, 7, 1))
+"""A model whose values have more axes than any tensor of the file."""
 
 
-class _AllNan(nn.Module):
-    """A model that returns the logarithm of negative numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return torch.log(-self.layer(x).abs() - 1)
+_ALL_NAN = Layers(lambda m, x: torch.log(-m.layer(x).abs() - 1), layer=lambda: nn.Linear(6, 3))
+"""A model that returns the logarithm of negative numbers."""
 
 
-class _CastToBfloat16(nn.Module):
-    """A model that casts its input to bfloat16, as its weights were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3).bfloat16()
-
-    def forward(self, x):
-        return self.layer(x.bfloat16()).float()
+_CAST_TO_BFLOAT16 = Layers(
+    lambda m, x: m.layer(x.bfloat16()).float(), layer=lambda: nn.Linear(6, 3).bfloat16()
+)
+"""A model that casts its input to bfloat16, as its weights were."""
 
 
 @pytest.fixture
@@ -448,10 +399,10 @@ class TestErrors:
             (_Text(), ModelError, ["returned str", "wrap the model"]),
             (_Uncopyable(), ModelError, ["can't be copied", "gradient history"]),
             (nn.Linear(5, 3), EvidenceError, ["can't compute", "accepts these inputs"]),
-            (_CastToBfloat16(), EvidenceError, ["can't compute", "not to float16 or bfloat16"]),
-            (_MoreAxes(), EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
+            (_CAST_TO_BFLOAT16, EvidenceError, ["can't compute", "not to float16 or bfloat16"]),
+            (_MORE_AXES, EvidenceError, ["mapped 0 of 1 module calls (Conv1d)",
                                         "use the factory and the checkpoint"]),
-            (_AllNan(), EvidenceError, ["no finite number", "Use samples"]),
+            (_ALL_NAN, EvidenceError, ["no finite number", "Use samples"]),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
     )  # fmt: skip
@@ -525,14 +476,14 @@ class TestErrors:
         with pytest.raises(DigestMismatch):
             localize_file(changing, copied, VECTORS)
 
-    def test_file_that_the_runtime_cannot_open(self, linear_file, tmp_path):
-        bad = tiny.edit(
-            linear_file,
-            tmp_path / "bad.onnx",
-            lambda p: setattr(find_node(p, "Gemm"), "op_type", "Glue"),
-        )
-        with pytest.raises(EvidenceError, match="bad.onnx can't compute.*Glue"):
-            localize_file(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), bad, VECTORS)
+    def test_file_that_the_runtime_cannot_open(self, linear_file):
+        with pytest.raises(EvidenceError, match="edited.onnx can't compute.*Glue"):
+            localize_file(
+                nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
+                linear_file,
+                VECTORS,
+                edit=edit_operator("Gemm", "Glue"),
+            )
 
 
 class TestNonfiniteValues:
@@ -544,50 +495,36 @@ class TestNonfiniteValues:
         ids=["some values", "all values"],
     )
     def test_nonfinite_values_of_code(self, tmp_path, shift, detail):
-        model = _Logarithm(shift=shift).eval()
+        model = _logarithm(shift=shift).eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
         reported = localize_file(model, candidate, VECTORS)
         assert not reported.diverges
         assert layer_rows(reported)["log"].detail == detail
-        bad = tiny.edit(
-            candidate,
-            tmp_path / "bad.onnx",
-            lambda p: setattr(find_node(p, "Log"), "op_type", "Exp"),
-        )
-        reported = localize_file(model, bad, VECTORS)
+        reported = localize_file(model, candidate, VECTORS, edit=edit_operator("Log", "Exp"))
         assert reported.first_divergence == "log"
         assert layer_rows(reported)["log"].max_abs_diff == np.inf
 
     @pytest.mark.parametrize(("name", "value"), [("head.bias", np.nan), ("head.weight", -np.inf)])
-    def test_nonfinite_weight_of_the_file(self, export_net, tmp_path, name, value):
+    def test_nonfinite_weight_of_the_file(self, export_net, name, value):
         def spoil(values):
             values.flat[2] = value
             return values
 
         model, candidate = export_net(Residual)
-        bad = tiny.edit(candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, name, spoil))
-        reported = localize_file(model, bad, IMAGES)
+        reported = localize_file(model, candidate, IMAGES, edit=edit_weight(name, spoil))
         assert reported.first_divergence == "head"
         assert name in reported.cause
         assert list_titles(reported, "propagated") == ["(model)", "(model)"]
         Localization.from_json(reported.to_json())
 
 
-class _Log(nn.Module):
-    def forward(self, x):
-        return torch.log(x)
-
-
-class _Logarithm(nn.Module):
-    def __init__(self, shift: float) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.log, self.head = nn.Linear(6, 6), _Log(), nn.Linear(6, 3)
-        self.shift = shift
-
-    def forward(self, x):
-        y = self.log(self.layer(x) - self.shift)
-        return self.head(torch.nan_to_num(y) + x)
+def _logarithm(shift: float) -> nn.Module:
+    return Layers(
+        lambda m, x: m.head(torch.nan_to_num(m.log(m.layer(x) - shift)) + x),
+        layer=lambda: nn.Linear(6, 6),
+        log=lambda: Function(torch.log),
+        head=lambda: nn.Linear(6, 3),
+    )
 
 
 class TestOutputs:
@@ -604,14 +541,14 @@ class TestOutputs:
             del proto.graph.output[:]
             proto.graph.output.extend([listed[1], listed[0], listed[2]])
 
-        reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", swap), VECTORS)
+        reported = localize_file(model, candidate, VECTORS, edit=swap)
         assert reported.first_divergence == ""
         assert "the outputs are in another order" in reported.cause
         assert "output_names" in reported.remedy
         sources = [row.tensor for row in reported.layers if row.verdict == "source"]
         assert set(sources) == {"left", "right"}
 
-    def test_additional_node_behind_the_last_module(self, export_net, tmp_path):
+    def test_additional_node_behind_the_last_module(self, export_net):
         model, candidate = export_net(Residual)
 
         def append_negation(proto: onnx.ModelProto) -> None:
@@ -619,9 +556,7 @@ class TestOutputs:
             last.output[0] = "inner"
             proto.graph.node.append(helper.make_node("Neg", ["inner"], ["logits"], name="minus"))
 
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "bad.onnx", append_negation), IMAGES
-        )
+        reported = localize_file(model, candidate, IMAGES, edit=append_negation)
         assert reported.first_divergence == ""
         assert reported.cause == (
             "The model itself is wrong although its inputs are right: output logits is not what "
@@ -742,8 +677,7 @@ def test_model_of_one_layer(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(6, 3).eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_input("Gemm", 0, 1))
-    reported = localize_file(model, bad, VECTORS)
+    reported = localize_file(model, candidate, VECTORS, edit=edit_input("Gemm", 0))
     assert reported.first_divergence == ""
     assert reported.cause.startswith(
         "The model itself is wrong although its inputs are right: weight"

@@ -21,12 +21,13 @@ from tests.localize.nets import (
     Exporter,
     change_middle,
     change_weight,
+    edit_weight,
     find_node,
     layer_rows,
     list_titles,
     localize_file,
 )
-from tests.measure import tiny
+from tests.modules import Function, Layers
 
 SEQUENCES = np.random.default_rng(0).normal(size=(6, 7, 6)).astype(np.float32)
 NAN, INF = math.nan, math.inf
@@ -45,10 +46,7 @@ class TestNearIdentityLayers:
         nn.init.constant_(model[0].bias, 9.0)  # so that no value is below zero
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
         assert not localize_file(model, candidate, VECTORS).diverges
-        bad = tiny.edit(
-            candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "0.weight", change_middle)
-        )
-        reported = localize_file(model, bad, VECTORS)
+        reported = localize_file(model, candidate, VECTORS, edit=edit_weight("0.weight"))
         assert (reported.first_divergence, list_titles(reported, "source")) == ("0", ["0"])
         assert reported.unmapped == ()
         assert "Gemm" in layer_rows(reported)["0"].tensor
@@ -58,22 +56,15 @@ class TestNearIdentityLayers:
         model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).eval()
         nn.init.constant_(model[1].weight, 1.01)
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-        bad = tiny.edit(
-            candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "1.weight", change_middle)
-        )
-        assert list_titles(localize_file(model, bad, VECTORS), "source") == ["1"]
+        assert list_titles(
+            localize_file(model, candidate, VECTORS, edit=edit_weight("1.weight")),
+            "source",
+        ) == ["1"]
 
 
-class Clamped(nn.Module):
-    """A layer called twice, with a clamp between the calls that changes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.twice = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return self.twice(self.twice(x).clamp(-99, 99))
+def make_clamped() -> nn.Module:
+    """Return a layer called twice, with a clamp between the calls that changes nothing."""
+    return Layers(lambda m, x: m.twice(m.twice(x).clamp(-99, 99)), twice=lambda: nn.Linear(6, 6))
 
 
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
@@ -82,43 +73,38 @@ def test_pass_through_of_a_wrong_value_is_not_the_source(tmp_path, by: Exporter)
 
     In the cut run the clamp's output is exact, because its input is replaced by the reference.
     """
-    model = Clamped().eval()
+    model = make_clamped().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS, by=by)
-    bad = tiny.edit(
+    record = localize_file(
+        model,
         candidate,
-        tmp_path / "bad.onnx",
-        lambda p: change_weight(p, "twice.weight", lambda w: np.float32(1.0002) * w),
+        VECTORS,
+        edit=edit_weight("twice.weight", lambda w: np.float32(1.0002) * w),
     )
-    record = localize_file(model, bad, VECTORS)
     assert (record.first_divergence, record.fault_code) == ("twice", "weights")
     assert {row.module for row in record.layers if row.verdict == "source"} == {"twice"}
 
 
-class FirstToken(nn.Module):
-    """A model that adds the embedding of token 0, an index computed as a product with zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(4, 6)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(self.embed(x[:, 0].long() * 0) + x)
+def make_first_token() -> nn.Module:
+    """Return a model that adds the embedding of token 0, an index computed as a product with
+    zero.
+    """
+    return Layers(
+        lambda m, x: m.head(m.embed(x[:, 0].long() * 0) + x),
+        embed=lambda: nn.Embedding(4, 6),
+        head=lambda: nn.Linear(6, 3),
+    )
 
 
 @pytest.mark.further
 @pytest.mark.parametrize("by", ["direct", "dynamo"])
 def test_integers_equal_on_the_first_samples_only(tmp_path, by: Exporter):
-    model = FirstToken().eval()
+    model = make_first_token().eval()
     inputs = VECTORS.copy()
     inputs[:, 0] = [0.1, 0.2, 1.5, 2.5, -3.5, 4.5]
     candidate = nets.export(model, tmp_path / "m.onnx", inputs, by=by)
     assert not localize_file(model, candidate, inputs).diverges
-    bad = tiny.edit(
-        candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "head.weight", change_middle)
-    )
-    record = localize_file(model, bad, inputs)
+    record = localize_file(model, candidate, inputs, edit=edit_weight("head.weight"))
     assert (record.first_divergence, list_titles(record, "source")) == ("head", ["head"])
 
 
@@ -136,22 +122,18 @@ class Recurrent(nn.Module):
         return self.head(y[:, -1])
 
 
-class Halves(nn.Module):
-    def forward(self, x):
-        return x[:, :3] * 2, x[:, 3:] * 3
+def make_halves() -> nn.Module:
+    return Function(lambda x: (x[:, :3] * 2, x[:, 3:] * 3))
 
 
-class Split(nn.Module):
-    """A module with two outputs, both of which are used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.halves, self.left, self.right = Halves(), nn.Linear(3, 4), nn.Linear(3, 4)
-
-    def forward(self, x):
-        left, right = self.halves(x)
-        return self.left(left) * self.right(right)
+def make_split() -> nn.Module:
+    """Return a module with two outputs, both of which are used."""
+    return Layers(
+        lambda m, x: m.left((pair := m.halves(x))[0]) * m.right(pair[1]),
+        halves=make_halves,
+        left=lambda: nn.Linear(3, 4),
+        right=lambda: nn.Linear(3, 4),
+    )
 
 
 class TestSeveralOutputs:
@@ -167,9 +149,7 @@ class TestSeveralOutputs:
         def change_head(proto: onnx.ModelProto) -> None:
             change_weight(proto, "head.bias", change_middle)
 
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "bad.onnx", change_head), SEQUENCES
-        )
+        reported = localize_file(model, candidate, SEQUENCES, edit=change_head)
         assert list_titles(reported, "source") == ["head"]
 
     @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -182,24 +162,20 @@ class TestSeveralOutputs:
                 proto, find_node(proto, kind.__name__).input[1], lambda w: w * np.float32(1.1)
             )
 
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "bad.onnx", scale_weight), SEQUENCES
-        )
+        reported = localize_file(model, candidate, SEQUENCES, edit=scale_weight)
         assert reported.first_divergence == "memory"
         assert set(list_titles(reported, "source")) == {"memory"}
 
     @pytest.mark.parametrize("place", [0, 1])
     def test_fault_in_one_of_two_outputs(self, tmp_path, place):
-        model = Split().eval()
+        model = make_split().eval()
         candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
         assert not localize_file(model, candidate, VECTORS).diverges
 
         def replace_operator(proto: onnx.ModelProto) -> None:
             find_node(proto, "Mul", place).op_type = "Sub"
 
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "bad.onnx", replace_operator), VECTORS
-        )
+        reported = localize_file(model, candidate, VECTORS, edit=replace_operator)
         assert list_titles(reported, "source") == ["halves"]
         assert [row.verdict for row in reported.layers[:2]].count("ok") == 1
 
@@ -214,9 +190,7 @@ class TestSeveralOutputs:
         def replace_operator(proto: onnx.ModelProto) -> None:
             find_node(proto, "Mul", place).op_type = "Sub"
 
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "bad.onnx", replace_operator), VECTORS
-        )
+        reported = localize_file(model, candidate, VECTORS, edit=replace_operator)
         assert reported.first_divergence == "halves"
         assert list_titles(reported, "source") == ["halves"]
 
@@ -226,7 +200,7 @@ class Returned(nn.Module):
 
     def __init__(self, pass_through: nn.Module | None) -> None:
         super().__init__()
-        self.halves, self.pass_through = Halves(), pass_through
+        self.halves, self.pass_through = make_halves(), pass_through
 
     def forward(self, x):
         left, right = self.halves(x)
@@ -250,9 +224,7 @@ class TestNames:
             for index, item in enumerate(proto.graph.node):
                 item.name = rename.format(index)
 
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "same.onnx", rename_nodes), VECTORS
-        )
+        reported = localize_file(model, candidate, VECTORS, edit=rename_nodes)
         assert list(layer_rows(reported)) == ["0", "1", "2", "3"]
         assert not reported.diverges
 
@@ -260,9 +232,7 @@ class TestNames:
             rename_nodes(proto)
             change_weight(proto, "2.weight", change_middle)
 
-        reported = localize_file(
-            model, tiny.edit(candidate, tmp_path / "bad.onnx", rename_and_change), VECTORS
-        )
+        reported = localize_file(model, candidate, VECTORS, edit=rename_and_change)
         assert list_titles(reported, "source") == ["2"]
 
 

@@ -19,37 +19,24 @@ from tests.localize.nets import (
     IMAGES,
     TOKENS,
     VECTORS,
-    change_middle,
     change_weight,
-    find_node,
+    edit_input,
+    edit_weight,
     layer_rows,
     localize_file,
 )
 from tests.measure import tiny
+from tests.modules import Function, Layers
 
 ROOT = 1.414225
 """The value that ONNX Runtime accepts as the square root of 2 when it fuses GELU."""
 
 
-class Erf(nn.Module):
-    """A module whose output, when marked, keeps the optimizer from fusing GELU."""
-
-    def forward(self, x):
-        return torch.erf(x)
+OPEN_GELU = Layers(lambda m, x: x * 0.5 * (1 + m.erf(x / ROOT)), erf=lambda: Function(torch.erf))
+"""GELU with a module whose output, when marked, keeps the optimizer from fusing it."""
 
 
-class OpenGelu(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.erf = Erf()
-
-    def forward(self, x):
-        return x * 0.5 * (1 + self.erf(x / ROOT))
-
-
-class ClosedGelu(nn.Module):
-    def forward(self, x):
-        return x * 0.5 * (1 + torch.erf(x / ROOT))
+CLOSED_GELU = Function(lambda x: x * 0.5 * (1 + torch.erf(x / ROOT)))
 
 
 def export_fusible(activation: nn.Module, tmp_path):
@@ -73,7 +60,7 @@ class TestOptimizer:
     @pytest.mark.further
     def test_fusion_prevented_by_marking_is_found(self, tmp_path):
         reported = localize_file(
-            *export_fusible(OpenGelu(), tmp_path), VECTORS, runtime="ort-cpu-optimized"
+            *export_fusible(OPEN_GELU, tmp_path), VECTORS, runtime="ort-cpu-optimized"
         )
         assert {row.verdict for row in layer_rows(reported).values()} == {"ok"}
         assert whole_output_verdicts(reported) == {"optimized": "source", "not optimized": "ok"}
@@ -85,7 +72,7 @@ class TestOptimizer:
 
     @pytest.mark.proof
     def test_completely_fused_module_is_a_source(self, tmp_path):
-        model, candidate = export_fusible(ClosedGelu(), tmp_path)
+        model, candidate = export_fusible(CLOSED_GELU, tmp_path)
         reported = localize_file(model, candidate, VECTORS, runtime="ort-cpu-optimized")
         assert reported.first_divergence == "1"
         assert "With optimizations off, the file agrees. With GeluFusion" in reported.cause
@@ -96,10 +83,9 @@ class TestOptimizer:
 
     def test_fault_of_the_file_is_not_an_optimizer_fault(self, tmp_path):
         model, candidate = export_fusible(nn.GELU(), tmp_path)
-        bad = tiny.edit(
-            candidate, tmp_path / "b.onnx", lambda p: change_weight(p, "2.weight", change_middle)
+        reported = localize_file(
+            model, candidate, VECTORS, runtime="ort-cpu-optimized", edit=edit_weight("2.weight")
         )
-        reported = localize_file(model, bad, VECTORS, runtime="ort-cpu-optimized")
         assert reported.first_divergence == "2"
         assert "optimiz" not in reported.cause
         assert reported.blame is None
@@ -135,9 +121,7 @@ def test_accumulated_errors_without_a_source(tmp_path):
         for tensor in list(proto.graph.initializer):
             change_weight(proto, tensor.name, lambda w: w * np.float32(1 + 3e-7))
 
-    reported = localize_file(
-        model, tiny.edit(candidate, tmp_path / "bad.onnx", scale_all_weights), VECTORS
-    )
+    reported = localize_file(model, candidate, VECTORS, edit=scale_all_weights)
     assert (reported.first_divergence, reported.diverges) == (None, True)
     assert [item["code"] for item in reported.outcome] == ["grown", "grown_at"]
     assert "amplifies rounding" in reported.remedy
@@ -155,9 +139,9 @@ class TestBudget:
         (
             nets.Residual,
             IMAGES,
-            lambda p: change_weight(p, find_node(p, "Conv", 1).input[1], change_middle),
+            edit_input("Conv", 1),
         ),
-        (nets.Tokens, TOKENS, lambda p: change_weight(p, "layer.fc1.bias", change_middle)),
+        (nets.Tokens, TOKENS, edit_weight("layer.fc1.bias")),
     )
 
     @pytest.mark.further
@@ -214,26 +198,22 @@ class TestBudget:
             large = np.ones((40, 40), np.float32)
             proto.graph.initializer.append(numpy_helper.from_array(large, "left over"))
 
-        larger = tiny.edit(candidate, tmp_path / "more.onnx", add_unused_weight)
-        assert not localize_file(model, larger, VECTORS).diverges
+        assert not localize_file(model, candidate, VECTORS, edit=add_unused_weight).diverges
 
 
-class _Branch(nn.Module):
-    """A model with an additional call for batches that begin with a positive number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.more, self.head = nn.Linear(6, 6), nn.Identity(), nn.Linear(6, 3)
-
-    def forward(self, x):
-        y = self.layer(x)
-        return self.head(self.more(y) if x[0, 0] > 0 else y)
+def _branch() -> nn.Module:
+    """Return a model with an additional call for batches that begin with a positive number."""
+    return Layers(
+        lambda m, x: m.head(m.more(m.layer(x)) if x[0, 0] > 0 else m.layer(x)),
+        layer=lambda: nn.Linear(6, 6),
+        more=nn.Identity,
+        head=lambda: nn.Linear(6, 3),
+    )
 
 
 @pytest.mark.parametrize(("signs", "samples"), [([1, 1, 1, 1, 1, 1], 6), ([1, 1, -1, 1, 1, 1], 2)])
 def test_batches_with_another_forward_path_are_skipped(tmp_path, signs, samples):
-    model = _Branch().eval()
+    model = _branch().eval()
     inputs = VECTORS.copy()
     inputs[:, 0] = signs
     candidate = nets.export(model, tmp_path / "m.onnx", inputs)
@@ -287,10 +267,7 @@ def test_unit_without_float64_reference_is_one_rounding(tmp_path):
     assert not reported.diverges
     reason = "The unit is one float32 rounding, because the model can't run in float64"
     assert reason in reported.cause
-    bad = tiny.edit(
-        candidate, tmp_path / "bad.onnx", lambda p: change_weight(p, "head.weight", change_middle)
-    )
-    reported = localize_file(model, bad, VECTORS)
+    reported = localize_file(model, candidate, VECTORS, edit=edit_weight("head.weight"))
     assert reported.first_divergence == "head"
     assert reason in reported.cause
 
@@ -299,7 +276,7 @@ def test_precomputed_module_is_unmapped(tmp_path):
     """Leave a module unmapped whose output does not depend on the samples; the exporter computes
     it.
     """
-    model = _Table().eval()
+    model = _table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     reported = localize_file(model, candidate, VECTORS)
     assert reported.unmapped == ("table",)
@@ -308,20 +285,18 @@ def test_precomputed_module_is_unmapped(tmp_path):
     assert (row.tensor, row.max_abs_diff, row.noise_ratio, row.detail) == (None, None, None, None)
 
 
-class _Table(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(x + self.table(torch.ones(4)))
+def _table() -> nn.Module:
+    return Layers(
+        lambda m, x: m.head(x + m.table(torch.ones(4))),
+        table=lambda: nn.Linear(4, 6),
+        head=lambda: nn.Linear(6, 3),
+    )
 
 
 def test_unmapped_module_before_a_wrong_tensor_is_the_source(tmp_path):
-    model = _Table().eval()
+    model = _table().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    other_weights = _Table().eval()
+    other_weights = _table().eval()
     with torch.no_grad():
         other_weights.table.weight.mul_(2)
     reported = localize_file(other_weights, candidate, VECTORS)

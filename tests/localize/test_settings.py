@@ -14,6 +14,7 @@ from gate.summary.render import render_fault
 from tests.localize import nets
 from tests.localize.nets import VECTORS, list_titles, localize_file
 from tests.measure import tiny
+from tests.modules import Layers
 
 
 def make_node(op: str, inputs: int = 1, **attributes: object):
@@ -135,22 +136,19 @@ def test_mismatched_activation(module, nodes, function):
     assert mismatched_activation(module, nodes) == function
 
 
-class SmallNorm(nn.Module):
-    """A LayerNorm without parameters. Applying it a second time changes nothing."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.norm = nn.Linear(6, 32), nn.LayerNorm(32, eps=eps)
-        self.head = nn.Linear(32, 3)
-
-    def forward(self, x):
-        return self.head(self.norm(0.3 * self.first(x)))
+def make_small_norm(eps: float) -> nn.Module:
+    """Return a network with a LayerNorm whose second application changes nothing."""
+    return Layers(
+        lambda m, x: m.head(m.norm(0.3 * m.first(x))),
+        first=lambda: nn.Linear(6, 32),
+        norm=lambda: nn.LayerNorm(32, eps=eps),
+        head=lambda: nn.Linear(32, 3),
+    )
 
 
 def test_wrong_epsilon_of_a_norm_is_named(tmp_path):
-    candidate = nets.export(SmallNorm(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
-    reported = localize_file(SmallNorm(1e-5).eval(), candidate, VECTORS)
+    candidate = nets.export(make_small_norm(1e-4).eval(), tmp_path / "m.onnx", VECTORS)
+    reported = localize_file(make_small_norm(1e-5).eval(), candidate, VECTORS)
     assert reported.first_divergence == "norm"
     assert list_titles(reported, "source") == ["norm"]
     assert "epsilon" in reported.fault
@@ -205,7 +203,7 @@ def test_a_layer_behind_a_copy_of_its_input_has_nodes(tmp_path):
 
     model = Copied().eval()
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
-    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
+    reported = localize_file(model, candidate, VECTORS, edit=spoil)
     assert (reported.first_divergence, reported.fault_code) == ("second", "weights")
 
 
@@ -261,23 +259,17 @@ def test_setting_that_no_node_states_is_found_by_a_run(tmp_path, by, module, nam
     assert (detail["setting"], detail["got"]) == (full_name, str(value))
 
 
-def set_attribute(op: str, index: int, **values: object):
-    def spoil(proto: onnx.ModelProto) -> None:
-        node = nets.find_node(proto, op, index)
-        kept = [attribute for attribute in node.attribute if attribute.name not in values]
-        del node.attribute[:]
-        node.attribute.extend(kept)
-        node.attribute.extend(helper.make_attribute(*pair) for pair in values.items())
-
-    return spoil
-
-
 @pytest.mark.parametrize(
     ("spoil", "module", "code", "setting"),
     [
         (lambda proto: nets.bypass(proto, proto.graph.node[-3]), "", "transposed_input", "left"),
-        (set_attribute("Transpose", -1, perm=[0, 1, 2]), "", "right_with", "perm of Transpose"),
-        (set_attribute("Softmax", 0, axis=-2), "attention", "right_with", "axis of Softmax"),
+        (
+            nets.edit_attributes("Transpose", -1, perm=[0, 1, 2]),
+            "",
+            "right_with",
+            "perm of Transpose",
+        ),
+        (nets.edit_attributes("Softmax", 0, axis=-2), "attention", "right_with", "axis of Softmax"),
     ],
 )
 def test_changed_axes_are_found_by_a_run(tmp_path, spoil, module, code, setting):
@@ -291,7 +283,7 @@ def test_changed_axes_are_found_by_a_run(tmp_path, spoil, module, code, setting)
     torch.backends.mha.set_fastpath_enabled(False)
     candidate = nets.export(model, tmp_path / "m.onnx", VECTORS)
     torch.backends.mha.set_fastpath_enabled(True)
-    reported = localize_file(model, tiny.edit(candidate, tmp_path / "bad.onnx", spoil), VECTORS)
+    reported = localize_file(model, candidate, VECTORS, edit=spoil)
     assert (reported.first_divergence, reported.fault_code) == (module, "settings")
     (detail,) = reported.fault_params["details"]
     assert (detail["code"], setting in detail["setting"]) == (code, True)

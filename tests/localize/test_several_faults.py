@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -11,25 +11,23 @@ import torch
 from onnx import helper
 from torch import nn
 
-from gate import Localization, TestedFile
+from gate import Localization
 from tests.localize import nets, test_folded
 from tests.localize.nets import (
-    IMAGES,
-    TOKENS,
+    INPUTS,
     VECTORS,
+    Edit,
     Flat,
     Residual,
     Tokens,
-    change_middle,
-    change_weight,
+    edit_attributes,
+    edit_input,
+    edit_weight,
     find_node,
     localize_file,
 )
-from tests.localize.test_cause import set_attributes
 from tests.localize.test_folded import SEQUENCES, Encoder
-from tests.measure import tiny
 
-Edit = Callable[[onnx.ModelProto], object]
 fused_file = test_folded.fused_file
 
 
@@ -50,16 +48,6 @@ class Deep(nn.Module):
         return self.head(x)
 
 
-def edit_weight(name: str) -> Edit:
-    return lambda proto: change_weight(proto, name, change_middle)
-
-
-def edit_input(op: str, index: int, argument: int = 1) -> Edit:
-    return lambda proto: change_weight(
-        proto, find_node(proto, op, index).input[argument], change_middle
-    )
-
-
 def to_leaky_relu(index: int) -> Edit:
     def spoil(proto: onnx.ModelProto) -> None:
         changed = find_node(proto, "Relu", index)
@@ -73,35 +61,15 @@ def to_sigmoid(proto: onnx.ModelProto) -> None:
     find_node(proto, "Tanh").op_type = "Sigmoid"
 
 
-INPUTS = {Residual: IMAGES, Tokens: TOKENS, Flat: VECTORS, Deep: VECTORS}
-
 FILES: list[tuple[type[nn.Module], nets.Exporter, dict[str, Edit]]] = [
     (Residual, "direct", {"block.relu": to_leaky_relu(1), "block.conv2": edit_input("Conv", 2), "head": edit_weight("head.bias")}),
     (Residual, "dynamo", {"stem.2": to_leaky_relu(0), "block.conv1": edit_input("Conv", 1)}),
-    (Tokens, "direct", {"layer.qkv": edit_input("MatMul", 0), "layer.norm2": set_attributes("LayerNormalization", 1, epsilon=0.01), "head": edit_weight("head.bias")}),
-    (Tokens, "dynamo", {"embed": lambda proto: change_weight(proto, "embed.weight", lambda values: values * 1.1), "layer.proj": edit_weight("layer.proj.bias")}),
+    (Tokens, "direct", {"layer.qkv": edit_input("MatMul", 0), "layer.norm2": edit_attributes("LayerNormalization", 1, epsilon=0.01), "head": edit_weight("head.bias")}),
+    (Tokens, "dynamo", {"embed": edit_weight("embed.weight", lambda values: values * 1.1), "layer.proj": edit_weight("layer.proj.bias")}),
     (Flat, "dynamo", {"twice": edit_weight("twice.bias"), "right": edit_weight("right.weight")}),
     (Deep, "direct", {"": to_leaky_relu(0), "norm.2": edit_input("LayerNormalization", 2), "head": edit_weight("head.weight")}),
     (Deep, "dynamo", {"norm.0": edit_input("LayerNormalization", 0), "linear.1": edit_weight("linear.1.bias"), "tanh": to_sigmoid}),
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def export_net(tmp_path_factory):
-    exported: dict[tuple[type[nn.Module], str], tuple[nn.Module, TestedFile]] = {}
-    folder = tmp_path_factory.mktemp("files")
-
-    def make(kind: type[nn.Module], by: nets.Exporter) -> tuple[nn.Module, TestedFile]:
-        if (kind, by) not in exported:
-            model, path = nets.build(kind), folder / f"{kind.__name__}-{by}.onnx"
-            outputs = ("left", "right", "most") if kind is Flat else ("logits",)
-            exported[kind, by] = (
-                model,
-                nets.export(model, path, INPUTS[kind], by=by, outputs=outputs),
-            )
-        return exported[kind, by]
-
-    return make
 
 
 def apply_all(spoils: Sequence[Edit]) -> Edit:
@@ -124,10 +92,14 @@ def assert_faults(record: Localization, faults: Sequence[str]) -> None:
 
 @pytest.mark.rows(3)
 @pytest.mark.parametrize(("kind", "by", "faults"), FILES)
-def test_exactly_the_faults_are_named(export_net, tmp_path, kind, by, faults):
+def test_exactly_the_faults_are_named(export_net, kind, by, faults):
     model, candidate = export_net(kind, by)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(list(faults.values())))
-    assert_faults(localize_file(model, bad, INPUTS[kind]), list(faults))
+    assert_faults(
+        localize_file(
+            model, candidate, INPUTS.get(kind, VECTORS), edit=apply_all(list(faults.values()))
+        ),
+        list(faults),
+    )
 
 
 FUSED: dict[str, Edit] = {
@@ -139,9 +111,13 @@ FUSED: dict[str, Edit] = {
 
 
 @pytest.mark.parametrize("names", [("norm1", "down"), ("", "norm1", "head")])
-def test_faults_of_a_file_with_fused_modules(fused_file, tmp_path, names):
-    bad = tiny.edit(fused_file, tmp_path / "bad.onnx", apply_all([FUSED[name] for name in names]))
-    assert_faults(localize_file(Encoder().eval(), bad, SEQUENCES), names)
+def test_faults_of_a_file_with_fused_modules(fused_file, names):
+    assert_faults(
+        localize_file(
+            Encoder().eval(), fused_file, SEQUENCES, edit=apply_all([FUSED[name] for name in names])
+        ),
+        names,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -155,31 +131,30 @@ def stack(tmp_path_factory):
     ("parts", "amount"),
     [(("key", "query"), 0.05), (("value", "key"), 0.3), ((None, "query"), 0.05)],
 )
-def test_faults_of_two_packed_weights(stack, tmp_path, parts, amount):
+def test_faults_of_two_packed_weights(stack, parts, amount):
     model, candidate = stack
     pairs = [
         (test_folded.change_packed(part, amount, layer=layer), f"{path}.{part}")
         for layer, (path, part) in enumerate(zip(("first", "second"), parts, strict=True))
         if part
     ]
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all([spoil for spoil, _ in pairs]))
-    assert_faults(localize_file(model, bad, SEQUENCES), [name for _, name in pairs])
+    assert_faults(
+        localize_file(model, candidate, SEQUENCES, edit=apply_all([spoil for spoil, _ in pairs])),
+        [name for _, name in pairs],
+    )
 
 
-def test_at_most_five_faults_are_reported(export_net, tmp_path):
+def test_at_most_five_faults_are_reported(export_net):
     model, candidate = export_net(Deep, "direct")
     spoils = [edit_weight(f"linear.{at}.bias") for at in range(6)]
-    reported = localize_file(
-        model, tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils)), VECTORS
-    )
+    reported = localize_file(model, candidate, VECTORS, edit=apply_all(spoils))
     assert [fault.module for fault in reported.faults] == [f"linear.{at}" for at in range(5)]
 
 
 @pytest.mark.further
-def test_localization_without_faults_is_read(export_net, tmp_path):
+def test_localization_without_faults_is_read(export_net):
     model, candidate = export_net(Deep, "direct")
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", edit_weight("head.bias"))
-    reported = localize_file(model, bad, VECTORS)
+    reported = localize_file(model, candidate, VECTORS, edit=edit_weight("head.bias"))
     assert Localization.from_json(reported.to_json()) == reported
     assert Localization.from_json(reported.model_copy(update={"faults": ()}).to_json()).faults == ()
     assert np.isfinite(reported.whole_ratio)
@@ -195,13 +170,13 @@ PAIRS: list[tuple[type[nn.Module], nets.Exporter, str, tuple[Edit, Edit]]] = [
 @pytest.mark.further
 @pytest.mark.rows(2)
 @pytest.mark.parametrize(("kind", "by", "module", "spoils"), PAIRS)
-def test_both_wrong_tensors_of_a_layer_are_named(export_net, tmp_path, kind, by, module, spoils):
+def test_both_wrong_tensors_of_a_layer_are_named(export_net, kind, by, module, spoils):
     model, candidate = export_net(kind, by)
-    bad = tiny.edit(candidate, tmp_path / "bad.onnx", apply_all(spoils))
-    (fault,) = localize_file(model, bad, INPUTS[kind]).faults
+    (fault,) = localize_file(
+        model, candidate, INPUTS.get(kind, VECTORS), edit=apply_all(spoils)
+    ).faults
     assert fault.module == module
     assert f"{module}.weight" in fault.text
     assert f"{module}.bias" in fault.text
-    one_fault = tiny.edit(candidate, tmp_path / "one.onnx", spoils[0])
-    (fault,) = localize_file(model, one_fault, INPUTS[kind]).faults
+    (fault,) = localize_file(model, candidate, INPUTS.get(kind, VECTORS), edit=spoils[0]).faults
     assert f"{module}.bias" not in fault.text

@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.localize import nets
 from tests.localize.nets import IMAGES, TOKENS, VECTORS, layer_rows, localize_file
+from tests.modules import Layers
 
 SERIES = VECTORS[:, :, None] @ VECTORS[:1, None, :4]
 
@@ -25,31 +26,27 @@ class SmallBias(nn.Module):
         return self.drop(self.second(self.drop(self.first(x[:, None])))).squeeze(1)
 
 
-class WithTables(nn.Module):
-    """A model that adds a table and one that is independent of the samples, between modules."""
+def make_with_tables() -> nn.Module:
+    """Return a model that adds a table and one that is independent of the samples, between
+    modules.
+    """
+    return Layers(
+        lambda m, x: m.norm(m.drop(m.embed(x) + m.table)) + m.positions(torch.arange(x.shape[1])),
+        embed=lambda: nn.Embedding(11, 8),
+        drop=nn.Dropout,
+        norm=lambda: nn.LayerNorm(8),
+        positions=lambda: nn.Embedding(6, 8),
+        table=lambda: nn.Parameter(torch.randn(6, 8)),
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.drop, self.norm = nn.Embedding(11, 8), nn.Dropout(), nn.LayerNorm(8)
-        self.positions = nn.Embedding(6, 8)
-        self.table = nn.Parameter(torch.randn(6, 8))
 
-    def forward(self, x):
-        indices = self.positions(torch.arange(x.shape[1]))
-        return self.norm(self.drop(self.embed(x) + self.table)) + indices
-
-
-class Recurrent(nn.Module):
-    """An LSTM with one used output, which the head transposes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 8, num_layers=2, bidirectional=True, batch_first=True)
-        self.head = nn.Linear(16, 3)
-
-    def forward(self, x):
-        y, _ = self.lstm(x)
-        return self.head(y)
+def make_recurrent() -> nn.Module:
+    """Return an LSTM with one used output, which the head transposes."""
+    return Layers(
+        lambda m, x: m.head(m.lstm(x)[0]),
+        lstm=lambda: nn.LSTM(4, 8, num_layers=2, bidirectional=True, batch_first=True),
+        head=lambda: nn.Linear(16, 3),
+    )
 
 
 class NormAct(nn.BatchNorm2d):
@@ -91,16 +88,15 @@ class Scaled(nn.Module):
         return x * self.weight + self.bias
 
 
-class Computed(nn.Module):
-    """A parameter read through a softmax, which exporters precompute, and an integer buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.choice = nn.Parameter(torch.randn(6, 6))
-        self.register_buffer("signs", torch.tensor([1, 2, 3, 4, 5, 6]))
-
-    def forward(self, x):
-        return (x @ self.choice.softmax(0)) * self.signs
+def make_computed() -> nn.Module:
+    """Return a parameter read through a softmax, which exporters precompute, and an integer
+    buffer.
+    """
+    return Layers(
+        lambda m, x: (x @ m.choice.softmax(0)) * m.signs,
+        choice=lambda: nn.Parameter(torch.randn(6, 6)),
+        signs=lambda: nn.Buffer(torch.tensor([1, 2, 3, 4, 5, 6])),
+    )
 
 
 def build(kind):
@@ -111,7 +107,12 @@ def build(kind):
 @pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(
     ("kind", "example"),
-    [(SmallBias, VECTORS), (WithTables, TOKENS), (Recurrent, SERIES), (ConvNormAct, IMAGES)],
+    [
+        (SmallBias, VECTORS),
+        (make_with_tables, TOKENS),
+        (make_recurrent, SERIES),
+        (ConvNormAct, IMAGES),
+    ],
 )
 def test_correct_file_has_no_divergence(tmp_path, kind, example, by):
     model = build(kind)
@@ -124,13 +125,13 @@ def test_correct_file_has_no_divergence(tmp_path, kind, example, by):
 @pytest.mark.parametrize("by", ["direct", pytest.param("dynamo", marks=pytest.mark.proof)])
 @pytest.mark.parametrize(("kind", "example", "parameter", "module"), [
     (SmallBias, VECTORS, "second.weight", "second"),
-    (WithTables, TOKENS, "table", ""),
-    (WithTables, TOKENS, "positions.weight", "positions"),
+    (make_with_tables, TOKENS, "table", ""),
+    (make_with_tables, TOKENS, "positions.weight", "positions"),
     (ConvNormAct, IMAGES, "conv2.weight", "conv2"),
     (ConvNormAct, IMAGES, "bn1.bias", "bn1"),
     (ConvNormAct, IMAGES, "bn2.running_mean", "bn2"),
-    (Recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
-    (Recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
+    (make_recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
+    (make_recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
 ])  # fmt: skip
 def test_module_of_the_wrong_parameter_is_the_only_source(
     tmp_path, kind, example, parameter, module, by
@@ -165,7 +166,7 @@ def test_output_of_a_module_is_its_last_node(tmp_path):
 
 
 def test_computed_constant_is_no_other_weight(tmp_path):
-    model, wrong = build(Computed), build(Computed)
+    model, wrong = build(make_computed), build(make_computed)
     wrong.signs = wrong.signs.flip(0)
     candidate = nets.export(wrong, tmp_path / "m.onnx", VECTORS)
     assert "choice" not in localize_file(model, candidate, VECTORS).cause

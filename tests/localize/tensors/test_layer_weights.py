@@ -55,43 +55,29 @@ class TestDifferences:
             {"shape": np.array([3, 4])},
             {"other": np.ones((5, 5), np.float32)},
             {"integers": np.ones((3, 4), np.int64)},
+            copy_weights(make_linear()),
+            copy_weights(make_linear(), weight=make_linear().weight.detach().numpy().T),
         ],
-        ids=["nothing", "integers", "another shape", "another type"],
+        ids=["nothing", "integers", "another shape", "another type", "equal", "transposed"],
     )
-    def test_unrelated_constants_have_no_difference(self, found):
+    def test_equal_weights_and_unrelated_constants_have_no_difference(self, found):
         assert list_differences(make_linear(), "head", found) == []
 
-    def test_equal_weights_have_no_difference(self):
+    @pytest.mark.parametrize(
+        ("find", "text"),
+        [
+            (lambda w: {"a": w + 10, "b": w + np.float32(0.125)}, "by at most 0.125"),
+            (lambda w: {"head.weight": w * 2, "of another module": w}, "in 12 of 12 elements"),
+            (lambda w: {"w": (w + 0.5 * (np.arange(12) % 6 == 0).reshape(3, 4)).T.astype("f")},
+             "head.weight differs from the model's in 2 of 12 elements, by at most 0.5"),
+        ],
+        ids=["nearest constant", "name of the parameter", "two elements"],
+    )  # fmt: skip
+    def test_differing_elements_are_counted(self, find, text):
         module = make_linear()
-        weight = module.weight.detach().numpy()
-        assert list_differences(module, "head", copy_weights(module)) == []
-        assert list_differences(module, "head", copy_weights(module, weight=weight.T)) == []
-
-    def test_differing_elements_are_counted(self):
-        module = make_linear()
-        weight = module.weight.detach().numpy().copy()
-        weight[1, 2] += 0.25
-        weight[0, 0] -= 0.5
-        (difference,) = list_differences(module, "head", copy_weights(module, weight=weight.T))
-        assert difference.module == "head"
-        assert render_difference(difference) == (
-            "head.weight differs from the model's in 2 of 12 elements, by at most 0.5"
-        )
-        assert difference.rounded_to is None
-
-    def test_nearest_constant_is_compared(self):
-        module = make_linear()
-        weight = module.weight.detach().numpy()
-        distant, nearest = weight + 10, weight + np.float32(0.125)
-        (difference,) = list_differences(module, "head", {"a": distant, "b": nearest})
-        assert "by at most 0.125" in render_difference(difference)
-
-    def test_constant_with_the_parameter_name_is_preferred(self):
-        module = make_linear()
-        weight = module.weight.detach().numpy()
-        constants = {"head.weight": weight * 2, "another module's, by chance equal": weight}
-        (difference,) = list_differences(module, "head", constants)
-        assert "head.weight differs from the model's in 12 of 12" in render_difference(difference)
+        (difference,) = list_differences(module, "head", find(module.weight.detach().numpy()))
+        assert (difference.module, difference.rounded_to) == ("head", None)
+        assert text in render_difference(difference)
 
     def test_children_are_included_by_default(self):
         module = nn.Sequential(make_linear())
@@ -334,12 +320,16 @@ def test_equal_tensors_share_a_counterpart():
 @pytest.fixture
 def conv_and_norm():
     torch.manual_seed(0)
-    conv, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).eval()
+    return nn.Conv2d(3, 4, 3), make_norm()
+
+
+def make_norm() -> nn.Module:
+    norm = nn.BatchNorm2d(4).eval()
     for tensor in (norm.weight, norm.running_var):
         nn.init.uniform_(tensor, 0.5, 2.0)
     for tensor in (norm.bias, norm.running_mean):
         nn.init.normal_(tensor)
-    return conv, norm
+    return norm
 
 
 def fold(conv: nn.Module, norm: nn.Module, *, eps: float | None = None) -> dict[str, np.ndarray]:
@@ -356,9 +346,6 @@ class TestFolded:
         differences = folded_differences(conv_and_norm, ("conv", "bn"), found, **settings)
         return [(item.module, render_difference(item)) for item in differences]
 
-    def test_correct_folding_has_no_difference(self, conv_and_norm):
-        assert self.list_texts(conv_and_norm, fold(*conv_and_norm)) == []
-
     @pytest.mark.parametrize("layer", [nn.Conv2d(3, 4, 3, bias=False), nn.Linear(6, 4)])
     def test_folding_into_other_layers(self, conv_and_norm, layer):
         assert self.list_texts((layer, conv_and_norm[1]), fold(layer, conv_and_norm[1])) == []
@@ -372,22 +359,36 @@ class TestFolded:
         assert self.list_texts(conv_and_norm, found) == []
 
     def test_transposed_convolution_is_not_compared(self, conv_and_norm):
-        layer = nn.ConvTranspose2d(4, 4, 3)
-        assert (
-            self.list_texts((layer, conv_and_norm[1]), {"w": np.ones((4, 4, 3, 3), np.float32)})
-            == []
-        )
+        pair, found = (nn.ConvTranspose2d(4, 4, 3), conv_and_norm[1]), np.ones((4, 4, 3, 3))
+        assert self.list_texts(pair, {"w": found.astype(np.float32)}) == []
 
     def test_wrong_folded_eps(self, conv_and_norm):
-        (difference,) = folded_differences(
-            conv_and_norm, ("conv", "bn"), fold(*conv_and_norm, eps=1e-2)
-        )
+        found = fold(*conv_and_norm, eps=1e-2)
+        (difference,) = folded_differences(conv_and_norm, ("conv", "bn"), found)
+        assert (difference.module, difference.by_code) == ("bn", True)
         text = "the folded eps of bn is 0.01; the model has 1e-05"
-        assert (difference.module, render_difference(difference), difference.by_code) == (
-            "bn",
-            text,
-            True,
-        )
+        assert render_difference(difference) == text
+
+    @pytest.mark.parametrize(
+        ("name", "place", "change", "module", "text"),
+        [
+            ("b", ..., lambda b: b + np.float32(0.1), "bn",
+             "the folded offset of bn (bias, running_mean) differs from the model's"),
+            ("b", 2, lambda _: np.nan, "bn", "offset of bn"),
+            ("b", 2, lambda _: np.inf, "bn", "offset of bn"),
+            # The layer is named, because the folded offset is right.
+            ("w", ..., lambda w: w * np.float32(1.5), "conv", "108 of 108 elements"),
+            ("w", 2, lambda w: w * 3, "conv", "27 of 108 elements"),
+            ("w", (2, 1, 0, 0), lambda w: w + 1, "conv", "1 of 108 elements"),
+            ("w", (2, 1, 0, 0), lambda _: np.nan, "conv", "1 of 108 elements"),
+            ("w", (2, 1, 0, 0), lambda _: -np.inf, "conv", "1 of 108 elements"),
+        ],
+    )  # fmt: skip
+    def test_wrong_folded_constant(self, conv_and_norm, name, place, change, module, text):
+        found = fold(*conv_and_norm)
+        found[name][place] = change(found[name][place])
+        ((named, message),) = self.list_texts(conv_and_norm, found)
+        assert (named, text in message) == (module, True)
 
     def test_wrong_folded_scale(self, conv_and_norm):
         result = fold(*conv_and_norm)
@@ -397,47 +398,8 @@ class TestFolded:
             ("bn", "the folded scale of bn (weight, running_var, eps) differs from the model's")
         ]
 
-    def test_wrong_folded_offset(self, conv_and_norm):
-        result = fold(*conv_and_norm)
-        result["b"] = result["b"] + np.float32(0.1)
-        assert self.list_texts(conv_and_norm, result) == [
-            ("bn", "the folded offset of bn (bias, running_mean) differs from the model's")
-        ]
-
-    def test_wrong_folded_layer_weight(self, conv_and_norm):
-        """Name the layer, because the folded offset is right."""
-        result = fold(*conv_and_norm)
-        result["w"] = result["w"] * np.float32(1.5)
-        ((module, text),) = self.list_texts(conv_and_norm, result)
-        assert (module, "108 of 108 elements" in text) == ("conv", True)
-
-    def test_wrong_folded_channel(self, conv_and_norm):
-        result = fold(*conv_and_norm)
-        result["w"][2] *= 3
-        ((module, text),) = self.list_texts(conv_and_norm, result)
-        assert (module, "27 of 108 elements" in text) == ("conv", True)
-
-    def test_wrong_single_folded_weight(self, conv_and_norm):
-        result = fold(*conv_and_norm)
-        result["w"][2, 1, 0, 0] += 1
-        ((module, text),) = self.list_texts(conv_and_norm, result)
-        assert (module, "1 of 108 elements" in text) == ("conv", True)
-
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-    def test_nonfinite_folded_weight(self, conv_and_norm, value):
-        result = fold(*conv_and_norm)
-        result["w"][2, 1, 0, 0] = value
-        ((module, text),) = self.list_texts(conv_and_norm, result)
-        assert (module, "1 of 108 elements" in text) == ("conv", True)
-
-    @pytest.mark.parametrize("value", [np.nan, np.inf])
-    def test_nonfinite_folded_offset(self, conv_and_norm, value):
-        result = fold(*conv_and_norm)
-        result["b"][2] = value
-        ((module, text),) = self.list_texts(conv_and_norm, result)
-        assert (module, "offset of bn" in text) == ("bn", True)
-
     def test_zero_channel_is_no_difference(self, conv_and_norm):
+        assert self.list_texts(conv_and_norm, fold(*conv_and_norm)) == []
         with torch.no_grad():
             conv_and_norm[0].weight[1] = 0
         assert self.list_texts(conv_and_norm, fold(*conv_and_norm)) == []
@@ -494,12 +456,8 @@ def test_unfolded_norm_weights_have_no_difference():
 
 
 def test_norm_in_float16():
-    norm = nn.BatchNorm2d(4).eval()
     torch.manual_seed(0)
-    for tensor in (norm.weight, norm.running_var):
-        nn.init.uniform_(tensor, 0.5, 2.0)
-    for tensor in (norm.bias, norm.running_mean):
-        nn.init.normal_(tensor)
+    norm = make_norm()
     ones = nn.Conv2d(4, 4, 1, bias=False)
     with torch.no_grad():
         ones.weight.fill_(1.0)
