@@ -227,23 +227,18 @@ def test_deformable_convolution_needs_dynamo_and_opset_19():
     assert opset_for_all(operators) is None  # no opset is sufficient for this exporter
 
 
-class Grid(nn.Module):
-    """A model that returns a layer output and a constant."""
-
-    def __init__(self, offset: float = 0.5) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.offset = nn.Linear(6, 4), offset
-
-    def forward(self, x):
-        return self.layer(x), torch.arange(7) + self.offset
+def make_grid(offset: float = 0.5) -> nn.Module:
+    """Return a model that returns a layer output and a constant."""
+    return Layers(
+        lambda m, x: (m.layer(x), torch.arange(7) + offset), layer=lambda: nn.Linear(6, 4)
+    )
 
 
 def test_a_constant_output_with_other_values_is_named(tmp_path):
-    correct = nets.export(Grid().eval(), tmp_path / "right.onnx", A)
-    assert not localize_file(Grid().eval(), correct, A).diverges
-    wrong = nets.export(Grid(0.0).eval(), tmp_path / "wrong.onnx", A)
-    assert localize_file(Grid().eval(), wrong, A).fault_code == "constant_output"
+    correct = nets.export(make_grid().eval(), tmp_path / "right.onnx", A)
+    assert not localize_file(make_grid().eval(), correct, A).diverges
+    wrong = nets.export(make_grid(0.0).eval(), tmp_path / "wrong.onnx", A)
+    assert localize_file(make_grid().eval(), wrong, A).fault_code == "constant_output"
 
 
 def make_sorted(finish=lambda y: y.sort(-1).values) -> nn.Module:

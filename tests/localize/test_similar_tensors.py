@@ -64,28 +64,24 @@ class NormAct(nn.BatchNorm2d):
         return self.act(nn.functional.batch_norm(x, *args))
 
 
-class ConvNormAct(nn.Module):
+def make_conv_norm_act() -> nn.Module:
     """Convolutions with BatchNorm and activation in one module."""
+    return Layers(
+        lambda m, x: m.bn2(m.conv2(m.bn1(m.conv1(x)))).mean((2, 3)),
+        conv1=lambda: nn.Conv2d(3, 4, 3),
+        bn1=NormAct,
+        conv2=lambda: nn.Conv2d(4, 4, 3),
+        bn2=NormAct,
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), NormAct()
-        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3), NormAct()
 
-    def forward(self, x):
-        return self.bn2(self.conv2(self.bn1(self.conv1(x)))).mean((2, 3))
-
-
-class Scaled(nn.Module):
-    """A product and a small bias; the value before the bias is similar to the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(6) + 0.5)
-        self.bias = nn.Parameter(torch.full((6,), 0.02))
-
-    def forward(self, x):
-        return x * self.weight + self.bias
+def make_scaled() -> nn.Module:
+    """Return a product and a small bias; the value before the bias is similar to the output."""
+    return Layers(
+        lambda m, x: x * m.weight + m.bias,
+        weight=lambda: nn.Parameter(torch.rand(6) + 0.5),
+        bias=lambda: nn.Parameter(torch.full((6,), 0.02)),
+    )
 
 
 def make_computed() -> nn.Module:
@@ -111,7 +107,7 @@ def build(kind):
         (SmallBias, VECTORS),
         (make_with_tables, TOKENS),
         (make_recurrent, SERIES),
-        (ConvNormAct, IMAGES),
+        (make_conv_norm_act, IMAGES),
     ],
 )
 def test_correct_file_has_no_divergence(tmp_path, kind, example, by):
@@ -127,9 +123,9 @@ def test_correct_file_has_no_divergence(tmp_path, kind, example, by):
     (SmallBias, VECTORS, "second.weight", "second"),
     (make_with_tables, TOKENS, "table", ""),
     (make_with_tables, TOKENS, "positions.weight", "positions"),
-    (ConvNormAct, IMAGES, "conv2.weight", "conv2"),
-    (ConvNormAct, IMAGES, "bn1.bias", "bn1"),
-    (ConvNormAct, IMAGES, "bn2.running_mean", "bn2"),
+    (make_conv_norm_act, IMAGES, "conv2.weight", "conv2"),
+    (make_conv_norm_act, IMAGES, "bn1.bias", "bn1"),
+    (make_conv_norm_act, IMAGES, "bn2.running_mean", "bn2"),
     (make_recurrent, SERIES, "lstm.weight_hh_l1", "lstm"),
     (make_recurrent, SERIES, "lstm.bias_ih_l0_reverse", "lstm"),
 ])  # fmt: skip
@@ -151,7 +147,7 @@ def test_module_of_the_wrong_parameter_is_the_only_source(
 
 def test_output_of_a_module_is_its_last_node(tmp_path):
     def net():
-        return nn.Sequential(nn.Linear(6, 6), build(Scaled), nn.Linear(6, 3)).eval()
+        return nn.Sequential(nn.Linear(6, 6), build(make_scaled), nn.Linear(6, 3)).eval()
 
     torch.manual_seed(1)
     model = net()

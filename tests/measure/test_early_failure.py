@@ -20,6 +20,7 @@ from gate.probes.probe import SampleProfile
 from gate.probes.size_probes import batch_probes
 from gate.records.evidence import TensorSpec
 from tests import builders
+from tests.modules import Layers
 from tests.probes import benches
 
 ROWS = np.random.default_rng(0).normal(size=(96, 16)).astype(np.float32)
@@ -122,16 +123,9 @@ def test_ratio_of_few_runs_fails_only_by_the_whole_output(ratio, verdict):
     assert [check.verdict for check in checks if check.name == "noise_ratio"] == [verdict]
 
 
-class Limited(nn.Module):
-    """A linear layer with clamped outputs; another limit changes only large samples."""
-
-    def __init__(self, limit: float) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer, self.limit = nn.Linear(16, 8), limit
-
-    def forward(self, x):
-        return self.layer(x).clamp(-self.limit, self.limit)
+def make_limited(limit: float) -> nn.Module:
+    """Return a linear layer with clamped outputs; another limit changes only large samples."""
+    return Layers(lambda m, x: m.layer(x).clamp(-limit, limit), layer=lambda: nn.Linear(16, 8))
 
 
 LARGE_LATER_SAMPLES = np.concatenate([ROWS[:16], 4.0 * ROWS[16:]])
@@ -145,7 +139,7 @@ def measure_late(model, exported, tmp_path, policy):
 
 
 def test_error_on_late_samples_limits_outlier_analysis(tmp_path):
-    result = measure_late(Limited(9.0), Limited(2.5), tmp_path, make_policy())
+    result = measure_late(make_limited(9.0), make_limited(2.5), tmp_path, make_policy())
     runtime = result.runtimes[0]
     noise = runtime.outputs[0].noise
     assert noise.ratio < 1.5

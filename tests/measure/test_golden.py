@@ -28,6 +28,7 @@ from gate.measure.artifacts import SAMPLES, write_golden_of
 from gate.onnx_file.reading import read_subject
 from gate.policy.sections import Instruments
 from gate.records.export import ExportSettings
+from tests.modules import Function
 from tests.small_project import change_one_weight, create_project
 
 POLICY = Policy.default(task="classification").model_copy(
@@ -134,12 +135,10 @@ def test_invalid_golden_vectors_are_refused(tmp_path, project, checked):
     with pytest.raises(InputMismatch):
         write_golden_vectors(tmp_path, path, checked, samples=wrong_samples)
 
-    class Twice(nn.Module):
-        def forward(self, image):
-            return image.flatten(1)[:, :5], image
-
     with pytest.raises(OutputMismatch, match="returns 2 outputs"):
-        write_golden_vectors(tmp_path, path, checked, model=Twice())
+        write_golden_vectors(
+            tmp_path, path, checked, model=Function(lambda image: (image.flatten(1)[:, :5], image))
+        )
 
     class Nan(nn.Module):
         def forward(self, image):

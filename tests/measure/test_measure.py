@@ -28,6 +28,7 @@ from gate.policy.sections import Bounds, Instruments, RuntimePolicy
 from gate.records.evidence import Source
 from gate.runtimes.ort import OrtSession
 from tests.measure import tiny
+from tests.modules import Layers
 from tests.registry.releases import onnx_file
 
 CPU = ("ort-cpu", "ort-cpu-optimized")
@@ -553,20 +554,13 @@ def test_keyboard_interrupt_in_a_runtime_is_raised(model, good, raise_in_run, at
         measure(model, good)
 
 
-class Drawing(nn.Module):
-    """A model that draws random numbers in eval mode, as `F.dropout(x)` does."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Linear(3, 10)
-
-    def forward(self, x):
-        return self.body(nn.functional.dropout(x, 0.3))
+def make_drawing() -> nn.Module:
+    """Return a model that draws random numbers in eval mode, as `F.dropout(x)` does."""
+    return Layers(lambda m, x: m.body(nn.functional.dropout(x, 0.3)), body=lambda: nn.Linear(3, 10))
 
 
 @pytest.mark.parametrize(
-    ("model", "spread"), [(nn.Linear(3, 10), (0.0, 0.0)), (Drawing(), (1e-3, 1e3))]
+    ("model", "spread"), [(nn.Linear(3, 10), (0.0, 0.0)), (make_drawing(), (1e-3, 1e3))]
 )
 def test_nondeterministic_reference_is_an_error(tmp_path, model, spread):
     """Return an ERROR, because the noise floor would include the random numbers."""

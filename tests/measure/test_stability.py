@@ -13,20 +13,15 @@ from gate.errors import EvidenceError, OutputMismatch
 from gate.measure.stability import StabilityReference
 from gate.reference.choices import ReplayedReference
 from tests.measure import tiny
+from tests.modules import Function, Layers
 from tests.probes import benches
 
 NAN, INF = math.nan, math.inf
 X = {"x": benches.vectors()}
 
 
-class Linear(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.layer(x)
+def make_linear() -> nn.Module:
+    return Layers(lambda m, x: m.layer(x), layer=lambda: nn.Linear(6, 3))
 
 
 def measure_stability(model, fake, arrays=None, **options):
@@ -43,7 +38,7 @@ def copy_outputs(batch, expected):
 
 
 def test_reference_is_stable():
-    (observed,) = measure_stability(Linear(), copy_outputs)
+    (observed,) = measure_stability(make_linear(), copy_outputs)
     assert observed.samples == 8
     assert observed.batch_sizes == (1, 4, 7, 8)
     assert observed.repeatability == observed.repeatability_ratio == 0.0
@@ -66,14 +61,14 @@ def test_unit_is_at_least_half_an_ulp():
     ({"fixed": 12}, (12,), 12),
 ])  # fmt: skip
 def test_batch_sizes_and_cost(options, sizes, samples):
-    (observed,) = measure_stability(Linear(), copy_outputs, **options)
+    (observed,) = measure_stability(make_linear(), copy_outputs, **options)
     assert (observed.batch_sizes, observed.samples) == (sizes, samples)
-    cost = StabilityReference.cost(benches.create_context(Linear(), X, **options))
+    cost = StabilityReference.cost(benches.create_context(make_linear(), X, **options))
     assert 2 * samples <= cost <= samples * (2 + len(sizes))
 
 
 def test_one_sample_has_no_batch_invariance():
-    (observed,) = measure_stability(Linear(), copy_outputs, {"x": X["x"][:1]})
+    (observed,) = measure_stability(make_linear(), copy_outputs, {"x": X["x"][:1]})
     assert observed.batch_invariance is observed.batch_invariance_ratio is None
 
 
@@ -85,7 +80,7 @@ def test_differing_runs_have_a_repeatability():
         return [expected[0] + (1.0 if len(calls) == len(total) else 0.0)]
 
     total = range(1 + 8 + 2 + 1 + 1)
-    (observed,) = measure_stability(Linear(), drift_in_last_run)
+    (observed,) = measure_stability(make_linear(), drift_in_last_run)
     assert calls == [8, *[1] * 8, 4, 4, 7, 8]
     assert observed.repeatability == pytest.approx(1.0)
     assert observed.repeatability_ratio >= observed.repeatability / observed.unit > 1e4
@@ -105,7 +100,7 @@ def test_cached_answers_are_used_only_for_batch_invariance():
         return [expected[0] + 0.5]
 
     with torch.inference_mode():
-        stability = StabilityReference(benches.create_context(Linear(), X))
+        stability = StabilityReference(benches.create_context(make_linear(), X))
         (observed,) = stability.compare(compute, run_smaller=answer_from_cache)
     assert (computed_sizes, cached_sizes) == ([8, 8], [*[1] * 8, 4, 4, 7])
     assert observed.batch_invariance == pytest.approx(0.5)
@@ -129,7 +124,7 @@ def test_rows_chosen_by_rounding_are_not_compared_between_batches(proven):
         return ReplayedReference([rows], []) if proven else None
 
     with torch.inference_mode():
-        stability = StabilityReference(benches.create_context(Linear(), X))
+        stability = StabilityReference(benches.create_context(make_linear(), X))
         if not proven:
             with pytest.raises(EvidenceError, match="6 rows"):
                 stability.compare(compute, replayed=replay)
@@ -143,21 +138,20 @@ def test_batch_that_changes_samples_is_found(size):
     def change_one_size(batch, expected):
         return [expected[0] + (0.5 if len(batch["x"]) == size else 0.0)]
 
-    (observed,) = measure_stability(Linear(), change_one_size)
+    (observed,) = measure_stability(make_linear(), change_one_size)
     assert observed.batch_invariance == pytest.approx(0.5)
     assert observed.batch_invariance_ratio > 1e4
     assert observed.repeatability == 0.0
 
 
 def test_change_of_a_large_integer_by_one_is_infinite():
-    class Hash(nn.Module):
-        def forward(self, x):
-            return torch.full((len(x), 2), 2**60)
 
     def change_one_size(batch, expected):
         return [expected[0] + (len(batch["x"]) == 4)]
 
-    (observed,) = measure_stability(Hash(), change_one_size)
+    (observed,) = measure_stability(
+        Function(lambda x: torch.full((len(x), 2), 2**60)), change_one_size
+    )
     assert observed.batch_invariance == 1.0
     assert observed.batch_invariance_ratio == INF
 
@@ -170,24 +164,23 @@ def test_batch_that_cannot_run_is_an_error(error):
         return copy_outputs(batch, expected)
 
     with pytest.raises(EvidenceError, match=r"batch of 7 .*dynamic_batch: true"):
-        measure_stability(Linear(), fail_at_seven)
+        measure_stability(make_linear(), fail_at_seven)
 
 
-class Shapes(nn.Module):
-    """A model whose outputs have the batch on other axes, or have no batch axis."""
-
-    def forward(self, x):
-        return (
-            x.repeat_interleave(2, 0),  # two rows per sample
-            x.T[:, None],  # batch on axis 2
-            x @ x.T,  # batch on two axes
-            torch.arange(6.0).reshape(2, 3),  # no batch axis
-            (x > 0.5).nonzero(),  # the number of rows depends on the data
-        )
+SHAPES = Function(
+    lambda x: (
+        x.repeat_interleave(2, 0),
+        x.T[:, None],
+        x @ x.T,
+        torch.arange(6.0).reshape(2, 3),
+        (x > 0.5).nonzero(),
+    )
+)
+"""A model whose outputs have the batch on other axes, or have no batch axis."""
 
 
 def test_samples_on_any_axis_are_compared():
-    *with_batch_axis, ragged = measure_stability(Shapes(), copy_outputs)
+    *with_batch_axis, ragged = measure_stability(SHAPES, copy_outputs)
     assert [observed.batch_sizes for observed in with_batch_axis] == [(1, 4, 7, 8)] * 4
     assert all(observed.batch_invariance_ratio <= 1.0 for observed in with_batch_axis)
     assert ragged.batch_sizes == (8,)
@@ -201,26 +194,19 @@ def test_changed_sample_on_any_axis_is_found(index):
             outputs[index][(-1,) * outputs[index].ndim] += 1.0
         return outputs
 
-    records = measure_stability(Shapes(), change_last_element)
+    records = measure_stability(SHAPES, change_last_element)
     assert [observed.batch_invariance > 0.9 for observed in records] == [
         k == index for k in range(5)
     ]
 
 
-class Mean(nn.Module):
-    def forward(self, x):
-        return x.mean(0)
-
-
 def test_output_of_the_whole_batch_uses_the_change_of_the_model():
-    (observed,) = measure_stability(Mean(), copy_outputs)
+    (observed,) = measure_stability(Function(lambda x: x.mean(0)), copy_outputs)
     assert observed.batch_invariance > 0.1
     assert observed.batch_invariance_ratio == 1.0
 
 
-class Argmax(nn.Module):
-    def forward(self, x):
-        return x.argmax(1), x > 0.5
+ARGMAX = Function(lambda x: (x.argmax(1), x > 0.5))
 
 
 def test_change_of_integers_is_infinite():
@@ -230,64 +216,53 @@ def test_change_of_integers_is_infinite():
             labels, flags = labels + 1, ~flags
         return [labels, flags]
 
-    assert [observed.unit for observed in measure_stability(Argmax(), copy_outputs)] == [0.0, 0.0]
+    assert [observed.unit for observed in measure_stability(ARGMAX, copy_outputs)] == [0.0, 0.0]
     assert [
-        observed.batch_invariance_ratio for observed in measure_stability(Argmax(), copy_outputs)
+        observed.batch_invariance_ratio for observed in measure_stability(ARGMAX, copy_outputs)
     ] == [
         0.0,
         0.0,
     ]
-    assert [observed.batch_invariance_ratio for observed in measure_stability(Argmax(), flip)] == [
+    assert [observed.batch_invariance_ratio for observed in measure_stability(ARGMAX, flip)] == [
         INF,
         INF,
     ]
-    assert [observed.repeatability_ratio for observed in measure_stability(Argmax(), flip)] == [
+    assert [observed.repeatability_ratio for observed in measure_stability(ARGMAX, flip)] == [
         0.0,
         0.0,
     ]
-
-
-class Nothing(nn.Module):
-    def forward(self, x):
-        return x[:, :0]
 
 
 def test_empty_output_does_not_change():
-    (observed,) = measure_stability(Nothing(), copy_outputs)
+    (observed,) = measure_stability(Function(lambda x: x[:, :0]), copy_outputs)
     assert (observed.repeatability_ratio, observed.batch_invariance_ratio) == (0.0, 0.0)
 
 
-class Log(nn.Module):
-    def forward(self, x):
-        return (x - 0.5).log()
-
-
 def test_nan_of_the_model_is_no_difference():
-    (observed,) = measure_stability(Log(), copy_outputs)
+    (observed,) = measure_stability(Function(lambda x: (x - 0.5).log()), copy_outputs)
     assert observed.repeatability_ratio == 0.0
     assert observed.batch_invariance_ratio <= 1.0
 
 
 def test_repeated_nan_is_no_change():
-    (observed,) = measure_stability(Linear(), lambda batch, expected: [expected[0] * NAN])
+    (observed,) = measure_stability(make_linear(), lambda batch, expected: [expected[0] * NAN])
     assert (observed.repeatability_ratio, observed.batch_invariance_ratio) == (0.0, 0.0)
 
 
 def test_nan_in_some_runs_is_an_infinite_change():
     runs = iter([1.0, 1.0, 1.0, NAN] + 20 * [1.0])
-    (observed,) = measure_stability(Linear(), lambda batch, expected: [expected[0] * next(runs)])
+    (observed,) = measure_stability(
+        make_linear(), lambda batch, expected: [expected[0] * next(runs)]
+    )
     assert INF in (observed.repeatability_ratio, observed.batch_invariance_ratio)
 
 
-class NanForSomeBatches(nn.Module):
-    """A model that returns NaN for one batch size, so that its own output is not stable."""
-
-    def forward(self, x):
-        return x if len(x) != 4 else x * NAN
+NAN_FOR_SOME_BATCHES = Function(lambda x: x if len(x) != 4 else x * NAN)
+"""A model that returns NaN for one batch size, so that its own output is not stable."""
 
 
 def test_unstable_model_has_no_ratio():
-    (observed,) = measure_stability(NanForSomeBatches(), copy_outputs)
+    (observed,) = measure_stability(NAN_FOR_SOME_BATCHES, copy_outputs)
     assert observed.unit == INF
     assert observed.batch_invariance_ratio is None
 
@@ -353,18 +328,12 @@ def test_file_that_cannot_run_another_batch_size_fails(tmp_path):
     assert problems
 
 
-class Complement(nn.Module):
-    """A complement 1 - p. Near p = 1 it changes in steps of 2^-24, however small it is."""
-
-    def forward(self, x):
-        return 1.0 - x * 1.0
+COMPLEMENT = Function(lambda x: 1.0 - x * 1.0)
+"""A complement 1 - p. Near p = 1 it changes in steps of 2^-24, however small it is."""
 
 
-class Softmax(nn.Module):
-    """A softmax in which some classes have a probability of about 1e-6, and one almost 1."""
-
-    def forward(self, x):
-        return torch.softmax(x * 1.0, -1)
+SOFTMAX = Function(lambda x: torch.softmax(x * 1.0, -1))
+"""A softmax in which some classes have a probability of about 1e-6, and one almost 1."""
 
 
 def change_single_batches(change):
@@ -383,7 +352,7 @@ def test_column_that_changes_in_steps_uses_the_step_as_unit(seed):
     """Use the step as unit, also when no rounding run moves the one saturated sample."""
     x = np.ones((8, 2), np.float32)
     x[seed] = 1.0 - 2.0**-12 * np.float32([1.0, 3.0])
-    model, arrays = Complement(), {"x": x}
+    model, arrays = COMPLEMENT, {"x": x}
     (observed,) = measure_stability(
         model, change_single_batches(lambda y: y + 2.0**-23 * (y > 0.0)), arrays
     )
@@ -397,7 +366,7 @@ def test_small_probability_does_not_use_the_step_as_unit():
     x = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32) * 0.1
     x[:, 0] += 14.0
     halve_small = change_single_batches(lambda y: np.where(y < 1e-5, y / 2.0, y))
-    (observed,) = measure_stability(Softmax(), halve_small, {"x": x})
+    (observed,) = measure_stability(SOFTMAX, halve_small, {"x": x})
     assert observed.batch_invariance < 2.0**-20
     assert observed.batch_invariance_ratio > 64.0
 
@@ -408,11 +377,7 @@ def test_ratio_near_the_bound_is_measured_with_more_draws():
     x[3] = 0.37
     draws = []
 
-    class Squared(nn.Module):
-        def forward(self, x):
-            return x.log() * 1.7
-
-    context = benches.create_context(Squared(), {"x": x})
+    context = benches.create_context(Function(lambda x: x.log() * 1.7), {"x": x})
     run = context.rounded_run
     object.__setattr__(
         context, "rounded_run", lambda *a, **k: draws.append(k["draw"]) or run(*a, **k)

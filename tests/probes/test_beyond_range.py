@@ -14,21 +14,15 @@ from gate.policy.sections import Instruments
 from gate.records.instruments import BeyondRange
 from tests import builders
 from tests.measure import tiny
+from tests.modules import Function, Layers
 from tests.probes import benches
 
 X = {"x": np.random.default_rng(0).uniform(-4, 4, (12, 6)).astype(np.float32)}
 
 
-class LinearAfter(nn.Module):
+def make_linear_after(function, *, scale: float = 1.0) -> nn.Module:
     """Apply a function, then a linear layer."""
-
-    def __init__(self, function, *, scale: float = 1.0) -> None:
-        super().__init__()
-        self.function, self.scale = function, scale
-        self.last = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.last(self.function(x * self.scale))
+    return Layers(lambda m, x: m.last(function(x * scale)), last=lambda: nn.Linear(6, 3))
 
 
 def naive_softplus(x):
@@ -44,17 +38,6 @@ def overflow_and_clamp(x):
     """Overflow in three columns and clamp the others."""
     y = naive_softplus(x)
     return torch.cat([y[:, :3], y[:, 3:].clamp(max=6.0)], 1)
-
-
-class Columns(nn.Module):
-    """Compute each output from one column, so that an overflow does not spread."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def check_model(model, file_model, tmp_path, arrays=X, **instruments):
@@ -74,9 +57,9 @@ SOFTPLUS = torch.nn.functional.softplus
 
 
 @pytest.mark.parametrize(("build", "function", "of_file"), [
-    (LinearAfter, SOFTPLUS, naive_softplus),
-    (LinearAfter, lambda x: x, overflow_above(4.0 * 9.9)),
-    (Columns, lambda x: x, overflow_above(4.0 * 50)),
+    (make_linear_after, SOFTPLUS, naive_softplus),
+    (make_linear_after, lambda x: x, overflow_above(4.0 * 9.9)),
+    (Function, lambda x: x, overflow_above(4.0 * 50)),
 ], ids=["softplus", "9.9", "50 by column"])  # fmt: skip
 def test_overflow_far_beyond_the_samples_is_a_warning(tmp_path, build, function, of_file):
     decision = check_model(build(function), build(of_file), tmp_path)
@@ -88,7 +71,10 @@ def test_overflow_far_beyond_the_samples_is_a_warning(tmp_path, build, function,
 
 def test_policy_can_fail_an_overflow_beyond_the_samples(tmp_path):
     decision = check_model(
-        LinearAfter(SOFTPLUS), LinearAfter(naive_softplus), tmp_path, probe_beyond_range="fail"
+        make_linear_after(SOFTPLUS),
+        make_linear_after(naive_softplus),
+        tmp_path,
+        probe_beyond_range="fail",
     )
     assert decision.verdict is Verdict.FAIL
     refused = [c for c in decision.checks if c.verdict is Verdict.FAIL]
@@ -104,7 +90,7 @@ def test_policy_can_fail_an_overflow_beyond_the_samples(tmp_path):
     (lambda x: x / (x.abs() < 50.0).float() * 1.0, lambda x: x * 1.0),
 ], ids=["relu6", "finite at 100", "samples", "8", "mixed", "reference not finite"])  # fmt: skip
 def test_difference_not_explained_by_overflow_fails(tmp_path, function, of_file):
-    decision = check_model(Columns(function), Columns(of_file), tmp_path)
+    decision = check_model(Function(function), Function(of_file), tmp_path)
     assert decision.verdict is Verdict.FAIL
 
 
@@ -120,12 +106,12 @@ def test_float64_value_is_used_when_float32_overflows(tmp_path, factor, verdict)
         exact = -SOFTPLUS(-x.clamp(-300.0, 300.0))
         return torch.where(x < -90.0, exact * factor, exact)
 
-    decision = check_model(Columns(log_of_sigmoid), Columns(of_file), tmp_path)
+    decision = check_model(Function(log_of_sigmoid), Function(of_file), tmp_path)
     assert decision.verdict is verdict, failed_checks(decision)
 
 
 def test_correct_file_has_no_range_warning(tmp_path):
-    decision = check_model(LinearAfter(SOFTPLUS), LinearAfter(SOFTPLUS), tmp_path)
+    decision = check_model(make_linear_after(SOFTPLUS), make_linear_after(SOFTPLUS), tmp_path)
     assert decision.verdict is Verdict.PASS
     assert "beyond_range" not in {check.code for check in decision.checks}
 

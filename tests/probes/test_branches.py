@@ -9,6 +9,7 @@ from torch import nn
 
 from gate.errors import ModelError
 from gate.probes.branches import BranchRecorder, TracedReference, disagree
+from tests.modules import Function
 from tests.probes import benches
 
 
@@ -105,14 +106,9 @@ def test_trace_of_unusual_weights_keeps_the_branch(kind):
     assert disagree(context.reference.run(negative), module.run(negative))
 
 
-class Text(nn.Module):
-    def forward(self, x):
-        return "text" if torch.jit.is_tracing() else x
-
-
 def test_untraceable_model_has_a_reason():
     with pytest.raises(ModelError, match=r"can't be traced: .*returned str"):
-        trace_model(Text())
+        trace_model(Function(lambda x: "text" if torch.jit.is_tracing() else x))
 
 
 def test_disagreement_of_integers_and_dtypes():

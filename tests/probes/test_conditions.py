@@ -11,6 +11,7 @@ from torch import nn
 
 from gate import Verdict, decide
 from tests.measure import tiny
+from tests.modules import Layers
 from tests.probes import benches
 
 VECTORS = {"x": benches.vectors(12, 6)}
@@ -141,18 +142,17 @@ CONDITIONS = {
 }
 
 
-class Rows(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x)))
+def make_rows() -> nn.Module:
+    return Layers(
+        lambda m, x: m.last(torch.tanh(m.first(x))),
+        first=lambda: nn.Linear(6, 8),
+        last=lambda: nn.Linear(8, 3),
+    )
 
 
 def check_model(tmp_path, nodes, arrays, *, limit, wrong, axis=0, axes=None):
     torch.manual_seed(0)
-    model = Rows().eval()
+    model = make_rows().eval()
     path = tmp_path / "m.onnx"
     benches.export(model, path, arrays, axes=axes)
     proto = onnx.load(path)

@@ -11,6 +11,7 @@ from gate.errors import OutputMismatch
 from gate.probes import expected_outputs
 from gate.probes.expected_outputs import ExpectedOutputs, SampleRuns
 from gate.probes.probe import Probe
+from tests.modules import Function
 from tests.probes import benches
 
 NAN, INF = math.nan, math.inf
@@ -162,25 +163,16 @@ def test_nonfinite_value_on_one_side_is_infinitely_far(model, change, agrees, fl
         assert not math.isnan(observed.noise_ratio)
 
 
-class OnlyNan(nn.Module):
-    def forward(self, x):
-        return x * NAN
-
-
-class EmptyOutput(nn.Module):
-    def forward(self, x):
-        return x[:, :0]
+ONLY_NAN = Function(lambda x: x * NAN)
 
 
 def test_probe_without_finite_numbers_is_inapplicable():
-    assert compare(OnlyNan(), unchanged).inapplicable == "no_finite_number"
-    assert compare(OnlyNan(), set_value(1.0)).noise_ratio == INF
-    assert compare(EmptyOutput(), unchanged).inapplicable == "no_finite_number"
+    assert compare(ONLY_NAN, unchanged).inapplicable == "no_finite_number"
+    assert compare(ONLY_NAN, set_value(1.0)).noise_ratio == INF
+    assert compare(Function(lambda x: x[:, :0]), unchanged).inapplicable == "no_finite_number"
 
 
-class SeveralOutputs(nn.Module):
-    def forward(self, x):
-        return x * 1.1, x.argmax(1), x > 0.5
+SEVERAL_OUTPUTS = Function(lambda x: (x * 1.1, x.argmax(1), x > 0.5))
 
 
 def change_output(index):
@@ -193,12 +185,12 @@ def change_output(index):
 
 
 def test_worst_output_is_recorded():
-    assert compare(SeveralOutputs(), unchanged).noise_ratio <= 1.0
-    assert compare(SeveralOutputs(), change_output(0)).noise_ratio > 1e5
+    assert compare(SEVERAL_OUTPUTS, unchanged).noise_ratio <= 1.0
+    assert compare(SEVERAL_OUTPUTS, change_output(0)).noise_ratio > 1e5
     for index in (1, 2):
-        observed = compare(SeveralOutputs(), change_output(index))
+        observed = compare(SEVERAL_OUTPUTS, change_output(index))
         assert (observed.noise_ratio, observed.relative_diff) == (INF, INF)
-        assert compare(SeveralOutputs(), change_output(index), noise_samples=0).relative_diff == INF
+        assert compare(SEVERAL_OUTPUTS, change_output(index), noise_samples=0).relative_diff == INF
 
 
 CONSTANT = {"x": np.full((4, 6), 0.7, np.float32)}
@@ -211,17 +203,14 @@ class Centred(nn.Module):
         return x - x.mean(1, keepdim=True)
 
 
-class Scores(nn.Module):
-    """Return argmax of equal scores, for which any index is correct."""
-
-    def forward(self, x):
-        return (x * 1.3).argmax(1)
+SCORES = Function(lambda x: (x * 1.3).argmax(1))
+"""A model that returns argmax of equal scores, for which any index is correct."""
 
 
 def test_equal_scores_are_no_difference():
-    observed = compare(Scores(), change_output(0), CONSTANT)
+    observed = compare(SCORES, change_output(0), CONSTANT)
     assert (observed.noise_ratio, observed.relative_diff) == (0.0, 0.0)
-    assert compare(Scores(), change_output(0)).noise_ratio == INF
+    assert compare(SCORES, change_output(0)).noise_ratio == INF
 
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
@@ -235,16 +224,13 @@ def test_rounding_in_an_ill_conditioned_probe_passes(float64_samples):
     assert (fault.noise_ratio or fault.relative_diff) > 1e3
 
 
-class BranchAtZero(nn.Module):
-    """Branch with its threshold at zero."""
-
-    def forward(self, x):
-        return x + 1.5 if x.abs().sum() == 0 else x * 1.5
+BRANCH_AT_ZERO = Function(lambda x: x + 1.5 if x.abs().sum() == 0 else x * 1.5)
+"""Branch with its threshold at zero."""
 
 
 def test_branch_at_zero_is_found():
     zeros = {"x": np.zeros((4, 6), np.float32)}
-    baked = compare(BranchAtZero(), lambda outputs: [outputs[0] * 0], zeros)
+    baked = compare(BRANCH_AT_ZERO, lambda outputs: [outputs[0] * 0], zeros)
     assert baked.noise_ratio > 1e6
 
 
@@ -262,11 +248,8 @@ def test_shape_changed_by_rounding_is_inapplicable():
     assert expected(Linear()).parity(mismatch).failure == "other shape"
 
 
-class DenormalSoftmax(nn.Module):
-    """Return probabilities of which most are denormal."""
-
-    def forward(self, x):
-        return (x * 400.0).softmax(1)
+DENORMAL_SOFTMAX = Function(lambda x: (x * 400.0).softmax(1))
+"""A model that returns probabilities of which most are denormal."""
 
 
 def flush_denormals(outputs):
@@ -275,8 +258,8 @@ def flush_denormals(outputs):
 
 def test_flushed_denormals_pass():
     x = {"x": np.array([[0.0, 0.01, 0.02, 0.03, 0.04, 0.24]], np.float32)}
-    assert 0 < expected(DenormalSoftmax(), x)._reference[0].min() < 2.0**-126
-    assert compare(DenormalSoftmax(), flush_denormals, x).noise_ratio < 4.0
+    assert 0 < expected(DENORMAL_SOFTMAX, x)._reference[0].min() < 2.0**-126
+    assert compare(DENORMAL_SOFTMAX, flush_denormals, x).noise_ratio < 4.0
 
 
 def test_additional_runs_only_for_large_differences(monkeypatch):
@@ -293,18 +276,15 @@ def test_additional_runs_only_for_large_differences(monkeypatch):
     assert len(calls) == 1
 
 
-class Sinh(nn.Module):
-    """Return values that grow exponentially outside the samples' range."""
-
-    def forward(self, x):
-        return torch.sinh(x)
+SINH = Function(torch.sinh)
+"""A model that returns values that grow exponentially outside the samples' range."""
 
 
 @pytest.mark.parametrize("float64_samples", [32, 0])
 def test_much_larger_output_is_compared(float64_samples):
     arrays = {"x": np.full((2, 4), 15.3, np.float32)}
-    assert compare(Sinh(), unchanged, arrays, noise_samples=float64_samples).inapplicable is None
-    far = compare(Sinh(), lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=float64_samples)
+    assert compare(SINH, unchanged, arrays, noise_samples=float64_samples).inapplicable is None
+    far = compare(SINH, lambda o: [o[0] * np.float32(1.5)], arrays, noise_samples=float64_samples)
     assert far.inapplicable is None
     assert far.relative_diff == pytest.approx(0.5, rel=1e-3)
     assert float64_samples == 0 or far.noise_ratio > 1e4
@@ -312,7 +292,7 @@ def test_much_larger_output_is_compared(float64_samples):
 
 def test_difference_explained_by_random_rounding_passes():
     arrays = {"x": np.full((2, 4), 60.3, np.float32)}
-    near = compare(Sinh(), lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
+    near = compare(SINH, lambda o: [o[0] * np.float32(1 + 4e-6)], arrays)
     assert near.noise_ratio < 8.0  # an ulp of 60 is 4e-6
 
 
@@ -370,18 +350,13 @@ def compare_finite(model, change):
     return observed.parity(lambda batch, reference: change([array.copy() for array in reference]))
 
 
-class ReplacesNan(nn.Module):
-    def forward(self, x):
-        return torch.nan_to_num(x, nan=0.3) * 1.5
-
-
-class NanMask(nn.Module):
-    def forward(self, x):
-        return x.isnan()
-
-
 @pytest.mark.parametrize(
-    ("model", "applies"), [(ReplacesNan(), True), (nn.Identity(), False), (NanMask(), False)]
+    ("model", "applies"),
+    [
+        (Function(lambda x: torch.nan_to_num(x, nan=0.3) * 1.5), True),
+        (nn.Identity(), False),
+        (Function(lambda x: x.isnan()), False),
+    ],
 )
 def test_nonfinite_probe_applies_only_with_finite_output(model, applies):
     observed = compare_finite(model, unchanged)
@@ -393,11 +368,8 @@ def test_nonfinite_probe_applies_only_with_finite_output(model, applies):
         )
 
 
-class Steps(nn.Module):
-    """Return the integer part of a product."""
-
-    def forward(self, x):
-        return torch.floor(x * 5.7).to(torch.int32)
+STEPS = Function(lambda x: torch.floor(x * 5.7).to(torch.int32))
+"""A model that returns the integer part of a product."""
 
 
 @pytest.mark.parametrize(("units", "excused"), [(0, True), (4, False)])
@@ -406,7 +378,7 @@ def test_rarely_rounded_integer_needs_more_runs(units, excused):
     rows = np.full((12, 6), 0.5, np.float32)
     rows[9, 2] = np.float32(6.0 / 5.7) * np.float32(1.0 + units * 2.0**-23)
     observed = compare(
-        Steps(), lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows}
+        STEPS, lambda outputs: [np.where(outputs[0] == 6, 5, outputs[0])], {"x": rows}
     )
     assert (observed.noise_ratio == 0.0) == excused
     assert excused or observed.noise_ratio == INF

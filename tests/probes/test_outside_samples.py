@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.modules import Layers
 from tests.probes import benches
 from tests.probes.test_prober import examine
 
@@ -34,15 +35,13 @@ class Masked(nn.Module):
         return self.head(observed.sum(1) / weights.sum(1))
 
 
-class Head(nn.Module):
-    """Two layers around a function whose faulty range the samples do not reach."""
-
-    def __init__(self, end) -> None:
-        super().__init__()
-        self.first, self.last, self.end = nn.Linear(6, 16), nn.Linear(16, 3), end
-
-    def forward(self, x):
-        return self.last(self.end(self.first(x)))
+def make_head(end) -> nn.Module:
+    """Return two layers around a function whose faulty range the samples do not reach."""
+    return Layers(
+        lambda m, x: m.last(end(m.first(x))),
+        first=lambda: nn.Linear(6, 16),
+        last=lambda: nn.Linear(16, 3),
+    )
 
 
 class EmbeddedTokens(nn.Module):
@@ -107,16 +106,13 @@ class NanReplaced(nn.Module):
         return self.layer(torch.nan_to_num(x) if self.mends else x)
 
 
-class NanSwallowed(nn.Module):
+def make_nan_swallowed() -> nn.Module:
     """Operators through which NaN propagates in PyTorch, but perhaps not in a runtime."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU6())
-        self.head = nn.Linear(36, 3)
-
-    def forward(self, x):
-        return self.head(self.layers(x).flatten(1))
+    return Layers(
+        lambda m, x: m.head(m.layers(x).flatten(1)),
+        layers=lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.ReLU6()),
+        head=lambda: nn.Linear(36, 3),
+    )
 
 
 def build_model(build, **options):
@@ -127,7 +123,7 @@ def build_model(build, **options):
 FAULTS = {
     "mask ignored": (Masked, {}, {"ignored": True}, {"tokens": TOKENS, "mask": MASK}, {"masked"}),
     "relu for relu6": (
-        Head, {"end": nn.ReLU6()}, {"end": nn.ReLU()}, {"x": VECTORS}, {"magnitudes"},
+        make_head, {"end": nn.ReLU6()}, {"end": nn.ReLU()}, {"x": VECTORS}, {"magnitudes"},
     ),
     "rows beyond the samples": (EmbeddedTokens, {}, {"stale": True}, {"tokens": TOKENS}, {"values"}),
     "shorter positions": (Positions, {}, {"most": 20}, {"tokens": TOKENS}, {"size_64"}),
@@ -160,7 +156,7 @@ def test_fault_outside_the_samples_fails(tmp_path, name):
 
 CORRECT = {
     **{name: (build, right, arrays) for name, (build, right, _, arrays, _) in FAULTS.items()},
-    "swallowed": (NanSwallowed, {}, {"x": benches.images()}),
+    "swallowed": (make_nan_swallowed, {}, {"x": benches.images()}),
     "bool mask": (Masked, {}, {"tokens": TOKENS, "mask": np.ones_like(TOKENS, np.bool_)}),
 }
 

@@ -9,6 +9,7 @@ from gate import Verdict, decide
 from gate.measure.stability import StabilityInstrument
 from gate.probes.instrument import ProbeInstrument
 from tests.measure import tiny
+from tests.modules import Function, Layers
 from tests.probes import benches
 
 X = {"x": benches.images()}
@@ -49,11 +50,8 @@ class NarrowBranch(nn.Module):
         return y.exp() if (x.mean() - 0.371).abs() < 0.004 else y
 
 
-class DividedByLen(nn.Module):
-    """In the file `len` is the example's: the file is correct only in batches of four."""
-
-    def forward(self, x):
-        return x.flatten(1) * len(x) / x.shape[0]
+DIVIDED_BY_LEN = Function(lambda x: x.flatten(1) * len(x) / x.shape[0])
+"""In the file `len` is the example's: the file is correct only in batches of four."""
 
 
 class WrongAtSeven(nn.Module):
@@ -84,7 +82,7 @@ def test_branch_fixed_by_tracing_is_found(tmp_path, model, caught, spared):
 
 
 def test_length_fixed_by_tracing_is_found(tmp_path):
-    _, probes, failed = examine(DividedByLen(), DividedByLen(), tmp_path)
+    _, probes, failed = examine(DIVIDED_BY_LEN, DIVIDED_BY_LEN, tmp_path)
     assert {"probe_batch_1", "probe_batch_7", "batch_invariance_ratio"} <= failed
     assert "probe_batch_4" not in failed
     assert probes["batch_7"].relative_diff == pytest.approx(3 / 7, rel=1e-3)
@@ -97,17 +95,15 @@ class Pooled(nn.Module):
         return nn.functional.avg_pool2d(x, int(x.shape[2]))[:, :, 0, 0]
 
 
-class PooledAnywhere(nn.Module):
-    def forward(self, x):
-        return x.mean((2, 3))
+POOLED_ANYWHERE = Function(lambda x: x.mean((2, 3)))
 
 
 SPATIAL = {"x": {0: "batch", 2: "height", 3: "width"}, "output": {0: "batch"}}
 
 
-@pytest.mark.parametrize("model", [Pooled(), PooledAnywhere()])
+@pytest.mark.parametrize("model", [Pooled(), POOLED_ANYWHERE])
 def test_size_fixed_by_tracing_is_found(tmp_path, model):
-    _, probes, failed = examine(PooledAnywhere(), model, tmp_path, axes=SPATIAL)
+    _, probes, failed = examine(POOLED_ANYWHERE, model, tmp_path, axes=SPATIAL)
     sizes = {name for name in probes if name.startswith("size_")}
     assert sizes == {
         "size_6x6", "size_10x10", "size_9x9", "size_6x10", "size_25x8", "size_8x25",
@@ -129,69 +125,56 @@ def test_size_refused_by_the_model_is_inapplicable(tmp_path):
     assert failed == set()
 
 
-class Embedded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(21, 8)  # tokens are at most 20
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, tokens):
-        return self.head(self.table(tokens).mean(1))
+def make_embedded() -> nn.Module:
+    return Layers(
+        lambda m, tokens: m.head(m.table(tokens).mean(1)),
+        table=lambda: nn.Embedding(21, 8),
+        head=lambda: nn.Linear(8, 3),
+    )
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.cells = kind(8, 6, batch_first=True)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(self.cells(x)[0][:, -1])
+def make_recurrent(kind) -> nn.Module:
+    return Layers(
+        lambda m, x: m.head(m.cells(x)[0][:, -1]),
+        cells=lambda: kind(8, 6, batch_first=True),
+        head=lambda: nn.Linear(6, 3),
+    )
 
 
-class InstanceNormNet(nn.Module):
-    """A network that is ill-conditioned for constant images."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
+def make_instance_norm_net() -> nn.Module:
+    """Return a network that is ill-conditioned for constant images."""
+    return Layers(
+        lambda m, x: m.layers(x).flatten(1).softmax(1),
+        layers=lambda: nn.Sequential(
             nn.Conv2d(3, 6, 3, bias=False),
             nn.InstanceNorm2d(6),
             nn.ReLU(),
             nn.Conv2d(6, 6, 3, stride=2),
             nn.GroupNorm(2, 6),
             nn.GELU(),
-        )
-
-    def forward(self, x):
-        return self.layers(x).flatten(1).softmax(1)
+        ),
+    )
 
 
-class BrightestPixel(nn.Module):
+def make_brightest_pixel() -> nn.Module:
     """Return the index of the brightest pixel; in a constant image all pixels are equal."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(3, 2, 1)
-
-    def forward(self, x):
-        return self.layer(x).flatten(2).argmax(2)
+    return Layers(lambda m, x: m.layer(x).flatten(2).argmax(2), layer=lambda: nn.Conv2d(3, 2, 1))
 
 
 class Both(nn.Module):
     def __init__(self):
         super().__init__()
-        self.tokens, self.images = Embedded(), nn.Linear(192, 3)
+        self.tokens, self.images = make_embedded(), nn.Linear(192, 3)
 
     def forward(self, tokens, x):
         return self.tokens(tokens) + self.images(x.flatten(1)).tanh()
 
 
 CORRECT = {
-    "embedding": (Embedded, {"tokens": benches.tokens()}),
-    "lstm": (lambda: Recurrent(nn.LSTM), SEQUENCES),
-    "instance": (InstanceNormNet, X),
-    "labels": (BrightestPixel, X),
+    "embedding": (make_embedded, {"tokens": benches.tokens()}),
+    "lstm": (lambda: make_recurrent(nn.LSTM), SEQUENCES),
+    "instance": (make_instance_norm_net, X),
+    "labels": (make_brightest_pixel, X),
     "two inputs": (Both, {"tokens": benches.tokens(), **X}),
 }
 

@@ -11,6 +11,7 @@ from gate.probes.probe import SampleProfile
 from gate.probes.size_probes import DynamicAxes, batch_probes
 from gate.probes.trace_search import TraceSearcher
 from gate.probes.value_probes import value_probes
+from tests.modules import Function
 from tests.probes import benches
 
 
@@ -159,11 +160,8 @@ def test_number_of_searched_inputs_is_limited(budget):
 
 
 def test_fixed_size_is_found():
-    class WithoutReads(nn.Module):
-        def forward(self, x):
-            return x / len(x)
 
-    observed, probes = search(WithoutReads())
+    observed, probes = search(Function(lambda x: x / len(x)))
     assert observed.found == ("batch_4",)
     assert probes == []
 
@@ -220,15 +218,9 @@ def test_failing_trace_is_found():
     assert set(search(Grid())[0].found) == {"batch_4", "batch_7", "batch_15", "batch_43"}
 
 
-class Sizes(nn.Module):
+def make_sizes(condition) -> nn.Module:
     """Double the input unless the condition on its size holds."""
-
-    def __init__(self, condition):
-        super().__init__()
-        self.condition = condition
-
-    def forward(self, x):
-        return x + x if self.condition(x) else x
+    return Function(lambda x: x + x if condition(x) else x)
 
 
 SIZES = {"x": {1: "length"}}
@@ -244,7 +236,7 @@ SIZES = {"x": {1: "length"}}
     (lambda x: x.numel() > 90, "search_size_91"),
 ])  # fmt: skip
 def test_edge_of_a_size_condition_is_found(condition, name):
-    observed, probes = search(Sizes(condition), axes=SIZES)
+    observed, probes = search(make_sizes(condition), axes=SIZES)
     assert name in observed.found
     batch = next(probe.batch for probe in probes if probe.name == name)["x"]
     assert condition(torch.from_numpy(batch))
@@ -255,12 +247,12 @@ def test_edge_of_a_size_condition_is_found(condition, name):
     [lambda x: x.shape[1] > 10**7, lambda x: x.size(0) > 10**7, lambda x: x.shape[1] < -3],
 )
 def test_unreachable_size_edge_is_skipped(condition):
-    assert search(Sizes(condition), axes=SIZES)[0].found == ()
+    assert search(make_sizes(condition), axes=SIZES)[0].found == ()
 
 
 def test_fixed_axis_has_no_edge():
-    assert search(Sizes(lambda x: x.shape[1] > 32))[0].found == ()
-    assert search(Sizes(lambda x: x.shape[0] > 9), fixed=4)[0].found == ()
+    assert search(make_sizes(lambda x: x.shape[1] > 32))[0].found == ()
+    assert search(make_sizes(lambda x: x.shape[0] > 9), fixed=4)[0].found == ()
 
 
 def test_search_with_a_fixed_batch():
@@ -277,11 +269,8 @@ def test_search_is_reproducible():
         assert np.array_equal(left.batch["x"], right.batch["x"])
 
 
-class WithoutReads(nn.Module):
-    """A forward that reads no values of its tensors."""
-
-    def forward(self, x):
-        return x * 2
+WITHOUT_READS = Function(lambda x: x * 2)
+"""A forward that reads no values of its tensors."""
 
 
 class Branching(nn.Module):
@@ -289,15 +278,12 @@ class Branching(nn.Module):
         return x * 2 if x.sum() > 0 else x
 
 
-class TorchEqual(nn.Module):
-    """A branch without a tracer warning."""
-
-    def forward(self, x):
-        return x * 2 if torch.equal(x, x.abs()) else x
+TORCH_EQUAL = Function(lambda x: x * 2 if torch.equal(x, x.abs()) else x)
+"""A branch without a tracer warning."""
 
 
 @pytest.mark.parametrize(
-    ("model", "often"), [(WithoutReads(), False), (Branching(), True), (TorchEqual(), True)]
+    ("model", "often"), [(WITHOUT_READS, False), (Branching(), True), (TORCH_EQUAL, True)]
 )
 def test_code_without_reads_is_recorded_once_per_shape(model, often, monkeypatch):
     """Other values of the same shape can't change the code path."""
@@ -315,14 +301,13 @@ def test_code_without_reads_is_recorded_once_per_shape(model, often, monkeypatch
     assert often or len(shapes) < result.tried
 
 
-class FailsWithoutPositives(nn.Module):
-    """For some inputs the output is not a tensor, and the recorder sees no read."""
-
-    def forward(self, x):
-        return "nothing" if len(torch.where(x > 0)[0]) == 0 else x * 2
+FAILS_WITHOUT_POSITIVES = Function(
+    lambda x: "nothing" if len(torch.where(x > 0)[0]) == 0 else x * 2
+)
+"""For some inputs the output is not a tensor, and the recorder sees no read."""
 
 
 def test_refusal_without_a_read_is_skipped():
-    result, probes = search(FailsWithoutPositives(), {"x": np.abs(benches.vectors()) + 1})
+    result, probes = search(FAILS_WITHOUT_POSITIVES, {"x": np.abs(benches.vectors()) + 1})
     assert result.tried >= 6
     assert probes == []

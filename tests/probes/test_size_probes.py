@@ -12,6 +12,7 @@ from gate.policy.sections import DeterminismPolicy
 from gate.probes.probe import SampleProfile
 from gate.probes.size_probes import DynamicAxes, batch_probes, length_probes, size_probes
 from gate.reference.random_rounding import seed as rounding_seed
+from tests.modules import Layers
 from tests.probes import benches
 
 DIGEST = Digest.from_bytes(b"file")
@@ -141,21 +142,19 @@ def test_long_sizes_are_probed_for_large_samples():
     assert {"size_61x20", "size_20x61"} <= set(create_size_probes(wide, x={1: "a", 2: "b"}))
 
 
-class PositionEmbedding(nn.Module):
-    def __init__(self, most, *, first=0):
-        super().__init__()
-        self.words, self.places = nn.Embedding(3000, 2), nn.Embedding(most, 2)
-        self.first = first
-
-    def forward(self, tokens):
-        return self.words(tokens) + self.places(torch.arange(tokens.shape[1]) + self.first)
+def make_position_embedding(most, *, first=0) -> nn.Module:
+    return Layers(
+        lambda m, tokens: m.words(tokens) + m.places(torch.arange(tokens.shape[1]) + first),
+        words=lambda: nn.Embedding(3000, 2),
+        places=lambda: nn.Embedding(most, 2),
+    )
 
 
 @pytest.mark.parametrize(("model", "names"), [
-    (PositionEmbedding(40), ["size_40"]),
-    (PositionEmbedding(42, first=2), ["size_40"]),
-    (PositionEmbedding(5), []),
-    (PositionEmbedding(2000), ["size_1024"]),
+    (make_position_embedding(40), ["size_40"]),
+    (make_position_embedding(42, first=2), ["size_40"]),
+    (make_position_embedding(5), []),
+    (make_position_embedding(2000), ["size_1024"]),
     (nn.Embedding(3000, 2), []),
 ])  # fmt: skip
 def test_length_probe_uses_the_number_of_positions(model, names):

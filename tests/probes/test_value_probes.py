@@ -10,6 +10,7 @@ from torch import nn
 
 from gate.probes.probe import SampleProfile
 from gate.probes.value_probes import column_probes, nonfinite_probes, value_probes, within
+from tests.modules import Function
 from tests.probes import benches
 
 X = benches.images()
@@ -145,15 +146,6 @@ VECTORS = benches.vectors()
 NAMES = ["nan", "inf", "minus_inf"]
 
 
-class FunctionModel(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 def create_nonfinite_probes(model, arrays=None):
     with torch.inference_mode():
         context = benches.create_context(model, arrays or {"x": VECTORS})
@@ -178,7 +170,7 @@ def create_nonfinite_probes(model, arrays=None):
     ],
 )
 def test_models_handling_nan_or_infinity_get_nonfinite_probes(function):
-    observed = create_nonfinite_probes(FunctionModel(function))
+    observed = create_nonfinite_probes(Function(function))
     columns = observed.pop("nan_columns")
     assert np.array_equal(np.isnan(columns.batch["x"]), np.eye(6, dtype=bool))
     assert list(observed) == NAMES

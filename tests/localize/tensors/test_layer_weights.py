@@ -22,6 +22,7 @@ from gate.localize.layer_weights import (
 from gate.weights.layouts import match_packed_rnn
 from tests.localize import nets
 from tests.localize.nets import render_difference
+from tests.modules import Layers
 
 
 def list_differences(*arguments, **settings) -> list[WeightDifference]:
@@ -471,29 +472,20 @@ def test_norm_in_float16():
     assert render_difference(difference).startswith("the offset of bn")
 
 
-class Table(nn.Module):
-    """A custom module that adds a table."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = torch.randn(6, 8)
-
-    def forward(self, x):
-        return x + self.table
+def make_table() -> nn.Module:
+    """Return a custom module that adds a table."""
+    return Layers(lambda m, x: x + m.table, table=lambda: torch.randn(6, 8))
 
 
-class Positioned(nn.Module):
+def make_positioned() -> nn.Module:
     """Vectors (n, 6) to (n, 6, 3): one table of positions in code and one in a module."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(1, 8)
-        self.positions = torch.randn(6, 8)
-        self.inner = Table()
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.inner(torch.tanh(self.embed(x[..., None]) + self.positions)))
+    return Layers(
+        lambda m, x: m.head(m.inner(torch.tanh(m.embed(x[..., None]) + m.positions))),
+        embed=lambda: nn.Linear(1, 8),
+        positions=lambda: torch.randn(6, 8),
+        inner=make_table,
+        head=lambda: nn.Linear(8, 3),
+    )
 
 
 @pytest.mark.parametrize(("by", "owner", "name", "how", "cause"), [
@@ -501,7 +493,7 @@ class Positioned(nn.Module):
     ("dynamo", "inner", "table", lambda t: t + 0.01 * (t > 1.0), "differs from the model's"),
 ], ids=["rounded", "another"])  # fmt: skip
 def test_wrong_table_is_named(tmp_path, by, owner, name, how, cause):
-    model = nets.build(Positioned)
+    model = nets.build(make_positioned)
     wrong = copy.deepcopy(model)
     holder = wrong.get_submodule(owner)
     setattr(holder, name, how(getattr(holder, name)))

@@ -6,32 +6,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.modules import Function, Layers
 from tests.probes import benches
 
 N = 102_400
 ROWS, COLUMNS = 16, 3
 
 
-class Function(nn.Module):
-    def __init__(self, compute):
-        super().__init__()
-        self.compute = compute
-
-    def forward(self, x):
-        return self.compute(x)
-
-
-class Images(nn.Module):
-    """A convolution of images that are mostly background, followed by pooling."""
-
-    def __init__(self, pool):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
-        self.pool = pool
-
-    def forward(self, x):
-        return self.pool(torch.relu(self.conv(x)))
+def make_images(pool) -> nn.Module:
+    """Return a convolution of images that are mostly background, followed by pooling."""
+    return Layers(
+        lambda m, x: pool(torch.relu(m.conv(x))), conv=lambda: nn.Conv2d(1, 4, 3, padding=1)
+    )
 
 
 def make_rows(kind, count=ROWS):
@@ -121,7 +107,7 @@ POOLS = {
 @pytest.mark.further
 @pytest.mark.parametrize("name", POOLS)
 def test_mean_over_images_with_background_passes(name, tmp_path):
-    model = Images(POOLS[name])
+    model = make_images(POOLS[name])
     noise = measure_noise(model, model, background(), tmp_path)
     assert noise.ratio <= 1.5
     assert noise.peak <= 6.0
@@ -160,15 +146,9 @@ def test_fault_in_a_long_sum_fails(name, tmp_path):
     assert measure_noise(Function(correct), Function(wrong), x, tmp_path).ratio > 1.5
 
 
-class Repeated(nn.Module):
-    """The variance of repeated numbers, so that equal rounding errors add up."""
-
-    def __init__(self, correction):
-        super().__init__()
-        self.correction = correction
-
-    def forward(self, x):
-        return x.repeat(1, 1000).var(-1, correction=self.correction, keepdim=True)
+def make_repeated(correction) -> nn.Module:
+    """Return the variance of repeated numbers, so that equal rounding errors add up."""
+    return Function(lambda x: x.repeat(1, 1000).var(-1, correction=correction, keepdim=True))
 
 
 @pytest.mark.further
@@ -179,8 +159,8 @@ def test_variance_with_n_is_found_by_the_alternating_probe(correction, is_right,
     On the samples, ONNX Runtime's error exceeds the difference between n and n - 1.
     """
     x = np.random.default_rng(0).random((16, 48)).astype(np.float32)
-    file = benches.export(Repeated(correction), tmp_path / "model.onnx", {"x": x})
-    measured = benches.measured(Repeated(1), file, {"x": x}, stability_samples=0)
+    file = benches.export(make_repeated(correction), tmp_path / "model.onnx", {"x": x})
+    measured = benches.measured(make_repeated(1), file, {"x": x}, stability_samples=0)
     (runtime,) = measured.runtimes
     assert runtime.outputs[0].noise.ratio <= 1.5
     (probe,) = [probe for probe in runtime.probes if probe.name == "alternating"]

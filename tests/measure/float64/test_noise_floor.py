@@ -26,6 +26,7 @@ from gate.records.instruments import NoiseParity, noise_floor
 from gate.statistics.error_groups import CANDIDATE
 from gate.statistics.output import Span
 from tests.measure.close import assert_close
+from tests.modules import Function, Layers
 from tests.probes import benches
 
 NAN, INF = math.nan, math.inf
@@ -434,22 +435,16 @@ def measure_floors(model, arrays=None, *, draws=3, **options):
         return rounding_floor(context, draws=draws)
 
 
-class Wide(nn.Module):
-    """A mean of very many numbers; PyTorch adds pairwise, ONNX Runtime does not."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.expand = nn.Conv2d(3, 16, 1)
-        self.head = nn.Linear(16, 7)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.expand(x)).mean((2, 3)))
+def make_wide() -> nn.Module:
+    """Return a mean of very many numbers; PyTorch adds pairwise, ONNX Runtime does not."""
+    return Layers(
+        lambda m, x: m.head(torch.relu(m.expand(x)).mean((2, 3))),
+        expand=lambda: nn.Conv2d(3, 16, 1),
+        head=lambda: nn.Linear(16, 7),
+    )
 
 
-class Several(nn.Module):
-    def forward(self, x):
-        return x * 1.7, x.argmax(1), torch.exp(x)
+SEVERAL = Function(lambda x: (x * 1.7, x.argmax(1), torch.exp(x)))
 
 
 class Flips(nn.Module):
@@ -495,7 +490,7 @@ class DistanceBuckets(nn.Module):
 
 
 def test_each_float_output_has_a_rounding_floor():
-    product, integers, powers = (floor and floor.result() for floor in measure_floors(Several()))
+    product, integers, powers = (floor and floor.result() for floor in measure_floors(SEVERAL))
     assert integers is None
     assert product.samples == powers.samples == 24 - 4
     assert powers.candidate_rms / powers.truth_rms > 2.0 * product.candidate_rms / product.truth_rms
@@ -503,12 +498,12 @@ def test_each_float_output_has_a_rounding_floor():
 
 
 def test_rounding_floor_uses_only_samples_with_truth():
-    (floor,) = measure_floors(Wide(), {"x": benches.images(40)}, noise_samples=10, size=4)
+    (floor,) = measure_floors(make_wide(), {"x": benches.images(40)}, noise_samples=10, size=4)
     assert floor.result().samples == 12
 
 
 @pytest.mark.parametrize(("model", "options"), [
-    (Several(), {"noise_samples": 0}),
+    (SEVERAL, {"noise_samples": 0}),
     (OnlyPlainRounding(), {}),
 ], ids=["no float64 reference", "not computable"])  # fmt: skip
 def test_unmeasurable_rounding_floor_is_empty(model, options):
@@ -542,7 +537,7 @@ def test_exact_runtime_needs_no_rounding_runs(tmp_path):
 @pytest.mark.parametrize("factor", [1.0 + 2e-5, 0.9])
 def test_fault_above_the_rounding_floor_is_found(factor, tmp_path):
     arrays = {"x": benches.images()}
-    model = Wide().eval()
+    model = make_wide().eval()
     wrong = copy.deepcopy(model)
     wrong.expand.weight.data[3] *= factor
     candidate = benches.export(wrong, tmp_path / "model.onnx", arrays)

@@ -13,6 +13,7 @@ import gate
 from gate.measure import outliers
 from gate.measure.outliers import OutlierAnalysis
 from gate.reference.validity import UNRESTRICTED
+from tests.modules import Layers
 from tests.probes import benches
 
 
@@ -20,16 +21,9 @@ def make_table(count, columns=6, seed=0):
     return np.random.default_rng(seed).normal(size=(count, columns)).astype(np.float32)
 
 
-class HeavyTail(nn.Module):
-    """A model whose outputs have a heavy tail: some samples are a hundred times larger."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.fc = nn.Linear(6, 2)
-
-    def forward(self, x):
-        return torch.exp(4.0 * self.fc(x))
+def make_heavy_tail() -> nn.Module:
+    """Return a model whose outputs have a heavy tail: some samples are a hundred times larger."""
+    return Layers(lambda m, x: torch.exp(4.0 * m.fc(x)), fc=lambda: nn.Linear(6, 2))
 
 
 class LateError(nn.Module):
@@ -57,7 +51,7 @@ def measure(reference, exported, tmp_path, arrays):
 @pytest.mark.further
 @pytest.mark.parametrize("count", [50, 2000])
 def test_heavy_tail_passes_with_any_number_of_samples(count, tmp_path):
-    model = HeavyTail().eval()
+    model = make_heavy_tail().eval()
     (output,) = measure(model, model, tmp_path, {"x": make_table(count)}).outputs
     assert output.noise.ratio <= 1.5
     assert output.noise.diff <= 8.0
@@ -68,14 +62,14 @@ def test_fault_of_late_samples_is_found(factor, tmp_path):
     arrays = {"x": make_table(300)}
     arrays["x"][:32, 0] = np.minimum(arrays["x"][:32, 0], 2.0)
     arrays["x"][200, 0] = 4.0
-    model = HeavyTail().eval()
+    model = make_heavy_tail().eval()
     (output,) = measure(model, LateError(model, factor).eval(), tmp_path, arrays).outputs
     assert output.noise.ratio <= 1.5
     assert output.noise.diff > 50.0
 
 
 def test_analysis_of_an_outlier():
-    context = benches.create_context(HeavyTail().eval(), {"x": make_table(20)}, size=8)
+    context = benches.create_context(make_heavy_tail().eval(), {"x": make_table(20)}, size=8)
     with torch.inference_mode():
         variants = OutlierAnalysis(context).variants(13)
     assert variants.sample == 13
@@ -89,7 +83,9 @@ def test_analysis_of_an_outlier():
 
 
 def test_no_outlier_analysis_without_truth():
-    context = benches.create_context(HeavyTail().eval(), {"x": make_table(20)}, noise_samples=0)
+    context = benches.create_context(
+        make_heavy_tail().eval(), {"x": make_table(20)}, noise_samples=0
+    )
     assert OutlierAnalysis(context).variants(3) is None
 
 
@@ -122,7 +118,7 @@ class Cancelling(nn.Module):
 
 @pytest.mark.further
 @pytest.mark.parametrize(("model", "of_file", "is_off"), [
-    (HeavyTail(), LateError(HeavyTail(), 1e-4), True),
+    (make_heavy_tail(), LateError(make_heavy_tail(), 1e-4), True),
     (Cancelling(), Cancelling(), False),
 ], ids=["a fault", "rounding"])  # fmt: skip
 def test_late_samples_on_axis_one_are_analyzed(model, of_file, is_off, tmp_path):

@@ -14,35 +14,28 @@ from gate.records.evidence import TensorSpec
 from gate.reference.environment import deterministic
 from gate.reference.float64 import Float64Reference, double_copy, in_double
 from tests.measure import tiny
+from tests.modules import Layers
 
 SPECS = (TensorSpec(name="x", dtype="float32", shape=("batch", 4)),)
 BINDING = bind_inputs(SPECS, SPECS, count=6, batch_size=6)
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
-class Wrapped(nn.Module):
-    """A linear layer followed by `function`."""
-
-    def __init__(self, function):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(4, 3)
-        self.function = function
-
-    def forward(self, x):
-        return self.function(self.linear(x))
+def make_wrapped(function) -> nn.Module:
+    """Return a linear layer followed by `function`."""
+    return Layers(lambda m, x: function(m.linear(x)), linear=lambda: nn.Linear(4, 3))
 
 
 def compute_truth(function) -> np.ndarray:
     """Compute the linear layer with numpy in float64 from float32 weights and inputs."""
-    linear = Wrapped(function).linear
+    linear = make_wrapped(function).linear
     weight, bias = (p.detach().double().numpy() for p in (linear.weight, linear.bias))
     return X.astype(np.float64) @ weight.T + bias
 
 
 def run_in_float64(function) -> np.ndarray:
     with deterministic(DeterminismPolicy()):
-        return Float64Reference(Wrapped(function), BINDING).run({"x": X})[0]
+        return Float64Reference(make_wrapped(function), BINDING).run({"x": X})[0]
 
 
 @pytest.mark.parametrize("function", [
@@ -94,7 +87,7 @@ def test_complex_weights_are_computed_in_float64():
 
 def test_integer_outputs_stay_integers():
     with deterministic(DeterminismPolicy()):
-        outputs = Float64Reference(Wrapped(lambda y: (y.argmax(1), y)), BINDING).run({"x": X})
+        outputs = Float64Reference(make_wrapped(lambda y: (y.argmax(1), y)), BINDING).run({"x": X})
     assert [o.dtype.name for o in outputs] == ["int64", "float64"]
 
 

@@ -16,6 +16,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 from torch import nn
 
 from tests.measure.graph.build import model, node, report, value
+from tests.modules import Layers
 
 CODES = ("other_weights", "rounded_weights")
 
@@ -227,15 +228,12 @@ def test_weights_of_a_float16_file_match(name, tmp_path):
         assert weights.matched["folded"] > 0
 
 
-class Half(nn.Module):
-    """A model converted to float16 with float32 inputs and outputs."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner.half()
-
-    def forward(self, x):
-        return self.inner(x.half() if x.is_floating_point() else x).float()
+def make_half(inner) -> nn.Module:
+    """Return a model converted to float16 with float32 inputs and outputs."""
+    return Layers(
+        lambda m, x: m.inner(x.half() if x.is_floating_point() else x).float(),
+        inner=inner.half,
+    )
 
 
 def export_in_float16(name, *, small=1.0, eps=1e-5):
@@ -252,7 +250,7 @@ def export_in_float16(name, *, small=1.0, eps=1e-5):
         for key, tensor in reference.state_dict().items():
             if key.endswith("running_var") or ("norm" not in key and tensor.dim() == 4):
                 tensor.mul_(small)
-    data = export(Half(copy.deepcopy(reference)).eval(), samples, "folded")
+    data = export(make_half(copy.deepcopy(reference)).eval(), samples, "folded")
     return reference, samples, onnx.load_from_string(data)
 
 
@@ -483,18 +481,17 @@ def test_unobservable_forward_compares_by_name_only(tmp_path):
         assert len(result) == count
 
 
-class DenseWithNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.dense, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
-
-    def forward(self, x):
-        return self.norm(self.dense(x))
+def make_dense_with_norm() -> nn.Module:
+    return Layers(
+        lambda m, x: m.norm(m.dense(x)),
+        dense=lambda: nn.Linear(4, 4),
+        norm=lambda: nn.BatchNorm1d(4),
+    )
 
 
 @pytest.mark.parametrize("with_weight", [True, False])
 def test_changed_bias_is_found_only_when_its_weight_is_unfolded(with_weight, tmp_path):
-    reference = DenseWithNorm().eval()
+    reference = make_dense_with_norm().eval()
     weight = reference.dense.weight.detach().numpy()
     constants = {
         "dense.weight" if with_weight else "dense.weight_quantized": weight

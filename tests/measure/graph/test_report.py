@@ -16,6 +16,7 @@ from gate.policy.sections import Instruments
 from gate.weights.instrument import read_graph
 from tests.measure import tiny
 from tests.measure.graph.build import model, node, reference_run, report
+from tests.modules import Layers
 
 
 class Causal(nn.Module):
@@ -31,16 +32,13 @@ class Causal(nn.Module):
         return self.layers(x, mask=self.mask, is_causal=True).mean(1)
 
 
-class Tokens(nn.Module):
-    """An embedding with a zero padding row, and an LSTM with a zero initial state."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(9, 4, padding_idx=0)
-        self.lstm = nn.LSTM(4, 5, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(self.embedding(x))[0]
+def make_tokens() -> nn.Module:
+    """Return an embedding with a zero padding row, and an LSTM with a zero initial state."""
+    return Layers(
+        lambda m, x: m.lstm(m.embedding(x))[0],
+        embedding=lambda: nn.Embedding(9, 4, padding_idx=0),
+        lstm=lambda: nn.LSTM(4, 5, batch_first=True),
+    )
 
 
 def make_vit():
@@ -75,7 +73,7 @@ IMAGES = tiny.images(3)
 MODELS = {
     "net": (tiny.net, IMAGES),
     "causal": (Causal, np.ones((3, 5, 16), np.float32)),
-    "tokens": (Tokens, np.arange(18).reshape(3, 6) % 9),
+    "tokens": (make_tokens, np.arange(18).reshape(3, 6) % 9),
     "vit": (make_vit, np.ones((3, 3, 16, 16), np.float32)),
     "swin": (make_swin, np.ones((3, 3, 32, 32), np.float32)),
     "zero residual": (ZeroResidual, IMAGES),

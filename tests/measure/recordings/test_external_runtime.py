@@ -15,6 +15,7 @@ from gate.policy.sections import Instruments
 from gate.records.instruments import drawn_batch_sizes
 from gate.runtimes.recording_format import Recording, RecordingSource
 from tests.measure import tiny
+from tests.modules import Layers
 from tests.runtimes import consumer
 
 POLICY = tiny.policy(
@@ -53,20 +54,14 @@ def test_samples_and_probes_are_written_as_raw_and_npy(good, tmp_path):
     assert all(parts[f"batch_{size}"]["batch"] == size for size in sizes if size < 8)
 
 
-class Words(nn.Module):
-    """An embedding: words (n, 5) to logits (n, 3). Only its table limits the word ids."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(50, 3)
-
-    def forward(self, words):
-        return self.table(words).mean(1)
+def make_words() -> nn.Module:
+    """Return an embedding: words (n, 5) to logits (n, 3). Only its table limits the word ids."""
+    return Layers(lambda m, words: m.table(words).mean(1), table=lambda: nn.Embedding(50, 3))
 
 
 def test_model_adds_its_probes(tmp_path):
     words = {"words": np.random.default_rng(0).integers(3, 20, (8, 5))}
-    model = Words()
+    model = make_words()
     file = tiny.export(model, tmp_path / "words.onnx", example=words)
     samples = SampleSet.from_arrays(words)
     without_model = Sending(file, samples, POLICY).write(tmp_path / "without")

@@ -13,6 +13,7 @@ from torch import nn
 from gate import EvaluationData, EvaluationResult, Reference, SampleSet, Verdict, check
 from gate.records.evidence import Source
 from gate.reference.error_models import COMPOSITES, EXACT, MODELS, PARTS, bare, error_model_for
+from tests.modules import Function
 from tests.probes import benches
 
 
@@ -51,15 +52,6 @@ class Head(nn.Module):
 
     def forward(self, x):
         return self.function(self.last(torch.relu(self.hidden(x))))
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 class Counted(nn.Module):
