@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 
 import numpy as np
@@ -20,6 +21,7 @@ from gate.measure.context import MeasurementContext
 from gate.onnx_file.choices import Choice
 from gate.policy.sections import Instruments
 from gate.reference.choices import Call, is_open, replay
+from tests.exhaustive import select_rows
 from tests.measure import tiny
 
 _DEFAULT = Policy.default()
@@ -106,6 +108,9 @@ class Ranked(nn.Module):
         return y.argmax(1)
 
 
+RANKS = ("topk", "unordered", "argmax")
+
+
 class Rounds(nn.Module):
     """A loop with comparisons and argmax, of near ties and of clearly different values."""
 
@@ -140,36 +145,6 @@ def check_model(model, path, arrays, *, of_file=None, edit=None):
     return evidence, decide(POLICY, evidence, decided_at="now")
 
 
-@pytest.mark.further
-@pytest.mark.parametrize("gain", [1.0, 40.0])
-def test_boxes_with_equal_scores_pass(gain, tmp_path):
-    """Pass a detector whose equal scores leave the order of boxes open.
-
-    With the larger gain some scores are exactly 1; float64 and random rounding then choose other
-    boxes than float32, on probes and on samples.
-    """
-    evidence, decision = check_model(Boxes(gain=gain), tmp_path, IMAGES)
-    assert decision.verdict is Verdict.PASS, decision.problems
-    assert (evidence.validity is not None and evidence.validity.own_choices) == (gain > 1.0)
-
-
-@pytest.mark.further
-def test_boxes_of_several_classes_pass(tmp_path):
-    """Pass a file that suppresses all classes in one node inside a branch of an If; PyTorch makes
-    one call per class.
-    """
-    _, decision = check_model(Classes(), tmp_path, IMAGES)
-    assert decision.verdict is Verdict.PASS, decision.problems
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("kind", ["topk", "unordered", "argmax"])
-def test_near_ties_pass_and_are_not_counted(kind, tmp_path):
-    evidence, decision = check_model(Ranked(kind), tmp_path, ROWS)
-    assert decision.verdict is Verdict.PASS, decision.problems
-    assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
-
-
 class Saturated(nn.Module):
     """The top 4 of 8 probabilities of which many are below the rounding of ONNX Runtime's Sigmoid."""
 
@@ -182,15 +157,6 @@ class Saturated(nn.Module):
         return tuple(torch.topk((self.layer(x) * 80.0).sigmoid(), 4))
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(80.0, Verdict.PASS), (80.1, Verdict.FAIL)])
-def test_ranks_of_numbers_below_rounding_are_open(factor, verdict, tmp_path):
-    """Choose a rank whose value is larger than that of the model's choice, with a larger error."""
-    arrays = {"x": np.random.default_rng(1).normal(size=(24, 6)).astype(np.float32)}
-    edit = None if factor == 80.0 else replace_constant(80.0, factor)
-    _, decision = check_model(Saturated(), tmp_path, arrays, edit=edit)
-    assert decision.verdict is verdict, decision.problems
-
-
 def swap_operator_in_loop(old: str, new: str):
     def edit(proto):
         (loop,) = nodes(proto, "Loop")
@@ -199,22 +165,6 @@ def swap_operator_in_loop(old: str, new: str):
         node.op_type = new
 
     return edit
-
-
-@pytest.mark.further
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-@pytest.mark.parametrize(
-    ("edit", "verdict"),
-    [
-        (None, Verdict.PASS),
-        (swap_operator_in_loop("Greater", "Less"), Verdict.FAIL),
-        (swap_operator_in_loop("ArgMax", "ArgMin"), Verdict.FAIL),
-    ],
-    ids=["right", "less", "argmin"],
-)
-def test_near_ties_in_a_loop_pass_and_wrong_comparisons_fail(edit, verdict, tmp_path):
-    _, decision = check_model(Rounds(), tmp_path, ROWS, edit=edit)
-    assert decision.verdict is verdict, decision.problems
 
 
 def constants(graph):
@@ -257,28 +207,11 @@ def drop_last_box(proto):
     proto.graph.node.insert(location + 1, helper.make_node("Slice", ["all_boxes", *ends], [name]))
 
 
-@pytest.mark.parametrize(
-    ("gain", "edit"),
-    [(1.0, replace_constant(0.3, 0.31)), (10.0, replace_constant(0.6, 0.61)), (4.0, drop_last_box)],
-    ids=["iou", "score", "row"],
-)
-def test_wrong_box_selection_fails(gain, edit, tmp_path):
-    _, decision = check_model(Boxes(gain=gain), tmp_path, IMAGES, edit=edit)
-    assert decision.verdict is Verdict.FAIL
-
-
 def select_smallest(proto):
     for node in nodes(proto, "TopK"):
         for attribute in node.attribute:
             if attribute.name == "largest":
                 attribute.i = 0
-
-
-@pytest.mark.further
-@pytest.mark.parametrize("kind", ["topk", "unordered"])
-def test_topk_of_the_smallest_fails(kind, tmp_path):
-    _, decision = check_model(Ranked(kind), tmp_path, ROWS, edit=select_smallest)
-    assert decision.verdict is Verdict.FAIL
 
 
 def change_bias(proto):
@@ -290,12 +223,6 @@ def change_bias(proto):
             changed = array.copy()
             changed[3] += 0.01
             tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
-
-
-@pytest.mark.parametrize("kind", ["unordered", "argmax"])
-def test_wrong_bias_with_near_ties_fails(kind, tmp_path):
-    _, decision = check_model(Ranked(kind), tmp_path, ROWS, edit=change_bias)
-    assert decision.verdict is Verdict.FAIL
 
 
 def test_each_unit_is_replayed_separately(tmp_path, monkeypatch):
@@ -496,28 +423,6 @@ class Stepped(nn.Module):
         return self.table[steps + self.off + 2].sum(1)
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("kind", STEPS)
-def test_rounding_steps_at_an_edge_pass(kind, tmp_path):
-    _, decision = check_model(Stepped(kind), tmp_path, ROWS)
-    assert decision.verdict is Verdict.PASS, decision.problems
-
-
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        ("floor", {"off": 1}),
-        ("cast", {"shift": 0.01}),
-        ("fmod", {"shift": 0.01}),
-        ("bucket", {"shift": 0.01}),
-    ],
-)
-def test_wrong_rounding_steps_fail(kind, fault, tmp_path):
-    """Fail files whose steps are off by one or have a different edge."""
-    _, decision = check_model(Stepped(kind), tmp_path, ROWS, of_file=Stepped(kind, **fault))
-    assert decision.verdict is Verdict.FAIL
-
-
 class Bucketed(nn.Module):
     """Rows of a table, selected by the buckets of floats, some of which lie on an edge."""
 
@@ -571,14 +476,6 @@ class Above(nn.Module):
     def forward(self, x):
         near = near_integer_ratios(x, self.layer) / torch.arange(1.0, 13.0) / (1.0 / 3.0)
         return torch.where(near > self.limit, 1.0, 0.5).cumsum(1)
-
-
-@pytest.mark.parametrize(("limit", "verdict"), [(3.0, Verdict.PASS), (3.01, Verdict.FAIL)])
-def test_wrong_limit_fails_even_if_each_comparison_is_open(limit, verdict, tmp_path):
-    """Fail a file with a different limit, although each comparison that changes is open."""
-    edit = None if limit == 3.0 else replace_constant(3.0, limit)
-    _, decision = check_model(Above(), tmp_path, ROWS, edit=edit)
-    assert decision.verdict is verdict, decision.problems
 
 
 class Quantized(nn.Module):
@@ -641,18 +538,6 @@ def change_step(name: str, change):
 
 
 @pytest.mark.further
-def test_fake_quantization_passes(tmp_path):
-    """Pass an optimized file that ONNX Runtime computes in integers, so that some values round to
-    the next step.
-
-    In PyTorch's symmetric scheme, the weight with the largest magnitude lies between two steps.
-    """
-    model = quantized(by_channel=True)
-    _, decision = check_model(model, tmp_path, {"x": small_images()})
-    assert decision.verdict is Verdict.PASS, decision.problems
-
-
-@pytest.mark.further
 @pytest.mark.parametrize(("name", "change"), [
     ("scale", lambda scale: scale * np.float32(1.001)),
     ("zero_point", lambda zero_point: zero_point + np.uint8(1)),
@@ -679,11 +564,73 @@ class Fixed(nn.Module):
         return (y.round() if self.rounds else y).to(torch.int64)
 
 
-@pytest.mark.parametrize(("bits", "rounds"), [(31, True), (20, False)])
-def test_fixed_point_conversion_passes(bits, rounds, tmp_path):
-    evidence, decision = check_model(Fixed(bits, rounds=rounds), tmp_path, ROWS)
+FEW_COLUMNS = {"x": np.random.default_rng(1).normal(size=(24, 6)).astype(np.float32)}
+PASSING = {
+    # Some scores are exactly 1. Float64 and random rounding then choose other boxes than float32.
+    "boxes with equal scores": (lambda: Boxes(gain=40.0), IMAGES),
+    "boxes": (Boxes, IMAGES),
+    # The file suppresses all classes in one node inside an If; PyTorch makes one call per class.
+    "boxes of several classes": (Classes, IMAGES),
+    "ranks of numbers below rounding": (Saturated, FEW_COLUMNS),
+    "comparisons in a loop": (Rounds, ROWS),
+    "comparisons with a limit": (Above, ROWS),
+    # ONNX Runtime computes the file in integers, so that some values round to the next step. In
+    # PyTorch's symmetric scheme, the weight with the largest magnitude lies between two steps.
+    "fake quantization": (lambda: quantized(by_channel=True), {"x": small_images()}),
+    **{f"near ties, {kind}": (functools.partial(Ranked, kind), ROWS) for kind in RANKS},
+    **{
+        f"steps at an edge, {kind}": (functools.partial(Stepped, kind), ROWS)
+        for kind in select_rows(STEPS, 2)
+    },
+    "fixed point": (lambda: Fixed(31), ROWS),
+    "truncated fixed point": (lambda: Fixed(20, rounds=False), ROWS),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize(("make", "arrays"), PASSING.values(), ids=PASSING)
+def test_choices_that_rounding_decides_pass(make, arrays, tmp_path):
+    evidence, decision = check_model(make(), tmp_path, arrays)
     assert decision.verdict is Verdict.PASS, decision.problems
-    assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
+    if make in (Boxes, PASSING["boxes with equal scores"][0]):
+        assert (evidence.validity is not None and evidence.validity.own_choices) is (
+            make is not Boxes
+        )
+    elif arrays is ROWS:
+        assert [runtime.outputs[0].near_ties for runtime in evidence.runtimes] == [0, 0]
+
+
+FAILING = {
+    "overlap": (Boxes(), IMAGES, {"edit": replace_constant(0.3, 0.31)}),
+    "score": (Boxes(gain=10.0), IMAGES, {"edit": replace_constant(0.6, 0.61)}),
+    "row": (Boxes(gain=4.0), IMAGES, {"edit": drop_last_box}),
+    "smallest": (Ranked("topk"), ROWS, {"edit": select_smallest}),
+    "smallest unordered": (Ranked("unordered"), ROWS, {"edit": select_smallest}),
+    "bias of ranks": (Ranked("unordered"), ROWS, {"edit": change_bias}),
+    "bias of the largest": (Ranked("argmax"), ROWS, {"edit": change_bias}),
+    # The rank has a value larger than that of the model's choice, with a larger error.
+    "factor before ranks": (Saturated(), FEW_COLUMNS, {"edit": replace_constant(80.0, 80.1)}),
+    "comparison in a loop": (Rounds(), ROWS, {"edit": swap_operator_in_loop("Greater", "Less")}),
+    "index in a loop": (Rounds(), ROWS, {"edit": swap_operator_in_loop("ArgMax", "ArgMin")}),
+    # Each comparison that changes is open.
+    "limit": (Above(), ROWS, {"edit": replace_constant(3.0, 3.01)}),
+    **{
+        f"step of {kind}": (Stepped(kind), ROWS, {"of_file": Stepped(kind, **fault)})
+        for kind, fault in (
+            ("floor", {"off": 1}),
+            ("cast", {"shift": 0.01}),
+            ("fmod", {"shift": 0.01}),
+            ("bucket", {"shift": 0.01}),
+        )
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize(("model", "arrays", "fault"), FAILING.values(), ids=FAILING)
+def test_wrong_choices_fail(model, arrays, fault, tmp_path):
+    _, decision = check_model(model, tmp_path, arrays, **fault)
+    assert decision.verdict is Verdict.FAIL
 
 
 AT_EDGE, BELOW_EDGE = 3.0, 3.0 - 2.0**-22

@@ -147,20 +147,6 @@ def test_a_file_for_any_batch_is_compared_with_one_for_a_fixed_batch(old: Path, 
     assert result.explanation.localisation.first_divergence == "norm"
 
 
-@pytest.mark.parametrize("index", [1, 2])
-def test_indices_of_another_integer_type_are_converted(tmp_path: Path, index: int) -> None:
-    text = """<ir_version: 8, opset_import: ["" : 16]> g (KIND[n,3] i) => (float[n,3] y) {
-        table = Constant <value = float[4] {0.5, INDEX, 4.25, 8.125}> ()
-        wide = Cast <to = 7> (i) y = Gather (table, wide) }"""
-    old, new = tmp_path / "old.onnx", tmp_path / "new.onnx"
-    for path, kind, value in ((old, "int64", 1), (new, "int32", index)):
-        proto = parser.parse_model(text.replace("KIND", kind).replace("INDEX", f"{value}.0"))
-        onnx.save(proto, path)
-    samples = np.random.default_rng(0).integers(0, 4, (16, 3)).astype(np.int32)
-    verdict = gate.check(new, old, samples).decision.verdict.value
-    assert verdict == ("PASS" if index == 1 else "FAIL")
-
-
 def test_a_fused_node_is_resolved_to_the_nodes_that_it_replaces(old: Path) -> None:
     new = optimize(old, "ORT_ENABLE_EXTENDED")
     model = onnx.load(new)
@@ -177,108 +163,89 @@ def test_a_fused_node_is_resolved_to_the_nodes_that_it_replaces(old: Path) -> No
     assert detail == {"code": "replaces", "count": 3, "first": "conv", "last": "relu"}
 
 
-@pytest.mark.parametrize("operator", ["Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
-def test_a_bound_that_is_off_by_one_is_refused(tmp_path: Path, operator: str) -> None:
-    def comparing(name: str, bound: int) -> Path:
-        bounds = np.full(5, 11)
-        bounds[0] = bound
-        graph = helper.make_graph(
-            [helper.make_node(operator, ["x", name], ["y"], "compare")],
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 5])],
-            [helper.make_tensor_value_info("y", TensorProto.BOOL, ["n", 5])],
-            [numpy_helper.from_array(bounds, name)],
+def write_text(path: Path, text: str) -> Path:
+    """Write a model of ONNX's text format, whose producer is the name of the file."""
+    proto = parser.parse_model(text)
+    proto.producer_name = path.stem
+    onnx.save(proto, path)
+    return path
+
+
+def integers(values: list[int], shape: tuple[int, ...], kind: str = "int64") -> np.ndarray:
+    return np.random.default_rng(0).choice(values, shape).astype(kind)
+
+
+COMPARISONS = [
+    *(
+        pytest.param(
+            f"g (int64[n,5] x) => (bool[n,5] y) <int64[5] b = {{BOUND, 11, 11, 11, 11}}> {{"
+            f" y = {operator} (x, b) }}",
+            "11", "10", integers([0, 40], (8, 5)), id=f"{operator}, far from the bounds",
         )
-        imports = [helper.make_opsetid("", 16)]
-        path = tmp_path / f"{name}.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
-        return path
-
-    samples = np.random.default_rng(0).choice([0, 40], (8, 5))  # far from the bounds
-    old = comparing("old", 11)
-    assert gate.check(comparing("same", 11), old, samples).decision.verdict.value == "PASS"
-    assert gate.check(comparing("new", 10), old, samples).decision.verdict.value == "FAIL"
-
-
-@pytest.mark.parametrize("operator", ["Less", "GreaterOrEqual"])
-def test_equal_whole_floats_are_no_tie(tmp_path: Path, operator: str) -> None:
-    def comparing(bound: float, producer: str = "new") -> Path:
-        graph = helper.make_graph(
-            [
-                helper.make_node("Cast", ["x"], ["real"], to=TensorProto.FLOAT),
-                helper.make_node(operator, ["real", "bound"], ["y"], "compare"),
-            ],
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 5])],
-            [helper.make_tensor_value_info("y", TensorProto.BOOL, ["n", 5])],
-            [numpy_helper.from_array(np.float32(bound), "bound")],
+        for operator in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+    ),
+    *(
+        pytest.param(
+            f"g (int64[n,5] x) => (bool[n,5] y) <float[1] b = {{BOUND}}> {{"
+            f" real = Cast <to = 1> (x) y = {operator} (real, b) }}",
+            "3", "4", integers([*range(6)], (16, 5)), id=f"{operator}, floats on the bound",
         )
-        imports = [helper.make_opsetid("", 16)]
-        path = tmp_path / f"{producer}-{bound}.onnx"
-        model = helper.make_model(graph, opset_imports=imports, ir_version=8)
-        model.producer_name = producer
-        onnx.save(model, path)
-        return path
+        for operator in ("Less", "GreaterOrEqual")
+    ),
+    pytest.param(
+        """g (int64[n,5] x) => (bool[n,5] y, bool[n,5] z) {
+            real = Cast <to = 1> (x)
+            low = Constant <value_float = 11011.0> () high = Constant <value_float = 29029.0> ()
+            y = Less (real, low) z = BOUND (real, high) }""",
+        "Less", "LessOrEqual", integers([0, 90000], (8, 5)), id="more values than the check tries",
+    ),
+    *(
+        pytest.param(
+            f"g (float[n,5] x) => (int64[n] y) {{"
+            f" y = {operator} <axis = 1, keepdims = 0, select_last_index = BOUND> (x) }}",
+            "0", "1", integers([0, 1, 2], (16, 5), "float32"), id=f"{operator} of equal numbers",
+        )
+        for operator in ("ArgMax", "ArgMin")
+    ),
+]  # fmt: skip
 
-    samples = np.random.default_rng(0).integers(0, 6, (16, 5))  # some values are on the bound
-    old = comparing(3.0, "old")
-    assert gate.check(comparing(3.0), old, samples).decision.verdict.value == "PASS"
-    assert gate.check(comparing(4.0), old, samples).decision.verdict.value == "FAIL"
 
-
-def test_a_comparison_of_floats_is_probed_at_each_of_its_bounds(tmp_path: Path) -> None:
-    def comparing(name: str, operator: str) -> Path:
-        proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 16]>
-            g (int64[n,5] x) => (bool[n,5] y, bool[n,5] z) {{
-                real = Cast <to = 1> (x)
-                low = Constant <value_float = 11011.0> ()
-                high = Constant <value_float = 29029.0> ()
-                y = Less (real, low) z = {operator} (real, high) }}""")
-        proto.producer_name = name
-        onnx.save(proto, tmp_path / f"{name}.onnx")
-        return tmp_path / f"{name}.onnx"
-
-    # more values than the check tries
-    samples = np.random.default_rng(0).choice([0, 90000], (8, 5))
-    old = comparing("old", "Less")
-    assert gate.check(comparing("same", "Less"), old, samples).decision.verdict.value == "PASS"
-    assert (
-        gate.check(comparing("new", "LessOrEqual"), old, samples).decision.verdict.value == "FAIL"
+@pytest.mark.parametrize(("graph", "right", "wrong", "samples"), COMPARISONS)
+def test_a_comparison_with_another_bound_is_refused(
+    tmp_path: Path, graph: str, right: str, wrong: str, samples: np.ndarray[Any, Any]
+) -> None:
+    old, same, new = (
+        write_text(
+            tmp_path / f"{name}.onnx",
+            '<ir_version: 8, opset_import: ["" : 16]> ' + graph.replace("BOUND", bound),
+        )
+        for name, bound in (("old", right), ("same", right), ("new", wrong))
     )
+    assert gate.check(same, old, samples).decision.verdict.value == "PASS"
+    assert gate.check(new, old, samples).decision.verdict.value == "FAIL"
 
 
-@pytest.mark.parametrize("operator", ["ArgMax", "ArgMin"])
-def test_the_last_of_equal_whole_numbers_is_not_the_first(tmp_path: Path, operator: str) -> None:
-    def picking(name: str, last: int) -> Path:
-        proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 13]>
-            g (float[n,5] x) => (int64[n] y) {{
-                y = {operator} <axis = 1, keepdims = 0, select_last_index = {last}> (x) }}""")
-        proto.producer_name = name
-        onnx.save(proto, tmp_path / f"{name}.onnx")
-        return tmp_path / f"{name}.onnx"
-
-    samples = np.random.default_rng(0).integers(0, 3, (16, 5)).astype(np.float32)
-    old = picking("old", 0)
-    assert gate.check(picking("same", 0), old, samples).decision.verdict.value == "PASS"
-    assert gate.check(picking("new", 1), old, samples).decision.verdict.value == "FAIL"
+@pytest.mark.parametrize("index", [1, 2])
+def test_indices_of_another_integer_type_are_converted(tmp_path: Path, index: int) -> None:
+    old, new = (
+        write_text(tmp_path / f"{kind}.onnx", f"""<ir_version: 8, opset_import: ["" : 16]>
+            g ({kind}[n,3] i) => (float[n,3] y) {{
+                table = Constant <value = float[4] {{0.5, {value}.0, 4.25, 8.125}}> ()
+                wide = Cast <to = 7> (i) y = Gather (table, wide) }}""")
+        for kind, value in (("int64", 1), ("int32", index))
+    )  # fmt: skip
+    verdict = gate.check(new, old, integers([*range(4)], (16, 3), "int32")).decision.verdict.value
+    assert verdict == ("PASS" if index == 1 else "FAIL")
 
 
 def test_inputs_are_matched_by_name(tmp_path: Path) -> None:
-    def two(*names: str) -> Path:
-        node = helper.make_node("Sub", ["a", "b"], ["y"], "apart")
-        infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in names]
-        out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])]
-        path = tmp_path / f"{''.join(names)}.onnx"
-        proto = helper.make_model(
-            helper.make_graph([node], "g", infos, out),
-            opset_imports=[helper.make_opsetid("", 13)],
-            ir_version=8,
-        )
-        onnx.save(proto, path)
-        return path
-
+    old, new = (
+        write_text(tmp_path / f"{a}{b}.onnx", f"""<ir_version: 8, opset_import: ["" : 13]>
+            g (float[n,4] {a}, float[n,4] {b}) => (float[n,4] y) {{ y = Sub (a, b) }}""")
+        for a, b in ("ab", "ba")
+    )  # fmt: skip
     data = {name: RANDOM.standard_normal((16, 4)).astype(np.float32) for name in "ab"}
-    result = gate.check(two("b", "a"), two("a", "b"), data)
+    result = gate.check(new, old, data)
     assert result.decision.verdict.value == "PASS", result.decision.problems
 
 
@@ -440,15 +407,12 @@ def test_steps_and_remedies_need_no_model_of_pytorch(old: Path) -> None:
 
 
 def test_a_reference_that_draws_is_not_called_a_forward(tmp_path: Path) -> None:
-    for name in ("old", "new"):
-        proto = parser.parse_model("""<ir_version: 8, opset_import: ["" : 13]>
-            g (float[n,4] x) => (float[n,4] y) {
-                r = Constant <value_float = 0.5> () t = Constant <value = bool {1}> ()
-                y = Dropout (x, r, t) }""")
-        proto.producer_name = name
-        onnx.save(proto, tmp_path / f"{name}.onnx")
-    samples = RANDOM.standard_normal((16, 4)).astype(np.float32)
-    result = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples)
+    text = """<ir_version: 8, opset_import: ["" : 13]>
+        g (float[n,4] x) => (float[n,4] y) {
+            r = Constant <value_float = 0.5> () t = Constant <value = bool {1}> ()
+            y = Dropout (x, r, t) }"""
+    old, new = (write_text(tmp_path / f"{name}.onnx", text) for name in ("old", "new"))
+    result = gate.check(new, old, RANDOM.standard_normal((16, 4)).astype(np.float32))
     assert result.decision.verdict.value != "PASS"
     assert result.evidence.noise_unmeasured
     assert "Dropout" in result.evidence.noise_unmeasured
@@ -626,12 +590,10 @@ def test_text_and_missing_numbers_are_traced_to_their_node(
     samples[::5, 3] = np.nan
     changed = ENCODED.replace(text, other)
     changed = changed if "[fill]" in changed else changed.replace("full", "x")
-    for name, model in (("old", ENCODED), ("new", changed)):
-        created = parser.parse_model(model)
-        created.producer_name = name
-        onnx.save(created, tmp_path / f"{name}.onnx")
+    old = write_text(tmp_path / "old.onnx", ENCODED)
+    new = write_text(tmp_path / "new.onnx", changed)
     policy = Policy.default().model_copy(update={"nonfinite": "same_places"})
-    result = gate.check(tmp_path / "new.onnx", tmp_path / "old.onnx", samples, policy)
+    result = gate.check(new, old, samples, policy)
     assert result.decision.verdict.value == ("PASS" if None in nodes else "FAIL")
     located = result.explanation.localisation
     assert (located and located.first_divergence) in nodes, result.explanation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -70,10 +71,10 @@ class Attention(nn.Module):
         return scores.softmax(-1) @ x
 
 
-def check_model(model, file_model, tmp_path, arrays):
-    torch.manual_seed(0)
+def check_model(model, file_model, tmp_path, arrays, outputs=("output",)):
+    """Check the file of `file_model`, with the weights of `model`, against the model."""
     file_model.load_state_dict(model.state_dict())
-    candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays)
+    candidate = benches.export(file_model.eval(), tmp_path / "m.onnx", arrays, outputs=outputs)
     quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
     observed = benches.measured(model.eval(), candidate, arrays, **quiet)
     return decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
@@ -85,46 +86,6 @@ def failed_checks(decision):
 
 def masked_arrays(dtype):
     return {"x": SEQUENCES, "mask": MASK.astype(dtype)}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "wrong"),
-    [(np.int64, {"least": 1.0}), (np.bool_, {"least": 1e-9}), (np.float32, {"repaired": True})],
-)
-def test_number_instead_of_nan_fails(tmp_path, dtype, wrong):
-    decision = check_model(MaskedMean(), MaskedMean(**wrong), tmp_path, masked_arrays(dtype))
-    assert failed_checks(decision) & {"probe_empty_mask", "probe_zeros_mask"}
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.float32])
-def test_nan_instead_of_a_number_fails(tmp_path, dtype):
-    decision = check_model(MaskedMean(least=1.0), MaskedMean(), tmp_path, masked_arrays(dtype))
-    assert failed_checks(decision) & {"probe_empty_mask", "probe_zeros_mask"}
-
-
-@pytest.mark.parametrize(("dtype", "right"), [
-    (np.int64, {}),
-    (np.bool_, {"least": 1.0}),
-    (np.float32, {"end": torch.relu}),
-    (np.int64, {"end": torch.sigmoid}),
-])  # fmt: skip
-def test_correct_file_with_empty_mask_passes(tmp_path, dtype, right):
-    decision = check_model(MaskedMean(**right), MaskedMean(**right), tmp_path, masked_arrays(dtype))
-    assert decision.verdict is Verdict.PASS, failed_checks(decision)
-
-
-@pytest.mark.parametrize(("dtype", "fused"), [(np.int64, False), (np.bool_, True)])
-def test_correct_attention_with_empty_mask_passes(tmp_path, dtype, fused):
-    arrays = masked_arrays(dtype)
-    decision = check_model(Attention(fused=fused), Attention(fused=fused), tmp_path, arrays)
-    assert decision.verdict is Verdict.PASS, failed_checks(decision)
-
-
-def test_length_of_zero(tmp_path):
-    arrays = {"x": SEQUENCES, "count": MASK.sum(1)}
-    assert check_model(MeanByCount(), MeanByCount(), tmp_path, arrays).verdict is Verdict.PASS
-    decision = check_model(MeanByCount(), MeanByCount(least=1), tmp_path, arrays)
-    assert "probe_zero_count" in failed_checks(decision)
 
 
 class DividedByRate(nn.Module):
@@ -144,16 +105,38 @@ class DividedByRate(nn.Module):
 RATES = {"x": SEQUENCES, "rate": RANDOM.integers(1, 9, 12)}
 
 
-@pytest.mark.parametrize("kind", ["GRU", "softmax"])
-def test_correct_file_with_lost_infinity_passes(tmp_path, kind):
-    decision = check_model(DividedByRate(kind), DividedByRate(kind), tmp_path, RATES)
-    assert not failed_checks(decision)
+INTEGER_MASK, BOOL_MASK, FLOAT_MASK = map(masked_arrays, (np.int64, np.bool_, np.float32))
+COUNTS = {"x": SEQUENCES, "count": MASK.sum(1)}
+EMPTY_MASK = {"probe_empty_mask", "probe_zeros_mask"}
 
 
-def test_clamped_divisor_fails(tmp_path):
-    kind = "GRU"
-    decision = check_model(DividedByRate(kind), DividedByRate(kind, least=1), tmp_path, RATES)
-    assert failed_checks(decision)
+@pytest.mark.parametrize(("model", "arrays"), [
+    (MaskedMean(), INTEGER_MASK),
+    (MaskedMean(least=1.0), BOOL_MASK),
+    (MaskedMean(end=torch.relu), FLOAT_MASK),
+    (MaskedMean(end=torch.sigmoid), INTEGER_MASK),
+    (Attention(fused=False), INTEGER_MASK),
+    (Attention(fused=True), BOOL_MASK),
+    (MeanByCount(), COUNTS),
+    (DividedByRate("GRU"), RATES),
+    (DividedByRate("softmax"), RATES),
+])  # fmt: skip
+def test_correct_file_with_nan_or_infinity_passes(tmp_path, model, arrays):
+    decision = check_model(model, copy.deepcopy(model), tmp_path, arrays)
+    assert decision.verdict is Verdict.PASS, failed_checks(decision)
+
+
+@pytest.mark.parametrize(("model", "wrong", "arrays", "probes"), [
+    (MaskedMean(), MaskedMean(least=1.0), INTEGER_MASK, EMPTY_MASK),
+    (MaskedMean(), MaskedMean(least=1e-9), BOOL_MASK, EMPTY_MASK),
+    (MaskedMean(), MaskedMean(repaired=True), FLOAT_MASK, EMPTY_MASK),
+    (MaskedMean(least=1.0), MaskedMean(), INTEGER_MASK, EMPTY_MASK),
+    (MaskedMean(least=1.0), MaskedMean(), FLOAT_MASK, EMPTY_MASK),
+    (MeanByCount(), MeanByCount(least=1), COUNTS, {"probe_zero_count"}),
+    (DividedByRate("GRU"), DividedByRate("GRU", least=1), RATES, {"probe_zero_rate"}),
+])  # fmt: skip
+def test_number_and_nan_differ(tmp_path, model, wrong, arrays, probes):
+    assert failed_checks(check_model(model, wrong, tmp_path, arrays)) & probes
 
 
 class FloatsAsIntegers(nn.Module):
@@ -168,34 +151,6 @@ class FloatsAsIntegers(nn.Module):
         complete = arguments.to(self.dtype)
         y = complete.to(torch.float32) if self.counted else complete
         return y, x * self.factor
-
-
-@pytest.mark.parametrize(
-    ("dtype", "counted"),
-    [(torch.uint8, True), (torch.int8, False), (torch.int32, False), (torch.int64, True)],
-)
-def test_undefined_conversion_passes(tmp_path, dtype, counted):
-    arrays = PIXELS
-    if dtype is torch.int8:
-        arrays = {"x": PIXELS["x"] / 2}
-    if dtype in (torch.int32, torch.int64):
-        arrays = {"x": PIXELS["x"] * np.float32(2.0 ** (23 if dtype is torch.int32 else 55))}
-    decision = check_two_outputs(
-        FloatsAsIntegers(dtype, counted=counted),
-        FloatsAsIntegers(dtype, counted=counted),
-        tmp_path,
-        arrays,
-    )
-    assert decision.verdict is Verdict.PASS, failed_checks(decision)
-
-
-def check_two_outputs(model, file_model, tmp_path, arrays):
-    candidate = benches.export(
-        file_model.eval(), tmp_path / "m.onnx", arrays, outputs=["whole", "same"]
-    )
-    quiet = {"noise_samples": 8, "stability_samples": 0, "search_inputs": 0}
-    observed = benches.measured(model.eval(), candidate, arrays, **quiet)
-    return decide(benches.policy(**quiet), tiny.stored(observed), decided_at="now")
 
 
 def probe_record(tmp_path, model, change):
@@ -267,25 +222,6 @@ def test_undefined_conversion_has_a_check_code():
         assert (check.code == "undefined") is (verdict is Verdict.WAIVED)
 
 
-@pytest.mark.parametrize("wrong", [
-    {"change": torch.round},
-    {"change": lambda x: x.clamp(max=255.0)},
-    {"change": lambda x: x.clamp(0.0, 190.0)},
-    {"factor": 1.01},
-], ids=["rounds", "clamps", "clamps inside", "factor"])  # fmt: skip
-def test_wrong_defined_conversion_fails(tmp_path, wrong):
-    decision = check_two_outputs(
-        FloatsAsIntegers(torch.uint8), FloatsAsIntegers(torch.uint8, **wrong), tmp_path, PIXELS
-    )
-    assert decision.verdict is Verdict.FAIL
-
-
-def test_missing_clamp_fails(tmp_path):
-    clamped = FloatsAsIntegers(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
-    decision = check_two_outputs(clamped, FloatsAsIntegers(torch.uint8), tmp_path, PIXELS)
-    assert decision.verdict is Verdict.FAIL
-
-
 ROWS = {"x": RANDOM.normal(size=(24, 6)).astype(np.float32)}
 FAR = {"x": np.where(np.arange(24)[:, None] % 3 == 0, 1e10, 1.0).astype(np.float32) * ROWS["x"]}
 
@@ -305,11 +241,6 @@ class IntegerLayer(nn.Module):
         return complete.to(torch.float32) if self.counted else complete, x * 2.0
 
 
-def check_codes(model, file_model, tmp_path, arrays):
-    decision = check_two_outputs(model, file_model, tmp_path, arrays)
-    return decision.verdict, {check.name: check.code for check in decision.checks}
-
-
 def logarithm(values):
     return values.log() * 10.0
 
@@ -317,44 +248,6 @@ def logarithm(values):
 def move_from_zero(values):
     """Move values away from zero, where cancellation causes larger rounding errors."""
     return values + values.sign() * 2.0**30
-
-
-@pytest.mark.parametrize(("dtype", "gain", "change", "counted"), [
-    (torch.uint8, 1000.0, None, False),
-    (torch.int32, 2.0**31, move_from_zero, True),
-    (torch.int64, 2.0**80, None, True),
-    (torch.uint8, 1.0, logarithm, False),
-])  # fmt: skip
-def test_undefined_conversions_of_samples_are_a_warning(tmp_path, dtype, gain, change, counted):
-    model = IntegerLayer(dtype, gain, change=change, counted=counted)
-    verdict, codes = check_codes(model, model, tmp_path, ROWS)
-    assert verdict is Verdict.PASS
-    assert codes["undefined_casts"] == "undefined"
-
-
-def test_defined_conversions_of_samples_are_no_warning(tmp_path):
-    model = IntegerLayer(torch.int32, 100.0)
-    verdict, codes = check_codes(model, model, tmp_path, ROWS)
-    assert verdict is Verdict.PASS
-    assert "undefined_casts" not in codes
-
-
-@pytest.mark.parametrize(("change", "counted"), [(torch.round, False), (lambda v: v * 1.001, True)])
-def test_samples_in_range_are_compared(tmp_path, change, counted):
-    right = IntegerLayer(torch.int32, 100.0, counted=counted)
-    wrong = IntegerLayer(torch.int32, 100.0, change=change, counted=counted)
-    verdict, _ = check_codes(right, wrong, tmp_path, FAR)
-    assert verdict is Verdict.FAIL
-
-
-@pytest.mark.parametrize(
-    ("dtype", "other", "gain"),
-    [(torch.uint8, torch.int8, 100.0), (torch.int64, torch.int32, 2.0**33)],
-)  # fmt: skip
-def test_conversion_to_another_dtype_fails(tmp_path, dtype, other, gain):
-    right, wrong = (IntegerLayer(each, gain, counted=True) for each in (dtype, other))
-    verdict, _ = check_codes(right, wrong, tmp_path, ROWS)
-    assert verdict is Verdict.FAIL
 
 
 class IntegerSteps(nn.Module):
@@ -371,17 +264,60 @@ class IntegerSteps(nn.Module):
         return self.out(complete.float() * 0.3), x * 2.0
 
 
-@pytest.mark.parametrize(
-    ("step", "gain"), [(torch.ceil, 3.0), (torch.round, 300.0), (torch.floor, 3.0)]
-)
-def test_missing_rounding_before_a_conversion_fails(tmp_path, step, gain):
-    verdict, _ = check_codes(
-        IntegerSteps(step, gain=gain), IntegerSteps(lambda v: v, gain=gain), tmp_path, ROWS
-    )
-    assert verdict is Verdict.FAIL
+def scaled_pixels(factor):
+    return {"x": PIXELS["x"] * np.float32(factor)}
 
 
-@pytest.mark.parametrize("step", [torch.ceil])
-def test_rounding_before_a_conversion_passes(tmp_path, step):
-    verdict, _ = check_codes(IntegerSteps(step), IntegerSteps(step), tmp_path, ROWS)
+def check_conversion(model, wrong, tmp_path, arrays):
+    """Return the verdict and the codes of the checks by name."""
+    decision = check_model(model, wrong, tmp_path, arrays, outputs=["whole", "same"])
+    return decision.verdict, {check.name: check.code for check in decision.checks}
+
+
+@pytest.mark.parametrize(("model", "arrays", "is_undefined"), [
+    (IntegerLayer(torch.uint8, 1000.0), ROWS, True),
+    (IntegerLayer(torch.int32, 2.0**31, change=move_from_zero, counted=True), ROWS, True),
+    (IntegerLayer(torch.int64, 2.0**80, counted=True), ROWS, True),
+    (IntegerLayer(torch.uint8, 1.0, change=logarithm), ROWS, True),
+    (IntegerSteps(torch.ceil), ROWS, False),
+    (FloatsAsIntegers(torch.uint8, counted=True), PIXELS, False),
+    (FloatsAsIntegers(torch.int8), scaled_pixels(0.5), False),
+    (FloatsAsIntegers(torch.int32), scaled_pixels(2.0**23), False),
+    (FloatsAsIntegers(torch.int64, counted=True), scaled_pixels(2.0**55), False),
+    (IntegerLayer(torch.int32, 100.0), ROWS, False),
+])  # fmt: skip
+def test_undefined_conversions_of_samples_are_a_warning(tmp_path, model, arrays, is_undefined):
+    """Pass undefined conversions, also those of probes alone."""
+    verdict, codes = check_conversion(model, copy.deepcopy(model), tmp_path, arrays)
     assert verdict is Verdict.PASS
+    assert (codes.get("undefined_casts") == "undefined") is is_undefined
+
+
+CLAMPED = FloatsAsIntegers(torch.uint8, change=lambda x: x.clamp(0.0, 255.0))
+
+
+@pytest.mark.parametrize(("model", "wrong", "arrays"), [
+    *(
+        (FloatsAsIntegers(torch.uint8), FloatsAsIntegers(torch.uint8, **wrong), PIXELS)
+        for wrong in (
+            {"change": torch.round},
+            {"change": lambda x: x.clamp(max=255.0)},
+            {"change": lambda x: x.clamp(0.0, 190.0)},
+            {"factor": 1.01},
+        )
+    ),
+    (CLAMPED, FloatsAsIntegers(torch.uint8), PIXELS),
+    (IntegerLayer(torch.int32, 100.0), IntegerLayer(torch.int32, 100.0, change=torch.round), FAR),
+    (IntegerLayer(torch.int32, 100.0, counted=True),
+     IntegerLayer(torch.int32, 100.0, change=lambda v: v * 1.001, counted=True), FAR),
+    (IntegerLayer(torch.uint8, 100.0, counted=True),
+     IntegerLayer(torch.int8, 100.0, counted=True), ROWS),
+    (IntegerLayer(torch.int64, 2.0**33, counted=True),
+     IntegerLayer(torch.int32, 2.0**33, counted=True), ROWS),
+    *(
+        (IntegerSteps(step, gain=gain), IntegerSteps(lambda v: v, gain=gain), ROWS)
+        for step, gain in ((torch.ceil, 3.0), (torch.round, 300.0), (torch.floor, 3.0))
+    ),
+])  # fmt: skip
+def test_wrong_conversion_of_defined_values_fails(tmp_path, model, wrong, arrays):
+    assert check_conversion(model, wrong, tmp_path, arrays)[0] is Verdict.FAIL

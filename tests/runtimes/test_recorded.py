@@ -123,25 +123,22 @@ def test_wrong_outputs_fail(check_recording, pack_changed, edit):
     assert "FAIL" in {check.verdict for check in checks.values()}
 
 
-def test_batch_probe_uses_its_own_recorded_outputs(check_recording, pack_changed):
+@pytest.mark.parametrize(("part", "failed", "passed"), [
+    ("batch_4", "probe_batch_4", "max_abs_diff"),
+    ("samples", "max_abs_diff", "probe_batch_4"),
+])  # fmt: skip
+def test_probe_and_samples_use_their_own_recorded_outputs(
+    check_recording, pack_changed, part, failed, passed
+):
     """If a probe has the same inputs as samples, both recorded outputs are checked."""
 
     def edit(array):
-        array[:] = 0.0
-
-    _, checks, decision = check_recording(pack_changed("batch_4", edit), batch_size=4)
-    assert decision.verdict is Verdict.FAIL
-    assert checks["probe_batch_4"].verdict is Verdict.FAIL
-    assert checks["max_abs_diff"].verdict is Verdict.PASS
-
-
-def test_samples_use_their_own_recorded_outputs(check_recording, pack_changed):
-    def edit(array):
         array[:4] = 0.0
 
-    _, checks, _ = check_recording(pack_changed("samples", edit), batch_size=4)
-    assert checks["probe_batch_4"].verdict is Verdict.PASS
-    assert checks["max_abs_diff"].verdict is Verdict.FAIL
+    _, checks, decision = check_recording(pack_changed(part, edit), batch_size=4)
+    assert decision.verdict is Verdict.FAIL
+    assert checks[failed].verdict is Verdict.FAIL
+    assert checks[passed].verdict is Verdict.PASS
 
 
 def test_recorded_probe_failure_fails(check_recording, recorded_folder, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,10 +70,15 @@ class TestRealFaults:
         assert reported.blame.sessions <= 20
         names = ", ".join(f'"{name}"' for name in fault.names)
         assert f"Serve with disabled_optimizers=[{names}]" in reported.remedy
-        assert render_optimizer(reported.blame).text[1:] in reported.cause
-
-    def test_nodes_before_and_after_are_named(self, localized):
-        fault, reported = localized
+        text = render_optimizer(reported.blame).text
+        assert text[1:] in reported.cause
+        if fault.raises is None:
+            assert reported.blame.raises is None
+            assert "a different result" in text
+        else:
+            assert re.search(fault.raises, reported.blame.raises)
+            assert "ONNX Runtime fails" in text
+            assert reported.outcome[0]["code"] == "session_fails"
         if fault.after:
             assert [node.partition(" ")[0] for node in reported.blame.after] == [fault.after]
             assert len(reported.blame.before) > 1
@@ -80,17 +86,6 @@ class TestRealFaults:
         else:
             assert (reported.blame.before, reported.blame.after) == ((), ())
             assert reported.blame.nodes_unread is not None
-
-    def test_raising_optimizer_is_described(self, localized):
-        fault, reported = localized
-        if fault.raises is None:
-            assert reported.blame.raises is None
-            assert "a different result" in render_optimizer(reported.blame).text
-        else:
-            with pytest.raises(AssertionError, match=fault.raises):
-                raise AssertionError(reported.blame.raises)
-            assert "ONNX Runtime fails" in render_optimizer(reported.blame).text
-            assert reported.outcome[0]["code"] == "session_fails"
 
     def test_file_without_the_optimizer_is_correct(self, localized, tmp_path):
         fault, reported = localized

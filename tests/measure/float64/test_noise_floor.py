@@ -367,21 +367,17 @@ def test_large_difference_is_doubtful_for_any_floor():
     assert errors.worst == 1e5
 
 
-def test_late_samples_on_axis_one():
-    """Find a wrong late sample on axis 1, as in the states of an LSTM (layers, samples, width)."""
+@pytest.mark.parametrize(("axis", "count", "doubtful"), [(1, 100, 102), (None, 50, 32)])
+def test_late_samples_on_another_axis(axis, count, doubtful):
+    """Find a wrong late sample on axis 1, as in the states of an LSTM (layers, samples, width).
+    Score an output without batch axis per batch.
+    """
     reference, candidate = make_late_values()
     candidate[70] *= 1.2
-    errors = OutlierTracker(first_floors(np.random.default_rng(0)), axis=1)
-    errors.update(reference[None], candidate[None], Span(32, len(reference)))
-    assert errors.doubtful == [102]
-
-
-def test_output_without_batch_axis_is_scored_per_batch():
-    reference, candidate = make_late_values()
-    candidate[70] *= 1.2
-    errors = OutlierTracker(first_floors(np.random.default_rng(0)), axis=None)
-    errors.update(reference, candidate, Span(32, 50))
-    assert errors.doubtful == [32]
+    errors = OutlierTracker(first_floors(np.random.default_rng(0)), axis=axis)
+    sides = (side[None] if axis else side for side in (reference, candidate))
+    errors.update(*sides, Span(32, count))
+    assert errors.doubtful == [doubtful]
 
 
 def test_discarded_doubtful_samples_keep_the_worst_score():

@@ -95,13 +95,6 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize("kind", FIRST)
-def test_invalid_first_item_is_refused(kind, monkeypatch):
-    item, words = FIRST[kind]
-    with pytest.raises(DataError, match=words):
-        SampleSet.open(register_factory(monkeypatch, [item]))
-
-
 class NoLength(Map):
     def __len__(self):
         raise RuntimeError("the index is away")
@@ -132,9 +125,11 @@ SETS = {
 }
 
 
-@pytest.mark.parametrize("kind", SETS)
-def test_failing_data_set_is_refused(kind, monkeypatch):
-    make, words = SETS[kind]
+@pytest.mark.parametrize(("make", "words"), [
+    *(pytest.param(lambda item=item: [item], words, id=kind) for kind, (item, words) in FIRST.items()),
+    *(pytest.param(*row, id=kind) for kind, row in SETS.items()),
+])  # fmt: skip
+def test_invalid_first_item_or_failing_data_set_is_refused(make, words, monkeypatch):
     with pytest.raises(DataError, match=words):
         list(SampleSet.open(register_factory(monkeypatch, make())).batches(4))
 
@@ -358,15 +353,14 @@ def test_tar_truncated_after_opening_is_refused(tmp_path, monkeypatch):
         samples.at([9])
 
 
-def test_picture_with_too_many_bytes_is_refused(tmp_path, monkeypatch):
-    Image.new("RGB", (16, 16)).save(tmp_path / "x.png")
-    monkeypatch.setattr("gate.data.datasets.MAX_BYTES", 16)
-    with pytest.raises(DataError, match="more than 16 bytes"):
-        SampleSet.open(register_factory(monkeypatch, [tmp_path / "x.png"]), preprocessing=SPEC)
-
-
-def test_picture_with_too_many_pixels_is_refused(monkeypatch):
+def test_picture_with_too_many_bytes_or_pixels_is_refused(tmp_path, monkeypatch):
     image = Image.new("RGB", (16, 16))
+    image.save(tmp_path / "x.png")
+    monkeypatch.setattr("gate.data.datasets.MAX_BYTES", 16)
     monkeypatch.setattr("gate.data.datasets.MAX_PIXELS", 255)
-    with pytest.raises(DataError, match="16 x 16 pixels, the maximum is 255"):
-        SampleSet.open(register_factory(monkeypatch, [image]), preprocessing=SPEC)
+    for item, words in (
+        (tmp_path / "x.png", "more than 16 bytes"),
+        (image, "16 x 16 pixels, the maximum is 255"),
+    ):
+        with pytest.raises(DataError, match=words):
+            SampleSet.open(register_factory(monkeypatch, [item]), preprocessing=SPEC)
