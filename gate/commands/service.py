@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,10 +149,6 @@ def _show_steps(models: dict[str, list[dict[str, Any]]], console: Console) -> No
     help="A registered model to guard and deploy; others are left alone. WORKSPACE:NAME for "
     "another workspace than that of MLFLOW_WORKSPACE. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "--alias", "aliases", multiple=True, **_environment("ALIASES"),
-    help="An alias whose moves trigger work. Repeatable. Default: candidate, champion, previous.",
-)  # fmt: skip
 @click.option("--host", **_environment("HOST"), help="Default: 127.0.0.1.")
 @click.option("--port", type=int, **_environment("PORT"), help="Default: 8400. 0: any free port.")
 @options.SECRET_FILE
@@ -167,18 +162,6 @@ def _show_steps(models: dict[str, list[dict[str, Any]]], console: Console) -> No
 @_POLICY
 @options.TRUST
 @options.SERVICE_KEY
-@click.option(
-    "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
-    help="The largest webhook body that is read. Default: 64 KiB.",
-)  # fmt: skip
-@click.option(
-    "--body-timeout", "body_timeout_s", type=float, metavar="SECONDS",
-    **_environment("BODY_TIMEOUT"), help="Time limit for receiving a webhook body. Default: 20.",
-)  # fmt: skip
-@click.option(
-    "--window", "window_s", type=float, metavar="SECONDS", **_environment("WINDOW"),
-    help="Largest difference of a webhook's timestamp from this clock. Default: 300.",
-)  # fmt: skip
 @click.option(
     "--interval", "interval_s", type=float, metavar="SECONDS", **_environment("INTERVAL"),
     help="Interval at which all models are checked without an event. Default: 60.",
@@ -237,7 +220,7 @@ def serve_command(**options: Any) -> CommandResult:
         cors_origins=settings.cors_origins,
         damaged=reconcile.report_damage,
     )
-    with notifying(settings, open_ledger(settings)) if settings.notify_url else nullcontext():
+    with notifying(settings, open_ledger(settings)):
         serve(
             settings,
             reconcile,
@@ -304,10 +287,8 @@ def _register(
       gate webhooks register --secret-file .gate/secrets
       gate webhooks register --url https://gate.example.org/webhooks/mlflow --name production
     """
-    from gate.service.settings import SECRETS_VARIABLE
-
     server = _server(tracking_uri)
-    secret, is_new = secret_for(secret_file, variable=SECRETS_VARIABLE)
+    secret, is_new = secret_for(secret_file)
     outcome, webhook = server.register(name, url, secret=secret)
     lines = [f"{outcome}: webhook '{name}' ({webhook.webhook_id}) sends to {url}"]
     if is_new:
@@ -433,17 +414,16 @@ def _table(console: Console, headings: Iterable[str], rows: Iterable[Iterable[st
 _SECRET_BYTES = 32
 
 
-def secret_for(path: Path | None, *, variable: str) -> tuple[str, bool]:
+def secret_for(path: Path | None) -> tuple[str, bool]:
     """Return the secret to sign with, and whether a missing file was created."""
-    from gate.service import settings
-    from gate.service.settings import WebhookSecrets
+    from gate.service.settings import WebhookSecrets, write_secrets
 
     if path is None:
-        return WebhookSecrets.from_environment(variable).secrets[0], False
+        return WebhookSecrets.from_environment().secrets[0], False
     if path.exists():
         return WebhookSecrets.from_file(path).secrets[0], False
     secret = secrets.token_hex(_SECRET_BYTES)
-    settings.write_secrets(path, [secret])
+    write_secrets(path, [secret])
     return secret, True
 
 
@@ -462,12 +442,11 @@ def rotate(
     uses, so the rotation can be repeated. Raises ServiceError if a test delivery is refused; then
     both secrets stay valid.
     """
-    from gate.service import settings
-    from gate.service.settings import WebhookSecrets
+    from gate.service.settings import WebhookSecrets, write_secrets
 
     old = WebhookSecrets.from_file(path).secrets
     new = secrets.token_hex(_SECRET_BYTES)
-    settings.write_secrets(path, [new, *old])
+    write_secrets(path, [new, *old])
     subscriptions.set_secret(webhook, new)
     trials = subscriptions.test(webhook)
     refused = [trial for trial in trials if not trial.success]
@@ -478,5 +457,5 @@ def rotate(
             "repeat the rotation."
         )
     sleep(overlap_s)
-    settings.write_secrets(path, [new])
+    write_secrets(path, [new])
     return trials

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import hmac
 import logging
-import math
 import os
 import re
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
-import anyio
 import uvicorn
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gate.deploy.store import ModelStore
 from gate.errors import (
@@ -40,14 +37,14 @@ from gate.errors import (
     Untrusted,
 )
 from gate.ledger.ledger import Ledger
+from gate.mlflow_client.webhooks import EVENTS
 from gate.registry.eligibility import TrustFile
-from gate.service import event as events
-from gate.service.event import Event, MalformedEvent
-from gate.service.monitoring import Reconcile, ServiceMetrics, configure_logging
+from gate.service.monitoring import Reconcile, configure_logging
 from gate.service.reconcile_loop import ReconcileLoop
 from gate.service.reconciler import kept_ledger
 from gate.service.settings import ServiceSettings, WebhookSecrets
-from gate.storage.safe_text import Redaction
+from gate.storage.safe_text import EXAMPLE_MODEL, Redaction
+from gate.storage.workspace import DEFAULT, ModelKey
 
 # Results are cached for 2 s, so that frequent requests are cheap. A disk or database that hangs
 # blocks one thread, never one that receives deliveries.
@@ -95,35 +92,14 @@ def ledger_problem(ledger: Ledger, trust: TrustFile) -> str | None:
     return None
 
 
-class RegistryContact:
-    """Tracks when the registry last answered. `reach` raises GateError if it does not answer."""
-
-    def __init__(
-        self, reach: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._reach = reach
-        self._clock = clock
-        self._since = -math.inf
-
-    def problem(self) -> str | None:
-        """Contact the registry; return the problem if the last answer is older than `CONTACT_S`.
-
-        This method blocks.
-        """
-        try:
-            self._reach()
-        except GateError as error:
-            silence = self._clock() - self._since
-            if silence <= CONTACT_S:
-                return None
-            _log.warning("not ready: %s", error)
-            return (
-                "does not answer"
-                if silence == math.inf
-                else f"has not answered for {silence:.0f} s"
-            )
-        self._since = self._clock()
-        return None
+def registry_problem(reach: Callable[[], None]) -> str | None:
+    """Return why the registry can't be used now, or None. `reach` raises GateError."""
+    try:
+        reach()
+    except GateError as error:
+        _log.warning("not ready: %s", error)
+        return "does not answer"
+    return None
 
 
 def store_problem(settings: ServiceSettings) -> str | None:
@@ -143,40 +119,37 @@ SIGNATURE_HEADER = "X-MLflow-Signature"
 TIMESTAMP_HEADER = "X-MLflow-Timestamp"
 DELIVERY_HEADER = "X-MLflow-Delivery-Id"
 
+_HEADERS = {
+    # No dot: otherwise the same signature would fit another split into ID, timestamp and body.
+    DELIVERY_HEADER: re.compile(r"[A-Za-z0-9_-]{1,128}"),
+    TIMESTAMP_HEADER: re.compile(r"[0-9]{1,12}"),
+    SIGNATURE_HEADER: re.compile(r"v1,[A-Za-z0-9+/]{43}="),
+}
 
-# No dot: otherwise the same signature would fit another split into ID, timestamp and body.
-_DELIVERY_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_TIMESTAMP = re.compile(r"[0-9]{1,12}")
-_SIGNATURE = re.compile(r"v1,[A-Za-z0-9+/]{43}=")
+_WINDOW_S = 300.0
+"""Largest difference between a delivery's timestamp and the local clock."""
 
+_BODY_CAP = 1 << 16
+"""Largest size of a body in bytes; a body is read before its signature is verified."""
 
-@dataclass(frozen=True)
-class DeliveryResponse:
-    """The response to the sender: one word and a status. The reason might help attackers."""
+_BODY_TIMEOUT_S = 20.0
+"""Time limit for receiving a body."""
 
-    outcome: str
-    status: int
-    reason: str
-    """The reason, only for the log."""
-    fields: Mapping[str, object] = field(default_factory=dict)
-
-    def to_json(self) -> Response:
-        """Return the response as JSON.
-
-        After a refusal the connection is closed, because the body may not have been read.
-        """
-        headers = {"Cache-Control": "no-store"}
-        if self.status >= 400:
-            headers["Connection"] = "close"
-        return JSONResponse({"outcome": self.outcome}, self.status, headers)
+# Invalid deliveries get 4xx; valid but irrelevant ones 2xx. Events of models that are not on the
+# allow-list get 403: MLflow neither repeats nor shows them.
+_STATUSES = {
+    "accepted": 202, "ignored": 200, "test": 200, "malformed": 400, "gone": 400, "unsigned": 401,
+    "stale": 401, "forged": 401, "foreign": 403, "slow": 408, "too_large": 413, "wrong_type": 415,
+}  # fmt: skip
+"""HTTP status by outcome. The outcome is the whole answer: a reason might help attackers."""
 
 
 class DeliveryRefused(Exception):
-    """A delivery is refused."""
+    """A delivery is refused. The message is only for the log."""
 
-    def __init__(self, outcome: str, status: int, reason: str) -> None:
+    def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
-        self.response = DeliveryResponse(outcome, status, reason)
+        self.outcome = outcome
 
 
 @dataclass(frozen=True)
@@ -188,33 +161,23 @@ class Envelope:
     signature: str
 
     @classmethod
-    def from_headers(
-        cls, header: Callable[[str], Sequence[str]], *, now: float, window_s: float
-    ) -> Envelope:
+    def from_headers(cls, header: Callable[[str], Sequence[str]], *, now: float) -> Envelope:
         """Read the headers before the body, so that the body of an invalid delivery is not read.
 
         `header`: all values of a header. `now`: seconds since the epoch. Raises DeliveryRefused.
         """
         fields: list[str] = []
-        for name, pattern in (
-            (DELIVERY_HEADER, _DELIVERY_ID),
-            (TIMESTAMP_HEADER, _TIMESTAMP),
-            (SIGNATURE_HEADER, _SIGNATURE),
-        ):
+        for name, pattern in _HEADERS.items():
             values = header(name)
-            if len(values) != 1:
-                reason = f"is refused: {name} is there {len(values)} times, expected once"
-                raise DeliveryRefused("unsigned", 401, reason)
-            if not pattern.fullmatch(values[0]):
-                raise DeliveryRefused(
-                    "unsigned", 401, f"is refused: {name} is not of MLflow's form"
-                )
+            if len(values) != 1 or not pattern.fullmatch(values[0]):
+                reason = f"is refused: expected {name} once, in MLflow's form"
+                raise DeliveryRefused("unsigned", reason)
             fields.append(values[0])
         envelope = cls(*fields)
         age_s = now - int(envelope.timestamp)
-        if not abs(age_s) <= window_s:
-            reason = f"the timestamp is {age_s:.0f} s old, allowed are ±{window_s:.0f} s"
-            raise DeliveryRefused("stale", 401, f"is refused: {reason}")
+        if not abs(age_s) <= _WINDOW_S:
+            reason = f"the timestamp is {age_s:.0f} s old, allowed are ±{_WINDOW_S:.0f} s"
+            raise DeliveryRefused("stale", f"is refused: {reason}")
         return envelope
 
     def verify_body(self, body: bytes, *, secrets: Iterable[str]) -> None:
@@ -222,16 +185,14 @@ class Envelope:
 
         The duration does not depend on which secret matches, if any.
         """
-        matches, count = False, 0
+        matches = False
         for secret in secrets:
             expected = sign_delivery(
                 secret, delivery_id=self.delivery_id, timestamp=self.timestamp, body=body
             )
             matches |= hmac.compare_digest(expected.encode(), self.signature.encode())
-            count += 1
         if not matches:
-            reason = f"is refused: the signature fits none of {count} secrets"
-            raise DeliveryRefused("forged", 401, reason)
+            raise DeliveryRefused("forged", "is refused: the signature fits none of the secrets")
 
 
 def sign_delivery(secret: str, *, delivery_id: str, timestamp: str, body: bytes) -> str:
@@ -241,99 +202,109 @@ def sign_delivery(secret: str, *, delivery_id: str, timestamp: str, body: bytes)
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-# Invalid deliveries get 4xx; valid but irrelevant ones 2xx. Events of models that are not on the
-# allow-list get 403: MLflow neither repeats nor shows them. Nothing is stored: only the name of the
-# model is used, and the timer's next reconcile makes up for lost events.
-_NO_BODY = "has no body that can be read"
+class _Event(BaseModel):
+    """The fields of an event that are read: it only wakes the loop, which reads the registry."""
+
+    model_config = ConfigDict(strict=True)
+
+    entity: str
+    action: str
+    workspace: str | None = None
+    """Present only if the server has workspaces."""
+    data: Any = None
+
+
+def read_event(body: bytes) -> tuple[str, ModelKey | None]:
+    """Return the kind of an event, and its model; None for an event not in `EVENTS`.
+
+    Raises DeliveryRefused for bytes that MLflow does not send.
+    """
+    try:
+        event = _Event.model_validate_json(body)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise DeliveryRefused("malformed", f"is malformed: {problem}") from error
+    kind = f"{event.entity}.{event.action}"
+    if kind not in EVENTS:
+        return kind, None
+    name = event.data.get("name") if isinstance(event.data, dict) else None
+    if not isinstance(name, str) or not name:
+        raise DeliveryRefused("malformed", "is malformed: data.name is not a model's name")
+    return kind, ModelKey(None if event.workspace == DEFAULT else event.workspace, name)
 
 
 class Receiver:
-    """The webhook endpoint. `wake` is called with the model of an event."""
+    """The webhook endpoint.
+
+    Nothing is stored: an event wakes the loop, and the timer makes up for lost events.
+    """
 
     def __init__(
-        self,
-        settings: ServiceSettings,
-        *,
-        keyring: WebhookSecrets,
-        metrics: ServiceMetrics,
-        wake: Callable[[str], None],
+        self, settings: ServiceSettings, worker: ReconcileLoop, keyring: WebhookSecrets
     ) -> None:
-        """Raises PolicyError if the policy, which names the review tag, can't be read."""
-        self._settings = settings
-        self._tag = settings.policy_in_force().review_tag
+        self._models = settings.models
+        self._worker = worker
         self._keyring = keyring
-        self._metrics = metrics
-        self._wake = wake
 
     async def __call__(self, request: Request) -> Response:
-        """Handle one request."""
-        start = time.perf_counter()
-        try:
-            response = await self._handle(request)
-        except DeliveryRefused as refusal:
-            response = refusal.response
-        self._metrics.deliveries.labels(response.outcome).inc()
-        self._metrics.accept_seconds.observe(time.perf_counter() - start)
-        level = logging.INFO if response.status < 400 else logging.WARNING
-        fields = {"outcome": response.outcome, "status": response.status, **response.fields}
-        _log.log(level, "delivery %s", response.reason, extra={"fields": fields})
-        return response.to_json()
+        """Handle one request.
 
-    async def _handle(self, request: Request) -> DeliveryResponse:
+        After a refusal the connection is closed, because the body may not have been read.
+        """
+        fields: dict[str, object] = {}
+        try:
+            outcome, reason = await self._handle(request, fields)
+        except DeliveryRefused as refusal:
+            outcome, reason = refusal.outcome, str(refusal)
+        status = _STATUSES[outcome]
+        self._worker.metrics.deliveries.labels(outcome).inc()
+        level = logging.INFO if status < 400 else logging.WARNING
+        fields |= {"outcome": outcome, "status": status}
+        _log.log(level, "delivery %s", reason, extra={"fields": fields})
+        headers = _NO_STORE | ({"Connection": "close"} if status >= 400 else {})
+        return JSONResponse({"outcome": outcome}, status, headers)
+
+    async def _handle(self, request: Request, fields: dict[str, object]) -> tuple[str, str]:
+        """Return the outcome and, for the log, the reason. Raises DeliveryRefused."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            return DeliveryResponse("wrong_type", 415, "is not application/json")
-        envelope = Envelope.from_headers(
-            request.headers.getlist, now=time.time(), window_s=self._settings.window_s
-        )
-        body = await _read_body(request, self._settings)
+            raise DeliveryRefused("wrong_type", "is not application/json")
+        envelope = Envelope.from_headers(request.headers.getlist, now=time.time())
+        body = await _read_body(request)
         envelope.verify_body(body, secrets=self._keyring.secrets)
-        fields: dict[str, object] = {"delivery": envelope.delivery_id}
-        try:
-            event = events.read(body, self._tag)
-        except MalformedEvent as error:
-            return DeliveryResponse("malformed", 400, f"is malformed: {error}", fields)
-        if event is None:
-            return DeliveryResponse("ignored", 200, "is about nothing of ours", fields)
-        return self._handle_event(event, fields)
-
-    def _handle_event(self, event: Event, fields: dict[str, object]) -> DeliveryResponse:
-        """Handle an event whose signature was verified."""
-        fields |= {"event": event.kind, "model": event.model[:256]}
-        if event.is_test:
-            return DeliveryResponse("test", 200, "is a test of the server's", fields)
-        if event.model not in self._settings.models:
-            return DeliveryResponse(
-                "foreign", 403, "is about a model that is not allow-listed", fields
-            )
-        if event.hint is not None:
-            _log.warning("%s", event.hint, extra={"fields": fields})
-        reason = events.ignore_reason(event, aliases=self._settings.aliases, tag=self._tag)
-        if reason is not None:
-            return DeliveryResponse("ignored", 200, f"changes nothing: {reason}", fields)
-        self._wake(event.model)
-        return DeliveryResponse("accepted", 202, "wakes the loop", fields)
+        fields["delivery"] = envelope.delivery_id
+        kind, key = read_event(body)
+        if key is None:
+            return "ignored", "is about nothing of ours"
+        fields |= {"event": kind, "model": str(key)[:256]}
+        if key.name == EXAMPLE_MODEL:
+            return "test", "is a test of the server's"
+        if str(key) not in self._models:
+            raise DeliveryRefused("foreign", "is about a model that is not allow-listed")
+        self._worker.wake(str(key))
+        return "accepted", "wakes the loop"
 
 
-async def _read_body(request: Request, settings: ServiceSettings) -> bytes:
-    """Return the body, using at most `body_cap` bytes plus one chunk of memory.
+async def _read_body(request: Request) -> bytes:
+    """Return the body, using at most `_BODY_CAP` bytes plus one chunk of memory.
 
     Raises DeliveryRefused if the body is too large, too slow, or incomplete.
     """
+    reason = "has no body that can be read"
     declared = request.headers.get("content-length", "0")
     body = bytearray()
-    if declared.isdecimal() and int(declared[:20]) > settings.body_cap:
-        raise DeliveryRefused("too_large", 413, _NO_BODY)
+    if declared.isdecimal() and int(declared[:20]) > _BODY_CAP:
+        raise DeliveryRefused("too_large", reason)
     try:
-        async with asyncio.timeout(settings.body_timeout_s):
+        async with asyncio.timeout(_BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > settings.body_cap:
-                    raise DeliveryRefused("too_large", 413, _NO_BODY)
+                if len(body) > _BODY_CAP:
+                    raise DeliveryRefused("too_large", reason)
     except TimeoutError as error:
-        raise DeliveryRefused("slow", 408, _NO_BODY) from error
+        raise DeliveryRefused("slow", reason) from error
     except ClientDisconnect as error:
-        raise DeliveryRefused("gone", 400, _NO_BODY) from error
+        raise DeliveryRefused("gone", reason) from error
     return bytes(body)
 
 
@@ -354,51 +325,39 @@ STOP_TIMEOUT_S = 12.0
 _EXIT_DEADLINE_S = 28
 """Seconds after SIGTERM at which the process ends even if a thread hangs."""
 
-CONTACT_S = 10.0
-"""Maximum age of the last answer of the registry."""
-
-_SILENT_INTERVALS = 3
-"""Number of timer intervals without an answer before the registry counts as silent."""
-
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
-@dataclass(frozen=True)
-class ServiceParts:
-    """The components of the service."""
-
-    settings: ServiceSettings
-    keyring: WebhookSecrets
-    metrics: ServiceMetrics
-    worker: ReconcileLoop
-    contact: RegistryContact
-
-
-def create_app(parts: ServiceParts, *, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
+def create_app(
+    settings: ServiceSettings,
+    worker: ReconcileLoop,
+    keyring: WebhookSecrets,
+    *,
+    mounts: Mapping[str, ASGIApp] | None = None,
+    reach: Callable[[], None] = lambda: None,
+) -> ASGIApp:
     """Return the ASGI application; its lifespan starts and stops the worker.
 
-    `mounts`: other applications by path, such as the static store under `/models`.
+    `mounts`: other applications by path, such as the static store under `/models`. `reach`: raises
+    GateError if the registry does not answer; it may block.
     """
-    receiver = Receiver(
-        parts.settings,
-        keyring=parts.keyring,
-        metrics=parts.metrics,
-        wake=parts.worker.wake,
-    )
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        parts.worker.start()
+        worker.start()
         try:
             yield
         finally:
-            await anyio.to_thread.run_sync(lambda: parts.worker.stop(timeout_s=STOP_TIMEOUT_S))
+            await asyncio.to_thread(worker.stop, timeout_s=STOP_TIMEOUT_S)
+
+    async def read_metrics(_request: Request) -> Response:
+        return Response(worker.metrics.text(), media_type="text/plain; version=0.0.4")
 
     routes: list[BaseRoute] = [
-        Route(WEBHOOK_PATH, receiver.__call__, methods=["POST"]),
+        Route(WEBHOOK_PATH, Receiver(settings, worker, keyring).__call__, methods=["POST"]),
         Route("/healthz", _alive),
-        Route("/readyz", _readiness(parts)),
-        Route("/metrics", _metrics(parts.metrics)),
+        Route("/readyz", _readiness(settings, worker, reach)),
+        Route("/metrics", read_metrics),
         *(Mount(path, app) for path, app in (mounts or {}).items()),
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={500: _fault})
@@ -415,64 +374,28 @@ async def _fault(_request: Request, _error: Exception) -> Response:
     return JSONResponse({"outcome": "fault"}, 500, _NO_STORE)
 
 
-def _readiness(parts: ServiceParts) -> Callable[[Request], object]:
-    checked_ledger = kept_ledger(parts.settings)
-    trust_file = TrustFile.named(parts.settings.trust, policy=parts.settings.policy)
-    trust_check = ReadinessCheck(trust_file.problem)
-    ledger_check = ReadinessCheck(lambda: ledger_problem(checked_ledger, trust_file))
-    store_check = ReadinessCheck(lambda: store_problem(parts.settings))
-    registry_check = ReadinessCheck(parts.contact.problem)
+def _readiness(
+    settings: ServiceSettings, worker: ReconcileLoop, reach: Callable[[], None]
+) -> Callable[[Request], object]:
+    ledger = kept_ledger(settings)
+    trust_file = TrustFile.named(settings.trust, policy=settings.policy)
+    checks = {
+        "ledger": ReadinessCheck(lambda: ledger_problem(ledger, trust_file)),
+        "store": ReadinessCheck(lambda: store_problem(settings)),
+        "registry": ReadinessCheck(lambda: registry_problem(reach)),
+        "trust": ReadinessCheck(trust_file.problem),
+    }
 
     async def ready(_request: Request) -> Response:
-        ledger, trust, store, registry = await asyncio.gather(
-            *(check.problem() for check in (ledger_check, trust_check, store_check, registry_check))
-        )
-        problems = {
-            "ledger": ledger,
-            "store": store,
-            "worker": None if parts.worker.alive else "is not running",
-            "registry": registry or _registry_problem(parts),
-        }
-        is_ready = not any(problems.values())
+        results = await asyncio.gather(*(check.problem() for check in checks.values()))
+        problems = dict(zip(checks, results, strict=True))
+        problems["worker"] = None if worker.alive else "is not running"
         # The service keeps serving without a trust, so a load balancer must not remove it.
-        states = {name: problem or "ok" for name, problem in (problems | {"trust": trust}).items()}
+        is_ready = not any(text for name, text in problems.items() if name != "trust")
+        states = {name: problem or "ok" for name, problem in problems.items()}
         return JSONResponse({"ready": is_ready, **states}, 200 if is_ready else 503, _NO_STORE)
 
     return ready
-
-
-def _registry_problem(parts: ServiceParts) -> str | None:
-    silence = parts.worker.registry_silence_s()
-    if silence is None:
-        return "has not answered yet"
-    if silence > _SILENT_INTERVALS * parts.settings.interval_s:
-        return f"has not answered for {silence:.0f} s"
-    return None
-
-
-def _metrics(metrics: ServiceMetrics) -> Callable[[Request], object]:
-    limiter = anyio.CapacityLimiter(1)  # concurrent requests must leave threads for others
-
-    async def read(_request: Request) -> Response:
-        text = await anyio.to_thread.run_sync(metrics.text, limiter=limiter)
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return read
-
-
-def create_service(
-    settings: ServiceSettings, reconcile: Reconcile, *, reach: Callable[[], None] = lambda: None
-) -> ServiceParts:
-    """Read the secrets and create the components. `reach`: see `RegistryContact`.
-
-    Raises ServiceError if the service could not work.
-    """
-    keyring = settings.keyring()
-    metrics = ServiceMetrics()
-    worker = ReconcileLoop(
-        reconcile, models=settings.models, metrics=metrics, interval_s=settings.interval_s
-    )
-    return ServiceParts(settings, keyring, metrics, worker, RegistryContact(reach))
 
 
 def serve(
@@ -485,23 +408,26 @@ def serve(
 ) -> None:
     """Run until SIGTERM or SIGINT, then finish running work and accept no more.
 
-    The process ends within 30 s even if something hangs. `ready` is called with `http://host:port`
-    once connections are accepted. Raises ServiceError if the service can't start.
+    The process ends within 30 s even if something hangs. `mounts`, `reach`: as for `create_app`.
+    `ready` is called with `http://host:port` once connections are accepted. Raises ServiceError if
+    the service can't start.
     """
-    parts = create_service(settings, reconcile, reach=reach)
+    keyring = settings.keyring()
+    worker = ReconcileLoop(reconcile, models=settings.models, interval_s=settings.interval_s)
     log = configure_logging(
         sys.stderr,
         log_format=settings.log_format,
-        redaction=Redaction(lambda: parts.keyring.all_secrets, addresses=settings.addresses),
+        redaction=Redaction(lambda: keyring.all_secrets, addresses=settings.addresses),
     )
     try:
         with listening(settings.host, settings.port) as listener:
             address = f"http://{settings.host}:{listener.getsockname()[1]}"
             _log.info("listening", extra={"fields": {"address": address, "webhook": WEBHOOK_PATH}})
             ready(address)
-            server(create_app(parts, mounts=mounts)).run(sockets=[listener])
+            app = create_app(settings, worker, keyring, mounts=mounts, reach=reach)
+            server(app).run(sockets=[listener])
     finally:
-        if not parts.worker.stop(timeout_s=0):
+        if not worker.stop(timeout_s=0):
             _log.warning("a reconcile was interrupted and will be repeated at the next start")
         elif sys.platform != "win32":
             signal.alarm(0)
@@ -513,9 +439,10 @@ def server(app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http=_Protocol,
+            http="h11",
             loop="asyncio",
             log_config=None,
+            limit_concurrency=_CONNECTIONS,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=5,
@@ -526,58 +453,20 @@ def server(app: ASGIApp) -> _Server:
 
 
 _CONNECTIONS = 256
-"""Largest number of connections. Each may use a socket and a file of the store; a process may open
-1024 files by default."""
-
-_IDLE_S = 10.0
-"""Seconds for which a connection may stay without a complete request."""
-
-
-class _Protocol(H11Protocol):
-    """uvicorn's protocol with limits on connections and on the time for a complete request."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > _CONNECTIONS:
-            transport.abort()
-        else:
-            self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
-
-    def _close_idle(self, last_cycle: object) -> None:
-        """Close a connection that has had no request since the last check."""
-        if self.transport.is_closing():
-            return
-        is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle and self.cycle is last_cycle:
-            self.transport.abort()
-        else:
-            self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
+"""Largest number of connections; more get 503. Each may use a socket and a file of the store, and a
+process may open 1024 files by default. The reverse proxy closes idle connections."""
 
 
 class _Server(uvicorn.Server):
     """Exits normally on a signal, which uvicorn would raise again afterwards."""
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
         """Start the shutdown. Threads of libraries may hang, and Python would wait for them."""
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
         if sys.platform != "win32":
             signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
             signal.alarm(_EXIT_DEADLINE_S)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handlers = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def listening(host: str, port: int) -> socket.socket:

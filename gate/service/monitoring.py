@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, Protocol, TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from gate.service.settings import LogFormat
 from gate.storage.safe_text import Redaction
@@ -70,43 +70,30 @@ def _printable(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
-_ACCEPTING_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RECONCILING_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class ServiceMetrics:
-    """Counters and histograms."""
+    """Counters and a histogram."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        counter, histogram = (
-            partial(Counter, registry=registry),
-            partial(Histogram, registry=registry),
-        )
+        self._registry = CollectorRegistry()
+        counter = partial(Counter, registry=self._registry)
         self.deliveries = counter(
             "parity_gate_deliveries", "Requests to the webhook by outcome.", ["outcome"]
-        )
-        self.accept_seconds = histogram(
-            "parity_gate_accept_seconds",
-            "From a request's headers to its answer.",
-            buckets=_ACCEPTING_S,
         )
         self.actions = counter(
             "parity_gate_actions", "What was done to models.", ["kind", "outcome"]
         )
-        self.reconcile_seconds = histogram(
+        self.failures = counter(
+            "parity_gate_reconcile_failures", "Looks at a model that failed.", ["error"]
+        )
+        self.reconcile_seconds = Histogram(
             "parity_gate_reconcile_seconds",
             "One look at a model and what followed.",
             ["cause"],
             buckets=_RECONCILING_S,
-        )
-        self.failures = counter(
-            "parity_gate_reconcile_failures", "Looks at a model that failed.", ["error"]
-        )
-        self.registry_contact = Gauge(
-            "parity_gate_registry_seen_timestamp_seconds",
-            "When the registry last answered.",
-            registry=registry,
+            registry=self._registry,
         )
 
     def text(self) -> bytes:
@@ -138,14 +125,12 @@ class Failed:
 
 
 class Reconcile(Protocol):
-    """Reconciles a registered model and its deployment with the state that its evidence allows.
+    """Brings a registered model and its deployment into the state that its evidence allows.
 
-    Reads the whole state on each call. Idempotent; concurrent calls for one model are serialized.
+    `cause`: `webhook`, `timer` or the caller, for the ledger. Idempotent. Raises GateError if no
+    step could be started; then retry later.
     """
 
     def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
-        """Reconcile a model. `cause`: `webhook`, `timer` or the caller, for the ledger.
-
-        Raises GateError if no step could be started; then retry later.
-        """
+        """Reconcile a model."""
         ...

@@ -95,18 +95,6 @@ class Notifier:
         self._path = settings.store / CURSOR
         self._tries: Counter[int] = Counter()
         self._has_tried_undelivered = False
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gate-notifier", daemon=True)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Send in the background until the context ends."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._stopping.set()
-            self._thread.join(_TIMEOUT_S)
 
     def send_new(self) -> None:
         """Send all unsent entries; without a cursor, start after the existing entries.
@@ -232,20 +220,19 @@ class Notifier:
             return status
         raise OSError(f"HTTP {status}")
 
-    def _run(self) -> None:
+    def run(self, stopping: threading.Event) -> None:
+        """Send new entries, with growing pauses after failures, until `stopping` is set."""
         failures = 0
-        while not self._stopping.is_set():
+        while not stopping.is_set():
             try:
                 self.send_new()
                 failures = 0
-            except (OSError, GateError) as error:
+            except Exception as error:
                 failures += 1
-                _log.warning("notification failed, will retry: %s", error)
-            except Exception:
-                failures += 1
-                _log.exception("notification failed, will retry")
-            pause = min(_MAX_PAUSE_S, _POLL_S * 2.0 ** min(failures, 10))
-            self._stopping.wait(pause if failures else _POLL_S)
+                is_expected = isinstance(error, OSError | GateError)
+                text = "notification failed, will retry: %s"
+                _log.warning(text, error, exc_info=not is_expected)
+            stopping.wait(min(_MAX_PAUSE_S, _POLL_S * 2.0 ** min(failures, 10)))
 
 
 @contextlib.contextmanager
@@ -263,5 +250,13 @@ def notifying(settings: ServiceSettings, ledger: Ledger) -> Iterator[None]:
         notifier._cursor()
     except EvidenceError as error:
         raise EvidenceError(f"{error} Remove the file to start with new entries.") from error
-    with notifier.running():
+    stopping = threading.Event()
+    thread = threading.Thread(
+        target=notifier.run, args=(stopping,), name="gate-notifier", daemon=True
+    )
+    thread.start()
+    try:
         yield
+    finally:
+        stopping.set()
+        thread.join(_TIMEOUT_S)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from gate.errors import GateError, RegistryDenied, RegistryUnavailable, ResourceGone
+from gate.errors import GateError, ResourceGone
 from gate.service.monitoring import Failed, Reconcile, ServiceMetrics, StepResult
 
 # Level-triggered: each reconcile reads the whole state of a model. If a wake-up is lost in a crash,
@@ -28,12 +28,11 @@ class ReconcileLoop:
         reconcile: Reconcile,
         *,
         models: Sequence[str],
-        metrics: ServiceMetrics,
         interval_s: float = 60.0,
     ) -> None:
         self._reconcile = reconcile
         self._interval_s = interval_s
-        self._metrics = metrics
+        self.metrics = ServiceMetrics()
         self._wake_event, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="gate-worker", daemon=True)
         self._woken: dict[str, None] = {}
@@ -41,7 +40,6 @@ class ReconcileLoop:
         self._lock = threading.Lock()
         self._due = dict.fromkeys(models, time.monotonic())
         self._failures = dict.fromkeys(models, 0)
-        self._last_contact: float | None = None
 
     def start(self) -> None:
         """Start the thread, which first reconciles every model: events may have been missed."""
@@ -67,10 +65,6 @@ class ReconcileLoop:
         """Whether the thread runs and was not stopped."""
         return self._thread.is_alive() and not self._stopping.is_set()
 
-    def registry_silence_s(self) -> float | None:
-        """Seconds since the registry last answered; None if it never did."""
-        return None if self._last_contact is None else time.monotonic() - self._last_contact
-
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._wake_event.clear()  # before the check: a wake-up during it is not lost
@@ -79,13 +73,13 @@ class ReconcileLoop:
                 self._wake_event.wait(max(0.01, min(self._due.values()) - time.monotonic()))
                 continue
             try:
-                retry_reason = self._reconcile_model(model, cause=cause)
-            except Exception as error:  # from logging or metrics: no failure ends the loop
+                needs_retry = self._reconcile_model(model, cause=cause)
+            except Exception:  # from logging or metrics: no failure ends the loop
                 _log.exception("the worker continues after an internal error")
-                retry_reason = str(error)
-            self._failures[model] = 0 if retry_reason is None else self._failures[model] + 1
+                needs_retry = True
+            self._failures[model] = self._failures[model] + 1 if needs_retry else 0
             wait = self._interval_s
-            if retry_reason is not None:
+            if needs_retry:
                 wait = min(wait, _backoff(self._failures[model]))
             self._due[model] = time.monotonic() + wait
 
@@ -105,44 +99,38 @@ class ReconcileLoop:
                 return model, "webhook"
         return None, ""
 
-    def _reconcile_model(self, model: str, *, cause: str) -> str | None:
-        """Reconcile a model; return the errors that require a retry, or None."""
+    def _reconcile_model(self, model: str, *, cause: str) -> bool:
+        """Reconcile a model; return whether a retry is required."""
         fields = {"model": model, "cause": cause}
-        start = time.perf_counter()
         results: Sequence[StepResult | Failed]
-        try:
-            results = self._reconcile(model, cause=cause)
-        except Exception as error:
-            results = [Failed("look", error)]
-        failures = [failure for failure in results if isinstance(failure, Failed)]
-        outages = (RegistryUnavailable, RegistryDenied)
-        errors = [failure.error for failure in failures]
-        if all(isinstance(e, GateError) and not isinstance(e, outages) for e in errors):
-            self._last_contact = time.monotonic()
-            self._metrics.registry_contact.set_to_current_time()
-        for action in results:
-            if isinstance(action, StepResult):
-                self._metrics.actions.labels(action.kind, action.outcome).inc()
-                labels = {"kind": action.kind, "outcome": action.outcome, "to": action.version}
-                _log.info("%s", action.reason, extra={"fields": {**fields, **labels}})
-        retry_reasons = [self._log_failure(failure, fields) for failure in failures]
-        seconds = time.perf_counter() - start
-        self._metrics.reconcile_seconds.labels(cause).observe(seconds)
-        return "; ".join(filter(None, retry_reasons)) or None
+        with self.metrics.reconcile_seconds.labels(cause).time():
+            try:
+                results = self._reconcile(model, cause=cause)
+            except Exception as error:
+                results = [Failed("look", error)]
+        needs_retry = False
+        for result in results:
+            if isinstance(result, Failed):
+                needs_retry |= self._log_failure(result, fields | {"kind": result.kind})
+                continue
+            self.metrics.actions.labels(result.kind, result.outcome).inc()
+            labels = {"kind": result.kind, "outcome": result.outcome, "to": result.version}
+            _log.info("%s", result.reason, extra={"fields": fields | labels})
+        return needs_retry
 
-    def _log_failure(self, failed: Failed, fields: dict[str, str]) -> str | None:
-        """Log and count a failure; return the reason for a retry, or None if none is needed."""
-        error, extra = failed.error, {"fields": {**fields, "kind": failed.kind}}
+    def _log_failure(self, failed: Failed, fields: dict[str, str]) -> bool:
+        """Log and count a failure; return whether it requires a retry."""
+        error, extra = failed.error, {"fields": fields}
         if not isinstance(error, GateError):
-            self._metrics.failures.labels("unexpected").inc()
+            self.metrics.failures.labels("unexpected").inc()
             _log.error("a step failed, will retry", exc_info=error, extra=extra)
-            return f"unexpected {type(error).__name__}: {error}"
-        self._metrics.failures.labels(type(error).__name__).inc()
+            return True
+        self.metrics.failures.labels(type(error).__name__).inc()
         if isinstance(error, ResourceGone):
             _log.warning("no retry: %s", error, extra=extra)
-            return None
+            return False
         _log.warning("failed, will retry: %s", error, extra=extra)
-        return f"{type(error).__name__}: {error}"
+        return True
 
 
 def _backoff(attempts: int) -> float:

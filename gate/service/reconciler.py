@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -241,8 +240,8 @@ class Reconciler:
         self._pages = PageUpdater()
         self._replays: dict[str, ReplayState] = {}
         """By model: the state of replaying the golden vectors of the last release."""
-        self._damages: Counter[str] = Counter()
-        """By model: how often the deployed files were reported as damaged."""
+        self._damaged: set[str] = set()
+        """The models whose deployed files were reported as damaged since their last reconcile."""
 
     def __call__(self, model: str, *, cause: str) -> Sequence[StepResult | Failed]:
         """Reconcile one model; see `Reconcile`.
@@ -276,39 +275,39 @@ class Reconciler:
                 "deployed release stays. Restore its name or remove it from the service's models."
             )
         with model_lock(registered, quietly=True):
-            thoroughly = self._is_due(model, registered.alias(CHAMPION))
-            damages, policy, trust = self._damages[model], self._policy, self._trust
-            results = [
-                *_step(
-                    "guard",
-                    lambda: guard_champion(registered, policy, thoroughly=thoroughly, trust=trust),
+            champion = registered.alias(CHAMPION)
+            proven, proven_at = self._proven.get(model, (None, 0.0))
+            is_due = proven != champion or time.monotonic() - proven_at > _RECHECK_S
+            thoroughly = is_due or model in self._damaged
+            if thoroughly:
+                self._proven.pop(model, None)
+                self._damaged.discard(model)  # damage that is reported from now on is kept
+            policy, store, trust = self._policy, self._store, self._trust
+            steps: dict[Kind, Callable[[], Iterable[StepResult | Failed]]] = {
+                "guard": partial(
+                    guard_champion, registered, policy, thoroughly=thoroughly, trust=trust
                 ),
-                *_step("hand_in", lambda: process_submission(registered, policy, trust=trust)),
-                *_step("review", lambda: process_reviews(registered, policy, trust=trust)),
-                *_step(
-                    "deploy",
-                    lambda: deploy_champion(
-                        registered, self._store, policy, thoroughly=thoroughly, trust=trust
-                    ),
+                "hand_in": partial(process_submission, registered, policy, trust=trust),
+                "review": partial(process_reviews, registered, policy, trust=trust),
+                "deploy": partial(
+                    deploy_champion, registered, store, policy, thoroughly=thoroughly, trust=trust
                 ),
-            ]
-            results += self._replay(registered, thoroughly=thoroughly)
-            failed = {result.kind for result in results if isinstance(result, Failed)}
-            refused = any(
-                isinstance(result, StepResult)
-                and (result.kind, result.outcome) == ("deploy", "refused")
-                for result in results
-            )
-            # The next reconcile handles damage or a refusal during this one.
-            proven = not refused and failed <= {"hand_in", "review", "replay"}
-            if thoroughly and proven and damages == self._damages[model]:
+                "replay": partial(self._replay, registered, thoroughly=thoroughly),
+            }
+            results: list[StepResult | Failed] = []
+            for kind, step in steps.items():
+                try:
+                    results += step()  # also keeps what a step yields before it fails
+                except Exception as error:
+                    results.append(Failed(kind, error))
+            if thoroughly and not any(map(_leaves_doubt, results)):
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
             with contextlib.suppress(GateError):  # the steps above already report ledger errors
                 self._pages.follow(registered, thoroughly=thoroughly)
                 trust.warn_of(model, registered.history())
         return results
 
-    def _replay(self, model: RegisteredModel, *, thoroughly: bool) -> Sequence[StepResult | Failed]:
+    def _replay(self, model: RegisteredModel, *, thoroughly: bool) -> list[StepResult | Failed]:
         """Replay the golden vectors of a new release; of an older one only `thoroughly`."""
         if self._policy.after_deploy != "replay_golden":
             return []
@@ -319,13 +318,8 @@ class Reconciler:
         if state.is_complete and not thoroughly and not state.suspects:
             return []
         limits = model.reading.limits
-        results = list(
-            _step(
-                "replay",
-                lambda: replay_golden(model, self._store, self._policy, state=state, limits=limits),
-            )
-        )
-        state.is_complete = state.is_complete or not results
+        results = replay_golden(model, self._store, self._policy, state=state, limits=limits)
+        state.is_complete |= not results
         return results
 
     def report_damage(self, model: str) -> None:
@@ -333,21 +327,14 @@ class Reconciler:
 
         Can be called from any thread.
         """
-        self._damages[model] += 1
-        self._proven.pop(model, None)
-
-    def _is_due(self, model: str, champion: str | None) -> bool:
-        proven, at = self._proven.get(model, (None, 0.0))
-        return proven != champion or time.monotonic() - at > _RECHECK_S
+        self._damaged.add(model)
 
 
-def _step(
-    kind: Kind, step: Callable[[], Iterable[StepResult | Failed]]
-) -> Iterator[StepResult | Failed]:
-    try:
-        yield from step()
-    except Exception as error:
-        yield Failed(kind, error)
+def _leaves_doubt(result: StepResult | Failed) -> bool:
+    """Return whether the champion's or the deployed files were not verified because of a result."""
+    if isinstance(result, Failed):
+        return result.kind in ("guard", "deploy")
+    return (result.kind, result.outcome) == ("deploy", "refused")
 
 
 def reconciler(settings: ServiceSettings, *, is_service: bool = False) -> Reconciler:

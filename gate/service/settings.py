@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,19 +22,12 @@ from pydantic import (
 from gate.errors import ServiceError, StorageError
 from gate.ledger.database import DEFAULT, state_url
 from gate.policy.policy import Policy
-from gate.registry.interface import CANDIDATE, CHAMPION, PREVIOUS
 from gate.storage.files import MODE, read_private, replacing
 from gate.storage.safe_text import redacted
 from gate.storage.workspace import ModelKey
 
-SERVICE_PAUSE_S = 60.0
-"""Seconds after which a second download can confirm that a version has wrong bytes."""
-
-
-# A file is read again when it changes, so that a rotation needs no restart.
 SECRETS_VARIABLE = "GATE_WEBHOOK_SECRETS"
 """The environment variable that is used without a secret file."""
-
 
 MIN_LENGTH = 16
 
@@ -48,9 +40,8 @@ class WebhookSecrets:
     def __init__(self, secrets: Sequence[str], *, file: Path | None = None) -> None:
         self._secrets = tuple(secrets)
         self._file = file
-        self._state = _state(file) if file else None
-        self._all_secrets = set(secrets)
-        self._lock = threading.Lock()
+        self.all_secrets = frozenset(secrets)
+        """All secrets so far, which must be redacted in logs."""
 
     @classmethod
     def from_file(cls, path: Path) -> WebhookSecrets:
@@ -61,42 +52,27 @@ class WebhookSecrets:
         return cls(_read(path), file=path)
 
     @classmethod
-    def from_environment(cls, name: str) -> WebhookSecrets:
-        """Read an environment variable. Raises ServiceError if it has no valid secret."""
-        if name not in os.environ:
+    def from_environment(cls) -> WebhookSecrets:
+        """Read GATE_WEBHOOK_SECRETS. Raises ServiceError if it has no valid secret."""
+        if SECRETS_VARIABLE not in os.environ:
             raise ServiceError(
-                f"there is no secret: neither a secret file nor the environment variable {name}. "
-                "The service needs one to verify deliveries of MLflow. Create one: gate webhooks "
-                "register --secret-file FILE."
+                "there is no secret: neither a secret file nor the environment variable "
+                f"{SECRETS_VARIABLE}. The service needs one to verify deliveries of MLflow. Create "
+                "one: gate webhooks register --secret-file FILE."
             )
-        return cls(_parsed(os.environ[name], source=name))
+        return cls(_parsed(os.environ[SECRETS_VARIABLE], source=SECRETS_VARIABLE))
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The current secrets. If the file becomes invalid, the previous ones stay valid."""
+        """The secrets, read again from a file so that a rotation needs no restart. If the file
+        becomes invalid, the previous ones stay valid."""
         if self._file is not None:
-            with self._lock:
-                self._refresh(self._file)
+            try:
+                self._secrets = _read(self._file)
+            except ServiceError as error:
+                _log.error("the old secrets stay valid: %s", error)
+            self.all_secrets |= set(self._secrets)
         return self._secrets
-
-    @property
-    def all_secrets(self) -> frozenset[str]:
-        """All secrets so far, which must be redacted in logs."""
-        return frozenset(self._all_secrets)
-
-    def _refresh(self, file: Path) -> None:
-        try:
-            state = _state(file)
-            if state == self._state:
-                return
-            self._state = state
-            secrets = _read(file)
-        except ServiceError as error:
-            _log.error("the old secrets stay valid: %s", error)
-            return
-        self._all_secrets |= set(secrets)
-        self._secrets = secrets
-        _log.info("secrets were read again", extra={"fields": {"secrets": len(secrets)}})
 
 
 def write_secrets(path: Path, secrets: Sequence[str]) -> None:
@@ -113,14 +89,6 @@ def write_secrets(path: Path, secrets: Sequence[str]) -> None:
             if old_status is not None and old_status.st_uid != os.fstat(descriptor).st_uid:
                 os.fchown(descriptor, old_status.st_uid, old_status.st_gid)
             stream.writelines(f"{secret}\n" for secret in secrets)
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read(path: Path) -> tuple[str, ...]:
@@ -159,8 +127,6 @@ class ServiceSettings(BaseModel):
 
     models: tuple[Name, ...] = Field(min_length=1)
     """The managed models; `WORKSPACE:NAME` outside the workspace `default`. Others are ignored."""
-    aliases: tuple[Name, ...] = (CANDIDATE, CHAMPION, PREVIOUS)
-    """Aliases whose changes trigger a reconcile."""
     host: str = "127.0.0.1"
     port: int = Field(default=8400, ge=0, le=65_535)
     """0: any free port."""
@@ -169,8 +135,7 @@ class ServiceSettings(BaseModel):
     """Other addresses of the registry that occur in the ledger, such as the server's database or
     old name."""
     secret_file: Path | None = None
-    """A file with one secret per line; None: use `secret_variable`."""
-    secret_variable: str = SECRETS_VARIABLE
+    """A file with one secret per line; None: use GATE_WEBHOOK_SECRETS."""
     state: Annotated[str, AfterValidator(state_url)] = DEFAULT
     """The database of the ledger."""
     store: Path = Path(".gate/store")
@@ -184,15 +149,9 @@ class ServiceSettings(BaseModel):
     """The trust file for ledger entries, if there is no other trust; None: no signature needed."""
     key: str | None = None
     """The key that signs ledger entries; None: entries are not signed."""
-    body_cap: int = Field(default=1 << 16, ge=1024)
-    """Maximum size of a body in bytes; a body is read before its signature is verified."""
-    body_timeout_s: float = Field(default=20.0, gt=0)
-    """Time limit for receiving a body."""
-    window_s: float = Field(default=300.0, gt=0, le=3600)
-    """Maximum difference between a delivery's timestamp and the local clock."""
     interval_s: float = Field(default=60.0, gt=0)
     """Interval between reconciles of all models without events."""
-    confirm_s: float = Field(default=SERVICE_PAUSE_S, ge=0)
+    confirm_s: float = Field(default=60.0, ge=0)
     """Delay before a second download can confirm a mismatch."""
     time_limit_s: float | None = Field(default=None, gt=0)
     """Time limit of a child process that reads or runs a file; None: 10 minutes."""
@@ -266,4 +225,4 @@ class ServiceSettings(BaseModel):
         """Return the secrets. Raises ServiceError if there is none."""
         if self.secret_file is not None:
             return WebhookSecrets.from_file(self.secret_file)
-        return WebhookSecrets.from_environment(self.secret_variable)
+        return WebhookSecrets.from_environment()

@@ -14,21 +14,19 @@ from typing import Any
 
 import httpx
 
-from gate.service import settings as keyring
 from gate.service.app import (
     DELIVERY_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     WEBHOOK_PATH,
-    ServiceParts,
     create_app,
-    create_service,
     listening,
     server,
     sign_delivery,
 )
 from gate.service.monitoring import StepResult
-from gate.service.settings import ServiceSettings
+from gate.service.reconcile_loop import ReconcileLoop
+from gate.service.settings import ServiceSettings, write_secrets
 from tests import plain_http
 
 SECRET = "the-first-secret-of-the-tests"
@@ -92,7 +90,7 @@ class Recorder:
 @dataclass(frozen=True)
 class Service:
     address: str
-    parts: ServiceParts
+    worker: ReconcileLoop
     recorder: Recorder
 
     def send(self, event: Mapping[str, Any] | bytes, **options: Any) -> httpx.Response:
@@ -111,7 +109,7 @@ class Service:
 def settings(folder: Path, **options: Any) -> ServiceSettings:
     secrets = folder / "secrets"
     if not secrets.exists():
-        keyring.write_secrets(secrets, [SECRET, OLD_SECRET])
+        write_secrets(secrets, [SECRET, OLD_SECRET])
     defaults = {
         "models": (MODEL, "letters"),
         "port": 0,
@@ -126,19 +124,25 @@ def settings(folder: Path, **options: Any) -> ServiceSettings:
 
 @contextmanager
 def run_service(
-    service_settings: ServiceSettings, recorder: Recorder | None = None, *, mounts: Any = None
+    service_settings: ServiceSettings,
+    recorder: Recorder | None = None,
+    *,
+    reach: Callable[[], None] = lambda: None,
 ) -> Iterator[Service]:
     """Run the complete service in this process, with a real socket."""
     recorder = recorder or Recorder()
-    parts = create_service(service_settings, recorder)
+    worker = ReconcileLoop(
+        recorder, models=service_settings.models, interval_s=service_settings.interval_s
+    )
     listener = listening(service_settings.host, service_settings.port)
-    runner = server(create_app(parts, mounts=mounts))
+    app = create_app(service_settings, worker, service_settings.keyring(), reach=reach)
+    runner = server(app)
     thread = threading.Thread(target=lambda: runner.run(sockets=[listener]))
     thread.start()
     try:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         wait_until(lambda: runner.started)
-        yield Service(address, parts, recorder)
+        yield Service(address, worker, recorder)
     finally:
         runner.should_exit = True
         thread.join(60)

@@ -61,12 +61,8 @@ def run_process(
     *options: str,
     slow: float = 0,
     url: str | None = None,
-    files: int | None = None,
 ) -> Iterator[Process]:
-    """Run a service in `folder`; a restart there continues with the stored state.
-
-    `files`: the limit of open files.
-    """
+    """Run a service in `folder`; a restart there continues with the stored state."""
     secrets = folder / "secrets"
     if not secrets.exists():
         settings.write_secrets(secrets, [SECRET])
@@ -76,8 +72,6 @@ def run_process(
     command += ["--", "serve", "--model", "digits", "--port", "0", "--secret-file", str(secrets)]
     command += ["--state", url or f"sqlite:///{folder}/state.db", "--interval", "3600", *options]
     command += ["--tracking-uri", "http://127.0.0.1:1"]
-    if files is not None:
-        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
     log = folder / "log"
     with log.open("ab") as stream:
         # Not in the repository's folder, because the policy of `make repro` there trusts one key

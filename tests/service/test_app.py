@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import socket
@@ -15,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from gate.errors import RegistryUnavailable
 from gate.mlflow_client.webhooks import EVENTS
 from gate.service import app
 from gate.service.app import DELIVERY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, WEBHOOK_PATH
@@ -62,12 +60,11 @@ REQUESTS: list[tuple[str, bytes, Callable[[bytes], dict[str, str]], int, str]] =
     ("no JSON", b"{", signed_headers, 400, "malformed"),
     ("too large", b" " * (1 << 20) + EVENT, signed_headers, 413, "too_large"),
     ("of another model", json.dumps(event_body(model="another")).encode(), signed_headers, 403, "foreign"),
-    ("of a model with a lone surrogate", make_event(data={"name": "\ud800", "alias": "champion"}), signed_headers, 403, "foreign"),
+    ("of the workspace default", json.dumps(event_body(model="another") | {"workspace": "default"}).encode(), signed_headers, 403, "foreign"),
     ("of another workspace", make_event(workspace="team-a"), signed_headers, 403, "foreign"),
     ("of a workspace that is no text", make_event(workspace=1), signed_headers, 400, "malformed"),
     ("MLflow's test in a workspace", json.dumps(event_body(model=EXAMPLE_MODEL) | {"workspace": "team-a"}).encode(), signed_headers, 200, "test"),
     ("an unknown entity", make_event(entity="prompt"), signed_headers, 200, "ignored"),
-    ("another alias", json.dumps(event_body(alias="shadow")).encode(), signed_headers, 200, "ignored"),
     ("MLflow's test", json.dumps(event_body(model=EXAMPLE_MODEL)).encode(), signed_headers, 200, "test"),
 ]  # fmt: skip
 
@@ -107,6 +104,31 @@ def test_request_without_effect_is_answered_and_counted(
     wait_until(lambda: len(service.recorder.causes) > observed)
     assert service.recorder.calls[-1] == ("letters", "webhook")
     assert len(service.recorder.causes) == observed + 1
+
+
+MALFORMED = [
+    b"", b"\xff\xfe{}", '{"entity": "model_version"}'.encode("utf-16"), b"\xef\xbb\xbf{}", b"null",
+    b"[" * 60_000, b'{"a":' * 12_000, b'{"entity": NaN}', b"9" * 10_000, make_event(entity=1),
+    make_event(action=None), make_event(data=None), make_event(data={}),
+    make_event(data={"name": ""}), make_event(data={"name": 3}), make_event(data={"name": "\ud800"}),
+]  # fmt: skip
+
+
+def test_malformed_events_are_refused(shared_service: Service) -> None:
+    for raw in MALFORMED:
+        response = shared_service.send(raw)
+        assert (response.status_code, response.json()["outcome"]) == (400, "malformed"), raw[:40]
+
+
+def test_example_payloads_of_mlflow_are_read(shared_service: Service) -> None:
+    from mlflow.entities.webhook import WebhookEvent
+    from mlflow.webhooks.types import get_example_payload_for_event
+
+    for kind in EVENTS:
+        data = get_example_payload_for_event(WebhookEvent.from_str(kind))
+        entity, action = kind.split(".")
+        response = shared_service.send({"entity": entity, "action": action, "data": data})
+        assert response.json() == {"outcome": "test"}
 
 
 def test_each_subscribed_event_triggers_a_reconcile(shared_service: Service) -> None:
@@ -175,8 +197,9 @@ def test_streamed_body_is_cut_off_at_the_size_limit(service: Service) -> None:
     assert 'outcome="too_large"} 1.0' in service.get("/metrics").text
 
 
-def test_incomplete_body_times_out(tmp_path: Path) -> None:
-    with run_service(settings(tmp_path, body_timeout_s=0.3)) as service:
+def test_incomplete_body_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_BODY_TIMEOUT_S", 0.3)
+    with run_service(settings(tmp_path)) as service:
         url = httpx.URL(service.address)
         connection = http.client.HTTPConnection(url.host, url.port, timeout=10)
         connection.putrequest("POST", WEBHOOK_PATH)
@@ -202,7 +225,7 @@ def test_internal_error_does_not_leak_to_the_sender(service: Service, monkeypatc
     def raise_internal_error(*_: object, **__: object) -> None:
         raise RuntimeError("a fault with internals in /srv/gate")
 
-    monkeypatch.setattr("gate.service.app.events.read", raise_internal_error)
+    monkeypatch.setattr("gate.service.app.read_event", raise_internal_error)
     response = service.send(event_body())
     assert (response.status_code, response.json()) == (500, {"outcome": "fault"})
     wait_until(lambda: "internals" in caplog.text)  # it is logged after the response
@@ -216,29 +239,8 @@ class TestReadiness:
             "trust": "ok", "store": "ok",
         }  # fmt: skip
 
-    def test_not_ready_while_the_registry_does_not_answer(self, tmp_path: Path) -> None:
-        down = threading.Event()
-
-        def effect(_model: str, _cause: str) -> None:
-            if down.is_set():
-                raise RegistryUnavailable("no server answers")
-
-        recorder = Recorder(effect)
-        down.set()
-        with run_service(settings(tmp_path, interval_s=0.1), recorder) as service:
-            wait_until(lambda: len(recorder.calls) > 2)
-            response = service.get("/readyz")
-            assert (response.status_code, response.json()["registry"]) == (
-                503,
-                "has not answered yet",
-            )
-            down.clear()
-            wait_until(lambda: service.get("/readyz").status_code == 200)
-            down.set()
-            wait_until(lambda: "has not answered for" in service.get("/readyz").json()["registry"])
-
     def test_not_ready_when_the_worker_stopped(self, service: Service) -> None:
-        service.parts.worker.stop(timeout_s=10)
+        service.worker.stop(timeout_s=10)
         assert service.get("/readyz").json()["worker"] == "is not running"
         assert service.get("/healthz").json() == {"status": "alive"}
 
@@ -256,7 +258,6 @@ def test_metrics_count_deliveries_and_reconciles(service: Service) -> None:
         'parity_gate_actions_total{kind="review",outcome="promoted"}',
         'parity_gate_reconcile_seconds_count{cause="webhook"} 1.0',
         'parity_gate_reconcile_seconds_count{cause="timer"}',
-        "parity_gate_accept_seconds_bucket",
     ):
         assert line in text
 
@@ -275,27 +276,3 @@ def test_two_hundred_concurrent_events_need_one_reconcile(tmp_path: Path) -> Non
         resume.set()
         wait_until(lambda: recorder.ended.count((MODEL, "webhook")) == 1)
         assert recorder.causes == ["webhook"]  # one pass covers all earlier events
-
-
-def test_idle_connections_are_closed_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "_IDLE_S", 0.3)
-    monkeypatch.setattr(app, "_CONNECTIONS", 2)
-    with run_service(settings(tmp_path)) as service:
-        port = httpx.URL(service.address).port
-        with contextlib.ExitStack() as stack:
-            connections = [
-                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
-                for _ in range(3)
-            ]
-            connections[0].sendall(b"POST /webhooks/mlflow HTTP/1.1\r\nHost: x\r\n")
-            assert [receive(item) for item in connections] == [b"", b"", b""]
-        assert service.get("/healthz").status_code == 200
-
-
-def receive(connection: socket.socket) -> bytes:
-    """Return what the service sends before it closes the connection."""
-    with contextlib.suppress(ConnectionResetError):
-        return connection.recv(1)
-    return b""

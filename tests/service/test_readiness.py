@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ import pytest
 
 from gate.deploy.deploy import deploy
 from gate.deploy.store import ModelStore
-from gate.errors import RegistryUnavailable
 from gate.ledger import entry
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.connection import reach
 from gate.service import app
-from gate.service.app import ReadinessCheck, RegistryContact
+from gate.service.app import ReadinessCheck
 from tests.deploy import models
 from tests.ledger.rows import lines, replace_lines, replace_text
 from tests.service.deliveries import Service, event_body, run_service, settings, wait_until
@@ -123,29 +121,9 @@ def test_damaged_store_makes_the_service_unready(tmp_path: Path) -> None:
         assert failing_checks(service) == {}
 
 
-def test_registry_answer_is_valid_for_ten_seconds() -> None:
-    now, up = 100.0, False
-
-    def reach() -> None:
-        if not up:
-            raise RegistryUnavailable("no answer")
-
-    contact = RegistryContact(reach, clock=lambda: now)
-    assert contact.problem() == "does not answer"
-    up = True
-    assert contact.problem() is None
-    up, now = False, 110.0
-    assert contact.problem() is None
-    now = 110.1
-    assert contact.problem() == "has not answered for 10 s"
-    up = True
-    assert contact.problem() is None
-
-
 def test_unreachable_registry_makes_the_service_unready(tmp_path: Path) -> None:
-    with run_ready_service(tmp_path) as service:
-        service.parts.contact._reach = lambda: reach("http://127.0.0.1:1")
-        service.parts.contact._since = -math.inf
+    uri = "http://127.0.0.1:1"
+    with run_service(settings(tmp_path), reach=lambda: reach(uri)) as service:
         assert failing_checks(service) == {"registry": "does not answer"}
 
 

@@ -67,7 +67,7 @@ class DeployedModel:
 
     @contextmanager
     def running_service(self) -> Iterator[Callable[[], dict[str, object]]]:
-        """Run the service and yield a function that returns `/readyz`, after the first pass began."""
+        """Run the service and yield a function that returns `/readyz`."""
         with run_service(self.settings, reconciler(self.settings)) as service:  # type: ignore[arg-type]
 
             def read_readiness() -> dict[str, object]:
@@ -76,7 +76,6 @@ class DeployedModel:
                 assert response.status_code == (200 if report["ready"] else 503)
                 return report
 
-            wait_until(lambda: service.parts.worker.registry_silence_s() is not None)
             yield read_readiness
 
 
