@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from gate.ledger.entry import LedgerEntry
     from gate.ledger.ledger import Ledger
-    from gate.ledger.maintenance import Audit, Checkpoint
-    from gate.signing.keys import PublicKey
+    from gate.ledger.maintenance import Audit
     from gate.signing.trust import Trust
 
 
@@ -238,10 +237,6 @@ def export_lines(ledger: Ledger) -> list[bytes]:
     return [row.line + b"\n" for row in rows]
 
 
-VerifiedCheckpoint = tuple["Checkpoint", tuple["PublicKey", ...], int]
-"""A verified checkpoint, the keys that signed it, and the number of lines added since."""
-
-
 def verify_ledger(state: str, *, trust: Path | None, checkpoint: Path | None) -> CommandResult:
     """Verify chain, signatures and checkpoint.
 
@@ -254,10 +249,12 @@ def verify_ledger(state: str, *, trust: Path | None, checkpoint: Path | None) ->
     ledger.trust = trusted = loaders.local_keys().trust_if_any(trust)
     if checkpoint is not None and trusted is None:
         raise click.UsageError("--checkpoint needs trusted keys: name a trust file with --trust.")
+    verified, checkpoint_lines = None, []
     try:
-        proven, verified = audit_ledger(ledger), None
+        proven = audit_ledger(ledger)
         if checkpoint is not None and trusted is not None:
-            verified = _verify_checkpoint(checkpoint, ledger, trusted)
+            verified, text = _verify_checkpoint(checkpoint, ledger, trusted)
+            checkpoint_lines = [text]
     except (DigestMismatch, EvidenceError, Untrusted) as error:
         problem = str(error)
         plain = {"holds": False, "problem": problem, "ledger": ledger.location}
@@ -272,54 +269,47 @@ def verify_ledger(state: str, *, trust: Path | None, checkpoint: Path | None) ->
             "head": None if proven.head is None else str(proven.head),
             "signed_by": proven.by_key,
             "accepted": list(proven.accepted),
-            "checkpoint": None if verified is None else _checkpoint_plain(verified),
+            "checkpoint": verified,
         },
-        *_verified_lines(ledger, proven, verified),
+        *_verified_lines(ledger, proven),
+        *checkpoint_lines,
     )
 
 
-def _verify_checkpoint(path: Path, ledger: Ledger, trust: Trust) -> VerifiedCheckpoint:
+def _verify_checkpoint(path: Path, ledger: Ledger, trust: Trust) -> tuple[dict[str, Any], str]:
+    """Verify a checkpoint; return its content as JSON values and as a sentence."""
     from gate.ledger.maintenance import Checkpoint, checkpoint_signers
     from gate.signing.statement import ENVELOPE_LIMIT, SignedStatement
 
     signed = SignedStatement.from_bytes(read_untrusted(path, limit=ENVELOPE_LIMIT), label=str(path))
     signers = checkpoint_signers(signed, trust=trust)
     checkpoint = Checkpoint.from_statement(signed, label="the checkpoint")
-    return checkpoint, signers, checkpoint.verify(ledger)
-
-
-def _checkpoint_plain(verified: VerifiedCheckpoint) -> dict[str, Any]:
-    checkpoint, signers, since = verified
+    since = checkpoint.verify(ledger)
     keys = [key.key_id for key in signers]
-    return {"lines": checkpoint.lines, "at": checkpoint.at, "since": since, "signers": keys}
+    plain = {"lines": checkpoint.lines, "at": checkpoint.at, "since": since, "signers": keys}
+    names = ", ".join(key.label for key in signers)
+    return plain, (
+        f"the checkpoint of {checkpoint.at}, signed by {names}: all {checkpoint.lines} lines "
+        f"exist, {since} were added since"
+    )
 
 
-def _verified_lines(
-    ledger: Ledger, proven: Audit, verified: VerifiedCheckpoint | None
-) -> list[str]:
+def _verified_lines(ledger: Ledger, proven: Audit) -> list[str]:
     last = "" if proven.head is None else f", the last with digest {proven.head}"
     lines = [f"the ledger {ledger.location} is valid: {proven.lines} lines{last}"]
-    writers = () if ledger.trust is None else ledger.trust.writers
-    if writers:
+    trust = ledger.trust
+    if trust is not None and trust.writers:
         counts = [
             f"{proven.by_key[key.key_id]} by {key.label}"
-            for key in writers
+            for key in trust.writers
             if key.key_id in proven.by_key
         ]
-        trusted = "" if ledger.trust is None else ledger.trust.by
-        lines.append(f"signed: {', '.join(counts) or 'none'}; trusted{trusted}")
+        lines.append(f"signed: {', '.join(counts) or 'none'}; trusted{trust.by}")
     else:
         lines.append("signatures were not verified: no writers are trusted (--trust)")
     if proven.accepted:
         numbers = ", ".join(map(str, proven.accepted))
         lines.append(f"accepted only by a later line of a trusted writer: {numbers}")
-    if verified is not None:
-        checkpoint, signers, since = verified
-        names = ", ".join(key.label for key in signers)
-        lines.append(
-            f"the checkpoint of {checkpoint.at}, signed by {names}: all {checkpoint.lines} lines "
-            f"exist, {since} were added since"
-        )
     return lines
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 from urllib.parse import quote
@@ -128,68 +128,57 @@ def _show(
     print_lines(console, promotion.reason, *signed_by, *([f"see {url}"] if url else []))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReleasePage:
-    """The MLflow run of a release: that of `gate check --track`, or a new one with all records."""
+@contextmanager
+def _open_page(
+    runs: Runs, report: Path, judgment: SummaryInputs, twin: EvaluatedFile | None
+) -> Iterator[RunLogger]:
+    """Open the MLflow run of a release: that of `gate check --track`, or a new one whose pages are
+    rendered again from all records. Raises RegistryError, StorageError."""
+    from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
+    from gate.report.folder import rewrite_report
+    from gate.summary.summarize import SummaryInputs
 
-    runs: Runs
-    model: str
-    report: Path
-
-    @contextmanager
-    def open(self, judgment: SummaryInputs, twin: EvaluatedFile | None) -> Iterator[RunLogger]:
-        """Open the run for writing.
-
-        The pages of a new run are rendered again from the records. Raises RegistryError,
-        StorageError.
-        """
-        from gate.mlflow_client.log_evaluation import log_evaluation, write_twin
-        from gate.report.folder import rewrite_report
-        from gate.summary.summarize import SummaryInputs
-
-        decision, evidence, policy = judgment.decision, judgment.evidence, judgment.policy.twin
-        tracked = self.runs.recorded(self.report, decision)
-        with self.runs.new("gate promote") if tracked is None else self.runs.again(tracked) as page:
-            if tracked is None:
-                with temporary_folder() as folder:
-                    rewrite_report(
-                        folder,
-                        decision,
-                        evidence,
-                        summary=judgment.summary,
-                        explanation=judgment.explanation,
-                        report=self.report,
-                    )
-                    log_evaluation(page, judgment, folder=folder)
-            if twin is not None and policy is not None:
-                judged = SummaryInputs(
-                    decision=twin.decision, evidence=twin.evidence, policy=policy
+    decision, evidence, policy = judgment.decision, judgment.evidence, judgment.policy.twin
+    tracked = runs.recorded(report, decision)
+    with runs.new("gate promote") if tracked is None else runs.again(tracked) as page:
+        if tracked is None:
+            with temporary_folder() as folder:
+                rewrite_report(
+                    folder,
+                    decision,
+                    evidence,
+                    summary=judgment.summary,
+                    explanation=judgment.explanation,
+                    report=report,
                 )
-                write_twin(page, judged, exact=decision)
-            yield page
+                log_evaluation(page, judgment, folder=folder)
+        if twin is not None and policy is not None:
+            judged = SummaryInputs(decision=twin.decision, evidence=twin.evidence, policy=policy)
+            write_twin(page, judged, exact=decision)
+        yield page
 
-    def description(
-        self, judgment: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
-    ) -> str:
-        """Return Markdown with links to the run, its report and the version."""
-        from gate.mlflow_client.log_evaluation import links
-        from gate.mlflow_client.runs import cut
-        from gate.registry.version_page import BODY_LIMIT
-        from gate.report.markdown import summary_markdown
 
-        text = summary_markdown(judgment.summary, links(page, version=version))
-        return cut(text, BODY_LIMIT)
+def _description(
+    judgment: SummaryInputs, page: RunLogger, *, version: tuple[str, str] | None = None
+) -> str:
+    """Return Markdown with links to the run, its report and the version."""
+    from gate.mlflow_client.log_evaluation import links
+    from gate.mlflow_client.runs import cut
+    from gate.registry.version_page import BODY_LIMIT
+    from gate.report.markdown import summary_markdown
 
-    def write_outcome(
-        self, page: RunLogger, promotion: PromotionResult, judgment: SummaryInputs
-    ) -> None:
-        """Write the outcome of the promotion to the run. Raises as `write_promotion`."""
-        from gate.mlflow_client.log_evaluation import write_promotion
+    return cut(summary_markdown(judgment.summary, links(page, version=version)), BODY_LIMIT)
 
-        version = None if promotion.version is None else (self.model, promotion.version)
-        note = self.description(judgment, page, version=version)
-        closing = f"{note}\n{promotion.outcome}: {promotion.reason}\n"
-        write_promotion(page, promotion, model_name=self.model, note=closing)
+
+def _write_outcome(
+    page: RunLogger, promotion: PromotionResult, judgment: SummaryInputs, name: str
+) -> None:
+    from gate.mlflow_client.log_evaluation import write_promotion
+
+    version = None if promotion.version is None else (name, promotion.version)
+    note = _description(judgment, page, version=version)
+    note += f"\n{promotion.outcome}: {promotion.reason}\n"
+    write_promotion(page, promotion, model_name=name, note=note)
 
 
 @click.command(
@@ -329,11 +318,14 @@ def command(
         steps=() if submits or not repeated.passed else _steps(name, applied_policy),
         signed_by=labels(signers),
     )
-    pages = ReleasePage(runs=open_runs(uri, experiment), model=release.model_name, report=report)
+    runs = open_runs(uri, experiment)
     promotion: PromotionResult | None = None
     try:
-        with spinner("promoting"), pages.open(judgment, shown_release.twin) as page:
-            description = pages.description(judgment, page)
+        with (
+            spinner("promoting"),
+            _open_page(runs, report, judgment, shown_release.twin) as page,
+        ):
+            description = _description(judgment, page)
             promotion = (
                 refuse_release(verifier.model, release, str(verified), submits=submits)
                 if isinstance(verified, Untrusted)
@@ -343,7 +335,7 @@ def command(
                     submits=submits,
                 )
             )
-            pages.write_outcome(page, promotion, judgment)
+            _write_outcome(page, promotion, judgment, name)
     except GateError as error:
         if promotion is None:
             raise

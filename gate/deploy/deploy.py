@@ -52,7 +52,6 @@ from gate.storage.files import sync
 from gate.storage.safe_text import check_name
 
 GOLDEN = "golden"
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -99,14 +98,12 @@ class SlotSource:
         vectors = read_golden(golden) if golden is not None else None
 
         def fetch(folder: Path) -> Path:
-            remaining = max_bytes
-            for name in (path.name, *subject.external_data):
-                source, target = path.parent / name, folder / name
-                remaining -= copy_at_most(remaining, source=source, target=target)
+            files = {name: path.parent / name for name in (path.name, *subject.external_data)}
             if vectors is not None and golden is not None:
-                for name in files_of(vectors.golden):
-                    target = folder / GOLDEN / name
-                    remaining -= copy_at_most(remaining, source=golden / name, target=target)
+                files |= {f"{GOLDEN}/{name}": golden / name for name in files_of(vectors.golden)}
+            for name, file in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, folder / name)
             if spec is not None:
                 spec.save(spec_path(folder / path.name))
             return folder / path.name
@@ -120,35 +117,6 @@ class SlotSource:
             preprocess_sha256=spec.digest() if spec is not None else None,
             limits=limits,
         )
-
-
-def copy_at_most(limit: int, *, source: Path, target: Path) -> int:
-    """Copy a file of at most `limit` bytes; return its size. Raises TooLarge, StorageError."""
-    size = 0
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with source.open("rb") as reader, target.open("wb") as writer:
-            while chunk := reader.read(_CHUNK):
-                size += len(chunk)
-                if size > limit:
-                    raise TooLarge(f"{source} is larger than the limit of {limit} bytes")
-                writer.write(chunk)
-    except OSError as error:
-        raise StorageError(
-            f"cannot copy {source} to {target}: {error.strerror or error}. "
-            "Free space or fix permissions, then retry."
-        ) from error
-    return size
-
-
-def fetch_files(source: SlotSource, folder: Path) -> Path:
-    """Fetch into `folder`, which is created; return the path of the ONNX file.
-
-    Raises TooLarge, and the exceptions of fetching.
-    """
-    folder.mkdir()
-    with limit_folder_size(folder, source.max_bytes):
-        return source.fetch(folder)
 
 
 _steps = logging.getLogger("gate.steps")
@@ -185,8 +153,11 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
     folder.mkdir()
     try:
         _steps.debug("fetch the file and hash it")
-        path = fetch_files(source, folder / "fetched")
-        subject = _subject(path, source, inside=folder / "fetched")
+        fetched = folder / "fetched"
+        fetched.mkdir()
+        with limit_folder_size(fetched, source.max_bytes):
+            path = source.fetch(fetched)
+        subject = _subject(path, source, inside=fetched)
         expected = source.preprocess_sha256
         spec = verify_spec(spec_path(path), expected, label=path.name) if expected else None
         model, golden = _move_files(path, subject, expected=source.golden_sha256, into=folder)
@@ -194,7 +165,13 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
         raise NotEvaluated(str(error)) from error
     except (TooLarge, OnnxFileError, DigestMismatch, PolicyError) as error:
         raise NotDeployed(str(error)) from error
-    vectors = _recompute(model / path.name, source, golden=golden)
+    if golden is None and (source.golden_required or source.golden_sha256 is not None):
+        raise NotDeployed(
+            "the model has no golden vectors, which verify its outputs on this machine. Promote it "
+            "again, or deploy its file by hand"
+        )
+    _run(model / path.name, golden, source.limits)
+    vectors = None if golden is None else _describe_file(golden, GOLDEN_JSON)
     for tree in (model, golden):
         if tree is not None:
             fsync_tree(tree)
@@ -206,7 +183,7 @@ def stage(source: SlotSource, folder: Path) -> StagedSlot:
         size_bytes=subject.size_bytes,
         model=_describe_file(model, path.name, within=digest),
         external_data=data,
-        golden=_describe_file(golden, GOLDEN_JSON, within=vectors) if golden and vectors else None,
+        golden=vectors,
         preprocessing=spec,
         parts={name: by_name[part.file] for name, part in subject.parts.items()},
     )
@@ -226,17 +203,6 @@ def verify_slot(store: ModelStore, slot: Slot) -> str | None:
             read_golden(store.content(slot.golden_sha256), sha256=slot.golden_sha256)
     except Exception as error:
         return describe_failure(error)
-    return None
-
-
-def recompute_slot(store: ModelStore, slot: Slot, limits: SandboxLimits | None) -> str | None:
-    """Run a slot of the store on this machine; return the problem, or None."""
-    path = store.file(slot.sha256, slot.model)
-    golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
-    try:
-        _run(path, golden, limits)
-    except NotDeployed as refusal:
-        return str(refusal)
     return None
 
 
@@ -283,17 +249,6 @@ def _move(source: Path, target: Path) -> None:
     source.rename(target)
 
 
-def _recompute(path: Path, source: SlotSource, *, golden: Path | None) -> Digest | None:
-    """Load the model and recompute its golden vectors; return their digest."""
-    if golden is None and (source.golden_required or source.golden_sha256 is not None):
-        raise NotDeployed(
-            "the model has no golden vectors, which verify its outputs on this machine. Promote it "
-            "again, or deploy its file by hand"
-        )
-    _run(path, golden, source.limits)
-    return Digest.from_file(golden / GOLDEN_JSON) if golden is not None else None
-
-
 def _run(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
     _steps.debug("load it and compute its golden vectors" if golden else "load it")
     try:
@@ -314,13 +269,15 @@ def _run(path: Path, golden: Path | None, limits: SandboxLimits | None) -> None:
         raise NotEvaluated(str(error)) from error
 
 
-def _describe_file(folder: Path, name: str, *, within: Digest) -> StoredFile:
+def _describe_file(folder: Path, name: str, *, within: Digest | None = None) -> StoredFile:
+    """Return a file of the store's folder `within`; None: the folder is named after the file."""
     path = folder / name
+    digest = Digest.from_file(path)
     return StoredFile(
         name=name,
-        sha256=Digest.from_file(path),
+        sha256=digest,
         size_bytes=path.stat().st_size,
-        url=url_of(within, name),
+        url=url_of(within or digest, name),
     )
 
 
@@ -339,18 +296,13 @@ def _move_into_store(store: ModelStore, folder: Path, digest: Digest) -> None:
             if existing.is_symlink():
                 existing.unlink()
             existing.mkdir(exist_ok=True)
-        elif not _has_digest(store, existing, Digest.from_file(path)):
-            path.replace(existing)
-            sync(existing.parent)
+            continue
+        with contextlib.suppress(OSError), store.open(existing) as stream:
+            if Digest.from_stream(stream) == Digest.from_file(path):
+                continue
+        path.replace(existing)
+        sync(existing.parent)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _has_digest(store: ModelStore, path: Path, digest: Digest) -> bool:
-    try:
-        with store.open(path) as stream:
-            return Digest.from_stream(stream) == digest
-    except OSError:
-        return False
 
 
 Outcome = Literal["deployed", "unchanged", "refused", "rolled_back"]
@@ -437,7 +389,14 @@ def rollback_deployment(
         target = live.previous[0]
         slots = store.release(name, target.release).slots
         for label, slot in slots.items():
-            problem = verify_slot(store, slot) or recompute_slot(store, slot, limits)
+            problem = verify_slot(store, slot)
+            if problem is None:
+                path = store.file(slot.sha256, slot.model)
+                golden = None if slot.golden_sha256 is None else store.content(slot.golden_sha256)
+                try:
+                    _run(path, golden, limits)
+                except NotDeployed as refusal:
+                    problem = str(refusal)
             if problem is not None:
                 reason = f"release {target.release} can't serve again: {label}: {problem}"
                 return Deployment("refused", name, live, reason)

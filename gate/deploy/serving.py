@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
@@ -67,29 +67,6 @@ class ServedContent:
     media_type: str
 
 
-class _Content(Protocol):
-    @property
-    def size(self) -> int: ...
-
-    async def read(self, size: int, offset: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-class _BytesContent:
-    """Bytes in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.size = len(data)
-
-    async def read(self, size: int, offset: int) -> bytes:
-        return self._data[offset : offset + size]
-
-    def close(self) -> None:
-        pass
-
-
 async def file_response(
     request: Request, file: ServedContent, *, name: str, proofs: VerifiedFiles
 ) -> Response:
@@ -100,21 +77,14 @@ async def file_response(
     exceptions of `VerifiedFiles.open`.
     """
     tag = etag(file.digest)
-    headers = {
-        "ETag": tag,
-        "Cache-Control": file.cache,
-        "Accept-Ranges": "bytes",
-        "X-Content-Type-Options": "nosniff",
-    }
+    headers = {"ETag": tag, "Cache-Control": file.cache, "X-Content-Type-Options": "nosniff"}
     if _is_current(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
-    # Opened before the response starts: a file that is removed later is still sent completely.
-    content: _Content
     if isinstance(file.content, bytes):
-        content = _BytesContent(file.content)
-    else:
-        prove = request.method != "HEAD"
-        content = await proofs.open(file.content, file.digest, name=name, prove=prove)
+        return Response(file.content, headers=headers, media_type=file.media_type)
+    # Opened before the response starts: a file that is removed later is still sent completely.
+    prove = request.method != "HEAD"
+    content = await proofs.open(file.content, file.digest, name=name, prove=prove)
     size = content.size
     part = _part(request, tag=tag, size=size)
     if part is not None and not part:
@@ -124,7 +94,11 @@ async def file_response(
     if part is not None:
         headers["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
     span = range(size) if part is None else part
-    headers |= {"Content-Length": str(span.stop - span.start), "Content-Type": file.media_type}
+    headers |= {
+        "Accept-Ranges": "bytes",
+        "Content-Length": str(len(span)),
+        "Content-Type": file.media_type,
+    }
     return _FileBody(content, span=span, status=200 if part is None else 206, headers=headers)
 
 
@@ -132,7 +106,7 @@ class _FileBody(Response):
     """Sends a part of an open file while the client is connected, and closes it."""
 
     def __init__(
-        self, content: _Content, *, span: range, status: int, headers: Mapping[str, str]
+        self, content: OpenFile, *, span: range, status: int, headers: Mapping[str, str]
     ) -> None:
         self._content = content
         self._span = span
@@ -270,7 +244,7 @@ class VerifiedFiles:
         self._hashing = CapacityLimiter(2)
         self._damaged = damaged
         self._proofs: dict[tuple[Path, Digest], _Proof] = {}
-        self._running: dict[tuple[Path, Digest], asyncio.Task[None]] = {}
+        self._running: dict[tuple[Path, Digest], asyncio.Task[_Proof]] = {}
         self._reported: set[Path] = set()
 
     async def open(self, path: Path, digest: Digest, *, name: str, prove: bool = True) -> OpenFile:
@@ -280,41 +254,40 @@ class VerifiedFiles:
             stream = await to_thread.run_sync(self._store.open, path, limiter=self._threads)
         except OSError as error:
             if error.errno in _LINKS:
-                raise self._refused(path, name, f"is not a file: {error.strerror}") from error
+                raise self.refuse(path, name, f"is not a file: {error.strerror}") from error
             raise
         opened = OpenFile(stream, self._threads)
         try:
             proof = self._proofs.get((path, digest))
-            if prove and (proof is None or proof.identity != opened.identity):
-                await self._ensure_verified(path, digest)
-                proof = self._proofs.get((path, digest))
-            if not prove and (proof is None or proof.identity != opened.identity):
-                return opened
-            if proof is None:  # Dropped by `_prove`, which limits their number.
-                raise Changed(f"{path} was not verified in time")
+            if proof is None or proof.identity != opened.identity:
+                if not prove:
+                    return opened
+                proof = await self._verify(path, digest)
             if proof.identity != opened.identity:
                 raise Changed(f"{path} was replaced while it was verified")
             if not proof.is_intact:
-                raise self._refused(path, name, f"has other bytes than {digest}")
+                raise self.refuse(path, name, f"has other bytes than {digest}")
         except BaseException:
             opened.close()
             raise
-        self._reported.discard(path)
+        self.mark_readable(path)
         return opened
 
-    async def _ensure_verified(self, path: Path, digest: Digest) -> None:
+    async def _verify(self, path: Path, digest: Digest) -> _Proof:
+        """Hash a file, once for concurrent requests."""
         key = path, digest
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = asyncio.create_task(self._prove(path, digest))
             running.add_done_callback(lambda _task: self._running.pop(key))
-        await asyncio.shield(running)
+        return await asyncio.shield(running)
 
-    async def _prove(self, path: Path, digest: Digest) -> None:
+    async def _prove(self, path: Path, digest: Digest) -> _Proof:
         proof = await to_thread.run_sync(self._compute_proof, path, digest, limiter=self._hashing)
         if len(self._proofs) >= _MAX_PROOFS:
             self._proofs.clear()
         self._proofs[path, digest] = proof
+        return proof
 
     def _compute_proof(self, path: Path, digest: Digest) -> _Proof:
         with self._store.open(path) as stream:
@@ -328,11 +301,8 @@ class VerifiedFiles:
         """Note that a file was read, so that the next failure is reported again."""
         self._reported.discard(path)
 
-    def report_unreadable(self, path: Path, name: str, error: Exception) -> None:
-        """Report that a file of the live release of `name` can't be read."""
-        self._refused(path, name, f"can't be read: {error}")
-
-    def _refused(self, path: Path, name: str, problem: str) -> Changed:
+    def refuse(self, path: Path, name: str, problem: str) -> Changed:
+        """Return the error for a file of the deployed model `name`; report it unless reported."""
         message = (
             f"{path} {problem}: it is not served. The next reconciliation of {name} repairs the "
             "store; find out who can write to it."
@@ -440,7 +410,7 @@ class _Serving:
                 failure = error
         assert failure is not None
         if not isinstance(failure, Changed) and not _is_machine_error(failure):
-            self._proofs.report_unreadable(path, name, failure)
+            self._proofs.refuse(path, name, f"can't be read: {failure}")
         headers = {"Cache-Control": "no-store", "Retry-After": str(_RETRY_AFTER_S)}
         return PlainTextResponse("can't be served now", 503, headers)
 

@@ -23,7 +23,7 @@ from gate.errors import (
     ResourceGone,
     Untrusted,
 )
-from gate.ledger.entry import Action, LedgerEntry, now
+from gate.ledger.entry import Action, LedgerEntry
 from gate.ledger.history import ModelHistory
 from gate.policy.policy import Policy
 from gate.records.layout import GOLDEN
@@ -63,7 +63,7 @@ from gate.registry.version_page import (
     with_status,
     write_status,
 )
-from gate.service.monitoring import Failed, StepResult
+from gate.service.monitoring import Failed, Kind, StepResult
 from gate.signing.trust import Trust
 from gate.storage.digest import Digest
 from gate.storage.files import temporary_folder
@@ -238,22 +238,29 @@ class _Submission:
         return StepResult("hand_in", "promoted", number, reason)
 
     def _refuse(self, entry: LedgerEntry, problem: str) -> StepResult:
-        model, number = self.model, self.version.number
+        model = self.model
         # The tag comes before the entry: a crash in between repeats the refusal instead of losing
         # it. It also makes a resubmission a new version.
         model.note(self.version, Tag.REFUSED, problem)
-        reason = f"handed in, and refused: {problem}"
-        model.write("refused", reason, version=number, about=entry)
-        write_status(model, (number,))
-        return StepResult("hand_in", "refused", number, reason)
+        return _record(model, "hand_in", "refused", entry, f"handed in, and refused: {problem}")
+
+
+def _record(
+    model: RegisteredModel,
+    kind: Kind,
+    outcome: Action,
+    about: LedgerEntry,
+    reason: str,
+    comment: str | None = None,
+) -> StepResult:
+    """Write to the ledger and to the page of a version that it does not become champion."""
+    model.write(outcome, reason, version=about.version, about=about, comment=comment)
+    write_status(model, (about.version,))
+    return StepResult(kind, outcome, about.version, reason)
 
 
 # Reviews can veto but never waive: an approved version is examined like a new promotion. With
 # `review: signed`, a tag can't approve; a rejection needs no signature.
-_TAG_LIMIT = 4000
-"""Maximum length of a tag's value; databases other than SQLite refuse more than 5000 characters."""
-
-
 def process_reviews(
     model: RegisteredModel, policy: Policy, *, trust: ReadTrust = no_trust
 ) -> Iterator[StepResult | Failed]:
@@ -271,7 +278,7 @@ def process_reviews(
             results = review.process(waiting)
         except ResourceGone:
             reason = f"version {waiting.version} waited for review, and was deleted"
-            yield review.close(waiting, "refused", reason=reason)
+            yield _record(model, "review", "refused", waiting, reason)
         except RegistryUnavailable:  # the others can't be read either
             raise
         except GateError as error:
@@ -305,7 +312,7 @@ class _SubmissionReview:
         reason = (
             f"version {version.number} passed and was approved in review{reviews.quoted(comment)}"
         )
-        return [self._promote(waiting, reason, comment=comment)]
+        return [self._promote(waiting, version, reason, comment=comment)]
 
     def _process_signed(self, waiting: LedgerEntry, version: Version) -> list[StepResult]:
         model = self.model
@@ -322,10 +329,11 @@ class _SubmissionReview:
         names, comment = ", ".join(map(str, tally.approvals.values())), tally.comment
         reason = f"version {version.number} passed and was approved by {names}{_quoted(comment)}"
         keys = tuple(tally.approvals)
-        promoted = self._promote(
-            waiting, reason, comment=comment, approved=decision, approvers=keys
-        )
-        return [promoted]
+        return [
+            self._promote(
+                waiting, version, reason, comment=comment, approved=decision, approvers=keys
+            )
+        ]
 
     def _reject(
         self, waiting: LedgerEntry, version: Version, tally: ReviewTally | None = None
@@ -343,20 +351,12 @@ class _SubmissionReview:
         if tally is not None and tally.rejections:
             names, comment = ", ".join(map(str, tally.rejections.values())), tally.comment
             reason = f"version {version.number} was rejected by {names}{_quoted(comment)}"
-        return self.close(waiting, "rejected", reason=reason, comment=comment)
-
-    def close(
-        self, waiting: LedgerEntry, outcome: Action, *, reason: str, comment: str | None = None
-    ) -> StepResult:
-        """Record that the version no longer waits and does not serve."""
-        model, version = self.model, waiting.version
-        model.write(outcome, reason, version=version, about=waiting, comment=comment)
-        write_status(model, (version,))
-        return StepResult("review", outcome, version, reason)
+        return _record(self.model, "review", "rejected", waiting, reason, comment)
 
     def _promote(
         self,
         waiting: LedgerEntry,
+        version: Version,
         reason: str,
         *,
         comment: str | None,
@@ -367,15 +367,13 @@ class _SubmissionReview:
 
         `approved`: the digest of the decision that reviewers signed.
         """
-        model, number = self.model, waiting.version
-        assert number is not None
+        model, number = self.model, version.number
         problem = self._problem(number, approved=approved)
         if problem is not None:
             reason = f"approved, but not promoted: {problem}"
             # The tag comes before the entry; it makes a resubmission a new version.
-            value = f"{now()}: {reason}"[:_TAG_LIMIT]
-            model.registry.set_tag(model.name, number, key=Tag.REFUSED, value=value)
-            return self.close(waiting, "refused", reason=reason, comment=comment)
+            model.note(version, Tag.REFUSED, reason)
+            return _record(model, "review", "refused", waiting, reason, comment)
         entry = model.entry(
             "promoted", reason, version=number, previous=model.alias(CHAMPION), about=waiting,
             comment=comment, approvers=approvers,

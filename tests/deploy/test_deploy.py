@@ -16,7 +16,6 @@ from gate.deploy.deploy import (
     Deployment,
     SlotSource,
     deploy,
-    fetch_files,
     is_serving,
     rollback_deployment,
 )
@@ -482,7 +481,7 @@ def test_size_limit_covers_all_files_of_a_source(tmp_path: Path) -> None:
     too_small = SlotSource.local(path, golden=golden, max_bytes=total - 1)
     refused = deploy(store, NAME, {"exact": too_small})
     assert refused.outcome == "refused"
-    assert "is larger than the limit" in refused.reason
+    assert "larger than the limit" in refused.reason
     enough = SlotSource.local(path, golden=golden, max_bytes=total)
     assert deploy(store, NAME, {"exact": enough}).outcome == "deployed"
 
@@ -493,8 +492,6 @@ def test_fetched_files_are_limited(tmp_path: Path) -> None:
         return folder / "model.onnx"
 
     source = SlotSource(DIGEST, write_large_file, max_bytes=1000)
-    with pytest.raises(TooLarge):
-        fetch_files(source, tmp_path / "in")
     assert deploy(ModelStore(tmp_path / "srv"), NAME, {"exact": source}).outcome == "refused"
 
 
