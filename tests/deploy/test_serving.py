@@ -232,11 +232,6 @@ def test_write_methods_are_refused(client: httpx.Client) -> None:
             assert client.request(method, path).status_code == 405
 
 
-def test_empty_store_is_404(tmp_path: Path) -> None:
-    with serve_app(_app(ModelStore(tmp_path / "nothing"))) as address:
-        assert plain_http.get(f"{address}/models/{NAME}/manifest.json").status_code == 404
-
-
 def test_cors_only_for_configured_origins(store: ModelStore) -> None:
     page = {"Origin": "https://page.example"}
     with serve_app(_app(store)) as address:

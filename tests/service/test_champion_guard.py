@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -13,7 +12,6 @@ from gate.errors import (
     DigestMismatch,
     MismatchUnconfirmed,
     RegistryError,
-    RegistryUnavailable,
     StorageError,
 )
 from gate.ledger.ledger import Ledger
@@ -23,7 +21,6 @@ from gate.registry.release import Release
 from gate.service.champion_guard import guard_champion
 from gate.service.submissions import process_reviews
 from tests.ledger.rows import replace_rows, rows
-from tests.registry.simulator import Watched
 from tests.service.registry_setup import AUTOMATIC, REVIEWED, RegistrySetup
 from tests.storage.test_untrusted import DEEP
 
@@ -189,19 +186,20 @@ def fail_downloads(registry, *numbers, error=ArtifactMissing("its store is away"
     registry.download = fail_for_versions
 
 
-@pytest.mark.parametrize("error", [RegistryError("it is a pipe"), MismatchUnconfirmed("a page")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RegistryError("it is a pipe"),
+        MismatchUnconfirmed("a page"),
+        DigestMismatch("a file called a\udcff\0.onnx"),
+    ],
+)
 def test_download_error_caused_by_an_editor_reverts(setup, error):
     setup.move_champion("1")
     fail_downloads(setup.registry, "1", error=error)
     assert guard(setup) == [("reverted", "2")]
-    assert str(error) in setup.ledger.entries()[-1].reason
-
-
-def test_undecodable_file_name_is_reported(setup):
-    setup.move_champion("1")
-    fail_downloads(setup.registry, "1", error=DigestMismatch("a file called a\udcff\0.onnx"))
-    assert guard(setup) == [("reverted", "2")]
-    assert r"a\udcff\0.onnx" in setup.ledger.entries()[-1].reason
+    text = str(error).encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    assert text in setup.ledger.entries()[-1].reason
 
 
 def test_unreviewed_version_is_reverted_without_a_temporary_folder(tmp_path, monkeypatch):
@@ -217,32 +215,3 @@ def test_unreviewed_version_is_reverted_without_a_temporary_folder(tmp_path, mon
         with pytest.raises(StorageError, match="temporary folder"):
             guard(setup, policy=REVIEWED)
     assert guard(setup, policy=REVIEWED) == [("restored", "1")]
-
-
-def test_version_without_ledger_entry_is_reverted_without_a_download(setup):
-    setup.move_champion(setup.register_by_hand(7))
-    watched = Watched(setup.registry)
-    numbers = []
-    download = setup.registry.download
-    setup.registry.download = lambda name, number, folder, **_: (
-        numbers.append(number) or download(name, number, folder)
-    )
-    model = replace(setup.model(), registry=watched)
-    assert [t.version for t in guard_champion(model, AUTOMATIC, thoroughly=True)] == ["2"]
-    assert numbers == ["2"]
-
-
-def test_unavailable_registry_reverts_nothing(setup):
-    watched = Watched(setup.registry)
-    setup.move_champion(setup.register_by_hand(7))
-
-    def fail_version_calls(call: str, _: int) -> None:
-        if call == "version":
-            raise RegistryUnavailable("no answer")
-
-    watched.before = fail_version_calls
-    setup.registry = watched
-    before = setup.lines()
-    with pytest.raises(RegistryUnavailable):
-        guard(setup)
-    assert setup.lines() == before

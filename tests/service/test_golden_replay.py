@@ -107,61 +107,33 @@ def test_right_answers_are_replayed_once(service: ServiceWithServer) -> None:
     assert service.live == "2"
 
 
-def test_unavailable_server_changes_nothing(service: ServiceWithServer) -> None:
-    second = service.promote(2)
-    service.server.load(second)
-    service.server.fault = "busy"
-    assert service.reconcile_once() == [
-        ("deploy", "deployed", "2"),
-        ("replay", "RuntimeUnusable", None),
-    ]
-    assert service.live == "2"
-    service.server.fault = ""
-    assert service.reconcile_once() == []
+WRONG, UNUSABLE = "EvidenceError", "RuntimeUnusable"
+SEQUENCES: dict[str, tuple[tuple[str, str], ...]] = {
+    "unavailable": (("busy", UNUSABLE), ("", "")),
+    "one wrong answer": (("float16", WRONG), ("", ""), ("float16", "")),
+    "refuses all requests": (("refuses", WRONG), ("busy", UNUSABLE), ("refuses", "rolled_back")),
+    "single samples only": (("single_samples", UNUSABLE), ("single_samples", UNUSABLE)),
+    "refuses after it answered": (("", ""), ("! refuses", WRONG), ("! refuses", WRONG)),
+}
+"""Faults of the server in successive passes (!: a thorough one), and the result of the replay."""
 
 
-def test_single_wrong_answer_changes_nothing(service: ServiceWithServer) -> None:
-    second = service.promote(2)
-    service.server.load(second)
-    service.server.fault = "float16"
-    assert service.reconcile_once() == [
-        ("deploy", "deployed", "2"),
-        ("replay", "EvidenceError", None),
-    ]
-    service.server.fault = ""
-    assert service.reconcile_once() == []
-    service.server.fault = "float16"
-    assert service.reconcile_once() == []  # the replay already passed
-    assert service.live == "2"
-
-
-def test_server_that_rejects_all_requests_rolls_back(service: ServiceWithServer) -> None:
-    second = service.promote(2)
-    service.server.load(second)
-    service.server.fault = "refuses"
-    assert service.reconcile_once() == [
-        ("deploy", "deployed", "2"),
-        ("replay", "EvidenceError", None),
-    ]
-    service.server.fault = "busy"
-    assert service.reconcile_once() == [
-        ("replay", "RuntimeUnusable", None)
-    ]  # an unavailable server has no effect
-    service.server.fault = "refuses"
-    assert service.reconcile_once() == [("replay", "rolled_back", "2")]
-    assert service.live == "1"
-    assert service.setup.lines()[-1] == ("replay_failed", "2")
-
-
-def test_failure_after_a_passed_replay_keeps_the_release(service: ServiceWithServer) -> None:
-    second = service.promote(2)
-    service.server.load(second)
-    assert service.reconcile_once() == [("deploy", "deployed", "2")]
-    service.server.fault = "refuses"
-    for _ in range(3):
-        service.reconcile.report_damage(NAME)  # a thorough pass replays again
-        assert service.reconcile_once() == [("replay", "EvidenceError", None)]
-    assert service.live == "2"
+@pytest.mark.parametrize("passes", SEQUENCES.values(), ids=SEQUENCES)
+def test_only_lasting_wrong_answers_roll_back(
+    service: ServiceWithServer, passes: tuple[tuple[str, str], ...]
+) -> None:
+    service.server.load(service.promote(2))
+    for number, (fault, outcome) in enumerate(passes):
+        service.server.fault = fault.removeprefix("! ")
+        if fault.startswith("!"):
+            service.reconcile.report_damage(NAME)
+        expected = [("deploy", "deployed", "2")] if number == 0 else []
+        if outcome:
+            expected.append(("replay", outcome, "2" if outcome == "rolled_back" else None))
+        assert service.reconcile_once() == expected
+    rolled_back = passes[-1][1] == "rolled_back"
+    assert service.live == ("1" if rolled_back else "2")
+    assert (service.setup.lines()[-1] == ("replay_failed", "2")) is rolled_back
 
 
 @pytest.mark.further
@@ -177,18 +149,6 @@ def test_replay_with_one_unavailable_server_keeps_the_release(tmp_path: Path) ->
         for _ in range(3):
             assert service.reconcile_once() == [("replay", "EvidenceError", None), unavailable]
         assert service.live == "2"
-
-
-def test_server_for_single_samples_changes_nothing(service: ServiceWithServer) -> None:
-    second = service.promote(2)
-    service.server.load(second)
-    service.server.fault = "single_samples"
-    assert service.reconcile_once() == [
-        ("deploy", "deployed", "2"),
-        ("replay", "RuntimeUnusable", None),
-    ]
-    assert service.reconcile_once() == [("replay", "RuntimeUnusable", None)]
-    assert service.live == "2"
 
 
 @pytest.mark.parametrize("fault", ["refuses", "float16"])

@@ -33,13 +33,6 @@ def has_metric(worker: ReconcileLoop, line: str) -> bool:
     return line in worker.metrics.text().decode()
 
 
-def test_first_round_reconciles_every_model() -> None:
-    recorder = Recorder()
-    with run_loop(recorder, models=("a", "b", "c")):
-        wait_until(lambda: len(recorder.ended) == 3)
-    assert sorted(recorder.calls) == [(model, "timer") for model in "abc"]
-
-
 def test_each_interval_reconciles_every_model() -> None:
     recorder = Recorder()
     with run_loop(recorder, models=("a", "b"), interval_s=0.1):
@@ -100,23 +93,6 @@ def test_failed_reconcile_is_retried(
         assert worker.alive
         assert has_metric(worker, f'parity_gate_reconcile_failures_total{{error="{label}"}} 3.0')
     assert len(recorder.calls) == 4
-
-
-def test_deleted_resource_is_not_retried(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reconcile_loop, "_backoff", lambda attempts: 0.01)
-
-    def effect(_model: str, _cause: str) -> None:
-        raise ResourceGone("version 2 was deleted")
-
-    recorder = Recorder(effect)
-    with run_loop(recorder) as worker:
-        wait_until(lambda: "no retry" in caplog.text)
-        worker.wake("another")  # a round in which a failed model would be tried again
-        time.sleep(0.1)
-    assert len(recorder.calls) == 1
-    assert "no retry: version 2 was deleted" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -216,12 +192,3 @@ def test_frequent_wakes_of_one_model_do_not_starve_others() -> None:
     finally:
         assert worker.stop(timeout_s=120)
     assert recorder.causes
-
-
-def test_loop_sleeps_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder, calls, due = Recorder(), [], ReconcileLoop._next_due
-    monkeypatch.setattr(ReconcileLoop, "_next_due", lambda self: calls.append(1) or due(self))
-    with run_loop(recorder):
-        wait_until(lambda: recorder.ended)
-        time.sleep(0.5)
-    assert len(calls) < 6

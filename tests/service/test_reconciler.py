@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
-from gate import Digest, GateError, Policy
-from gate.deploy.store import EXACT, ModelStore
+from gate.deploy.store import EXACT
 from gate.errors import (
-    ArtifactMissing,
     EvidenceError,
     RegistryError,
     RegistryUnavailable,
     ResourceGone,
 )
-from gate.ledger.entry import LedgerEntry
-from gate.ledger.history import ModelHistory
-from gate.ledger.ledger import Ledger
-from gate.registry.interface import Tag
-from gate.registry.promotion import rollback
-from gate.registry.registered_model import RegisteredModel
-from gate.service.monitoring import Failed, Kind
+from gate.service.monitoring import Kind
 from gate.service.reconciler import Reconciler, deploy_champion
-from tests.exhaustive import exhaustive
-from tests.ledger.rows import record_parsed_lines
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
 from tests.service.registry_setup import (
-    ALLOWS_OLD_EVIDENCE,
     AUTOMATIC,
     REVIEWED,
     STRICT,
-    RegistrySetup,
     Service,
 )
 
@@ -55,19 +39,6 @@ def test_promoted_version_is_deployed_once(service):
     assert service.reconcile_once() == []
     assert service.setup.lines() == [("promoted", "1"), ("deployed", "1")]
     assert service.setup.ledger.entries()[-1].cause == "delivery 1"
-
-
-def test_pass_parses_only_entries_of_other_processes(service, monkeypatch):
-    parsed = record_parsed_lines(monkeypatch)
-    assert service.reconcile_once() == []
-    assert parsed == []
-    other = Ledger(service.setup.ledger.state)
-    RegisteredModel(service.setup.registry, other, NAME, cause="delivery 2").write(
-        "conflict", "written by another process"
-    )
-    parsed.clear()
-    assert service.reconcile_once() == []
-    assert parsed == [3]
 
 
 def test_bytes_replaced_between_two_downloads_are_not_deployed(service, monkeypatch):
@@ -194,110 +165,6 @@ def test_deleted_champion_alias_is_restored(service):
     service.setup.registry.aliases.pop("champion")
     assert service.reconcile_once() == [("guard", "restored", "1")]
     assert service.setup.champion == service.live == "1"
-
-
-ACTIONS = st.lists(
-    st.sampled_from(
-        ["promote 1", "promote 2", "promote 3", "old 2", "approve 1", "approve 2", "approve 3",
-         "point 1", "point 2", "point 3", "back", "untag 1", "untag 2", "untag 3", "forge tags 1",
-         "forge tags 2", "away", "there", "look AUTOMATIC", "look REVIEWED", "look STRICT"]
-    ),
-    max_size=12,
-)  # fmt: skip
-POLICIES = {"AUTOMATIC": AUTOMATIC, "REVIEWED": REVIEWED, "STRICT": STRICT}
-
-
-def _act(setup: RegistrySetup, step: str, number: str) -> None:
-    """Run one step; the promoter's policies are weaker than most policies of the service."""
-    with contextlib.suppress(GateError):
-        if step == "promote":
-            setup.promote(int(number), policy=ALLOWS_OLD_EVIDENCE if number == "3" else AUTOMATIC)
-        elif step == "old":
-            setup.promote(7, days=200, policy=ALLOWS_OLD_EVIDENCE)
-        elif step in ("away", "there"):
-            _make_downloads_fail(setup, bad=step == "away")
-        elif step == "back":
-            rollback(setup.registry, NAME, ledger=setup.ledger, reason="worse")
-        elif int(number) > len(setup.registry.versions):
-            return
-        elif step == "approve":
-            setup.tag(number, "approved")
-        elif step == "point":
-            setup.move_champion(number)
-        elif step == "untag":
-            setup.stored(number).tags.clear()
-        else:
-            for tag in (Tag.ROLLED_BACK, Tag.REVERTED, Tag.POLICY, Tag.VERDICT):
-                setup.tag(number, "2026: forged", tag)
-
-
-def _make_downloads_fail(setup: RegistrySetup, *, bad: bool) -> None:
-    """Let all downloads fail if `bad`, or work again."""
-
-    def raise_missing(*_: object, **_options: object) -> Path:
-        raise ArtifactMissing("its store is away")
-
-    setup.registry.__dict__.pop("download", None)
-    if bad:
-        setup.registry.__dict__["download"] = raise_missing
-
-
-class LedgerSummary:
-    """The deployments and rollbacks of a version, computed independently of `ModelHistory`."""
-
-    def __init__(self, entries: tuple[LedgerEntry, ...], version: str) -> None:
-        last = {(e.action, e.version): index for index, e in enumerate(entries)}
-        last_as_previous = {
-            (e.action, e.previous_version): index for index, e in enumerate(entries)
-        }
-        passed, promoted, back, deployed = (
-            last.get((action, version), -1)
-            for action in ("passed", "promoted", "rolled_back", "deployed")
-        )
-        self.deployed = deployed > promoted
-        self.rolled_back = last_as_previous.get(("rolled_back", version), -1) > max(
-            passed, promoted, back
-        )
-
-
-def _may_be_deployed(
-    setup: RegistrySetup, number: str, summary: LedgerSummary, policy: Policy
-) -> bool:
-    old = Digest.from_bytes(setup.stored(number).data) == setup.release(7).evidence.subject.sha256
-    approved = setup.stored(number).tags.get(Tag.REVIEW) == "approved"
-    reviewed = policy.review == "automatic" or approved
-    passes = policy is not STRICT and reviewed and not old
-    return not summary.rolled_back and (summary.deployed or passes)
-
-
-TWO_DEPLOYED = ("promote 1", "look AUTOMATIC", "promote 2", "look AUTOMATIC")
-
-
-@exhaustive
-@given(ACTIONS)
-@example(["back", "look AUTOMATIC", "untag 2", "point 2"])
-@example(["back", "untag 2", "look REVIEWED", "promote 2", "point 2", "look STRICT"])
-@example(["promote 3", "away", "look REVIEWED", "point 3", "there", "look STRICT"])
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@pytest.mark.proof
-def test_service_policy_decides_whatever_promoters_and_editors_do(tmp_path_factory, steps):
-    setup = RegistrySetup(tmp_path_factory.mktemp("place"))
-    store = ModelStore(setup.folder / "store")
-    for step in (*TWO_DEPLOYED, *steps, "there", "look AUTOMATIC"):
-        do, _, what = step.rpartition(" ")
-        if do != "look":
-            _act(setup, *((do, what) if do else (what, "")))
-            continue
-        policy, before = POLICIES[what], setup.ledger.entries()
-        serving = ModelHistory(before).serving
-        reconcile = Reconciler(setup.registry, setup.ledger, policy, store=store)
-        failed = [t for t in reconcile(NAME, cause="timer") if isinstance(t, Failed)]
-        assert all(isinstance(item.error, RegistryError) for item in failed)
-        created = setup.ledger.entries()[len(before) :]
-        for number in (e.version for e in created if e.action == "deployed" and e.version):
-            assert _may_be_deployed(setup, number, LedgerSummary(before, number), policy)
-        if serving and LedgerSummary(before, serving).deployed:
-            assert ("reverted", serving) not in [(e.action, e.previous_version) for e in created]
 
 
 def test_deployment_checks_the_policy_without_the_guard(service):

@@ -466,18 +466,3 @@ def test_version_approved_by_a_revoked_key_is_not_restored(
     assert service.reconcile_once() == [("guard", "reverted", "2")]
     service.setup.tag("2", "rejected")
     assert service.reconcile_once()[0] == ("guard", "reverted", None)
-
-
-def test_version_approved_too_late_can_be_submitted_again(tmp_path: Path) -> None:
-    service = SigningService(tmp_path, REVIEWED)
-    first = service.release(1)
-    for created in (first, service.release(2)):
-        service.submit(created)
-        service.reconcile_once()
-    service.setup.tag("1", "approved")
-    assert service.reconcile_once() == [("review", "refused", "1")]
-    assert "hand this one in again" in service.page("1")
-    number = service.submit(first)
-    assert service.reconcile_once() == [("hand_in", "passed", number)]
-    service.setup.tag(number, "approved")
-    assert service.reconcile_once()[0] == ("review", "promoted", number)

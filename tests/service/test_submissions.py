@@ -25,7 +25,7 @@ from gate.signing.trust import Trust
 from gate.signing.verification import StatementPair
 from tests import builders
 from tests.golden_vectors import vectors
-from tests.registry.promoting import promote, submit
+from tests.registry.promoting import submit
 from tests.registry.releases import NAME, failing_release, onnx_file
 from tests.registry.signed import Signing, save_trust, trust_in
 from tests.registry.simulator import Watched
@@ -410,14 +410,6 @@ def test_tampered_twin_is_refused(tmp_path, place: str) -> None:
     assert service.setup.champion is None
 
 
-def test_validly_signed_twin_of_another_file_is_refused(tmp_path) -> None:
-    service = SigningService(tmp_path, POLICY_WITH_TWIN)
-    first, second = service.release(1), service.release(2)
-    number = service.upload_unverified(replace(first, twin=second.twin))
-    assert service.reconcile_once() == [("hand_in", "refused", number)]
-    assert "does not name the quantized twin" in service.refusal(number)
-
-
 def release_with_twin_vectors(service: SigningService, torch: str) -> Release:
     """Return a release with the same file and twin each time, and different golden vectors."""
     created = service.setup.release(1)
@@ -632,15 +624,6 @@ def test_submission_without_the_required_comparison_is_refused(tmp_path) -> None
     assert service.setup.champion == "1"
 
 
-def test_version_promoted_with_the_ledger_is_not_evaluated_again(service: SigningService) -> None:
-    release = service.release(2)
-    result = promote(
-        service.setup.registry, release, policy=service.policy, ledger=service.setup.ledger
-    )
-    assert (result.outcome, service.actions_of("2")) == ("promoted", ["promoted"])
-    assert service.reconcile_once() == [("deploy", "deployed", "2")]
-
-
 def replace_champion(service: SigningService) -> None:
     service.submit(service.release(3))
     assert ("hand_in", "promoted", "3") in service.reconcile_once()
@@ -722,3 +705,11 @@ def test_service_with_another_ledger_changes_no_page(service: SigningService, tm
     service.restart()
     assert ("guard", "RegistryError", None) in service.reconcile_once()
     assert service.page("1") == page
+
+
+def test_validly_signed_twin_of_another_file_is_refused(tmp_path) -> None:
+    service = SigningService(tmp_path, POLICY_WITH_TWIN)
+    first, second = service.release(1), service.release(2)
+    number = service.upload_unverified(replace(first, twin=second.twin))
+    assert service.reconcile_once() == [("hand_in", "refused", number)]
+    assert "does not name the quantized twin" in service.refusal(number)
