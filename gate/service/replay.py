@@ -36,10 +36,6 @@ class ReplayState:
     """The servers that returned correct outputs at least once."""
 
 
-class _Refused(EvidenceError):
-    """A server that has the file refuses inputs that the file accepts."""
-
-
 def replay_golden(
     model: RegisteredModel,
     store: ModelStore,
@@ -73,12 +69,7 @@ def replay_golden(
     memory = model.reading.mismatches
     for name in servers_of(policy):
         try:
-            problem = _problem(store, slot, policy, name)
-        except _Refused as error:
-            problem = str(error)
-            if name in state.proven:
-                results.append(Failed("replay", EvidenceError(_mismatch_text(name, problem))))
-                continue
+            problem, is_refused = _problem(store, slot, policy, name)
         except GateError as error:
             results.append(Failed("replay", error))
             continue
@@ -86,7 +77,12 @@ def replay_golden(
             state.proven.add(name)
             state.suspects.pop(name, None)
             continue
-        reason = _mismatch_text(name, problem)
+        reason = (
+            f"the server '{name}' does not reproduce the golden vectors: {problem.rstrip('.')}."
+        )
+        if is_refused and name in state.proven:
+            results.append(Failed("replay", EvidenceError(reason)))
+            continue
         now, first = memory.clock(), state.suspects.get(name)
         if first is None or now - first < memory.pause_s:
             state.suspects.setdefault(name, now)
@@ -100,9 +96,12 @@ def replay_golden(
     return results
 
 
-def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -> str | None:
-    """Return how the outputs of a server differ, or None. Raises _Refused, and EvidenceError or
-    DigestMismatch if there is no answer or the server has another file."""
+def _problem(
+    store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName
+) -> tuple[str | None, bool]:
+    """Return how the outputs of a server differ, or None, and whether a server that has the file
+    refuses inputs that the file accepts. Raises RuntimeUnusable or DigestMismatch if there is no
+    answer or the server has another file."""
     if slot.golden_sha256 is None or slot.parts:
         reason = "has no golden vectors" if slot.golden_sha256 is None else "has several parts"
         raise RuntimeUnusable(f"{slot.model.name} {reason}, so '{name}' can't replay them.")
@@ -113,17 +112,23 @@ def _problem(store: ModelStore, slot: Slot, policy: Policy, name: RuntimeName) -
     except RuntimeUnusable:
         raise
     except EvidenceError as error:
-        raise _Refused(str(error)) from error
+        return str(error), True
     golden = widen_tolerances(vectors.golden, policy, name)
     computed = dict(zip([each.name for each in golden.outputs], outputs, strict=True))
     results = compare(replace(vectors, golden=golden), computed)
-    return "; ".join(f"output '{r.name}': {r.problem}" for r in results if r.problem) or None
+    problems = [f"output '{r.name}': {r.problem}" for r in results if r.problem]
+    return "; ".join(problems) or None, False
 
 
 def _outputs(vectors: Vectors, options: ServerOptions) -> list[RuntimeArray]:
     """Return the outputs of a server. Raises the exceptions of `ServerSession`, and RuntimeUnusable
     if the server refuses the batch but not a single sample."""
-    served = _served(vectors)
+    golden = vectors.golden
+    inputs, outputs = (
+        [TensorSpec(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors]
+        for tensors in (golden.inputs, golden.outputs)
+    )
+    served = ServedFile(golden.model.sha256, inputs, outputs, golden.batch_axes)
     with closing(ServerSession(served, options, vectors.inputs)) as session:
         try:
             return session.run(vectors.inputs)
@@ -135,16 +140,3 @@ def _outputs(vectors: Vectors, options: ServerOptions) -> list[RuntimeArray]:
                 f"it answers a single sample, and not all golden inputs in one request: {error} "
                 "If its batches are limited, state that (options: max_batch_size)."
             ) from error
-
-
-def _mismatch_text(name: RuntimeName, problem: str) -> str:
-    return f"the server '{name}' does not reproduce the golden vectors: {problem.rstrip('.')}."
-
-
-def _served(vectors: Vectors) -> ServedFile:
-    golden = vectors.golden
-    inputs, outputs = (
-        [TensorSpec(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors]
-        for tensors in (golden.inputs, golden.outputs)
-    )
-    return ServedFile(golden.model.sha256, inputs, outputs, golden.batch_axes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import shlex
 from collections.abc import Iterator
@@ -52,14 +51,11 @@ from gate.registry.version_files import (
     load_records,
 )
 from gate.registry.version_page import (
-    MARK,
     TOO_EARLY,
     UNTRUSTING,
-    VersionStatus,
     answer,
     is_waiting_for_service,
     unjudged,
-    way_back,
     with_status,
     write_status,
 )
@@ -98,9 +94,6 @@ def process_submission(
             return []
         version = model.registry.version(model.name, number)
         if history.has_outcome(number, created_at=version.created_at):
-            status = VersionStatus.from_history(history, number)
-            if status is not None and status.kind not in ("champion", "waits"):
-                _log_once(model.key, number, status.status_line(model.reviews))
             return []
         terms = Terms.now(policy, trust)
         if terms.trust is None:
@@ -125,14 +118,6 @@ def _explain_first(model: RegisteredModel, number: str) -> None:
     version = model.registry.version(model.name, number)
     if is_waiting_for_service(version.description):
         _explain(model, version, TOO_EARLY)
-
-
-@functools.lru_cache(maxsize=1024)
-def _log_once(model: str, number: str, status: str) -> None:
-    _log.info(
-        "version %s of %s is the candidate, and was judged before: %s %s.",
-        number, model, status.removeprefix(MARK), way_back(model, number),
-    )  # fmt: skip
 
 
 def _explain(model: RegisteredModel, version: Version, line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +33,15 @@ STRICT = builders.policy(min_samples=500)
 ALLOWS_OLD_EVIDENCE = builders.policy(max_age_days=365.0)
 REVIEWED = builders.policy(review="required")
 SIGNED = builders.policy(review="signed")
+
+
+def failing(error: BaseException) -> Callable[..., Any]:
+    """Return a function that raises the error whatever its arguments are."""
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise error
+
+    return fail
 
 
 class RegistrySetup:

@@ -31,6 +31,7 @@ from tests.service.deliveries import (
     signed_headers,
     wait_until,
 )
+from tests.service.registry_setup import failing
 
 EVENT = json.dumps(event_body()).encode()
 
@@ -221,10 +222,8 @@ def test_disconnect_during_upload_is_counted(service: Service) -> None:
 
 
 def test_internal_error_does_not_leak_to_the_sender(service: Service, monkeypatch, caplog) -> None:
-    def raise_internal_error(*_: object, **__: object) -> None:
-        raise RuntimeError("a fault with internals in /srv/gate")
-
-    monkeypatch.setattr("gate.service.app.read_event", raise_internal_error)
+    error = RuntimeError("a fault with internals in /srv/gate")
+    monkeypatch.setattr("gate.service.app.read_event", failing(error))
     response = service.send(event_body())
     assert (response.status_code, response.json()) == (500, {"outcome": "fault"})
     wait_until(lambda: "internals" in caplog.text)  # it is logged after the response

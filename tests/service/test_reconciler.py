@@ -17,12 +17,7 @@ from gate.service.monitoring import Kind
 from gate.service.reconciler import Reconciler, deploy_champion
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
-from tests.service.registry_setup import (
-    AUTOMATIC,
-    REVIEWED,
-    STRICT,
-    Service,
-)
+from tests.service.registry_setup import AUTOMATIC, REVIEWED, STRICT, Service, failing
 
 
 @pytest.fixture
@@ -101,8 +96,8 @@ STEP_FUNCTIONS = {
 
 @pytest.mark.rows(4)
 @pytest.mark.parametrize("error", [RegistryUnavailable("away"), RegistryError("?"), KeyError("x")])
-@pytest.mark.parametrize("failing", STEP_FUNCTIONS)
-def test_failing_step_does_not_stop_the_other_steps(tmp_path, monkeypatch, failing: Kind, error):
+@pytest.mark.parametrize("step", STEP_FUNCTIONS)
+def test_failing_step_does_not_stop_the_other_steps(tmp_path, monkeypatch, step: Kind, error):
     """Version 2 waits and was approved; `champion` was moved to a version that never passed."""
     service = Service(tmp_path, REVIEWED)
     setup = service.setup
@@ -114,22 +109,19 @@ def test_failing_step_does_not_stop_the_other_steps(tmp_path, monkeypatch, faili
     setup.tag("2", "approved")
     setup.move_champion(bad)
 
-    def fail(*_a, **_o):
-        raise error
-
     result = {
         "guard": ("guard", "reverted", "1"),
         "review": ("review", "promoted", "2"),
         "deploy": ("deploy", "deployed", "2"),
     }
     with monkeypatch.context() as broken:
-        broken.setattr(f"gate.service.reconciler.{STEP_FUNCTIONS[failing]}", fail)
+        broken.setattr(f"gate.service.reconciler.{STEP_FUNCTIONS[step]}", failing(error))
         actual = service.reconcile_once()
-    expected = [result[kind] for kind in result if kind != failing]
-    if failing == "review":
+    expected = [result[kind] for kind in result if kind != step]
+    if step == "review":
         expected.pop()  # version 1 is deployed already
     assert [item for item in actual if item[1] != type(error).__name__] == expected
-    assert [item[0] for item in actual if item[1] == type(error).__name__] == [failing]
+    assert [item[0] for item in actual if item[1] == type(error).__name__] == [step]
     service.reconcile_once()
     assert (setup.champion, service.live) == ("2", "2")
 
@@ -185,11 +177,8 @@ def test_version_with_unreadable_evidence_is_not_deployed(service, monkeypatch):
     setup = service.setup
     setup.promote(2)
 
-    def fail(*_a, **_o):
-        raise MemoryError
-
     with monkeypatch.context() as patched:
-        patched.setattr("gate.registry.verify_release.load_records", fail)
+        patched.setattr("gate.registry.verify_release.load_records", failing(MemoryError()))
         (result,) = deploy_champion(setup.model(), service.store, AUTOMATIC)
     assert (result.outcome, service.live) == ("refused", "1")
     assert "MemoryError" in result.reason

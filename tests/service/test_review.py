@@ -20,7 +20,7 @@ from gate.service.submissions import process_reviews
 from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.simulator import Watched
-from tests.service.registry_setup import REVIEWED, RegistrySetup
+from tests.service.registry_setup import REVIEWED, RegistrySetup, failing
 
 
 @pytest.fixture
@@ -71,10 +71,7 @@ def test_failing_answer_does_not_block_other_reviews(setup):
 def make_unavailable(setup, name):
     """Let this call of the registry fail."""
 
-    def raise_unavailable(*_: object, **_options: object) -> None:
-        raise RegistryUnavailable("no answer")
-
-    setattr(setup.registry, name, raise_unavailable)
+    setattr(setup.registry, name, failing(RegistryUnavailable("no answer")))
 
 
 ANSWERS = {
@@ -140,10 +137,7 @@ def test_unwritable_page_does_not_undo_the_review(setup, call, word):
 
 
 def test_unavailable_registry_reviews_nothing(setup):
-    def raise_unavailable(name, number):
-        raise RegistryUnavailable("no answer")
-
-    setup.registry.version = raise_unavailable
+    make_unavailable(setup, "version")
     before = setup.lines()
     with pytest.raises(RegistryUnavailable):
         review_once(setup)
@@ -157,11 +151,7 @@ def test_killed_sandbox_does_not_consume_the_approval(setup, monkeypatch, error)
     before = setup.lines()
     reading = Reading(mismatches=MismatchMemory(60.0, wait=None))
     with monkeypatch.context() as stopped:
-
-        def raise_error(*_: object, **_options: object) -> None:
-            raise error
-
-        stopped.setattr("gate.onnx_file.sandboxed_reading.run_in_sandbox", raise_error)
+        stopped.setattr("gate.onnx_file.sandboxed_reading.run_in_sandbox", failing(error))
         (failed,) = process_reviews(replace(setup.model(), reading=reading), REVIEWED)
     assert isinstance(failed, Failed)
     assert setup.lines() == before

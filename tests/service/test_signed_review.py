@@ -36,7 +36,7 @@ from tests import builders
 from tests.registry.releases import NAME
 from tests.registry.signed import Signing, save_trust, trust_in
 from tests.registry.simulator import Watched
-from tests.service.registry_setup import AUTOMATIC, REVIEWED, SIGNED, RegistrySetup
+from tests.service.registry_setup import AUTOMATIC, REVIEWED, SIGNED, RegistrySetup, failing
 from tests.service.signed_submissions import SigningService
 
 DECISION_FILE = "gate/decision.json"
@@ -204,10 +204,7 @@ def test_signed_rejection_rejects_and_records_the_key(setup: SignedReviewSetup, 
 def test_rejection_counts_while_the_store_is_unavailable(setup: SignedReviewSetup) -> None:
     setup.sign("mallory", "rejected")
 
-    def raise_error(*_: object, **_options: object) -> None:
-        raise RegistryError("the store is away")
-
-    setup.registry.fetch = raise_error  # type: ignore[method-assign]
+    setup.registry.fetch = failing(RegistryError("the store is away"))  # type: ignore[method-assign]
     assert setup.reconcile_once() == [("rejected", "1")]
 
 
@@ -222,15 +219,12 @@ def test_nothing_is_approved_without_trust(setup: SignedReviewSetup) -> None:
 
 
 def test_damaged_trust_blocks_approvals_but_not_rejections(setup: SignedReviewSetup) -> None:
-    def raise_policy_error() -> Trust:
-        raise PolicyError("trust.yaml is no YAML")
-
     setup.sign("alice")
-    (failed,) = process_reviews(setup.model(), SIGNED, trust=raise_policy_error)
+    (failed,) = process_reviews(setup.model(), SIGNED, trust=failing(PolicyError("no YAML")))
     assert isinstance(failed, Failed)
     assert setup.result() == ""
     setup.tag("1", "rejected")
-    (result,) = process_reviews(setup.model(), SIGNED, trust=raise_policy_error)
+    (result,) = process_reviews(setup.model(), SIGNED, trust=failing(PolicyError("no YAML")))
     assert result.outcome == "rejected"  # type: ignore[union-attr]
 
 
@@ -288,10 +282,7 @@ def test_unreadable_records_do_not_block_other_versions(setup: SignedReviewSetup
     assert isinstance(failed, Failed)
     assert promoted == ("promoted", "2")
 
-    def raise_unavailable(*_: object, **_options: object) -> None:
-        raise RegistryUnavailable("no answer")
-
-    setup.registry.fetch = raise_unavailable  # type: ignore[method-assign]
+    setup.registry.fetch = failing(RegistryUnavailable("away"))  # type: ignore[method-assign]
     with pytest.raises(RegistryUnavailable):
         setup.reconcile_once()
 
