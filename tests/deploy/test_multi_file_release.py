@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import onnx
 import pytest
 from onnx import helper
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from gate import Digest
 from gate.deploy.deploy import SlotSource, deploy
-from gate.deploy.serving import store_app
 from gate.deploy.store import EXACT, QUANTIZED, Manifest, ModelStore, Slot
-from tests import plain_http
 from tests.deploy import models
 from tests.deploy.models import NAME, assert_complete, assert_no_leftovers
-from tests.deploy.servers import serve_app
+from tests.deploy.servers import serve_store
 from tests.registry import parts
 
 
@@ -190,8 +187,7 @@ def test_parts_are_served_by_digest_only(store: ModelStore, tmp_path: Path) -> N
     """Without digests a client could download parts of two releases."""
     twin = models.multi_file_source(tmp_path / "twin", 2)
     deploy(store, NAME, {EXACT: models.multi_file_source(tmp_path, 1), QUANTIZED: twin})
-    app = Starlette(routes=[Mount("/models", store_app(store))])
-    with serve_app(app) as address, plain_http.client(base_url=f"{address}/models/") as client:
+    with serve_store(store) as client:
         slots = Manifest.from_json(client.get(f"{NAME}/manifest.json").content).slots
         assert client.get(f"{NAME}/model.onnx").status_code == 404
         for label in (EXACT, QUANTIZED):
@@ -213,37 +209,13 @@ def test_manifest_must_contain_each_named_part(store: ModelStore, tmp_path: Path
         Slot.from_json(incomplete.to_json())
 
 
-class Readers:
-    """Threads that read all parts of the live release in a loop."""
-
-    def __init__(self, *readers: Callable[[], bytes | None]) -> None:
-        self.results: list[bytes] = []
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._read, args=(read,)) for read in readers]
-
-    def __enter__(self) -> Readers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def _read(self, read: Callable[[], bytes | None]) -> None:
-        while not self._ended.is_set():
-            data = read()
-            if data is not None:  # None: the release was pruned during the read
-                self.results.append(data)
-
-
 @pytest.mark.proof
 def test_no_reader_gets_parts_of_two_releases(tmp_path: Path) -> None:
     """Read from the disk and over HTTP while releases replace each other."""
     store = ModelStore(tmp_path / "srv", keep=2)
     sources = [models.multi_file_source(tmp_path, seed) for seed in (1, 2)]
     deploy(store, NAME, {EXACT: sources[0]})
+    ended = threading.Event()
 
     def read_from_disk() -> bytes | None:
         folder = (store.live_link(NAME) / EXACT).resolve()
@@ -259,16 +231,22 @@ def test_no_reader_gets_parts_of_two_releases(tmp_path: Path) -> None:
             return None
         return b"".join(response.content for response in responses)
 
-    app = Starlette(routes=[Mount("/models", store_app(store))])
-    with (
-        serve_app(app) as address,
-        plain_http.client(base_url=f"{address}/models/") as client,
-        Readers(read_from_disk, read_over_http) as readers,
-    ):
-        for turn in range(12):
-            result = deploy(store, NAME, {EXACT: sources[(turn + 1) % 2]})
-            assert result.outcome == "deployed", result.reason
-    assert set(readers.results) == {_read_parts(tmp_path / f"parts-{seed}") for seed in (1, 2)}
+    def read_until_the_end(read: Callable[[], bytes | None]) -> set[bytes | None]:
+        results = set()
+        while not ended.is_set():
+            results.add(read())
+        return results - {None}  # None: the release was pruned during the read
+
+    with serve_store(store) as client, ThreadPoolExecutor(2) as pool:
+        readers = pool.map(read_until_the_end, (read_from_disk, read_over_http))
+        try:
+            for turn in range(12):
+                result = deploy(store, NAME, {EXACT: sources[(turn + 1) % 2]})
+                assert result.outcome == "deployed", result.reason
+        finally:
+            ended.set()
+        expected = {_read_parts(tmp_path / f"parts-{seed}") for seed in (1, 2)}
+        assert set().union(*readers) == expected
 
 
 def _read_parts(folder: Path) -> bytes:

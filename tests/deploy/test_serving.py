@@ -8,23 +8,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from gate import Digest, verify_golden
 from gate.deploy.deploy import deploy, rollback_deployment
-from gate.deploy.serving import store_app
 from gate.deploy.store import Manifest, ModelStore
-from tests import plain_http
 from tests.deploy import models
 from tests.deploy.models import NAME
-from tests.deploy.servers import serve_app
+from tests.deploy.servers import serve_store
 
 YEAR = "public, max-age=31536000, immutable"
-
-
-def _app(store: ModelStore, **options) -> Starlette:
-    return Starlette(routes=[Mount("/models", store_app(store, **options))])
 
 
 @pytest.fixture
@@ -36,10 +28,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 @pytest.fixture
 def client(store: ModelStore) -> Iterator[httpx.Client]:
-    with (
-        serve_app(_app(store)) as address,
-        plain_http.client(base_url=f"{address}/models/") as opened,
-    ):
+    with serve_store(store) as opened:
         yield opened
 
 
@@ -234,20 +223,20 @@ def test_write_methods_are_refused(client: httpx.Client) -> None:
 
 def test_cors_only_for_configured_origins(store: ModelStore) -> None:
     page = {"Origin": "https://page.example"}
-    with serve_app(_app(store)) as address:
-        response = plain_http.get(f"{address}/models/{NAME}/model.onnx", headers=page)
+    with serve_store(store) as client:
+        response = client.get(f"{NAME}/model.onnx", headers=page)
         assert "access-control-allow-origin" not in response.headers
-    with serve_app(_app(store, cors_origins=("https://page.example",))) as address:
-        url = f"{address}/models/{NAME}/model.onnx"
-        response = plain_http.get(url, headers=page)
+    with serve_store(store, cors_origins=("https://page.example",)) as client:
+        url = f"{NAME}/model.onnx"
+        response = client.get(url, headers=page)
         assert response.headers["access-control-allow-origin"] == "https://page.example"
         assert "ETag" in response.headers["access-control-expose-headers"]
         requested = page | {
             "Access-Control-Request-Method": "GET",
             "Access-Control-Request-Headers": "range",
         }
-        assert httpx.options(url, headers=requested).status_code == 200
-        second = plain_http.get(url, headers={"Origin": "https://evil.example"})
+        assert client.options(url, headers=requested).status_code == 200
+        second = client.get(url, headers={"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in second.headers
 
 

@@ -18,18 +18,14 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from gate import Digest
 from gate.deploy.deploy import deploy, is_serving, rollback_deployment, verify_slot
-from gate.deploy.serving import store_app
 from gate.deploy.store import ModelStore
-from tests import plain_http
 from tests.deploy import models
 from tests.deploy.handmade_store import make_store
 from tests.deploy.models import NAME
-from tests.deploy.servers import serve_app
+from tests.deploy.servers import serve_store
 
 MODEL = f"{NAME}/model.onnx"
 
@@ -84,11 +80,8 @@ def served(tmp_path: Path) -> Iterator[ServedModel]:
     store, source = ModelStore(tmp_path / "srv", keep=1), models.source(tmp_path, 1)
     deploy(store, NAME, {"exact": source})
     created = ServedModel(store, source)
-    app = store_app(store, damaged=lambda name: created.damaged.update([name]))
-    with serve_app(Starlette(routes=[Mount("/models", app)])) as address:
-        created.address = address
-        with plain_http.client(base_url=f"{address}/models/") as created.client:
-            yield created
+    with serve_store(store, damaged=lambda name: created.damaged.update([name])) as created.client:
+        yield created
 
 
 def _flip_bit(path: Path) -> bytes:
@@ -315,11 +308,7 @@ def test_file_changed_during_download_is_aborted(
 ) -> None:
     data = os.urandom(32 << 20)
     store, path = make_store(tmp_path / "srv", data)
-    with (
-        serve_app(Starlette(routes=[Mount("/models", store_app(store))])) as address,
-        plain_http.client() as client,
-        client.stream("GET", f"{address}/models/{MODEL}") as response,
-    ):
+    with serve_store(store) as client, client.stream("GET", MODEL) as response:
         pieces = response.iter_raw(1 << 16)
         received = next(pieces)
         with path.open("r+b") as stream:
@@ -339,12 +328,9 @@ def test_aborted_download_stops_reading(
     tmp_path: Path, read_counter: ReadCounter, how: str
 ) -> None:
     store, _path = make_store(tmp_path / "srv", bytes(64 << 20))
-    with serve_app(Starlette(routes=[Mount("/models", store_app(store))])) as address:
-        url = httpx.URL(address)
-        assert (
-            plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=0-0"}).content
-            == b"\0"
-        )
+    with serve_store(store) as requests:
+        url = requests.base_url
+        assert requests.get(MODEL, headers={"Range": "bytes=0-0"}).content == b"\0"
         read_counter.parts = 0
         for _ in range(50):
             with socket.create_connection((url.host, url.port)) as client:
@@ -354,7 +340,7 @@ def test_aborted_download_stops_reading(
                 if how == "reset":
                     linger = struct.pack("ii", 1, 0)
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        requested = plain_http.get(f"{address}/models/{MODEL}", headers={"Range": "bytes=-1"})
+        requested = requests.get(MODEL, headers={"Range": "bytes=-1"})
         assert requested.content == b"\0"
     # A complete download needs 512 reads. The socket buffers accept only some of them.
     assert read_counter.parts < 50 * 64

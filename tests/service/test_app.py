@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from tests.service.deliveries import (
     MODEL,
     OLD_SECRET,
     SECRET,
-    Recorder,
     Service,
     event_body,
     run_service,
@@ -258,19 +255,3 @@ def test_metrics_count_deliveries_and_reconciles(service: Service) -> None:
         'parity_gate_reconcile_seconds_count{cause="timer"}',
     ):
         assert line in text
-
-
-@pytest.mark.proof
-def test_two_hundred_concurrent_events_need_one_reconcile(tmp_path: Path) -> None:
-    """All events are accepted at once; one pass that begins after the last event covers them all."""
-    resume = threading.Event()
-    recorder = Recorder(lambda _model, _cause: resume.wait(60) and None)
-    with run_service(settings(tmp_path), recorder) as service:
-        wait_until(lambda: recorder.calls)
-        with ThreadPoolExecutor(200) as pool:
-            responses = list(pool.map(lambda _: service.send(event_body()).status_code, range(200)))
-        assert set(responses) == {202}
-        assert recorder.causes == []  # the first pass, which the timer started, is still running
-        resume.set()
-        wait_until(lambda: recorder.ended.count((MODEL, "webhook")) == 1)
-        assert recorder.causes == ["webhook"]  # one pass covers all earlier events

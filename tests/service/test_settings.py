@@ -31,12 +31,16 @@ def test_default_workspace_prefix_is_removed_from_model_names() -> None:
         ({"state": "/tmp"}, "state: the state is sqlite:///FILE"),
         ({"state": "sqlite:///:memory:"}, "in memory"),
         ({"log_format": "xml"}, "log_format"),
+        ({"notify_url": "http://x", "tracking_uri": "http://me:hunter2@r"}, "go together"),
+        ({"notify_url": "ftp://x", "notify_secret_file": "notify"}, "notify_url"),
+        ({"notify_url": "http://me:hunter2@x/", "notify_secret_file": "notify"}, "notify_url"),
         ({"nonsense": 1}, "nonsense: Extra"),
     ],
 )
 def test_invalid_setting_is_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ServiceError, match=message):
+    with pytest.raises(ServiceError, match=message) as refused:
         ServiceSettings.from_options(**VALID_OPTIONS | given)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_missing_setting_names_its_option() -> None:
@@ -64,18 +68,15 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_written_secrets_are_read_back(path: Path) -> None:
-    assert WebhookSecrets.from_file(path).secrets == (FIRST, SECOND)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_written_secrets_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
     try:
-        settings.write_secrets(tmp_path / "open", [FIRST])
+        settings.write_secrets(tmp_path / "secrets", [FIRST, SECOND])
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o600
+    assert WebhookSecrets.from_file(tmp_path / "secrets").secrets == (FIRST, SECOND)
+    assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o600
 
 
 def test_blank_lines_and_whitespace_are_ignored(path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gate import Policy
-from gate.deploy.store import ModelStore
 from gate.errors import (
     DigestMismatch,
     EvidenceError,
@@ -19,14 +18,12 @@ from gate.errors import (
     RegistryUnavailable,
 )
 from gate.policy.sections import ReviewTag
-from gate.registry.eligibility import TrustFile
-from gate.registry.interface import CANDIDATE, CHAMPION, Tag
+from gate.registry.interface import CANDIDATE, Tag
 from gate.registry.promotion import rollback
 from gate.registry.release import Release
 from gate.registry.reviews import STATEMENT_TAG, ReviewSubmission
 from gate.service.champion_guard import guard_champion
 from gate.service.monitoring import Failed
-from gate.service.reconciler import Reconciler
 from gate.service.submissions import process_reviews
 from gate.signing.keys import SigningKey
 from gate.signing.predicates import Word
@@ -366,27 +363,6 @@ def test_approval_stays_valid_for_versions_that_served(setup: SignedReviewSetup)
     assert guard_champion(setup.model(), SIGNED, thoroughly=True) == []
     assert setup.champion == "1"
     assert setup.ledger.entries()[-1].approvers == (setup.keys["alice"].public.key_id,)
-
-
-def test_reconciler_counts_approvals_by_its_trust_file(
-    setup: SignedReviewSetup, tmp_path: Path
-) -> None:
-    record_measurer(setup)
-    store = ModelStore(tmp_path / "store")
-    setup.sign("alice")
-    path = tmp_path / "trust.yaml"
-    path.write_text(setup.trust().to_json())
-    reconcilers = [
-        Reconciler(setup.registry, setup.ledger, SIGNED, store=store, trust=trust)
-        for trust in (None, TrustFile(path))
-    ]
-    assert reconcilers[0](NAME, cause="timer") == []
-    assert "--trust" in setup.result()
-    outcomes = [item.outcome for item in reconcilers[1](NAME, cause="timer")]  # type: ignore[union-attr]
-    assert outcomes == ["promoted", "deployed"]
-    assert setup.registry.aliases[CHAMPION] == "1"
-    live = store.live(NAME)
-    assert live is not None
 
 
 @pytest.mark.parametrize("tamper", ["verdict", "tag"])
