@@ -6,7 +6,7 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
     from gate.registry.reviews import ReviewSubmission
     from gate.signing.keys import PublicKey
+    from gate.signing.predicates import Word
     from gate.signing.trust import Trust
-
-
-Word = Literal["approved", "rejected"]
 
 _LABEL_WIDTH = 10
 """Width of the labels in characters."""
