@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,18 @@ def _show_steps(models: dict[str, list[dict[str, Any]]], console: Console) -> No
 @options.TRUST
 @options.SERVICE_KEY
 @click.option(
+    "--body-cap", type=int, metavar="BYTES", **_environment("BODY_CAP"),
+    help="The largest webhook body that is read. Default: 64 KiB.",
+)  # fmt: skip
+@click.option(
+    "--body-timeout", "body_timeout_s", type=float, metavar="SECONDS",
+    **_environment("BODY_TIMEOUT"), help="Time limit for receiving a webhook body. Default: 20.",
+)  # fmt: skip
+@click.option(
+    "--window", "window_s", type=float, metavar="SECONDS", **_environment("WINDOW"),
+    help="Largest difference of a webhook's timestamp from this clock. Default: 300.",
+)  # fmt: skip
+@click.option(
     "--interval", "interval_s", type=float, metavar="SECONDS", **_environment("INTERVAL"),
     help="Interval at which all models are checked without an event. Default: 60.",
 )  # fmt: skip
@@ -220,7 +233,7 @@ def serve_command(**options: Any) -> CommandResult:
         cors_origins=settings.cors_origins,
         damaged=reconcile.report_damage,
     )
-    with notifying(settings, open_ledger(settings)):
+    with notifying(settings, open_ledger(settings)) if settings.notify_url else nullcontext():
         serve(
             settings,
             reconcile,

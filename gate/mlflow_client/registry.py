@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
-import platform
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -186,7 +187,7 @@ class MlflowRegistry:
         return tuple(_version(version) for version in versions)
 
     def create_version(self, name: str, draft: Draft) -> str:
-        """Upload the file in the draft's run and create a version from it."""
+        """Log the file with `mlflow.onnx` in the draft's run and create a version from it."""
         with self._using(f"create a version of '{name}'") as client:
             model_id = upload(client, draft)
             created = client.create_model_version(
@@ -349,6 +350,9 @@ def _onnx_file(folder: Path) -> Path | None:
 
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 
+_PROTO_LIMIT = 2**31
+"""Size limit in bytes: protobuf can't serialize more."""
+
 PARTS_FLAVOR = "onnx_parts"
 """Flavor of a release of several files. MLflow itself can't load it."""
 
@@ -356,11 +360,12 @@ _RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
 
 def upload(client: MlflowClient, draft: Draft) -> str:
-    """Upload the draft's files and link them with the draft's run; return the ID of the logged
-    model.
+    """Upload the draft's file and link it with the draft's run; return the ID of the logged model.
 
-    The MLflow model is that of `mlflow.onnx.log_model`, which would serialize the file again and so
-    change the bytes of some files. For a release of several files it holds all of them.
+    Usually through `mlflow.onnx.log_model`, which serializes the parsed proto again. If this would
+    change the bytes (external data, an unusual serialization, over 2 GB), the same MLflow model is
+    built from the unchanged file. For a release of several files the MLflow model holds all of
+    them.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -371,50 +376,90 @@ def upload(client: MlflowClient, draft: Draft) -> str:
         source_run_id=draft.run_id,
         tags={Tag.SHA256: draft.subject.sha256.hex},
     )
-    model_id = str(logged.model_id)
-    for artifact_path, source in draft.folders.items():
-        client.log_model_artifacts(model_id, str(source), artifact_path)
+    # First, because the version becomes READY with the file.
+    for artifact_path, folder in draft.folders.items():
+        client.log_model_artifacts(logged.model_id, str(folder), artifact_path)
     _steps.debug("upload %s, %.1f MB", draft.path.name, draft.subject.size_bytes / 1e6)
-    with temporary_folder() as folder:
-        _write_mlflow_model(draft, folder, model_id)
-        client.log_model_artifacts(model_id, str(folder))
-    client.finalize_logged_model(model_id, "READY")
-    client.log_outputs(draft.run_id, [LoggedModelOutput(model_id, step=0)])
-    return model_id
+    proto = _proto_of_same_bytes(draft)
+    if proto is None:
+        _log_files(client, draft, model_id=logged.model_id)
+    else:
+        _log_model(proto, draft, name=name, model_id=logged.model_id)
+    client.log_outputs(draft.run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    return str(logged.model_id)
 
 
-def _write_mlflow_model(draft: Draft, folder: Path, model_id: str) -> None:
-    """Write the MLflow model, with links to the draft's files.
+def _proto_of_same_bytes(draft: Draft) -> Any:
+    """Return the parsed file if serializing it yields the same bytes, else None."""
+    import onnx
 
-    A release of several files has no flavor that would load a single file as the model.
+    if draft.subject.external_data or draft.subject.size_bytes >= _PROTO_LIMIT:
+        return None
+    proto = onnx.load(str(draft.path), load_external_data=False)
+    serialized = Digest.from_bytes(proto.SerializeToString())
+    return proto if serialized == draft.subject.sha256 else None
+
+
+def _log_model(proto: Any, draft: Draft, *, name: str, model_id: str) -> None:
+    """Call `mlflow.onnx.log_model` in a separate thread without an active run.
+
+    In the caller's thread it would add outputs and metrics to the active run.
+    """
+    import mlflow.onnx
+
+    failures: list[BaseException] = []
+
+    def log() -> None:
+        try:
+            mlflow.onnx.log_model(
+                proto,
+                name=name,
+                model_id=model_id,
+                signature=_signature(draft),
+                pip_requirements=_requirements(),
+                onnx_execution_providers=list(PROVIDERS),
+                save_as_external_data=False,
+            )
+        except BaseException as error:  # re-raised in the caller's thread below
+            failures.append(error)
+
+    # A new thread lacks the context variables, including MLflow's workspace.
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(log,), name="gate-log-model")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _log_files(client: MlflowClient, draft: Draft, *, model_id: str) -> None:
+    """Log the files as `mlflow.onnx.log_model` does, but with the ONNX file and its data unchanged.
+
+    For a release of several files, log all of them, without a flavor that would load a single file
+    as the model.
     """
     import onnx
     from mlflow import pyfunc
     from mlflow.models import Model
 
-    data = draft.path.name if draft.subject.external_data else "model.onnx"
-    files = {name: name for name in draft.subject.external_data} | {data: draft.path.name}
-    for name, source in files.items():
-        link = folder / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to((draft.path.parent / source).resolve())
-    model = Model(run_id=draft.run_id, model_id=model_id, signature=_signature(draft))
-    if draft.subject.parts:
-        model.add_flavor(PARTS_FLAVOR, data=data)  # the release file lists the files
-    else:
-        pyfunc.add_to_model(
-            model, loader_module="mlflow.onnx", data=data, python_env="python_env.yaml"
-        )
-        model.add_flavor(
-            "onnx", onnx_version=onnx.__version__, data=data, providers=list(PROVIDERS)
-        )
-    model.save(str(folder / "MLmodel"))
-    (folder / "requirements.txt").write_text("\n".join(_requirements()) + "\n")
-    (folder / "python_env.yaml").write_text(
-        f"python: {platform.python_version()}\n"
-        "build_dependencies: [pip, setuptools, wheel]\n"
-        "dependencies: [-r requirements.txt]\n"
-    )
+    with temporary_folder() as folder:
+        model = Model(run_id=draft.run_id, model_id=model_id, signature=_signature(draft))
+        data = draft.path.name
+        if draft.subject.parts:
+            model.add_flavor(PARTS_FLAVOR, data=data)  # the release file lists the files
+        else:
+            pyfunc.add_to_model(model, loader_module="mlflow.onnx", data=data)
+            model.add_flavor(
+                "onnx", onnx_version=onnx.__version__, data=data, providers=list(PROVIDERS)
+            )
+        model.save(str(Path(folder, "MLmodel")))
+        Path(folder, "requirements.txt").write_text("\n".join(_requirements()) + "\n")
+        client.log_model_artifacts(model_id, str(folder))
+    for name in (draft.path.name, *draft.subject.external_data):
+        parent = Path(name).parent.as_posix()
+        source = str(draft.path.parent / name)
+        client.log_model_artifact(model_id, source, None if parent == "." else parent)
+    client.finalize_logged_model(model_id, "READY")
 
 
 def _signature(draft: Draft) -> Any:

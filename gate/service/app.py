@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import logging
+import math
 import os
 import re
 import signal
@@ -26,6 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gate.deploy.store import ModelStore
 from gate.errors import (
@@ -92,14 +94,26 @@ def ledger_problem(ledger: Ledger, trust: TrustFile) -> str | None:
     return None
 
 
-def registry_problem(reach: Callable[[], None]) -> str | None:
-    """Return why the registry can't be used now, or None. `reach` raises GateError."""
-    try:
-        reach()
-    except GateError as error:
-        _log.warning("not ready: %s", error)
-        return "does not answer"
-    return None
+class RegistryCheck:
+    """Checks whether the registry has answered within `CONTACT_S`. `reach` raises GateError."""
+
+    def __init__(
+        self, reach: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reach, self._clock = reach, clock
+        self._answered = -math.inf
+
+    def problem(self) -> str | None:
+        """Contact the registry, which may block; return the problem or None."""
+        try:
+            self._reach()
+        except GateError as error:
+            if self._clock() - self._answered <= CONTACT_S:
+                return None
+            _log.warning("not ready: %s", error)
+            return "does not answer"
+        self._answered = self._clock()
+        return None
 
 
 def store_problem(settings: ServiceSettings) -> str | None:
@@ -125,15 +139,6 @@ _HEADERS = {
     TIMESTAMP_HEADER: re.compile(r"[0-9]{1,12}"),
     SIGNATURE_HEADER: re.compile(r"v1,[A-Za-z0-9+/]{43}="),
 }
-
-_WINDOW_S = 300.0
-"""Largest difference between a delivery's timestamp and the local clock."""
-
-_BODY_CAP = 1 << 16
-"""Largest size of a body in bytes; a body is read before its signature is verified."""
-
-_BODY_TIMEOUT_S = 20.0
-"""Time limit for receiving a body."""
 
 # Invalid deliveries get 4xx; valid but irrelevant ones 2xx. Events of models that are not on the
 # allow-list get 403: MLflow neither repeats nor shows them.
@@ -161,7 +166,9 @@ class Envelope:
     signature: str
 
     @classmethod
-    def from_headers(cls, header: Callable[[str], Sequence[str]], *, now: float) -> Envelope:
+    def from_headers(
+        cls, header: Callable[[str], Sequence[str]], *, now: float, window_s: float
+    ) -> Envelope:
         """Read the headers before the body, so that the body of an invalid delivery is not read.
 
         `header`: all values of a header. `now`: seconds since the epoch. Raises DeliveryRefused.
@@ -175,8 +182,8 @@ class Envelope:
             fields.append(values[0])
         envelope = cls(*fields)
         age_s = now - int(envelope.timestamp)
-        if not abs(age_s) <= _WINDOW_S:
-            reason = f"the timestamp is {age_s:.0f} s old, allowed are ±{_WINDOW_S:.0f} s"
+        if not abs(age_s) <= window_s:
+            reason = f"the timestamp is {age_s:.0f} s old, allowed are ±{window_s:.0f} s"
             raise DeliveryRefused("stale", f"is refused: {reason}")
         return envelope
 
@@ -242,7 +249,7 @@ class Receiver:
     def __init__(
         self, settings: ServiceSettings, worker: ReconcileLoop, keyring: WebhookSecrets
     ) -> None:
-        self._models = settings.models
+        self._settings = settings
         self._worker = worker
         self._keyring = keyring
 
@@ -269,8 +276,10 @@ class Receiver:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise DeliveryRefused("wrong_type", "is not application/json")
-        envelope = Envelope.from_headers(request.headers.getlist, now=time.time())
-        body = await _read_body(request)
+        envelope = Envelope.from_headers(
+            request.headers.getlist, now=time.time(), window_s=self._settings.window_s
+        )
+        body = await _read_body(request, self._settings)
         envelope.verify_body(body, secrets=self._keyring.secrets)
         fields["delivery"] = envelope.delivery_id
         kind, key = read_event(body)
@@ -279,27 +288,27 @@ class Receiver:
         fields |= {"event": kind, "model": str(key)[:256]}
         if key.name == EXAMPLE_MODEL:
             return "test", "is a test of the server's"
-        if str(key) not in self._models:
+        if str(key) not in self._settings.models:
             raise DeliveryRefused("foreign", "is about a model that is not allow-listed")
         self._worker.wake(str(key))
         return "accepted", "wakes the loop"
 
 
-async def _read_body(request: Request) -> bytes:
-    """Return the body, using at most `_BODY_CAP` bytes plus one chunk of memory.
+async def _read_body(request: Request, settings: ServiceSettings) -> bytes:
+    """Return the body, using at most `body_cap` bytes plus one chunk of memory.
 
     Raises DeliveryRefused if the body is too large, too slow, or incomplete.
     """
     reason = "has no body that can be read"
     declared = request.headers.get("content-length", "0")
     body = bytearray()
-    if declared.isdecimal() and int(declared[:20]) > _BODY_CAP:
+    if declared.isdecimal() and int(declared[:20]) > settings.body_cap:
         raise DeliveryRefused("too_large", reason)
     try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
+        async with asyncio.timeout(settings.body_timeout_s):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > _BODY_CAP:
+                if len(body) > settings.body_cap:
                     raise DeliveryRefused("too_large", reason)
     except TimeoutError as error:
         raise DeliveryRefused("slow", reason) from error
@@ -324,6 +333,9 @@ STOP_TIMEOUT_S = 12.0
 
 _EXIT_DEADLINE_S = 28
 """Seconds after SIGTERM at which the process ends even if a thread hangs."""
+
+CONTACT_S = 10.0
+"""Maximum age of the last answer of the registry."""
 
 _NO_STORE = {"Cache-Control": "no-store"}
 
@@ -382,14 +394,14 @@ def _readiness(
     checks = {
         "ledger": ReadinessCheck(lambda: ledger_problem(ledger, trust_file)),
         "store": ReadinessCheck(lambda: store_problem(settings)),
-        "registry": ReadinessCheck(lambda: registry_problem(reach)),
+        "registry": ReadinessCheck(RegistryCheck(reach).problem),
         "trust": ReadinessCheck(trust_file.problem),
     }
 
     async def ready(_request: Request) -> Response:
         results = await asyncio.gather(*(check.problem() for check in checks.values()))
         problems = dict(zip(checks, results, strict=True))
-        problems["worker"] = None if worker.alive else "is not running"
+        problems["worker"] = worker.problem()
         # The service keeps serving without a trust, so a load balancer must not remove it.
         is_ready = not any(text for name, text in problems.items() if name != "trust")
         states = {name: problem or "ok" for name, problem in problems.items()}
@@ -439,10 +451,9 @@ def server(app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=_Protocol,
             loop="asyncio",
             log_config=None,
-            limit_concurrency=_CONNECTIONS,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=5,
@@ -453,8 +464,32 @@ def server(app: ASGIApp) -> _Server:
 
 
 _CONNECTIONS = 256
-"""Largest number of connections; more get 503. Each may use a socket and a file of the store, and a
-process may open 1024 files by default. The reverse proxy closes idle connections."""
+"""Largest number of connections. Each may use a socket and a file of the store; a process may open
+1024 files by default."""
+
+_IDLE_S = 10.0
+"""Seconds for which a connection may stay without a complete request."""
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol with limits on connections and on the time for a complete request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _CONNECTIONS:
+            transport.abort()
+        else:
+            self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
+
+    def _close_idle(self, last_cycle: object) -> None:
+        """Close a connection that has had no request since the last check."""
+        if self.transport.is_closing():
+            return
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.cycle is last_cycle:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_IDLE_S, self._close_idle, self.cycle)
 
 
 class _Server(uvicorn.Server):

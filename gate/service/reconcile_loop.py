@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Sequence
 
-from gate.errors import GateError, ResourceGone
+from gate.errors import GateError, RegistryDenied, RegistryUnavailable, ResourceGone
 from gate.service.monitoring import Failed, Reconcile, ServiceMetrics, StepResult
 
 # Level-triggered: each reconcile reads the whole state of a model. If a wake-up is lost in a crash,
 # the timer reconciles the model one interval later.
 _RETRY_CAP_S = 60.0
+
+_SILENT_INTERVALS = 3
+"""Number of intervals without a finished reconcile after which the loop counts as silent."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ class ReconcileLoop:
         self._lock = threading.Lock()
         self._due = dict.fromkeys(models, time.monotonic())
         self._failures = dict.fromkeys(models, 0)
+        self._finished: float | None = None
+        """When a model was reconciled last, without an outage of the registry."""
 
     def start(self) -> None:
         """Start the thread, which first reconciles every model: events may have been missed."""
@@ -64,6 +69,17 @@ class ReconcileLoop:
     def alive(self) -> bool:
         """Whether the thread runs and was not stopped."""
         return self._thread.is_alive() and not self._stopping.is_set()
+
+    def problem(self) -> str | None:
+        """Return why the loop does not bring the models into their states, or None."""
+        if not self.alive:
+            return "is not running"
+        if self._finished is None:
+            return "has not reconciled a model yet"
+        silence = time.monotonic() - self._finished
+        if silence > _SILENT_INTERVALS * self._interval_s:
+            return f"has not reconciled a model for {silence:.0f} s"
+        return None
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -108,6 +124,10 @@ class ReconcileLoop:
                 results = self._reconcile(model, cause=cause)
             except Exception as error:
                 results = [Failed("look", error)]
+        errors = [result.error for result in results if isinstance(result, Failed)]
+        outages = (RegistryUnavailable, RegistryDenied)
+        if all(isinstance(e, GateError) and not isinstance(e, outages) for e in errors):
+            self._finished = time.monotonic()
         needs_retry = False
         for result in results:
             if isinstance(result, Failed):

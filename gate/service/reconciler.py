@@ -300,7 +300,7 @@ class Reconciler:
                     results += step()  # also keeps what a step yields before it fails
                 except Exception as error:
                     results.append(Failed(kind, error))
-            if thoroughly and not any(map(_leaves_doubt, results)):
+            if thoroughly and not any(map(_is_unproven, results)):
                 self._proven[model] = (registered.alias(CHAMPION), time.monotonic())
             with contextlib.suppress(GateError):  # the steps above already report ledger errors
                 self._pages.follow(registered, thoroughly=thoroughly)
@@ -330,7 +330,7 @@ class Reconciler:
         self._damaged.add(model)
 
 
-def _leaves_doubt(result: StepResult | Failed) -> bool:
+def _is_unproven(result: StepResult | Failed) -> bool:
     """Return whether the champion's or the deployed files were not verified because of a result."""
     if isinstance(result, Failed):
         return result.kind in ("guard", "deploy")

@@ -149,6 +149,12 @@ class ServiceSettings(BaseModel):
     """The trust file for ledger entries, if there is no other trust; None: no signature needed."""
     key: str | None = None
     """The key that signs ledger entries; None: entries are not signed."""
+    body_cap: int = Field(default=1 << 16, ge=1024)
+    """Maximum size of a body in bytes; a body is read before its signature is verified."""
+    body_timeout_s: float = Field(default=20.0, gt=0)
+    """Time limit for receiving a body."""
+    window_s: float = Field(default=300.0, gt=0, le=3600)
+    """Maximum difference between a delivery's timestamp and the local clock."""
     interval_s: float = Field(default=60.0, gt=0)
     """Interval between reconciles of all models without events."""
     confirm_s: float = Field(default=60.0, ge=0)

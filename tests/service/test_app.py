@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -194,9 +195,8 @@ def test_streamed_body_is_cut_off_at_the_size_limit(service: Service) -> None:
     assert 'outcome="too_large"} 1.0' in service.get("/metrics").text
 
 
-def test_incomplete_body_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_BODY_TIMEOUT_S", 0.3)
-    with run_service(settings(tmp_path)) as service:
+def test_incomplete_body_times_out(tmp_path: Path) -> None:
+    with run_service(settings(tmp_path, body_timeout_s=0.3)) as service:
         url = httpx.URL(service.address)
         connection = http.client.HTTPConnection(url.host, url.port, timeout=10)
         connection.putrequest("POST", WEBHOOK_PATH)
@@ -255,3 +255,27 @@ def test_metrics_count_deliveries_and_reconciles(service: Service) -> None:
         'parity_gate_reconcile_seconds_count{cause="timer"}',
     ):
         assert line in text
+
+
+def test_idle_connections_are_closed_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_IDLE_S", 0.3)
+    monkeypatch.setattr(app, "_CONNECTIONS", 2)
+    with run_service(settings(tmp_path)) as service:
+        port = httpx.URL(service.address).port
+        with contextlib.ExitStack() as stack:
+            connections = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+                for _ in range(3)
+            ]
+            connections[0].sendall(b"POST /webhooks/mlflow HTTP/1.1\r\nHost: x\r\n")
+            assert [receive(item) for item in connections] == [b"", b"", b""]
+        assert service.get("/healthz").status_code == 200
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return what the service sends before it closes the connection."""
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(1)
+    return b""

@@ -13,12 +13,13 @@ import pytest
 
 from gate.deploy.deploy import deploy
 from gate.deploy.store import ModelStore
+from gate.errors import RegistryUnavailable
 from gate.ledger import entry
 from gate.ledger.entry import LedgerEntry
 from gate.ledger.ledger import Ledger
 from gate.mlflow_client.connection import reach
 from gate.service import app
-from gate.service.app import ReadinessCheck
+from gate.service.app import ReadinessCheck, RegistryCheck
 from tests.deploy import models
 from tests.ledger.rows import replace_text
 from tests.service.deliveries import Service, event_body, run_service, settings, wait_until
@@ -95,6 +96,23 @@ def test_damaged_store_makes_the_service_unready(tmp_path: Path) -> None:
         assert failing_checks(service) == {"store": "is damaged"}
         deploy(store, "digits", {"exact": source})
         assert failing_checks(service) == {}
+
+
+def test_registry_answer_is_valid_for_ten_seconds() -> None:
+    now, up = 100.0, False
+
+    def reach() -> None:
+        if not up:
+            raise RegistryUnavailable("no answer")
+
+    check = RegistryCheck(reach, clock=lambda: now)
+    assert check.problem() == "does not answer"
+    up = True
+    assert check.problem() is None
+    up, now = False, 110.0
+    assert check.problem() is None
+    now = 110.1
+    assert check.problem() == "does not answer"
 
 
 def test_unreachable_registry_makes_the_service_unready(tmp_path: Path) -> None:

@@ -41,6 +41,26 @@ def test_each_interval_reconciles_every_model() -> None:
     assert abs(difference) <= 1
 
 
+def test_loop_without_a_finished_reconcile_has_a_problem() -> None:
+    down, stuck, resume = threading.Event(), threading.Event(), threading.Event()
+    down.set()
+
+    def effect(_model: str, _cause: str) -> None:
+        if down.is_set():
+            raise RegistryUnavailable("no server answers")
+        if stuck.is_set():
+            resume.wait()
+
+    with run_loop(Recorder(effect), interval_s=0.01) as worker:
+        assert worker.problem() == "has not reconciled a model yet"
+        down.clear()
+        wait_until(lambda: worker.problem() is None)
+        stuck.set()
+        wait_until(lambda: "has not reconciled a model for" in (worker.problem() or ""))
+        resume.set()
+    assert worker.problem() == "is not running"
+
+
 def test_wake_of_an_unserved_model_is_ignored() -> None:
     recorder = Recorder()
     with run_loop(recorder) as worker:

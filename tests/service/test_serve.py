@@ -76,6 +76,9 @@ def test_shutdown_does_not_wait_for_a_hanging_reconcile(tmp_path: Path) -> None:
         ("GATE_STATE", "env:STATE_OF_THE_TEST", "state", "postgresql://gate:hunter2@db/gate"),
         ("GATE_SIGNING_KEY", "awskms:alias/gate", "key", "awskms:alias/gate"),
         ("GATE_TRUST", "/etc/gate/trust.yaml", "trust", Path("/etc/gate/trust.yaml")),
+        ("GATE_BODY_CAP", "2048", "body_cap", 2048),
+        ("GATE_BODY_TIMEOUT", "3", "body_timeout_s", 3.0),
+        ("GATE_WINDOW", "100", "window_s", 100.0),
         ("GATE_INTERVAL", "7", "interval_s", 7.0),
         ("GATE_CONFIRM_AFTER", "9", "confirm_s", 9.0),
         ("MLFLOW_TRACKING_URI", "http://elsewhere", "tracking_uri", "http://elsewhere"),
@@ -111,6 +114,7 @@ class TestRefusesToStart:
             (["--port", "99999"], "port:"),
             (["--model", "example_model"], "test deliveries"),
             (["--state", "mysql://x/y"], "--state"),
+            (["--window", "0"], "window_s"),
             (["--secret-file", "/nonexistent/secrets"], "cannot read the secret file"),
         ],
     )
