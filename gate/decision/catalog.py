@@ -179,7 +179,7 @@ _UNSURE = CodeSpec(
 )
 
 
-def _metric_drop(meaning: str, formula: str, why: str, remedy: str) -> CheckSpec:
+def _metric_drop(meaning: str, formula: str, why: str, remedy: str, **codes: Code) -> CheckSpec:
     return _number(
         meaning,
         formula,
@@ -211,6 +211,7 @@ def _metric_drop(meaning: str, formula: str, why: str, remedy: str) -> CheckSpec
         ),
         no_number=CodeSpec("{label} has no finite drop or bound.", cause="evidence"),
         violated=CodeSpec("{problems}.", cause="evidence"),
+        **codes,
     )
 
 
@@ -1254,6 +1255,13 @@ CHECKS: dict[str, CheckSpec] = {
         "upper confidence bound of metric(model) - metric(file)",
         "The policy's max_drop of the metric.",
         "Run gate locate to see the first layer that diverges; or allow more (max_drop).",
+        no_direction=CodeSpec(
+            "{point} of the file is larger than the model's by {gain:.6g}, more than it may drop, "
+            "and the policy does not state whether larger is better.",
+            remedy="Set higher_is_better of the metric: false for a loss or a count of errors, "
+            "else true.",
+            cause="policy",
+        ),
     ),
     "metric_limit": _number(
         "Is the metric of the file as good as the policy demands?",

@@ -51,7 +51,8 @@ def check_runtime_metrics(
         assert total is not None
         yield from _check_limit(metric, total.value, samples=first.samples)
         if metric.max_drop is not None:
-            yield from _check_drops("metric_drop", metric, drops, metric.max_drop)
+            for check in _check_drops("metric_drop", metric, drops, metric.max_drop):
+                yield _with_direction(check, metric, total.change, metric.max_drop)
 
 
 def check_champion_metrics(
@@ -184,6 +185,20 @@ def _check_drops(
         )  # fmt: skip
 
 
+def _with_direction(
+    check: CheckResult, metric: MetricPolicy, total: MetricDrop, limit: float
+) -> CheckResult:
+    """Return an ERROR for a metric of the user's own that rises by more than it may drop, if the
+    policy does not state whether a larger value is better: it may be a loss."""
+    gain = -total.drop
+    is_stated = metric.is_builtin or metric.higher_is_better is not None
+    if is_stated or check.verdict is not Verdict.PASS or check.point != metric.name:
+        return check
+    if gain <= max(limit, _output_rounding(total)):
+        return check
+    return check.with_code("no_direction", Verdict.ERROR, gain=gain)
+
+
 def _check_drop(
     check: CheckResult, change: MetricDrop, limit: float, proof: tuple[bool, int, float]
 ) -> CheckResult:
@@ -234,6 +249,11 @@ def samples_to_prove(
 
 def _is_rounding(change: MetricDrop) -> bool:
     """Return whether the values differ by the rounding of float32 outputs only."""
+    return change.changed == 0 and 0.0 < change.drop <= _output_rounding(change)
+
+
+def _output_rounding(change: MetricDrop) -> float:
+    """Return the largest change of a metric by the rounding of float32 outputs."""
     from gate.metrics.intervals import OUTPUT_ROUNDING
 
-    return change.changed == 0 and 0.0 < change.drop <= OUTPUT_ROUNDING * change.scale
+    return OUTPUT_ROUNDING * change.scale

@@ -47,6 +47,10 @@ import time
 import numpy as np
 
 
+def miss(outputs, labels):
+    return 1.0 - hit(outputs, labels)
+
+
 def hit(outputs, labels):
     return (outputs.argmax(axis=1) == np.asarray(labels)).astype(float)
 

@@ -233,6 +233,19 @@ def test_labels_of_the_data_serve_metrics_too(project: Project):
     assert select_checks(result, "metric_limit")["top1"].code == "within"
 
 
+def test_a_loss_that_rises_needs_a_direction(project: Project):
+    miss = "name: miss, function: 'mymetrics:miss', max_drop: 0.01"
+    verdicts = {}
+    for direction in ("", ", higher_is_better: true", ", higher_is_better: false"):
+        result = check_metrics(project, f"{miss}{direction}", file="worse.onnx")
+        drop = select_checks(result, "metric_drop")["miss"]
+        verdicts[drop.code] = drop.verdict
+        assert abs(drop.params["drop"]) == pytest.approx(project.foreign.mean(), abs=0.01)
+    assert verdicts == {
+        "no_direction": Verdict.ERROR, "proven": Verdict.PASS, "dropped": Verdict.FAIL
+    }  # fmt: skip
+
+
 @pytest.mark.further
 def test_data_set_metrics(project: Project):
     pytest.importorskip("torchmetrics")
