@@ -978,8 +978,8 @@ class _ForwardVisitor(ast.NodeVisitor):
             return PYTHON
         if value.tensor:
             return from_object(issubclass(torch.Tensor, classes))
-        known = value.kind is Kind.PYTHON and value.object is not NOTHING
-        return from_object(isinstance(value.object, classes)) if known else PYTHON
+        has_object = value.kind is Kind.PYTHON and value.object is not NOTHING
+        return from_object(isinstance(value.object, classes)) if has_object else PYTHON
 
     def _call_hasattr(self, _node: ast.Call, arguments: Arguments) -> Value:
         obj, name = arguments.first.object, arguments.get(1, "") or UNKNOWN

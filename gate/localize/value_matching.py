@@ -202,9 +202,6 @@ because tensors before the module's last node are mostly similar to its output."
 _CODE_SCORE = 1.0
 """The same for code between modules, whose results are read in many places."""
 
-_CONSUMER_SCORE = 2.0
-"""Score if a module to which code between modules passes the value reads the tensor."""
-
 _SHAPE_PENALTY = 4.0
 """Penalty if the tensor has another shape, which only a fault explains."""
 
@@ -419,7 +416,6 @@ class ValueMatcher:
         source_names = {free.assigned[number].name for number in predecessors or ()}
         constant = value.number in self.constants()
         resized = not constant and not self._has_several_outputs(value)
-        consumers = {v.path for v in self._values if value.number in v.inputs and not v.functional}
         for tensor in free.like(value, any_size=resized):
             name = self.name(value, tensor)
             if (value.repeats is not None or constant) and name < EXACT:
@@ -439,8 +435,6 @@ class ValueMatcher:
             score += 0.5 if after < tensor.node_index < until else -1.0
             leaves = name >= EXACT and self._is_read_outside(tensor)
             score += (_CODE_SCORE if value.functional else _LEAVE_SCORE) if leaves else 0.0
-            if value.functional and not consumers.isdisjoint(self._reading_paths(tensor)):
-                score += _CONSUMER_SCORE
             # The last node of a module computes its output.
             if score > best_score or (score == best_score and name >= EXACT):
                 best, best_score = tensor, score
@@ -454,11 +448,6 @@ class ValueMatcher:
             for candidate in self._values
             if candidate.number != value.number
         )
-
-    def _reading_paths(self, tensor: Tensor) -> set[str]:
-        """Return the paths of the modules whose nodes read the tensor."""
-        scopes = (self._scopes[index] for index in self._graph.readers.get(tensor.name, ()))
-        return {scope.path for scope in scopes if scope is not None}
 
     def _is_read_outside(self, tensor: Tensor) -> bool:
         """Return True if nodes of other modules read the tensor, or it is an output of the file."""

@@ -81,7 +81,7 @@ def test_all_stages_share_one_digest_and_one_run(promoted_project: Path) -> None
     names = {path.name for path in Path(folder).rglob("*")}
     assert {
         "report.html", "decision.json", "evidence.json", "checks.json", "policy.json",
-        "params.yaml", "export.json", "agreement.svg", "latency.svg", "samples.csv",
+        "params.yaml", "export.json", "confidence.svg", "differences.svg", "samples.csv",
     } <= names  # fmt: skip
     rows = paths.SAMPLES.read_text().splitlines()[1:]
     runtimes = [runtime for runtime in evidence.runtimes if runtime.measured]
