@@ -689,6 +689,11 @@ CHECKS: dict[str, CheckSpec] = {
         failed=_FAILED,
         chain_failed=replace(_FAILED, remedy=CHAIN),
         unregistered_operator=replace(_FAILED, remedy=_CUSTOM_OPERATOR),
+        invalid_graph=replace(
+            _FAILED,
+            remedy="The graph is not valid ONNX: correct the node that the message names, or what "
+            "wrote it (onnx.checker.check_model with full_check=True).",
+        ),
         only_batches=CodeSpec(
             "{runtime} was not measured; it computes batches of {batch_sizes:list} only, and "
             "fails on others: {failure}",
@@ -1258,8 +1263,7 @@ CHECKS: dict[str, CheckSpec] = {
         no_direction=CodeSpec(
             "{point} of the file is larger than the model's by {gain:.6g}, more than it may drop, "
             "and the policy does not state whether larger is better.",
-            remedy="Set higher_is_better of the metric: false for a loss or a count of errors, "
-            "else true.",
+            remedy="Set higher_is_better: false for a loss or a count of errors, else true.",
             cause="policy",
         ),
     ),

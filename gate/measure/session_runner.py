@@ -143,12 +143,17 @@ def classify_failure(error: Exception) -> tuple[FailureCode | None, dict[str, An
         shapes = text.find("Input shape:")
         detail = f". {text[shapes:]}" if shapes >= 0 else ""
         return "reshape", {"detail": f"cannot reshape{detail}"}
-    return ("unregistered_operator", {}) if "is not a registered" in text else (None, {})
+    if "is not a registered" in text:
+        return "unregistered_operator", {}
+    return ("invalid_graph" if _INVALID_GRAPH.search(text) else None), {}
 
 
 _NO_MEMORY = re.compile(
     "failed to allocate memory|out of memory|bad allocation|std::bad_alloc", re.I
 )
+
+
+_INVALID_GRAPH = re.compile(r"Type Error: |This is an invalid model|\[ShapeInferenceError\]")
 
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '(.*?)'")

@@ -292,7 +292,12 @@ class ExportRecord(Record):
 
 
 FailureCode = Literal[
-    "only_batches", "reshape", "unregistered_operator", "wrong_outputs", "out_of_memory"
+    "only_batches",
+    "reshape",
+    "unregistered_operator",
+    "invalid_graph",
+    "wrong_outputs",
+    "out_of_memory",
 ]
 """Why a runtime failed on a file."""
 

@@ -179,6 +179,7 @@ _SHAPE = {"mismatch": "shape", "tensor": "y", "got": "float32 (29, 4)", "want": 
     ("reshape", {"detail": "cannot reshape. Input shape:{3,4}"}, "batch", ("{3,4}", "x.shape[0]")),
     ("failed", {"failure": "it broke"}, "runtime", ("it broke", "gate doctor")),
     ("unregistered_operator", {"failure": "X"}, "runtime", ("X", "standard operators")),
+    ("invalid_graph", {"failure": "X"}, "runtime", ("X", "full_check=True")),
     ("unusable", {"failure": "no CUDA"}, "device", ("no CUDA", "gate doctor")),
 ])  # fmt: skip
 def test_failure_code_of_a_runtime_sets_cause_and_words(code, params, cause, words):

@@ -45,6 +45,11 @@ def test_supported_batch_sizes_are_found(condition, sizes):
     (RuntimeError("Failed to allocate memory for requested buffer of size 9"), "out_of_memory"),
     (RuntimeError("cannot be reshaped to the requested shape. Input shape:{1,8}"), "reshape"),
     (RuntimeError("com.acme:Relu(-1) is not a registered function/op"), "unregistered_operator"),
+    (RuntimeError("Load model from a.onnx failed:Type Error: Type (tensor(int64))"), "invalid_graph"),
+    (RuntimeError("Load model from a.onnx failed:This is an invalid model. In"), "invalid_graph"),
+    (RuntimeError("Load model from a.onnx failed:Node (m) Op (MatMul) [ShapeInferenceError] I"),
+     "invalid_graph"),
+    (RuntimeError("Load model from a.onnx failed:Unsupported model IR version: 99"), None),
     (RuntimeError("dimensions must match"), None),
 ])  # fmt: skip
 def test_failure_is_classified(error, code):
