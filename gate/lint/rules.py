@@ -299,7 +299,7 @@ OUTPUT_IS_TEXT = Hazard(
     "TRC012",
     "error",
     "the model returns text: it is not in the file",
-    "return tensors alone; keep texts beside it",
+    "return only tensors, and handle texts outside of forward",
 )
 
 ACTIVE_DROPOUT = Hazard("TRC013", message="this dropout is active in eval mode, too")

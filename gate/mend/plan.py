@@ -54,8 +54,8 @@ _CONVERSIONS: Mapping[Precision, Conversion] = {
     "reduced": ("mixed_precision", "float16", Float16Settings(), smallest_float16),
     "quantized": ("quantization", "quantize", QuantizeSettings(), smallest_int8),
 }
-"""By precision of the policy: the stage, the field of `Steps`, its value without float32 layers,
-the search."""
+"""The conversion for each precision of a policy: its stage, the field of `Steps`, the value without
+float32 layers, and the search."""
 
 _NO_SET = "no set of layers in float32 passes"
 

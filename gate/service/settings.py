@@ -40,8 +40,9 @@ class WebhookSecrets:
     def __init__(self, secrets: Sequence[str], *, file: Path | None = None) -> None:
         self._secrets = tuple(secrets)
         self._file = file
+        self._state = None if file is None else _state(file)
         self.all_secrets = frozenset(secrets)
-        """All secrets so far, which must be redacted in logs."""
+        """The secrets that were ever valid, which logs must redact."""
 
     @classmethod
     def from_file(cls, path: Path) -> WebhookSecrets:
@@ -64,9 +65,10 @@ class WebhookSecrets:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets, read again from a file so that a rotation needs no restart. If the file
-        becomes invalid, the previous ones stay valid."""
-        if self._file is not None:
+        """The secrets, read again from a changed file so that a rotation needs no restart. If the
+        file becomes invalid, the previous ones stay valid."""
+        if self._file is not None and (state := _state(self._file)) != self._state:
+            self._state = state
             try:
                 self._secrets = _read(self._file)
             except ServiceError as error:
@@ -89,6 +91,15 @@ def write_secrets(path: Path, secrets: Sequence[str]) -> None:
             if old_status is not None and old_status.st_uid != os.fstat(descriptor).st_uid:
                 os.fchown(descriptor, old_status.st_uid, old_status.st_gid)
             stream.writelines(f"{secret}\n" for secret in secrets)
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the file's content; None for a missing file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read(path: Path) -> tuple[str, ...]:
