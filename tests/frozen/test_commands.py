@@ -75,7 +75,9 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # tests write to the folder of `create_project`
+    # Tests write to the folder of `create_project`. Its module is imported from there first, because
+    # the folder of this test is removed, and the process keeps the module.
+    small_project.create_project()
     folder = small_project.fill_project(tmp_path / "project")
     shutil.copy(FOLDER / "policies" / "cpu.yaml", folder)
     monkeypatch.chdir(folder)

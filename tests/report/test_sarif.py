@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gate.model.source_code import module_source
 from gate.records.export import LintFinding
 from gate.report.ci_formats import check_sarif_log, sarif_log
 from tests.report.ci_results import RESULTS
-from tests.small_project import fill_project
+from tests.small_project import create_project
 
 HOSTILE = 'x["\x1b[31m</script>\ud800'
 ROOT = Path(__file__).parents[2]
@@ -201,10 +202,10 @@ def test_source_line_of_a_module(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_gate_check_sarif_points_to_the_module_line(tmp_path, monkeypatch):
-    folder = fill_project(tmp_path / "project")
-    monkeypatch.chdir(folder)
-    (folder / "sarif_project.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(folder)
+    shutil.copy(create_project() / "images.npy", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sarif_project.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
     import sarif_project
 
     wrong = sarif_project.build().eval()
