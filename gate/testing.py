@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _WIDTH = 100
 
+_MORE = "the report has them (pytest --parity-report DIR)"
+
 
 class ParityError(AssertionError):
     """The file was rejected, or could not be judged.
@@ -57,5 +59,6 @@ def _text(result: EvaluationResult) -> str:
     from gate.report.terminal import print_summary
 
     stream = io.StringIO()
-    print_summary(result.summary, Console(file=stream, width=_WIDTH, color_system=None))
+    console = Console(file=stream, width=_WIDTH, color_system=None)
+    print_summary(result.summary, console, more=_MORE)
     return stream.getvalue()

@@ -163,15 +163,17 @@ _Line = tuple[str, str, str]
 """Label, text and style. Continuation lines are indented below the text."""
 
 
-def print_summary(summary: Summary, console: Console, *, verbose: bool = False) -> None:
+def print_summary(
+    summary: Summary, console: Console, *, verbose: bool = False, more: str = "-v shows them"
+) -> None:
     """Print the verdict with its cause, the runtimes, the findings and the next commands.
 
-    `verbose`: also all checks and notes. The verdict is repeated at the end of an output that is
-    longer than the screen.
+    `verbose`: also all checks and notes. `more`: how to see the entries that are left out. The
+    verdict is repeated at the end of an output that is longer than the screen.
     """
     headline = summary.headline
     verdict = (headline.verdict, f"{headline.sentence}.", STYLES[headline.verdict])
-    lines = [verdict, *_lines(summary, width=console.width, verbose=verbose)]
+    lines = [verdict, *_lines(summary, width=console.width, verbose=verbose, more=more)]
     _print(console, lines)
     if verbose:
         if summary.costs:
@@ -186,7 +188,7 @@ def print_summary(summary: Summary, console: Console, *, verbose: bool = False) 
         _print(console, [verdict])
 
 
-def _lines(summary: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
+def _lines(summary: Summary, *, width: int, verbose: bool, more: str) -> Iterator[_Line]:
     headline, change = summary.headline, summary.change
     if headline.remedy:
         yield "try", headline.remedy, ""
@@ -194,9 +196,9 @@ def _lines(summary: Summary, *, width: int, verbose: bool) -> Iterator[_Line]:
     shown = summary.findings if verbose else summary.findings[:_FINDINGS]
     for number, finding in enumerate(shown):
         first = number == 0 and headline.sentence == finding.sentence
-        yield from _finding(finding, first=first, verbose=verbose)
+        yield from _finding(finding, first=first, verbose=verbose, more=more)
     if len(shown) < len(summary.findings):
-        yield "", f"{len(summary.findings) - len(shown)} more findings: -v shows them", "dim"
+        yield "", f"{len(summary.findings) - len(shown)} more findings: {more}", "dim"
     if change.version is not None:
         moved = [f"{row.name} {row.before} → {row.now}" for row in change.changed_rows]
         listed = "; ".join(moved[:_CHANGES]) or change.unmoved
@@ -227,7 +229,7 @@ def _runtimes(summary: Summary, *, width: int) -> Iterator[_Line]:
         yield "ran", "  ".join(facts), _STATES.get(row.state, "")
 
 
-def _finding(finding: Finding, *, first: bool, verbose: bool) -> Iterator[_Line]:
+def _finding(finding: Finding, *, first: bool, verbose: bool, more: str) -> Iterator[_Line]:
     style = STYLES[finding.verdict]
     if finding.verdict is Verdict.WAIVED and not verbose:
         yield "waived", finding.sentence, style
@@ -242,7 +244,7 @@ def _finding(finding: Finding, *, first: bool, verbose: bool) -> Iterator[_Line]
         result = shorten(result_of(check), _MAX_LENGTH)
         yield "", f"{make_printable(check.title)}: {result}", "dim"
     if len(finding.checks) > len(shown):
-        yield "", f"{len(finding.checks) - len(shown)} more: -v shows them", "dim"
+        yield "", f"{len(finding.checks) - len(shown)} more: {more}", "dim"
 
 
 def _print(console: Console, lines: list[_Line]) -> None:

@@ -57,6 +57,8 @@ def test_suite_with_workers_junit_and_html() -> None:
     assert "2 failed, 3 passed" in result.stdout
     assert "FAIL" in result.stdout
     assert "gate locate bad.onnx --reference small_models:build" in result.stdout
+    assert "pytest --parity-report" in result.stdout
+    assert "-v shows" not in result.stdout
 
     cases = {
         case.get("name"): {p.get("name"): p.get("value") for p in case.iter("property")}
